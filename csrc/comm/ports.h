@@ -1,0 +1,102 @@
+// The seams of the library. A communicator is put together from a Store (to find each other), a
+// Transport (to see each other's memory) and an Executor (to run the schedule on a device); each has
+// at least two real implementations.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include "core/plan.h"
+#include "core/status.h"
+
+namespace ringkern {
+
+using Clock = std::chrono::steady_clock;
+using Milliseconds = std::chrono::milliseconds;
+
+// The classes of failure that Python turns into exceptions of its own (`ringkern.errors`).
+struct Error : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+struct UsageError : Error {  // use after close, in a forked child, ...
+  using Error::Error;
+};
+struct TransportError : Error {  // a neighbour's memory cannot be reached
+  using Error::Error;
+};
+struct SharedMemoryError : TransportError {
+  using TransportError::TransportError;
+};
+struct RendezvousError : Error {  // a rank did not come, or is of another version
+  using Error::Error;
+};
+struct TimeoutError : Error {
+  using Error::Error;
+};
+struct AbortedError : Error {
+  using Error::Error;
+};
+
+// Where ranks leave notes for each other before they are connected: torch's c10d stores, or one in
+// memory for ranks that are threads.
+class Store {
+ public:
+  virtual ~Store() = default;
+  virtual void set(const std::string& key, const std::string& value) = 0;
+  // Waits until the key is there; throws TimeoutError after `timeout`.
+  virtual std::string get(const std::string& key, Milliseconds timeout) = 0;
+  // Adds to a counter (0 if absent) and returns the new value.
+  virtual int64_t add(const std::string& key, int64_t amount) = 0;
+};
+
+// What a neighbour needs to map a segment: a handle of some bytes, or a file descriptor, or both.
+// Whoever receives one owns the descriptor.
+struct Offer {
+  std::string bytes;
+  int fd = -1;
+};
+
+// Owns this rank's segment and the mappings of its neighbours' (shared memory, CUDA IPC, or plain
+// pointers between ranks of one process). Fresh segments are zero.
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  virtual void* mine() = 0;
+  virtual Offer offer() = 0;  // the descriptor stays the transport's
+  // Checks the offer against `bytes`, the size that this rank expects: never a size a peer names.
+  virtual void* map(const Offer& offer, int peer) = 0;
+};
+
+// One rank's view of the ring's memory.
+struct Segments {
+  void* mine = nullptr;
+  void* next = nullptr;
+  void* prev = nullptr;
+};
+
+// One collective, ready to run. Sizes in elements of `reduction.dtype`; `in` and `out` may be the
+// same. `stream` is a cudaStream_t, or null on a CPU.
+struct Task {
+  Collective collective = Collective::all_reduce;
+  Protocol protocol = Protocol::simple;
+  Reduction reduction;
+  const void* in = nullptr;
+  void* out = nullptr;
+  int64_t count = 0;
+  void* stream = nullptr;
+};
+
+// Runs the schedule of one rank on one device.
+class Executor {
+ public:
+  virtual ~Executor() = default;
+  // CPU: returns when the result is in `out`. CUDA: returns when it is enqueued.
+  // A wait that fails is thrown as TimeoutError or AbortedError; on CUDA by a later call.
+  virtual void run(const Task& task) = 0;
+  // Ends every wait of this rank and of its neighbours. Idempotent; from any thread.
+  virtual void abort() = 0;
+};
+
+}  // namespace ringkern

@@ -1,0 +1,152 @@
+// Everything a collective needs to know before it starts. The only place that computes a size or an
+// offset: of FIFOs in a segment (Geometry) and of chunks in a tensor (Plan). Pure, host and device,
+// 64-bit offsets.
+#pragma once
+
+#include "core/wire.h"
+
+namespace ringkern {
+
+// How a rank's segment is laid out: for each channel the counters and then one FIFO a protocol.
+// Protocols never share a slot: user data left by one could pass for a flag of another.
+struct Geometry {
+  int channels = 1;
+  int slots = kDefaultSlots;
+  int64_t slot_bytes[kProtocols] = {};  // on the wire; whole lines
+
+  RK_HD constexpr int64_t fifo_bytes(Protocol p) const {
+    return align_up(slots * slot_bytes[int(p)], kCacheLine);
+  }
+  RK_HD constexpr int64_t counters_bytes() const { return kProtocols * sizeof(LinkCounters); }
+  RK_HD constexpr int64_t channel_bytes() const {
+    int64_t bytes = counters_bytes();
+    for (int p = 0; p < kProtocols; ++p) bytes += fifo_bytes(Protocol(p));
+    return bytes;
+  }
+  RK_HD constexpr int64_t bytes() const { return channels * channel_bytes(); }
+
+  RK_HD constexpr int64_t counters_offset(int channel, Protocol p) const {
+    return channel * channel_bytes() + int(p) * int64_t(sizeof(LinkCounters));
+  }
+  RK_HD constexpr int64_t fifo_offset(int channel, Protocol p) const {
+    int64_t offset = channel * channel_bytes() + counters_bytes();
+    for (int q = 0; q < int(p); ++q) offset += fifo_bytes(Protocol(q));
+    return offset;
+  }
+  // Bytes of user data that a slot holds.
+  RK_HD constexpr int64_t slot_data_bytes(Protocol p) const {
+    return slot_bytes[int(p)] / line_bytes(p) * line_data_bytes(p);
+  }
+  // Simple cuts a chunk in slices, one slot each; with few slots it does not, because a rank must be
+  // able to send a whole chunk and then one slice more before its own FIFO is drained.
+  RK_HD constexpr int slices(Protocol p) const {
+    return p == Protocol::simple && slots > kSlicesPerChunk ? kSlicesPerChunk : 1;
+  }
+  // With a single slot, ranks that all hold a full one wait for each other for ever.
+  constexpr bool valid() const {
+    bool ok = channels >= 1 && channels <= kMaxChannels && slots >= 2 && slots <= kMaxSlots;
+    for (int p = 0; p < kProtocols; ++p)
+      ok = ok && slot_data_bytes(Protocol(p)) >= 16 && slot_bytes[p] % line_bytes(Protocol(p)) == 0 &&
+           slot_bytes[p] % 16 == 0;
+    return ok;
+  }
+};
+
+// A rank's part of a loop, in elements. `in` and `out` are offsets into the input and the output.
+struct Chunk {
+  int64_t in = 0, out = 0, count = 0;
+};
+
+// A part of a chunk whose arrival is published on its own; `first` counts from the chunk's start.
+struct Slice {
+  int64_t first = 0, count = 0;
+};
+
+struct Plan {
+  Collective collective = Collective::all_reduce;
+  Protocol protocol = Protocol::simple;
+  int ranks = 1;
+  int channels = 1;
+  bool reversed = false;    // the ring runs from high ranks to low ones
+  int64_t count = 0;        // elements of an all-reduce; of one rank's shard otherwise
+  int64_t chunk = 0;        // the most elements of a chunk
+  int64_t grain = 1;        // a short chunk is a multiple of this
+  int64_t slice_most = 0;   // the most elements of a slice: what a slot holds
+  int64_t slice_least = 1;  // a chunk that is not longer is not cut
+  int64_t slice_grain = 1;  // 16 bytes, so that a slice starts as well aligned as its chunk
+  int64_t loops = 0;
+
+  // `workers`: how many threads move a chunk; on a CPU 1. `workers` and the geometry must agree on
+  // all ranks, or they would cut differently.
+  static constexpr Plan make(Collective collective, Protocol protocol, int ranks, int64_t count,
+                             int element_bytes, int workers, const Geometry& g, int channels = 0) {
+    Plan p;
+    p.collective = collective;
+    p.protocol = protocol;
+    p.ranks = ranks;
+    p.channels = channels > 0 && channels < g.channels ? channels : g.channels;
+    p.count = count;
+    p.slice_most = g.slot_data_bytes(protocol) / element_bytes;
+    p.slice_least = max64(1, p.slice_most / 8);
+    p.slice_grain = max64(1, 16 / element_bytes);
+    // Short chunks: Simple rounds to a word of 8 bytes a worker, LL to two lines, LL128 to the lines
+    // that one warp moves at once (8 lanes a line, 4 lines, twice); a slot may be smaller.
+    const int64_t grain_bytes = protocol == Protocol::simple ? 8 * int64_t(workers)
+                                : protocol == Protocol::ll   ? 2 * line_data_bytes(protocol)
+                                : workers > 1                ? 16 * line_data_bytes(protocol)
+                                                             : line_data_bytes(protocol);
+    const int64_t most = g.slices(protocol) * (p.slice_most / p.slice_grain * p.slice_grain);
+    p.grain = max64(1, min64(grain_bytes / element_bytes, most));
+    p.chunk = max64(1, most / p.grain * p.grain);
+    p.loops = count > 0 ? div_up(count, p.loop_span()) : 0;
+    return p;
+  }
+
+  // Chunks of one loop that lie side by side in the range that is cut: an all-reduce cuts the tensor
+  // in a chunk for each rank, the others cut each shard on its own.
+  RK_HD constexpr int parts() const { return collective == Collective::all_reduce ? ranks : 1; }
+  RK_HD constexpr int64_t loop_span() const { return channels * parts() * chunk; }
+
+  // Elements a chunk has in the loop that starts at `base`. One rule for the three protocols; they
+  // differ in `chunk` and `grain`. All ranks compute the same.
+  RK_HD constexpr int64_t chunk_in_loop(int64_t base) const {
+    const int64_t share = div_up(count - base, int64_t(channels) * parts());
+    return min64(chunk, align_up(share, grain));
+  }
+
+  RK_HD constexpr int next(int rank) const { return (rank + (reversed ? ranks - 1 : 1)) % ranks; }
+  RK_HD constexpr int prev(int rank) const { return (rank + (reversed ? 1 : ranks - 1)) % ranks; }
+  // Where a rank stands on the ring, counted in the direction of travel from rank 0; its own inverse.
+  RK_HD constexpr int position(int rank) const { return reversed ? (ranks - rank) % ranks : rank; }
+
+  // The chunk that `owner`, a position on the ring, finishes. May be empty: an empty chunk still
+  // takes its step, or the counters of the two ends of a link would part.
+  RK_HD constexpr Chunk chunk_of(int channel, int64_t loop, int owner) const {
+    const int64_t base = loop * loop_span();
+    const int64_t most = chunk_in_loop(base);
+    const int part = collective == Collective::all_reduce ? owner : 0;
+    const int64_t at = base + (int64_t(channel) * parts() + part) * most;
+    const int64_t left = max64(0, min64(most, count - at));
+    const int64_t shard = collective == Collective::all_reduce ? 0 : position(owner) * count;
+    Chunk c{at, at, left};
+    if (collective == Collective::reduce_scatter) c.in += shard;
+    if (collective == Collective::all_gather) c.out += shard;
+    return c;
+  }
+
+  // Elements of each slice but the last; the two ends of a link hold the same chunk, so they agree.
+  RK_HD constexpr int64_t slice_elements(int64_t n) const {
+    if (n <= slice_least) return slice_least;
+    const int cuts = int(div_up(chunk, slice_most));
+    return min64(slice_most, align_up(div_up(n, cuts), slice_grain));
+  }
+  RK_HD constexpr int slices(int64_t n) const {
+    return n == 0 ? 1 : int(div_up(n, slice_elements(n)));
+  }
+  RK_HD constexpr Slice slice(int64_t n, int i) const {
+    const int64_t each = slice_elements(n), first = i * each;
+    return {first, max64(0, min64(each, n - first))};
+  }
+};
+
+}  // namespace ringkern

@@ -1,0 +1,126 @@
+// The lists of the library: each exists once, here, as a table. Names, sizes, dispatch, the Python
+// enumerations and the tables of the documentation are made from these.
+#pragma once
+
+#include "core/config.h"
+
+namespace ringkern {
+
+enum class Kind : uint8_t { floating, integer };
+
+//        name   torch's name       bytes kind
+#define RK_DTYPES(X)                        \
+  X(f32, "float32", 4, floating)            \
+  X(f64, "float64", 8, floating)            \
+  X(f16, "float16", 2, floating)            \
+  X(bf16, "bfloat16", 2, floating)          \
+  X(i8, "int8", 1, integer)                 \
+  X(u8, "uint8", 1, integer)                \
+  X(i32, "int32", 4, integer)               \
+  X(i64, "int64", 8, integer)               \
+  X(e4m3, "float8_e4m3fn", 1, floating)     \
+  X(e5m2, "float8_e5m2", 1, floating)
+
+// How two partial results become one. `avg` and `premul_sum` are sums with a scale, below.
+#define RK_COMBINES(X) X(sum) X(prod) X(min) X(max) X(band) X(bor) X(bxor)
+
+//      name        combine  floats integers  what it means
+#define RK_OPS(X)                                                        \
+  X(sum, sum, true, true, "sum of all ranks")                            \
+  X(prod, prod, true, true, "product of all ranks")                      \
+  X(min, min, true, true, "smallest; NaN if any rank holds NaN")         \
+  X(max, max, true, true, "largest; NaN if any rank holds NaN")          \
+  X(avg, sum, true, false, "sum, divided by the number of ranks")        \
+  X(premul_sum, sum, true, false, "sum of each rank's input times a factor") \
+  X(band, band, false, true, "bitwise and")                              \
+  X(bor, bor, false, true, "bitwise or")                                 \
+  X(bxor, bxor, false, true, "bitwise exclusive or")
+
+#define RK_PROTOCOLS(X) X(simple) X(ll) X(ll128)
+
+#define RK_COLLECTIVES(X) X(all_reduce) X(reduce_scatter) X(all_gather)
+
+#define RK_ENUMERATOR(name, ...) name,
+#define RK_ONE(...) +1
+
+enum class DType : uint8_t { RK_DTYPES(RK_ENUMERATOR) };
+enum class Combine : uint8_t { RK_COMBINES(RK_ENUMERATOR) };
+enum class Op : uint8_t { RK_OPS(RK_ENUMERATOR) };
+enum class Protocol : uint8_t { RK_PROTOCOLS(RK_ENUMERATOR) };
+enum class Collective : uint8_t { RK_COLLECTIVES(RK_ENUMERATOR) };
+
+inline constexpr int kDTypes = 0 RK_DTYPES(RK_ONE);
+inline constexpr int kCombines = 0 RK_COMBINES(RK_ONE);
+inline constexpr int kOps = 0 RK_OPS(RK_ONE);
+inline constexpr int kProtocols = 0 RK_PROTOCOLS(RK_ONE);
+inline constexpr int kCollectives = 0 RK_COLLECTIVES(RK_ONE);
+
+RK_HD constexpr const char* name_of(DType t) {
+  switch (t) {
+#define RK_CASE(e, n, ...) case DType::e: return n;
+    RK_DTYPES(RK_CASE)
+#undef RK_CASE
+  }
+  return "?";
+}
+
+RK_HD constexpr int size_of(DType t) {
+  switch (t) {
+#define RK_CASE(e, n, bytes, ...) case DType::e: return bytes;
+    RK_DTYPES(RK_CASE)
+#undef RK_CASE
+  }
+  return 0;
+}
+
+RK_HD constexpr Kind kind_of(DType t) {
+  switch (t) {
+#define RK_CASE(e, n, bytes, kind) case DType::e: return Kind::kind;
+    RK_DTYPES(RK_CASE)
+#undef RK_CASE
+  }
+  return Kind::floating;
+}
+
+#define RK_CASE(e, ...) case decltype(v)::e: return #e;
+constexpr const char* name_of(Op v) { switch (v) { RK_OPS(RK_CASE) } return "?"; }
+constexpr const char* name_of(Protocol v) { switch (v) { RK_PROTOCOLS(RK_CASE) } return "?"; }
+constexpr const char* name_of(Collective v) { switch (v) { RK_COLLECTIVES(RK_CASE) } return "?"; }
+#undef RK_CASE
+
+RK_HD constexpr Combine combine_of(Op op) {
+  switch (op) {
+#define RK_CASE(e, combine, ...) case Op::e: return Combine::combine;
+    RK_OPS(RK_CASE)
+#undef RK_CASE
+  }
+  return Combine::sum;
+}
+
+constexpr bool accepts(Op op, Kind kind) {
+  switch (op) {
+#define RK_CASE(e, combine, floats, integers, ...) \
+  case Op::e: return kind == Kind::floating ? floats : integers;
+    RK_OPS(RK_CASE)
+#undef RK_CASE
+  }
+  return false;
+}
+
+// The arithmetic of one collective. A scale is applied to a rank's own input before it is combined
+// (premul_sum) or to the finished result, once, by the rank that finishes a chunk (avg).
+struct Reduction {
+  DType dtype = DType::f32;
+  Combine combine = Combine::sum;
+  enum class Scale : uint8_t { none, multiply_input, divide_result } scale = Scale::none;
+  double factor = 1.0;  // what to multiply by, or to divide by
+
+  static constexpr Reduction of(Op op, DType dtype, int ranks, double factor = 1.0) {
+    Reduction r{dtype, combine_of(op)};
+    if (op == Op::avg) r.scale = Scale::divide_result, r.factor = ranks;
+    if (op == Op::premul_sum) r.scale = Scale::multiply_input, r.factor = factor;
+    return r;
+  }
+};
+
+}  // namespace ringkern
