@@ -1,0 +1,31 @@
+# _C, the Python extension: csrc/torch/module.cpp over ringkern_core.
+#
+# torch is taken by path. find_package(Torch) would search for a CUDA toolkit that suits torch, pick
+# GPUs of its own and fail where nvcc and torch differ in version; nothing of that is needed, for
+# _C links none of torch's CUDA libraries and one source serves CPU-only and CUDA torch alike.
+foreach(_needed include/torch/library.h lib/libc10.so lib/libtorch_python.so)
+  if(NOT EXISTS ${RK_TORCH}/${_needed})
+    message(FATAL_ERROR "ringkern: RK_TORCH=${RK_TORCH} has no ${_needed}.")
+  endif()
+endforeach()
+if(NOT RK_PYTHON_INCLUDE)
+  find_package(Python3 REQUIRED COMPONENTS Interpreter Development.Module)
+  set(RK_PYTHON_INCLUDE ${Python3_INCLUDE_DIRS})
+endif()
+
+add_library(ringkern_torch INTERFACE)
+# Not SYSTEM: a pybind11 that CPATH or CXXFLAGS bring along would be found before torch's own, and
+# with another pybind11 c10d's types are "incompatible function arguments".
+target_include_directories(ringkern_torch BEFORE INTERFACE
+  ${RK_TORCH}/include ${RK_TORCH}/include/torch/csrc/api/include ${RK_PYTHON_INCLUDE})
+target_compile_definitions(ringkern_torch INTERFACE TORCH_EXTENSION_NAME=_C)
+target_link_libraries(ringkern_torch INTERFACE
+  ${RK_TORCH}/lib/libc10.so ${RK_TORCH}/lib/libtorch_cpu.so
+  ${RK_TORCH}/lib/libtorch.so ${RK_TORCH}/lib/libtorch_python.so)
+
+add_library(_C MODULE csrc/torch/module.cpp)
+target_link_libraries(_C PRIVATE ringkern_torch ringkern_core)
+target_compile_options(_C PRIVATE -Wno-unused-parameter) # torch's headers are full of them
+set_target_properties(_C PROPERTIES PREFIX "" SUFFIX ".so" LINKER_LANGUAGE CXX)
+# The CUDA runtime inside _C is its own: it must not answer for torch's, nor torch's for it.
+target_link_options(_C PRIVATE -Wl,--exclude-libs,libcudart_static.a)

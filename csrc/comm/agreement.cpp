@@ -1,0 +1,104 @@
+#include "comm/agreement.h"
+
+#include <algorithm>
+#include <cstdio>
+
+namespace ringkern {
+namespace {
+
+constexpr Milliseconds kLookEvery{100};
+constexpr Milliseconds kVerdictGrace{2000};
+constexpr Milliseconds kLongest = std::chrono::hours(24 * 365);  // a deadline that is a time_point
+constexpr size_t kMaxText = 1000;
+
+constexpr int64_t kRefused = int64_t(1) << 32;
+const char* const kFormed = "formed";
+
+}  // namespace
+
+std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
+
+std::string printable(const std::string& text) {
+  std::string out = text.substr(0, kMaxText);
+  for (char& c : out)
+    if (c < ' ' || c > '~') c = c == '\n' || c == '\t' ? ' ' : '?';
+  return out;
+}
+
+Agreement::Agreement(Store& store, const std::string& prefix, int rank, int size,
+                     Milliseconds timeout)
+    : store_(store),
+      prefix_(prefix),
+      rank_(rank),
+      size_(size),
+      timeout_(std::min(timeout, kLongest)),
+      deadline_(Clock::now() + timeout_) {}
+
+Milliseconds Agreement::slice() const {
+  const auto left = std::chrono::ceil<Milliseconds>(deadline_ - Clock::now());
+  return std::clamp(left, Milliseconds(1), kLookEvery);
+}
+
+void Agreement::look(const std::string& waiting_for) {
+  if (store_.add(key("votes"), 0) >= kRefused)
+    throw Lost("another rank gave up while " + rank_text(rank_) + " waited for " + waiting_for);
+  if (overdue()) throw Lost(who_is_late(waiting_for));
+}
+
+std::string Agreement::who_is_late(const std::string& waiting_for) {
+  std::string missing, unfinished;
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_) continue;
+    const int64_t stage = store_.add(key("stage", r), 0);
+    if (stage < 2) (stage == 0 ? missing : unfinished) += " " + std::to_string(r);
+  }
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%.1f", double(timeout_.count()) / 1000);
+  std::string text = "no ring of " + std::to_string(size_) + " ranks within " + seconds + " s";
+  if (!missing.empty()) text += "; did not come: rank" + missing;
+  if (!unfinished.empty()) text += "; came but did not finish connecting: rank" + unfinished;
+  return text + "; " + rank_text(rank_) + " waited for " + waiting_for +
+         ". All ranks must make this call, each within the timeout of the others";
+}
+
+std::string Agreement::get(const std::string& key, const std::string& waiting_for) {
+  for (;;) {
+    try {
+      return store_.get(key, slice());
+    } catch (const TimeoutError&) {
+    }
+    look(waiting_for);
+  }
+}
+
+std::string Agreement::note_of(int rank, const std::string& waiting_for) {
+  return get(key("rank", rank), waiting_for);
+}
+
+void Agreement::arrive() {
+  if (store_.add(key("stage", rank_), 1) != 1)
+    throw RendezvousError(rank_text(rank_) + " came twice: two processes have the same rank, or " +
+                          "ranks do not make the same communicators in the same order");
+}
+
+void Agreement::agree() {
+  store_.add(key("stage", rank_), 1);
+  if (store_.add(key("votes"), 1) == size_) return store_.set(key("verdict"), kFormed);
+  const std::string verdict = get(key("verdict"), "all ranks to finish");
+  if (verdict != kFormed) throw Lost(printable(verdict));
+}
+
+std::optional<std::string> Agreement::refuse(const std::string& reason) {
+  const std::string text = rank_text(rank_) + " could not join the ring: " + printable(reason);
+  try {
+    const int64_t votes = store_.add(key("votes"), kRefused);
+    if (votes % kRefused == size_) return std::nullopt;
+    if (votes >= 2 * kRefused) return printable(store_.get(key("verdict"), kVerdictGrace));
+    store_.set(key("verdict"), text);
+  } catch (const std::exception&) {
+    // A store that is gone, or a rank that died before it gave its reason: this one's will do.
+  }
+  return text;
+}
+
+}  // namespace ringkern

@@ -1,0 +1,61 @@
+// What ranks do together before they are connected: wait for each other, and vote.
+//
+// Votes are counted in one number, so that they have one order and one outcome: a vote for the ring
+// adds 1, a vote against adds more than all others could, and the ring is made when the sum is its
+// size. Votes in keys of their own could be read differently by a rank that runs out of time.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "comm/ports.h"
+
+namespace ringkern {
+
+// A wait ended for a reason that lies with other ranks, and they may know it better.
+struct Lost : RendezvousError {
+  using RendezvousError::RendezvousError;
+};
+
+class Agreement {
+ public:
+  Agreement(Store& store, const std::string& prefix, int rank, int size, Milliseconds timeout);
+
+  // Makes this rank count as present.
+  void arrive();
+  // Leaves a note for the others; waits for the note of another rank.
+  void set_note(const std::string& value) { store_.set(key("rank", rank_), value); }
+  std::string note_of(int rank, const std::string& waiting_for);
+
+  // Every wait is cut in slices of `slice()`, with a `look()` between them, which throws Lost when
+  // another rank has given up or the time is over.
+  Milliseconds slice() const;
+  bool overdue() const { return Clock::now() >= deadline_; }
+  void look(const std::string& waiting_for);
+
+  // Votes for the ring and waits until all have. Throws Lost with the reason of who voted against.
+  void agree();
+  // Votes against. Returns the reason that all ranks get, which is that of the first to refuse; or
+  // nothing if it is too late: all have voted for the ring, and it is made.
+  std::optional<std::string> refuse(const std::string& reason);
+
+ private:
+  std::string key(const std::string& name) const { return prefix_ + "/" + name; }
+  std::string key(const std::string& name, int rank) const {
+    return key(name) + "/" + std::to_string(rank);
+  }
+  std::string get(const std::string& key, const std::string& waiting_for);
+  std::string who_is_late(const std::string& waiting_for);
+
+  Store& store_;
+  const std::string prefix_;
+  const int rank_, size_;
+  const Milliseconds timeout_;
+  const Clock::time_point deadline_;
+};
+
+std::string rank_text(int rank);
+// Text from another rank, fit for a message: at most 1000 printable ASCII characters.
+std::string printable(const std::string& text);
+
+}  // namespace ringkern

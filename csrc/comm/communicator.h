@@ -1,0 +1,86 @@
+// A rank's membership in a ring: finds its neighbours on first use of a device, runs collectives in
+// call order, and ends in an orderly way.
+#pragma once
+
+#include <atomic>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "comm/ports.h"
+#include "comm/rendezvous.h"
+#include "comm/worker.h"
+
+namespace ringkern {
+
+// What it takes to build a ring over one kind of memory. Filled in by whoever knows the backends.
+struct Device {
+  std::string name;  // "cpu", "cuda:1": this rank's
+  Terms terms;       // what all ranks must have alike
+  std::function<std::unique_ptr<Transport>()> make_transport;
+  std::function<std::unique_ptr<Executor>(const Segments&)> make_executor;
+};
+
+class Communicator {
+ public:
+  // `name` is the same on all ranks and may be used again for a later communicator. `timeout` bounds
+  // the rendezvous and each wait inside a collective.
+  Communicator(std::shared_ptr<Store> store, std::string name, int rank, int ranks,
+               Milliseconds timeout);
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  // Runs after everything that was called before it; returns when the executor does.
+  void run(const Device& device, const Task& task);
+  // Returns at once; `done` is called on the communicator's thread with the error, or null. `device`
+  // outlives the call.
+  void run_async(const Device& device, const Task& task,
+                 std::function<void(std::exception_ptr)> done);
+
+  // Ends every wait of this rank and, hop by hop, of the whole ring. Any thread, any number of times.
+  void abort(const std::string& reason);
+  // Finishes what was called, then gives everything back. Any number of times.
+  void close();
+
+  int rank() const { return rank_; }
+  int ranks() const { return ranks_; }
+  const std::string& name() const { return name_; }
+  Milliseconds timeout() const { return timeout_; }
+
+ private:
+  // One device's ring. The transport outlives the executor that uses its memory.
+  struct Ring {
+    Neighbours neighbours;
+    std::unique_ptr<Transport> transport;
+    std::unique_ptr<Executor> executor;
+  };
+
+  void check_callable();  // not in a forked child, not closed, not failed
+  void check_healthy();   // not failed
+  void execute(const Device& device, const Task& task);
+  Ring& ring_on(const Device& device);
+  Ring connect(const Device& device);
+  void poison(const std::string& reason);
+  bool forked() const;
+
+  const std::shared_ptr<Store> store_;
+  const std::string name_;
+  const int rank_, ranks_;
+  const Milliseconds timeout_;
+  const int born_in_;     // pid
+  const int generation_;  // of forks: differs in a forked child
+
+  std::mutex turn_;   // one collective at a time
+  std::mutex state_;  // guards what follows; never held while a collective runs
+  std::map<std::string, Ring> rings_;
+  std::string poisoned_;  // why this communicator is unusable; empty while it is not
+  Clock::time_point poisoned_at_;
+  bool closed_ = false;
+  std::unique_ptr<Worker> worker_;
+};
+
+}  // namespace ringkern

@@ -1,0 +1,83 @@
+// What ranks tell each other while they connect: an Address, left in the store, and a Hello, sent
+// over the socket. Fixed structs of little-endian numbers; whatever comes from another rank is
+// checked here, and nothing of it is used as a size or an offset.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <string>
+#include <type_traits>
+
+#include "comm/ports.h"
+
+namespace ringkern {
+
+// Changes whenever ranks of two versions could not work together: these structs, the layout of
+// segments, flags and counters, or the order in which the ring moves chunks.
+inline constexpr uint32_t kWireVersion = 1;
+
+// 128 random bits: nobody guesses a socket's name, and no two rings take each other's ranks.
+using Id = std::array<uint8_t, 16>;
+Id random_id();
+std::string socket_name(const Id& id);
+bool equal(const Id& a, const Id& b);  // in constant time
+
+// What the ranks of a ring must agree on.
+struct Terms {
+  std::string device = "cpu";  // the kind alone, without an index
+  Geometry geometry;
+  int64_t segment_bytes = 0;
+  int64_t workers = 1;  // Plan::make
+  uint32_t version = kWireVersion;
+};
+
+struct Address {
+  uint32_t magic, version;
+  Id session;  // rank 0's is the ring's
+  Id socket;
+  char boot[40];  // which host, and which start of it
+  char host[64];  // its name, for messages
+  uint64_t network;  // inode of the network namespace; 0 where it cannot be told
+  int64_t pid;
+};
+
+struct Hello {
+  uint32_t magic, version;
+  Id session;
+  int32_t from, to;  // ranks
+  int32_t pid;
+  uint32_t offer_bytes;  // what follows this struct
+  char device[16];
+  int64_t size, channels, slots, slot_bytes[kProtocols], segment_bytes, workers, ll_flag_bits;
+};
+
+// Without padding and little-endian, so that the bytes in memory are the bytes on the wire.
+static_assert(std::endian::native == std::endian::little);
+static_assert(std::is_trivially_copyable_v<Address> && sizeof(Address) == 160);
+static_assert(std::is_trivially_copyable_v<Hello> && sizeof(Hello) == 56 + 9 * 8);
+
+Address my_address(const Terms& terms, const Id& session);
+Hello my_hello(const Terms& terms, const Id& session, int size, int from, int to);
+
+// Throw RendezvousError when it is no address, or of another version than `mine`.
+Address read_address(const std::string& bytes, int rank, const Address& mine, int my_rank);
+// Throws TransportError when its process cannot be reached from this one.
+void check_reachable(const Address& mine, int my_rank, const Address& peer, int peer_rank);
+
+// Whether a greeting belongs to this ring; if not, it is a stranger's.
+bool is_greeting(const std::string& bytes, const Id& session);
+// The greeting that `from` sends to `mine.from`, and the offer that follows it. Throws
+// RendezvousError that names the first field the two ranks disagree on, and both values.
+struct Greeting {
+  Hello hello;
+  std::string offer;
+};
+Greeting read_greeting(const std::string& bytes, const Hello& mine, int from);
+
+template <class T>
+std::string to_bytes(const T& value) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  return std::string(reinterpret_cast<const char*>(&value), sizeof value);
+}
+
+}  // namespace ringkern

@@ -1,0 +1,215 @@
+#include "comm/rendezvous.h"
+
+#include <algorithm>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "comm/agreement.h"
+
+namespace ringkern {
+namespace {
+
+// Connections whose greeting is awaited at a time; beyond that the oldest is dropped.
+constexpr size_t kMaxPending = 16;
+
+// The exchange of greetings and offers with both neighbours.
+class Exchange {
+ public:
+  Exchange(Agreement& agreement, const Place& place, const Terms& terms)
+      : agreement_(agreement), place_(place), terms_(terms) {}
+
+  void publish();
+  void run(const Offer& mine);
+  Offer next_offer() const { return {next_.greeting.offer, next_.fd.get()}; }
+  Offer prev_offer() const { return {prev_.greeting.offer, prev_.fd.get()}; }
+  Neighbours take();
+
+ private:
+  // What is known of a neighbour. The socket stays open after an error, too: the neighbour must see
+  // this rank's vote before the end of file, or it would blame the wrong one.
+  struct Met {
+    Fd socket, fd;
+    Greeting greeting;
+  };
+
+  Address address_of(int rank);
+  void connect_next(const Address& next);
+  void greet(const Met& to, int rank, const Offer& mine) const;
+  void accept_prev();
+  bool is_from_prev(size_t pending);
+  void await_next();
+  void take_greeting(Met& from, int rank, Received received, Message&& message) const;
+
+  Agreement& agreement_;
+  const Place place_;
+  const Terms terms_;
+  Address address_{};
+  Id session_{};
+  Fd listener_;
+  std::vector<Fd> pending_;
+  Met next_, prev_;
+};
+
+void Exchange::publish() {
+  agreement_.arrive();
+  address_ = my_address(terms_, random_id());
+  listener_ = listen_on(socket_name(address_.socket));
+  agreement_.set_note(to_bytes(address_));
+}
+
+void Exchange::run(const Offer& mine) {
+  const Address next = address_of(place_.next), prev = address_of(place_.prev);
+  check_reachable(address_, place_.rank, next, place_.next);
+  check_reachable(address_, place_.rank, prev, place_.prev);
+  session_ = address_of(0).session;
+  connect_next(next);
+  greet(next_, place_.next, mine);  // before listening, or the whole ring would wait for a word
+  accept_prev();
+  greet(prev_, place_.prev, mine);
+  await_next();
+}
+
+Address Exchange::address_of(int rank) {
+  const std::string bytes = agreement_.note_of(rank, "the address of " + rank_text(rank));
+  return read_address(bytes, rank, address_, place_.rank);
+}
+
+void Exchange::connect_next(const Address& next) {
+  const std::string name = rank_text(place_.next) + " (pid " + std::to_string(next.pid) + ")";
+  for (;;) {
+    try {
+      if (auto socket = connect_to(socket_name(next.socket))) {
+        next_.socket = std::move(*socket);
+        break;
+      }
+    } catch (const std::system_error& e) {
+      agreement_.look(name);  // if it has given up, then that is the reason
+      throw TransportError(rank_text(place_.rank) + " cannot connect to " + name + ": " + e.what() +
+                           ". Either that process has ended, or the two are in different network "
+                           "namespaces (docker: --network=host, or one container for both)");
+    }
+    std::this_thread::sleep_for(std::min(agreement_.slice(), Milliseconds(10)));
+    agreement_.look(name + " to accept a connection");
+  }
+  if (const uid_t theirs = peer_uid(next_.socket), mine = own_uid(); theirs != mine)
+    throw TransportError(rank_text(place_.rank) + " runs as user " + std::to_string(mine) + ", " +
+                         name + " as user " + std::to_string(theirs) + ": memory is shared between "
+                         "processes of one user only; start all ranks as the same user, in one "
+                         "user namespace");
+}
+
+void Exchange::greet(const Met& to, int rank, const Offer& mine) const {
+  Hello hello = my_hello(terms_, session_, place_.size, place_.rank, rank);
+  hello.offer_bytes = uint32_t(mine.bytes.size());
+  const std::string bytes = to_bytes(hello) + mine.bytes;
+  if (bytes.size() > kMaxMessage)
+    throw TransportError("an offer of " + std::to_string(mine.bytes.size()) +
+                         " bytes does not fit in a greeting");
+  try {
+    send_message(to.socket, bytes, mine.fd);
+  } catch (const std::system_error& e) {
+    throw Lost(rank_text(place_.rank) + " cannot greet " + rank_text(rank) + ": " + e.what());
+  }
+}
+
+// Strangers may connect and say nothing, so all open connections are watched at once.
+void Exchange::accept_prev() {
+  const std::string what = rank_text(place_.prev) + " to connect";
+  for (;;) {
+    std::vector<pollfd> watched{{listener_.get(), POLLIN, 0}};
+    for (const Fd& fd : pending_) watched.push_back({fd.get(), POLLIN, 0});
+    if (!readable(watched, agreement_.slice()) || agreement_.overdue()) {
+      agreement_.look(what);
+      continue;
+    }
+    for (size_t i = pending_.size(); i-- > 0;)
+      if (watched[i + 1].revents != 0 && is_from_prev(i)) return;
+    if (watched[0].revents == 0) continue;
+    auto socket = accept_from(listener_);
+    if (!socket || peer_uid(*socket) != own_uid()) continue;
+    if (pending_.size() == kMaxPending) pending_.erase(pending_.begin());
+    pending_.push_back(std::move(*socket));
+  }
+}
+
+// Closes the connection if it turns out to be a stranger's.
+bool Exchange::is_from_prev(size_t i) {
+  Message message;
+  const Received received = receive_message(pending_[i], message);
+  if (received == Received::nothing_yet) return false;
+  const bool ours = is_greeting(message.bytes, session_);
+  if (ours) prev_.socket = std::move(pending_[i]);
+  pending_.erase(pending_.begin() + ptrdiff_t(i));
+  if (ours) take_greeting(prev_, place_.prev, received, std::move(message));
+  return ours;
+}
+
+void Exchange::await_next() {
+  const std::string name = rank_text(place_.next);
+  Message message;
+  for (;;) {
+    pollfd watched{next_.socket.get(), POLLIN, 0};
+    if (!readable({&watched, 1}, agreement_.slice())) {
+      agreement_.look(name + " to answer");
+      continue;
+    }
+    const Received received = receive_message(next_.socket, message);
+    if (received == Received::closed)
+      throw Lost(name + " ended before it answered " + rank_text(place_.rank));
+    if (received != Received::nothing_yet)
+      return take_greeting(next_, place_.next, received, std::move(message));
+  }
+}
+
+void Exchange::take_greeting(Met& from, int rank, Received received, Message&& message) const {
+  if (received == Received::broken)
+    throw RendezvousError("the greeting of " + rank_text(rank) + " did not arrive whole: it is " +
+                          "malformed, or " + rank_text(place_.rank) + " has too many open files "
+                          "(ulimit -n)");
+  const Hello mine = my_hello(terms_, session_, place_.size, place_.rank, rank);
+  from.greeting = read_greeting(message.bytes, mine, rank);
+  from.fd = std::move(message.fd);
+}
+
+Neighbours Exchange::take() {
+  return {{place_.next, next_.greeting.hello.pid, std::move(next_.socket)},
+          {place_.prev, prev_.greeting.hello.pid, std::move(prev_.socket)}};
+}
+
+}  // namespace
+
+Neighbours join_ring(Store& store, const std::string& prefix, const Place& place,
+                     const Terms& terms, Milliseconds timeout,
+                     const std::function<Offer()>& make_offer,
+                     const std::function<void(const Offer& next, const Offer& prev)>& map) {
+  if (place.size == 1) return {};
+  Agreement agreement(store, prefix, place.rank, place.size, timeout);
+  Exchange exchange(agreement, place, terms);
+  try {
+    exchange.publish();
+    exchange.run(make_offer());
+    map(exchange.next_offer(), exchange.prev_offer());
+    agreement.agree();
+  } catch (const Lost& lost) {
+    if (auto reason = agreement.refuse(lost.what())) throw RendezvousError(*reason);
+  } catch (const std::system_error& e) {
+    agreement.refuse(e.what());
+    throw TransportError(rank_text(place.rank) + " cannot join the ring: " + e.what());
+  } catch (const std::exception& e) {
+    agreement.refuse(e.what());
+    throw;
+  } catch (...) {
+    agreement.refuse("unknown error");
+    throw;
+  }
+  return exchange.take();
+}
+
+std::string unique_prefix(Store& store, const std::string& name, int size) {
+  const std::string base = "ringkern/" + name;
+  const int64_t epoch = (store.add(base + "/epoch", 1) - 1) / size;
+  return base + "/" + std::to_string(epoch);
+}
+
+}  // namespace ringkern

@@ -1,0 +1,49 @@
+// How ranks become a ring: each finds its neighbours through the store, connects to them over Unix
+// sockets, and shows them its memory; then all agree that all have succeeded. Either every rank has
+// a ring, or every rank gets an error that quotes the rank that failed.
+#pragma once
+
+#include <functional>
+
+#include "comm/handshake.h"
+#include "comm/socket.h"
+
+namespace ringkern {
+
+struct Place {
+  int rank = 0, size = 1;
+  int next = 0, prev = 0;
+};
+
+// The connection to a neighbour. It stays open for as long as both ranks hold it; its end of file
+// tells that the neighbour is gone.
+struct Neighbour {
+  int rank = -1;
+  int pid = 0;  // a label: in another pid namespace it means nothing here
+  Fd socket;
+};
+struct Neighbours {
+  Neighbour next, prev;
+};
+
+// Joins the ring of all ranks that call this with the same prefix, of which there must be
+// `place.size`. A ring of one has no neighbours: neither function is called.
+//
+// `make_offer` is called once this rank is known to the others; the descriptor in its offer stays
+// the caller's. `map` is called with the offers of the neighbours, which with two ranks come from
+// the same one; their descriptors are closed when it returns. What either throws is told to all
+// ranks and comes out of here. Everything else that fails is a RendezvousError (a rank did not
+// come, is of another version, or failed) or a TransportError (a rank cannot be reached).
+//
+// Waits at most `timeout`, plus 2 s in which a rank that gives up learns who failed first. The
+// store is called at least every 100 ms meanwhile: what it throws, but TimeoutError, ends the wait.
+Neighbours join_ring(Store& store, const std::string& prefix, const Place& place,
+                     const Terms& terms, Milliseconds timeout,
+                     const std::function<Offer()>& make_offer,
+                     const std::function<void(const Offer& next, const Offer& prev)>& map);
+
+// A prefix for the keys of one ring: the store may still hold those of an earlier one of the same
+// name. All `size` ranks must call this, and equally often.
+std::string unique_prefix(Store& store, const std::string& name, int size);
+
+}  // namespace ringkern

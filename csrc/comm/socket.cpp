@@ -1,0 +1,153 @@
+#include "comm/socket.h"
+
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <system_error>
+
+namespace ringkern {
+namespace {
+
+[[noreturn]] void fail(const char* call) {
+  throw std::system_error(errno, std::generic_category(), call);
+}
+
+// More than what a ring needs, so that many strays do not shut out a neighbour.
+constexpr int kBacklog = 64;
+// Room for descriptors that should not be there: they have to be received to be closed.
+constexpr size_t kMaxFds = 8;
+
+struct Name {
+  sockaddr_un address{};
+  socklen_t length;
+
+  explicit Name(const std::string& name) {
+    address.sun_family = AF_UNIX;
+    // The first byte stays 0: that makes the name abstract.
+    const size_t n = std::min(name.size(), sizeof address.sun_path - 1);
+    std::memcpy(address.sun_path + 1, name.data(), n);
+    length = socklen_t(offsetof(sockaddr_un, sun_path) + 1 + n);
+  }
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&address); }
+};
+
+Fd make_socket() {
+  Fd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd) fail("socket");
+  return fd;
+}
+
+// Takes every descriptor out of a received message; keeps the first. False if there were more.
+bool take_fds(msghdr& header, Fd& kept) {
+  int count = 0;
+  for (cmsghdr* c = CMSG_FIRSTHDR(&header); c != nullptr; c = CMSG_NXTHDR(&header, c)) {
+    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
+    const size_t n = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < n; ++i) {
+      int fd;
+      std::memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof(int));
+      Fd owned(fd);
+      if (count++ == 0) kept = std::move(owned);
+    }
+  }
+  return count <= 1;
+}
+
+}  // namespace
+
+Fd::~Fd() {
+  // Never repeated after EINTR: Linux has closed it, and the number may be another thread's by now.
+  if (fd_ >= 0) ::close(fd_);
+}
+
+Fd listen_on(const std::string& name) {
+  Fd fd = make_socket();
+  const Name at(name);
+  if (::bind(fd.get(), at.get(), at.length) != 0) fail("bind");
+  if (::listen(fd.get(), kBacklog) != 0) fail("listen");
+  return fd;
+}
+
+std::optional<Fd> connect_to(const std::string& name) {
+  Fd fd = make_socket();
+  const Name to(name);
+  while (::connect(fd.get(), to.get(), to.length) != 0) {
+    if (errno == EAGAIN) return std::nullopt;
+    if (errno != EINTR) fail("connect");
+  }
+  return fd;
+}
+
+std::optional<Fd> accept_from(const Fd& listener) {
+  for (;;) {
+    Fd fd(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (fd) return fd;
+    if (errno == EAGAIN || errno == ECONNABORTED) return std::nullopt;
+    if (errno != EINTR) fail("accept4");
+  }
+}
+
+uid_t peer_uid(const Fd& socket) {
+  ucred credentials{};
+  socklen_t length = sizeof credentials;
+  if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0)
+    fail("getsockopt(SO_PEERCRED)");
+  return credentials.uid;
+}
+
+uid_t own_uid() { return ::geteuid(); }
+
+bool readable(std::span<pollfd> sockets, Milliseconds timeout) {
+  const int n = ::poll(sockets.data(), sockets.size(), int(timeout.count()));
+  if (n < 0 && errno != EINTR) fail("poll");
+  return n > 0;
+}
+
+void send_message(const Fd& socket, const std::string& bytes, int fd) {
+  iovec data{const_cast<char*>(bytes.data()), bytes.size()};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr header{};
+  header.msg_iov = &data;
+  header.msg_iovlen = 1;
+  if (fd >= 0) {
+    header.msg_control = control;
+    header.msg_controllen = sizeof control;
+    cmsghdr* c = CMSG_FIRSTHDR(&header);
+    c->cmsg_level = SOL_SOCKET;
+    c->cmsg_type = SCM_RIGHTS;
+    c->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(c), &fd, sizeof(int));
+  }
+  // One small message a direction: it always fits in the socket's buffer, so this need not wait.
+  while (::sendmsg(socket.get(), &header, MSG_NOSIGNAL) < 0)
+    if (errno != EINTR) fail("sendmsg");
+}
+
+Received receive_message(const Fd& socket, Message& message) {
+  std::string bytes(kMaxMessage, '\0');
+  iovec data{bytes.data(), bytes.size()};
+  alignas(cmsghdr) char control[CMSG_SPACE(kMaxFds * sizeof(int))];
+  msghdr header{};
+  header.msg_iov = &data;
+  header.msg_iovlen = 1;
+  header.msg_control = control;
+  header.msg_controllen = sizeof control;
+  ssize_t n;
+  while ((n = ::recvmsg(socket.get(), &header, MSG_CMSG_CLOEXEC)) < 0) {
+    if (errno == EAGAIN) return Received::nothing_yet;
+    if (errno == ECONNRESET) return Received::closed;
+    if (errno != EINTR) fail("recvmsg");
+  }
+  bytes.resize(size_t(n));
+  message.bytes = std::move(bytes);
+  const bool one_fd = take_fds(header, message.fd);
+  if (!one_fd || (header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) return Received::broken;
+  return n == 0 ? Received::closed : Received::message;
+}
+
+}  // namespace ringkern

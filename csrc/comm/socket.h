@@ -1,0 +1,64 @@
+// Messages with file descriptors between processes of one host, over abstract Unix sockets: they
+// have no place in a file system, so nothing is left behind however a process ends.
+//
+// Every descriptor is closed on exec and by its owner. A failed system call throws
+// std::system_error; whoever knows the rank and the step says which.
+#pragma once
+
+#include <poll.h>
+#include <sys/types.h>
+
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "comm/ports.h"
+
+namespace ringkern {
+
+// Owns a file descriptor.
+class Fd {
+ public:
+  Fd() = default;
+  explicit Fd(int fd) : fd_(fd) {}
+  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Fd& operator=(Fd&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~Fd();
+
+  int get() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+
+ private:
+  int fd_ = -1;
+};
+
+inline constexpr size_t kMaxMessage = 4096;
+
+struct Message {
+  std::string bytes;
+  Fd fd;
+};
+
+Fd listen_on(const std::string& name);
+// Empty while the listener's queue is full.
+std::optional<Fd> connect_to(const std::string& name);
+// Empty when nobody waits.
+std::optional<Fd> accept_from(const Fd& listener);
+// The user that listens or has connected, as the kernel has it.
+uid_t peer_uid(const Fd& socket);
+uid_t own_uid();
+
+// Whether something can be read from one of them; `revents` tells from which.
+bool readable(std::span<pollfd> sockets, Milliseconds timeout);
+
+void send_message(const Fd& socket, const std::string& bytes, int fd);
+// `broken`: longer than kMaxMessage, more than one descriptor, or one that found no room here. The
+// message holds what came of it.
+enum class Received { message, nothing_yet, closed, broken };
+Received receive_message(const Fd& socket, Message& message);
+
+}  // namespace ringkern

@@ -1,0 +1,113 @@
+#include "cpu/engine.h"
+
+#include <sched.h>
+
+#include <string>
+
+#include "cpu/ll.h"
+#include "cpu/ll128.h"
+#include "cpu/simple.h"
+
+namespace ringkern::cpu {
+namespace {
+
+// About 50 us of polling before the first yield: longer than any wait between ranks that run.
+constexpr int kPauses = 2000;
+
+int pauses_for(int ranks) {
+  cpu_set_t cpus;
+  CPU_ZERO(&cpus);
+  if (sched_getaffinity(0, sizeof cpus, &cpus) != 0) return 0;
+  // A rank that spins on a core that its neighbour needs delays the very thing it waits for.
+  return ranks <= CPU_COUNT(&cpus) ? kPauses : 0;
+}
+
+Bell& bell_of(void* segment) { return *static_cast<Bell*>(segment); }
+
+template <class Link>
+Verdict run_link(const LinkContext& context, const Plan& plan, int rank) {
+  Link link(context);
+  return run_schedule(plan, rank, 0, link);
+}
+
+Verdict run_protocol(const LinkContext& context, const Plan& plan, int rank) {
+  switch (plan.protocol) {
+    case Protocol::simple: return run_link<SimpleLink>(context, plan, rank);
+    case Protocol::ll: return run_link<LLLink>(context, plan, rank);
+    case Protocol::ll128: return run_link<LL128Link>(context, plan, rank);
+  }
+  throw UsageError("unknown protocol");
+}
+
+std::string seconds(std::chrono::nanoseconds t) {
+  std::string s = std::to_string(std::chrono::duration<double>(t).count());
+  return s.substr(0, s.find('.') + 2) + " s";
+}
+
+}  // namespace
+
+Geometry default_geometry() {
+  Geometry g;
+  g.slot_bytes[int(Protocol::simple)] = 64 << 10;
+  g.slot_bytes[int(Protocol::ll)] = 16 << 10;
+  g.slot_bytes[int(Protocol::ll128)] = 64 << 10;
+  return g;
+}
+
+Engine::Engine(const Segments& segments, const Geometry& geometry, int rank, int ranks,
+               std::chrono::nanoseconds timeout)
+    : segments_(segments), geometry_(geometry), rank_(rank), ranks_(ranks), timeout_(timeout),
+      pauses_(pauses_for(ranks)) {
+  if (!geometry.valid() || geometry.channels != 1)
+    throw UsageError("the CPU engine takes one channel and at least two slots of 16 bytes");
+}
+
+void Engine::run(const Task& task) {
+  if (ranks_ == 1) return run_alone(task);
+  const int element_bytes = size_of(task.reduction.dtype);
+  const Plan plan = Plan::make(task.collective, task.protocol, ranks_, task.count, element_bytes,
+                               /*workers=*/1, geometry_);
+  const Reducer reducer(task.reduction);
+  Wait wait(bell_of(segments_.mine), pauses_, timeout_);
+  WaitReport report;
+  const LinkContext context{Ends(segments_, geometry_, task.protocol), wait, reducer,
+                            static_cast<const std::byte*>(task.in),
+                            static_cast<std::byte*>(task.out), report};
+  if (run_protocol(context, plan, rank_) != Verdict::ok) fail(plan, task, report);
+}
+
+void Engine::abort() {
+  // A neighbour that waits sees its word, fails, and tells its own neighbours in turn.
+  for (void* segment : {segments_.mine, segments_.next, segments_.prev}) {
+    if (segment == nullptr) continue;
+    std::atomic_ref<uint32_t>(bell_of(segment).aborted).store(1, std::memory_order_release);
+    ring(bell_of(segment));
+  }
+}
+
+void Engine::fail(const Plan& plan, const Task& task, const WaitReport& r) {
+  abort();
+  const bool data = r.what == WaitFor::data;
+  const int peer = data ? plan.prev(rank_) : plan.next(rank_);
+  const std::string what =
+      std::string(name_of(task.collective)) + " " + name_of(task.reduction.dtype) + "[" +
+      std::to_string(task.count) + "] over " + name_of(task.protocol) + ": rank " +
+      std::to_string(rank_) + " waited for " + (data ? "data from rank " : "a free slot at rank ") +
+      std::to_string(peer) + " (wants step " + std::to_string(r.wanted) + ", has seen " +
+      std::to_string(r.seen) + ")";
+  if (r.verdict == Verdict::timed_out)
+    throw TimeoutError(what + " and nothing came for " + seconds(timeout_) +
+                       ". Did every rank make this call, with the same size, dtype, op and "
+                       "protocol? The communicator is unusable now; make a new one.");
+  throw AbortedError(what + " when the communicator was aborted, here or by another rank. "
+                            "It is unusable now; make a new one.");
+}
+
+void run_alone(const Task& task) {
+  // Nobody to combine with: the input is the result, scaled as the op asks.
+  const Reducer reducer(task.reduction);
+  if (task.in != task.out || task.reduction.scale != Reduction::Scale::none)
+    reducer.input(task.out, task.in, task.count);
+}
+
+}  // namespace ringkern::cpu

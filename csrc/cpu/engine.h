@@ -1,0 +1,37 @@
+// The CPU executor: runs the schedule of one rank on the thread that calls.
+#pragma once
+
+#include <atomic>
+#include <functional>
+
+#include "comm/ports.h"
+#include "cpu/link.h"
+
+namespace ringkern::cpu {
+
+// Slots and their sizes: about 1.2 MiB a rank, so that the FIFOs of a few ranks stay in the caches.
+Geometry default_geometry();
+
+class Engine final : public Executor {
+ public:
+  // `segments` hold `segment_bytes(geometry)` each and outlive the engine.
+  Engine(const Segments& segments, const Geometry& geometry, int rank, int ranks,
+         std::chrono::nanoseconds timeout);
+
+  void run(const Task& task) override;
+  void abort() override;
+
+ private:
+  [[noreturn]] void fail(const Plan& plan, const Task& task, const WaitReport& report);
+
+  const Segments segments_;
+  const Geometry geometry_;
+  const int rank_, ranks_;
+  const std::chrono::nanoseconds timeout_;
+  const int pauses_;
+};
+
+// The same, without neighbours: what a collective of one rank does.
+void run_alone(const Task& task);
+
+}  // namespace ringkern::cpu

@@ -1,0 +1,86 @@
+// A link whose data carries its own flags: LL and LL128 on a CPU differ only in what a line is.
+//
+// `Line` offers kData (bytes of data), kPerBlock, `write(data, step)` and `read(data, step)`, which
+// returns false while the line still belongs to an older step.
+#pragma once
+
+#include <cstring>
+
+#include "cpu/link.h"
+
+namespace ringkern::cpu {
+
+template <class Line>
+class LineLink {
+ public:
+  explicit LineLink(const LinkContext& context) : x_(context) {}
+
+  Verdict perform(Verb verb, const Plan&, const Chunk& chunk) {
+    if (sends(verb)) {
+      const Verdict verdict = x_.wait_credit(Line::kProtocol);
+      if (verdict != Verdict::ok) return verdict;
+    }
+    const int64_t bytes = x_.reducer.element_bytes();
+    const int64_t total = chunk.count * bytes;
+    auto* from = receives(verb) ? reinterpret_cast<Line*>(x_.ends.from_slot()) : nullptr;
+    auto* to = sends(verb) ? reinterpret_cast<Line*>(x_.ends.to_slot()) : nullptr;
+    int64_t line = 0;
+    for (int64_t done = 0; done < total; done += kBlock, line += Line::kPerBlock) {
+      const int64_t n = min64(kBlock, total - done);
+      Block block;
+      if (from) {
+        const Verdict verdict = unpack(from + line, n);
+        if (verdict != Verdict::ok) return verdict;
+        block.incoming = incoming_;
+      }
+      if (reads_input(verb)) block.in = x_.in + chunk.in * bytes + done;
+      if (copies(verb)) block.out = x_.out + chunk.out * bytes + done;
+      if (to) block.to = outgoing_;
+      block.count = n / bytes;
+      move(x_.reducer, verb, block);
+      if (to) pack(to + line, n);
+    }
+    if (to) finish_slot(to, div_up(total, Line::kData));
+    x_.ends.advance(verb, false);
+    return Verdict::ok;
+  }
+
+ private:
+  // A block is a whole number of lines and of elements, and stays in the first-level cache.
+  static constexpr int64_t kBlock = int64_t(Line::kData) * Line::kPerBlock;
+  static_assert(kBlock % 8 == 0);
+
+  Verdict unpack(Line* lines, int64_t bytes) {
+    const uint64_t step = x_.ends.received();
+    const int64_t n = div_up(bytes, Line::kData);
+    for (int64_t i = 0; i < n; ++i) {
+      std::byte* data = incoming_ + i * Line::kData;
+      if (lines[i].read(data, step)) continue;
+      x_.ends.wake_next();  // it may sleep on lines that this step has already written
+      const Verdict verdict = x_.wait.until([&] { return lines[i].read(data, step); });
+      if (verdict != Verdict::ok) return x_.checked(verdict, Line::kProtocol, WaitFor::data);
+    }
+    return Verdict::ok;
+  }
+
+  void pack(Line* lines, int64_t bytes) {
+    const uint64_t step = x_.ends.sent();
+    const int64_t n = div_up(bytes, Line::kData);
+    for (int64_t i = 0; i < n; ++i) lines[i].write(outgoing_ + i * Line::kData, step);
+  }
+
+  // Lines that this step did not need keep an older flag; before it could come back they are
+  // written again.
+  void finish_slot(Line* lines, int64_t written) {
+    if (!Line::rewrites_slot(x_.ends.sent(), x_.ends.slots)) return;
+    static constexpr std::byte zeros[Line::kData] = {};
+    const int64_t all = x_.ends.slot_bytes / int64_t(sizeof(Line));
+    for (int64_t i = written; i < all; ++i) lines[i].write(zeros, x_.ends.sent());
+  }
+
+  LinkContext x_;
+  alignas(64) std::byte incoming_[kBlock];
+  alignas(64) std::byte outgoing_[kBlock];
+};
+
+}  // namespace ringkern::cpu

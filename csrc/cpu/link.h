@@ -1,0 +1,82 @@
+// What the three links of the CPU backend have in common: the two ends of a rank's link in shared
+// memory, and the arithmetic between them.
+#pragma once
+
+#include "comm/ports.h"
+#include "core/schedule.h"
+#include "cpu/simd.h"
+#include "cpu/wait.h"
+
+namespace ringkern::cpu {
+
+// A rank's segment on a CPU: its bell, then the FIFOs as the geometry lays them out.
+inline constexpr int64_t kBellBytes = sizeof(Bell);
+inline int64_t segment_bytes(const Geometry& g) { return kBellBytes + g.bytes(); }
+
+// One protocol's link of one rank: where it polls, where it writes, and how far it has come.
+struct Ends {
+  Bell& next_bell;
+  Bell& prev_bell;
+  LinkCounters& mine;
+  uint64_t& next_tail;  // I fill next's FIFO ...
+  uint64_t& prev_head;  // ... and return prev's credits
+  std::byte* from;      // my FIFO
+  std::byte* to;        // next's FIFO
+  const int slots;
+  const int64_t slot_bytes;
+
+  Ends(const Segments& s, const Geometry& g, Protocol p);
+
+  uint64_t sent() const { return mine.sent.value; }
+  uint64_t received() const { return mine.received.value; }
+  std::byte* from_slot() const { return from + int64_t(received() % uint64_t(slots)) * slot_bytes; }
+  std::byte* to_slot() const { return to + int64_t(sent() % uint64_t(slots)) * slot_bytes; }
+
+  bool has_credit() const { return load_acquire(mine.head.value) + uint64_t(slots) > sent(); }
+
+  // Ends a step: the slot that was read goes back to prev, the slot that was filled is counted, and
+  // whoever sleeps on either is woken. `publish_tail`: the flags are not in the data (Simple).
+  void advance(Verb verb, bool publish_tail);
+  void wake_next() const {
+    publish_barrier();
+    if (asleep(next_bell)) ring(next_bell);
+  }
+};
+
+// Where one block of elements comes from and goes to. Unused pointers are null.
+struct Block {
+  const std::byte* incoming = nullptr;  // from prev
+  const std::byte* in = nullptr;        // the rank's own input
+  std::byte* out = nullptr;             // the rank's output
+  std::byte* to = nullptr;              // for next
+  int64_t count = 0;                    // elements
+};
+
+// What a verb does with a block's data.
+void move(const Reducer& reducer, Verb verb, const Block& block);
+
+// Everything a link needs for one collective.
+struct LinkContext {
+  Ends ends;
+  Wait& wait;
+  const Reducer& reducer;
+  const std::byte* in;
+  std::byte* out;
+  WaitReport& report;
+
+  Verdict wait_credit(Protocol p) {
+    return checked(wait.until([&] { return ends.has_credit(); }), p, WaitFor::credit);
+  }
+
+  // Notes what was waited for, if it did not come.
+  Verdict checked(Verdict verdict, Protocol p, WaitFor what) {
+    if (verdict == Verdict::ok) return verdict;
+    const bool credit = what == WaitFor::credit;
+    report = {verdict, what, p, 0, (credit ? ends.sent() - uint64_t(ends.slots) : ends.received()) + 1,
+              credit ? load_acquire(ends.mine.head.value)
+                     : p == Protocol::simple ? load_acquire(ends.mine.tail.value) : ends.received()};
+    return verdict;
+  }
+};
+
+}  // namespace ringkern::cpu

@@ -1,0 +1,82 @@
+// Memory that CPU ranks see of each other: ShmTransport between processes, LocalTransport between
+// threads of one.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "comm/ports.h"
+
+namespace ringkern::cpu {
+
+// A segment is an anonymous memory file: nothing appears in /dev/shm and nothing is left behind
+// however a rank dies. It is allocated at once, so that lack of memory is an error here and not a
+// SIGBUS in a collective, and sealed, so that no process that has it can make it shorter under
+// those that use it.
+class ShmTransport final : public Transport {
+ public:
+  // Throws SharedMemoryError.
+  explicit ShmTransport(int64_t bytes);
+  ~ShmTransport() override;
+  ShmTransport(const ShmTransport&) = delete;
+  ShmTransport& operator=(const ShmTransport&) = delete;
+
+  void* mine() override { return mappings_.front(); }
+  Offer offer() override { return {"", fd_}; }
+  // Does not keep the descriptor. Throws TransportError unless it is a sealed memory file of the
+  // same user and of exactly the size of this rank's own.
+  void* map(const Offer& offer, int peer) override;
+
+ private:
+  struct Nothing {};
+  ShmTransport(int64_t bytes, Nothing) : bytes_(bytes) {}
+  [[noreturn]] void fail(const std::string& call, int error) const;
+  void* add_mapping(int fd);
+
+  const int64_t bytes_;
+  int fd_ = -1;
+  std::vector<void*> mappings_;
+};
+
+// Where the ranks of one process keep their segments. A neighbour's segment lives as long as anyone
+// has mapped it.
+class LocalMemory {
+ public:
+  LocalMemory();
+
+ private:
+  friend class LocalTransport;
+  const std::array<uint64_t, 2> nonce_;
+  std::mutex mutex_;
+  std::vector<std::weak_ptr<void>> segments_;
+};
+
+// Plain pointers. An offer names a place in a LocalMemory; one of another process, or of another
+// LocalMemory, is refused. Ranks share one mapping, which is also what ThreadSanitizer needs to see
+// their races.
+class LocalTransport final : public Transport {
+ public:
+  LocalTransport(std::shared_ptr<LocalMemory> memory, int64_t bytes);
+
+  void* mine() override { return mine_.get(); }
+  Offer offer() override;
+  void* map(const Offer& offer, int peer) override;
+
+ private:
+  struct Ticket {
+    std::array<uint64_t, 2> nonce;
+    int64_t pid;  // a forked child has the nonce of its parent, and only a copy of the memory
+    int64_t bytes;
+    uint64_t index;
+  };
+
+  const std::shared_ptr<LocalMemory> memory_;
+  const int64_t bytes_;
+  const std::shared_ptr<void> mine_;
+  uint64_t index_ = 0;
+  std::vector<std::shared_ptr<void>> mapped_;
+};
+
+}  // namespace ringkern::cpu

@@ -1,0 +1,101 @@
+// Which copy of the loops this CPU runs, and what a link does with them.
+#include <cstring>
+
+#include "cpu/simd.h"
+
+namespace ringkern {
+namespace {
+
+constexpr int64_t kBlockBytes = 4096;
+
+}  // namespace
+
+namespace baseline { extern const Kernels table; }
+#if defined(RK_HAVE_AVX2)
+namespace avx2 { extern const Kernels table; }
+#endif
+#if defined(RK_HAVE_AVX512)
+namespace avx512 { extern const Kernels table; }
+#endif
+
+const Kernels* kernels_for(Isa isa) {
+  switch (isa) {
+    case Isa::baseline: return &baseline::table;
+    case Isa::avx2:
+#if defined(RK_HAVE_AVX2)
+      if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+          __builtin_cpu_supports("f16c"))
+        return &avx2::table;
+#endif
+      return nullptr;
+    case Isa::avx512:
+#if defined(RK_HAVE_AVX512)
+      if (kernels_for(Isa::avx2) && __builtin_cpu_supports("avx512f") &&
+          __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+          __builtin_cpu_supports("avx512vl"))
+        return &avx512::table;
+#endif
+      return nullptr;
+  }
+  return nullptr;
+}
+
+const Kernels& kernels() {
+  static const Kernels* const best = kernels_for(Isa::avx512) ? kernels_for(Isa::avx512)
+                                     : kernels_for(Isa::avx2) ? kernels_for(Isa::avx2)
+                                                              : kernels_for(Isa::baseline);
+  return *best;
+}
+
+Reducer::Reducer(const Reduction& r, const Kernels& loops)
+    : element_bytes_(size_of(r.dtype)),
+      reduce_(loops.reduce[int(r.dtype)][int(r.combine)]),
+      factor_(r.factor) {
+  if (r.scale == Reduction::Scale::multiply_input) multiply_ = loops.multiply[int(r.dtype)];
+  if (r.scale == Reduction::Scale::divide_result) divide_ = loops.divide[int(r.dtype)];
+}
+
+void Reducer::input(void* out, const void* mine, int64_t n) const {
+  if (multiply_) {
+    multiply_(out, mine, n, factor_);
+  } else if (n > 0) {
+    memmove(out, mine, size_t(n * element_bytes_));
+  }
+}
+
+void Reducer::reduce(void* out, void* next, const void* incoming, const void* mine, int64_t n,
+                     bool finishes) const {
+  const ScaleLoop divide = finishes ? divide_ : nullptr;
+  if (!multiply_ && !divide) return reduce_(out, next, incoming, mine, n);
+
+  // A scale is a pass of its own, over blocks that stay in the innermost cache.
+  alignas(64) char block[kBlockBytes];
+  const int64_t block_elements = kBlockBytes / element_bytes_;
+  for (int64_t i = 0; i < n; i += block_elements) {
+    const int64_t some = min64(block_elements, n - i), at = i * element_bytes_;
+    char* const to = static_cast<char*>(out) + at;
+    char* const to_next = next ? static_cast<char*>(next) + at : nullptr;
+    const char* const a = static_cast<const char*>(incoming) + at;
+    const char* b = static_cast<const char*>(mine) + at;
+    if (multiply_) {
+      multiply_(block, b, some, factor_);
+      b = block;
+    }
+    reduce_(divide ? block : to, divide ? nullptr : to_next, a, b, some);
+    if (divide) {
+      divide(to, block, some, factor_);
+      if (to_next) memcpy(to_next, to, size_t(some * element_bytes_));
+    }
+  }
+}
+
+void copy_two(void* out, void* next, const void* in, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += kBlockBytes) {
+    const size_t some = size_t(min64(kBlockBytes, bytes - at));
+    const char* const from = static_cast<const char*>(in) + at;
+    memmove(static_cast<char*>(next) + at, from, some);
+    memmove(static_cast<char*>(out) + at, from, some);
+  }
+}
+
+}  // namespace ringkern

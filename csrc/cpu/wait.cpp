@@ -1,0 +1,68 @@
+#include "cpu/wait.h"
+
+#include <limits.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+namespace ringkern::cpu {
+namespace {
+
+constexpr int kYields = 100;
+// A sleeper looks up this often even if nobody rings: bounds the harm of a neighbour that died
+// between publishing and ringing, and the delay after which a deadline is noticed.
+constexpr std::chrono::nanoseconds kLongestSleep = std::chrono::milliseconds(50);
+
+// The segment is shared between processes, so the private futex operations will not do.
+void futex_wait(uint32_t& word, uint32_t expected, std::chrono::nanoseconds at_most) {
+  const timespec t{at_most.count() / 1'000'000'000, at_most.count() % 1'000'000'000};
+  syscall(SYS_futex, &word, FUTEX_WAIT, expected, &t, nullptr, 0);
+}
+
+void futex_wake(uint32_t& word) {
+  syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+std::atomic_ref<uint32_t> atomic(uint32_t& word) { return std::atomic_ref<uint32_t>(word); }
+
+}  // namespace
+
+bool asleep(const Bell& bell) {
+  return atomic(const_cast<uint32_t&>(bell.asleep)).load(std::memory_order_relaxed) != 0;
+}
+
+void ring(Bell& bell) {
+  atomic(bell.rung).fetch_add(1, std::memory_order_release);
+  futex_wake(bell.rung);
+}
+
+Wait::Ladder::Ladder(Wait& wait) : wait_(wait), start_(std::chrono::steady_clock::now()) {}
+
+Verdict Wait::Ladder::rest() {
+  Bell& bell = wait_.bell_;
+  if (atomic(bell.aborted).load(std::memory_order_acquire) != 0) return Verdict::aborted;
+  if (++rests_ <= kYields) {
+    sched_yield();
+    return Verdict::ok;
+  }
+  const auto waited = std::chrono::steady_clock::now() - start_;
+  if (waited >= wait_.timeout_) return Verdict::timed_out;
+  if (announced_)
+    futex_wait(bell.rung, rung_,
+               std::min<std::chrono::nanoseconds>(kLongestSleep, wait_.timeout_ - waited));
+  rung_ = atomic(bell.rung).load(std::memory_order_acquire);
+  atomic(bell.asleep).store(1, std::memory_order_relaxed);
+  publish_barrier();  // the poll that follows must not be older than the announcement
+  announced_ = true;
+  return Verdict::ok;
+}
+
+void Wait::Ladder::leave() {
+  if (announced_) atomic(wait_.bell_.asleep).store(0, std::memory_order_relaxed);
+}
+
+}  // namespace ringkern::cpu

@@ -1,0 +1,55 @@
+// What a launch of the kernels is given, and where they leave word for the host. Seen by both.
+#pragma once
+
+#include "core/plan.h"
+#include "core/status.h"
+
+namespace ringkern::cuda {
+
+inline constexpr int kMaxThreads = 512;     // of a block
+inline constexpr int kMaxLocalRanks = 32;   // whose blocks share one launch
+inline constexpr int kBlocksPerSM = 2;      // what the kernels' registers are limited for
+
+// A warp of its own posts counters in Simple: its fence then overlaps the copy of the next slice.
+RK_HD constexpr int workers_of(Protocol p, int threads) {
+  return p == Protocol::simple && threads >= 96 ? threads - 32 : threads;
+}
+
+// Written over the counters that a neighbour polls by a rank that gives up; no step gets so far.
+inline constexpr uint64_t kPoisoned = ~uint64_t(0);
+
+// Host memory that the device sees. The first wait of a rank that fails fills in the report, its
+// verdict last.
+struct Mailbox {
+  uint32_t aborted;  // by the host: every wait of this rank ends
+  alignas(kCacheLine) WaitReport report;
+};
+
+// One rank of this launch.
+struct RankArgs {
+  int rank = 0;
+  const std::byte* in = nullptr;
+  std::byte* out = nullptr;
+  std::byte* mine = nullptr;  // segments, as the geometry lays them out
+  std::byte* next = nullptr;
+  std::byte* prev = nullptr;
+  Mailbox* mailbox = nullptr;
+  uint32_t* failed = nullptr;  // in device memory; once set, every launch of this rank ends at once
+};
+
+// Block b runs channel b % plan.channels of ranks[b / plan.channels].
+struct LaunchArgs {
+  Plan plan;
+  Geometry geometry;
+  Reduction reduction;
+  uint64_t timeout_ns = 0;  // for each wait; 0: none
+  RankArgs ranks[kMaxLocalRanks];
+};
+static_assert(sizeof(LaunchArgs) <= 4096, "kernel parameters");
+static_assert(std::is_trivially_copyable_v<LaunchArgs>);
+
+// The kernel for a collective: a host function that cudaLaunchKernel takes, with one LaunchArgs.
+// Never null.
+const void* kernel_for(Protocol protocol, DType dtype, Combine combine);
+
+}  // namespace ringkern::cuda

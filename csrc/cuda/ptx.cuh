@@ -1,0 +1,208 @@
+// The one header of intrinsics. Everything that device code does beyond C++ is here: each asm
+// statement, each access to memory that a peer, another thread or the host also uses, votes,
+// shuffles, barriers, time. The kernels above it compile against any header that offers the same
+// names, put earlier on the include path; that is how they run where there is no GPU.
+//
+// Which access for which memory:
+//   weak       ordinary data: user tensors, and FIFO data that a counter publishes (Simple)
+//   relaxed    words that are published by themselves: counters, LL words; one 64-bit word is whole
+//   line       a warp's 128-byte lines (LL128); whole by virtue of the hardware, not of the model
+// Memory that the kernel writes, or that a peer does, is never read through the non-coherent path:
+// an in-place collective writes its own input.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#define RK_DEVICE __device__ __forceinline__
+#define RK_KERNEL(threads, blocks) __global__ void __launch_bounds__(threads, blocks)
+#define RK_ARGUMENT const __grid_constant__
+#define RK_SHARED(type, name, count) __shared__ __align__(16) type name[count]
+#define RK_UNROLL _Pragma("unroll")
+#define RK_NO_UNROLL _Pragma("unroll 1")
+
+namespace ringkern::cuda {
+
+inline constexpr int kWarp = 32;
+
+// The unit of a vector access.
+struct alignas(16) Words {
+  uint64_t lo, hi;
+};
+
+RK_DEVICE int thread_index() { return int(threadIdx.x); }
+RK_DEVICE int thread_count() { return int(blockDim.x); }
+RK_DEVICE int block_index() { return int(blockIdx.x); }
+
+// The asm below names the global state space, and so do its addresses.
+RK_DEVICE uint64_t global_address(const void* p) { return uint64_t(__cvta_generic_to_global(p)); }
+RK_DEVICE uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
+
+// ---- Weak accesses of global memory
+
+RK_DEVICE Words ld_weak16(const void* p) {
+  Words v;
+  asm volatile("ld.global.v2.u64 {%0, %1}, [%2];"
+               : "=l"(v.lo), "=l"(v.hi) : "l"(global_address(p)) : "memory");
+  return v;
+}
+RK_DEVICE void st_weak16(void* p, Words v) {
+  asm volatile("st.global.v2.u64 [%0], {%1, %2};"
+               :: "l"(global_address(p)), "l"(v.lo), "l"(v.hi) : "memory");
+}
+
+// 1, 2, 4 or 8 bytes, in the low bits of the word.
+template <int bytes>
+RK_DEVICE uint64_t ld_weak(const void* p) {
+  static_assert(bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8);
+  const uint64_t a = global_address(p);
+  uint64_t v;
+  if constexpr (bytes == 1) asm volatile("ld.global.u8 %0, [%1];" : "=l"(v) : "l"(a) : "memory");
+  if constexpr (bytes == 2) asm volatile("ld.global.u16 %0, [%1];" : "=l"(v) : "l"(a) : "memory");
+  if constexpr (bytes == 4) asm volatile("ld.global.u32 %0, [%1];" : "=l"(v) : "l"(a) : "memory");
+  if constexpr (bytes == 8) asm volatile("ld.global.u64 %0, [%1];" : "=l"(v) : "l"(a) : "memory");
+  return v;
+}
+template <int bytes>
+RK_DEVICE void st_weak(void* p, uint64_t v) {
+  static_assert(bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8);
+  const uint64_t a = global_address(p);
+  if constexpr (bytes == 1) asm volatile("st.global.u8 [%0], %1;" :: "l"(a), "l"(v) : "memory");
+  if constexpr (bytes == 2) asm volatile("st.global.u16 [%0], %1;" :: "l"(a), "l"(v) : "memory");
+  if constexpr (bytes == 4) asm volatile("st.global.u32 [%0], %1;" :: "l"(a), "l"(v) : "memory");
+  if constexpr (bytes == 8) asm volatile("st.global.u64 [%0], %1;" :: "l"(a), "l"(v) : "memory");
+}
+
+// ---- Counters and words that other GPUs, processes or the host use: system scope
+
+RK_DEVICE uint64_t ld_acquire(const uint64_t* p) {
+  uint64_t v;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(global_address(p)) : "memory");
+  return v;
+}
+RK_DEVICE uint64_t ld_relaxed(const uint64_t* p) {
+  uint64_t v;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(global_address(p)) : "memory");
+  return v;
+}
+RK_DEVICE uint32_t ld_relaxed(const uint32_t* p) {
+  uint32_t v;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(global_address(p)) : "memory");
+  return v;
+}
+RK_DEVICE void st_release(uint64_t* p, uint64_t v) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" :: "l"(global_address(p)), "l"(v) : "memory");
+}
+RK_DEVICE void st_release(uint32_t* p, uint32_t v) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" :: "l"(global_address(p)), "r"(v) : "memory");
+}
+RK_DEVICE void st_relaxed(uint64_t* p, uint64_t v) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" :: "l"(global_address(p)), "l"(v) : "memory");
+}
+RK_DEVICE void fence_acq_rel() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+
+// True for the first caller on this device, until the host clears the word.
+RK_DEVICE bool claim(uint32_t* p) {
+  uint32_t old;
+  asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], 0, 1;"
+               : "=r"(old) : "l"(global_address(p)) : "memory");
+  return old == 0;
+}
+
+// ---- LL: two 64-bit words, each whole, in one access
+
+RK_DEVICE Words ld_relaxed16(const void* p) {
+  Words v;
+  asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
+               : "=l"(v.lo), "=l"(v.hi) : "l"(global_address(p)) : "memory");
+  return v;
+}
+RK_DEVICE void st_relaxed16(void* p, Words v) {
+  asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};"
+               :: "l"(global_address(p)), "l"(v.lo), "l"(v.hi) : "memory");
+}
+
+// ---- LL128: called by a whole warp, of which each 8 lanes load or store one line
+
+RK_DEVICE Words ld_line16(const void* p) {
+  Words v;
+  asm volatile("ld.volatile.global.v2.u64 {%0, %1}, [%2];"
+               : "=l"(v.lo), "=l"(v.hi) : "l"(global_address(p)) : "memory");
+  return v;
+}
+RK_DEVICE void st_line16(void* p, Words v) {
+  asm volatile("st.volatile.global.v2.u64 [%0], {%1, %2};"
+               :: "l"(global_address(p)), "l"(v.lo), "l"(v.hi) : "memory");
+}
+
+// ---- Shared memory of the block
+
+RK_DEVICE Words lds16(const void* p) {
+  Words v;
+  asm volatile("ld.shared.v2.u64 {%0, %1}, [%2];"
+               : "=l"(v.lo), "=l"(v.hi) : "r"(shared_address(p)) : "memory");
+  return v;
+}
+RK_DEVICE void sts16(void* p, Words v) {
+  asm volatile("st.shared.v2.u64 [%0], {%1, %2};"
+               :: "r"(shared_address(p)), "l"(v.lo), "l"(v.hi) : "memory");
+}
+template <int bytes>
+RK_DEVICE uint64_t lds(const void* p) {
+  static_assert(bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8);
+  const uint32_t a = shared_address(p);
+  uint64_t v;
+  if constexpr (bytes == 1) asm volatile("ld.shared.u8 %0, [%1];" : "=l"(v) : "r"(a) : "memory");
+  if constexpr (bytes == 2) asm volatile("ld.shared.u16 %0, [%1];" : "=l"(v) : "r"(a) : "memory");
+  if constexpr (bytes == 4) asm volatile("ld.shared.u32 %0, [%1];" : "=l"(v) : "r"(a) : "memory");
+  if constexpr (bytes == 8) asm volatile("ld.shared.u64 %0, [%1];" : "=l"(v) : "r"(a) : "memory");
+  return v;
+}
+template <int bytes>
+RK_DEVICE void sts(void* p, uint64_t v) {
+  static_assert(bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8);
+  const uint32_t a = shared_address(p);
+  if constexpr (bytes == 1) asm volatile("st.shared.u8 [%0], %1;" :: "r"(a), "l"(v) : "memory");
+  if constexpr (bytes == 2) asm volatile("st.shared.u16 [%0], %1;" :: "r"(a), "l"(v) : "memory");
+  if constexpr (bytes == 4) asm volatile("st.shared.u32 [%0], %1;" :: "r"(a), "l"(v) : "memory");
+  if constexpr (bytes == 8) asm volatile("st.shared.u64 [%0], %1;" :: "r"(a), "l"(v) : "memory");
+}
+
+// ---- Warps: every lane of the warp calls these
+
+RK_DEVICE void syncwarp() { __syncwarp(); }
+RK_DEVICE bool all_lanes(bool p) { return __all_sync(~0u, p); }
+RK_DEVICE uint32_t ballot(bool p) { return __ballot_sync(~0u, p); }
+RK_DEVICE uint32_t from_lane(uint32_t v, int lane) { return __shfl_sync(~0u, v, lane); }
+
+// ---- Blocks: a barrier `id` of the first `threads` threads, or of all; whole warps
+
+RK_DEVICE void barrier(int id, int threads) {
+  asm volatile("barrier.cta.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
+}
+// The same, and true for every thread if `p` was true for any.
+RK_DEVICE bool barrier_or(int id, int threads, bool p) {
+  uint32_t any;
+  asm volatile(
+      "{\n\t"
+      ".reg .pred p, q;\n\t"
+      "setp.ne.u32 p, %3, 0;\n\t"
+      "barrier.cta.red.or.pred q, %1, %2, p;\n\t"
+      "selp.u32 %0, 1, 0, q;\n\t"
+      "}"
+      : "=r"(any) : "r"(id), "r"(threads), "r"(uint32_t(p)) : "memory");
+  return any != 0;
+}
+
+// ---- Time
+
+RK_DEVICE uint64_t nanoseconds() {
+  uint64_t v;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(v) :: "memory");
+  return v;
+}
+RK_DEVICE void rest(uint32_t nanoseconds) {
+  asm volatile("nanosleep.u32 %0;" :: "r"(nanoseconds) : "memory");
+}
+
+}  // namespace ringkern::cuda

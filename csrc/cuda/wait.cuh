@@ -1,0 +1,87 @@
+// The one wait of device code. Nothing else spins.
+//
+// A wait polls what it waits for and, now and then, looks whether it should give up: the host said
+// so, a neighbour or another block of this rank gave up, or nothing came for too long. It returns a
+// verdict and never leaves on its own: the verdict travels through the next barrier, so that every
+// thread of the block stops at the same place and none is left behind at a barrier alone.
+#pragma once
+
+#include "cuda/launch.h"
+#include "cuda/ptx.cuh"
+
+namespace ringkern::cuda {
+
+// A look reads host memory over PCIe: about 2 us, so not at every poll. A thousand polls take less
+// than a millisecond.
+#ifndef RK_POLLS_PER_LOOK
+#define RK_POLLS_PER_LOOK 1024
+#endif
+inline constexpr uint32_t kPollsPerLook = RK_POLLS_PER_LOOK;
+// After the first look, polls are spaced, so that a long wait leaves the L2 to those who work.
+inline constexpr uint32_t kRestNanoseconds = 40;
+
+RK_DEVICE int lane_index() { return thread_index() % kWarp; }
+RK_DEVICE int warp_index() { return thread_index() / kWarp; }
+
+// Who waits, and what ends a wait.
+struct Watch {
+  const LaunchArgs& args;
+  const RankArgs& rank;
+  const LinkCounters* mine;
+  int channel;
+};
+
+// By one lane. `since`: when the wait was first looked at; 0 before.
+RK_DEVICE Verdict look(const Watch& w, uint64_t& since) {
+  if (ld_relaxed(&w.rank.mailbox->aborted) != 0 || ld_relaxed(w.rank.failed) != 0 ||
+      ld_relaxed(&w.mine->tail.value) == kPoisoned || ld_relaxed(&w.mine->head.value) == kPoisoned)
+    return Verdict::aborted;
+  if (w.args.timeout_ns == 0) return Verdict::ok;
+  const uint64_t now = nanoseconds();
+  if (since == 0) since = now;
+  return now - since < w.args.timeout_ns ? Verdict::ok : Verdict::timed_out;
+}
+
+// Tells the host of the rank's first failed wait; those that end because of it do not overwrite it.
+RK_DEVICE void record(const Watch& w, const WaitReport& r) {
+  if (!claim(w.rank.failed)) return;
+  WaitReport* report = &w.rank.mailbox->report;
+  st_weak<sizeof r.what>(&report->what, uint64_t(r.what));
+  st_weak<sizeof r.protocol>(&report->protocol, uint64_t(r.protocol));
+  st_weak<sizeof r.channel>(&report->channel, uint64_t(r.channel));
+  st_weak<sizeof r.wanted>(&report->wanted, r.wanted);
+  st_weak<sizeof r.seen>(&report->seen, r.seen);
+  st_release(reinterpret_cast<uint32_t*>(&report->verdict), uint32_t(r.verdict));
+}
+
+// Called by a whole warp. `poll`, on each lane: whether what this lane waits for has come; a lane
+// that waits for nothing says yes. `seen`: the step that this lane last saw, for the report.
+template <class Poll, class Seen>
+RK_DEVICE Verdict wait(const Watch& watch, WaitFor what, uint64_t wanted, Poll poll, Seen seen) {
+  uint64_t since = 0;
+  for (uint32_t polls = 1;; ++polls) {
+    const bool ready = poll();
+    if (all_lanes(ready)) return Verdict::ok;
+    if (polls > kPollsPerLook) rest(kRestNanoseconds);
+    if (polls % kPollsPerLook != 0) continue;
+    Verdict verdict = Verdict::ok;
+    if (lane_index() == 0) verdict = look(watch, since);
+    verdict = Verdict(from_lane(uint32_t(verdict), 0));
+    if (verdict == Verdict::ok) continue;
+    const uint32_t missing = ballot(!ready);
+    const bool first = !ready && (missing & ((1u << lane_index()) - 1)) == 0;
+    if (first)
+      record(watch, {verdict, what, watch.args.plan.protocol, watch.channel, wanted, seen()});
+    syncwarp();
+    return verdict;
+  }
+}
+
+// A barrier that carries verdicts: all threads leave it with the same one.
+RK_DEVICE Verdict agree(int barrier_id, int threads, Verdict mine) {
+  if (!barrier_or(barrier_id, threads, mine != Verdict::ok)) return Verdict::ok;
+  return barrier_or(barrier_id, threads, mine == Verdict::timed_out) ? Verdict::timed_out
+                                                                     : Verdict::aborted;
+}
+
+}  // namespace ringkern::cuda

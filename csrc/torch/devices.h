@@ -1,0 +1,45 @@
+// Which backend serves a torch device, and what its rings are made of.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <pybind11/pybind11.h>
+
+#include "comm/communicator.h"
+#include "cpu/engine.h"
+#include "cpu/shm.h"
+#if RK_WITH_CUDA
+#include "cuda/device.h"
+#include "cuda/engine.h"
+#include "cuda/ipc.h"
+#endif
+
+namespace ringkern::torch_ext {
+
+inline Device cpu_device(int rank, int ranks, Milliseconds timeout) {
+  Device device;
+  device.name = device.terms.device = "cpu";
+  device.terms.geometry = cpu::default_geometry();
+  device.terms.segment_bytes = cpu::segment_bytes(device.terms.geometry);
+  device.make_transport = [bytes = device.terms.segment_bytes] {
+    return std::make_unique<cpu::ShmTransport>(bytes);
+  };
+  device.make_executor = [=, geometry = device.terms.geometry](const Segments& segments) {
+    return std::make_unique<cpu::Engine>(segments, geometry, rank, ranks, timeout);
+  };
+  return device;
+}
+
+inline Device device_for(c10::Device device, int rank, int ranks, Milliseconds timeout) {
+  if (device.is_cpu()) return cpu_device(rank, ranks, timeout);
+#if RK_WITH_CUDA
+  if (device.is_cuda()) return cuda_device(device.index(), rank, ranks, timeout);
+#endif
+  throw pybind11::value_error(
+      "ringkern has no kernels for a tensor on device '" + device.str() +
+      "'. It takes CPU tensors" +
+      (RK_WITH_CUDA ? " and CUDA tensors."
+                    : "; for CUDA tensors build it where nvcc is on the PATH "
+                      "(see ringkern.build_info())."));
+}
+
+}  // namespace ringkern::torch_ext

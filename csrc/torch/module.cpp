@@ -1,0 +1,91 @@
+// The Python module `ringkern._C`: the one translation unit that sees torch.
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/headeronly/version.h>
+
+#include "cpu/simd.h"
+#include "torch/communicator.h"
+#include "torch/plan.h"
+
+namespace ringkern::torch_ext {
+namespace {
+
+// Each class of failure becomes the exception of the same kind in `ringkern.errors`.
+template <class E>
+bool raise_as(std::exception_ptr error, const char* python_name) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const E& e) {
+    py::set_error(py::module_::import("ringkern.errors").attr(python_name), e.what());
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+void translate(std::exception_ptr error) {
+  if (!error) return;
+  // Most derived first.
+  if (raise_as<SharedMemoryError>(error, "SharedMemoryError") ||
+      raise_as<TransportError>(error, "TransportError") ||
+      raise_as<RendezvousError>(error, "RendezvousError") ||
+      raise_as<TimeoutError>(error, "CollectiveTimeoutError") ||
+      raise_as<AbortedError>(error, "CommAbortedError") ||
+      raise_as<UsageError>(error, "CommUsageError") || raise_as<Error>(error, "RingKernError"))
+    return;
+  std::rethrow_exception(error);
+}
+
+template <class E>
+py::list names(int values) {
+  py::list list;
+  for (int v = 0; v < values; ++v) list.append(name_of(E(v)));
+  return list;
+}
+
+py::dict build_info() {
+  using namespace py::literals;
+  py::dict info("version"_a = RINGKERN_VERSION, "torch"_a = TORCH_VERSION,
+                "compiler"_a = "gcc " __VERSION__, "cpu_isa"_a = kernels().isa,
+                "cuda"_a = bool(RK_WITH_CUDA), "cuda_archs"_a = py::none(),
+                "cuda_runtime"_a = py::none(), "cuda_devices"_a = 0);
+#if RK_WITH_CUDA
+  info["cuda_archs"] = RK_CUDA_ARCHS;
+  info["cuda_runtime"] = cuda::runtime_version();
+  info["cuda_devices"] = cuda::device_count();
+#endif
+  info["dtypes"] = names<DType>(kDTypes);
+  info["ops"] = names<Op>(kOps);
+  info["protocols"] = names<Protocol>(kProtocols);
+  return info;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, m) {
+  py::register_exception_translator(&translate);
+  m.attr("torch_version") = TORCH_VERSION;
+  m.attr("version") = RINGKERN_VERSION;
+  m.def("build_info", &build_info);
+  bind_plan(m);
+  py::class_<TorchCommunicator>(m, "Communicator")
+      .def(py::init<c10::intrusive_ptr<c10d::Store>, std::string, int, int, double>(),
+           py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("size"),
+           py::arg("timeout_s"))
+      .def("set_thresholds", &TorchCommunicator::set_thresholds, py::arg("ll_below"),
+           py::arg("ll128_below"))
+      .def("all_reduce", &TorchCommunicator::all_reduce, py::arg("tensor"), py::arg("op"),
+           py::arg("protocol"), py::arg("async_op"))
+      .def("reduce_scatter", &TorchCommunicator::reduce_scatter, py::arg("output"),
+           py::arg("input"), py::arg("op"), py::arg("protocol"), py::arg("async_op"))
+      .def("all_gather", &TorchCommunicator::all_gather, py::arg("output"), py::arg("input"),
+           py::arg("protocol"), py::arg("async_op"))
+      .def_property_readonly("rank", &TorchCommunicator::rank)
+      .def_property_readonly("size", &TorchCommunicator::ranks)
+      .def_property_readonly("timeout_s", &TorchCommunicator::timeout_s)
+      .def("abort", &TorchCommunicator::abort, py::arg("reason"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("close", &TorchCommunicator::close, py::call_guard<py::gil_scoped_release>());
+}
+
+}  // namespace ringkern::torch_ext

@@ -1,0 +1,194 @@
+// From tensors to tasks: what is accepted, and how a tensor that is not contiguous is served. Whatever
+// is wrong is raised here, on the rank that made the call, before anything is published.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/MemoryOverlap.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <pybind11/pybind11.h>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+
+#include <array>
+#include <optional>
+#include <string>
+
+#include "comm/ports.h"
+
+namespace ringkern::torch_ext {
+
+namespace py = pybind11;
+
+// "float32", as in torch.float32; torch 2.11 has it as a string, later ones as a view.
+inline std::string torch_name(at::ScalarType type) {
+  return std::string(c10::getDtypeNames(type).first);
+}
+
+inline std::optional<DType> dtype_of(at::ScalarType type) {
+  static const auto table = [] {
+    std::array<std::optional<DType>, size_t(at::ScalarType::NumOptions)> t{};
+    for (size_t i = 0; i < t.size(); ++i) {
+      const std::string name = torch_name(at::ScalarType(i));
+      for (int d = 0; d < kDTypes; ++d)
+        if (name == name_of(DType(d))) t[i] = DType(d);
+    }
+    return t;
+  }();
+  return table[size_t(type)];
+}
+
+inline std::string dtype_names() {
+  std::string names;
+  for (int d = 0; d < kDTypes; ++d) names += std::string(d ? ", " : "") + name_of(DType(d));
+  return names;
+}
+
+struct OpCall {
+  Op op = Op::sum;
+  double factor = 1.0;
+};
+
+inline OpCall op_of(const c10d::ReduceOp& op) {
+  switch (op.op_) {
+    case c10d::ReduceOp::SUM: return {Op::sum};
+    case c10d::ReduceOp::AVG: return {Op::avg};
+    case c10d::ReduceOp::PRODUCT: return {Op::prod};
+    case c10d::ReduceOp::MIN: return {Op::min};
+    case c10d::ReduceOp::MAX: return {Op::max};
+    case c10d::ReduceOp::BAND: return {Op::band};
+    case c10d::ReduceOp::BOR: return {Op::bor};
+    case c10d::ReduceOp::BXOR: return {Op::bxor};
+    case c10d::ReduceOp::PREMUL_SUM: {
+      const auto* s = dynamic_cast<c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+      if (s == nullptr)
+        throw py::value_error("ReduceOp.PREMUL_SUM needs a factor; make it with "
+                              "torch.distributed._make_nccl_premul_sum(factor)");
+      return {Op::premul_sum,
+              s->tensor_factor.defined() ? s->tensor_factor.item<double>() : s->double_factor};
+    }
+    default: break;
+  }
+  throw py::value_error("unknown ReduceOp; ringkern takes SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, "
+                        "BXOR and PREMUL_SUM");
+}
+
+// Throws TypeError or ValueError unless `t` can take part in a collective.
+inline DType check_tensor(const at::Tensor& t, const char* role) {
+  const std::string who = std::string(role) + " is ";
+  if (!t.defined()) throw py::type_error(who + "undefined; give a tensor");
+  if (t.layout() != at::kStrided)
+    throw py::type_error(who + "a tensor of layout " + c10::str(t.layout()) +
+                         "; ringkern takes dense tensors: call .to_dense() first");
+  if (t.is_quantized())
+    throw py::type_error(who + "quantized; reduce .int_repr() or .dequantize()");
+  const auto dtype = dtype_of(t.scalar_type());
+  if (!dtype)
+    throw py::type_error(who + "of dtype torch." + torch_name(t.scalar_type()) + "; ringkern takes " +
+                         dtype_names() +
+                         (t.is_complex() ? ": reduce torch.view_as_real(tensor)"
+                          : t.scalar_type() == at::kBool ? ": reduce tensor.view(torch.uint8)"
+                                                         : ": convert it first"));
+  return *dtype;
+}
+
+inline void check_written(const at::Tensor& t, const char* role) {
+  if (at::has_internal_overlap(t) == at::MemOverlap::Yes)
+    throw py::value_error(std::string(role) + " has elements that share memory (an expanded "
+                          "tensor); call .contiguous() or .clone() first");
+}
+
+inline Reduction reduction_for(const OpCall& call, DType dtype, int ranks) {
+  if (!accepts(call.op, kind_of(dtype))) {
+    const bool integer = kind_of(dtype) == Kind::integer;
+    throw py::type_error(std::string("op ") + name_of(call.op) + " is not defined for dtype " +
+                         name_of(dtype) + (integer ? ": sum and divide, or convert to a float first"
+                                                   : ": bitwise ops take integer dtypes"));
+  }
+  return Reduction::of(call.op, dtype, ranks, call.factor);
+}
+
+// A task and the tensors that it works on. `result`, where defined, is the user's tensor, to be
+// filled from `out` afterwards.
+struct Prepared {
+  Task task;
+  at::Tensor in, out, result;
+  c10::Device device = at::kCPU;
+
+  void finish() const {
+    if (!result.defined()) return;
+    at::AutoDispatchBelowADInplaceOrView guard;
+    result.copy_(out);
+  }
+};
+
+inline Prepared prepare(Collective collective, const at::Tensor& out, const at::Tensor& in,
+                        const Reduction& reduction, int64_t count) {
+  at::AutoDispatchBelowADInplaceOrView guard;
+  Prepared p;
+  p.device = out.device();
+  p.in = in.contiguous();
+  // Ranks may lay the same values out differently, so memory order will not do: elements are matched
+  // in logical order, through a copy.
+  p.out = out.is_contiguous() ? out : out.is_same(in) ? p.in : at::empty(out.sizes(), out.options());
+  if (!out.is_contiguous()) p.result = out;
+  p.task.collective = collective;
+  p.task.reduction = reduction;
+  p.task.in = p.in.const_data_ptr();
+  p.task.out = p.out.mutable_data_ptr();
+  p.task.count = count;
+  if (!out.is_inference()) out.unsafeGetTensorImpl()->bump_version();
+  return p;
+}
+
+inline Prepared prepare_all_reduce(const at::Tensor& t, const OpCall& op, int ranks) {
+  const DType dtype = check_tensor(t, "tensor");
+  check_written(t, "tensor");
+  return prepare(Collective::all_reduce, t, t, reduction_for(op, dtype, ranks), t.numel());
+}
+
+// The shapes of reduce-scatter and all-gather: `whole` holds a shard for each rank.
+inline DType check_pair(const at::Tensor& output, const at::Tensor& input, const at::Tensor& shard,
+                        const at::Tensor& whole, const char* shard_name, const char* whole_name,
+                        int rank, int ranks) {
+  const DType dtype = check_tensor(output, "output");
+  check_tensor(input, "input");
+  check_written(output, "output");
+  if (output.scalar_type() != input.scalar_type())
+    throw py::type_error(std::string("output is torch.") + name_of(dtype) + " and input is torch." +
+                         torch_name(input.scalar_type()) + "; they must have the same dtype");
+  if (output.device() != input.device())
+    throw py::value_error("output is on " + output.device().str() + " and input on " +
+                          input.device().str() + "; they must be on the same device");
+  if (whole.numel() != shard.numel() * ranks)
+    throw py::value_error(std::string(whole_name) + " has " + std::to_string(whole.numel()) +
+                          " elements and " + shard_name + " has " + std::to_string(shard.numel()) +
+                          "; with " + std::to_string(ranks) + " ranks " + whole_name +
+                          " must have " + std::to_string(shard.numel() * ranks));
+  // In place is what torch means by it: the shard is this rank's part of the whole.
+  if (output.is_contiguous() && input.is_contiguous() && shard.numel() > 0) {
+    const auto* s = static_cast<const char*>(shard.const_data_ptr());
+    const auto* w = static_cast<const char*>(whole.const_data_ptr());
+    const bool in_place = s == w + rank * int64_t(shard.nbytes());
+    if (!in_place && s < w + whole.nbytes() && w < s + shard.nbytes())
+      throw py::value_error(std::string("output and input overlap; in place, ") + shard_name +
+                            " must be exactly this rank's part of " + whole_name);
+  } else if (at::get_overlap_status(output, input) == at::MemOverlapStatus::Partial) {
+    throw py::value_error("output and input overlap; give tensors of their own memory");
+  }
+  return dtype;
+}
+
+inline Prepared prepare_reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                                       const OpCall& op, int rank, int ranks) {
+  const DType dtype =
+      check_pair(output, input, output, input, "output", "input", rank, ranks);
+  return prepare(Collective::reduce_scatter, output, input, reduction_for(op, dtype, ranks),
+                 output.numel());
+}
+
+inline Prepared prepare_all_gather(const at::Tensor& output, const at::Tensor& input, int rank,
+                                   int ranks) {
+  const DType dtype = check_pair(output, input, input, output, "input", "output", rank, ranks);
+  return prepare(Collective::all_gather, output, input, Reduction{dtype}, input.numel());
+}
+
+}  // namespace ringkern::torch_ext

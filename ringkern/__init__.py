@@ -1,0 +1,57 @@
+"""ringkern: a ring all-reduce as C++/CUDA kernels, for PyTorch.
+
+>>> import torch, torch.distributed as dist, ringkern
+>>> dist.init_process_group("gloo")                      # doctest: +SKIP
+>>> ringkern.ring_all_reduce(torch.ones(4))              # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_REBUILD = "reinstall it: pip install --force-reinstall --no-deps --no-cache-dir ringkern"
+
+try:
+    from . import _C
+except ImportError as error:
+    raise ImportError(
+        f"ringkern's extension does not load under torch {torch.__version__} ({error}). If it was "
+        f"built against another torch, {_REBUILD}"
+    ) from error
+
+if _C.torch_version.split(".")[:2] != torch.__version__.split(".")[:2]:
+    # The classes of c10d change from version to version: it would load, and crash later.
+    raise ImportError(
+        f"ringkern was built against torch {_C.torch_version} and this is torch "
+        f"{torch.__version__}; {_REBUILD}"
+    )
+
+from . import errors, functional  # noqa: E402
+from .comm import Communicator  # noqa: E402
+from .ops import ring_all_gather, ring_all_reduce, ring_reduce_scatter  # noqa: E402
+
+__version__: str = _C.version
+
+
+def build_info() -> dict[str, Any]:
+    """How ringkern was built, and what it found.
+
+    Returns:
+        version, torch (what it was built against), compiler, cpu_isa (of the reductions, as chosen on
+        this machine), cuda (kernels compiled in), cuda_archs, cuda_runtime, cuda_devices (visible
+        now), dtypes, ops, protocols.
+    """
+    return dict(_C.build_info())
+
+
+__all__ = [
+    "Communicator",
+    "build_info",
+    "errors",
+    "functional",
+    "ring_all_gather",
+    "ring_all_reduce",
+    "ring_reduce_scatter",
+]

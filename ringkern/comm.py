@@ -1,0 +1,194 @@
+"""Communicators: a rank's membership in a ring, one for each process group, made on first use."""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from datetime import timedelta
+from types import TracebackType
+
+import torch
+import torch.distributed as dist
+
+from . import _C, tuner
+from .config import config
+from .errors import CommUsageError
+
+
+class Communicator:
+    """A ring over the ranks of a process group.
+
+    Most programs never make one: :func:`ringkern.ring_all_reduce` makes and keeps one for each group.
+    All ranks of the group make theirs in the same order, and make the same calls in the same order.
+    The neighbours are found on the first call with a tensor of a device, not here. Usable as a
+    context manager, which closes it.
+
+    Args:
+        group: the process group whose ranks form the ring; ``None``: the default group. Any backend:
+            only its store is used, and only to find the neighbours.
+        timeout: how long a rank waits for a neighbour before it raises
+            :class:`~ringkern.errors.CollectiveTimeoutError`; ``None``: ``RINGKERN_TIMEOUT``, or 600 s.
+
+    Raises:
+        CommUsageError: torch.distributed is not initialised.
+        ValueError: this rank is not a member of ``group``; the timeout is not positive.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup | None = None, *, timeout: timedelta | None = None
+    ) -> None:
+        group = resolve_group(group)
+        self._open(
+            group.get_group_store(), group.rank(), group.size(), f"ringkern/{group.group_name}", timeout
+        )
+
+    @classmethod
+    def from_store(
+        cls,
+        store: dist.Store,
+        rank: int,
+        size: int,
+        *,
+        name: str = "ringkern",
+        timeout: timedelta | None = None,
+    ) -> Communicator:
+        """A ring without a process group.
+
+        Args:
+            store: any torch.distributed store that all ranks share.
+            rank: this rank, from 0 to ``size - 1``.
+            size: number of ranks.
+            name: the same on all ranks; two rings over one store at the same time differ in it.
+            timeout: as for :class:`Communicator`.
+        """
+        self = cls.__new__(cls)
+        self._open(store, rank, size, name, timeout)
+        return self
+
+    def _open(
+        self, store: dist.Store, rank: int, size: int, name: str, timeout: timedelta | None
+    ) -> None:
+        timeout_s = config.timeout_s if timeout is None else timeout.total_seconds()
+        if timeout_s < 0.001:
+            raise ValueError(f"timeout is {timeout}; it must be a millisecond or more")
+        self._c = _C.Communicator(store, name, rank, size, timeout_s)
+        self._c.set_thresholds(*tuner.thresholds(size))
+        _open_communicators.add(self)
+
+    @property
+    def rank(self) -> int:
+        """This rank's number in the ring, from 0."""
+        return self._c.rank
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self._c.size
+
+    def all_reduce(
+        self,
+        tensor: torch.Tensor,
+        op: dist.ReduceOp | dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
+        async_op: bool = False,
+        *,
+        protocol: str = "auto",
+    ) -> dist.Work | None:
+        """See :func:`ringkern.ring_all_reduce`."""
+        return self._c.all_reduce(tensor, op, _protocol(protocol), async_op)
+
+    def reduce_scatter(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        op: dist.ReduceOp | dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
+        async_op: bool = False,
+        *,
+        protocol: str = "auto",
+    ) -> dist.Work | None:
+        """See :func:`ringkern.ring_reduce_scatter`."""
+        return self._c.reduce_scatter(output, input, op, _protocol(protocol), async_op)
+
+    def all_gather(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        async_op: bool = False,
+        *,
+        protocol: str = "auto",
+    ) -> dist.Work | None:
+        """See :func:`ringkern.ring_all_gather`."""
+        return self._c.all_gather(output, input, _protocol(protocol), async_op)
+
+    def abort(self, reason: str = "abort() was called") -> None:
+        """Ends every call in progress, here and hop by hop on all ranks, with CommAbortedError.
+
+        From any thread, any number of times. The communicator is unusable afterwards.
+        """
+        self._c.abort(reason)
+
+    def close(self) -> None:
+        """Finishes the calls that were made, then gives memory, descriptors and thread back.
+
+        Any number of times. A later call raises :class:`~ringkern.errors.CommUsageError`.
+        """
+        self._c.close()
+        _open_communicators.discard(self)
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            # This rank will not make the calls that its neighbours wait for.
+            self.abort(f"rank {self.rank} left on {type(error).__name__}: {error}")
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<ringkern.Communicator rank {self.rank} of {self.size}>"
+
+
+def _protocol(protocol: str) -> str:
+    return config.protocol if protocol == "auto" else protocol
+
+
+# Weak: a communicator that nobody holds closes itself.
+_open_communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()
+_by_group: weakref.WeakKeyDictionary[dist.ProcessGroup, Communicator] = weakref.WeakKeyDictionary()
+
+
+def resolve_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """The process group that is meant, or an error that says what to do."""
+    if group is None:
+        if not dist.is_initialized():
+            raise CommUsageError(
+                "torch.distributed is not initialised: call torch.distributed.init_process_group("
+                "'gloo') first, or use ringkern.Communicator.from_store"
+            )
+        group = dist.group.WORLD
+    if not isinstance(group, dist.ProcessGroup):
+        if group is dist.GroupMember.NON_GROUP_MEMBER:
+            raise ValueError(
+                "this rank is not a member of the group: only the ranks given to new_group may call"
+            )
+        raise TypeError(f"group is {type(group).__name__}; give a ProcessGroup, or None for the default")
+    return group
+
+
+def communicator_for(group: dist.ProcessGroup | None) -> Communicator:
+    """The communicator of a process group; made on first use, closed with the group."""
+    resolved = resolve_group(group)
+    found = _by_group.get(resolved)
+    if found is None:
+        found = _by_group[resolved] = Communicator(resolved)
+    return found
+
+
+@atexit.register
+def _close_all() -> None:
+    for communicator in list(_open_communicators):
+        communicator.close()

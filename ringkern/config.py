@@ -1,0 +1,60 @@
+"""Settings from the environment, each read once, strictly, when ringkern is imported.
+
+===================== ======= ==================================================================
+variable              default meaning
+===================== ======= ==================================================================
+RINGKERN_PROTOCOL     auto    protocol of every call that says ``protocol="auto"``
+RINGKERN_TIMEOUT      600     seconds that a rank waits for a neighbour before it raises
+===================== ======= ==================================================================
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+PROTOCOLS = ("auto", "simple", "ll", "ll128")
+
+# Read while ringkern is built, and no concern of a program that uses it.
+_BUILD_VARIABLES = frozenset(
+    {"RINGKERN_CUDA", "RINGKERN_CUDA_ARCHS", "RINGKERN_TORCH_SITE", "RINGKERN_FETCH_TORCH"}
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """What the environment asks for."""
+
+    protocol: str = "auto"
+    timeout_s: float = 600.0
+
+
+def read(environ: Mapping[str, str]) -> Config:
+    """Reads the ``RINGKERN_*`` variables.
+
+    Raises:
+        ValueError: a variable has a value that it cannot have; the text names both.
+    """
+    known = {"RINGKERN_PROTOCOL", "RINGKERN_TIMEOUT"}
+    for name in environ:
+        if name.startswith("RINGKERN_") and name not in known | _BUILD_VARIABLES:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            warnings.warn(f"unknown environment variable {name}{hint}", stacklevel=2)
+    protocol = environ.get("RINGKERN_PROTOCOL", Config.protocol)
+    if protocol not in PROTOCOLS:
+        raise ValueError(f"RINGKERN_PROTOCOL={protocol!r}: choose one of {', '.join(PROTOCOLS)}")
+    text = environ.get("RINGKERN_TIMEOUT", str(Config.timeout_s))
+    try:
+        timeout_s = float(text)
+    except ValueError:
+        timeout_s = 0.0
+    if not 0 < timeout_s < float("inf"):
+        raise ValueError(f"RINGKERN_TIMEOUT={text!r}: give a number of seconds above 0")
+    return Config(protocol, timeout_s)
+
+
+config = read(os.environ)

@@ -1,0 +1,156 @@
+"""Out of place, differentiable, and traceable: the ring inside ``torch.compile``.
+
+Two operators are registered with torch: ``ringkern::all_reduce`` returns a new tensor, and
+``ringkern::all_reduce_`` is what :func:`ringkern.ring_all_reduce` becomes in a compiled graph.
+A result that nothing uses may be removed by the compiler, and its collective with it, on the ranks
+where that happens: use the result on all ranks, or on none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .comm import communicator_for
+
+_OPS: dict[str, dist.ReduceOp.RedOpType] = {
+    "sum": dist.ReduceOp.SUM,
+    "prod": dist.ReduceOp.PRODUCT,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+    "avg": dist.ReduceOp.AVG,
+    "band": dist.ReduceOp.BAND,
+    "bor": dist.ReduceOp.BOR,
+    "bxor": dist.ReduceOp.BXOR,
+}
+
+# Names of ops whose gradient is the same all-reduce of the gradients.
+_LINEAR = ("sum", "avg")
+
+
+def all_reduce(
+    tensor: torch.Tensor, op: str = "sum", group: dist.ProcessGroup | None = None
+) -> torch.Tensor:
+    """The reduction of ``tensor`` over all ranks, as a new tensor. Differentiable.
+
+    The gradient is that of the sum of all ranks' losses, as in ``torch.distributed.nn``: the
+    all-reduce of the gradients with the same ``op``.
+
+    Args:
+        tensor: as for :func:`ringkern.ring_all_reduce`; any shape.
+        op: "sum", "avg", "prod", "min", "max", "band", "bor" or "bxor"; "sum" and "avg" have
+            gradients.
+        group: the process group; ``None``: the default one.
+
+    Returns:
+        A contiguous tensor of the shape and dtype of ``tensor``.
+
+    Raises:
+        ValueError: unknown ``op``.
+        NotImplementedError: backward through an ``op`` without a gradient.
+        Others as for :func:`ringkern.ring_all_reduce`.
+    """
+    result: torch.Tensor = torch.ops.ringkern.all_reduce(tensor, op, _group_name(group))
+    return result
+
+
+def all_reduce_in_graph(
+    tensor: Any,
+    op: Any,
+    group: dist.ProcessGroup | None,
+    async_op: bool,
+    protocol: str,
+) -> None:
+    """:func:`ringkern.ring_all_reduce` while torch.compile traces."""
+    if async_op:
+        raise ValueError("async_op=True cannot be compiled; leave it out, the graph orders the calls")
+    torch.ops.ringkern.all_reduce_(tensor, _op_name(op), _group_name(group), protocol)
+
+
+def _op_name(op: Any) -> str:
+    for name, value in _OPS.items():
+        if op == value:
+            return name
+    raise ValueError(f"op {op} cannot be compiled; ringkern has {', '.join(_OPS)} there")
+
+
+def _op_value(name: str) -> dist.ReduceOp.RedOpType:
+    if name not in _OPS:
+        raise ValueError(f"unknown op {name!r}; choose one of {', '.join(_OPS)}")
+    return _OPS[name]
+
+
+def _group_name(group: dist.ProcessGroup | None) -> str:
+    # A graph holds names, not groups; the empty one is the default group at the time of the call.
+    return "" if group is None else group.group_name
+
+
+def _group_of(name: str) -> dist.ProcessGroup | None:
+    return dist.distributed_c10d._resolve_process_group(name) if name else None
+
+
+_library = torch.library.Library("ringkern", "DEF")
+_library.define(
+    "all_reduce(Tensor x, str op, str group) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
+)
+_library.define(
+    "all_reduce_(Tensor(a!) x, str op, str group, str protocol) -> ()",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+def _all_reduce(x: torch.Tensor, op: str, group: str) -> torch.Tensor:
+    result = x.clone(memory_format=torch.contiguous_format)
+    communicator_for(_group_of(group)).all_reduce(result, _op_value(op))
+    return result
+
+
+def _all_reduce_(x: torch.Tensor, op: str, group: str, protocol: str) -> None:
+    communicator_for(_group_of(group)).all_reduce(x, _op_value(op), protocol=protocol)
+
+
+for _key in ("CPU", "CUDA"):
+    _library.impl("all_reduce", _all_reduce, _key)
+    _library.impl("all_reduce_", _all_reduce_, _key)
+
+
+@torch.library.register_fake("ringkern::all_reduce", lib=_library)
+def _all_reduce_fake(x: torch.Tensor, op: str, group: str) -> torch.Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@torch.library.register_fake("ringkern::all_reduce_", lib=_library)
+def _all_reduce_fake_(x: torch.Tensor, op: str, group: str, protocol: str) -> None:
+    return None
+
+
+def _setup(ctx: Any, inputs: tuple[torch.Tensor, str, str], output: torch.Tensor) -> None:
+    _, ctx.op, ctx.group = inputs
+
+
+def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    if ctx.op not in _LINEAR:
+        raise NotImplementedError(
+            f"all_reduce with op {ctx.op!r} has no gradient; {' and '.join(_LINEAR)} have"
+        )
+    return torch.ops.ringkern.all_reduce(grad.contiguous(), ctx.op, ctx.group), None, None
+
+
+torch.library.register_autograd(
+    "ringkern::all_reduce", _backward, setup_context=_setup, lib=_library
+)
+
+
+def _all_reduce_autograd(x: torch.Tensor, op: str, group: str, protocol: str) -> None:
+    if torch.is_grad_enabled() and x.requires_grad:
+        raise RuntimeError(
+            "ring_all_reduce changes a tensor that requires grad, and the gradient would be silently "
+            "wrong; use ringkern.functional.all_reduce, or torch.no_grad()"
+        )
+    with torch._C._AutoDispatchBelowAutograd():
+        torch.ops.ringkern.all_reduce_(x, op, group, protocol)
+
+
+_library.impl("all_reduce_", _all_reduce_autograd, "Autograd")

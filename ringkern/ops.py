@@ -1,0 +1,129 @@
+"""The collectives: what ``torch.distributed`` calls all_reduce, reduce_scatter_tensor and
+all_gather_into_tensor, over the ring."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from . import functional
+from .comm import communicator_for
+
+Op = dist.ReduceOp | dist.ReduceOp.RedOpType
+
+
+def ring_all_reduce(
+    tensor: Any,
+    op: Op = dist.ReduceOp.SUM,
+    group: dist.ProcessGroup | None = None,
+    async_op: bool = False,
+    *,
+    protocol: str = "auto",
+) -> dist.Work | None:
+    """Reduces ``tensor`` over all ranks, in place; afterwards it is bit-identical on all of them.
+
+    A drop-in for :func:`torch.distributed.all_reduce`. Every rank of the group calls it, in the same
+    order, with a tensor of the same number of elements and the same dtype, and the same ``op`` and
+    ``protocol``.
+
+    Args:
+        tensor: a dense tensor of any shape and strides, on the CPU or on a CUDA device; float32,
+            float64, float16, bfloat16, float8_e4m3fn, float8_e5m2, int8, uint8, int32 or int64.
+            Also a NumPy or CuPy array, or anything else with ``__dlpack__``, changed in place. May be
+            empty.
+        op: ``ReduceOp.SUM``, ``PRODUCT``, ``MIN``, ``MAX`` (both propagate NaN), ``AVG`` and
+            ``PREMUL_SUM`` (floats), ``BAND``, ``BOR``, ``BXOR`` (integers). Each hop rounds to the
+            dtype of the tensor; integers wrap.
+        group: the process group; ``None``: the default one.
+        async_op: return at once with a handle.
+        protocol: ``"auto"``, or ``"simple"``, ``"ll"``, ``"ll128"``.
+
+    Returns:
+        A ``torch.distributed.Work`` (``wait()``, ``is_completed()``, ``get_future()``) if
+        ``async_op``, else ``None``.
+
+    Raises:
+        TypeError: dtype or layout that is not supported, or an op that the dtype does not have.
+        ValueError: unknown protocol, unsupported device, elements that share memory, a group without
+            this rank.
+        CommUsageError: torch.distributed is not initialised, or this is a forked child.
+        CollectiveTimeoutError: a neighbour did not come within the timeout.
+        CommAbortedError: the communicator was aborted or has failed before.
+        RendezvousError, TransportError: first call only: the ranks could not be connected.
+    """
+    if torch.compiler.is_compiling():
+        return functional.all_reduce_in_graph(tensor, op, group, async_op, protocol)
+    return communicator_for(group).all_reduce(_as_tensor(tensor), op, async_op, protocol=protocol)
+
+
+def ring_reduce_scatter(
+    output: Any,
+    input: Any,
+    op: Op = dist.ReduceOp.SUM,
+    group: dist.ProcessGroup | None = None,
+    async_op: bool = False,
+    *,
+    protocol: str = "auto",
+) -> dist.Work | None:
+    """Reduces ``input`` over all ranks and leaves this rank's part of it in ``output``.
+
+    As :func:`torch.distributed.reduce_scatter_tensor`.
+
+    Args:
+        output: a tensor of n elements; may be this rank's part of ``input``.
+        input: a tensor of n times the number of ranks elements, dtype and device of ``output``.
+        op, group, async_op, protocol: as for :func:`ring_all_reduce`.
+
+    Raises:
+        ValueError: the sizes do not fit, the tensors overlap, or they are on different devices.
+        Others as for :func:`ring_all_reduce`.
+    """
+    return communicator_for(group).reduce_scatter(
+        _as_tensor(output), _as_tensor(input), op, async_op, protocol=protocol
+    )
+
+
+def ring_all_gather(
+    output: Any,
+    input: Any,
+    group: dist.ProcessGroup | None = None,
+    async_op: bool = False,
+    *,
+    protocol: str = "auto",
+) -> dist.Work | None:
+    """Collects every rank's ``input`` in ``output``, in the order of the ranks.
+
+    As :func:`torch.distributed.all_gather_into_tensor`.
+
+    Args:
+        output: a tensor of n times the number of ranks elements.
+        input: a tensor of n elements, dtype and device of ``output``; may be this rank's part of it.
+        group, async_op, protocol: as for :func:`ring_all_reduce`.
+
+    Raises:
+        ValueError: the sizes do not fit, the tensors overlap, or they are on different devices.
+        Others as for :func:`ring_all_reduce`.
+    """
+    return communicator_for(group).all_gather(
+        _as_tensor(output), _as_tensor(input), async_op, protocol=protocol
+    )
+
+
+def _as_tensor(array: Any) -> torch.Tensor:
+    """``array`` itself, or a tensor over the same memory."""
+    if isinstance(array, torch.Tensor):
+        return array
+    if not hasattr(array, "__dlpack__"):
+        raise TypeError(
+            f"tensor is {type(array).__name__}; give a torch.Tensor, or an array with __dlpack__ "
+            "(NumPy, CuPy), which is changed in place"
+        )
+    try:
+        return torch.from_dlpack(array)
+    except BufferError as error:
+        raise ValueError(
+            f"the memory of this {type(array).__name__} cannot be shared ({error}); it must be "
+            "writable, in native byte order and of a dtype that torch has"
+        ) from error

@@ -1,0 +1,67 @@
+"""The built extension, as a file: what it links, and that its parts for other CPUs stay apart."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch  # noqa: F401  (the extension needs its libraries loaded)
+
+import ringkern
+import ringkern._C
+
+EXTENSION = Path(ringkern._C.__file__)
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def output_of(*command: str | Path) -> str:
+    return subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=120
+    ).stdout
+
+
+def test_links_torch_but_none_of_its_cuda_libraries() -> None:
+    """One source serves CPU-only and CUDA torch, and imports on a machine without a GPU."""
+    entries = output_of("readelf", "--dynamic", EXTENSION)
+    needed = set(re.findall(r"\(NEEDED\).*\[(.+?)\.so", entries))
+    system = {"libstdc++", "libgcc_s", "libm", "libc", "libdl", "librt", "libpthread"}
+    assert needed - system - {"ld-linux-x86-64", "ld-linux-aarch64"} <= {
+        "libc10",
+        "libtorch",
+        "libtorch_cpu",
+        "libtorch_python",
+    }
+    assert "RPATH" not in entries
+    assert "RUNPATH" not in entries
+
+
+def test_exports_no_cuda_runtime() -> None:
+    """The static CUDA runtime inside must not answer for the one that torch has loaded."""
+    symbols = output_of("nm", "--dynamic", EXTENSION)
+    assert re.search(r" [TW] PyInit__C\b", symbols)
+    assert not re.search(r"\bcuda[A-Z]\w*", symbols)
+
+
+def test_version_is_that_of_pyproject() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    version = re.search(r'^version = "(.+)"$', project, re.MULTILINE)
+    assert version
+    assert ringkern.__version__ == version.group(1)
+
+
+@pytest.mark.parametrize("isa", ["avx2", "avx512"])
+def test_code_for_newer_cpus_stays_in_its_namespace(isa: str, tmp_path: Path) -> None:
+    """An inline function that simd.cpp shares with other files would be emitted for each, and the
+    linker keeps one at will: a copy with AVX-512 in it would then run on every CPU."""
+    flags = {"avx2": ["-mavx2"], "avx512": ["-mavx512f", "-mavx512bw"]}[isa]
+    compiler = shutil.which("c++") or pytest.skip("no c++ on PATH to compile simd.cpp with")
+    compile = [compiler, "-std=c++20", "-O1", "-mfma", "-mf16c", *flags, "-c"]
+    names = [f"-DRK_ISA={isa}", f'-DRK_ISA_NAME="{isa}"', f"-I{ROOT / 'csrc'}"]
+    target = tmp_path / "simd.o"
+    output_of(*compile, *names, ROOT / "csrc" / "cpu" / "simd.cpp", "-o", target)
+    symbols = output_of("nm", "--demangle", "--defined-only", target)
+    shared = [line for line in re.findall(r"^\S+ [WVu] (.+)$", symbols, re.MULTILINE)]
+    assert [name for name in shared if f"::{isa}::" not in name] == []

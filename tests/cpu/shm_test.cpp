@@ -1,0 +1,204 @@
+#include "cpu/shm.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "check.h"
+
+using namespace ringkern;
+using cpu::LocalMemory;
+using cpu::LocalTransport;
+using cpu::ShmTransport;
+
+namespace {
+
+constexpr int64_t kBytes = 3 * 4096 + 128;  // not a whole number of pages
+
+int entries(const char* directory) {
+  int n = 0;
+  DIR* dir = ::opendir(directory);
+  CHECK(dir != nullptr);
+  while (::readdir(dir) != nullptr) ++n;
+  ::closedir(dir);
+  return n;
+}
+
+// Runs in a child, where limits and users can be changed; its exit status is the verdict.
+template <class F>
+void in_child(F&& f) {
+  const pid_t pid = ::fork();
+  CHECK(pid >= 0);
+  if (pid == 0) {
+    f();
+    ::_exit(0);
+  }
+  int status = 0;
+  CHECK_EQ(::waitpid(pid, &status, 0), pid);
+  CHECK_EQ(status, 0);
+}
+
+void neighbours_see_each_others_writes() {
+  ShmTransport a(kBytes), b(kBytes);
+  const auto* fresh = static_cast<const unsigned char*>(a.mine());
+  for (int64_t i = 0; i < kBytes; ++i) CHECK(fresh[i] == 0);
+  void* b_of_a = a.map(b.offer(), 1);
+  void* a_of_b = b.map(a.offer(), 0);
+  CHECK(a_of_b != a.mine());
+  std::memset(a.mine(), 7, kBytes);
+  CHECK(std::memcmp(a.mine(), a_of_b, kBytes) == 0);
+  static_cast<char*>(b_of_a)[kBytes - 1] = 9;
+  CHECK_EQ(int(static_cast<char*>(b.mine())[kBytes - 1]), 9);
+}
+
+void memory_outlives_its_owner() {
+  ShmTransport a(kBytes);
+  void* mapped = nullptr;
+  {
+    ShmTransport b(kBytes);
+    mapped = a.map(b.offer(), 1);
+    std::memset(b.mine(), 5, kBytes);
+  }
+  CHECK_EQ(int(static_cast<char*>(mapped)[kBytes - 1]), 5);
+}
+
+void a_forked_child_shares_it() {
+  ShmTransport a(kBytes);
+  in_child([&] { static_cast<char*>(a.mine())[42] = 42; });
+  CHECK_EQ(int(static_cast<char*>(a.mine())[42]), 42);
+}
+
+void is_allocated_sealed_and_closed_on_exec() {
+  ShmTransport a(kBytes);
+  const int fd = a.offer().fd;
+  struct stat status;
+  CHECK(::fstat(fd, &status) == 0);
+  CHECK(status.st_blocks * 512 >= kBytes);
+  CHECK(::ftruncate(fd, kBytes - 1) != 0 && errno == EPERM);
+  CHECK(::ftruncate(fd, kBytes + 1) != 0 && errno == EPERM);
+  CHECK(::fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE) != 0 && errno == EPERM);
+  CHECK((::fcntl(fd, F_GETFD) & FD_CLOEXEC) != 0);
+}
+
+void refuses_what_is_no_segment() {
+  ShmTransport a(kBytes), other_size(kBytes + 1);
+  CHECK_THROWS(TransportError, "rank 3 is refused: expected 12416 bytes, found 12417",
+               a.map(other_size.offer(), 3));
+  CHECK_THROWS(TransportError, "expected a file descriptor, found none", a.map(Offer{}, 3));
+
+  const int unsealed = ::memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  CHECK(::ftruncate(unsealed, kBytes) == 0);
+  CHECK_THROWS(TransportError, "nobody can resize", a.map(Offer{"", unsealed}, 3));
+  CHECK(::fcntl(unsealed, F_ADD_SEALS, F_SEAL_SHRINK) == 0);
+  CHECK_THROWS(TransportError, "nobody can resize", a.map(Offer{"", unsealed}, 3));
+  CHECK(::fcntl(unsealed, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SEAL) == 0);
+  a.map(Offer{"", unsealed}, 3);
+  ::close(unsealed);
+
+  const int null = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+  CHECK_THROWS(TransportError, "expected a memory file", a.map(Offer{"", null}, 3));
+  ::close(null);
+  CHECK_THROWS(TransportError, "expected a file descriptor", a.map(Offer{"", null}, 3));
+}
+
+void refuses_memory_of_another_user() {
+  if (::geteuid() != 0) {
+    std::puts("memory of another user: only root can make some, left out");
+    return;
+  }
+  in_child([] {
+    ShmTransport a(kBytes), b(kBytes);
+    CHECK(::fchown(b.offer().fd, 65534, 65534) == 0);
+    CHECK_THROWS(TransportError, "expected memory of user 0, found memory of user 65534",
+                 a.map(b.offer(), 1));
+  });
+}
+
+void says_which_limit_was_met() {
+  in_child([] {
+    const rlimit limit{1 << 20, 1 << 20};
+    CHECK(::setrlimit(RLIMIT_FSIZE, &limit) == 0);
+    CHECK_THROWS(SharedMemoryError, "needs 2.0 MiB of shared memory: fallocate",
+                 ShmTransport(2 << 20));
+    CHECK_THROWS(SharedMemoryError, "ulimit -f) is 1.0 MiB", ShmTransport(2 << 20));
+    ShmTransport fits(1 << 20);
+  });
+  in_child([] {
+    const rlimit limit{3, 3};
+    CHECK(::setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    CHECK_THROWS(SharedMemoryError, "ulimit -n", ShmTransport(2 << 20));
+  });
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)  // they reserve terabytes
+  in_child([] {
+    const rlimit limit{1 << 28, 1 << 28};
+    CHECK(::setrlimit(RLIMIT_AS, &limit) == 0);
+    CHECK_THROWS(SharedMemoryError, "ulimit -v) is 256.0 MiB", ShmTransport(1 << 28));
+  });
+#endif
+  CHECK_THROWS(SharedMemoryError, "fallocate", ShmTransport(int64_t(1) << 60));
+}
+
+void leaves_nothing_behind() {
+  const int fds = entries("/proc/self/fd"), shm = entries("/dev/shm");
+  {
+    ShmTransport a(kBytes), b(kBytes);
+    a.map(b.offer(), 1);
+    CHECK_EQ(entries("/dev/shm"), shm);
+    CHECK_EQ(entries("/proc/self/fd"), fds + 2);
+    CHECK_THROWS(TransportError, "refused", a.map(Offer{}, 1));
+  }
+  CHECK_THROWS(SharedMemoryError, "fallocate", ShmTransport(int64_t(1) << 60));
+  CHECK_EQ(entries("/proc/self/fd"), fds);
+}
+
+void threads_share_pointers() {
+  const auto memory = std::make_shared<LocalMemory>();
+  auto a = std::make_unique<LocalTransport>(memory, kBytes);
+  LocalTransport b(memory, kBytes);
+  CHECK(b.map(a->offer(), 0) == a->mine());
+  CHECK(a->map(b.offer(), 1) == b.mine());
+  char* mapped = static_cast<char*>(a->mine());
+  mapped[kBytes - 1] = 3;
+  a.reset();
+  CHECK_EQ(int(mapped[kBytes - 1]), 3);  // b has it mapped
+}
+
+void threads_refuse_other_offers() {
+  const auto memory = std::make_shared<LocalMemory>();
+  LocalTransport a(memory, kBytes), other_size(memory, kBytes + 8);
+  LocalTransport stranger(std::make_shared<LocalMemory>(), kBytes);
+  CHECK_THROWS(TransportError, "expected 12416 bytes, found 12424", a.map(other_size.offer(), 1));
+  CHECK_THROWS(TransportError, "another process or group", a.map(stranger.offer(), 1));
+  CHECK_THROWS(TransportError, "of a thread's offer, found 3", a.map(Offer{"abc", -1}, 1));
+  Offer gone;
+  {
+    LocalTransport b(memory, kBytes);
+    gone = b.offer();
+  }
+  CHECK_THROWS(TransportError, "that rank has gone", a.map(gone, 1));
+  in_child([&] {
+    LocalTransport child(memory, kBytes);
+    CHECK_THROWS(TransportError, "another process", child.map(a.offer(), 0));
+  });
+}
+
+}  // namespace
+
+int main() {
+  neighbours_see_each_others_writes();
+  memory_outlives_its_owner();
+  a_forked_child_shares_it();
+  is_allocated_sealed_and_closed_on_exec();
+  refuses_what_is_no_segment();
+  refuses_memory_of_another_user();
+  says_which_limit_was_met();
+  leaves_nothing_behind();
+  threads_share_pointers();
+  threads_refuse_other_offers();
+}

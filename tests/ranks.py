@@ -1,0 +1,151 @@
+"""Processes that stand in for ranks: started once, given work many times, never left behind."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+START_TIMEOUT_S = 120.0
+
+
+class RankError(AssertionError):
+    """What a rank raised, with the traceback that it had there."""
+
+    def __init__(self, rank: int, kind: str, text: str, trace: str) -> None:
+        super().__init__(f"rank {rank} raised {kind}: {text}\n{trace}")
+        self.rank, self.kind, self.text = rank, kind, text
+
+
+class RankTimeout(AssertionError):
+    """Ranks that did not answer in time; they have been killed."""
+
+
+class Ranks:
+    """``size`` processes in one gloo group, in which ``fn(rank, size, *args)`` can be run.
+
+    ``fn`` is a function of a module, so that spawned processes can import it. A rank that does not
+    answer in time is killed with the others; the next call starts fresh ones.
+    """
+
+    def __init__(self, size: int, timeout_s: float = 60.0) -> None:
+        self.size, self.timeout_s = size, timeout_s
+        self._processes: list[mp.process.BaseProcess] = []
+        self._pipes: list[Connection] = []
+
+    def run(self, fn: Callable[..., Any], *args: Any, timeout_s: float | None = None) -> list[Any]:
+        """The results of all ranks. Raises the first rank's error as RankError."""
+        results = self.outcomes(fn, *args, timeout_s=timeout_s)
+        for result in results:
+            if isinstance(result, RankError):
+                raise result
+        return results
+
+    def outcomes(
+        self, fn: Callable[..., Any], *args: Any, timeout_s: float | None = None
+    ) -> list[Any]:
+        """As :meth:`run`, with a RankError in place of the result of each rank that raised."""
+        if not self._processes:
+            self._start()
+        try:
+            for pipe in self._pipes:
+                pipe.send((fn, args))
+            return [
+                self._receive(rank, self.timeout_s if timeout_s is None else timeout_s)
+                for rank in range(self.size)
+            ]
+        except (RankTimeout, EOFError, OSError):
+            self.kill()
+            raise
+
+    def pids(self) -> list[int]:
+        return [process.pid or 0 for process in self._processes]
+
+    def close(self) -> None:
+        """Ends the ranks as a program would; kills those that do not end."""
+        for pipe in self._pipes:
+            try:
+                pipe.send(None)
+            except OSError:
+                pass
+        for process in self._processes:
+            process.join(15)
+        self.kill()
+
+    def kill(self) -> None:
+        for process in self._processes:
+            if process.is_alive():
+                process.kill()
+            process.join()
+        for pipe in self._pipes:
+            pipe.close()
+        self._processes, self._pipes = [], []
+
+    def _start(self) -> None:
+        context = mp.get_context("spawn")
+        file = tempfile.NamedTemporaryFile(prefix="ringkern-test-", delete=False)
+        file.close()
+        os.unlink(file.name)
+        for rank in range(self.size):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_serve, args=(theirs, rank, self.size, file.name), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+            self._pipes.append(ours)
+        for rank in range(self.size):
+            self._receive(rank, START_TIMEOUT_S)
+
+    def _receive(self, rank: int, timeout_s: float) -> Any:
+        if not self._pipes[rank].poll(timeout_s):
+            raise RankTimeout(f"rank {rank} of {self.size} did not answer within {timeout_s} s")
+        return self._pipes[rank].recv()
+
+
+def _serve(pipe: Connection, rank: int, size: int, file: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{file}",
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=60),
+    )
+    pipe.send("ready")
+    while (work := pipe.recv()) is not None:
+        fn, args = work
+        try:
+            result = fn(rank, size, *args)
+        except BaseException as error:  # the test decides what it means
+            result = _as_rank_error(rank, error)
+        pipe.send(result)
+    dist.destroy_process_group()
+    if rank == 0 and os.path.exists(file):
+        os.unlink(file)
+
+
+def _as_rank_error(rank: int, error: BaseException) -> RankError:
+    return RankError(rank, type(error).__name__, str(error), traceback.format_exc())
+
+
+def _rebuild(rank: int, kind: str, text: str, message: str) -> RankError:
+    error = RankError(rank, kind, text, "")
+    error.args = (message,)
+    return error
+
+
+def _reduce(self: RankError) -> tuple[Any, ...]:
+    return _rebuild, (self.rank, self.kind, self.text, self.args[0])
+
+
+RankError.__reduce__ = _reduce  # type: ignore[method-assign]
