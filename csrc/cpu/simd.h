@@ -36,6 +36,8 @@ class Reducer {
  public:
   explicit Reducer(const Reduction& reduction, const Kernels& loops = kernels());
 
+  int64_t element_bytes() const { return element_bytes_; }
+
   // out = mine, as it enters the ring: multiplied for premul_sum.
   void input(void* out, const void* mine, int64_t n) const;
   // out = incoming (op) mine, and the same to `next` where that is not null. `finishes`: the chunk
