@@ -18,9 +18,13 @@ namespace ringkern::torch_ext {
 
 namespace py = pybind11;
 
-// "float32", as in torch.float32; torch 2.11 has it as a string, later ones as a view.
+// "float32", as in torch.float32. torch has no such name for types that only it uses inside.
 inline std::string torch_name(at::ScalarType type) {
-  return std::string(c10::getDtypeNames(type).first);
+  try {
+    return std::string(c10::getDtypeNames(type).first);
+  } catch (const std::exception&) {
+    return c10::toString(type);
+  }
 }
 
 inline std::optional<DType> dtype_of(at::ScalarType type) {
