@@ -188,7 +188,11 @@ def communicator_for(group: dist.ProcessGroup | None) -> Communicator:
     return found
 
 
+# A program that ends with calls in flight waits this long for its neighbours, and no longer.
+_PATIENCE_AT_EXIT_S = 5.0
+
+
 @atexit.register
 def _close_all() -> None:
     for communicator in list(_open_communicators):
-        communicator.close()
+        communicator._c.close(_PATIENCE_AT_EXIT_S)

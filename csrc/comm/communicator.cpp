@@ -145,7 +145,7 @@ void Communicator::abort(const std::string& reason) {
   for (auto& [name, ring] : rings_) ring.executor->abort();
 }
 
-void Communicator::close() {
+void Communicator::close(Milliseconds patience) {
   if (forked()) {
     // The worker's thread and the neighbours belong to the parent: touch neither.
     (void)worker_.release();
@@ -160,10 +160,18 @@ void Communicator::close() {
     if (closed_) return;
     closed_ = true;
   }
+  if (patience == Milliseconds::max()) {
+    worker_->drain();
+  } else if (!worker_->drain(patience)) {
+    abort("rank " + std::to_string(rank_) + " closed it before its calls had finished");
+  }
   worker_->stop();
-  std::lock_guard turn(turn_);
-  std::lock_guard lock(state_);
-  rings_.clear();
+  std::lock_guard turn(turn_);  // a call of another thread
+  std::map<std::string, Ring> rings;
+  {
+    std::lock_guard lock(state_);
+    rings.swap(rings_);
+  }
 }
 
 }  // namespace ringkern

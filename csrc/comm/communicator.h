@@ -43,8 +43,9 @@ class Communicator {
 
   // Ends every wait of this rank and, hop by hop, of the whole ring. Any thread, any number of times.
   void abort(const std::string& reason);
-  // Finishes what was called, then gives everything back. Any number of times.
-  void close();
+  // Finishes what was called, then gives everything back; what has not finished after `patience` is
+  // aborted. Any number of times.
+  void close(Milliseconds patience = Milliseconds::max());
 
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }

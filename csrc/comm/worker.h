@@ -1,6 +1,7 @@
 // The thread that runs asynchronous collectives, in the order in which they were posted.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -26,6 +27,12 @@ class Worker {
   void drain() {
     std::unique_lock lock(mutex_);
     done_.wait(lock, [this] { return pending_ == 0; });
+  }
+
+  // The same, but waits no longer than `patience`; tells whether everything has run.
+  bool drain(std::chrono::milliseconds patience) {
+    std::unique_lock lock(mutex_);
+    return done_.wait_for(lock, patience, [this] { return pending_ == 0; });
   }
 
   // Runs what was posted, then ends the thread.

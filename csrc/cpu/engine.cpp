@@ -24,6 +24,10 @@ int pauses_for(int ranks) {
 
 Bell& bell_of(void* segment) { return *static_cast<Bell*>(segment); }
 
+bool aborted(void* segment) {
+  return std::atomic_ref<uint32_t>(bell_of(segment).aborted).load(std::memory_order_acquire) != 0;
+}
+
 template <class Link>
 Verdict run_link(const LinkContext& context, const Plan& plan, int rank) {
   Link link(context);
@@ -64,6 +68,7 @@ Engine::Engine(const Segments& segments, const Geometry& geometry, int rank, int
 
 void Engine::run(const Task& task) {
   if (ranks_ == 1) return run_alone(task);
+  if (aborted(segments_.mine)) throw AbortedError("a neighbour has aborted the communicator");
   const int element_bytes = size_of(task.reduction.dtype);
   const Plan plan = Plan::make(task.collective, task.protocol, ranks_, task.count, element_bytes,
                                /*workers=*/1, geometry_);

@@ -85,7 +85,10 @@ class TorchCommunicator {
   int ranks() const { return comm_.ranks(); }
   double timeout_s() const { return double(comm_.timeout().count()) / 1000; }
   void abort(const std::string& reason) { comm_.abort(reason); }
-  void close() { comm_.close(); }
+  // Negative: waits for as long as the calls take.
+  void close(double patience_s) {
+    comm_.close(patience_s < 0 ? Milliseconds::max() : Milliseconds(int64_t(patience_s * 1000)));
+  }
 
  private:
   Protocol choose(const std::string& name, const Task& task) const {

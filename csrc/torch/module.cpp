@@ -85,7 +85,8 @@ PYBIND11_MODULE(_C, m) {
       .def_property_readonly("timeout_s", &TorchCommunicator::timeout_s)
       .def("abort", &TorchCommunicator::abort, py::arg("reason"),
            py::call_guard<py::gil_scoped_release>())
-      .def("close", &TorchCommunicator::close, py::call_guard<py::gil_scoped_release>());
+      .def("close", &TorchCommunicator::close, py::arg("patience_s") = -1.0,
+           py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace ringkern::torch_ext

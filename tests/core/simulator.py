@@ -89,7 +89,7 @@ class Span(NamedTuple):
 
 @dataclass
 class Run:
-    """What the ranks did. Chunks are named by their first element."""
+    """What the ranks did. Chunks that are not empty are named by their first element."""
 
     outputs: list[list[Span]]
     reduced: Counter[int] = field(default_factory=Counter)
@@ -209,13 +209,13 @@ class _Rank:
         if row.verb in READS_INPUT:
             self._check_bounds(row.at, row.count, length_in, "reads")
             if home in self.overwritten:
-                raise Mismatch(f"rank {self.number} reads element {home} after it has written it")
+                raise Mismatch(f"rank {self.number} reads element {home}, which it has overwritten")
             if row.verb in RECEIVES:
                 piece = piece._replace(ranks=(*piece.ranks, self.number))
-                result.reduced[home] += last
+                result.reduced[home] += last and row.count > 0
             elif self.ring.collective == "all_gather" and home != row.at + self.number * self.ring.count:
                 raise Mismatch(f"rank {self.number} sends element {row.at} as {home}")
-        elif last:
+        elif last and row.count > 0:
             result.copied[home] += 1
         if row.verb in WRITES_OUTPUT:
             self._check_bounds(row.out, row.count, length_out, "writes")
