@@ -57,14 +57,9 @@ class CMakeBuild(build_ext):
         options = configuration(torch)
         forget_other_configuration(directory, options)
         source = ["-S", str(HERE), "-B", str(directory), "-G", "Ninja"]
-        subprocess.run(
-            [cmake, *source, f"-DCMAKE_MAKE_PROGRAM={ninja}", *options], check=True, cwd=HERE
-        )
+        run(cmake, *source, f"-DCMAKE_MAKE_PROGRAM={ninja}", *options)
         jobs = os.environ.get("MAX_JOBS")
-        subprocess.run(
-            [cmake, "--build", str(directory), "--target", "_C", *(["-j", jobs] if jobs else [])],
-            check=True,
-        )
+        run(cmake, "--build", str(directory), "--target", "_C", *(["-j", jobs] if jobs else []))
 
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -77,6 +72,12 @@ class CMakeBuild(build_ext):
             ringkern_build.shout(f"built WITHOUT CUDA kernels, {summary}")
         else:
             print(f"ringkern: built for {summary}", file=sys.stderr)
+
+
+def run(*command: str) -> None:
+    """Run a command that says itself what is wrong; a traceback below that would only hide it."""
+    if status := subprocess.run(command, cwd=HERE, check=False).returncode:
+        raise SystemExit(f"ringkern: {command[0]} ended with {status}; what is wrong stands above.")
 
 
 def configuration(torch: ringkern_build.Torch) -> list[str]:

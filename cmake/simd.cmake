@@ -17,6 +17,9 @@ foreach(isa IN LISTS RK_ISAS)
   add_library(ringkern_simd_${isa} OBJECT csrc/cpu/simd.cpp)
   target_link_libraries(ringkern_simd_${isa} PRIVATE ringkern_flags)
   target_compile_definitions(ringkern_simd_${isa} PRIVATE RK_ISA=${isa} RK_ISA_NAME="${isa}")
-  target_compile_options(ringkern_simd_${isa} PRIVATE ${RK_ISA_FLAGS_${isa}})
+  target_compile_options(ringkern_simd_${isa} PRIVATE ${RK_ISA_FLAGS_${isa}}
+    # GCC 12 finds fault with its own AVX-512 header.
+    $<$<AND:$<CXX_COMPILER_ID:GNU>,$<VERSION_LESS:$<CXX_COMPILER_VERSION>,13>>:
+      -Wno-maybe-uninitialized>)
   target_sources(ringkern_core PRIVATE $<TARGET_OBJECTS:ringkern_simd_${isa}>)
 endforeach()

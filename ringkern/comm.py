@@ -6,11 +6,12 @@ import atexit
 import weakref
 from datetime import timedelta
 from types import TracebackType
+from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from . import _C, tuner
+from .arguments import Op, as_tensor, protocol_name, reduce_op
 from .config import config
 from .errors import CommUsageError
 
@@ -87,37 +88,44 @@ class Communicator:
 
     def all_reduce(
         self,
-        tensor: torch.Tensor,
-        op: dist.ReduceOp | dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
+        tensor: Any,
+        op: Op = dist.ReduceOp.SUM,
         async_op: bool = False,
         *,
         protocol: str = "auto",
     ) -> dist.Work | None:
         """See :func:`ringkern.ring_all_reduce`."""
-        return self._c.all_reduce(tensor, op, _protocol(protocol), async_op)
+        tensor = as_tensor(tensor, "tensor", written=True)
+        return self._c.all_reduce(tensor, reduce_op(op), protocol_name(protocol), async_op)
 
     def reduce_scatter(
         self,
-        output: torch.Tensor,
-        input: torch.Tensor,
-        op: dist.ReduceOp | dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
+        output: Any,
+        input: Any,
+        op: Op = dist.ReduceOp.SUM,
         async_op: bool = False,
         *,
         protocol: str = "auto",
     ) -> dist.Work | None:
         """See :func:`ringkern.ring_reduce_scatter`."""
-        return self._c.reduce_scatter(output, input, op, _protocol(protocol), async_op)
+        output = as_tensor(output, "output", written=True)
+        input = as_tensor(input, "input", written=False)
+        return self._c.reduce_scatter(
+            output, input, reduce_op(op), protocol_name(protocol), async_op
+        )
 
     def all_gather(
         self,
-        output: torch.Tensor,
-        input: torch.Tensor,
+        output: Any,
+        input: Any,
         async_op: bool = False,
         *,
         protocol: str = "auto",
     ) -> dist.Work | None:
         """See :func:`ringkern.ring_all_gather`."""
-        return self._c.all_gather(output, input, _protocol(protocol), async_op)
+        output = as_tensor(output, "output", written=True)
+        input = as_tensor(input, "input", written=False)
+        return self._c.all_gather(output, input, protocol_name(protocol), async_op)
 
     def abort(self, reason: str = "abort() was called") -> None:
         """Ends every call in progress, here and hop by hop on all ranks, with CommAbortedError.
@@ -150,10 +158,6 @@ class Communicator:
 
     def __repr__(self) -> str:
         return f"<ringkern.Communicator rank {self.rank} of {self.size}>"
-
-
-def _protocol(protocol: str) -> str:
-    return config.protocol if protocol == "auto" else protocol
 
 
 # Weak: a communicator that nobody holds closes itself.

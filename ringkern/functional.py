@@ -88,7 +88,8 @@ def _group_name(group: dist.ProcessGroup | None) -> str:
 
 
 def _group_of(name: str) -> dist.ProcessGroup | None:
-    return dist.distributed_c10d._resolve_process_group(name) if name else None
+    resolve: Any = dist.distributed_c10d._resolve_process_group
+    return resolve(name) if name else None
 
 
 _library = torch.library.Library("ringkern", "DEF")
@@ -116,14 +117,16 @@ for _key in ("CPU", "CUDA"):
     _library.impl("all_reduce_", _all_reduce_, _key)
 
 
-@torch.library.register_fake("ringkern::all_reduce", lib=_library)
 def _all_reduce_fake(x: torch.Tensor, op: str, group: str) -> torch.Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-@torch.library.register_fake("ringkern::all_reduce_", lib=_library)
 def _all_reduce_fake_(x: torch.Tensor, op: str, group: str, protocol: str) -> None:
     return None
+
+
+torch.library.register_fake("ringkern::all_reduce", _all_reduce_fake, lib=_library)
+torch.library.register_fake("ringkern::all_reduce_", _all_reduce_fake_, lib=_library)
 
 
 def _setup(ctx: Any, inputs: tuple[torch.Tensor, str, str], output: torch.Tensor) -> None:

@@ -9,9 +9,8 @@ import torch
 import torch.distributed as dist
 
 from . import functional
+from .arguments import Op
 from .comm import communicator_for
-
-Op = dist.ReduceOp | dist.ReduceOp.RedOpType
 
 
 def ring_all_reduce(
@@ -45,17 +44,19 @@ def ring_all_reduce(
         ``async_op``, else ``None``.
 
     Raises:
-        TypeError: dtype or layout that is not supported, or an op that the dtype does not have.
-        ValueError: unknown protocol, unsupported device, elements that share memory, a group without
-            this rank.
+        TypeError: dtype or layout that is not supported, an op that the dtype does not have, or what
+            is no tensor, op or group at all.
+        ValueError: unknown protocol, unsupported device, elements that share memory, a read-only or
+            reversed array, ``PREMUL_SUM`` without its factor, a group without this rank.
         CommUsageError: torch.distributed is not initialised, or this is a forked child.
         CollectiveTimeoutError: a neighbour did not come within the timeout.
         CommAbortedError: the communicator was aborted or has failed before.
         RendezvousError, TransportError: first call only: the ranks could not be connected.
     """
     if torch.compiler.is_compiling():
-        return functional.all_reduce_in_graph(tensor, op, group, async_op, protocol)
-    return communicator_for(group).all_reduce(_as_tensor(tensor), op, async_op, protocol=protocol)
+        functional.all_reduce_in_graph(tensor, op, group, async_op, protocol)
+        return None
+    return communicator_for(group).all_reduce(tensor, op, async_op, protocol=protocol)
 
 
 def ring_reduce_scatter(
@@ -80,9 +81,7 @@ def ring_reduce_scatter(
         ValueError: the sizes do not fit, the tensors overlap, or they are on different devices.
         Others as for :func:`ring_all_reduce`.
     """
-    return communicator_for(group).reduce_scatter(
-        _as_tensor(output), _as_tensor(input), op, async_op, protocol=protocol
-    )
+    return communicator_for(group).reduce_scatter(output, input, op, async_op, protocol=protocol)
 
 
 def ring_all_gather(
@@ -106,24 +105,4 @@ def ring_all_gather(
         ValueError: the sizes do not fit, the tensors overlap, or they are on different devices.
         Others as for :func:`ring_all_reduce`.
     """
-    return communicator_for(group).all_gather(
-        _as_tensor(output), _as_tensor(input), async_op, protocol=protocol
-    )
-
-
-def _as_tensor(array: Any) -> torch.Tensor:
-    """``array`` itself, or a tensor over the same memory."""
-    if isinstance(array, torch.Tensor):
-        return array
-    if not hasattr(array, "__dlpack__"):
-        raise TypeError(
-            f"tensor is {type(array).__name__}; give a torch.Tensor, or an array with __dlpack__ "
-            "(NumPy, CuPy), which is changed in place"
-        )
-    try:
-        return torch.from_dlpack(array)
-    except BufferError as error:
-        raise ValueError(
-            f"the memory of this {type(array).__name__} cannot be shared ({error}); it must be "
-            "writable, in native byte order and of a dtype that torch has"
-        ) from error
+    return communicator_for(group).all_gather(output, input, async_op, protocol=protocol)

@@ -50,16 +50,22 @@ class Ranks:
         self, fn: Callable[..., Any], *args: Any, timeout_s: float | None = None
     ) -> list[Any]:
         """As :meth:`run`, with a RankError in place of the result of each rank that raised."""
-        if not self._processes:
-            self._start()
+        results: list[Any] = []
         try:
+            if not self._processes:
+                self._start()
             for pipe in self._pipes:
                 pipe.send((fn, args))
-            return [
-                self._receive(rank, self.timeout_s if timeout_s is None else timeout_s)
-                for rank in range(self.size)
-            ]
-        except (RankTimeout, EOFError, OSError):
+            for rank in range(self.size):
+                limit = self.timeout_s if timeout_s is None else timeout_s
+                results.append(self._receive(rank, limit))
+            return results
+        except RankTimeout as timeout:
+            # The rank that is late may wait for one that has raised: that is the cause to show.
+            raised = [r for r in results + self._waiting() if isinstance(r, RankError)]
+            self.kill()
+            raise RankTimeout("\n".join(map(str, [timeout, *raised]))) from None
+        except (EOFError, OSError):
             self.kill()
             raise
 
@@ -107,6 +113,13 @@ class Ranks:
         if not self._pipes[rank].poll(timeout_s):
             raise RankTimeout(f"rank {rank} of {self.size} did not answer within {timeout_s} s")
         return self._pipes[rank].recv()
+
+    def _waiting(self) -> list[Any]:
+        """What ranks have answered that nobody has received yet."""
+        try:
+            return [pipe.recv() for pipe in self._pipes if pipe.poll(0)]
+        except (EOFError, OSError):
+            return []
 
 
 def _serve(pipe: Connection, rank: int, size: int, file: str) -> None:

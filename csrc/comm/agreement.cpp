@@ -92,9 +92,16 @@ std::optional<std::string> Agreement::refuse(const std::string& reason) {
   const std::string text = rank_text(rank_) + " could not join the ring: " + printable(reason);
   try {
     const int64_t votes = store_.add(key("votes"), kRefused);
-    if (votes % kRefused == size_) return std::nullopt;
-    if (votes >= 2 * kRefused) return printable(store_.get(key("verdict"), kVerdictGrace));
-    store_.set(key("verdict"), text);
+    if (votes == kRefused + size_) return std::nullopt;
+    // Only the first to refuse can tell from the sum what came first: votes for the ring are counted
+    // after a refusal, too.
+    if (votes < 2 * kRefused) {
+      store_.set(key("verdict"), text);
+      return text;
+    }
+    const std::string verdict = store_.get(key("verdict"), kVerdictGrace);
+    if (verdict == kFormed) return std::nullopt;
+    return printable(verdict);
   } catch (const std::exception&) {
     // A store that is gone, or a rank that died before it gave its reason: this one's will do.
   }

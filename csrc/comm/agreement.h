@@ -30,7 +30,6 @@ class Agreement {
   // Every wait is cut in slices of `slice()`, with a `look()` between them, which throws Lost when
   // another rank has given up or the time is over.
   Milliseconds slice() const;
-  bool overdue() const { return Clock::now() >= deadline_; }
   void look(const std::string& waiting_for);
 
   // Votes for the ring and waits until all have. Throws Lost with the reason of who voted against.
@@ -45,6 +44,7 @@ class Agreement {
     return key(name) + "/" + std::to_string(rank);
   }
   std::string get(const std::string& key, const std::string& waiting_for);
+  bool overdue() const { return Clock::now() >= deadline_; }
   std::string who_is_late(const std::string& waiting_for);
 
   Store& store_;

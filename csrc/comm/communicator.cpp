@@ -3,6 +3,8 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <utility>
+
 namespace ringkern {
 namespace {
 
@@ -21,6 +23,41 @@ std::string ago(Clock::time_point then) {
   return s < 1 ? "just now" : std::to_string(s) + " s ago";
 }
 
+// The communicator whose callback runs on this thread, which is then that communicator's own: what
+// waits for the thread there would wait for itself.
+thread_local const Communicator* calling_back = nullptr;
+
+// A store that ends the rendezvous when `look` throws. Once: afterwards the other ranks are told why,
+// over the same store.
+class WatchedStore final : public Store {
+ public:
+  WatchedStore(Store& store, std::function<void()> look) : store_(store), look_(std::move(look)) {}
+
+  void set(const std::string& key, const std::string& value) override {
+    look();
+    store_.set(key, value);
+  }
+  std::string get(const std::string& key, Milliseconds timeout) override {
+    look();
+    return store_.get(key, timeout);
+  }
+  int64_t add(const std::string& key, int64_t amount) override {
+    look();
+    return store_.add(key, amount);
+  }
+
+ private:
+  void look() {
+    if (const auto once = std::exchange(look_, nullptr)) {
+      once();
+      look_ = once;
+    }
+  }
+
+  Store& store_;
+  std::function<void()> look_;
+};
+
 }  // namespace
 
 Communicator::Communicator(std::shared_ptr<Store> store, std::string name, int rank, int ranks,
@@ -38,6 +75,8 @@ Communicator::Communicator(std::shared_ptr<Store> store, std::string name, int r
 }
 
 Communicator::~Communicator() { close(); }
+
+bool Communicator::in_callback() const { return calling_back == this; }
 
 bool Communicator::forked() const {
   return forks.load(std::memory_order_relaxed) != generation_;
@@ -67,7 +106,11 @@ void Communicator::check_healthy() {
 
 void Communicator::run(const Device& device, const Task& task) {
   check_callable();
+  if (calling_back == this)
+    throw UsageError("a synchronous call in the callback of an asynchronous one would wait for "
+                     "itself. Use async_op=True there, or call after wait().");
   std::lock_guard turn(turn_);
+  check_callable();  // it may have been closed while this call waited for its turn
   worker_->drain();  // asynchronous calls came first
   execute(device, task);
 }
@@ -75,22 +118,32 @@ void Communicator::run(const Device& device, const Task& task) {
 void Communicator::run_async(const Device& device, const Task& task,
                              std::function<void(std::exception_ptr)> done) {
   check_callable();
-  std::lock_guard turn(turn_);
-  worker_->post([this, &device, task, done = std::move(done)] {
+  std::unique_lock turn(turn_, std::defer_lock);
+  // In a callback, whoever has the turn waits for the callback to end: nothing runs beside it.
+  if (calling_back != this) {
+    turn.lock();
+    check_callable();
+  }
+  worker_->post([this, &device, task, done = std::move(done)]() mutable {
     std::exception_ptr error;
     try {
       execute(device, task);
     } catch (...) {
       error = std::current_exception();
     }
+    calling_back = this;
     done(error);
+    done = nullptr;  // what it holds may be the last to hold this communicator
+    calling_back = nullptr;
   });
 }
 
 void Communicator::execute(const Device& device, const Task& task) {
   check_healthy();  // what came before may have failed
   try {
-    ring_on(device).executor->run(task);
+    Ring& ring = ring_on(device);
+    check_healthy();  // abort() may have come before the ring was there
+    ring.executor->run(task);
   } catch (const std::exception& e) {
     poison(e.what());
     throw;
@@ -104,6 +157,7 @@ Communicator::Ring& Communicator::ring_on(const Device& device) {
   }
   Ring ring = connect(device);
   std::lock_guard lock(state_);
+  if (!poisoned_.empty()) ring.executor->abort();  // the neighbours do not know yet
   return rings_.emplace(device.name, std::move(ring)).first->second;
 }
 
@@ -126,8 +180,9 @@ Communicator::Ring Communicator::connect(const Device& device) {
     ring.executor = device.make_executor(segments);
     return ring;
   }
-  const std::string prefix = unique_prefix(*store_, name_ + "/" + device.terms.device, ranks_);
-  ring.neighbours = join_ring(*store_, prefix, place, device.terms, timeout_, offer, map);
+  WatchedStore store(*store_, [this] { check_healthy(); });
+  const std::string prefix = unique_prefix(store, name_ + "/" + device.terms.device, place);
+  ring.neighbours = join_ring(store, prefix, place, device.terms, timeout_, offer, map);
   return ring;
 }
 
@@ -155,18 +210,23 @@ void Communicator::close(Milliseconds patience) {
     }
     return;
   }
+  if (calling_back == this)
+    throw UsageError("close() in the callback of an asynchronous call would wait for itself. Close "
+                     "communicator '" + name_ + "' elsewhere.");
   {
     std::lock_guard lock(state_);
     if (closed_) return;
     closed_ = true;
   }
+  std::unique_lock turn(turn_, std::defer_lock);  // a call of another thread
   if (patience == Milliseconds::max()) {
+    turn.lock();
     worker_->drain();
-  } else if (!worker_->drain(patience)) {
+  } else if (!turn.try_lock_for(patience) || !worker_->drain(patience)) {
     abort("rank " + std::to_string(rank_) + " closed it before its calls had finished");
+    if (!turn.owns_lock()) turn.lock();
   }
   worker_->stop();
-  std::lock_guard turn(turn_);  // a call of another thread
   std::map<std::string, Ring> rings;
   {
     std::lock_guard lock(state_);

@@ -36,8 +36,8 @@ class Communicator {
 
   // Runs after everything that was called before it; returns when the executor does.
   void run(const Device& device, const Task& task);
-  // Returns at once; `done` is called on the communicator's thread with the error, or null. `device`
-  // outlives the call.
+  // Returns at once; `done` is called on the communicator's thread with the error, or null, and may
+  // make asynchronous calls of its own. `device` outlives the call.
   void run_async(const Device& device, const Task& task,
                  std::function<void(std::exception_ptr)> done);
 
@@ -46,6 +46,8 @@ class Communicator {
   // Finishes what was called, then gives everything back; what has not finished after `patience` is
   // aborted. Any number of times.
   void close(Milliseconds patience = Milliseconds::max());
+  // Whether this is `done` of one of its calls: there it can be neither closed nor destroyed.
+  bool in_callback() const;
 
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
@@ -75,8 +77,8 @@ class Communicator {
   const int born_in_;     // pid
   const int generation_;  // of forks: differs in a forked child
 
-  std::mutex turn_;   // one collective at a time
-  std::mutex state_;  // guards what follows; never held while a collective runs
+  std::timed_mutex turn_;  // one collective at a time
+  std::mutex state_;       // guards what follows; never held while a collective runs
   std::map<std::string, Ring> rings_;
   std::string poisoned_;  // why this communicator is unusable; empty while it is not
   Clock::time_point poisoned_at_;

@@ -119,12 +119,10 @@ void Exchange::accept_prev() {
   for (;;) {
     std::vector<pollfd> watched{{listener_.get(), POLLIN, 0}};
     for (const Fd& fd : pending_) watched.push_back({fd.get(), POLLIN, 0});
-    if (!readable(watched, agreement_.slice()) || agreement_.overdue()) {
-      agreement_.look(what);
-      continue;
-    }
-    for (size_t i = pending_.size(); i-- > 0;)
-      if (watched[i + 1].revents != 0 && is_from_prev(i)) return;
+    if (readable(watched, agreement_.slice()))
+      for (size_t i = pending_.size(); i-- > 0;)
+        if (watched[i + 1].revents != 0 && is_from_prev(i)) return;
+    agreement_.look(what);  // after strangers, too: they must not keep this rank from it
     if (watched[0].revents == 0) continue;
     auto socket = accept_from(listener_);
     if (!socket || peer_uid(*socket) != own_uid()) continue;
@@ -206,10 +204,10 @@ Neighbours join_ring(Store& store, const std::string& prefix, const Place& place
   return exchange.take();
 }
 
-std::string unique_prefix(Store& store, const std::string& name, int size) {
-  const std::string base = "ringkern/" + name;
-  const int64_t epoch = (store.add(base + "/epoch", 1) - 1) / size;
-  return base + "/" + std::to_string(epoch);
+std::string unique_prefix(Store& store, const std::string& name, const Place& place) {
+  const std::string base = "ringkern/" + name + "/" + std::to_string(place.size);
+  const int64_t calls = store.add(base + "/calls/" + std::to_string(place.rank), 1);
+  return base + "/" + std::to_string(calls - 1);
 }
 
 }  // namespace ringkern

@@ -62,6 +62,8 @@ struct Slice {
   int64_t first = 0, count = 0;
 };
 
+static_assert(kSlicesPerChunk == 2, "slices() and slice_elements() count on it");
+
 struct Plan {
   Collective collective = Collective::all_reduce;
   Protocol protocol = Protocol::simple;
@@ -75,6 +77,8 @@ struct Plan {
   int64_t slice_least = 1;  // a chunk that is not longer is not cut
   int64_t slice_grain = 1;  // 16 bytes, so that a slice starts as well aligned as its chunk
   int64_t loops = 0;
+  int64_t last_chunk = 0;   // as `chunk`, in the last loop, which may be short
+  int cuts = 1;             // slices of a whole chunk
 
   // `workers`: how many threads move a chunk; on a CPU 1. `workers` and the geometry must agree on
   // all ranks, or they would cut differently.
@@ -98,7 +102,13 @@ struct Plan {
     const int64_t most = g.slices(protocol) * (p.slice_most / p.slice_grain * p.slice_grain);
     p.grain = max64(1, min64(grain_bytes / element_bytes, most));
     p.chunk = max64(1, most / p.grain * p.grain);
-    p.loops = count > 0 ? div_up(count, p.loop_span()) : 0;
+    p.cuts = int(div_up(p.chunk, p.slice_most));
+    if (count > 0) {
+      p.loops = div_up(count, p.loop_span());
+      const int64_t left = count - (p.loops - 1) * p.loop_span();
+      const int64_t share = div_up(left, int64_t(p.channels) * p.parts());
+      p.last_chunk = min64(p.chunk, align_up(share, p.grain));
+    }
     return p;
   }
 
@@ -107,11 +117,11 @@ struct Plan {
   RK_HD constexpr int parts() const { return collective == Collective::all_reduce ? ranks : 1; }
   RK_HD constexpr int64_t loop_span() const { return channels * parts() * chunk; }
 
-  // Elements a chunk has in the loop that starts at `base`. One rule for the three protocols; they
-  // differ in `chunk` and `grain`. All ranks compute the same.
-  RK_HD constexpr int64_t chunk_in_loop(int64_t base) const {
-    const int64_t share = div_up(count - base, int64_t(channels) * parts());
-    return min64(chunk, align_up(share, grain));
+  // Elements a chunk has in a loop. One rule for the three protocols; they differ in `chunk` and
+  // `grain`. All ranks compute the same. From here on nothing is divided: on a GPU a division of
+  // 64 bits in every step would cost as much time as a hop.
+  RK_HD constexpr int64_t chunk_in_loop(int64_t loop) const {
+    return loop + 1 < loops ? chunk : last_chunk;
   }
 
   RK_HD constexpr int next(int rank) const { return (rank + (reversed ? ranks - 1 : 1)) % ranks; }
@@ -123,7 +133,7 @@ struct Plan {
   // takes its step, or the counters of the two ends of a link would part.
   RK_HD constexpr Chunk chunk_of(int channel, int64_t loop, int owner) const {
     const int64_t base = loop * loop_span();
-    const int64_t most = chunk_in_loop(base);
+    const int64_t most = chunk_in_loop(loop);
     const int part = collective == Collective::all_reduce ? owner : 0;
     const int64_t at = base + (int64_t(channel) * parts() + part) * most;
     const int64_t left = max64(0, min64(most, count - at));
@@ -137,12 +147,10 @@ struct Plan {
   // Elements of each slice but the last; the two ends of a link hold the same chunk, so they agree.
   RK_HD constexpr int64_t slice_elements(int64_t n) const {
     if (n <= slice_least) return slice_least;
-    const int cuts = int(div_up(chunk, slice_most));
-    return min64(slice_most, align_up(div_up(n, cuts), slice_grain));
+    const int64_t share = cuts == 1 ? n : (n + 1) / 2;
+    return min64(slice_most, (share + slice_grain - 1) & -slice_grain);
   }
-  RK_HD constexpr int slices(int64_t n) const {
-    return n == 0 ? 1 : int(div_up(n, slice_elements(n)));
-  }
+  RK_HD constexpr int slices(int64_t n) const { return n > slice_elements(n) ? 2 : 1; }
   RK_HD constexpr Slice slice(int64_t n, int i) const {
     const int64_t each = slice_elements(n), first = i * each;
     return {first, max64(0, min64(each, n - first))};

@@ -7,7 +7,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -48,16 +50,36 @@ double number_in(const std::string& path) {
   return number;
 }
 
-// Adds the nearest memory limit on the way from this process's cgroup to the root.
-void add_cgroup_limit(std::string& text) {
+// What the whole machine could still give, as far as the kernel tells.
+double free_memory() {
+  double kib = 0;
+  FILE* file = std::fopen("/proc/meminfo", "re");
+  if (file == nullptr) return INFINITY;
+  char line[256];
+  double value;
+  while (std::fgets(line, sizeof line, file) != nullptr)
+    if (std::sscanf(line, "MemAvailable: %lf", &value) == 1 ||
+        std::sscanf(line, "SwapFree: %lf", &value) == 1)
+      kib += value;
+  std::fclose(file);
+  return kib > 0 ? kib * 1024 : INFINITY;
+}
+
+struct CgroupMemory {
+  double limit = INFINITY, used = 0;
+};
+
+// The nearest memory limit on the way from this process's cgroup to the root.
+CgroupMemory cgroup_memory() {
   FILE* groups = std::fopen("/proc/self/cgroup", "re");
-  if (groups == nullptr) return;
+  if (groups == nullptr) return {};
   char line[512];
-  std::string path, base;
+  std::string path;
   bool v1 = false;
   while (!v1 && std::fgets(line, sizeof line, groups) != nullptr) {
     const std::string s(line, std::strcspn(line, "\n"));  // "4:memory:/path" or "0::/path"
     const size_t controllers = s.find(':') + 1, end = s.find(':', controllers);
+    if (controllers == 0 || end == std::string::npos) continue;
     v1 = s.compare(controllers, end - controllers, "memory") == 0;
     if (v1 || s.compare(0, 3, "0::") == 0) path = s.substr(end + 1);
   }
@@ -67,10 +89,9 @@ void add_cgroup_limit(std::string& text) {
     const std::string dir = std::string("/sys/fs/cgroup") + (v1 ? "/memory" : "") + path;
     const double limit = number_in(dir + (v1 ? "/memory.limit_in_bytes" : "/memory.max"));
     const double used = number_in(dir + (v1 ? "/memory.usage_in_bytes" : "/memory.current"));
-    if (limit <= 0 || limit > 1e18) continue;  // version 1 writes "none" as a large number
-    text += ", the memory cgroup allows " + mib(limit) + " and holds " + mib(used);
-    return;
+    if (limit > 0 && limit < 1e18) return {limit, used};  // version 1 writes "none" as a large number
   }
+  return {};
 }
 
 int create_file() {
@@ -90,6 +111,8 @@ ShmTransport::ShmTransport(int64_t bytes) : ShmTransport(bytes, Nothing{}) {
   // Asking for more would be answered with SIGXFSZ, which ends the process.
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && uint64_t(bytes) > limit.rlim_cur)
     fail("fallocate", EFBIG);
+  // Nor does the kernel refuse memory that it has not: it ends processes until it has.
+  if (double(bytes) > std::min(free_memory(), cgroup_memory().limit)) fail("fallocate", ENOMEM);
   int error;
   do error = ::posix_fallocate(fd_, 0, bytes);
   while (error == EINTR);
@@ -111,7 +134,10 @@ void ShmTransport::fail(const std::string& call, int error) const {
   if (error == EMFILE) limits += ", too many files are open (ulimit -n)";
   add_limit(limits, "the limit on file size (ulimit -f)", file);
   add_limit(limits, "the limit on address space (ulimit -v)", space);
-  add_cgroup_limit(limits);
+  if (const CgroupMemory cgroup = cgroup_memory(); std::isfinite(cgroup.limit))
+    limits += ", the memory cgroup allows " + mib(cgroup.limit) + " and holds " + mib(cgroup.used);
+  if (const double free = free_memory(); error == ENOMEM && std::isfinite(free))
+    limits += ", the machine has " + mib(free) + " left";
   throw SharedMemoryError("a rank needs " + mib(double(bytes_)) + " of shared memory: " + call +
                           ": " + error_text(error) + limits +
                           ". Raise the limit, run fewer ranks, or use fewer or smaller slots");

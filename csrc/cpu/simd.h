@@ -1,8 +1,8 @@
 // The loops of a CPU: simd.cpp, compiled once for each instruction set, and the choice among them.
 //
-// Every pointer may have any alignment, also less than that of an element, and any length will do. A
-// destination may be one of the sources; it must not overlap one in part. All instruction sets give
-// the bits that `combine` and `scale` of reduce/ops.h give.
+// Every pointer may have any alignment, also less than that of an element, and any length will do.
+// A destination may be one of the sources; it must not overlap one in part. All instruction sets
+// give the bits that `combine` and `scale` of reduce/ops.h give.
 #pragma once
 
 #include "core/types.h"

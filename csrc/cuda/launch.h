@@ -1,19 +1,24 @@
 // What a launch of the kernels is given, and where they leave word for the host. Seen by both.
 #pragma once
 
+#include <type_traits>
+
 #include "core/plan.h"
 #include "core/status.h"
 
 namespace ringkern::cuda {
 
-inline constexpr int kMaxThreads = 512;     // of a block
+inline constexpr int kMaxThreads = 384;     // of a block
 inline constexpr int kMaxLocalRanks = 32;   // whose blocks share one launch
 inline constexpr int kBlocksPerSM = 2;      // what the kernels' registers are limited for
+inline constexpr int kLL128Unit = 8;        // lines that a warp moves at once; a slot is a multiple
 
-// A warp of its own posts counters in Simple: its fence then overlaps the copy of the next slice.
-RK_HD constexpr int workers_of(Protocol p, int threads) {
-  return p == Protocol::simple && threads >= 96 ? threads - 32 : threads;
-}
+// The last warp posts counters and moves no data: its fence then overlaps the next step. A block too
+// small for that has its last thread post beside its work.
+RK_HD constexpr int workers_of(int threads) { return threads >= 96 ? threads - 32 : threads; }
+
+// What plans are made for, whatever a launch takes: ranks that cut alike need not launch alike.
+inline constexpr int kPlanWorkers = workers_of(kMaxThreads);
 
 // Written over the counters that a neighbour polls by a rank that gives up; no step gets so far.
 inline constexpr uint64_t kPoisoned = ~uint64_t(0);
@@ -51,5 +56,14 @@ static_assert(std::is_trivially_copyable_v<LaunchArgs>);
 // The kernel for a collective: a host function that cudaLaunchKernel takes, with one LaunchArgs.
 // Never null.
 const void* kernel_for(Protocol protocol, DType dtype, Combine combine);
+
+// A ring of one: out = in, multiplied where the reduction says so. Takes one AloneArgs.
+struct AloneArgs {
+  const std::byte* in = nullptr;
+  std::byte* out = nullptr;
+  int64_t count = 0;
+  Reduction reduction;
+};
+const void* alone_kernel();
 
 }  // namespace ringkern::cuda

@@ -6,115 +6,128 @@
 
 namespace ringkern::cuda {
 
-// Where this rank polls, where it writes, and how far it has come. Every thread keeps the counters;
-// they are loaded when the kernel starts and stored when it ends, so that a replayed launch goes on
-// where the last one stopped.
+// Of the threads of a block, the workers move data; the poster publishes what they have done.
+RK_DEVICE int worker_count() { return workers_of(thread_count()); }
+RK_DEVICE bool is_worker() { return thread_index() < worker_count(); }
+RK_DEVICE bool is_poster() { return thread_index() == thread_count() - 1; }
+
+enum BarrierId { kWholeBlock = 0, kWorkers = 1 };
+
+// Where this rank reads and writes, and how far it has come. Every thread keeps the counters; they
+// are loaded when the kernel starts and stored when it ends, so that a replayed launch goes on where
+// the last one stopped.
+template <Protocol P>
 class Ends {
  public:
-  RK_DEVICE Ends(const LaunchArgs& args, const RankArgs& rank, int channel)
-      : watch_{args, rank, counters(args, rank.mine, channel), channel},
-        sent_(ld_weak<8>(&watch_.mine->sent.value)),
-        received_(ld_weak<8>(&watch_.mine->received.value)),
-        to_(int(sent_ % uint64_t(args.geometry.slots))),
-        from_(int(received_ % uint64_t(args.geometry.slots))) {}
+  // By all threads; `post` is the block's.
+  RK_DEVICE Ends(const LaunchArgs& args, const RankArgs& rank, int channel, Post& post)
+      : geometry_(args.geometry), post_(post) {
+    const int64_t counters = geometry_.counters_offset(channel, P);
+    auto* mine = reinterpret_cast<LinkCounters*>(rank.mine + counters);
+    sent_ = ld_weak<8>(&mine->sent.value);
+    received_ = ld_weak<8>(&mine->received.value);
+    from_index_ = int(received_ % uint64_t(slots()));
+    to_index_ = int(sent_ % uint64_t(slots()));
+    if (thread_index() != 0) return;
+    const int64_t fifo = geometry_.fifo_offset(channel, P);
+    set(post.in, rank.in);
+    set(post.out, rank.out);
+    set<const std::byte*>(post.from, rank.mine + fifo);
+    set(post.to, rank.next + fifo);
+    set(post.mine, mine);
+    set(post.next, reinterpret_cast<LinkCounters*>(rank.next + counters));
+    set(post.prev, reinterpret_cast<LinkCounters*>(rank.prev + counters));
+    set(post.mailbox, rank.mailbox);
+    set(post.failed, rank.failed);
+    set(post.timeout_ns, args.timeout_ns);
+    set(post.channel, int64_t(channel));
+  }
 
-  RK_DEVICE const Watch& watch() const { return watch_; }
-  RK_DEVICE const std::byte* in() const { return watch_.rank.in; }
-  RK_DEVICE std::byte* out() const { return watch_.rank.out; }
+  RK_DEVICE const Post& post() const { return post_; }
+  RK_DEVICE const std::byte* in() const { return Post::get(post_.in); }
+  RK_DEVICE std::byte* out() const { return Post::get(post_.out); }
   RK_DEVICE uint64_t sent() const { return sent_; }
   RK_DEVICE uint64_t received() const { return received_; }
-  RK_DEVICE int64_t slot_bytes() const { return watch_.args.geometry.slot_bytes[int(protocol())]; }
-  RK_DEVICE const std::byte* from_slot() const { return slot(watch_.rank.mine, from_); }
-  RK_DEVICE std::byte* to_slot() const { return slot(watch_.rank.next, to_); }
-
-  // By a whole warp, always the same one, of which one lane polls: it remembers what it has seen.
-  RK_DEVICE Verdict wait_credit() {
-    const uint64_t slots = uint64_t(watch_.args.geometry.slots);
-    const uint64_t* head = &watch_.mine->head.value;
-    return wait(
-        watch_, WaitFor::credit, sent_ + 1 > slots ? sent_ + 1 - slots : 0,
-        [&] { return lane_index() != 0 || reached(head, sent_ + 1, slots, head_); },
-        [&] { return ld_relaxed(head); });
+  RK_DEVICE int slots() const { return geometry_.slots; }
+  RK_DEVICE int slot_bytes() const { return int(geometry_.slot_bytes[int(P)]); }
+  RK_DEVICE const std::byte* from_slot() const {
+    return Post::get(post_.from) + int64_t(from_index_) * slot_bytes();
   }
-  RK_DEVICE Verdict wait_data() {
-    const uint64_t* tail = &watch_.mine->tail.value;
-    return wait(
-        watch_, WaitFor::data, received_ + 1,
-        [&] { return lane_index() != 0 || reached(tail, received_ + 1, 0, tail_); },
-        [&] { return ld_relaxed(tail); });
+  RK_DEVICE std::byte* to_slot() const { return Post::get(post_.to) + int64_t(to_index_) * slot_bytes(); }
+
+  // Whether this launch may begin. Makes `post` known to all threads.
+  RK_DEVICE Verdict begin() const {
+    barrier(kWholeBlock, thread_count());
+    const bool failed = ld_relaxed(Post::get(post_.failed)) != 0;
+    return agree(kWholeBlock, thread_count(), failed ? Verdict::aborted : Verdict::ok);
   }
 
-  // By one thread, after a barrier behind which all threads have moved the step's data. The barrier
-  // and the fence make what all of them did precede the counters (cumulativity).
-  RK_DEVICE void post_both(Verb verb) const {
-    fence_acq_rel();
-    if (sends(verb)) st_relaxed(&next()->tail.value, sent_ + 1);
-    if (receives(verb)) st_relaxed(&prev()->head.value, received_ + 1);
+  // Until the slots are there that a verb reads (`data`) and writes (`credit`), as far as counters
+  // tell. By a whole warp, of which one lane polls for data and one for credit, both in memory of
+  // this rank. A lane remembers what it saw, and polls no more often than it must.
+  RK_DEVICE Verdict wait_slots(bool data, bool credit) {
+    const bool for_data = data && lane_index() == 0, for_credit = credit && lane_index() == 1;
+    const uint64_t ahead = for_data ? 0 : uint64_t(slots());
+    const uint64_t step = (for_data ? received_ : sent_) + 1;
+    const auto reached = [&] {
+      if ((!for_data && !for_credit) || seen_ + ahead >= step) return true;
+      const LinkCounters* mine = Post::get(post_.mine);
+      const uint64_t now = ld_acquire(for_data ? &mine->tail.value : &mine->head.value);
+      if (now != kPoisoned) seen_ = now;
+      return seen_ + ahead >= step;
+    };
+    return wait(post_, P, for_data ? WaitFor::data : WaitFor::credit, step - ahead, reached,
+                [&] { return seen_; });
   }
-  // The same where the data carries its own flags: the slot that was read goes back to prev.
-  RK_DEVICE void post_head() const { st_release(&prev()->head.value, received_ + 1); }
 
-  RK_DEVICE void advance(Verb verb) {
-    const int slots = watch_.args.geometry.slots;
-    if (sends(verb)) {
-      ++sent_;
-      to_ = to_ + 1 == slots ? 0 : to_ + 1;
+  // Ends a step: all threads come here with their verdicts and leave with one. If it is ok, the slot
+  // that was filled is published (`tail`: the flags are not in the data) and the slot that was read
+  // goes back. The barrier and the fence make what all threads did precede the counters
+  // (cumulativity).
+  RK_DEVICE Verdict complete(Verb verb, bool publish_tail, Verdict verdict) {
+    verdict = agree(kWholeBlock, thread_count(), verdict);
+    if (verdict != Verdict::ok) return verdict;
+    const bool tail = publish_tail && sends(verb), head = receives(verb);
+    if (is_poster() && (tail || head)) {
+      fence_acq_rel();
+      if (tail) st_relaxed(&Post::get(post_.next)->tail.value, sent_ + 1);
+      if (head) st_relaxed(&Post::get(post_.prev)->head.value, received_ + 1);
     }
-    if (receives(verb)) {
-      ++received_;
-      from_ = from_ + 1 == slots ? 0 : from_ + 1;
-    }
+    if (sends(verb)) ++sent_, to_index_ = to_index_ + 1 == slots() ? 0 : to_index_ + 1;
+    if (receives(verb)) ++received_, from_index_ = from_index_ + 1 == slots() ? 0 : from_index_ + 1;
+    return Verdict::ok;
   }
 
-  // By one thread, when the schedule has ended. A rank that gave up tells its neighbours where they
-  // poll, in every protocol: they would otherwise wait for it until their own deadline.
-  RK_DEVICE void store(Verdict verdict) {
+  // When the schedule has ended. A rank that gave up tells its neighbours where they poll, in every
+  // protocol: they would otherwise wait for it until their own deadline.
+  RK_DEVICE void end(Verdict verdict) const {
+    if (!is_poster()) return;
     if (verdict == Verdict::ok) {
-      st_weak<8>(&watch_.mine->sent.value, sent_);
-      st_weak<8>(&watch_.mine->received.value, received_);
+      LinkCounters* mine = Post::get(post_.mine);
+      st_weak<8>(&mine->sent.value, sent_);
+      st_weak<8>(&mine->received.value, received_);
       return;
     }
-    for (int p = 0; p < kProtocols; ++p) {
-      st_relaxed(&counters(watch_.args, watch_.rank.next, watch_.channel, Protocol(p))->tail.value,
-                 kPoisoned);
-      st_relaxed(&counters(watch_.args, watch_.rank.prev, watch_.channel, Protocol(p))->head.value,
-                 kPoisoned);
+    // The counters of a channel's protocols lie side by side.
+    LinkCounters* next = Post::get(post_.next) - int(P);
+    LinkCounters* prev = Post::get(post_.prev) - int(P);
+    RK_NO_UNROLL for (int p = 0; p < kProtocols; ++p) {
+      st_relaxed(&next[p].tail.value, kPoisoned);
+      st_relaxed(&prev[p].head.value, kPoisoned);
     }
   }
 
  private:
-  RK_DEVICE static LinkCounters* counters(const LaunchArgs& args, std::byte* segment, int channel,
-                                          Protocol p) {
-    return reinterpret_cast<LinkCounters*>(segment + args.geometry.counters_offset(channel, p));
-  }
-  RK_DEVICE static LinkCounters* counters(const LaunchArgs& args, std::byte* segment, int channel) {
-    return counters(args, segment, channel, args.plan.protocol);
-  }
-  RK_DEVICE LinkCounters* next() const {
-    return counters(watch_.args, watch_.rank.next, watch_.channel);
-  }
-  RK_DEVICE LinkCounters* prev() const {
-    return counters(watch_.args, watch_.rank.prev, watch_.channel);
-  }
-  RK_DEVICE Protocol protocol() const { return watch_.args.plan.protocol; }
-  RK_DEVICE std::byte* slot(std::byte* segment, int index) const {
-    return segment + watch_.args.geometry.fifo_offset(watch_.channel, protocol()) +
-           index * slot_bytes();
+  template <class T>
+  RK_DEVICE static void set(T& field, T value) {
+    sts<8>(&field, as_word(value));
   }
 
-  // Whether a counter plus `ahead` has come to `wanted`. A poisoned one never has.
-  RK_DEVICE static bool reached(const uint64_t* counter, uint64_t wanted, uint64_t ahead,
-                                uint64_t& last) {
-    if (last + ahead >= wanted) return true;
-    const uint64_t now = ld_acquire(counter);
-    if (now != kPoisoned) last = now;
-    return last + ahead >= wanted;
-  }
-
-  const Watch watch_;
+  const Geometry& geometry_;
+  const Post& post_;
   uint64_t sent_, received_;
-  uint64_t head_ = 0, tail_ = 0;  // as last seen; on the lane that polls
-  int to_, from_;                 // the slots of the next step
+  int from_index_, to_index_;  // the slots of the next step
+  uint64_t seen_ = 0;          // of the counter that this lane polls
 };
 
 }  // namespace ringkern::cuda

@@ -17,13 +17,25 @@
 #define RK_DEVICE __device__ __forceinline__
 #define RK_KERNEL(threads, blocks) __global__ void __launch_bounds__(threads, blocks)
 #define RK_ARGUMENT const __grid_constant__
-#define RK_SHARED(type, name, count) __shared__ __align__(16) type name[count]
+#define RK_SHARED(type, name) __shared__ type name
 #define RK_UNROLL _Pragma("unroll")
 #define RK_NO_UNROLL _Pragma("unroll 1")
 
 namespace ringkern::cuda {
 
 inline constexpr int kWarp = 32;
+
+// A pointer or a number of 8 bytes, as an access returned it.
+template <class T>
+RK_DEVICE T word_as(uint64_t word) {
+  if constexpr (std::is_pointer_v<T>) return reinterpret_cast<T>(word);
+  else return T(word);
+}
+template <class T>
+RK_DEVICE uint64_t as_word(T value) {
+  if constexpr (std::is_pointer_v<T>) return reinterpret_cast<uint64_t>(value);
+  else return uint64_t(value);
+}
 
 // The unit of a vector access.
 struct alignas(16) Words {
@@ -33,6 +45,7 @@ struct alignas(16) Words {
 RK_DEVICE int thread_index() { return int(threadIdx.x); }
 RK_DEVICE int thread_count() { return int(blockDim.x); }
 RK_DEVICE int block_index() { return int(blockIdx.x); }
+RK_DEVICE int block_count() { return int(gridDim.x); }
 
 // The asm below names the global state space, and so do its addresses.
 RK_DEVICE uint64_t global_address(const void* p) { return uint64_t(__cvta_generic_to_global(p)); }
@@ -40,37 +53,53 @@ RK_DEVICE uint32_t shared_address(const void* p) { return uint32_t(__cvta_generi
 
 // ---- Weak accesses of global memory
 
+// `offset`: in bytes, part of the instruction, so that the accesses of a thread share one address.
+template <int offset = 0>
 RK_DEVICE Words ld_weak16(const void* p) {
   Words v;
-  asm volatile("ld.global.v2.u64 {%0, %1}, [%2];"
-               : "=l"(v.lo), "=l"(v.hi) : "l"(global_address(p)) : "memory");
+  asm volatile("ld.global.v2.u64 {%0, %1}, [%2+%3];"
+               : "=l"(v.lo), "=l"(v.hi) : "l"(global_address(p)), "n"(offset) : "memory");
   return v;
 }
+template <int offset = 0>
 RK_DEVICE void st_weak16(void* p, Words v) {
-  asm volatile("st.global.v2.u64 [%0], {%1, %2};"
-               :: "l"(global_address(p)), "l"(v.lo), "l"(v.hi) : "memory");
+  asm volatile("st.global.v2.u64 [%0+%3], {%1, %2};"
+               :: "l"(global_address(p)), "l"(v.lo), "l"(v.hi), "n"(offset) : "memory");
 }
 
 // 1, 2, 4 or 8 bytes, in the low bits of the word.
-template <int bytes>
+template <int bytes, int offset = 0>
 RK_DEVICE uint64_t ld_weak(const void* p) {
   static_assert(bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8);
   const uint64_t a = global_address(p);
-  uint64_t v;
-  if constexpr (bytes == 1) asm volatile("ld.global.u8 %0, [%1];" : "=l"(v) : "l"(a) : "memory");
-  if constexpr (bytes == 2) asm volatile("ld.global.u16 %0, [%1];" : "=l"(v) : "l"(a) : "memory");
-  if constexpr (bytes == 4) asm volatile("ld.global.u32 %0, [%1];" : "=l"(v) : "l"(a) : "memory");
-  if constexpr (bytes == 8) asm volatile("ld.global.u64 %0, [%1];" : "=l"(v) : "l"(a) : "memory");
-  return v;
+  if constexpr (bytes == 8) {
+    uint64_t v;
+    asm volatile("ld.global.u64 %0, [%1+%2];" : "=l"(v) : "l"(a), "n"(offset) : "memory");
+    return v;
+  } else {
+    uint32_t v;
+    if constexpr (bytes == 1)
+      asm volatile("ld.global.u8 %0, [%1+%2];" : "=r"(v) : "l"(a), "n"(offset) : "memory");
+    if constexpr (bytes == 2)
+      asm volatile("ld.global.u16 %0, [%1+%2];" : "=r"(v) : "l"(a), "n"(offset) : "memory");
+    if constexpr (bytes == 4)
+      asm volatile("ld.global.u32 %0, [%1+%2];" : "=r"(v) : "l"(a), "n"(offset) : "memory");
+    return v;
+  }
 }
-template <int bytes>
-RK_DEVICE void st_weak(void* p, uint64_t v) {
+template <int bytes, int offset = 0>
+RK_DEVICE void st_weak(void* p, uint64_t word) {
   static_assert(bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8);
   const uint64_t a = global_address(p);
-  if constexpr (bytes == 1) asm volatile("st.global.u8 [%0], %1;" :: "l"(a), "l"(v) : "memory");
-  if constexpr (bytes == 2) asm volatile("st.global.u16 [%0], %1;" :: "l"(a), "l"(v) : "memory");
-  if constexpr (bytes == 4) asm volatile("st.global.u32 [%0], %1;" :: "l"(a), "l"(v) : "memory");
-  if constexpr (bytes == 8) asm volatile("st.global.u64 [%0], %1;" :: "l"(a), "l"(v) : "memory");
+  const uint32_t v = uint32_t(word);
+  if constexpr (bytes == 1)
+    asm volatile("st.global.u8 [%0+%2], %1;" :: "l"(a), "r"(v), "n"(offset) : "memory");
+  if constexpr (bytes == 2)
+    asm volatile("st.global.u16 [%0+%2], %1;" :: "l"(a), "r"(v), "n"(offset) : "memory");
+  if constexpr (bytes == 4)
+    asm volatile("st.global.u32 [%0+%2], %1;" :: "l"(a), "r"(v), "n"(offset) : "memory");
+  if constexpr (bytes == 8)
+    asm volatile("st.global.u64 [%0+%2], %1;" :: "l"(a), "l"(word), "n"(offset) : "memory");
 }
 
 // ---- Counters and words that other GPUs, processes or the host use: system scope

@@ -23,55 +23,78 @@ inline constexpr uint32_t kRestNanoseconds = 40;
 RK_DEVICE int lane_index() { return thread_index() % kWarp; }
 RK_DEVICE int warp_index() { return thread_index() / kWarp; }
 
-// Who waits, and what ends a wait.
-struct Watch {
-  const LaunchArgs& args;
-  const RankArgs& rank;
-  const LinkCounters* mine;
-  int channel;
+// Where a block reads, writes, polls and posts, and who is told when a wait fails. Needed once a step
+// or less, so it is kept in shared memory: in registers it would crowd out the data.
+struct Post {
+  const std::byte* in;
+  std::byte* out;
+  const std::byte* from;  // my FIFO
+  std::byte* to;          // next's
+  LinkCounters* mine;
+  LinkCounters* next;
+  LinkCounters* prev;
+  Mailbox* mailbox;
+  uint32_t* failed;
+  uint64_t timeout_ns;
+  int64_t channel;
+
+  // Read anew each time; the fields themselves are for the thread that fills them in.
+  template <class T>
+  RK_DEVICE static T get(const T& field) {
+    static_assert(sizeof(T) == 8);
+    return word_as<T>(lds<8>(&field));
+  }
 };
 
 // By one lane. `since`: when the wait was first looked at; 0 before.
-RK_DEVICE Verdict look(const Watch& w, uint64_t& since) {
-  if (ld_relaxed(&w.rank.mailbox->aborted) != 0 || ld_relaxed(w.rank.failed) != 0 ||
-      ld_relaxed(&w.mine->tail.value) == kPoisoned || ld_relaxed(&w.mine->head.value) == kPoisoned)
+RK_DEVICE Verdict look(const Post& post, uint64_t& since) {
+  const LinkCounters* mine = Post::get(post.mine);
+  if (ld_relaxed(&Post::get(post.mailbox)->aborted) != 0 ||
+      ld_relaxed(Post::get(post.failed)) != 0 || ld_relaxed(&mine->tail.value) == kPoisoned ||
+      ld_relaxed(&mine->head.value) == kPoisoned)
     return Verdict::aborted;
-  if (w.args.timeout_ns == 0) return Verdict::ok;
+  const uint64_t timeout = Post::get(post.timeout_ns);
+  if (timeout == 0) return Verdict::ok;
   const uint64_t now = nanoseconds();
   if (since == 0) since = now;
-  return now - since < w.args.timeout_ns ? Verdict::ok : Verdict::timed_out;
+  return now - since < timeout ? Verdict::ok : Verdict::timed_out;
 }
 
 // Tells the host of the rank's first failed wait; those that end because of it do not overwrite it.
-RK_DEVICE void record(const Watch& w, const WaitReport& r) {
-  if (!claim(w.rank.failed)) return;
-  WaitReport* report = &w.rank.mailbox->report;
-  st_weak<sizeof r.what>(&report->what, uint64_t(r.what));
-  st_weak<sizeof r.protocol>(&report->protocol, uint64_t(r.protocol));
-  st_weak<sizeof r.channel>(&report->channel, uint64_t(r.channel));
-  st_weak<sizeof r.wanted>(&report->wanted, r.wanted);
-  st_weak<sizeof r.seen>(&report->seen, r.seen);
-  st_release(reinterpret_cast<uint32_t*>(&report->verdict), uint32_t(r.verdict));
+RK_DEVICE void record(const Post& post, Verdict verdict, WaitFor what, Protocol protocol,
+                      uint64_t wanted, uint64_t seen) {
+  if (!claim(Post::get(post.failed))) return;
+  WaitReport* report = &Post::get(post.mailbox)->report;
+  st_weak<sizeof report->what>(&report->what, uint64_t(what));
+  st_weak<sizeof report->protocol>(&report->protocol, uint64_t(protocol));
+  st_weak<sizeof report->channel>(&report->channel, uint64_t(Post::get(post.channel)));
+  st_weak<sizeof report->wanted>(&report->wanted, wanted);
+  st_weak<sizeof report->seen>(&report->seen, seen);
+  st_release(reinterpret_cast<uint32_t*>(&report->verdict), uint32_t(verdict));
 }
 
 // Called by a whole warp. `poll`, on each lane: whether what this lane waits for has come; a lane
 // that waits for nothing says yes. `seen`: the step that this lane last saw, for the report.
+// `what` and `wanted` are the lane's, too. What the lanes have seen precedes what all of them do next.
 template <class Poll, class Seen>
-RK_DEVICE Verdict wait(const Watch& watch, WaitFor what, uint64_t wanted, Poll poll, Seen seen) {
+RK_DEVICE Verdict wait(const Post& post, Protocol protocol, WaitFor what, uint64_t wanted,
+                       Poll poll, Seen seen) {
   uint64_t since = 0;
   for (uint32_t polls = 1;; ++polls) {
     const bool ready = poll();
-    if (all_lanes(ready)) return Verdict::ok;
+    if (all_lanes(ready)) {
+      syncwarp();
+      return Verdict::ok;
+    }
     if (polls > kPollsPerLook) rest(kRestNanoseconds);
     if (polls % kPollsPerLook != 0) continue;
     Verdict verdict = Verdict::ok;
-    if (lane_index() == 0) verdict = look(watch, since);
+    if (lane_index() == 0) verdict = look(post, since);
     verdict = Verdict(from_lane(uint32_t(verdict), 0));
     if (verdict == Verdict::ok) continue;
     const uint32_t missing = ballot(!ready);
     const bool first = !ready && (missing & ((1u << lane_index()) - 1)) == 0;
-    if (first)
-      record(watch, {verdict, what, watch.args.plan.protocol, watch.channel, wanted, seen()});
+    if (first) record(post, verdict, what, protocol, wanted, seen());
     syncwarp();
     return verdict;
   }

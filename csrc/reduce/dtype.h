@@ -1,7 +1,7 @@
 // The element types: what each DType is stored as, and the conversions of the small floats.
 //
 // One rule for NaN: arithmetic that ends in NaN ends in one bit pattern, positive and with every
-// mantissa bit set, which is what GPUs make. A result then depends neither on which operand held the
+// mantissa bit set, which is what GPUs make. A result then depends neither on which operand held a
 // NaN nor on the instruction set, and CPU and CUDA agree to the bit.
 #pragma once
 
@@ -26,6 +26,8 @@
 
 namespace ringkern {
 
+inline constexpr int32_t kInfinity = 0x7f800000;  // of a float, and its exponent bits
+
 template <class To, class From>
 RK_INLINE To bits_as(From from) {
   static_assert(sizeof(To) == sizeof(From));
@@ -34,18 +36,18 @@ RK_INLINE To bits_as(From from) {
   return to;
 }
 
-// A float of 8 or 16 bits: sign, exponent, mantissa. `greatest` is the largest magnitude that is not
+// A float of 8 or 16 bits: sign, exponent, mantissa. `greatest` is the largest magnitude that is no
 // NaN and what overflow becomes: infinity, or the largest number in e4m3, which has no infinity.
-template <class Bits_, int exponent_bits, int mantissa_bits, unsigned greatest>
+template <class Bits_, int exponent_bits, int mantissa_bits, int greatest>
 struct SmallFloat {
   using Bits = Bits_;
   static constexpr int kMantissaBits = mantissa_bits;
   static constexpr int kBias = (1 << (exponent_bits - 1)) - 1;
   static constexpr int kShift = 23 - mantissa_bits;  // from this mantissa to that of a float
   static constexpr int kRebias = 127 - kBias;        // from this exponent to that of a float
-  static constexpr uint32_t kGreatest = greatest;
-  static constexpr uint32_t kNaN = (1u << (exponent_bits + mantissa_bits)) - 1;
-  static constexpr bool kHasInfinity = (greatest & ((1u << mantissa_bits) - 1)) == 0;
+  static constexpr int kGreatest = greatest;
+  static constexpr int kNaN = (1 << (exponent_bits + mantissa_bits)) - 1;
+  static constexpr bool kHasInfinity = (greatest & ((1 << mantissa_bits) - 1)) == 0;
   Bits bits;
 };
 
@@ -95,54 +97,72 @@ inline constexpr bool is_small_float = !std::is_arithmetic_v<T>;
 template <class T>
 using wide_t = std::conditional_t<is_small_float<T>, float, T>;
 
-// Exact. Neither conversion has a choice between floating-point results, which would keep a loop
-// from becoming vector code, or a denormal operand, which is slow on some CPUs and zero in a program
-// that flushes denormals.
+// The conversions of one element or of a vector of them: I is int32_t or a vector of it, F a float
+// or as long a vector. The bits of a T are the low ones of an integer. Neither conversion adds
+// denormals up, which is slow on some CPUs and gives zero in a program that flushes them.
+
+// Exact.
+template <class T, class F, class I>
+RK_INLINE F floats_of(I bits) {
+  if constexpr (T::kRebias == 0) {
+    return bits_as<F>(bits << T::kShift);
+  } else {
+    const I zero{}, magnitude = bits & T::kNaN;
+    const I sign = (bits ^ magnitude) << (32 - 8 * int(sizeof(T)));
+    // A subnormal is given the leading 1 that it lacks, which is then subtracted.
+    constexpr int32_t normal = T::kRebias << 23, least = normal + (1 << 23);
+    const auto subnormal = magnitude < (1 << T::kMantissaBits);
+    const I biased = (magnitude << T::kShift) + (subnormal ? zero + least : zero + normal);
+    const F value = bits_as<F>(biased) - bits_as<F>(subnormal ? zero + least : zero);
+    // Infinity and NaN: the exponent of a float's, the mantissa as it is.
+    constexpr int32_t special = T::kGreatest + (T::kHasInfinity ? 0 : 1);
+    const I exponent = magnitude < special ? zero : zero + kInfinity;
+    return bits_as<F>(bits_as<I>(value) | exponent | sign);
+  }
+}
+
+// Rounds to nearest, ties to even.
+template <class T, class I, class F>
+RK_INLINE I bits_of(F x) {
+  const I zero{}, bits = bits_as<I>(x), magnitude = bits & 0x7fffffff;
+  const I sign = bits >> (32 - 8 * int(sizeof(T))) & (T::kNaN + 1);
+  I rounded;
+  if constexpr (T::kRebias == 0) {
+    // Less one last bit, which is added when there is room for it: a NaN must not overflow.
+    constexpr int32_t half = 1 << (T::kShift - 1);
+    rounded = ((magnitude - half - 1 + (magnitude >> T::kShift & 1)) >> T::kShift) + 1;
+  } else {
+    // The adder rounds: next to a float whose last bit is worth what the last bit of the result is
+    // worth. That is by the exponent of the number, or by the least one of T if it is subnormal.
+    constexpr int32_t least = (T::kRebias + 1) << 23;
+    constexpr int32_t too_large = (127 + T::kBias + 2) << 23;  // also for e4m3, which goes further
+    const I bounded = magnitude < too_large ? magnitude : zero + too_large;
+    const I binade = bounded & kInfinity;
+    const I exponent = binade > least ? binade : zero + least;
+    const I large = exponent + (T::kShift << 23);
+    const I sum = bits_as<I>(bits_as<F>(bounded) + bits_as<F>(large));
+    rounded = (sum - large) + ((exponent - least) >> T::kShift);
+    rounded = rounded < T::kGreatest ? rounded : zero + T::kGreatest;
+  }
+  return magnitude > kInfinity ? zero + T::kNaN : rounded | sign;
+}
+
+// A GPU has instructions for the two most frequent types, which give the same bits.
 template <class T>
 RK_INLINE float to_float(T x) {
 #if defined(__CUDA_ARCH__)
   if constexpr (std::is_same_v<T, f16_t>) return __half2float(__ushort_as_half(x.bits));
 #endif
-  if constexpr (T::kRebias == 0) {
-    return bits_as<float>(uint32_t(x.bits) << T::kShift);
-  } else {
-    const uint32_t sign = uint32_t(x.bits) << (32 - 8 * sizeof x) & 0x80000000u;
-    const uint32_t magnitude = x.bits & T::kNaN;
-    // A subnormal is given the leading 1 that it lacks, which is then subtracted.
-    constexpr uint32_t normal = uint32_t(T::kRebias) << 23, least = normal + (1u << 23);
-    const bool subnormal = magnitude < (1u << T::kMantissaBits);
-    const uint32_t biased = (magnitude << T::kShift) + (subnormal ? least : normal);
-    const float value = bits_as<float>(biased) - bits_as<float>(subnormal ? least : 0);
-    // Infinity and NaN: the exponent of a float's, the mantissa as it is.
-    constexpr uint32_t special = T::kGreatest + (T::kHasInfinity ? 0 : 1);
-    const uint32_t exponent = magnitude < special ? 0 : 0x7f800000u;
-    return bits_as<float>(bits_as<uint32_t>(value) | exponent | sign);
-  }
+  return floats_of<T, float>(int32_t(x.bits));
 }
 
-// Rounds to nearest, ties to even.
 template <class T>
 RK_INLINE T from_float(float x) {
-  const uint32_t bits = bits_as<uint32_t>(x);
-  const uint32_t magnitude = bits & 0x7fffffffu;
-  const uint32_t sign = (bits ^ magnitude) >> (32 - 8 * sizeof(T));
-  uint32_t rounded;
-  if constexpr (T::kRebias == 0) {
-    const uint32_t odd = magnitude >> T::kShift & 1;
-    rounded = (magnitude + (1u << (T::kShift - 1)) - 1 + odd) >> T::kShift;
-  } else {
-    // The adder rounds: next to a float whose last bit is worth what the last bit of the result is
-    // worth. That is by the exponent of the number, or by the least one of T if it is subnormal.
-    constexpr uint32_t least = uint32_t(T::kRebias + 1) << 23;
-    constexpr uint32_t too_large = uint32_t(127 + T::kBias + 1) << 23;
-    const uint32_t bounded = magnitude < too_large ? magnitude : too_large;
-    const uint32_t exponent = (bounded & 0x7f800000u) > least ? bounded & 0x7f800000u : least;
-    const uint32_t large = exponent + (uint32_t(T::kShift) << 23);
-    const uint32_t sum = bits_as<uint32_t>(bits_as<float>(bounded) + bits_as<float>(large));
-    rounded = (sum - large) + ((exponent - least) >> T::kShift);
-  }
-  rounded = rounded < T::kGreatest ? rounded : T::kGreatest;
-  return T{typename T::Bits(rounded | (magnitude > 0x7f800000u ? T::kNaN : sign))};
+#if defined(__CUDA_ARCH__)
+  if constexpr (std::is_same_v<T, f16_t>) return T{__half_as_ushort(__float2half_rn(x))};
+  if constexpr (std::is_same_v<T, bf16_t>) return T{__bfloat16_as_ushort(__float2bfloat16_rn(x))};
+#endif
+  return T{typename T::Bits(bits_of<T, int32_t>(x))};
 }
 
 }  // namespace ringkern

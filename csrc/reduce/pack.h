@@ -1,9 +1,9 @@
 // The arithmetic of the ring on whole words: what one thread of a CUDA kernel combines at once.
 //
-// A word is 8 bytes of elements, what an LL line carries. A pack is 16 bytes, the widest access of a
-// GPU: any structure of two words, `lo` and `hi`. Both give each element the bits that `combine` and
-// `scale` of reduce/ops.h give it. Bytes that belong to no element (a word filled in part) are
-// computed on as well, which does no harm.
+// A word is 8 bytes of elements, what an LL line carries. A pack is 16 bytes, the widest access of
+// the kernels: any structure of two words, `lo` and `hi`. Each element gets the bits that `combine`
+// and `scale` of reduce/ops.h give it. Of a word that is filled in part, the rest is computed on as
+// well, which does no harm.
 #pragma once
 
 #include "reduce/ops.h"
@@ -22,33 +22,69 @@ struct Lanes {
 };
 
 #if defined(__CUDA_ARCH__)
-// Instructions that do several elements at once, where they give the bits of `combine`. Sums: the
-// float that `combine` goes through has so many more bits than the operands that rounding to it
-// first changes nothing, which cannot be said of products. All of these end in the one NaN, and min
-// and max take -0 to be less than +0.
+// Instructions that do two or four elements at once, where they give the bits of `combine`: all end
+// in the one NaN, and min and max take -0 to be less than +0. `combine` goes through a float, these
+// do not (f16, bf16) or go through an f16 (fp8): rounding twice is rounding once if the number in
+// between has over twice the bits. Not so the products of bf16: next to zero a float, which has the
+// same exponents, has no bits to spare.
 namespace device {
 
+template <Combine C, class T>
+constexpr bool has_quick_combine() {
+  constexpr bool extreme = C == Combine::min || C == Combine::max;
+  if constexpr (std::is_integral_v<T>) return sizeof(T) == 1 && extreme;
+  if constexpr (std::is_same_v<T, f16_t>) return true;
+  if constexpr (std::is_same_v<T, bf16_t>) return C != Combine::prod;
+  if constexpr (std::is_same_v<T, e5m2_t>) return !extreme;
+#if __CUDA_ARCH__ >= 890
+  if constexpr (std::is_same_v<T, e4m3_t>) return !extreme;
+#endif
+  return false;
+}
+
+template <Combine C, class Two>
+RK_INLINE Two combine_two(Two x, Two y) {
+  if constexpr (C == Combine::sum) return __hadd2_rn(x, y);
+  if constexpr (C == Combine::prod) return __hmul2_rn(x, y);
+  if constexpr (C == Combine::min) return __hmin2_nan(x, y);
+  if constexpr (C == Combine::max) return __hmax2_nan(x, y);
+}
+
+// Half a word of fp8 is two pairs of f16. An e5m2 is the upper byte of an f16.
 template <class T>
-inline constexpr bool is_16_bit_float = is_small_float<T> && sizeof(T) == 2;
-
-template <Combine C, class T>
-inline constexpr bool has_quick_combine =
-    is_16_bit_float<T> ? C == Combine::sum || C == Combine::min || C == Combine::max
-                       : std::is_integral_v<T> && sizeof(T) == 1 &&
-                             (C == Combine::min || C == Combine::max);
-
-template <Combine C, class T>
-RK_INLINE uint32_t quick_combine(uint32_t incoming, uint32_t mine) {
-  if constexpr (is_16_bit_float<T>) {
-    using Two = std::conditional_t<std::is_same_v<T, f16_t>, __half2, __nv_bfloat162>;
-    const Two x = bits_as<Two>(incoming), y = bits_as<Two>(mine);
-    if constexpr (C == Combine::sum) return bits_as<uint32_t>(__hadd2_rn(x, y));
-    if constexpr (C == Combine::min) return bits_as<uint32_t>(__hmin2_nan(x, y));
-    if constexpr (C == Combine::max) return bits_as<uint32_t>(__hmax2_nan(x, y));
-  } else if constexpr (std::is_signed_v<T>) {
-    return C == Combine::min ? __vmins4(incoming, mine) : __vmaxs4(incoming, mine);
+RK_INLINE __half2 halves_of(uint32_t four, bool upper) {
+  if constexpr (std::is_same_v<T, e5m2_t>) {
+    return bits_as<__half2>(__byte_perm(four, 0, upper ? 0x3424 : 0x1404));
   } else {
-    return C == Combine::min ? __vminu4(incoming, mine) : __vmaxu4(incoming, mine);
+    return __half2(__nv_cvt_fp8x2_to_halfraw2(uint16_t(upper ? four >> 16 : four), __NV_E4M3));
+  }
+}
+template <class T>
+RK_INLINE uint32_t four_of(__half2 lower, __half2 upper) {
+  if constexpr (std::is_same_v<T, e5m2_t>) {
+    auto rounded = [](__half2 x) {
+      const uint32_t h = bits_as<uint32_t>(x), nan = __vcmpeq2(h, 0x7fff7fffu);
+      return h + ((0x007f007fu + (h >> 8 & 0x00010001u)) & ~nan);
+    };
+    return __byte_perm(rounded(lower), rounded(upper), 0x7531);
+  } else {
+    const uint32_t low = __nv_cvt_halfraw2_to_fp8x2(lower, __NV_SATFINITE, __NV_E4M3);
+    return low | uint32_t(__nv_cvt_halfraw2_to_fp8x2(upper, __NV_SATFINITE, __NV_E4M3)) << 16;
+  }
+}
+
+template <Combine C, class T>
+RK_INLINE uint32_t quick_combine(uint32_t x, uint32_t y) {
+  if constexpr (is_small_float<T> && sizeof(T) == 1) {
+    const __half2 low = combine_two<C>(halves_of<T>(x, false), halves_of<T>(y, false));
+    return four_of<T>(low, combine_two<C>(halves_of<T>(x, true), halves_of<T>(y, true)));
+  } else if constexpr (is_small_float<T>) {
+    using Two = std::conditional_t<std::is_same_v<T, f16_t>, __half2, __nv_bfloat162>;
+    return bits_as<uint32_t>(combine_two<C>(bits_as<Two>(x), bits_as<Two>(y)));
+  } else if constexpr (std::is_signed_v<T>) {
+    return C == Combine::min ? __vmins4(x, y) : __vmaxs4(x, y);
+  } else {
+    return C == Combine::min ? __vminu4(x, y) : __vmaxu4(x, y);
   }
 }
 
@@ -66,11 +102,11 @@ RK_INLINE uint64_t combine_word(uint64_t incoming, uint64_t mine) {
     return ((incoming & ~top) + (mine & ~top)) ^ ((incoming ^ mine) & top);
   } else {
 #if defined(__CUDA_ARCH__)
-    if constexpr (device::has_quick_combine<C, T>) {
-      const uint32_t lo = device::quick_combine<C, T>(uint32_t(incoming), uint32_t(mine));
-      const uint32_t hi =
-          device::quick_combine<C, T>(uint32_t(incoming >> 32), uint32_t(mine >> 32));
-      return uint64_t(hi) << 32 | lo;
+    if constexpr (device::has_quick_combine<C, T>()) {
+      using device::quick_combine;
+      const uint32_t low = quick_combine<C, T>(uint32_t(incoming), uint32_t(mine));
+      const uint64_t high = quick_combine<C, T>(uint32_t(incoming >> 32), uint32_t(mine >> 32));
+      return high << 32 | low;
     }
 #endif
     const auto x = bits_as<Lanes<T>>(incoming), y = bits_as<Lanes<T>>(mine);
@@ -100,9 +136,9 @@ RK_INLINE P scale_pack(P pack, wide_t<T> factor) {
 // the pack's journey through memory. Asked for a combine that T lacks, they return `incoming`;
 // integers have no scales.
 
-#define RK_CASE(e)                                                          \
-  case Combine::e:                                                          \
-    if constexpr (combines<Combine::e, T>) return RK_EACH(Combine::e); \
+#define RK_CASE(e)                                                               \
+  case Combine::e:                                                               \
+    if constexpr (combines<Combine::e, T>) return RK_EACH(Combine::e);      \
     break;
 
 template <class T>

@@ -5,6 +5,8 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <memory>
+#include <thread>
 #include <unordered_map>
 
 #include "torch/devices.h"
@@ -54,8 +56,19 @@ class TorchCommunicator {
  public:
   TorchCommunicator(c10::intrusive_ptr<c10d::Store> store, std::string name, int rank, int ranks,
                     double timeout_s)
-      : comm_(std::make_shared<C10dStore>(std::move(store)), std::move(name), rank, ranks,
-              Milliseconds(int64_t(timeout_s * 1000))) {}
+      : comm_(std::make_unique<Communicator>(std::make_shared<C10dStore>(std::move(store)),
+                                             std::move(name), rank, ranks,
+                                             Milliseconds(int64_t(timeout_s * 1000)))) {}
+
+  // Python frees it under the GIL, which callbacks of calls in flight need to finish.
+  ~TorchCommunicator() {
+    py::gil_scoped_release no_gil;
+    if (!comm_->in_callback()) return comm_->close();
+    // A callback was the last to hold it, and its thread cannot wait for itself.
+    std::thread([devices = std::move(devices_), comm = std::move(comm_)]() mutable {
+      comm.reset();
+    }).detach();
+  }
 
   // Below these sizes "auto" takes LL, then LL128, then Simple; bytes of one rank's tensor.
   void set_thresholds(int64_t ll_below, int64_t ll128_below) {
@@ -81,13 +94,13 @@ class TorchCommunicator {
                   prepare_all_gather(output, input, rank(), ranks()), protocol, async_op);
   }
 
-  int rank() const { return comm_.rank(); }
-  int ranks() const { return comm_.ranks(); }
-  double timeout_s() const { return double(comm_.timeout().count()) / 1000; }
-  void abort(const std::string& reason) { comm_.abort(reason); }
+  int rank() const { return comm_->rank(); }
+  int ranks() const { return comm_->ranks(); }
+  double timeout_s() const { return double(comm_->timeout().count()) / 1000; }
+  void abort(const std::string& reason) { comm_->abort(reason); }
   // Negative: waits for as long as the calls take.
   void close(double patience_s) {
-    comm_.close(patience_s < 0 ? Milliseconds::max() : Milliseconds(int64_t(patience_s * 1000)));
+    comm_->close(patience_s < 0 ? Milliseconds::max() : Milliseconds(int64_t(patience_s * 1000)));
   }
 
  private:
@@ -112,7 +125,7 @@ class TorchCommunicator {
     if (call.device.is_cpu() && async_op) return launch_on_worker(type, std::move(call), device);
     c10::DeviceGuard device_guard(call.device);
     if (!call.device.is_cpu()) call.task.stream = current_stream(call.device);
-    comm_.run(device, call.task);
+    comm_->run(device, call.task);
     if (!async_op) {
       call.finish();
       return nullptr;
@@ -126,7 +139,7 @@ class TorchCommunicator {
                                                   const Device& device) {
     const Task task = call.task;
     auto work = c10::make_intrusive<RingWork>(type, std::move(call));
-    comm_.run_async(device, task, [work](std::exception_ptr error) { work->complete(error); });
+    comm_->run_async(device, task, [work](std::exception_ptr error) { work->complete(error); });
     return work;
   }
 
@@ -139,12 +152,12 @@ class TorchCommunicator {
   const Device& device_on(c10::Device device) {
     auto found = devices_.find(device);
     if (found == devices_.end())
-      found = devices_.emplace(device, device_for(device, rank(), ranks(), comm_.timeout())).first;
+      found = devices_.emplace(device, device_for(device, rank(), ranks(), comm_->timeout())).first;
     return found->second;
   }
 
   std::unordered_map<c10::Device, Device> devices_;  // outlives the communicator that uses them
-  Communicator comm_;
+  std::unique_ptr<Communicator> comm_;
   int64_t ll_below_ = 0, ll128_below_ = 0;
 };
 

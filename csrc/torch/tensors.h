@@ -79,6 +79,8 @@ inline OpCall op_of(const c10d::ReduceOp& op) {
 inline DType check_tensor(const at::Tensor& t, const char* role) {
   const std::string who = std::string(role) + " is ";
   if (!t.defined()) throw py::type_error(who + "undefined; give a tensor");
+  if (t.is_nested())  // has no sizes to speak of, so this comes first
+    throw py::type_error(who + "nested; reduce its parts, or .to_padded_tensor()");
   if (t.layout() != at::kStrided)
     throw py::type_error(who + "a tensor of layout " + c10::str(t.layout()) +
                          "; ringkern takes dense tensors: call .to_dense() first");
@@ -124,16 +126,20 @@ struct Prepared {
   }
 };
 
+// Whether memory holds the elements in logical order and as they are. A view by torch's negative bit
+// has its sign elsewhere.
+inline bool is_plain(const at::Tensor& t) { return t.is_contiguous() && !t.is_neg(); }
+
 inline Prepared prepare(Collective collective, const at::Tensor& out, const at::Tensor& in,
                         const Reduction& reduction, int64_t count) {
   at::AutoDispatchBelowADInplaceOrView guard;
   Prepared p;
   p.device = out.device();
-  p.in = in.contiguous();
+  p.in = in.resolve_neg().contiguous();
   // Ranks may lay the same values out differently, so memory order will not do: elements are matched
   // in logical order, through a copy.
-  p.out = out.is_contiguous() ? out : out.is_same(in) ? p.in : at::empty(out.sizes(), out.options());
-  if (!out.is_contiguous()) p.result = out;
+  p.out = is_plain(out) ? out : out.is_same(in) ? p.in : at::empty(out.sizes(), out.options());
+  if (!is_plain(out)) p.result = out;
   p.task.collective = collective;
   p.task.reduction = reduction;
   p.task.in = p.in.const_data_ptr();

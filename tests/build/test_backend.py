@@ -1,4 +1,4 @@
-"""The build backend: which torch it finds, what it asks for, and what it says when it cannot go on."""
+"""The build backend: which torch it finds, what it asks for, what it says when it cannot go on."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -19,7 +20,8 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The backend, in an environment without torch: each test makes its own."""
     path = ROOT / "build_backend" / "ringkern_build.py"
     spec = importlib.util.spec_from_file_location("ringkern_build", path)
-    assert spec and spec.loader
+    assert spec
+    assert spec.loader
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "ringkern_build", module)  # for dataclasses
     spec.loader.exec_module(module)
@@ -27,6 +29,12 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     for name in ("RINGKERN_TORCH_SITE", "RINGKERN_FETCH_TORCH"):
         monkeypatch.delenv(name, raising=False)
     return module
+
+
+def output_of(*command: str) -> str:
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.strip()
 
 
 def install(site: Path, version: str) -> Path:
@@ -58,13 +66,10 @@ def test_finds_the_first_installed_torch(
 
 def test_isolated_hooks_find_the_torch_of_this_interpreter() -> None:
     """As pip runs them: this interpreter, and a sys.path without its packages."""
-    backend = str(ROOT / "build_backend")
-    script = f"import sys; sys.path.insert(0, {backend!r}); import ringkern_build as b"
-    script += "; assert not any('site-packages' in p for p in sys.path), sys.path"
-    script += "; print(b.find_torch().root)"
-    run = [sys.executable, "-I", "-S", "-c", script]
-    found = subprocess.run(run, capture_output=True, text=True, check=True, timeout=60)
-    assert Path(found.stdout.strip()) == Path(sysconfig.get_path("purelib"), "torch")
+    script = "import sys; sys.path[:] = [p for p in sys.path if 'site-packages' not in p]"
+    script += f"; sys.path.insert(0, {str(ROOT / 'build_backend')!r})"
+    script += "; import ringkern_build; print(ringkern_build.find_torch().root)"
+    assert Path(output_of(sys.executable, "-I", "-c", script)) == Path(torch.__file__).parent
 
 
 def test_torch_site_overrules_everything(
@@ -74,7 +79,7 @@ def test_torch_site_overrules_everything(
     monkeypatch.setattr(backend, "_package_directories", lambda: iter([ordinary]))
     chosen = install(tmp_path / "b", "2.15.0")
     assert backend.find_torch({"RINGKERN_TORCH_SITE": str(chosen)}).version == "2.15.0"
-    with pytest.raises(SystemExit, match="RINGKERN_TORCH_SITE=.*holds no installed torch"):
+    with pytest.raises(SystemExit, match=r"RINGKERN_TORCH_SITE=.*holds no installed torch"):
         backend.find_torch({"RINGKERN_TORCH_SITE": str(tmp_path)})
 
 

@@ -94,7 +94,6 @@ class Run:
     outputs: list[list[Span]]
     reduced: Counter[int] = field(default_factory=Counter)
     copied: Counter[int] = field(default_factory=Counter)
-    slots_used: list[int] = field(default_factory=list)  # of each rank's link to next
 
 
 @dataclass
@@ -123,23 +122,24 @@ class Ring:
                 bounds, a rank reads input that it has overwritten, or something is left in a FIFO.
         """
         size = len(self.traces)
-        rng = random.Random(seed)
+        rng, pick = random.Random(seed), SCHEDULERS[scheduler]
         ranks = [_Rank(self, rank) for rank in range(size)]
         result = Run([rank.output for rank in ranks])
         ready = set(range(size))
         while ready:
-            rank = ranks[SCHEDULERS[scheduler](sorted(ready), rng)]
-            if rank.step(ranks, result):
+            rank = ranks[pick(sorted(ready), rng)]
+            # For as long as it can, or only a little: both leave the FIFOs in states of their own.
+            for _ in range(rng.choice((1, 2, 1000))):
+                if not rank.step(ranks, result):
+                    ready.discard(rank.number)
+                    break
                 ready |= {self.next[rank.number], rank.prev}
-            else:
-                ready.discard(rank.number)
         stuck = [rank.describe() for rank in ranks if not rank.finished]
         if stuck:
             raise Deadlock("; ".join(stuck))
         for rank in ranks:
             if rank.fifo:
                 raise Mismatch(f"rank {rank.number} leaves {len(rank.fifo)} slots unread")
-        result.slots_used = [rank.sent for rank in ranks]
         return result
 
     def lengths(self) -> tuple[int, int]:
@@ -160,7 +160,7 @@ class _Rank:
         self.ring, self.number = ring, number
         self.prev = list(ring.next).index(number)
         self.rows = [Row(*row) for row in ring.traces[number]]
-        self.row = self.slot = self.sent = 0
+        self.row = self.slot = 0
         self.fifo: deque[Piece] = deque()
         self.output: list[Span] = []
         self.overwritten: set[int] = set()
@@ -189,7 +189,6 @@ class _Rank:
         piece = self._move(row, result)
         if row.verb in SENDS:
             to.append(piece)
-            self.sent += 1
         self.slot += 1
         if self.slot == row.slots:
             self.row, self.slot = self.row + 1, 0
@@ -197,10 +196,12 @@ class _Rank:
 
     def _move(self, row: Row, result: Run) -> Piece:
         length_in, length_out = self.ring.lengths()
-        home = row.out if self.ring.collective == "all_gather" else row.at
+        gathers = self.ring.collective == "all_gather"
+        home = row.out if gathers else row.at
         mine = Piece(home, row.count, self.slot, row.slots, (self.number,))
         piece = mine
         last = self.slot == row.slots - 1
+        counts = last and row.count > 0
         if row.verb in RECEIVES:
             piece = self.fifo.popleft()
             # Where a chunk lies in the input means nothing to a verb that does not read it.
@@ -212,16 +213,17 @@ class _Rank:
                 raise Mismatch(f"rank {self.number} reads element {home}, which it has overwritten")
             if row.verb in RECEIVES:
                 piece = piece._replace(ranks=(*piece.ranks, self.number))
-                result.reduced[home] += last and row.count > 0
-            elif self.ring.collective == "all_gather" and home != row.at + self.number * self.ring.count:
+                if counts:
+                    result.reduced[home] += 1
+            elif gathers and home != row.at + self.number * self.ring.count:
                 raise Mismatch(f"rank {self.number} sends element {row.at} as {home}")
-        elif last and row.count > 0:
+        elif counts:
             result.copied[home] += 1
         if row.verb in WRITES_OUTPUT:
             self._check_bounds(row.out, row.count, length_out, "writes")
             if last:
                 self.output.append(Span(row.out, row.count, piece.ranks))
-                if row.count:
+                if counts:
                     self.overwritten.add(home)
         return piece
 

@@ -1,0 +1,148 @@
+// A vector of floats, and how small floats become one and come of one. Included by simd.cpp alone,
+// and like it compiled once for each instruction set.
+//
+// A compiler makes vector code of the conversions, but poor one: with elements of 8, 16 and 32 bits
+// in one loop, it spends its time on converting masks. Here a vector has as many floats as the
+// instruction set takes at once, and only the way in and out is special to it.
+#pragma once
+
+#include "reduce/ops.h"
+
+#if defined(__AVX2__) && defined(__F16C__)
+#if defined(__GNUC__) && !defined(__clang__)
+// GCC 12's AVX-512 intrinsics start from a value that is "undefined" on purpose.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+#include <immintrin.h>
+#define RK_X86_VECTORS 1
+#endif
+
+namespace ringkern::RK_ISA {
+namespace {
+
+#if defined(RK_X86_VECTORS) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#define RK_X86_VECTORS_512 1
+constexpr int kLanes = 16;
+#elif defined(RK_X86_VECTORS)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+template <class E, int lanes>
+struct VectorOf {
+  typedef E type __attribute__((vector_size(lanes * sizeof(E))));
+};
+using Floats = VectorOf<float, kLanes>::type;
+using Ints = VectorOf<int32_t, kLanes>::type;
+
+// kLanes integers of 8 or 16 bits at any address, as the low bits of vector elements.
+#if defined(RK_X86_VECTORS_512)
+template <class Bits>
+RK_INLINE Ints load_bits(const void* p) {
+  if constexpr (sizeof(Bits) == 2)
+    return (Ints)_mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+  else
+    return (Ints)_mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+}
+template <class Bits>
+RK_INLINE void store_bits(void* p, Ints x) {
+  if constexpr (sizeof(Bits) == 2)
+    _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtepi32_epi16((__m512i)x));
+  else
+    _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8((__m512i)x));
+}
+RK_INLINE Floats load_halves(const void* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+}
+RK_INLINE void store_halves(void* p, Floats x) {
+  const __m256i halves = _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  _mm256_storeu_si256(static_cast<__m256i*>(p), halves);
+}
+
+#elif defined(RK_X86_VECTORS)
+template <class Bits>
+RK_INLINE Ints load_bits(const void* p) {
+  if constexpr (sizeof(Bits) == 2)
+    return (Ints)_mm256_cvtepu16_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+  else
+    return (Ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
+}
+template <class Bits>
+RK_INLINE void store_bits(void* p, Ints x) {
+  const __m256i all = (__m256i)x;
+  const __m128i words =
+      _mm_packus_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+  if constexpr (sizeof(Bits) == 2)
+    _mm_storeu_si128(static_cast<__m128i*>(p), words);
+  else
+    _mm_storel_epi64(static_cast<__m128i*>(p), _mm_packus_epi16(words, words));
+}
+RK_INLINE Floats load_halves(const void* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+}
+RK_INLINE void store_halves(void* p, Floats x) {
+  _mm_storeu_si128(static_cast<__m128i*>(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+}
+
+#else
+template <class Bits>
+RK_INLINE Ints load_bits(const void* p) {
+  typename VectorOf<Bits, kLanes>::type bits;
+  memcpy(&bits, p, sizeof bits);
+  return __builtin_convertvector(bits, Ints);
+}
+template <class Bits>
+RK_INLINE void store_bits(void* p, Ints x) {
+  const auto bits = __builtin_convertvector(x, typename VectorOf<Bits, kLanes>::type);
+  memcpy(p, &bits, sizeof bits);
+}
+#endif
+
+template <class T>
+RK_INLINE Floats load_floats(const void* p) {
+#if defined(RK_X86_VECTORS)
+  if constexpr (std::is_same_v<T, f16_t>) return load_halves(p);
+#endif
+  return floats_of<T, Floats>(load_bits<typename T::Bits>(p));
+}
+
+template <class T>
+RK_INLINE void store_floats(void* p, Floats x) {
+#if defined(RK_X86_VECTORS)
+  if constexpr (std::is_same_v<T, f16_t>) {
+    const Floats nan = Floats{} + bits_as<float>(0x7fffffff);  // the one NaN
+    return store_halves(p, x == x ? x : nan);
+  }
+#endif
+  store_bits<typename T::Bits>(p, bits_of<T, Ints>(x));
+}
+
+// out[i] = f(a[i], b[i]), and the same to `next` where that is not null.
+template <class T, class F>
+RK_INLINE void by_vectors(void* out, void* next, const void* a, const void* b, int64_t n, F f) {
+  constexpr int64_t width = kLanes * sizeof(T);
+  char* const to = static_cast<char*>(out);
+  char* const to_next = static_cast<char*>(next);
+  const char* const x = static_cast<const char*>(a);
+  const char* const y = static_cast<const char*>(b);
+  const int64_t bytes = n * int64_t(sizeof(T));
+  int64_t at = 0;
+  for (; at + width <= bytes; at += width) {
+    const Floats r = f(load_floats<T>(x + at), load_floats<T>(y + at));
+    store_floats<T>(to + at, r);
+    if (next) memcpy(to_next + at, to + at, width);
+  }
+  if (at == bytes) return;
+  // What is left is moved to where a whole vector may be read and written.
+  const size_t left = size_t(bytes - at);
+  char last_x[width] = {}, last_y[width] = {};
+  memcpy(last_x, x + at, left);
+  memcpy(last_y, y + at, left);
+  store_floats<T>(last_x, f(load_floats<T>(last_x), load_floats<T>(last_y)));
+  memcpy(to + at, last_x, left);
+  if (next) memcpy(to_next + at, last_x, left);
+}
+
+}  // namespace
+}  // namespace ringkern::RK_ISA

@@ -1,0 +1,203 @@
+// Moving a chunk's bytes: one or two sources, combined, to one or two destinations.
+//
+// FIFOs are always aligned and read and written 16 bytes at a time. The user's tensors may begin
+// anywhere and end anywhere: where they do not allow 16 bytes, the elements are moved one by one,
+// into and out of the same 16-byte packs. Nothing outside the tensors is touched, and each byte of
+// the input is read by the thread that writes that byte of the output, so that they may be the same.
+#pragma once
+
+#include "cuda/link.cuh"
+#include "reduce/pack.h"
+
+namespace ringkern::cuda {
+
+// The arithmetic of one collective on elements of type T: the sum, or what `reduction` says.
+template <class T_, bool sum>
+class Arithmetic {
+ public:
+  using T = T_;
+  static constexpr int kBytes = int(sizeof(T));
+  // Scales belong to sums of floats.
+  static constexpr bool kScales = sum && !std::is_integral_v<T>;
+
+  RK_DEVICE explicit Arithmetic(const Reduction& reduction)
+      : combine_(reduction.combine), scale_(reduction.scale), factor_(wide_t<T>(reduction.factor)) {}
+
+  template <class Word>
+  RK_DEVICE Word combine(Word incoming, Word mine) const {
+    if constexpr (std::is_same_v<Word, uint64_t>) {
+      if constexpr (sum) return combine_word<Combine::sum, T>(incoming, mine);
+      return combine_word<T>(combine_, incoming, mine);
+    } else {
+      return {combine(incoming.lo, mine.lo), combine(incoming.hi, mine.hi)};
+    }
+  }
+
+  // Whether `verb` scales anything: its input as it enters the ring, or its result.
+  RK_DEVICE bool multiplies(Verb verb) const {
+    return kScales && scale_ == Reduction::Scale::multiply_input && reads_input(verb);
+  }
+  RK_DEVICE bool divides(Verb verb) const {
+    return kScales && scale_ == Reduction::Scale::divide_result && finishes(verb);
+  }
+  template <class Word>
+  RK_DEVICE Word multiply(Word w) const {
+    return scale<Reduction::Scale::multiply_input>(w);
+  }
+  template <class Word>
+  RK_DEVICE Word divide(Word w) const {
+    return scale<Reduction::Scale::divide_result>(w);
+  }
+
+ private:
+  // One division in the code and not one for each element: the word is turned past it.
+  template <Reduction::Scale S>
+  RK_DEVICE uint64_t scale(uint64_t word) const {
+    if constexpr (kScales) {
+      constexpr int bits = 8 * kBytes;
+      RK_NO_UNROLL for (int i = 0; i < 64 / bits; ++i) {
+        const uint64_t scaled = bits_of(ringkern::scale<S>(element_of(word), factor_));
+        word = (word >> (bits - 1) >> 1) | scaled << (64 - bits);
+      }
+    }
+    return word;
+  }
+  template <Reduction::Scale S>
+  RK_DEVICE Words scale(Words w) const {
+    return {scale<S>(w.lo), scale<S>(w.hi)};
+  }
+
+  using Bits = std::conditional_t<
+      kBytes == 1, uint8_t,
+      std::conditional_t<kBytes == 2, uint16_t, std::conditional_t<kBytes == 4, uint32_t, uint64_t>>>;
+  RK_DEVICE static T element_of(uint64_t word) { return bits_as<T>(Bits(word)); }
+  RK_DEVICE static uint64_t bits_of(T element) { return bits_as<Bits>(element); }
+
+  const Combine combine_;
+  const Reduction::Scale scale_;
+  const wide_t<T> factor_;
+};
+
+// ---- The user's memory, up to 16 or 8 bytes at a time
+
+RK_DEVICE bool aligned(const void* a, const void* b, int bytes) {
+  return ((uint64_t(a) | uint64_t(b)) & uint64_t(bytes - 1)) == 0;
+}
+
+// The first `left` bytes at p, of at most a word, element by element; the rest of the word is zero.
+template <int element, int at = 0>
+RK_DEVICE uint64_t load_elements(const std::byte* p, int left) {
+  if constexpr (at < 8) {
+    const uint64_t e = at < left ? ld_weak<element, at>(p) << (8 * at) : 0;
+    return e | load_elements<element, at + element>(p, left);
+  }
+  return 0;
+}
+template <int element, int at = 0>
+RK_DEVICE void store_elements(std::byte* p, uint64_t word, int left) {
+  if constexpr (at < 8) {
+    if (at < left) st_weak<element, at>(p, word >> (8 * at));
+    store_elements<element, at + element>(p, word, left);
+  }
+}
+
+// A pack at p, of which `left` bytes are the tensor's. `whole`: p allows an access of 16 bytes.
+template <int element>
+RK_DEVICE Words load_pack(const std::byte* p, bool whole, int left) {
+  if (whole && left >= 16) return ld_weak16(p);
+  return {load_elements<element>(p, left), load_elements<element>(p + 8, left - 8)};
+}
+template <int element>
+RK_DEVICE void store_pack(std::byte* p, Words v, bool whole, int left) {
+  if (whole && left >= 16) return st_weak16(p, v);
+  store_elements<element>(p, v.lo, left);
+  store_elements<element>(p + 8, v.hi, left - 8);
+}
+
+// ---- A slice (Simple)
+
+// Where its bytes come from and go to. Unused pointers are null.
+struct Block {
+  const std::byte* incoming = nullptr;  // from prev
+  const std::byte* in = nullptr;        // the rank's own input
+  std::byte* out = nullptr;             // the rank's output
+  std::byte* to = nullptr;              // for next
+  int bytes = 0;
+};
+
+// What a warp moves at once: some packs a lane, whose loads are issued before the first is used. Small
+// floats of 8 bits need so many registers for each that fewer packs leave room.
+inline constexpr int kRow = 16 * kWarp;  // bytes
+template <class A>
+inline constexpr int rows_of = is_small_float<typename A::T> && A::kBytes == 1 ? 2 : 4;
+
+template <int rows>
+struct Tile {
+  static constexpr int kBytes = rows * kRow;
+  Words row[rows];
+
+  RK_DEVICE void load(const std::byte* p) {
+    for_each([&](auto i) { row[i] = ld_weak16<i * kRow>(p); });
+  }
+  RK_DEVICE void store(std::byte* p) const {
+    for_each([&](auto i) { st_weak16<i * kRow>(p, row[i]); });
+  }
+
+  // f(0), f(1), ... as constants, so that a tile stays in registers and the places of its rows in
+  // the instructions.
+  template <class F>
+  RK_DEVICE static void for_each(F f) {
+    static_assert(rows == 2 || rows == 4);
+    f(Constant<0>{}), f(Constant<1>{});
+    if constexpr (rows == 4) f(Constant<2>{}), f(Constant<3>{});
+  }
+  template <int i>
+  using Constant = std::integral_constant<int, i>;
+};
+
+// By every worker; returns how many bytes have been moved, a number of whole tiles.
+template <class A>
+RK_DEVICE int move_tiles(const A& arithmetic, const Block& b) {
+  using Tile = Tile<rows_of<A>>;
+  const int tiles = b.bytes / Tile::kBytes, warps = worker_count() / kWarp;
+  RK_NO_UNROLL for (int tile = warp_index(); tile < tiles; tile += warps) {
+    const int64_t at = tile * Tile::kBytes + 16 * lane_index();
+    Tile value;
+    value.load((b.in != nullptr ? b.in : b.incoming) + at);
+    if (b.in != nullptr && b.incoming != nullptr) {
+      Tile incoming;
+      incoming.load(b.incoming + at);
+      Tile::for_each(
+          [&](auto i) { value.row[i] = arithmetic.combine(incoming.row[i], value.row[i]); });
+    }
+    if (b.out != nullptr) value.store(b.out + at);
+    if (b.to != nullptr) value.store(b.to + at);
+  }
+  return tiles * Tile::kBytes;
+}
+
+// By every worker. What the fast path cannot take is moved pack by pack: the last one, all of them
+// where the tensors are not aligned, and those that are scaled.
+template <class A>
+RK_DEVICE void move(const A& arithmetic, Verb verb, const Block& b) {
+  const bool whole = aligned(b.in, b.out, 16);
+  const bool multiplies = arithmetic.multiplies(verb), divides = arithmetic.divides(verb);
+  const int done = whole && !multiplies && !divides ? move_tiles(arithmetic, b) : 0;
+  RK_NO_UNROLL for (int at = done + 16 * thread_index(); at < b.bytes; at += 16 * worker_count()) {
+    const int left = b.bytes - at;
+    Words value{};
+    if (b.in != nullptr) {
+      value = load_pack<A::kBytes>(b.in + at, whole, left);
+      if (multiplies) value = arithmetic.multiply(value);
+    }
+    if (b.incoming != nullptr) {
+      const Words incoming = ld_weak16(b.incoming + at);
+      value = b.in != nullptr ? arithmetic.combine(incoming, value) : incoming;
+      if (divides) value = arithmetic.divide(value);
+    }
+    if (b.out != nullptr) store_pack<A::kBytes>(b.out + at, value, whole, left);
+    if (b.to != nullptr) st_weak16(b.to + at, value);
+  }
+}
+
+}  // namespace ringkern::cuda

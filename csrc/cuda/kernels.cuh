@@ -1,0 +1,57 @@
+// The kernels: one for each protocol and element type, with the sum built in or with a switch over
+// the other ways to combine.
+#pragma once
+
+#include "cuda/ll.cuh"
+#include "cuda/ll128.cuh"
+#include "cuda/simple.cuh"
+
+namespace ringkern::cuda {
+
+template <Protocol, class A>
+struct LinkOf;
+template <class A>
+struct LinkOf<Protocol::simple, A> {
+  using type = SimpleLink<A>;
+};
+template <class A>
+struct LinkOf<Protocol::ll, A> {
+  using type = LLLink<A>;
+};
+template <class A>
+struct LinkOf<Protocol::ll128, A> {
+  using type = LL128Link<A>;
+};
+
+template <Protocol P, class T, bool sum>
+RK_KERNEL(kMaxThreads, kBlocksPerSM) ring_kernel(RK_ARGUMENT LaunchArgs args) {
+  // Who am I?
+  const int channel = block_index() % args.plan.channels;
+  const RankArgs& rank = args.ranks[block_index() / args.plan.channels];
+  // What do I do, and where?
+  using A = Arithmetic<T, sum>;
+  const A arithmetic(args.reduction);
+  RK_SHARED(Post, post);
+  Ends<P> ends(args, rank, channel, post);
+  typename LinkOf<P, A>::type link(ends, arithmetic);
+  // Do it, and remember how far I came.
+  Verdict verdict = ends.begin();
+  if (verdict == Verdict::ok) verdict = run_schedule(args.plan, rank.rank, channel, link);
+  ends.end(verdict);
+}
+
+template <Protocol P>
+const void* kernel_of(DType dtype, Combine combine) {
+  return with_dtype(dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    return combine == Combine::sum ? reinterpret_cast<const void*>(&ring_kernel<P, T, true>)
+                                   : reinterpret_cast<const void*>(&ring_kernel<P, T, false>);
+  });
+}
+
+// One file each, so that they are compiled side by side.
+const void* simple_kernel(DType dtype, Combine combine);
+const void* ll_kernel(DType dtype, Combine combine);
+const void* ll128_kernel(DType dtype, Combine combine);
+
+}  // namespace ringkern::cuda

@@ -1,0 +1,35 @@
+// Which kernel serves which collective, and the kernel of a ring of one.
+#include "cuda/kernels.cuh"
+
+namespace ringkern::cuda {
+namespace {
+
+RK_KERNEL(kMaxThreads, kBlocksPerSM) alone(RK_ARGUMENT AloneArgs args) {
+  const int64_t threads = int64_t(block_count()) * thread_count();
+  const int64_t first = int64_t(block_index()) * thread_count() + thread_index();
+  with_dtype(args.reduction.dtype, [&](auto tag) {
+    using A = Arithmetic<typename decltype(tag)::type, true>;
+    const A arithmetic(args.reduction);
+    RK_NO_UNROLL for (int64_t i = first; i < args.count; i += threads) {
+      uint64_t word = ld_weak<A::kBytes>(args.in + i * A::kBytes);
+      if (arithmetic.multiplies(Verb::send)) word = arithmetic.multiply(word);
+      st_weak<A::kBytes>(args.out + i * A::kBytes, word);
+    }
+  });
+}
+
+}  // namespace
+
+const void* alone_kernel() { return reinterpret_cast<const void*>(&alone); }
+
+const void* kernel_for(Protocol protocol, DType dtype, Combine combine) {
+  switch (protocol) {
+#define RK_CASE(e) \
+  case Protocol::e: return e##_kernel(dtype, combine);
+    RK_PROTOCOLS(RK_CASE)
+#undef RK_CASE
+  }
+  return nullptr;
+}
+
+}  // namespace ringkern::cuda

@@ -1,0 +1,61 @@
+"""Arguments of the collectives before they reach the extension: arrays of other libraries become
+tensors, and what is no argument at all gets an error that says what to do. Dtypes, devices and shapes
+are checked by the extension."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .config import PROTOCOLS, config
+
+Op = dist.ReduceOp | dist.ReduceOp.RedOpType
+
+_FACTOR = "torch.distributed._make_nccl_premul_sum(factor)"
+
+
+def as_tensor(array: Any, role: str, *, written: bool) -> torch.Tensor:
+    """``array`` itself, or a tensor over the same memory."""
+    if isinstance(array, torch.Tensor):
+        return array
+    kind = type(array).__name__
+    if not hasattr(array, "__dlpack__"):
+        raise TypeError(
+            f"{role} is {kind}; give a torch.Tensor, or an array with __dlpack__ (NumPy, CuPy), "
+            "which is changed in place"
+        )
+    # torch would write to it all the same.
+    if written and getattr(getattr(array, "flags", None), "writeable", True) is False:
+        raise ValueError(f"{role} is a read-only {kind}, and the result goes there; give a copy")
+    # torch ends the process on these.
+    if any(stride < 0 for stride in getattr(array, "strides", None) or ()):
+        raise ValueError(f"{role} is a reversed {kind} (a stride is negative); give a copy")
+    try:
+        return torch.from_dlpack(array)
+    except BufferError as error:
+        raise ValueError(
+            f"the memory of {role}, a {kind}, cannot be shared ({error}); it must be writable, in "
+            "native byte order and of a dtype that torch has"
+        ) from error
+
+
+def reduce_op(op: Op) -> Op:
+    """``op``, if it is one."""
+    if type(op) is dist.ReduceOp.RedOpType:
+        if op is dist.ReduceOp.PREMUL_SUM:
+            raise ValueError(f"ReduceOp.PREMUL_SUM needs a factor; make it with {_FACTOR}")
+    elif not isinstance(op, dist.ReduceOp):
+        raise TypeError(
+            f"op is {op!r}; give a torch.distributed.ReduceOp: SUM, AVG, PRODUCT, MIN, MAX, BAND, "
+            f"BOR, BXOR, or {_FACTOR}"
+        )
+    return op
+
+
+def protocol_name(protocol: str) -> str:
+    """``protocol``, or what the environment says in its place."""
+    if protocol not in PROTOCOLS:
+        raise ValueError(f"unknown protocol {protocol!r}; choose one of {', '.join(PROTOCOLS)}")
+    return config.protocol if protocol == "auto" else protocol

@@ -1,0 +1,285 @@
+"""Measures the collectives: ringkern next to Gloo, by the rules of nccl-tests.
+
+Sizes are bytes and include every rank's part; times are microseconds; bandwidths are GB/s, 1e9
+bytes a second. "algbw" is size / time; "busbw" is what each link of a ring must carry for it,
+which is comparable between numbers of ranks: algbw times 2(k-1)/k for an all-reduce of k ranks,
+(k-1)/k for its two halves.
+
+The contenders take turns within one run, so that a disturbance of the machine meets all of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from . import exact, ops
+from .errors import RingKernError
+
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather")
+REPEATS = 9  # odd: a median that was measured
+MAX_CALLS = 10_000  # in a repeat
+ALIGNMENT = 64  # bytes: a cache line
+
+
+class UnsupportedError(ValueError):
+    """A contender does not have the collective, op or dtype that is to be measured."""
+
+    def __init__(self, contender: str, text: str) -> None:
+        super().__init__(f"{contender} has no {text}")
+        self.contender = contender
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is measured, and how thoroughly.
+
+    Attributes:
+        collective: one of ``COLLECTIVES``.
+        dtype: torch's name of a dtype, as ``"float32"``.
+        op: ringkern's name of an op, as ``"sum"``; means nothing to an all-gather.
+        protocol: of ringkern.
+        gloo: measure Gloo, too.
+        sizes: bytes of all ranks' parts.
+        warmup: calls before those that count, a size and contender.
+        check: calls whose result is checked, a size and contender.
+        seconds: time for a size, all its contenders and repeats together. Each repeat makes one
+            call at least, so that large sizes may take longer.
+        rotate: bytes over which the calls walk, so that caches do not help; 0: all calls use the
+            same memory.
+    """
+
+    sizes: tuple[int, ...]
+    collective: str = "all_reduce"
+    dtype: str = "float32"
+    op: str = "sum"
+    protocol: str = "auto"
+    gloo: bool = True
+    warmup: int = 1
+    check: int = 1
+    seconds: float = 1.0
+    rotate: int = 0
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
+
+    @property
+    def reduce_op(self) -> Any:
+        """The op as torch.distributed has it."""
+        if self.op == "premul_sum":
+            return dist._make_nccl_premul_sum(exact.PREMUL_FACTOR)  # type: ignore[attr-defined]
+        return getattr(dist.ReduceOp, "PRODUCT" if self.op == "prod" else self.op.upper())
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one contender did with one size.
+
+    Attributes:
+        times_us: a repeat each: the mean of its calls, on the rank that was slowest in it.
+        calls: in each repeat.
+        wrong: elements that differ from the exact result, of all ranks and checked calls; None: not
+            checked.
+    """
+
+    times_us: tuple[float, ...]
+    calls: int
+    wrong: int | None
+
+    @property
+    def time_us(self) -> float:
+        """The median of the repeats."""
+        return statistics.median(self.times_us)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One size.
+
+    Attributes:
+        size: bytes of all ranks' parts.
+        count: elements, as nccl-tests counts: of the whole tensor for an all-reduce, of a rank's
+            part for its halves.
+        results: by contender.
+    """
+
+    size: int
+    count: int
+    results: dict[str, Result]
+
+
+def geometric_sizes(begin: int, end: int, factor: int) -> tuple[int, ...]:
+    """``begin``, and each size ``factor`` times the one before it, up to ``end``; bytes."""
+    sizes = itertools.accumulate(itertools.repeat(factor), lambda a, b: a * b, initial=begin)
+    return tuple(itertools.takewhile(lambda size: size <= end, sizes))
+
+
+def bandwidths(collective: str, ranks: int, size: int, time_us: float) -> tuple[float, float]:
+    """algbw and busbw in GB/s of a collective over ``size`` bytes that took ``time_us``."""
+    algbw = size / time_us / 1e3
+    hops = 2 * (ranks - 1) if collective == "all_reduce" else ranks - 1
+    return algbw, algbw * hops / ranks
+
+
+def measure(settings: Settings) -> Iterator[Row]:
+    """Measures one size after the other. All ranks of the default group, a Gloo one, call it.
+
+    Raises:
+        UnsupportedError: on all ranks, before anything is measured.
+    """
+    names = ["ringkern", *(["gloo"] if settings.gloo else [])]
+    done = set()
+    for size in [0, *settings.sizes]:  # the first connects the ring, and shows what is unsupported
+        count = _count(settings, size)
+        if size == 0 or count not in done:  # more than one small size may be rounded to one element
+            buffers = _Buffers(settings, count)
+            contenders = {name: _Contender(name, settings, buffers) for name in names}
+            if size == 0:
+                for contender in contenders.values():
+                    contender.probe()
+            else:
+                done.add(count)
+                yield Row(buffers.size, count, _compete(settings, contenders))
+
+
+def _count(settings: Settings, size: int) -> int:
+    parts = 1 if settings.collective == "all_reduce" else dist.get_world_size()
+    return max(1, size // (parts * settings.torch_dtype.itemsize))
+
+
+class _Buffers:
+    """A rank's tensors: pairs of the whole and, within it, this rank's part."""
+
+    def __init__(self, settings: Settings, count: int) -> None:
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        split = settings.collective != "all_reduce"
+        elements = count * ranks if split else count
+        itemsize = settings.torch_dtype.itemsize
+        self.size = elements * itemsize
+        place = -(-self.size // ALIGNMENT) * ALIGNMENT
+        places = min(max(1, settings.rotate // place), MAX_CALLS)
+        stride = max(place, settings.rotate // places // ALIGNMENT * ALIGNMENT) // itemsize
+        # Zeros stay zeros, whatever the op and however often; and their pages are really there.
+        memory = torch.empty(stride * places, dtype=settings.torch_dtype).zero_()
+        wholes = [memory.narrow(0, i * stride, elements) for i in range(places)]
+        self.pairs = [
+            (whole, whole.narrow(0, rank * count, count) if split else whole) for whole in wholes
+        ]
+
+
+class _Contender:
+    """One library's calls of the collective, in place on the buffers, and its measurements."""
+
+    def __init__(self, name: str, settings: Settings, buffers: _Buffers) -> None:
+        self.name, self.settings, self.buffers = name, settings, buffers
+        collective = _ringkern(settings) if name == "ringkern" else _gloo(settings)
+        self._calls = [functools.partial(collective, *pair) for pair in buffers.pairs]
+        self._turns = itertools.cycle(self._calls)
+        self.times: list[float] = []
+
+    def probe(self) -> None:
+        try:
+            self._calls[0]()
+        except RingKernError:
+            raise
+        except (TypeError, ValueError, RuntimeError) as error:
+            what = f"{self.settings.collective} of {self.settings.dtype}"
+            if self.settings.collective != "all_gather":
+                what += f" with op {self.settings.op}"
+            raise UnsupportedError(self.name, f"{what}: {error}") from error
+
+    def check(self) -> int | None:
+        """How many elements are wrong after ``settings.check`` calls, on all ranks."""
+        if not self.settings.check:
+            return None
+        collective, dtype = self.settings.collective, self.settings.torch_dtype
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        whole, part = self.buffers.pairs[0]
+        result = whole
+        if collective == "all_gather":
+            given, expected = exact.all_gather(dtype, rank, ranks, len(part))
+        else:
+            given, expected = exact.all_reduce(self.settings.op, dtype, rank, ranks, len(whole))
+        if collective == "reduce_scatter":
+            result, expected = part, expected.narrow(0, rank * len(part), len(part))
+        wrong = torch.zeros((), dtype=torch.int64)
+        for _ in range(self.settings.check):
+            whole.copy_(given)
+            self._calls[0]()
+            wrong += exact.differences(result, expected)
+        whole.zero_()
+        dist.all_reduce(wrong)
+        return int(wrong)
+
+    def seconds(self, calls: int) -> float:
+        """The mean of so many calls, on this rank; they start together."""
+        dist.barrier()
+        start = time.perf_counter()
+        for call in itertools.islice(self._turns, calls):
+            call()
+        return (time.perf_counter() - start) / calls
+
+    def calls_within(self, seconds: float) -> int:
+        """How many calls that time is enough for: the same number on all ranks."""
+        calls = max(1, self.settings.warmup)
+        for budget in (seconds / 10, seconds):
+            # One rank's clock would give each rank another number, and they would wait for ever.
+            mean = _slowest([self.seconds(calls)])[0]
+            calls = min(max(1, int(budget / max(mean, 1e-9))), MAX_CALLS)
+        return calls
+
+
+def _ringkern(settings: Settings) -> Callable[[torch.Tensor, torch.Tensor], object]:
+    op, protocol = settings.reduce_op, settings.protocol
+    if settings.collective == "all_reduce":
+        return lambda whole, part: ops.ring_all_reduce(whole, op, protocol=protocol)
+    if settings.collective == "reduce_scatter":
+        return lambda whole, part: ops.ring_reduce_scatter(part, whole, op, protocol=protocol)
+    return lambda whole, part: ops.ring_all_gather(whole, part, protocol=protocol)
+
+
+def _gloo(settings: Settings) -> Callable[[torch.Tensor, torch.Tensor], object]:
+    op = settings.reduce_op
+    if settings.collective == "all_reduce":
+        return lambda whole, part: dist.all_reduce(whole, op)
+    # torch 2.13 renames these two, and warns about their former names.
+    if settings.collective == "reduce_scatter":
+        scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        return lambda whole, part: scatter(part, whole, op)
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    return lambda whole, part: gather(whole, part)
+
+
+def _compete(settings: Settings, contenders: dict[str, _Contender]) -> dict[str, Result]:
+    wrong = {name: contender.check() for name, contender in contenders.items()}
+    share = settings.seconds / len(contenders) / REPEATS
+    calls = {name: contender.calls_within(share) for name, contender in contenders.items()}
+    turns = list(contenders.values())
+    for _ in range(REPEATS):
+        for contender in turns:
+            contender.times.append(contender.seconds(calls[contender.name]))
+        turns.reverse()  # neither is always the first
+    return {
+        name: Result(
+            tuple(1e6 * seconds for seconds in _slowest(contender.times)), calls[name], wrong[name]
+        )
+        for name, contender in contenders.items()
+    }
+
+
+def _slowest(seconds: list[float]) -> list[float]:
+    """Of each time, the slowest rank's."""
+    times = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(times, dist.ReduceOp.MAX)
+    result: list[float] = times.tolist()
+    return result

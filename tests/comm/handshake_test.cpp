@@ -1,0 +1,283 @@
+// What ranks check of each other, and what becomes of those that are no ranks or not of this ring.
+#include "comm/handshake.h"
+
+#include <sys/socket.h>
+
+#include <cstring>
+#include <random>
+#include <system_error>
+
+#include "comm/agreement.h"
+#include "comm/ring_of_threads.h"
+
+using namespace ringkern;
+using namespace ringkern::test;
+
+namespace {
+
+// A field in which rank 2 of 3 differs, and what the others say then.
+void a_different_field_is_named() {
+  const auto check = [](const std::string& text, const std::function<void(Terms&)>& change) {
+    const std::vector<Outcome> outcomes = join_all(3, [&](Joiner& joiner) {
+      if (joiner.place.rank == 2) change(joiner.terms);
+    });
+    check_all(outcomes, "RendezvousError", text);
+    // Both values and both ranks, the lower rank first, on all of them.
+    const std::string field = text.substr(0, text.find(' '));
+    for (const Outcome& o : outcomes) {
+      const size_t found = o.text.find(field), second = o.text.find(", rank 2 has");
+      CHECK(o.text.find("rank 0 has " + field) != std::string::npos ||
+            o.text.find("rank 1 has " + field) != std::string::npos);
+      CHECK(found != std::string::npos && found < second);
+    }
+  };
+  check("ringkern wire version 1, rank 2 has 8: install the same", [](Terms& t) { t.version = 8; });
+  check("device cpu, rank 2 has cuda: all ranks of a group", [](Terms& t) { t.device = "cuda"; });
+  check("channels 1, rank 2 has 2", [](Terms& t) { t.geometry.channels = 2; });
+  check("slots 8, rank 2 has 4", [](Terms& t) { t.geometry.slots = 4; });
+  check("slot_bytes of simple 1024, rank 2 has 64", [](Terms& t) { t.geometry.slot_bytes[0] = 64; });
+  check("slot_bytes of ll 1024, rank 2 has 64", [](Terms& t) { t.geometry.slot_bytes[1] = 64; });
+  check("slot_bytes of ll128 1024, rank 2 has 256", [](Terms& t) { t.geometry.slot_bytes[2] = 256; });
+  check("segment bytes 4096, rank 2 has 8192", [](Terms& t) { t.segment_bytes = 8192; });
+  check("workers 1, rank 2 has 2", [](Terms& t) { t.workers = 2; });
+}
+
+void a_different_group_size_is_named() {
+  const std::vector<Outcome> outcomes = join_all(2, [](Joiner& joiner) {
+    if (joiner.place.rank == 1) joiner.place.size = 3;
+  });
+  check_all(outcomes, "RendezvousError", "rank 0 has group size 2, rank 1 has 3");
+}
+
+void what_is_no_address_is_refused() {
+  const Terms terms;
+  const Address mine = my_address(terms, random_id());
+  const std::string bytes = to_bytes(mine);
+  CHECK_EQ(read_address(bytes, 1, mine, 0).pid, mine.pid);
+  CHECK_THROWS(RendezvousError, "what rank 1 left in the store (0 bytes) is no address",
+               read_address("", 1, mine, 0));
+  CHECK_THROWS(RendezvousError, "(7 bytes) is no address", read_address("garbage", 1, mine, 0));
+  CHECK_THROWS(RendezvousError, "is no address", read_address(std::string(4096, 'x'), 1, mine, 0));
+  CHECK_THROWS(RendezvousError, "of rank 1 has 159 bytes, expected 160",
+               read_address(bytes.substr(1).insert(0, 1, bytes[0]).substr(0, 159), 1, mine, 0));
+  CHECK_THROWS(RendezvousError, "of rank 1 has 161 bytes", read_address(bytes + "x", 1, mine, 0));
+  Address newer = mine;
+  newer.version = 9;
+  CHECK_THROWS(RendezvousError, "rank 0 has ringkern wire version 9, rank 1 has 1",
+               read_address(to_bytes(newer), 0, mine, 1));
+  CHECK_THROWS(RendezvousError, "rank 0 has ringkern wire version 1, rank 1 has 9",
+               read_address(to_bytes(newer).substr(0, 8), 1, mine, 0));  // and another size
+}
+
+void garbage_in_the_store_fails_the_ring() {
+  MemoryStore store;
+  store.set("ring/rank/1", "garbage");
+  check_all(on_threads(1, [&](int) { return Joiner{store, "ring", place_of(0, 2)}.join(); }),
+            "RendezvousError", "what rank 1 left in the store (7 bytes) is no address of ringkern");
+}
+
+void ranks_that_cannot_reach_each_other_are_told_why() {
+  const Terms terms;
+  const Address mine = my_address(terms, random_id());
+  check_reachable(mine, 0, mine, 1);
+  Address other_host = mine, other_network = mine, unknown = mine;
+  std::strcpy(other_host.boot, "another\nboot");
+  std::strcpy(other_host.host, "node\x1b[2J7");
+  other_network.network = 7;
+  unknown.boot[0] = 0;
+  unknown.network = 0;
+  if (mine.boot[0] != 0) {
+    CHECK_THROWS(TransportError, "rank 1 is on host node?[2J7 (boot another boot)",
+                 check_reachable(mine, 0, other_host, 1));
+    std::memset(other_host.host, 'h', sizeof other_host.host);  // without a terminating zero
+    std::memset(other_host.boot, 'b', sizeof other_host.boot);
+    CHECK_THROWS(TransportError, "inside one host", check_reachable(mine, 0, other_host, 1));
+  }
+  if (mine.network != 0)
+    CHECK_THROWS(TransportError, "rank 1 in 7: the Unix sockets of ringkern do not cross",
+                 check_reachable(mine, 0, other_network, 1));
+  check_reachable(mine, 0, unknown, 1);
+}
+
+void greetings_are_checked() {
+  const Terms terms = some_terms();
+  const Id session = random_id();
+  const Hello mine = my_hello(terms, session, 3, 0, 1), theirs = my_hello(terms, session, 3, 1, 0);
+  const auto sent = [](Hello h, const std::string& offer, int announced) {
+    h.offer_bytes = uint32_t(announced);
+    return to_bytes(h) + offer;
+  };
+  CHECK_EQ(read_greeting(sent(theirs, "offer", 5), mine, 1).offer, "offer");
+  for (const int announced : {0, 4, 6, -1})
+    CHECK_THROWS(RendezvousError, "the greeting of rank 1 has 133 bytes, which is not",
+                 read_greeting(sent(theirs, "offer", announced), mine, 1));
+  CHECK_THROWS(RendezvousError, "the greeting of rank 1 has 127 bytes",
+               read_greeting(to_bytes(theirs).substr(0, 127), mine, 1));
+  CHECK_THROWS(RendezvousError, "does not belong to this ring", read_greeting("", mine, 1));
+  Hello stranger = theirs;
+  stranger.session[15] ^= 1;
+  CHECK(!is_greeting(to_bytes(stranger), session));
+  CHECK_THROWS(RendezvousError, "does not belong", read_greeting(to_bytes(stranger), mine, 1));
+  CHECK_THROWS(RendezvousError, "rank 2 takes rank 0 for its neighbour where rank 0 expects rank 1",
+               read_greeting(to_bytes(my_hello(terms, session, 3, 2, 0)), mine, 1));
+  Hello unprintable = theirs;
+  std::memset(unprintable.device, '\x1b', sizeof unprintable.device);
+  CHECK_THROWS(RendezvousError, "rank 1 has ????????????????: all ranks",
+               read_greeting(to_bytes(unprintable), mine, 1));
+  CHECK_EQ(printable(std::string(5000, 'x')).size(), size_t(1000));
+}
+
+// Whatever arrives is taken or refused by name; a sanitizer watches what else happens.
+void random_bytes_are_refused() {
+  std::mt19937 random(1);
+  const Terms terms = some_terms();
+  const Id session = random_id();
+  const Hello mine = my_hello(terms, session, 3, 0, 1);
+  const Address address = my_address(terms, session);
+  const std::string valid[] = {to_bytes(my_hello(terms, session, 3, 1, 0)), to_bytes(address)};
+  for (int i = 0; i < 20000; ++i) {
+    std::string bytes = valid[i % 2];
+    for (unsigned n = random() % 4; n > 0; --n) bytes[random() % bytes.size()] = char(random());
+    if (random() % 4 == 0) bytes.resize(random() % 400, char(random()));
+    try {
+      if (i % 2 == 0) {
+        if (is_greeting(bytes, session)) (void)read_greeting(bytes, mine, 1);
+      } else {
+        check_reachable(address, 0, read_address(bytes, 1, address, 0), 1);
+      }
+    } catch (const RendezvousError&) {
+    } catch (const TransportError&) {
+    }
+  }
+}
+
+// A process that knows where rank 0 listens; what it does there is up to the test.
+std::vector<Outcome> with_visitor(const std::function<void(const Address&, MemoryStore&)>& visit,
+                                  bool rank_1_comes) {
+  MemoryStore store;
+  return on_threads(rank_1_comes ? 3 : 2, [&](int thread) -> Neighbours {
+    if (thread == 0) return Joiner{store, "ring", place_of(0, 2)}.join();
+    const std::string note = store.get("ring/rank/0", Milliseconds(20000));
+    const Address address = read_address(note, 0, my_address(some_terms(), Id{}), 1);
+    if (thread == 1) {
+      visit(address, store);
+      store.set("visited", "");
+      return {};
+    }
+    store.get("visited", Milliseconds(20000));
+    return Joiner{store, "ring", place_of(1, 2)}.join();
+  });
+}
+
+Fd connect(const Address& to) {
+  auto socket = connect_to(socket_name(to.socket));
+  CHECK(socket.has_value());
+  return std::move(*socket);
+}
+
+void strangers_are_dropped() {
+  std::vector<Fd> sockets;
+  const auto visit = [&](const Address& rank_0, MemoryStore&) {
+    const Terms terms = some_terms();
+    const auto stranger = [&](const std::string& bytes, int fd) {
+      sockets.push_back(connect(rank_0));
+      send_message(sockets.back(), bytes, fd);
+    };
+    sockets.push_back(connect(rank_0));  // says nothing, and stays
+    connect(rank_0);                     // says nothing, and goes
+    stranger(to_bytes(my_hello(terms, random_id(), 2, 1, 0)), -1);  // of another ring
+    stranger("garbage", sockets[0].get());                          // and a descriptor
+    stranger(std::string(3 * kMaxMessage, 'x'), -1);
+    for (int i = 0; i < 40; ++i) sockets.push_back(connect(rank_0));  // more than are kept waiting
+  };
+  const int fds = open_files();
+  check_all(with_visitor(visit, /*rank_1_comes=*/true), "", "");
+  sockets.clear();
+  CHECK_EQ(open_files(), fds);
+}
+
+// The visitor takes the place of rank 1, with a greeting that `send` spoils.
+void check_bad_rank(const std::string& text, const std::function<void(const Fd&, Hello)>& send) {
+  const int fds = open_files();
+  const auto visit = [&](const Address& rank_0, MemoryStore& store) {
+    const Terms terms = some_terms();
+    const Address mine = my_address(terms, random_id());
+    const Fd listener = listen_on(socket_name(mine.socket));
+    store.add("ring/stage/1", 1);
+    store.set("ring/rank/1", to_bytes(mine));
+    const Fd socket = connect(rank_0);
+    send(socket, my_hello(terms, rank_0.session, 2, 1, 0));
+    store.get("ring/verdict", Milliseconds(20000));
+  };
+  check_outcome(with_visitor(visit, /*rank_1_comes=*/false)[0], "RendezvousError", text);
+  CHECK_EQ(open_files(), fds);
+}
+
+void bad_messages_of_a_rank_fail_the_ring() {
+  const std::string broken = "the greeting of rank 1 did not arrive whole";
+  check_bad_rank(broken, [](const Fd& socket, const Hello& hello) {
+    send_message(socket, to_bytes(hello) + std::string(kMaxMessage, 'x'), -1);
+  });
+  check_bad_rank(broken, [](const Fd& socket, Hello hello) {  // two descriptors
+    iovec data{&hello, sizeof hello};
+    alignas(cmsghdr) char control[CMSG_SPACE(2 * sizeof(int))] = {};
+    msghdr header{};
+    header.msg_iov = &data;
+    header.msg_iovlen = 1;
+    header.msg_control = control;
+    header.msg_controllen = sizeof control;
+    cmsghdr* c = CMSG_FIRSTHDR(&header);
+    c->cmsg_level = SOL_SOCKET;
+    c->cmsg_type = SCM_RIGHTS;
+    c->cmsg_len = CMSG_LEN(2 * sizeof(int));
+    const int fds[] = {socket.get(), socket.get()};
+    std::memcpy(CMSG_DATA(c), fds, sizeof fds);
+    CHECK(::sendmsg(socket.get(), &header, MSG_NOSIGNAL) > 0);
+  });
+  check_bad_rank("which is not what it announces", [](const Fd& socket, Hello hello) {
+    hello.offer_bytes = 99;
+    send_message(socket, to_bytes(hello), -1);
+  });
+  check_bad_rank("disagree on the order", [](const Fd& socket, Hello hello) {
+    hello.from = 7;
+    send_message(socket, to_bytes(hello), -1);
+  });
+}
+
+void a_rank_that_ends_while_others_wait_is_named() {
+  const auto visit = [&](const Address&, MemoryStore& store) {
+    const Address mine = my_address(some_terms(), random_id());  // nobody listens there
+    store.add("ring/stage/1", 1);
+    store.set("ring/rank/1", to_bytes(mine));
+  };
+  const Outcome outcome = std::move(with_visitor(visit, /*rank_1_comes=*/false)[0]);
+  check_outcome(outcome, "TransportError", "rank 0 cannot connect to rank 1 (pid ");
+  check_outcome(outcome, "TransportError", "Connection refused. Either that process has ended, or");
+}
+
+void an_offer_that_is_too_long_is_refused() {
+  const std::vector<Outcome> outcomes = join_all(2, [](Joiner& joiner) {
+    if (joiner.place.rank == 0)
+      joiner.make_offer = [] { return Offer{std::string(kMaxMessage, 'x'), -1}; };
+  });
+  check_outcome(outcomes[0], "TransportError", "an offer of 4096 bytes does not fit");
+  check_outcome(outcomes[1], "RendezvousError", "rank 0 could not join the ring: an offer of 4096");
+}
+
+}  // namespace
+
+int main() {
+  const int fds = open_files();
+  a_different_field_is_named();
+  a_different_group_size_is_named();
+  what_is_no_address_is_refused();
+  garbage_in_the_store_fails_the_ring();
+  ranks_that_cannot_reach_each_other_are_told_why();
+  greetings_are_checked();
+  random_bytes_are_refused();
+  strangers_are_dropped();
+  bad_messages_of_a_rank_fail_the_ring();
+  a_rank_that_ends_while_others_wait_is_named();
+  an_offer_that_is_too_long_is_refused();
+  CHECK_EQ(open_files(), fds);
+}

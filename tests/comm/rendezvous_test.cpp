@@ -1,0 +1,266 @@
+#include "comm/rendezvous.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "comm/agreement.h"
+#include "comm/ring_of_threads.h"
+#include "cpu/shm.h"
+
+using namespace ringkern;
+using namespace ringkern::test;
+
+namespace {
+
+constexpr int64_t kBytes = 4096;
+constexpr Milliseconds kShort{300};
+
+// Each rank writes its number at the start of its segment; its neighbours must find it there.
+void ranks_see_their_neighbours_memory(int ranks, bool reversed) {
+  MemoryStore store;
+  std::vector<std::unique_ptr<cpu::ShmTransport>> transports(static_cast<size_t>(ranks));
+  std::vector<int*> next_memory(size_t(ranks), nullptr), prev_memory(size_t(ranks), nullptr);
+  std::vector<Outcome> outcomes = on_threads(ranks, [&](int rank) {
+    auto& transport = transports[size_t(rank)];
+    Joiner joiner{store, "ring", place_of(rank, ranks, reversed)};
+    joiner.make_offer = [&] {
+      transport = std::make_unique<cpu::ShmTransport>(kBytes);
+      *static_cast<int*>(transport->mine()) = rank;
+      return transport->offer();
+    };
+    joiner.map = [&](const Offer& next, const Offer& prev) {
+      next_memory[size_t(rank)] = static_cast<int*>(transport->map(next, joiner.place.next));
+      prev_memory[size_t(rank)] = static_cast<int*>(transport->map(prev, joiner.place.prev));
+    };
+    return joiner.join();
+  });
+  check_all(outcomes, "", "");
+  for (int rank = 0; rank < ranks; ++rank) {
+    const Place place = place_of(rank, ranks, reversed);
+    const Neighbours& n = outcomes[size_t(rank)].neighbours;
+    CHECK_EQ(*next_memory[size_t(rank)], place.next);
+    CHECK_EQ(*prev_memory[size_t(rank)], place.prev);
+    CHECK_EQ(n.next.rank, place.next);
+    CHECK_EQ(n.prev.rank, place.prev);
+    CHECK_EQ(n.next.pid, int(::getpid()));
+    CHECK_EQ(n.prev.pid, int(::getpid()));
+  }
+}
+
+void a_ring_of_one_has_no_neighbours() {
+  MemoryStore store;
+  Joiner joiner{store, "ring", place_of(0, 1)};
+  joiner.make_offer = []() -> Offer { throw std::logic_error("called"); };
+  const Neighbours n = joiner.join();
+  CHECK_EQ(n.next.rank, -1);
+  CHECK(!n.next.socket && !n.prev.socket);
+}
+
+void the_end_of_a_neighbour_is_seen() {
+  std::vector<Outcome> outcomes = join_all(3, [](Joiner&) {});
+  check_all(outcomes, "", "");
+  pollfd watched[] = {{outcomes[0].neighbours.next.socket.get(), POLLIN, 0},
+                      {outcomes[0].neighbours.prev.socket.get(), POLLIN, 0}};
+  CHECK(!readable(watched, Milliseconds(0)));
+  outcomes[1].neighbours = {};  // next of rank 0
+  CHECK(readable(watched, Milliseconds(10000)));
+  CHECK(watched[0].revents != 0 && watched[1].revents == 0);
+  Message message;
+  CHECK(receive_message(outcomes[0].neighbours.next.socket, message) == Received::closed);
+}
+
+void a_missing_rank_is_named() {
+  MemoryStore store;
+  const std::vector<Outcome> outcomes = on_threads(3, [&](int rank) {
+    Joiner joiner{store, "ring", place_of(rank, 5)};  // ranks 3 and 4 do not come
+    joiner.timeout = kShort;
+    return joiner.join();
+  });
+  check_all(outcomes, "RendezvousError", "no ring of 5 ranks within 0.3 s; did not come: rank 3 4");
+  check_all(outcomes, "RendezvousError", "All ranks must make this call");
+}
+
+void a_rank_that_does_not_finish_is_named() {
+  MemoryStore store;
+  std::atomic<int> failed{0};
+  const std::vector<Outcome> outcomes = on_threads(3, [&](int rank) -> Neighbours {
+    Joiner joiner{store, "ring", place_of(rank, 3)};
+    if (rank != 1) {
+      joiner.timeout = kShort;
+      try {
+        return joiner.join();
+      } catch (...) {
+        ++failed;
+        throw;
+      }
+    }
+    joiner.make_offer = [&] {  // makes the others wait until they give up
+      while (failed < 2) std::this_thread::sleep_for(Milliseconds(10));
+      return Offer{};
+    };
+    return joiner.join();
+  });
+  check_all(outcomes, "RendezvousError", "came but did not finish connecting: rank");
+  check_outcome(outcomes[1], "RendezvousError", "could not join the ring: no ring of 3 ranks");
+}
+
+void what_one_rank_throws_is_told_to_all() {
+  for (const bool in_map : {false, true}) {
+    const std::vector<Outcome> outcomes = join_all(4, [&](Joiner& joiner) {
+      if (joiner.place.rank != 2) return;
+      if (in_map)
+        joiner.map = [](const Offer&, const Offer&) { throw std::runtime_error("no room\nhere"); };
+      else
+        joiner.make_offer = []() -> Offer { throw std::runtime_error("no room\nhere"); };
+    });
+    for (int rank : {0, 1, 3})
+      check_outcome(outcomes[size_t(rank)], "RendezvousError",
+                    "rank 2 could not join the ring: no room here");
+    check_outcome(outcomes[2], "another", "no room\nhere");
+  }
+}
+
+void memory_that_is_no_segment_fails_the_ring() {
+  const auto check = [](const std::function<int()>& make_fd, const std::string& text) {
+    const int fds = open_files();
+    const std::vector<Outcome> outcomes = join_all(3, [&](Joiner& joiner) {
+      auto transport = std::make_shared<cpu::ShmTransport>(kBytes);
+      auto offered = std::make_shared<Fd>(joiner.place.rank == 1 ? make_fd() : -1);
+      joiner.make_offer = [=] { return *offered ? Offer{"", offered->get()} : transport->offer(); };
+      joiner.map = [transport, place = joiner.place](const Offer& next, const Offer& prev) {
+        transport->map(next, place.next);
+        transport->map(prev, place.prev);
+      };
+    });
+    for (const Outcome& o : outcomes) {
+      CHECK(o.kind == "TransportError" || o.kind == "RendezvousError");
+      check_contains(o.text, "the memory offered by rank 1 is refused: " + text, __FILE__, __LINE__);
+    }
+    CHECK_EQ(open_files(), fds);
+  };
+  const auto unsealed = [] {
+    const int fd = ::memfd_create("test", MFD_CLOEXEC);
+    CHECK(::ftruncate(fd, kBytes) == 0);
+    return fd;
+  };
+  check(unsealed, "expected a memory file that nobody can resize");
+  const auto longer = [] { return ::dup(cpu::ShmTransport(2 * kBytes).offer().fd); };
+  check(longer, "expected 4096 bytes, found 8192");
+  const auto foreign = [] { return ::open("/dev/zero", O_RDWR | O_CLOEXEC); };
+  check(foreign, "expected a memory file, found a file of another kind");
+}
+
+void a_rank_that_comes_twice_fails_the_ring() {
+  MemoryStore store;
+  const std::vector<Outcome> outcomes = on_threads(3, [&](int thread) {
+    return Joiner{store, "ring", place_of(thread == 2 ? 0 : thread, 3)}.join();
+  });
+  check_all(outcomes, "RendezvousError", "rank 0 came twice");
+}
+
+void ranks_that_disagree_on_the_order_do_not_meet() {
+  const std::vector<Outcome> outcomes = join_all(4, [](Joiner& joiner) {
+    if (joiner.place.rank == 2) joiner.place = place_of(2, 4, /*reversed=*/true);
+  });
+  check_all(outcomes, "RendezvousError", "the ranks disagree on the order of the ring");
+}
+
+void a_store_that_fails_ends_the_wait() {
+  struct Broken final : Store {
+    MemoryStore store;
+    std::atomic<int> left{20};
+    void use() {
+      if (--left < 0) throw std::runtime_error("the store is gone");
+    }
+    void set(const std::string& key, const std::string& value) override {
+      use();
+      store.set(key, value);
+    }
+    std::string get(const std::string& key, Milliseconds timeout) override {
+      use();
+      return store.get(key, timeout);
+    }
+    int64_t add(const std::string& key, int64_t amount) override {
+      use();
+      return store.add(key, amount);
+    }
+  } store;
+  const std::vector<Outcome> outcomes = on_threads(2, [&](int rank) {  // of three
+    return Joiner{store, "ring", place_of(rank, 3)}.join();
+  });
+  for (const Outcome& o : outcomes) check_contains(o.text, "the store is gone", __FILE__, __LINE__);
+}
+
+// Every prefix is used once, whatever came of the ring that had it.
+void rings_follow_each_other() {
+  MemoryStore store;
+  const auto ring = [&](int ranks, bool fails) {
+    return on_threads(ranks, [&, ranks, fails](int rank) {
+      const Place place = place_of(rank, ranks);
+      Joiner joiner{store, unique_prefix(store, "group", place), place};
+      if (fails && rank == 1) joiner.make_offer = []() -> Offer { throw std::runtime_error("no"); };
+      return joiner.join();
+    });
+  };
+  for (int i = 0; i < 3; ++i) {
+    check_all(ring(3, false), "", "");
+    check_outcome(ring(3, true)[0], "RendezvousError", "rank 1 could not join the ring: no");
+    check_all(ring(2, false), "", "");
+  }
+}
+
+void a_late_rank_learns_of_the_failure_and_meets_the_others_again() {
+  MemoryStore store;
+  const auto call = [&](int rank, Milliseconds timeout) {
+    const Place place = place_of(rank, 2);
+    Joiner joiner{store, unique_prefix(store, "group", place), place};
+    joiner.timeout = timeout;
+    return joiner.join();
+  };
+  check_all(on_threads(1, [&](int) { return call(0, kShort); }), "RendezvousError",
+            "did not come: rank 1");
+  check_all(on_threads(1, [&](int) { return call(1, Milliseconds(20000)); }), "RendezvousError",
+            "rank 0 could not join the ring: no ring of 2 ranks within 0.3 s; did not come: rank 1");
+  check_all(on_threads(2, [&](int rank) { return call(rank, Milliseconds(20000)); }), "", "");
+}
+
+// A vote for the ring that comes after one against must not be taken for the one that completes it.
+void votes_have_one_outcome() {
+  MemoryStore store;
+  Agreement a(store, "late", 0, 2, Milliseconds(20000)), b(store, "late", 1, 2, Milliseconds(1));
+  CHECK_THROWS(Lost, "no ring of 2 ranks", b.agree());
+  const std::string reason = "rank 1 could not join the ring: out of time";
+  CHECK_EQ(b.refuse("out of time").value(), reason);
+  CHECK_THROWS(Lost, reason, a.agree());
+  CHECK_EQ(a.refuse("lost").value(), reason);
+
+  // Once all have voted for it, the ring is made.
+  Agreement c(store, "made", 0, 2, Milliseconds(1)), d(store, "made", 1, 2, Milliseconds(20000));
+  CHECK_THROWS(Lost, "no ring of 2 ranks", c.agree());
+  d.agree();
+  CHECK(!c.refuse("out of time"));
+  CHECK(!c.refuse("and again"));
+}
+
+}  // namespace
+
+int main() {
+  for (int round = 0; round < 2; ++round) {
+    const int fds = open_files();
+    a_ring_of_one_has_no_neighbours();
+    for (int ranks = 2; ranks <= 8; ++ranks)
+      for (const bool reversed : {false, true}) ranks_see_their_neighbours_memory(ranks, reversed);
+    the_end_of_a_neighbour_is_seen();
+    a_missing_rank_is_named();
+    a_rank_that_does_not_finish_is_named();
+    what_one_rank_throws_is_told_to_all();
+    memory_that_is_no_segment_fails_the_ring();
+    a_rank_that_comes_twice_fails_the_ring();
+    ranks_that_disagree_on_the_order_do_not_meet();
+    a_store_that_fails_ends_the_wait();
+    rings_follow_each_other();
+    a_late_rank_learns_of_the_failure_and_meets_the_others_again();
+    votes_have_one_outcome();
+    CHECK_EQ(open_files(), fds);
+  }
+}

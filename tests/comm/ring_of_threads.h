@@ -1,0 +1,107 @@
+// Ranks as threads that come together over a store in memory.
+#pragma once
+
+#include <dirent.h>
+#include <fcntl.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "comm/memory_store.h"
+#include "comm/rendezvous.h"
+
+namespace ringkern::test {
+
+inline int open_files() {
+  int n = 0;
+  DIR* dir = ::opendir("/proc/self/fd");
+  CHECK(dir != nullptr);
+  while (::readdir(dir) != nullptr) ++n;
+  ::closedir(dir);
+  return n;
+}
+
+// What came of a call on one rank. `kind` is empty when nothing was thrown.
+struct Outcome {
+  std::string kind, text;
+  Neighbours neighbours;
+};
+
+// One thread a rank; each has ended when this returns.
+inline std::vector<Outcome> on_threads(int ranks, const std::function<Neighbours(int)>& call) {
+  std::vector<Outcome> outcomes(static_cast<size_t>(ranks));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank)
+    threads.emplace_back([&, rank] {
+      Outcome& o = outcomes[size_t(rank)];
+      const auto note = [&](const char* kind, const std::exception& e) {
+        o.kind = kind;
+        o.text = e.what();
+      };
+      try {
+        o.neighbours = call(rank);
+      } catch (const RendezvousError& e) {
+        note("RendezvousError", e);
+      } catch (const TransportError& e) {
+        note("TransportError", e);
+      } catch (const std::exception& e) {
+        note("another", e);
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  return outcomes;
+}
+
+inline Place place_of(int rank, int size, bool reversed = false) {
+  const int next = (rank + 1) % size, prev = (rank + size - 1) % size;
+  return {rank, size, reversed ? prev : next, reversed ? next : prev};
+}
+
+inline Terms some_terms() {
+  Terms terms;
+  for (int p = 0; p < kProtocols; ++p) terms.geometry.slot_bytes[p] = 1024;
+  terms.segment_bytes = 4096;
+  return terms;
+}
+
+// How one rank joins; a test changes what it is about.
+struct Joiner {
+  Store& store;
+  std::string prefix;
+  Place place;
+  Terms terms = some_terms();
+  Milliseconds timeout{20000};  // no test waits for it unless it is about the timeout
+  std::function<Offer()> make_offer = [] { return Offer{"some bytes", -1}; };
+  std::function<void(const Offer&, const Offer&)> map = [](const Offer&, const Offer&) {};
+
+  Neighbours join() const {
+    return join_ring(store, prefix, place, terms, timeout, make_offer, map);
+  }
+};
+
+// All ranks of a ring over a store of its own; `change` makes one different.
+inline std::vector<Outcome> join_all(int ranks, const std::function<void(Joiner&)>& change) {
+  MemoryStore store;
+  return on_threads(ranks, [&](int rank) {
+    Joiner joiner{store, "ring", place_of(rank, ranks)};
+    change(joiner);
+    return joiner.join();
+  });
+}
+
+inline void check_outcome(const Outcome& o, const std::string& kind, const std::string& text) {
+  if (o.kind != kind) std::fprintf(stderr, "%s\n", o.text.c_str());
+  CHECK_EQ(o.kind, kind);
+  check_contains(o.text, text, __FILE__, __LINE__);
+}
+
+inline void check_all(const std::vector<Outcome>& outcomes, const std::string& kind,
+                      const std::string& text) {
+  for (const Outcome& o : outcomes) check_outcome(o, kind, text);
+}
+
+}  // namespace ringkern::test

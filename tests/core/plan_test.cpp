@@ -1,0 +1,164 @@
+// What Python does not see of a plan: the slices of a chunk and the layout of a segment.
+#include "core/plan.h"
+
+#include <cstdint>
+#include <vector>
+
+#include "check.h"
+#include "core/trace.h"
+
+namespace ringkern {
+namespace {
+
+constexpr Geometry geometry(int channels, int slots, int64_t simple, int64_t ll, int64_t ll128) {
+  Geometry g;
+  g.channels = channels, g.slots = slots;
+  g.slot_bytes[int(Protocol::simple)] = simple;
+  g.slot_bytes[int(Protocol::ll)] = ll;
+  g.slot_bytes[int(Protocol::ll128)] = ll128;
+  return g;
+}
+
+const std::vector<Geometry>& geometries() {
+  static const std::vector<Geometry> all = {
+      geometry(1, 2, 16, 32, 128),          geometry(1, 3, 48, 112, 384),
+      geometry(3, 8, 64 << 10, 16 << 10, 64 << 10), geometry(2, 64, 80, 48, 4800 * 128),
+      geometry(64, 8, 512 << 10, 64 << 10, 614400)};
+  return all;
+}
+
+// Calls f with every protocol and element size, some worker counts and every geometry.
+template <class F>
+void for_each_plan(F&& f) {
+  for (const Geometry& g : geometries())
+    for (int p = 0; p < kProtocols; ++p)
+      for (const int element_bytes : {1, 2, 4, 8})
+        for (const int workers : {1, 32, 512, 640})
+          f(g, Plan::make(Collective::all_reduce, Protocol(p), 4, int64_t(1) << 40, element_bytes,
+                          workers, g),
+            element_bytes);
+}
+
+// All lengths of short chunks, and of long ones those at the edges and some between.
+std::vector<int64_t> lengths(const Plan& plan) {
+  std::vector<int64_t> all;
+  for (int64_t n = 0; n <= min64(plan.chunk, 70); ++n) all.push_back(n);
+  for (const int64_t edge : {plan.slice_least, plan.slice_most, plan.chunk / 2, plan.chunk})
+    for (int64_t n = edge - 3; n <= edge + 3; ++n)
+      if (n >= 0 && n <= plan.chunk) all.push_back(n);
+  for (int64_t n = 71; n < plan.chunk; n = n * 3 / 2 + 1) all.push_back(n);
+  return all;
+}
+
+void slices_tile_a_chunk() {
+  for_each_plan([](const Geometry& g, const Plan& plan, int element_bytes) {
+    for (const int64_t n : lengths(plan)) {
+      const int slices = plan.slices(n);
+      CHECK(slices >= 1 && slices <= g.slices(plan.protocol));  // an empty chunk takes its step
+      int64_t at = 0;
+      for (int i = 0; i < slices; ++i) {
+        const Slice s = plan.slice(n, i);
+        CHECK_EQ(s.first, at);
+        CHECK(s.count > 0 || n == 0);
+        CHECK(s.count * element_bytes <= g.slot_data_bytes(plan.protocol));
+        CHECK(s.first * element_bytes % 16 == 0);  // as well aligned as its chunk
+        at += s.count;
+      }
+      CHECK_EQ(at, n);
+    }
+  });
+}
+
+void a_trace_counts_slices() {
+  for_each_plan([](const Geometry&, Plan plan, int) {
+    plan.count = 3 * plan.loop_span() / 2 + 1;
+    plan.loops = div_up(plan.count, plan.loop_span());
+    CHECK_EQ(plan.loops, int64_t(2));
+    for (const TraceEntry& e : trace(plan, 1, plan.channels - 1))
+      CHECK_EQ(e.slices, plan.slices(e.chunk.count));
+  });
+}
+
+// FIFOs and counters lie side by side, each at the alignment that its lines need.
+void segments_do_not_overlap() {
+  for (const Geometry& g : geometries()) {
+    int64_t at = 0;
+    for (int channel = 0; channel < g.channels; ++channel) {
+      for (int p = 0; p < kProtocols; ++p) {
+        CHECK_EQ(g.counters_offset(channel, Protocol(p)), at);
+        CHECK(at % kCacheLine == 0);
+        at += int64_t(sizeof(LinkCounters));
+      }
+      for (int p = 0; p < kProtocols; ++p) {
+        CHECK_EQ(g.fifo_offset(channel, Protocol(p)), at);
+        CHECK(at % kCacheLine == 0);
+        CHECK(g.fifo_bytes(Protocol(p)) >= g.slots * g.slot_bytes[p]);
+        at += g.fifo_bytes(Protocol(p));
+      }
+    }
+    CHECK_EQ(g.bytes(), at);
+  }
+}
+
+void geometries_that_cannot_be() {
+  constexpr Geometry good = geometry(1, 2, 16, 32, 128);
+  static_assert(good.valid());
+  // With one slot, ranks that all hold a full one wait for each other for ever.
+  static_assert(!geometry(1, 1, 16, 32, 128).valid());
+  static_assert(!geometry(1, 0, 16, 32, 128).valid());
+  static_assert(!geometry(1, kMaxSlots + 1, 16, 32, 128).valid());
+  static_assert(!geometry(0, 2, 16, 32, 128).valid());
+  static_assert(!geometry(kMaxChannels + 1, 2, 16, 32, 128).valid());
+  static_assert(!geometry(1, 2, 0, 32, 128).valid());
+  static_assert(!geometry(1, 2, 24, 32, 128).valid());
+  static_assert(!geometry(1, 2, 16, 16, 128).valid());  // 8 bytes of data
+  static_assert(!geometry(1, 2, 16, 40, 128).valid());
+  static_assert(!geometry(1, 2, 16, 32, 192).valid());
+}
+
+// A whole chunk and one slice more fit in a FIFO: the bound that the schedule lives by.
+void a_chunk_and_a_slice_fit() {
+  for (int slots = 2; slots <= kMaxSlots; ++slots)
+    for (int p = 0; p < kProtocols; ++p)
+      CHECK(geometry(1, slots, 16, 32, 128).slices(Protocol(p)) + 1 <= slots);
+}
+
+void flags_of_ll() {
+  for (const uint64_t step : {uint64_t(0), kLLFlagPeriod - 1, 7 * kLLFlagPeriod + 3}) {
+    CHECK(ll_flag(step) != 0);  // fresh memory
+    CHECK_EQ(ll_flag(step), ll_flag(step + kLLFlagPeriod));
+    CHECK(ll_flag(step) != ll_flag(step + kLLFlagPeriod - 1));
+  }
+  // Every slot is written whole at least once between two steps that share a flag.
+  for (const int slots : {2, 3, 8, kMaxSlots}) {
+    const uint64_t last = kLLRewriteEvery - 1;
+    for (int slot = 0; slot < slots; ++slot) {
+      int rewritten = 0;
+      for (uint64_t step = last - 2 * uint64_t(slots); step <= last; ++step)
+        rewritten += int(step % uint64_t(slots)) == slot && ll_rewrites_slot(step, slots);
+      CHECK(rewritten >= 1);
+    }
+    CHECK(!ll_rewrites_slot(0, slots) && !ll_rewrites_slot(kLLRewriteEvery, slots));
+  }
+}
+
+// The compiler can run it all.
+constexpr Plan constant = Plan::make(Collective::all_reduce, Protocol::simple, 4, 1000, 4, 1,
+                                     geometry(1, 8, 256, 32, 128));
+static_assert(constant.chunk == 128 && constant.loops == 2);
+static_assert(constant.chunk_of(0, 0, 3).in == 384 && constant.chunk_of(0, 0, 3).count == 128);
+static_assert(constant.slices(128) == 2 && constant.slice(128, 1).first == 64);
+static_assert(step(Collective::all_reduce, 0, 4, 3).verb == Verb::recv_reduce_copy_send);
+
+}  // namespace
+}  // namespace ringkern
+
+int main() {
+  using namespace ringkern;
+  slices_tile_a_chunk();
+  a_trace_counts_slices();
+  segments_do_not_overlap();
+  geometries_that_cannot_be();
+  a_chunk_and_a_slice_fit();
+  flags_of_ll();
+}

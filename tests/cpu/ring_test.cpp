@@ -1,0 +1,196 @@
+// Collectives of the CPU backend between threads: every protocol, in every shape that a slot allows.
+#include <algorithm>
+
+#include "cpu/thread_ring.h"
+
+using namespace ringkern;
+using namespace ringkern::test;
+
+namespace {
+
+constexpr Protocol kAllProtocols[] = {Protocol::simple, Protocol::ll, Protocol::ll128};
+constexpr Collective kAllCollectives[] = {Collective::all_reduce, Collective::reduce_scatter,
+                                          Collective::all_gather};
+
+Geometry geometry(int slots, int64_t simple, int64_t ll, int64_t ll128) {
+  Geometry g;
+  g.slots = slots;
+  g.slot_bytes[int(Protocol::simple)] = simple;
+  g.slot_bytes[int(Protocol::ll)] = ll;
+  g.slot_bytes[int(Protocol::ll128)] = ll128;
+  CHECK(g.valid());
+  return g;
+}
+
+// The least that is valid, with and without slices; blocks of a link that end inside a slot; many
+// slots.
+std::vector<Geometry> geometries() {
+  return {geometry(2, 16, 32, 128), geometry(3, 16, 32, 128), geometry(2, 48, 48, 256),
+          geometry(8, 1024, 16 * 130, 128 * 17), geometry(kMaxSlots, 32, 64, 128)};
+}
+
+// The n-th operation, or the next that the type accepts; an all-gather has none.
+Op some_op(Collective collective, DType dtype, int n) {
+  if (collective == Collective::all_gather) return Op::sum;
+  for (;; ++n)
+    if (const Op op = Op(n % kOps); accepts(op, kind_of(dtype))) return op;
+}
+
+void every_shape(int ranks) {
+  int n = 0;
+  for (const Geometry& g : geometries()) {
+    ThreadRing ring(ranks, g);
+    std::vector<Call> calls;
+    for (const Collective collective : kAllCollectives)
+      for (const Protocol protocol : kAllProtocols) {
+        const DType dtype = DType(n % kDTypes);
+        const Plan plan = Plan::make(collective, protocol, ranks, 1, size_of(dtype), 1, g);
+        const int64_t chunk = plan.chunk, loop = plan.loop_span();
+        for (const int64_t count : {int64_t(0), int64_t(1), int64_t(2), int64_t(3), int64_t(7),
+                                    chunk - 1, chunk, chunk + 1, loop - 1, loop, loop + 1,
+                                    3 * loop + loop / 2 + 1}) {
+          const Op op = some_op(collective, dtype, n);
+          calls.push_back({collective, protocol, dtype, op, count, n % 2 == 1, n % 5 * 3});
+          ++n;
+        }
+        ++n;  // not in step with the lists
+      }
+    run_calls(ring, calls, uint64_t(ranks));
+  }
+}
+
+void every_type_and_operation() {
+  for (const int ranks : {1, 3}) {
+    ThreadRing ring(ranks, geometry(4, 64, 64, 128));
+    std::vector<Call> calls;
+    for (const Protocol protocol : kAllProtocols)
+      for (int dtype = 0; dtype < kDTypes; ++dtype)
+        for (int op = 0; op < kOps; ++op)
+          for (const Collective collective : {Collective::all_reduce, Collective::reduce_scatter})
+            if (accepts(Op(op), kind_of(DType(dtype))))
+              calls.push_back({collective, protocol, DType(dtype), Op(op), 67, (dtype + op) % 2 == 0});
+    run_calls(ring, calls, 1);
+  }
+}
+
+// Links keep their counters from call to call; protocols have their own.
+void any_calls_in_a_row(int ranks, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const auto pick = [&](int n) { return int(random() % uint64_t(n)); };
+  const Geometry g = geometry(2 + pick(7), 16 * (1 + pick(20)), 16 * (2 + pick(40)),
+                              128 * (1 + pick(6)));
+  std::vector<Call> calls;
+  for (int i = 0; i < 60; ++i) {
+    Call call;
+    call.collective = kAllCollectives[pick(3)];
+    call.protocol = kAllProtocols[pick(3)];
+    call.dtype = DType(pick(kDTypes));
+    call.op = some_op(call.collective, call.dtype, pick(kOps));
+    call.count = pick(2) ? pick(40) : pick(2000);
+    call.in_place = pick(2);
+    call.misaligned = pick(16);
+    calls.push_back(call);
+  }
+  ThreadRing ring(ranks, g);
+  // A rank that lags lets the others run as far ahead as their credit goes.
+  const int slow = pick(ranks);
+  run_calls(ring, calls, seed, [&](int rank, size_t call) {
+    if (rank == slow && call % 20 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  });
+}
+
+void large_calls_with_the_default_slots() {
+  ThreadRing ring(3, cpu::default_geometry());
+  std::vector<Call> calls;
+  for (const Protocol protocol : kAllProtocols)
+    for (const Collective collective : kAllCollectives)
+      calls.push_back({collective, protocol, DType::f32, Op::sum, 300'001, false, 0});
+  run_calls(ring, calls, 2);
+}
+
+// ---- waits that fail ----------------------------------------------------------------------------
+
+std::string text_of(const std::exception_ptr& error, bool& timed_out) {
+  try {
+    if (error) std::rethrow_exception(error);
+  } catch (const TimeoutError& e) {
+    timed_out = true;
+    return e.what();
+  } catch (const AbortedError& e) {
+    return e.what();
+  }
+  fail(__FILE__, __LINE__, "a call without one rank came to an end");
+}
+
+// All ranks but `absent` make the call. What they throw, and whether any ran out of time.
+std::vector<std::string> without_one(ThreadRing& ring, int absent, Protocol protocol, int64_t count,
+                                     bool& timed_out, const std::function<void()>& meanwhile) {
+  const auto errors = ring.on_threads([&](int rank) {
+    if (rank == absent) return meanwhile();
+    std::vector<char> data(size_t(count), 1);
+    ring.engine(rank).run({Collective::all_reduce, protocol, Reduction::of(Op::sum, DType::i8, 1),
+                           data.data(), data.data(), count});
+  });
+  timed_out = false;
+  std::vector<std::string> texts(errors.size());
+  for (int r = 0; r < ring.ranks(); ++r)
+    if (r != absent) texts[size_t(r)] = text_of(errors[size_t(r)], timed_out);
+  return texts;
+}
+
+#define CHECK_CONTAINS(text, part) check_contains(text, part, __FILE__, __LINE__)
+
+// One rank is told, and its word goes round: to ranks that sleep, and to ranks that have yet to call.
+void abort_ends_every_wait() {
+  for (const Protocol protocol : kAllProtocols)
+    for (const bool sleeping : {false, true})
+      for (const int told : {0, 2, 4}) {
+        ThreadRing ring(5, geometry(3, 64, 64, 128));
+        bool timed_out;
+        const auto texts = without_one(ring, 4, protocol, 100'000, timed_out, [&] {
+          for (int r = 0; sleeping && r < 4; ++r)
+            while (!cpu::asleep(ring.bell(r)))
+              std::this_thread::sleep_for(std::chrono::milliseconds(1));
+          ring.engine(told).abort();
+          ring.engine(told).abort();  // once more changes nothing
+        });
+        CHECK(!timed_out);
+        for (int r = 0; r < 4; ++r) {
+          CHECK_CONTAINS(texts[size_t(r)], "aborted");
+          if (sleeping)
+            CHECK_CONTAINS(texts[size_t(r)], "all_reduce int8[100000] over " +
+                           std::string(name_of(protocol)) + ": rank " + std::to_string(r) +
+                           " waited for ");
+        }
+      }
+}
+
+void a_timeout_names_the_peer() {
+  for (const Protocol protocol : kAllProtocols) {
+    // As many slots as it takes for rank 0 to run out of them before it runs out of data.
+    const Geometry g = geometry(protocol == Protocol::simple ? 3 : 2, 64, 64, 128);
+    bool timed_out;
+    ThreadRing two(2, g, std::chrono::milliseconds(200));
+    auto texts = without_one(two, 1, protocol, 10, timed_out, [] {});
+    CHECK(timed_out);
+    CHECK_CONTAINS(texts[0], "rank 0 waited for data from rank 1 (wants step 1, has seen 0) and "
+                             "nothing came for 0.2 s. Did every rank make this call");
+
+    ThreadRing three(3, g, std::chrono::milliseconds(200));
+    texts = without_one(three, 1, protocol, 1000, timed_out, [] {});
+    CHECK(timed_out);  // one of the two; it then aborts the other
+    CHECK_CONTAINS(texts[0], "rank 0 waited for a free slot at rank 1 (wants step 1, has seen 0)");
+    CHECK_CONTAINS(texts[2], "rank 2 waited for data from rank 1 (wants step 1, has seen 0)");
+  }
+}
+
+}  // namespace
+
+int main() {
+  for (int ranks = 1; ranks <= 5; ++ranks) every_shape(ranks);
+  every_type_and_operation();
+  for (uint64_t seed = 0; seed < 30; ++seed) any_calls_in_a_row(1 + int(seed % 5), seed);
+  large_calls_with_the_default_slots();
+  abort_ends_every_wait();
+  a_timeout_names_the_peer();
+}

@@ -1,0 +1,253 @@
+// Ranks as threads over plain memory, which is what ThreadSanitizer and AddressSanitizer can watch;
+// and what each of them must end with, bit for bit.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "cpu/engine.h"
+#include "reduce/ops.h"
+
+namespace ringkern::test {
+
+using Bytes = std::vector<unsigned char>;
+
+class ThreadRing {
+ public:
+  explicit ThreadRing(int ranks, const Geometry& geometry,
+                      std::chrono::nanoseconds timeout = std::chrono::seconds(60))
+      : geometry_(geometry) {
+    const size_t bytes = size_t(cpu::segment_bytes(geometry));
+    CHECK(bytes % kCacheLine == 0);  // or the end of the block would not be that of the segment
+    for (int r = 0; r < ranks; ++r) {
+      memory_.emplace_back(std::aligned_alloc(kCacheLine, bytes), std::free);
+      std::memset(memory_.back().get(), 0, bytes);
+    }
+    for (int r = 0; r < ranks; ++r) {
+      Segments s;
+      if (ranks > 1)
+        s = {at(r), at((r + 1) % ranks), at((r + ranks - 1) % ranks)};
+      engines_.push_back(std::make_unique<cpu::Engine>(s, geometry, r, ranks, timeout));
+    }
+  }
+
+  int ranks() const { return int(engines_.size()); }
+  const Geometry& geometry() const { return geometry_; }
+  cpu::Engine& engine(int rank) { return *engines_[size_t(rank)]; }
+  const cpu::Bell& bell(int rank) { return *static_cast<cpu::Bell*>(at(rank)); }
+
+  // One thread a rank. Returns what each threw.
+  std::vector<std::exception_ptr> on_threads(const std::function<void(int)>& body) {
+    std::vector<std::exception_ptr> errors(engines_.size());
+    std::vector<std::thread> threads;
+    for (int r = 0; r < ranks(); ++r)
+      threads.emplace_back([&, r] {
+        try {
+          body(r);
+        } catch (...) {
+          errors[size_t(r)] = std::current_exception();
+        }
+      });
+    for (std::thread& thread : threads) thread.join();
+    return errors;
+  }
+
+ private:
+  void* at(int rank) { return memory_[size_t(rank)].get(); }
+
+  const Geometry geometry_;
+  std::vector<std::unique_ptr<void, void (*)(void*)>> memory_;
+  std::vector<std::unique_ptr<cpu::Engine>> engines_;
+};
+
+struct Call {
+  Collective collective = Collective::all_reduce;
+  Protocol protocol = Protocol::simple;
+  DType dtype = DType::f32;
+  Op op = Op::sum;
+  int64_t count = 0;
+  bool in_place = false;
+  int misaligned = 0;  // bytes
+  double factor = 0.75;
+
+  int64_t in_count(int ranks) const {
+    return collective == Collective::reduce_scatter ? ranks * count : count;
+  }
+  int64_t out_count(int ranks) const {
+    return collective == Collective::all_gather ? ranks * count : count;
+  }
+};
+
+inline std::string shown(const Call& c, const ThreadRing& ring) {
+  return std::string(name_of(c.collective)) + " " + name_of(c.protocol) + " " + name_of(c.dtype) +
+         "[" + std::to_string(c.count) + "] " + name_of(c.op) + (c.in_place ? " in place" : "") +
+         " + " + std::to_string(c.misaligned) + " bytes, " + std::to_string(ring.ranks()) +
+         " ranks, " + std::to_string(ring.geometry().slots) + " slots of " +
+         std::to_string(ring.geometry().slot_bytes[int(c.protocol)]);
+}
+
+// ---- the model ----------------------------------------------------------------------------------
+
+template <class T>
+T combined(Combine how, T incoming, T mine) {
+  switch (how) {
+#define RK_CASE(c) \
+  case Combine::c: \
+    if constexpr (combines<Combine::c, T>) return combine<Combine::c>(incoming, mine); \
+    break;
+    RK_COMBINES(RK_CASE)
+#undef RK_CASE
+  }
+  fail(__FILE__, __LINE__, "no such operation");
+}
+
+// The element that position `owner` finishes: every rank's contribution in the order of the ring.
+template <class T>
+T finished(const Reduction& r, const std::vector<const T*>& inputs, int64_t i, int owner) {
+  const int k = int(inputs.size());
+  const auto input = [&](int position) {
+    const T x = inputs[size_t(position % k)][i];
+    if constexpr (!std::is_integral_v<T>)
+      if (r.scale == Reduction::Scale::multiply_input)
+        return scale<Reduction::Scale::multiply_input>(x, static_cast<wide_t<T>>(r.factor));
+    return x;
+  };
+  T result = input(owner + 1);
+  for (int s = 2; s <= k; ++s) result = combined(r.combine, result, input(owner + s));
+  if constexpr (!std::is_integral_v<T>)
+    if (r.scale == Reduction::Scale::divide_result && k > 1)
+      return scale<Reduction::Scale::divide_result>(result, static_cast<wide_t<T>>(r.factor));
+  return result;
+}
+
+// The outputs of all ranks.
+template <class T>
+std::vector<Bytes> expected(const Call& call, const Geometry& g, const std::vector<Bytes>& inputs) {
+  const int k = int(inputs.size());
+  const int64_t out_count = call.out_count(k);
+  std::vector<Bytes> outputs(inputs.size(), Bytes(size_t(out_count) * sizeof(T)));
+  std::vector<const T*> in;
+  for (const Bytes& b : inputs) in.push_back(reinterpret_cast<const T*>(b.data()));
+  const Reduction reduction = Reduction::of(call.op, call.dtype, k, call.factor);
+  const Plan plan = Plan::make(call.collective, call.protocol, k, call.count, sizeof(T), 1, g);
+  std::vector<int> times(size_t(out_count) * size_t(k), 0);
+  for (int64_t loop = 0; loop < plan.loops; ++loop)
+    for (int owner = 0; owner < k; ++owner) {
+      const Chunk c = plan.chunk_of(0, loop, owner);
+      for (int64_t i = 0; i < c.count; ++i) {
+        const T x = call.collective == Collective::all_gather
+                        ? in[size_t(owner)][c.in + i]
+                        : finished(reduction, in, c.in + i, owner);
+        for (int r = 0; r < k; ++r) {
+          if (call.collective == Collective::reduce_scatter && r != owner) continue;
+          reinterpret_cast<T*>(outputs[size_t(r)].data())[c.out + i] = x;
+          ++times[size_t(r * out_count + c.out + i)];
+        }
+      }
+    }
+  for (const int n : times) CHECK_EQ(n, 1);  // the plan covers every element, once
+  return outputs;
+}
+
+// ---- calls --------------------------------------------------------------------------------------
+
+template <class T>
+Bytes random_elements(int64_t count, std::mt19937_64& random) {
+  Bytes bytes(size_t(count) * sizeof(T));
+  for (int64_t i = 0; i < count; ++i) {
+    T x;
+    const uint64_t bits = random();
+    std::memcpy(&x, &bits, sizeof x);
+    if constexpr (!std::is_integral_v<T>) {
+      const double value = double(int64_t(random() % 4001) - 2000) / 1000;
+      if (random() % 16 == 0) {
+        // any bits: infinities, NaN, subnormals
+      } else if constexpr (is_small_float<T>) {
+        x = from_float<T>(float(value));
+      } else {
+        x = T(value);
+      }
+    }
+    std::memcpy(bytes.data() + i * int64_t(sizeof x), &x, sizeof x);
+  }
+  return bytes;
+}
+
+// A rank's tensor, with something on both sides that nobody may touch.
+struct Guarded {
+  static constexpr size_t kGuard = 64;
+  Bytes bytes;
+  size_t first, size;
+
+  Guarded(size_t n, int misaligned)
+      : bytes(2 * kGuard + size_t(misaligned) + n, 0xa5), first(kGuard + size_t(misaligned)), size(n) {}
+  unsigned char* data() { return bytes.data() + first; }
+  void fill(const Bytes& from, size_t at = 0) { std::copy(from.begin(), from.end(), data() + at); }
+  bool intact() const {
+    for (size_t i = 0; i < bytes.size(); ++i)
+      if ((i < first || i >= first + size) && bytes[i] != 0xa5) return false;
+    return true;
+  }
+};
+
+// Makes the calls one after another on every rank, and compares what came of each. `before` is
+// called on a rank's thread ahead of each call.
+inline void run_calls(ThreadRing& ring, const std::vector<Call>& calls, uint64_t seed,
+                      const std::function<void(int, size_t)>& before = nullptr) {
+  const int k = ring.ranks();
+  std::mt19937_64 random(seed);
+  std::vector<std::vector<Bytes>> inputs(calls.size()), wanted(calls.size());
+  for (size_t c = 0; c < calls.size(); ++c)
+    with_dtype(calls[c].dtype, [&](auto tag) {
+      using T = typename decltype(tag)::type;
+      for (int r = 0; r < k; ++r)
+        inputs[c].push_back(random_elements<T>(calls[c].in_count(k), random));
+      wanted[c] = expected<T>(calls[c], ring.geometry(), inputs[c]);
+    });
+  const auto body = [&](int rank) {
+    for (size_t c = 0; c < calls.size(); ++c) {
+      const Call& call = calls[c];
+      const Bytes& input = inputs[c][size_t(rank)];
+      const Bytes& want = wanted[c][size_t(rank)];
+      const size_t shard = size_t(rank * call.count * size_of(call.dtype));
+      const bool gathers = call.collective == Collective::all_gather;
+      Guarded in(input.size(), call.misaligned), out(want.size(), call.misaligned);
+      in.fill(input);
+      Task task{call.collective, call.protocol,
+                Reduction::of(call.op, call.dtype, k, call.factor), in.data(), out.data(),
+                call.count};
+      if (call.in_place && gathers) {
+        task.in = out.data() + shard;
+        out.fill(input, shard);
+      } else if (call.in_place) {
+        task.out = in.data() + (call.collective == Collective::reduce_scatter ? shard : 0);
+      }
+      if (before) before(rank, c);
+      ring.engine(rank).run(task);
+      if (!std::equal(want.begin(), want.end(), static_cast<const unsigned char*>(task.out)))
+        fail(__FILE__, __LINE__, "rank " + std::to_string(rank) + ", call " + std::to_string(c) +
+                                     ": wrong result of " + shown(call, ring));
+      CHECK(in.intact() && out.intact());
+      if (!call.in_place) CHECK(std::equal(input.begin(), input.end(), in.data()));
+      // A neighbour that still needed either would now be wrong.
+      std::memset(in.data(), 0xee, in.size);
+      std::memset(out.data(), 0xee, out.size);
+    }
+  };
+  for (const std::exception_ptr& error : ring.on_threads(body)) {
+    if (!error) continue;
+    try {
+      std::rethrow_exception(error);
+    } catch (const std::exception& e) {
+      fail(__FILE__, __LINE__, e.what());
+    }
+  }
+}
+
+}  // namespace ringkern::test

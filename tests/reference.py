@@ -1,0 +1,159 @@
+"""The ring's order in plain torch: what the CPU engine must give, to the bit.
+
+An all-reduce is cut in chunks, each owned by a rank. A chunk's partial result starts as the input of
+the rank after its owner and goes round the ring; each rank combines what comes in with its own
+input, and the owner's part is the last. Which elements make a chunk is asked of ``ringkern._C.Plan``;
+the arithmetic is torch's, with these rules:
+
+- float16, bfloat16 and the float8 types are computed in float32 and rounded at every hop; too large
+  a result is infinity, or the largest number in float8_e4m3fn, which has no infinity.
+- ``avg`` divides the finished sum by the number of ranks and rounds once more; ``premul_sum``
+  multiplies each input, and rounds it, before it enters the ring.
+- ``min`` and ``max`` propagate NaN and take -0 to be less than +0.
+- Integers wrap.
+- Arithmetic that ends in NaN ends in one NaN: positive, all bits of the mantissa set. A value that
+  is only moved (all-gather, one rank) keeps its bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from ringkern._C import Plan
+
+PROTOCOLS = ("simple", "ll", "ll128")
+SMALL_FLOATS = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+FLOATS = (torch.float32, torch.float64, *SMALL_FLOATS)
+INTEGERS = (torch.int8, torch.uint8, torch.int32, torch.int64)
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+_NAN = {
+    torch.float64: 0x7FFFFFFFFFFFFFFF,
+    torch.float32: 0x7FFFFFFF,
+    torch.float16: 0x7FFF,
+    torch.bfloat16: 0x7FFF,
+    torch.float8_e4m3fn: 0x7F,
+    torch.float8_e5m2: 0x7F,
+}
+
+
+class Chunk(NamedTuple):
+    """Elements that one rank finishes: where they lie in the input and in the output."""
+
+    owner: int
+    at: int
+    out: int
+    count: int
+
+
+def bits_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as integers, to compare NaNs and signs of zero."""
+    return tensor.view(BITS[tensor.element_size()])
+
+
+def chunks_of(
+    collective: str, protocol: str, ranks: int, count: int, element_bytes: int
+) -> Iterator[Chunk]:
+    """How the CPU engine cuts; ``count`` as for a Plan."""
+    plan = Plan(collective, protocol, ranks, count, element_bytes)
+    for loop in range(plan.loops):
+        for owner in range(ranks):
+            yield Chunk(owner, *plan.chunk_of(0, loop, owner))
+
+
+def ring_all_reduce(
+    inputs: list[torch.Tensor], op: str, protocol: str, factor: float = 1.0
+) -> torch.Tensor:
+    """The result of every rank; ``inputs`` has each rank's tensor, contiguous and flat."""
+    result = torch.empty_like(inputs[0])
+    count, size = inputs[0].numel(), inputs[0].element_size()
+    for chunk in chunks_of("all_reduce", protocol, len(inputs), count, size):
+        parts = [x[chunk.at : chunk.at + chunk.count] for x in inputs]
+        part = _reduce_chunk(parts, chunk.owner, op, factor)
+        result[chunk.out : chunk.out + chunk.count] = part
+    return result
+
+
+def ring_reduce_scatter(
+    inputs: list[torch.Tensor], op: str, protocol: str, rank: int, factor: float = 1.0
+) -> torch.Tensor:
+    """The result of one rank."""
+    count, size = inputs[0].numel() // len(inputs), inputs[0].element_size()
+    result = torch.empty_like(inputs[0][:count])
+    for chunk in chunks_of("reduce_scatter", protocol, len(inputs), count, size):
+        if chunk.owner == rank:
+            parts = [x[chunk.at : chunk.at + chunk.count] for x in inputs]
+            part = _reduce_chunk(parts, chunk.owner, op, factor)
+            result[chunk.out : chunk.out + chunk.count] = part
+    return result
+
+
+def ring_all_gather(inputs: list[torch.Tensor]) -> torch.Tensor:
+    """The result of every rank. Nothing is computed, so neither order nor protocol shows."""
+    return torch.cat([bits_of(x) for x in inputs]).view(inputs[0].dtype)
+
+
+def _reduce_chunk(parts: list[torch.Tensor], owner: int, op: str, factor: float) -> torch.Tensor:
+    ranks = len(parts)
+    if op == "premul_sum":
+        parts = [_scale(x, torch.mul, factor) for x in parts]
+    if ranks == 1:
+        return parts[0]
+    partial = parts[(owner + 1) % ranks]
+    for hop in range(2, ranks + 1):
+        partial = _combine(partial, parts[(owner + hop) % ranks], op)
+    return _scale(partial, torch.div, ranks) if op == "avg" else partial
+
+
+def _combine(incoming: torch.Tensor, mine: torch.Tensor, op: str) -> torch.Tensor:
+    if not incoming.is_floating_point():
+        return _INTEGER_OPS[op](incoming, mine)
+    dtype, x, y = incoming.dtype, _wide(incoming), _wide(mine)
+    if op in ("sum", "avg", "premul_sum"):
+        return _round(x + y, dtype)
+    if op == "prod":
+        return _round(x * y, dtype)
+    return _round(_extreme(x, y, op), dtype)
+
+
+def _extreme(x: torch.Tensor, y: torch.Tensor, op: str) -> torch.Tensor:
+    lesser, greater = torch.minimum(x, y), torch.maximum(x, y)
+    # Torch takes either of two zeros.
+    signs = (torch.signbit(x), torch.signbit(y))
+    negative = signs[0] | signs[1] if op == "min" else signs[0] & signs[1]
+    zero = torch.where(negative, -0.0, 0.0).to(x.dtype)
+    return torch.where((x == 0) & (y == 0), zero, lesser if op == "min" else greater)
+
+
+def _scale(
+    x: torch.Tensor, by: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], factor: float
+) -> torch.Tensor:
+    wide = _wide(x)
+    # Not a Python number, which torch would be free to use in a wider type, or to invert.
+    return _round(by(wide, torch.full_like(wide, factor)), x.dtype)
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x.to(torch.float32) if x.dtype in SMALL_FLOATS else x
+
+
+def _round(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if dtype == torch.float8_e4m3fn:
+        greatest = torch.finfo(dtype).max
+        x = x.clamp(-greatest, greatest)
+    result, nan = x.to(dtype, copy=True), torch.isnan(x)
+    bits_of(result)[nan] = _NAN[dtype]
+    return result
+
+
+_INTEGER_OPS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "sum": torch.add,
+    "prod": torch.mul,
+    "min": torch.minimum,
+    "max": torch.maximum,
+    "band": torch.bitwise_and,
+    "bor": torch.bitwise_or,
+    "bxor": torch.bitwise_xor,
+}

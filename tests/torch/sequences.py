@@ -1,0 +1,327 @@
+"""Sequences of collectives as a rank runs and checks them: the ranks' side of test_properties."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+import ringkern
+import torch
+import torch.distributed as dist
+
+from tests import reference
+from tests.reference import PROTOCOLS, bits_of
+
+DTYPES = {str(t).removeprefix("torch."): t for t in (*reference.FLOATS, *reference.INTEGERS)}
+OPS = {
+    "sum": dist.ReduceOp.SUM,
+    "prod": dist.ReduceOp.PRODUCT,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+    "avg": dist.ReduceOp.AVG,
+    "band": dist.ReduceOp.BAND,
+    "bor": dist.ReduceOp.BOR,
+    "bxor": dist.ReduceOp.BXOR,
+}
+NOT_IN_GLOO = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One collective. Rank r lays its tensors out as the r-th of the layouts, counted round."""
+
+    collective: str
+    op: str
+    dtype: str
+    length: int  # elements of an all-reduce, or of one rank's shard
+    layouts: tuple[str, ...]
+    protocol: str
+    values: str = "plain"  # "special": with NaN, infinities and zeros; "bits": any bits
+    in_place: bool = False  # reduce-scatter, all-gather: the shard is a part of the whole
+    async_op: bool = False
+    seed: int = 0
+    factor: float = 1.0  # of premul_sum
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return DTYPES[self.dtype]
+
+    @property
+    def reduce_op(self) -> dist.ReduceOp | dist.ReduceOp.RedOpType:
+        return dist._make_nccl_premul_sum(self.factor) if self.op == "premul_sum" else OPS[self.op]
+
+
+# ---- values -----------------------------------------------------------------------------------
+
+
+def values_of(call: Call, rank: int, size: int) -> torch.Tensor:
+    """A rank's input, flat; any rank can make that of any other."""
+    count = call.length * (size if call.collective == "reduce_scatter" else 1)
+    dtype = call.torch_dtype
+    random = torch.Generator().manual_seed(call.seed * 1024 + rank)
+    if call.values == "bits":
+        raw = torch.randint(0, 256, (count * dtype.itemsize,), dtype=torch.uint8, generator=random)
+        return raw.view(dtype)
+    if not dtype.is_floating_point:
+        least = 0 if dtype == torch.uint8 else -100
+        return torch.randint(least, 100, (count,), generator=random).to(dtype)
+    values = (2 * torch.randn(count, dtype=torch.float64, generator=random)).to(dtype)
+    if call.values == "special":
+        inf, info = float("inf"), torch.finfo(dtype)
+        list_ = (float("nan"), inf, -inf, 0.0, -0.0, info.max, info.min, info.smallest_normal / 2)
+        special = torch.tensor(list_, dtype=torch.float64).to(dtype)
+        which = torch.randint(0, 4 * len(list_), (count,), generator=random)
+        at = (which < len(list_)).nonzero().flatten()
+        bits_of(values)[at] = bits_of(special)[which[at]]
+    return values
+
+
+# ---- layouts ----------------------------------------------------------------------------------
+
+
+class Layout(NamedTuple):
+    """Where elements lie; `shift` in bytes, the rest in elements."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int = 0
+    shift: int = 0
+
+
+def _factors(n: int, parts: int) -> tuple[int, ...]:
+    """Small divisors of n, and what is left of it last."""
+    found = []
+    for _ in range(parts - 1):
+        found.append(next((d for d in (3, 2, 5, 7) if n % d == 0 and n > d), 1))
+        n //= found[-1]
+    return (*found, n)
+
+
+def _layout(name: str, n: int) -> Layout:
+    a, rest = _factors(n, 2)
+    b, c, d, e = _factors(n, 4)
+    table = {
+        "contiguous": Layout((n,), (1,)),
+        "offset": Layout((n,), (1,), offset=3),
+        "misaligned": Layout((n,), (1,), shift=1),  # an address that no element may have
+        "volume": Layout((b, c, d, e), (c * d * e, d * e, e, 1), offset=1),
+        "step": Layout((n,), (3,), offset=2),
+        "transposed": Layout((a, rest), (1, a)),
+        "rows": Layout((a, rest), (rest + 3, 1), offset=5),
+        "channels_last": Layout((b, c, d, e), (c * d * e, 1, e * c, c)),
+        "permuted": Layout((b, c, d * e), (1, (b + 1) * d * e, b + 1), offset=1),
+    }
+    return table[name]
+
+
+DENSE = ("contiguous", "offset", "misaligned", "volume")
+LAYOUTS = (*DENSE, "step", "transposed", "rows", "channels_last", "permuted")
+
+
+class Memory(NamedTuple):
+    """A tensor, the bytes around it, what they were, and which of them are the tensor's."""
+
+    tensor: torch.Tensor
+    bytes: torch.Tensor
+    before: torch.Tensor
+    elements: torch.Tensor  # for each element of the tensor, its number in the memory
+    shift: int
+
+    @classmethod
+    def of(cls, values: torch.Tensor, name: str, seed: int) -> Memory:
+        layout, width = _layout(name, values.numel()), values.element_size()
+        assert prod(layout.size) == values.numel()
+        ends = ((n - 1) * stride for n, stride in zip(layout.size, layout.stride))
+        extent = layout.offset + max(0, sum(ends) + 1) + 5
+        raw = bytearray(layout.shift + extent * width)
+        everything = torch.frombuffer(raw, dtype=torch.uint8)
+        everything.random_(0, 256, generator=torch.Generator().manual_seed(seed))
+        base = torch.frombuffer(raw, dtype=values.dtype, offset=layout.shift)
+        tensor = base.as_strided(*layout[:3])
+        bits_of(tensor).copy_(bits_of(values).view(layout.size))
+        elements = torch.arange(extent).as_strided(*layout[:3])
+        return cls(tensor, everything, everything.clone(), elements, layout.shift)
+
+    def part(self, rank: int, size: int) -> Memory:
+        """A rank's part of a dense tensor."""
+        flat, elements = self.tensor.view(-1), self.elements.reshape(-1)
+        n = flat.numel() // size
+        mine = slice(rank * n, (rank + 1) * n)
+        return self._replace(tensor=flat[mine], elements=elements[mine])
+
+    def changed_outside(self, written: bool) -> int:
+        """How many bytes have changed that are not the tensor's, or at all if it is not written."""
+        changed = self.bytes != self.before
+        if written:
+            width = self.tensor.element_size()
+            for byte in range(width):
+                changed[self.elements.reshape(-1) * width + self.shift + byte] = False
+        return int(changed.sum())
+
+    def flat(self) -> torch.Tensor:
+        """The tensor's bits in the order of its elements."""
+        return bits_of(self.tensor).contiguous().view(-1)
+
+
+# ---- calls ------------------------------------------------------------------------------------
+
+
+class Attempt:
+    """One call, made on memory of its own."""
+
+    def __init__(self, call: Call, rank: int, size: int) -> None:
+        self.call, self.work = call, None
+        layout = call.layouts[rank % len(call.layouts)]
+        other_layout = call.layouts[(rank + 1) % len(call.layouts)]
+        mine = values_of(call, rank, size)
+        if call.collective == "all_reduce":
+            self.input = self.output = Memory.of(mine, layout, call.seed)
+            return
+        if call.in_place and layout not in DENSE:
+            layout = "contiguous"
+        if call.collective == "reduce_scatter":
+            result = torch.zeros(call.length, dtype=mine.dtype)
+            self.input = Memory.of(mine, layout, call.seed)
+            self.output = (
+                self.input.part(rank, size)
+                if call.in_place
+                else Memory.of(result, other_layout, call.seed + 1)
+            )
+        else:
+            result = torch.zeros(call.length * size, dtype=mine.dtype)
+            if call.in_place:
+                bits_of(result)[rank * call.length : (rank + 1) * call.length] = bits_of(mine)
+            self.output = Memory.of(result, layout, call.seed)
+            self.input = (
+                self.output.part(rank, size)
+                if call.in_place
+                else Memory.of(mine, other_layout, call.seed + 1)
+            )
+
+    def start(self) -> None:
+        call, options = self.call, {"async_op": self.call.async_op, "protocol": self.call.protocol}
+        if call.collective == "all_reduce":
+            self.work = ringkern.ring_all_reduce(self.output.tensor, call.reduce_op, **options)
+        elif call.collective == "reduce_scatter":
+            self.work = ringkern.ring_reduce_scatter(
+                self.output.tensor, self.input.tensor, call.reduce_op, **options
+            )
+        else:
+            self.work = ringkern.ring_all_gather(self.output.tensor, self.input.tensor, **options)
+
+    def finish(self) -> None:
+        assert (self.work is not None) == self.call.async_op
+        if self.work is not None:
+            self.work.wait()
+
+    def check_memory(self) -> None:
+        assert self.output.changed_outside(written=True) == 0, "bytes outside the output changed"
+        if self.input.bytes is not self.output.bytes:
+            assert self.input.changed_outside(written=False) == 0, "the input changed"
+
+
+def run_sequence(rank: int, size: int, calls: list[Call]) -> list[str]:
+    """Makes the calls twice, and once with Gloo; checks them; returns digests of the results.
+
+    Nothing is checked before all is said and done: a rank that gave up halfway would leave its
+    neighbours waiting.
+    """
+    attempts = [[Attempt(call, rank, size) for call in calls] for _ in range(2)]
+    for round_ in attempts:
+        for attempt in round_:
+            attempt.start()
+        for attempt in round_:
+            attempt.finish()
+    gloo = [_by_gloo(call, rank, size) for call in calls]
+    digests = []
+    for call, first, again, other in zip(calls, *attempts, gloo):
+        result = first.output.flat()
+        first.check_memory()
+        assert torch.equal(result, again.output.flat()), f"another result the second time: {call}"
+        _check_result(call, rank, size, result, other)
+        digests.append(hashlib.sha256(result.numpy().tobytes()).hexdigest())
+    return digests
+
+
+def _by_gloo(call: Call, rank: int, size: int) -> torch.Tensor | None:
+    """What torch.distributed makes of the same call; None where Gloo lacks the dtype."""
+    mine = values_of(call, rank, size)
+    if call.collective == "all_gather":
+        everyone = torch.empty(call.length * size * mine.element_size(), dtype=torch.uint8)
+        dist.all_gather_into_tensor(everyone, mine.view(torch.uint8))
+        return everyone.view(mine.dtype)
+    if mine.dtype in NOT_IN_GLOO:
+        return None
+    if call.op == "premul_sum":
+        mine = (mine.to(torch.float64) * call.factor).to(mine.dtype)
+    dist.all_reduce(mine, OPS["sum" if call.op == "premul_sum" else call.op])
+    return mine
+
+
+def _check_result(
+    call: Call, rank: int, size: int, result: torch.Tensor, gloo: torch.Tensor | None
+) -> None:
+    if call.collective == "all_gather":
+        everyone = reference.ring_all_gather([values_of(call, r, size) for r in range(size)])
+        assert torch.equal(result, bits_of(everyone)), f"not what was sent: {call}"
+        assert gloo is not None
+        assert torch.equal(result, bits_of(gloo)), f"not what Gloo gathers: {call}"
+        return
+    scatter = call.collective == "reduce_scatter"
+    # Results of an all-reduce are compared with each other: one rank looks closer.
+    if not scatter and rank != call.seed % size:
+        return
+    inputs = [values_of(call, r, size) for r in range(size)]
+    mine = slice(rank * call.length, (rank + 1) * call.length) if scatter else slice(None)
+    # "auto" may take any of them.
+    protocols = PROTOCOLS if call.protocol == "auto" else (call.protocol,)
+    expected = [
+        reference.ring_reduce_scatter(inputs, call.op, p, rank, call.factor)
+        if scatter
+        else reference.ring_all_reduce(inputs, call.op, p, call.factor)
+        for p in protocols
+    ]
+    if not any(torch.equal(result, bits_of(x)) for x in expected):
+        _raise_difference(call, result, expected[0], [x[mine] for x in inputs])
+    if gloo is not None:
+        _check_gloo(call, result, gloo[mine], [x[mine] for x in inputs])
+
+
+def _raise_difference(
+    call: Call, result: torch.Tensor, expected: torch.Tensor, inputs: list[torch.Tensor]
+) -> None:
+    wrong = (result != bits_of(expected)).nonzero().flatten()
+    i, width = int(wrong[0]), 2 * result.element_size()
+    bits = [f"{int(bits_of(x)[i]) & (1 << 4 * width) - 1:0{width}x}" for x in (*inputs, expected)]
+    got = f"{int(result[i]) & (1 << 4 * width) - 1:0{width}x}"
+    raise AssertionError(
+        f"{len(wrong)} of {len(result)} elements differ from the reference; element {i}: inputs "
+        f"{' '.join(bits[:-1])}, expected {bits[-1]}, got {got}: {call}"
+    )
+
+
+def _check_gloo(
+    call: Call, result: torch.Tensor, gloo: torch.Tensor, inputs: list[torch.Tensor]
+) -> None:
+    dtype = call.torch_dtype
+    if not dtype.is_floating_point:
+        assert torch.equal(result, bits_of(gloo)), f"not what Gloo gives: {call}"
+        return
+    if call.values != "plain" or not result.numel():
+        return  # Gloo's min and max lose a NaN, and its sums overflow in another order
+    ours, theirs = result.view(dtype).to(torch.float64), gloo.to(torch.float64)
+    x = torch.stack(inputs).to(torch.float64)
+    if call.op in ("min", "max"):
+        assert torch.equal(ours, theirs), f"not what Gloo gives: {call}"
+        return
+    size = abs(x.prod(0)) if call.op == "prod" else abs(x).sum(0)
+    if call.op == "premul_sum":
+        size = size * abs(call.factor)
+    info = torch.finfo(dtype)
+    # What is rounded below the smallest normal number may be multiplied again.
+    least = info.smallest_normal * info.eps * abs(x).clamp(min=1).prod(0)
+    bound = 2 * len(inputs) * (info.eps * size + least)
+    off = abs(ours - theirs) > bound
+    assert not off.any(), f"{int(off.sum())} elements are not close to Gloo's: {call}"

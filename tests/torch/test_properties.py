@@ -1,0 +1,206 @@
+"""Sequences of collectives over 1 to 4 ranks against Gloo and the model in tests/reference.py.
+
+An example is a sequence of one to four calls that differ in collective, dtype, op, length, layout,
+protocol and values, each made on fresh memory and made twice. Of every result it is checked that
+
+- it is bit-equal to the reference, integers and floats;
+- it is bit-equal to Gloo's for integers, min, max and all-gather, and close for other float ops; not
+  for float8, which Gloo lacks, and not for floats with NaN or infinity, where Gloo's min and max
+  depend on the order of the ranks;
+- it is the same, to the bit, on all ranks and the second time;
+- no byte outside the output has changed, between its elements included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import ringkern
+import torch
+import torch.distributed as dist
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from ringkern._C import Plan
+
+from tests.ranks import RankError, Ranks
+from tests.reference import FLOATS, INTEGERS, PROTOCOLS, bits_of
+from tests.torch.sequences import DTYPES, LAYOUTS, Call, run_sequence
+
+Pools = Callable[[int], Ranks]
+
+EXAMPLES = 250  # for each number of ranks
+FLOAT_OPS = ("sum", "prod", "min", "max", "avg", "premul_sum")
+INTEGER_OPS = ("sum", "prod", "min", "max", "band", "bor", "bxor")
+MOST_ELEMENTS = 300_000
+
+
+@st.composite
+def lengths(draw: st.DrawFn, collective: str, protocol: str, width: int, size: int) -> int:
+    """0, 1, small ones, primes, and those around every edge of the plan, several loops included."""
+    plan = Plan(collective, protocol, size, 1, width)
+    parts, most = (size, MOST_ELEMENTS)
+    if collective != "all_reduce":
+        parts, most = 1, MOST_ELEMENTS // size
+    loop = parts * plan.chunk
+    edges = (size, 16 // width, plan.grain, plan.chunk // 2, plan.chunk, loop, 2 * loop)
+    edge = st.sampled_from([n for n in edges if n <= most])
+    length = draw(
+        st.one_of(
+            st.integers(0, 40),
+            st.sampled_from([0, 1, 2, 97, 1009, 10_007]),
+            st.builds(lambda n, d: max(0, n + d), edge, st.integers(-3, 3)),
+            st.integers(min(loop, most), min(4 * loop, most)),
+        )
+    )
+    return min(length, most)
+
+
+@st.composite
+def calls(draw: st.DrawFn, size: int) -> Call:
+    collective = draw(st.sampled_from(["all_reduce", "all_reduce", "reduce_scatter", "all_gather"]))
+    name = draw(st.sampled_from(sorted(DTYPES)))
+    dtype = DTYPES[name]
+    floating = dtype.is_floating_point
+    op = draw(st.sampled_from(FLOAT_OPS if floating else INTEGER_OPS))
+    protocol = draw(st.sampled_from(["auto", *PROTOCOLS]))
+    edges_of = draw(st.sampled_from(PROTOCOLS)) if protocol == "auto" else protocol
+    return Call(
+        collective=collective,
+        op="sum" if collective == "all_gather" else op,
+        dtype=name,
+        length=draw(lengths(collective, edges_of, dtype.itemsize, size)),
+        layouts=tuple(draw(st.lists(st.sampled_from(LAYOUTS), min_size=1, max_size=size))),
+        protocol=protocol,
+        values=draw(st.sampled_from(["plain", "special", "bits"])),
+        in_place=collective != "all_reduce" and draw(st.booleans()),
+        async_op=draw(st.booleans()),
+        seed=draw(st.integers(0, 2**20)),
+        factor=draw(st.sampled_from([0.5, 1.7, -3.0, 0.1])) if op == "premul_sum" else 1.0,
+    )
+
+
+def check(pool: Ranks, sequence: list[Call]) -> None:
+    try:
+        digests = pool.run(run_sequence, sequence, timeout_s=30)
+    except RankError as error:
+        if error.kind != "AssertionError":
+            pool.kill()  # its neighbours may wait for it
+        raise
+    for call, *results in zip(sequence, *digests):
+        if call.collective != "reduce_scatter":
+            assert len(set(results)) == 1, f"ranks have different results: {call}"
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@given(data=st.data())
+@settings(max_examples=EXAMPLES)
+def test_sequences_of_calls(ranks: Pools, size: int, data: st.DataObject) -> None:
+    sequence = data.draw(st.lists(calls(size), min_size=1, max_size=4))
+    event(f"{len(sequence)} calls")
+    check(ranks(size), sequence)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_every_dtype_and_op(ranks: Pools, protocol: str, size: int) -> None:
+    """Each pair once, with any bits for values, over more than a loop of LL."""
+    for collective in ("all_reduce", "reduce_scatter"):
+        sequence = [
+            Call(collective, op, name, 10_007, ("offset",), protocol, "bits", seed=7, factor=1.7)
+            for name, dtype in DTYPES.items()
+            for op in (FLOAT_OPS if dtype.is_floating_point else INTEGER_OPS)
+        ]
+        check(ranks(size), sequence)
+
+
+# ---- NaN, infinity, zero --------------------------------------------------------------------------
+
+
+def reduce_rows(
+    rank: int, size: int, rows: list[torch.Tensor], op: str, protocol: str
+) -> torch.Tensor:
+    mine = rows[rank].clone()
+    ringkern.ring_all_reduce(mine, getattr(dist.ReduceOp, op), protocol=protocol)
+    return mine
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("op", ["MIN", "MAX"])
+def test_nan_wins_whoever_holds_it(ranks: Pools, op: str, size: int) -> None:
+    """Element i is NaN on rank i alone, the last on nobody; as torch's amin and amax."""
+    for dtype in FLOATS:
+        for length in (size + 1, 4 * size + 1):
+            rows = torch.arange(size * length, dtype=torch.float32).view(size, length) - length
+            holders = torch.arange(length) % (size + 1)
+            for rank in range(size):
+                rows[rank][holders == rank] = float("nan")
+            rows[:, holders == size] = 1.0
+            given_ = [row.to(dtype) for row in rows]
+            expected = (torch.amin if op == "MIN" else torch.amax)(rows, 0)
+            for protocol in PROTOCOLS:
+                for result in ranks(size).run(reduce_rows, given_, op, protocol):
+                    assert torch.equal(torch.isnan(result.float()), holders < size), dtype
+                    assert torch.equal(torch.isnan(expected), holders < size)
+                    assert (result.float()[holders == size] == 1.0).all()
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_infinities_and_zeros(ranks: Pools, size: int) -> None:
+    """inf + -inf is NaN, -0 stays -0 among its like, and -0 is less than +0."""
+    inf, nan = float("inf"), float("nan")
+    for dtype in FLOATS:
+        if dtype == torch.float8_e4m3fn:
+            continue  # it has no infinity
+        for holder in range(size):
+            rows = torch.tensor([[0.0, inf, -0.0, 1.0, 0.0]]).repeat(size, 1)
+            rows[holder] = torch.tensor([-0.0, -inf, -0.0, -inf, nan])
+            given_ = [row.to(dtype) for row in rows]
+            for op, expected in (
+                ("SUM", [0.0, nan, -0.0, -inf, nan]),
+                ("MIN", [-0.0, -inf, -0.0, -inf, nan]),
+                ("MAX", [0.0, inf, -0.0, 1.0, nan]),
+            ):
+                want = torch.tensor(expected)
+                for result in ranks(size).run(reduce_rows, given_, op, "auto"):
+                    got = result.float()
+                    assert torch.equal(torch.isnan(got), torch.isnan(want)), (dtype, op)
+                    number = ~torch.isnan(want)
+                    assert torch.equal(bits_of(got)[number], bits_of(want)[number]), (dtype, op)
+
+
+# ---- many calls -----------------------------------------------------------------------------------
+
+
+def many_in_flight(rank: int, size: int, calls_: int) -> bool:
+    """Asynchronous calls that nobody waits for until the last is made, and then backwards."""
+    tensors = [torch.full((37 * (i % 90),), rank + i, dtype=torch.int64) for i in range(calls_)]
+    works = [
+        ringkern.ring_all_reduce(t, async_op=True, protocol=PROTOCOLS[i % 3])
+        for i, t in enumerate(tensors)
+    ]
+    last = torch.ones(5)
+    ringkern.ring_all_reduce(last)  # in order, after all of them
+    done = all(work.is_completed() for work in works)
+    for work in reversed(works):
+        assert work.wait()
+    want = [sum(range(size)) + i * size for i in range(calls_)]
+    return (
+        done
+        and bool((last == size).all())
+        and all(bool((t == w).all()) for t, w in zip(tensors, want))
+    )
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_many_calls_in_flight(ranks: Pools, size: int) -> None:
+    assert ranks(size).run(many_in_flight, 300) == [True] * size
+
+
+def test_the_tables_are_those_of_the_build() -> None:
+    """So that a dtype or an op that is added is tested here."""
+    info = ringkern.build_info()
+    assert set(info["dtypes"]) == {str(t).removeprefix("torch.") for t in (*FLOATS, *INTEGERS)}
+    assert set(info["ops"]) == set(FLOAT_OPS) | set(INTEGER_OPS)
+    assert tuple(info["protocols"]) == PROTOCOLS
