@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -146,6 +147,7 @@ def main() -> None:
     args = parser.parse_args()
     if "RANK" in os.environ:  # torchrun's
         train(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), "env://", args)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and so end the ranks, too
     with tempfile.TemporaryDirectory() as folder:
         try:
             mp.spawn(train, (args.ranks, f"file://{folder}/store", args), nprocs=args.ranks)

@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 import shlex
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,7 @@ def main(arguments: list[str] | None = None) -> int:
     if "RANK" in os.environ:  # torchrun's
         rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         launch.in_group(rank, ranks, "env://", args.timeout, report.bench_rank, *given)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the ranks end with this process
     return launch.launch(args.ranks, args.timeout, report.bench_rank, *given)
 
 

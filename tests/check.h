@@ -12,6 +12,9 @@
 
 #define CHECK_EQ(a, b) ringkern::test::check_equal((a), (b), __FILE__, __LINE__, #a " == " #b)
 
+#define CHECK_CONTAINS(text, part) \
+  ringkern::test::check_contains((text), (part), __FILE__, __LINE__)
+
 // The expression throws `type`, and what it says contains `text`.
 #define CHECK_THROWS(type, text, ...)                                                       \
   do {                                                                                      \

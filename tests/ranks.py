@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing as mp
 import os
 import tempfile
@@ -75,10 +76,8 @@ class Ranks:
     def close(self) -> None:
         """Ends the ranks as a program would; kills those that do not end."""
         for pipe in self._pipes:
-            try:
+            with contextlib.suppress(OSError):
                 pipe.send(None)
-            except OSError:
-                pass
         for process in self._processes:
             process.join(15)
         self.kill()
@@ -94,9 +93,8 @@ class Ranks:
 
     def _start(self) -> None:
         context = mp.get_context("spawn")
-        file = tempfile.NamedTemporaryFile(prefix="ringkern-test-", delete=False)
-        file.close()
-        os.unlink(file.name)
+        with tempfile.NamedTemporaryFile(prefix="ringkern-test-") as file:
+            pass  # a name that nobody has; rank 0 makes the file
         for rank in range(self.size):
             ours, theirs = context.Pipe()
             process = context.Process(

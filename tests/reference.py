@@ -1,9 +1,9 @@
 """The ring's order in plain torch: what the CPU engine must give, to the bit.
 
-An all-reduce is cut in chunks, each owned by a rank. A chunk's partial result starts as the input of
-the rank after its owner and goes round the ring; each rank combines what comes in with its own
-input, and the owner's part is the last. Which elements make a chunk is asked of ``ringkern._C.Plan``;
-the arithmetic is torch's, with these rules:
+An all-reduce is cut in chunks, each owned by a rank. A chunk's partial result starts as the input
+of the rank after its owner and goes round the ring; each rank combines what comes in with its own
+input, and the owner's part is the last. Which elements make a chunk is asked of
+``ringkern._C.Plan``; the arithmetic is torch's, with these rules:
 
 - float16, bfloat16 and the float8 types are computed in float32 and rounded at every hop; too large
   a result is infinity, or the largest number in float8_e4m3fn, which has no infinity.
@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
+
 from ringkern._C import Plan
 
 PROTOCOLS = ("simple", "ll", "ll128")

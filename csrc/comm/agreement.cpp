@@ -93,8 +93,8 @@ std::optional<std::string> Agreement::refuse(const std::string& reason) {
   try {
     const int64_t votes = store_.add(key("votes"), kRefused);
     if (votes == kRefused + size_) return std::nullopt;
-    // Only the first to refuse can tell from the sum what came first: votes for the ring are counted
-    // after a refusal, too.
+    // Only the first to refuse can tell from the sum whether it came too late: votes for the ring
+    // are counted after a refusal, too.
     if (votes < 2 * kRefused) {
       store_.set(key("verdict"), text);
       return text;

@@ -5,6 +5,8 @@
 
 #include <utility>
 
+#include "comm/parting.h"
+
 namespace ringkern {
 namespace {
 
@@ -17,6 +19,10 @@ int watch_forks() {
   (void)registered;
   return forks.load(std::memory_order_relaxed);
 }
+
+// Long enough for ranks that end together; a rank that ends long before its neighbours does not wait
+// for them.
+constexpr Milliseconds kPartingTimeout{2000};
 
 std::string ago(Clock::time_point then) {
   const auto s = std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - then).count();
@@ -144,6 +150,10 @@ void Communicator::execute(const Device& device, const Task& task) {
     Ring& ring = ring_on(device);
     check_healthy();  // abort() may have come before the ring was there
     ring.executor->run(task);
+  } catch (const AbortedError& e) {
+    const std::string text = e.what(), reason = poison(text);
+    if (text.find(reason) != std::string::npos) throw;
+    throw AbortedError(text + " The reason: " + reason);  // abort() on this rank; a ring knows none
   } catch (const std::exception& e) {
     poison(e.what());
     throw;
@@ -186,11 +196,13 @@ Communicator::Ring Communicator::connect(const Device& device) {
   return ring;
 }
 
-void Communicator::poison(const std::string& reason) {
+std::string Communicator::poison(const std::string& reason) {
   std::lock_guard lock(state_);
-  if (!poisoned_.empty()) return;  // the first reason is the cause of the others
-  poisoned_ = reason;
-  poisoned_at_ = Clock::now();
+  if (poisoned_.empty()) {  // the first reason is the cause of the others
+    poisoned_ = reason;
+    poisoned_at_ = Clock::now();
+  }
+  return poisoned_;
 }
 
 void Communicator::abort(const std::string& reason) {
@@ -232,6 +244,19 @@ void Communicator::close(Milliseconds patience) {
     std::lock_guard lock(state_);
     rings.swap(rings_);
   }
+  for (auto& [name, ring] : rings) dissolve(ring, patience);
+}
+
+// What was enqueued on a device may still run; then the neighbours' kernels may still return credits
+// to this rank's memory.
+void Communicator::dissolve(Ring& ring, Milliseconds patience) {
+  if (!ring.executor->drain(patience)) {
+    ring.executor->abort();
+    ring.executor->drain(Milliseconds::max());
+  }
+  ring.executor.reset();
+  if (ring.transport == nullptr || !ring.transport->unmap()) return;
+  if (!part_from(ring.neighbours, kPartingTimeout)) ring.transport->abandon();
 }
 
 }  // namespace ringkern

@@ -67,7 +67,8 @@ class Communicator {
   void execute(const Device& device, const Task& task);
   Ring& ring_on(const Device& device);
   Ring connect(const Device& device);
-  void poison(const std::string& reason);
+  static void dissolve(Ring& ring, Milliseconds patience);
+  std::string poison(const std::string& reason);  // returns the first reason
   bool forked() const;
 
   const std::shared_ptr<Store> store_;

@@ -67,6 +67,12 @@ class Transport {
   virtual Offer offer() = 0;  // the descriptor stays the transport's
   // Checks the offer against `bytes`, the size that this rank expects: never a size a peer names.
   virtual void* map(const Offer& offer, int peer) = 0;
+  // Ends this rank's use of its neighbours' memory. True where a rank must not give its own back
+  // before they have done the same: the communicator then waits for their word.
+  virtual bool unmap() { return false; }
+  // The neighbours did not say so: they may still write to this rank's memory, so it is never given
+  // back.
+  virtual void abandon() {}
 };
 
 // One rank's view of the ring's memory.
@@ -97,6 +103,8 @@ class Executor {
   virtual void run(const Task& task) = 0;
   // Ends every wait of this rank and of its neighbours. Idempotent; from any thread.
   virtual void abort() = 0;
+  // Returns when everything that was enqueued has ended; false if it has not within `patience`.
+  virtual bool drain(Milliseconds /*patience*/) { return true; }
 };
 
 }  // namespace ringkern

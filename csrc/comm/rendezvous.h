@@ -43,7 +43,7 @@ Neighbours join_ring(Store& store, const std::string& prefix, const Place& place
                      const std::function<void(const Offer& next, const Offer& prev)>& map);
 
 // A prefix for the keys of one ring: the store may still hold those of an earlier one of the same
-// name and size. The n-th call of each rank gives the same, so that a rank that comes late to a ring
+// name and size. The n-th call of each rank gives the same prefix: a rank that comes late to a ring
 // that has failed learns why, and meets the others at the next.
 std::string unique_prefix(Store& store, const std::string& name, const Place& place);
 

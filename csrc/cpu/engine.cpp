@@ -68,7 +68,10 @@ Engine::Engine(const Segments& segments, const Geometry& geometry, int rank, int
 
 void Engine::run(const Task& task) {
   if (ranks_ == 1) return run_alone(task);
-  if (aborted(segments_.mine)) throw AbortedError("a neighbour has aborted the communicator");
+  if (aborted(segments_.mine)) {
+    abort();  // the neighbour on the other side may wait for this rank, and has not been told
+    throw AbortedError("a neighbour has aborted the communicator");
+  }
   const int element_bytes = size_of(task.reduction.dtype);
   const Plan plan = Plan::make(task.collective, task.protocol, ranks_, task.count, element_bytes,
                                /*workers=*/1, geometry_);

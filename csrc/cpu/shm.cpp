@@ -89,7 +89,8 @@ CgroupMemory cgroup_memory() {
     const std::string dir = std::string("/sys/fs/cgroup") + (v1 ? "/memory" : "") + path;
     const double limit = number_in(dir + (v1 ? "/memory.limit_in_bytes" : "/memory.max"));
     const double used = number_in(dir + (v1 ? "/memory.usage_in_bytes" : "/memory.current"));
-    if (limit > 0 && limit < 1e18) return {limit, used};  // version 1 writes "none" as a large number
+    // Version 1 writes "none" as a large number.
+    if (limit > 0 && limit < 1e18) return {limit, used};
   }
   return {};
 }

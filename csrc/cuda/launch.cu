@@ -4,23 +4,26 @@
 namespace ringkern::cuda {
 namespace {
 
+template <class T>
 RK_KERNEL(kMaxThreads, kBlocksPerSM) alone(RK_ARGUMENT AloneArgs args) {
+  using A = Arithmetic<T, true>;
+  const A arithmetic(args.reduction);
   const int64_t threads = int64_t(block_count()) * thread_count();
   const int64_t first = int64_t(block_index()) * thread_count() + thread_index();
-  with_dtype(args.reduction.dtype, [&](auto tag) {
-    using A = Arithmetic<typename decltype(tag)::type, true>;
-    const A arithmetic(args.reduction);
-    RK_NO_UNROLL for (int64_t i = first; i < args.count; i += threads) {
-      uint64_t word = ld_weak<A::kBytes>(args.in + i * A::kBytes);
-      if (arithmetic.multiplies(Verb::send)) word = arithmetic.multiply(word);
-      st_weak<A::kBytes>(args.out + i * A::kBytes, word);
-    }
-  });
+  RK_NO_UNROLL for (int64_t i = first; i < args.count; i += threads) {
+    uint64_t word = ld_weak<A::kBytes>(args.in + i * A::kBytes);
+    if (arithmetic.multiplies(Verb::send)) word = arithmetic.multiply(word);
+    st_weak<A::kBytes>(args.out + i * A::kBytes, word);
+  }
 }
 
 }  // namespace
 
-const void* alone_kernel() { return reinterpret_cast<const void*>(&alone); }
+const void* alone_kernel(DType dtype) {
+  return with_dtype(dtype, [](auto tag) {
+    return reinterpret_cast<const void*>(&alone<typename decltype(tag)::type>);
+  });
+}
 
 const void* kernel_for(Protocol protocol, DType dtype, Combine combine) {
   switch (protocol) {

@@ -64,6 +64,6 @@ struct AloneArgs {
   int64_t count = 0;
   Reduction reduction;
 };
-const void* alone_kernel();
+const void* alone_kernel(DType dtype);
 
 }  // namespace ringkern::cuda

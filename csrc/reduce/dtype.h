@@ -147,11 +147,17 @@ RK_INLINE I bits_of(F x) {
   return magnitude > kInfinity ? zero + T::kNaN : rounded | sign;
 }
 
-// A GPU has instructions for the two most frequent types, which give the same bits.
+// A GPU has instructions that give the same bits.
 template <class T>
 RK_INLINE float to_float(T x) {
 #if defined(__CUDA_ARCH__)
   if constexpr (std::is_same_v<T, f16_t>) return __half2float(__ushort_as_half(x.bits));
+  if constexpr (std::is_same_v<T, e5m2_t>)  // the upper byte of a float16
+    return __half2float(__ushort_as_half(uint16_t(x.bits << 8)));
+#endif
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  if constexpr (std::is_same_v<T, e4m3_t>)
+    return __half2float(__half(__nv_cvt_fp8_to_halfraw(x.bits, __NV_E4M3)));
 #endif
   return floats_of<T, float>(int32_t(x.bits));
 }
@@ -161,6 +167,15 @@ RK_INLINE T from_float(float x) {
 #if defined(__CUDA_ARCH__)
   if constexpr (std::is_same_v<T, f16_t>) return T{__half_as_ushort(__float2half_rn(x))};
   if constexpr (std::is_same_v<T, bf16_t>) return T{__bfloat16_as_ushort(__float2bfloat16_rn(x))};
+#endif
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  if constexpr (std::is_same_v<T, e4m3_t>)
+    return T{__nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3)};
+  if constexpr (std::is_same_v<T, e5m2_t>) {
+    const uint8_t finite = __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E5M2);
+    // Half way from the largest number to the next, were there one.
+    return T{fabsf(x) >= 61440.0f ? uint8_t((finite & 0x80) | T::kGreatest) : finite};
+  }
 #endif
   return T{typename T::Bits(bits_of<T, int32_t>(x))};
 }

@@ -63,7 +63,10 @@ class TorchCommunicator {
   // Python frees it under the GIL, which callbacks of calls in flight need to finish.
   ~TorchCommunicator() {
     py::gil_scoped_release no_gil;
-    if (!comm_->in_callback()) return comm_->close();
+    if (!comm_->in_callback()) {
+      comm_->close();
+      return;
+    }
     // A callback was the last to hold it, and its thread cannot wait for itself.
     std::thread([devices = std::move(devices_), comm = std::move(comm_)]() mutable {
       comm.reset();

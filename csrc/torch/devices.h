@@ -29,6 +29,24 @@ inline Device cpu_device(int rank, int ranks, Milliseconds timeout) {
   return device;
 }
 
+#if RK_WITH_CUDA
+inline Device cuda_device(int index, int rank, int ranks, Milliseconds timeout) {
+  Device device;
+  device.name = "cuda:" + std::to_string(index);
+  device.terms.device = "cuda";
+  device.terms.geometry = cuda::default_geometry();
+  device.terms.segment_bytes = cuda::segment_bytes(device.terms.geometry);
+  device.terms.workers = cuda::kPlanWorkers;
+  device.make_transport = [=, bytes = device.terms.segment_bytes] {
+    return std::make_unique<cuda::IpcTransport>(index, bytes);
+  };
+  device.make_executor = [=, geometry = device.terms.geometry](const Segments& segments) {
+    return std::make_unique<cuda::Engine>(segments, geometry, rank, ranks, index, timeout);
+  };
+  return device;
+}
+#endif
+
 inline Device device_for(c10::Device device, int rank, int ranks, Milliseconds timeout) {
   if (device.is_cpu()) return cpu_device(rank, ranks, timeout);
 #if RK_WITH_CUDA

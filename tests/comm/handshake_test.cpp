@@ -35,9 +35,9 @@ void a_different_field_is_named() {
   check("device cpu, rank 2 has cuda: all ranks of a group", [](Terms& t) { t.device = "cuda"; });
   check("channels 1, rank 2 has 2", [](Terms& t) { t.geometry.channels = 2; });
   check("slots 8, rank 2 has 4", [](Terms& t) { t.geometry.slots = 4; });
-  check("slot_bytes of simple 1024, rank 2 has 64", [](Terms& t) { t.geometry.slot_bytes[0] = 64; });
-  check("slot_bytes of ll 1024, rank 2 has 64", [](Terms& t) { t.geometry.slot_bytes[1] = 64; });
-  check("slot_bytes of ll128 1024, rank 2 has 256", [](Terms& t) { t.geometry.slot_bytes[2] = 256; });
+  for (int p = 0; p < kProtocols; ++p)
+    check(std::string("slot_bytes of ") + name_of(Protocol(p)) + " 1024, rank 2 has 256",
+          [p](Terms& t) { t.geometry.slot_bytes[p] = 256; });
   check("segment bytes 4096, rank 2 has 8192", [](Terms& t) { t.segment_bytes = 8192; });
   check("workers 1, rank 2 has 2", [](Terms& t) { t.workers = 2; });
 }

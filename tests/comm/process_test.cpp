@@ -1,4 +1,4 @@
-// Ranks that are processes: memory passed between them by descriptor, collectives over it, and death.
+// Ranks that are processes: memory passed between them, collectives over it, and death.
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -163,7 +163,7 @@ void a_rank_that_dies_while_it_joins_is_named() {
       joiner.join();
       fail(__FILE__, __LINE__, "a ring with a dead rank");
     } catch (const Error& e) {
-      check_contains(e.what(), "cannot connect to rank 1 (pid ", __FILE__, __LINE__);
+      CHECK_CONTAINS(e.what(), "cannot connect to rank 1 (pid ");
     }
   }, SIGKILL);
 }

@@ -96,7 +96,7 @@ inline std::vector<Outcome> join_all(int ranks, const std::function<void(Joiner&
 inline void check_outcome(const Outcome& o, const std::string& kind, const std::string& text) {
   if (o.kind != kind) std::fprintf(stderr, "%s\n", o.text.c_str());
   CHECK_EQ(o.kind, kind);
-  check_contains(o.text, text, __FILE__, __LINE__);
+  CHECK_CONTAINS(o.text, text);
 }
 
 inline void check_all(const std::vector<Outcome>& outcomes, const std::string& kind,

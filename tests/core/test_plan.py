@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from ringkern._C import Plan
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather")

@@ -6,8 +6,8 @@ import itertools
 from dataclasses import dataclass
 
 import pytest
-from ringkern._C import Plan
 
+from ringkern._C import Plan
 from tests.core.simulator import SCHEDULERS, Deadlock, Mismatch, Ring, Run, Span
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather")
@@ -84,9 +84,7 @@ def expected_output(collective: str, plan: Plan, rank: int) -> list[Span]:
     """The spans that an output must hold at the end, by the chunk table, empty ones left out."""
     owners = [plan.position(rank)] if collective == "reduce_scatter" else range(plan.ranks)
     spans = []
-    for channel, loop, owner in itertools.product(
-        range(plan.channels), range(plan.loops), owners
-    ):
+    for channel, loop, owner in itertools.product(range(plan.channels), range(plan.loops), owners):
         _, out, count = plan.chunk_of(channel, loop, owner)
         if count:
             spans.append(Span(out, count, contributors(collective, plan, owner)))
@@ -188,7 +186,7 @@ def test_verbs_of_four_ranks() -> None:
         assert [at // 4 for _, at, *_ in rows] == [(rank - 1 - j) % 4 for j in range(7)]
 
 
-# ---- the bench can fail ----
+# ---- the bench can fail -------------------------------------------------------------------------
 
 
 def planted(k: int = 3, slots: int = 8) -> Ring:

@@ -1,5 +1,5 @@
-// LL with flags that come round every 255 steps. With 32 bits that takes an hour of small calls, and
-// then a line that no short chunk has touched since could pass for fresh.
+// LL with flags that come round every 255 steps. With 32 bits that takes an hour of small calls; a
+// line that no short chunk has touched since could then pass for fresh.
 //
 // The engine is compiled into this file, with its own number of bits; the library's is not linked.
 #define RK_LL_FLAG_BITS 8

@@ -1,4 +1,4 @@
-// Collectives of the CPU backend between threads: every protocol, in every shape that a slot allows.
+// Collectives of the CPU backend between threads: every protocol, in every shape of slots.
 #include <algorithm>
 
 #include "cpu/thread_ring.h"
@@ -68,7 +68,8 @@ void every_type_and_operation() {
         for (int op = 0; op < kOps; ++op)
           for (const Collective collective : {Collective::all_reduce, Collective::reduce_scatter})
             if (accepts(Op(op), kind_of(DType(dtype))))
-              calls.push_back({collective, protocol, DType(dtype), Op(op), 67, (dtype + op) % 2 == 0});
+              calls.push_back(
+                  {collective, protocol, DType(dtype), Op(op), 67, (dtype + op) % 2 == 0});
     run_calls(ring, calls, 1);
   }
 }
@@ -138,9 +139,7 @@ std::vector<std::string> without_one(ThreadRing& ring, int absent, Protocol prot
   return texts;
 }
 
-#define CHECK_CONTAINS(text, part) check_contains(text, part, __FILE__, __LINE__)
-
-// One rank is told, and its word goes round: to ranks that sleep, and to ranks that have yet to call.
+// One rank is told, and its word goes round: to ranks that sleep, and to those that come later.
 void abort_ends_every_wait() {
   for (const Protocol protocol : kAllProtocols)
     for (const bool sleeping : {false, true})

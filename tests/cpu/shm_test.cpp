@@ -138,7 +138,7 @@ void says_which_limit_was_met() {
       ShmTransport(2 << 20);
     } catch (const SharedMemoryError& e) {
       CHECK(::setrlimit(RLIMIT_NOFILE, &limit) == 0);  // a sanitizer needs files, too
-      test::check_contains(e.what(), "ulimit -n", __FILE__, __LINE__);
+      CHECK_CONTAINS(e.what(), "ulimit -n");
       return;
     }
     test::fail(__FILE__, __LINE__, "more files than the limit");

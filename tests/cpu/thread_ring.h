@@ -185,8 +185,9 @@ struct Guarded {
   Bytes bytes;
   size_t first, size;
 
-  Guarded(size_t n, int misaligned)
-      : bytes(2 * kGuard + size_t(misaligned) + n, 0xa5), first(kGuard + size_t(misaligned)), size(n) {}
+  Guarded(size_t n, int misaligned) : first(kGuard + size_t(misaligned)), size(n) {
+    bytes.assign(first + size + kGuard, 0xa5);
+  }
   unsigned char* data() { return bytes.data() + first; }
   void fill(const Bytes& from, size_t at = 0) { std::copy(from.begin(), from.end(), data() + at); }
   bool intact() const {

@@ -1,5 +1,7 @@
 // The arithmetic of one element against the same in wider types.
+#include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "check.h"
 #include "reduce/samples.h"
@@ -8,7 +10,7 @@
 namespace ringkern::test {
 namespace {
 
-// Rounds a float to T, with the one NaN.
+// The bits of a float or double, of a NaN those of the one NaN.
 template <class T>
 auto rounded(T x) {
   return x == x ? bits(x) : bits(element<T>(~uint64_t(0) >> 1 >> (64 - 8 * sizeof(T))));

@@ -4,9 +4,9 @@ An example is a sequence of one to four calls that differ in collective, dtype, 
 protocol and values, each made on fresh memory and made twice. Of every result it is checked that
 
 - it is bit-equal to the reference, integers and floats;
-- it is bit-equal to Gloo's for integers, min, max and all-gather, and close for other float ops; not
-  for float8, which Gloo lacks, and not for floats with NaN or infinity, where Gloo's min and max
-  depend on the order of the ranks;
+- it is bit-equal to Gloo's for integers and all-gather, and equal for min and max and close for the
+  other ops of floats; not for float8, which Gloo lacks, and not for floats with NaN or infinity,
+  where Gloo's min and max depend on the order of the ranks;
 - it is the same, to the bit, on all ranks and the second time;
 - no byte outside the output has changed, between its elements included.
 """
@@ -16,16 +16,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import ringkern
 import torch
 import torch.distributed as dist
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from ringkern._C import Plan
 
+import ringkern
+from ringkern._C import Plan
 from tests.ranks import RankError, Ranks
 from tests.reference import FLOATS, INTEGERS, PROTOCOLS, bits_of
-from tests.torch.sequences import DTYPES, LAYOUTS, Call, run_sequence
+from tests.torch.layouts import LAYOUTS
+from tests.torch.sequences import DTYPES, Call, run_sequence
 
 Pools = Callable[[int], Ranks]
 
@@ -115,7 +116,7 @@ def test_every_dtype_and_op(ranks: Pools, protocol: str, size: int) -> None:
         check(ranks(size), sequence)
 
 
-# ---- NaN, infinity, zero --------------------------------------------------------------------------
+# ---- NaN, infinity, zero ------------------------------------------------------------------------
 
 
 def reduce_rows(
@@ -170,7 +171,7 @@ def test_infinities_and_zeros(ranks: Pools, size: int) -> None:
                     assert torch.equal(bits_of(got)[number], bits_of(want)[number]), (dtype, op)
 
 
-# ---- many calls -----------------------------------------------------------------------------------
+# ---- many calls ---------------------------------------------------------------------------------
 
 
 def many_in_flight(rank: int, size: int, calls_: int) -> bool:

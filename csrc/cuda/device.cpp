@@ -1,0 +1,50 @@
+#include "cuda/device.h"
+
+namespace ringkern::cuda {
+
+int device_count() noexcept {
+  int n = 0;
+  if (cudaGetDeviceCount(&n) == cudaSuccess) return n;
+  (void)cudaGetLastError();  // or a later call of someone else would report it
+  return 0;
+}
+
+int runtime_version() noexcept {
+  int version = 0;
+  return cudaRuntimeGetVersion(&version) == cudaSuccess ? version : 0;
+}
+
+std::string describe(const char* call, cudaError_t error) {
+  return std::string(call) + ": " + cudaGetErrorString(error) + " (" + cudaGetErrorName(error) +
+         ", code " + std::to_string(int(error)) + ")";
+}
+
+void check(cudaError_t error, const char* call, const char* remedy) {
+  if (error == cudaSuccess) return;
+  (void)cudaGetLastError();
+  throw TransportError(describe(call, error) + (*remedy ? std::string(". ") + remedy : ""));
+}
+
+void check_device(int device) {
+  int n = 0;
+  check(cudaGetDeviceCount(&n), "cudaGetDeviceCount",
+        "No GPU can be used: see whether nvidia-smi shows one, whether its driver is new enough "
+        "for the CUDA version of ringkern.build_info(), and what CUDA_VISIBLE_DEVICES says");
+  if (device < 0 || device >= n)
+    throw TransportError("there is no CUDA device " + std::to_string(device) + ": this process sees " +
+                         std::to_string(n) + ", numbered from 0 (see CUDA_VISIBLE_DEVICES)");
+}
+
+OnDevice::OnDevice(int device) {
+  int current = -1;
+  check(cudaGetDevice(&current), "cudaGetDevice");
+  if (current == device) return;
+  check(cudaSetDevice(device), "cudaSetDevice");
+  before_ = current;
+}
+
+OnDevice::~OnDevice() {
+  if (before_ >= 0) (void)cudaSetDevice(before_);
+}
+
+}  // namespace ringkern::cuda

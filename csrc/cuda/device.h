@@ -1,0 +1,36 @@
+// The CUDA devices of this process, and what becomes of a failed call of the runtime.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <string>
+
+#include "comm/ports.h"
+
+namespace ringkern::cuda {
+
+// 0 also where there is no driver.
+int device_count() noexcept;
+// Of the runtime that is linked in, as 13000.
+int runtime_version() noexcept;
+
+// "cudaMalloc: out of memory (cudaErrorMemoryAllocation, code 2)"
+std::string describe(const char* call, cudaError_t error);
+// Throws TransportError unless `error` is cudaSuccess. `remedy`: what the user can do about it.
+void check(cudaError_t error, const char* call, const char* remedy = "");
+// Throws TransportError that says which devices there are, unless `device` is one of them.
+void check_device(int device);
+
+// Makes a device the thread's current one, until the end of the scope.
+class OnDevice {
+ public:
+  explicit OnDevice(int device);
+  ~OnDevice();
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+ private:
+  int before_ = -1;  // -1: it was this one
+};
+
+}  // namespace ringkern::cuda

@@ -1,0 +1,35 @@
+// The CUDA executor: one rank of this process, its neighbours in others.
+#pragma once
+
+#include "cuda/launcher.h"
+
+namespace ringkern::cuda {
+
+// 32 channels of 8 slots. The slots suit a block of 11 working warps: in Simple each moves two tiles
+// of 2 KiB, in LL each thread a line, in LL128 ten warps a unit. 14.9 MiB a rank.
+constexpr Geometry default_geometry() {
+  Geometry g;
+  g.channels = 32;
+  g.slot_bytes[int(Protocol::simple)] = 44 << 10;
+  g.slot_bytes[int(Protocol::ll)] = kPlanWorkers * int64_t(sizeof(LLLine));
+  g.slot_bytes[int(Protocol::ll128)] = 10 << 10;
+  return g;
+}
+static_assert(segment_bytes(default_geometry()) <= 16 << 20);
+
+class Engine final : public Executor {
+ public:
+  // `segments` hold `segment_bytes(geometry)` each and outlive the engine; a ring of one has none.
+  Engine(const Segments& segments, const Geometry& geometry, int rank, int ranks, int device,
+         Milliseconds timeout)
+      : launcher_(device, {Seat{rank, segments}}, ranks, geometry, timeout) {}
+
+  void run(const Task& task) override { launcher_.run({&task, 1}); }
+  void abort() override { launcher_.abort(); }
+  bool drain(Milliseconds patience) override { return launcher_.drain(patience); }
+
+ private:
+  Launcher launcher_;
+};
+
+}  // namespace ringkern::cuda

@@ -1,0 +1,104 @@
+#include "cuda/ipc.h"
+
+#include <unistd.h>
+
+#include <cstring>
+
+#include "cuda/device.h"
+
+namespace ringkern::cuda {
+namespace {
+
+std::string mib(int64_t bytes) {
+  const int64_t tenths = bytes * 10 >> 20;
+  return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " MiB";
+}
+
+}  // namespace
+
+struct IpcTransport::Ticket {
+  cudaIpcMemHandle_t handle;
+  int64_t bytes;
+  int64_t pid;
+};
+
+IpcTransport::IpcTransport(int device, int64_t bytes) : device_(device), bytes_(bytes) {
+  check_device(device);
+  const OnDevice guard(device);
+  const std::string need = "A rank needs " + mib(bytes) + " of device memory for its FIFOs";
+  check(cudaMalloc(&mine_, size_t(bytes)), "cudaMalloc",
+        (need + "; free some, or use another GPU").c_str());
+  cudaError_t error = cudaMemset(mine_, 0, size_t(bytes));
+  // Before anybody gets a handle: a neighbour's first write must not be cleared.
+  if (error == cudaSuccess) error = cudaDeviceSynchronize();
+  if (error == cudaSuccess) return;
+  (void)cudaFree(mine_);
+  check(error, "cudaMemset", need.c_str());
+}
+
+IpcTransport::~IpcTransport() {
+  unmap();
+  if (mine_ == nullptr) return;
+  try {
+    const OnDevice guard(device_);
+    (void)cudaFree(mine_);
+  } catch (const Error&) {
+    // The driver has shut down before us, at exit, and has taken the memory back.
+  }
+}
+
+Offer IpcTransport::offer() {
+  const OnDevice guard(device_);
+  Ticket ticket{};
+  ticket.bytes = bytes_;
+  ticket.pid = ::getpid();
+  check(cudaIpcGetMemHandle(&ticket.handle, mine_), "cudaIpcGetMemHandle",
+        "CUDA IPC is not available here: it needs Linux, a GPU outside of confidential-computing "
+        "mode and, under WSL, a newer driver");
+  return {std::string(reinterpret_cast<const char*>(&ticket), sizeof ticket), -1};
+}
+
+void* IpcTransport::map(const Offer& offer, int peer) {
+  const std::string whose = "the memory offered by rank " + std::to_string(peer);
+  Ticket ticket{};
+  if (offer.bytes.size() != sizeof ticket)
+    throw TransportError(whose + " is refused: expected the " + std::to_string(sizeof ticket) +
+                         " bytes of a CUDA offer, found " + std::to_string(offer.bytes.size()));
+  std::memcpy(&ticket, offer.bytes.data(), sizeof ticket);
+  if (ticket.bytes != bytes_)
+    throw TransportError(whose + " is refused: expected " + std::to_string(bytes_) +
+                         " bytes, found " + std::to_string(ticket.bytes));
+  if (ticket.pid == ::getpid())
+    throw TransportError(whose + " is of this process (pid " + std::to_string(ticket.pid) +
+                         "), and CUDA does not open a handle in the process that made it. Start "
+                         "one process a rank, and see that they do not all believe to be pid " +
+                         std::to_string(ticket.pid) + " in pid namespaces of their own "
+                         "(docker: --pid=host, or one container for all ranks)");
+  for (const Mapping& m : mappings_)
+    if (m.peer == peer) return m.at;
+  const OnDevice guard(device_);
+  mappings_.reserve(mappings_.size() + 1);
+  void* at = nullptr;
+  const cudaError_t error =
+      cudaIpcOpenMemHandle(&at, ticket.handle, cudaIpcMemLazyEnablePeerAccess);
+  check(error, ("cudaIpcOpenMemHandle of " + whose).c_str(),
+        "Neighbours on the ring need GPUs with peer access to each other (nvidia-smi topo -p2p r) "
+        "or one GPU, the same CUDA_VISIBLE_DEVICES order is not needed, and their processes one "
+        "pid and IPC namespace (docker: --ipc=host --pid=host, or one container for all ranks)");
+  mappings_.push_back({peer, at});
+  return at;
+}
+
+bool IpcTransport::unmap() {
+  if (mappings_.empty()) return mine_ != nullptr;
+  try {
+    const OnDevice guard(device_);
+    for (const Mapping& m : mappings_) (void)cudaIpcCloseMemHandle(m.at);
+  } catch (const Error&) {
+    // As in the destructor.
+  }
+  mappings_.clear();
+  return true;
+}
+
+}  // namespace ringkern::cuda

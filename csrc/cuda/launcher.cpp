@@ -1,0 +1,315 @@
+#include "cuda/launcher.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "cuda/device.h"
+
+namespace ringkern::cuda {
+namespace {
+
+// What a channel should have to do before another one helps, and what a warp moves at once; bytes of
+// a chunk. Chosen by reasoning: a pass of the block's workers, or less where latency is the point.
+struct Share {
+  int64_t channel, warp;
+};
+constexpr Share share_of(Protocol p) {
+  switch (p) {
+    case Protocol::simple: return {8 << 10, 4 * 16 * 32};
+    case Protocol::ll: return {2 << 10, 8 * 32};
+    case Protocol::ll128: return {4 * 960, 960};
+  }
+  return {1, 1};
+}
+
+int to_int(int64_t v, int64_t least, int64_t most) { return int(std::clamp(v, least, most)); }
+
+template <class F>
+void for_each_kernel(F&& f) {
+  for (int p = 0; p < kProtocols; ++p)
+    for (int d = 0; d < kDTypes; ++d)
+      for (const Combine c : {Combine::sum, Combine::prod}) f(kernel_for(Protocol(p), DType(d), c));
+  for (int d = 0; d < kDTypes; ++d) f(alone_kernel(DType(d)));
+}
+
+// The id of the capture that `stream` takes part in; 0 for none. The default stream never does, and
+// must not be asked while another stream captures.
+unsigned long long capture_of(cudaStream_t stream) {
+  if (stream == nullptr) return 0;
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  unsigned long long id = 0;
+  check(cudaStreamGetCaptureInfo(stream, &status, &id), "cudaStreamGetCaptureInfo");
+  return status == cudaStreamCaptureStatusActive ? id : 0;
+}
+
+void check_geometry(const Geometry& g) {
+  const int64_t unit = kLL128Unit * line_bytes(Protocol::ll128);
+  bool ok = g.valid() && g.slot_bytes[int(Protocol::ll128)] % unit == 0;
+  for (const int64_t bytes : g.slot_bytes) ok = ok && bytes <= 1 << 29;  // offsets in a slot are ints
+  if (!ok)
+    throw UsageError("the CUDA engine takes 1 to " + std::to_string(kMaxChannels) +
+                     " channels, at least two slots of at most 512 MiB, and LL128 slots of whole " +
+                     std::to_string(unit) + " bytes");
+}
+
+}  // namespace
+
+Shape shape_of(const Task& task, int ranks, const Geometry& geometry) {
+  const Share share = share_of(task.protocol);
+  const int64_t bytes = task.count * size_of(task.reduction.dtype);
+  const int64_t part = task.collective == Collective::all_reduce ? div_up(bytes, ranks) : bytes;
+  Shape shape;
+  shape.channels = to_int(div_up(part, share.channel), 1, geometry.channels);
+  const int64_t chunk = div_up(part, shape.channels);
+  // Two warps and the poster's at least; see workers_of.
+  shape.threads = 32 + 32 * to_int(div_up(chunk, share.warp), 2, kPlanWorkers / 32);
+  return shape;
+}
+
+Launcher::Launcher(int device, std::vector<Seat> seats, int ranks, const Geometry& geometry,
+                   Milliseconds timeout)
+    : device_(device), seats_(std::move(seats)), ranks_(ranks), geometry_(geometry),
+      timeout_(timeout) {
+  check_geometry(geometry);
+  if (seats_.empty() || int(seats_.size()) > kMaxLocalRanks)
+    throw UsageError("one launch serves 1 to " + std::to_string(kMaxLocalRanks) + " ranks, not " +
+                     std::to_string(seats_.size()));
+  check_device(device);
+  const OnDevice guard(device);
+  try {
+    check_resident();
+    claim_memory();
+  } catch (...) {
+    release();
+    throw;
+  }
+}
+
+// Loads every kernel, too: the first launch of one that is not loaded may wait for the kernels that
+// run, and those may be waiting for this one.
+void Launcher::check_resident() const {
+  int processors = 0;
+  check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device_),
+        "cudaDeviceGetAttribute");
+  int each = 1 << 20;
+  for_each_kernel([&](const void* kernel) {
+    cudaFuncAttributes attributes{};
+    check(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes",
+          "ringkern.build_info() says for which GPUs it was built; build it again with "
+          "RINGKERN_CUDA_ARCHS set for this one");
+    int blocks = 0;
+    check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kMaxThreads, 0),
+          "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+    each = std::min(each, blocks);
+  });
+  const int needed = int(seats_.size()) * geometry_.channels;
+  if (ranks_ > 1 && needed > each * processors)
+    throw UsageError(std::to_string(seats_.size()) + " ranks of " +
+                     std::to_string(geometry_.channels) + " channels need " +
+                     std::to_string(needed) + " blocks resident at once, and device " +
+                     std::to_string(device_) + " holds " + std::to_string(each * processors) +
+                     ": use fewer ranks or channels on it, or a larger GPU");
+}
+
+void Launcher::claim_memory() {
+  const unsigned flags = cudaHostAllocMapped | cudaHostAllocPortable;
+  void* host = nullptr;
+  check(cudaHostAlloc(&host, seats_.size() * sizeof(Mailbox), flags), "cudaHostAlloc");
+  mailboxes_ = static_cast<Mailbox*>(host);
+  std::fill_n(mailboxes_, seats_.size(), Mailbox{});
+  check(cudaHostAlloc(&host, size_t(geometry_.channels) * sizeof(uint64_t), flags),
+        "cudaHostAlloc");
+  poison_ = static_cast<uint64_t*>(host);
+  std::fill_n(poison_, geometry_.channels, kPoisoned);
+  check(cudaEventCreateWithFlags(&last_, cudaEventDisableTiming), "cudaEventCreate");
+  check(cudaEventCreateWithFlags(&captured_, cudaEventDisableTiming), "cudaEventCreate");
+  check(cudaStreamCreateWithFlags(&abort_stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+}
+
+void Launcher::release() noexcept {
+  if (abort_stream_ != nullptr) (void)cudaStreamDestroy(abort_stream_);
+  if (captured_ != nullptr) (void)cudaEventDestroy(captured_);
+  if (last_ != nullptr) (void)cudaEventDestroy(last_);
+  if (poison_ != nullptr) (void)cudaFreeHost(poison_);
+  if (mailboxes_ != nullptr) (void)cudaFreeHost(mailboxes_);
+}
+
+Launcher::~Launcher() {
+  try {
+    const OnDevice guard(device_);
+    drain(Milliseconds::max());
+    release();
+  } catch (const Error&) {
+    // The driver has shut down before us, at exit.
+  }
+}
+
+void Launcher::run(std::span<const Task> tasks) {
+  const Task& task = tasks.front();
+  throw_if_failed(task);
+  if (task.count == 0) return;
+  const OnDevice guard(device_);
+  if (ranks_ == 1) return run_alone(task);
+  const Shape shape = shape_of(task, ranks_, geometry_);
+  const Plan plan = Plan::make(task.collective, task.protocol, ranks_, task.count,
+                               size_of(task.reduction.dtype), kPlanWorkers, geometry_,
+                               shape.channels);
+  LaunchArgs args = arguments(tasks, plan);
+  const auto stream = static_cast<cudaStream_t>(task.stream);
+  try {
+    follow_last(stream);
+    const void* kernel =
+        kernel_for(task.protocol, task.reduction.dtype, task.reduction.combine);
+    void* parameters[] = {&args};
+    check(cudaLaunchKernel(kernel, dim3(unsigned(plan.channels) * unsigned(seats_.size())),
+                           dim3(unsigned(shape.threads)), parameters, 0, stream),
+          "cudaLaunchKernel");
+    note_last(stream);
+  } catch (...) {
+    abort();  // the neighbours must not wait for what was not launched
+    throw;
+  }
+}
+
+LaunchArgs Launcher::arguments(std::span<const Task> tasks, const Plan& plan) const {
+  LaunchArgs args;
+  args.plan = plan;
+  args.geometry = geometry_;
+  args.reduction = tasks.front().reduction;
+  args.timeout_ns = uint64_t(std::chrono::nanoseconds(timeout_).count());
+  for (size_t i = 0; i < seats_.size(); ++i) {
+    const Segments& s = seats_[i].segments;
+    auto* mine = static_cast<std::byte*>(s.mine);
+    args.ranks[i] = {seats_[i].rank,
+                     static_cast<const std::byte*>(tasks[i].in),
+                     static_cast<std::byte*>(tasks[i].out),
+                     mine,
+                     static_cast<std::byte*>(s.next),
+                     static_cast<std::byte*>(s.prev),
+                     &mailboxes_[i],
+                     &reinterpret_cast<SegmentTail*>(mine + geometry_.bytes())->failed};
+  }
+  return args;
+}
+
+void Launcher::run_alone(const Task& task) {
+  const auto stream = static_cast<cudaStream_t>(task.stream);
+  const DType dtype = task.reduction.dtype;
+  if (task.reduction.scale == Reduction::Scale::multiply_input) {
+    AloneArgs args{static_cast<const std::byte*>(task.in), static_cast<std::byte*>(task.out),
+                   task.count, task.reduction};
+    void* parameters[] = {&args};
+    const int blocks = to_int(div_up(task.count, 4 * kMaxThreads), 1, 1024);
+    check(cudaLaunchKernel(alone_kernel(dtype), dim3(unsigned(blocks)), dim3(kMaxThreads),
+                           parameters, 0, stream),
+          "cudaLaunchKernel");
+  } else if (task.in != task.out) {
+    check(cudaMemcpyAsync(task.out, task.in, size_t(task.count * size_of(dtype)),
+                          cudaMemcpyDeviceToDevice, stream),
+          "cudaMemcpyAsync");
+  }
+}
+
+// What is recorded in a graph cannot wait for what is launched outside of it, nor the other way
+// round: a graph must not be replayed while another stream runs a collective of this communicator.
+void Launcher::follow_last(cudaStream_t stream) {
+  const unsigned long long capture = capture_of(stream);
+  capturing_ = capture != 0;
+  if (capturing_) {
+    if (capture == capture_ && stream != captured_stream_)
+      check(cudaStreamWaitEvent(stream, captured_, 0), "cudaStreamWaitEvent");
+    capture_ = capture;
+  } else if (launched_ && stream != last_stream_) {
+    check(cudaStreamWaitEvent(stream, last_, 0), "cudaStreamWaitEvent");
+  }
+}
+
+void Launcher::note_last(cudaStream_t stream) {
+  check(cudaEventRecord(capturing_ ? captured_ : last_, stream), "cudaEventRecord");
+  (capturing_ ? captured_stream_ : last_stream_) = stream;
+  if (!capturing_) launched_ = true;
+}
+
+void Launcher::throw_if_failed(const Task& task) {
+  for (size_t i = 0; i < seats_.size() && mailboxes_ != nullptr; ++i) {
+    WaitReport& r = mailboxes_[i].report;
+    auto& word = reinterpret_cast<uint32_t&>(r.verdict);
+    const auto verdict = Verdict(std::atomic_ref<uint32_t>(word).load(std::memory_order_acquire));
+    if (verdict == Verdict::ok) continue;
+    const bool data = r.what == WaitFor::data;
+    const int rank = seats_[i].rank, peer = (rank + (data ? ranks_ - 1 : 1)) % ranks_;
+    abort();
+    const std::string what =
+        "an earlier collective over " + std::string(name_of(r.protocol)) + ": rank " +
+        std::to_string(rank) + " waited for " + (data ? "data from rank " : "a free slot at rank ") +
+        std::to_string(peer) + " on channel " + std::to_string(r.channel) + " (wants step " +
+        std::to_string(r.wanted) + ", has seen " + std::to_string(r.seen) + ")";
+    if (verdict == Verdict::timed_out)
+      throw TimeoutError(what + " and nothing came for " +
+                         std::to_string(timeout_.count() / 1000) + "." +
+                         std::to_string(timeout_.count() / 100 % 10) +
+                         " s. Did every rank make the same calls, with the same size, dtype, op and "
+                         "protocol? Results since then are undefined and the communicator is "
+                         "unusable; make a new one.");
+    throw AbortedError(what + " when the communicator was aborted, here or by another rank. Results "
+                              "since then are undefined and it is unusable; make a new one.");
+  }
+  if (aborted_)
+    throw AbortedError("the communicator was aborted before " +
+                       std::string(name_of(task.collective)) + "; make a new one.");
+}
+
+void Launcher::abort() {
+  if (aborted_.exchange(true) || ranks_ == 1) return;
+  for (size_t i = 0; i < seats_.size(); ++i)
+    std::atomic_ref<uint32_t>(mailboxes_[i].aborted).store(1, std::memory_order_release);
+  try {
+    const OnDevice guard(device_);
+    poison_neighbours();
+  } catch (const Error&) {
+    // The device is lost: the neighbours' deadlines will tell them.
+  }
+}
+
+// For neighbours that wait for launches that will not come. Copies, because a kernel might find no
+// room beside those that wait; behind the last launch, because that still posts until it sees the
+// word.
+void Launcher::poison_neighbours() {
+  if (launched_) (void)cudaStreamWaitEvent(abort_stream_, last_, 0);
+  for (const Seat& seat : seats_) {
+    const auto put = [&](void* at, size_t pitch, size_t bytes, int rows) {
+      (void)cudaMemcpy2DAsync(at, pitch, poison_, sizeof *poison_, bytes, size_t(rows),
+                              cudaMemcpyHostToDevice, abort_stream_);
+    };
+    auto* mine = static_cast<std::byte*>(seat.segments.mine);
+    put(&reinterpret_cast<SegmentTail*>(mine + geometry_.bytes())->failed, sizeof *poison_,
+        sizeof(uint32_t), 1);
+    for (int p = 0; p < kProtocols; ++p) {
+      const auto counters = [&](void* segment) {
+        return reinterpret_cast<LinkCounters*>(static_cast<std::byte*>(segment) +
+                                               geometry_.counters_offset(0, Protocol(p)));
+      };
+      const auto pitch = size_t(geometry_.channel_bytes());
+      put(&counters(seat.segments.next)->tail, pitch, sizeof *poison_, geometry_.channels);
+      put(&counters(seat.segments.prev)->head, pitch, sizeof *poison_, geometry_.channels);
+    }
+  }
+}
+
+bool Launcher::drain(Milliseconds patience) {
+  const OnDevice guard(device_);
+  if (patience != Milliseconds::max() && launched_) {
+    const auto deadline = Clock::now() + patience;
+    while (cudaEventQuery(last_) == cudaErrorNotReady) {
+      if (Clock::now() >= deadline) return false;
+      std::this_thread::sleep_for(Milliseconds(1));
+    }
+  }
+  // Of a graph's launches nothing is known here.
+  if (capture_ != 0) (void)cudaDeviceSynchronize();
+  if (launched_) (void)cudaEventSynchronize(last_);
+  if (abort_stream_ != nullptr) (void)cudaStreamSynchronize(abort_stream_);
+  return true;
+}
+
+}  // namespace ringkern::cuda

@@ -1,0 +1,85 @@
+// Launches the kernels for one or several ranks of this process on one device.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <span>
+#include <vector>
+
+#include "comm/ports.h"
+#include "cuda/launch.h"
+
+namespace ringkern::cuda {
+
+// What lies behind the FIFOs in a rank's segment.
+struct SegmentTail {
+  alignas(kCacheLine) uint32_t failed;
+};
+constexpr int64_t segment_bytes(const Geometry& g) { return g.bytes() + int64_t(sizeof(SegmentTail)); }
+
+// A rank of this process, and the segments that it uses.
+struct Seat {
+  int rank = 0;
+  Segments segments;
+};
+
+// How many channels and threads a collective is run with. Channels follow from what all ranks know;
+// threads are a rank's own business.
+struct Shape {
+  int channels = 1;
+  int threads = 0;
+};
+Shape shape_of(const Task& task, int ranks, const Geometry& geometry);
+
+// Nothing of `run` allocates, synchronises or takes a lock.
+class Launcher {
+ public:
+  // Throws UsageError or TransportError; in particular where the blocks of the seats cannot all be
+  // resident at once, for then those that are would wait for ever for those that are not.
+  Launcher(int device, std::vector<Seat> seats, int ranks, const Geometry& geometry,
+           Milliseconds timeout);
+  ~Launcher();
+  Launcher(const Launcher&) = delete;
+  Launcher& operator=(const Launcher&) = delete;
+
+  // One task for each seat; they differ in `in` and `out` only. Throws what an earlier launch failed
+  // of, as soon as it is known.
+  void run(std::span<const Task> tasks);
+  void abort();
+  // Returns when all launches have ended, which each does by its deadline; false if they have not
+  // within `patience`.
+  bool drain(Milliseconds patience);
+
+ private:
+  void claim_memory();
+  void check_resident() const;
+  void throw_if_failed(const Task& task);
+  void run_alone(const Task& task);
+  void follow_last(cudaStream_t stream);
+  void note_last(cudaStream_t stream);
+  LaunchArgs arguments(std::span<const Task> tasks, const Plan& plan) const;
+  void poison_neighbours();
+  void release() noexcept;
+
+  const int device_;
+  const std::vector<Seat> seats_;
+  const int ranks_;
+  const Geometry geometry_;
+  const Milliseconds timeout_;
+
+  Mailbox* mailboxes_ = nullptr;  // one a seat; host memory that the device sees
+  uint64_t* poison_ = nullptr;    // kPoisoned, once a channel; host memory
+  std::atomic<bool> aborted_{false};
+
+  // Launches follow each other on whatever streams: two that overlap would share counters.
+  cudaEvent_t last_ = nullptr;      // outside of captures
+  cudaEvent_t captured_ = nullptr;  // within one
+  cudaStream_t last_stream_ = nullptr, captured_stream_ = nullptr;
+  unsigned long long capture_ = 0;  // the last one's id; 0: none
+  std::atomic<bool> launched_{false};
+  bool capturing_ = false;  // the launch at hand
+  cudaStream_t abort_stream_ = nullptr;
+};
+
+}  // namespace ringkern::cuda
