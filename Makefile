@@ -1,6 +1,6 @@
 # make demo    from nothing: environment, build, data-parallel training with 4 ranks
 # make test    from nothing: environment, build, every test
-# make build   the extension, into ringkern/, and the C++ tests; only what has changed
+# make build   the extension, into ringkern/; only what has changed
 # make lint    style and types                 make format     rewrite to that style
 # make bench   the ring against Gloo           make sanitize   C++ tests under ASan, UBSan, TSan
 # make clean   remove what a build made        make distclean  and the environment
@@ -31,6 +31,7 @@ demo: build
 test: ctest pytest
 
 ctest: build
+	cmake --build $(BUILD)
 	ctest --test-dir $(BUILD) --output-on-failure
 
 # The limit is for a hang that pytest-timeout cannot end. It reaches the ranks that a test started,
@@ -44,7 +45,6 @@ build: $(BUILD)/.built
 $(BUILD)/.built: $(VENV)/.ready $(SOURCES)
 	RINGKERN_BUILD_DIR=$(BUILD) RINGKERN_CMAKE_ARGS="-DRK_TESTS=ON $(CMAKE_ARGS)" \
 	  python -m pip install --verbose --no-build-isolation --no-deps --editable .
-	cmake --build $(BUILD)
 	ln -sfn $(BUILD)/compile_commands.json compile_commands.json
 	touch $@
 

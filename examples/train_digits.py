@@ -147,10 +147,12 @@ def main() -> None:
     args = parser.parse_args()
     if "RANK" in os.environ:  # torchrun's
         train(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), "env://", args)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and so end the ranks, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory() as folder:
         try:
-            mp.spawn(train, (args.ranks, f"file://{folder}/store", args), nprocs=args.ranks)
+            init_method = f"file://{folder}/store"
+            # A daemon is ended with this process, if that is interrupted.
+            mp.spawn(train, (args.ranks, init_method, args), nprocs=args.ranks, daemon=True)
         except mp.ProcessExitedException as failure:  # the rank has said why
             sys.exit(abs(failure.exit_code))
 

@@ -38,6 +38,7 @@ class Ranks:
         self.size, self.timeout_s = size, timeout_s
         self._processes: list[mp.process.BaseProcess] = []
         self._pipes: list[Connection] = []
+        self._file = ""  # where the ranks meet
 
     def run(self, fn: Callable[..., Any], *args: Any, timeout_s: float | None = None) -> list[Any]:
         """The results of all ranks. Raises the first rank's error as RankError."""
@@ -90,15 +91,17 @@ class Ranks:
         for pipe in self._pipes:
             pipe.close()
         self._processes, self._pipes = [], []
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._file)
 
     def _start(self) -> None:
         context = mp.get_context("spawn")
         with tempfile.NamedTemporaryFile(prefix="ringkern-test-") as file:
-            pass  # a name that nobody has; rank 0 makes the file
+            self._file = file.name  # that nobody else has; the ranks make it again
         for rank in range(self.size):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_serve, args=(theirs, rank, self.size, file.name), daemon=True
+                target=_serve, args=(theirs, rank, self.size, self._file), daemon=True
             )
             process.start()
             theirs.close()
@@ -141,8 +144,6 @@ def _serve(pipe: Connection, rank: int, size: int, file: str) -> None:
             result = _as_rank_error(rank, error)
         pipe.send(result)
     dist.destroy_process_group()
-    if rank == 0 and os.path.exists(file):
-        os.unlink(file)
 
 
 def _as_rank_error(rank: int, error: BaseException) -> RankError:

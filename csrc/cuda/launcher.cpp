@@ -233,8 +233,7 @@ void Launcher::note_last(cudaStream_t stream) {
 void Launcher::throw_if_failed(const Task& task) {
   for (size_t i = 0; i < seats_.size() && mailboxes_ != nullptr; ++i) {
     WaitReport& r = mailboxes_[i].report;
-    auto& word = reinterpret_cast<uint32_t&>(r.verdict);
-    const auto verdict = Verdict(std::atomic_ref<uint32_t>(word).load(std::memory_order_acquire));
+    const auto verdict = std::atomic_ref<Verdict>(r.verdict).load(std::memory_order_acquire);
     if (verdict == Verdict::ok) continue;
     const bool data = r.what == WaitFor::data;
     const int rank = seats_[i].rank, peer = (rank + (data ? ranks_ - 1 : 1)) % ranks_;
