@@ -53,7 +53,6 @@ class Run:
         self.gradients = torch.zeros(sum(p.numel() for p in parameters))
         for p, part in zip(parameters, self.gradients.split([p.numel() for p in parameters])):
             p.grad = part.view_as(p)
-        all_reduce(self.gradients)  # the ring connects on its first call: not a part of training
 
     def epoch(self, images: Tensor, labels: Tensor, order: Tensor) -> None:
         """Trains on this rank's share of `order`, a permutation of the images."""
@@ -119,14 +118,18 @@ def report(runs: dict[str, Run], images: Tensor, labels: Tensor, out: str) -> in
 def train(rank: int, ranks: int, init_method: str, args: argparse.Namespace) -> None:
     faulthandler.dump_traceback_later(args.timeout, exit=True)  # a hang ends, and says where
     torch.set_num_threads(1)  # the ranks share the cores
+    digits = load_digits()
+    pixels = digits.data.astype("float32") / 16
+    parts = train_test_split(pixels, digits.target, random_state=0)
+    train_x, test_x, train_y, test_y = (torch.from_numpy(part) for part in parts)
+    # Before there is a group: torch 2.13 keeps one alive that exists when the first optimizer is
+    # made, and Gloo's threads, still running, may then abort the process as it exits.
+    runs = {"ringkern": Run(ringkern.ring_all_reduce), "gloo": Run(dist.all_reduce)}
     limit = timedelta(seconds=args.timeout)
     dist.init_process_group("gloo", init_method, limit, world_size=ranks, rank=rank)
     try:
-        digits = load_digits()
-        pixels = digits.data.astype("float32") / 16
-        parts = train_test_split(pixels, digits.target, random_state=0)
-        train_x, test_x, train_y, test_y = (torch.from_numpy(part) for part in parts)
-        runs = {"ringkern": Run(ringkern.ring_all_reduce), "gloo": Run(dist.all_reduce)}
+        for run in runs.values():  # the ring connects on its first call: not a part of training
+            run.all_reduce(run.gradients)
         for epoch in range(args.epochs):
             order = torch.randperm(len(train_x), generator=torch.Generator().manual_seed(epoch))
             turns = list(runs.values())

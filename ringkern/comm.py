@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from . import _C, tuner
 from .arguments import Op, as_tensor, protocol_name, reduce_op
-from .config import config
+from .config import SHORTEST_TIMEOUT_S, config
 from .errors import CommUsageError
 
 
@@ -70,7 +70,7 @@ class Communicator:
         self, store: dist.Store, rank: int, size: int, name: str, timeout: timedelta | None
     ) -> None:
         timeout_s = config.timeout_s if timeout is None else timeout.total_seconds()
-        if timeout_s < 0.001:
+        if timeout_s < SHORTEST_TIMEOUT_S:
             raise ValueError(f"timeout is {timeout}; it must be a millisecond or more")
         self._c = _C.Communicator(store, name, rank, size, timeout_s)
         self._c.set_thresholds(*tuner.thresholds(size))

@@ -13,15 +13,25 @@ from __future__ import annotations
 import difflib
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 PROTOCOLS = ("auto", "simple", "ll", "ll128")
 
 # Read while ringkern is built, and no concern of a program that uses it.
 _BUILD_VARIABLES = frozenset(
-    {"RINGKERN_CUDA", "RINGKERN_CUDA_ARCHS", "RINGKERN_TORCH_SITE", "RINGKERN_FETCH_TORCH"}
+    {
+        "RINGKERN_CUDA",
+        "RINGKERN_CUDA_ARCHS",
+        "RINGKERN_BUILD_DIR",
+        "RINGKERN_CMAKE_ARGS",
+        "RINGKERN_TORCH_SITE",
+        "RINGKERN_FETCH_TORCH",
+    }
 )
+
+# A wait is counted in milliseconds.
+SHORTEST_TIMEOUT_S = 0.001
 
 
 @dataclass(frozen=True)
@@ -41,8 +51,8 @@ def read(environ: Mapping[str, str]) -> Config:
     known = {"RINGKERN_PROTOCOL", "RINGKERN_TIMEOUT"}
     for name in environ:
         if name.startswith("RINGKERN_") and name not in known | _BUILD_VARIABLES:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            near = _near(name, known)
+            hint = f"; did you mean {near}?" if near else ""
             warnings.warn(f"unknown environment variable {name}{hint}", stacklevel=2)
     protocol = environ.get("RINGKERN_PROTOCOL", Config.protocol)
     if protocol not in PROTOCOLS:
@@ -52,9 +62,18 @@ def read(environ: Mapping[str, str]) -> Config:
         timeout_s = float(text)
     except ValueError:
         timeout_s = 0.0
-    if not 0 < timeout_s < float("inf"):
-        raise ValueError(f"RINGKERN_TIMEOUT={text!r}: give a number of seconds above 0")
+    if not SHORTEST_TIMEOUT_S <= timeout_s < float("inf"):
+        raise ValueError(
+            f"RINGKERN_TIMEOUT={text!r}: give a number of seconds, {SHORTEST_TIMEOUT_S} or more"
+        )
     return Config(protocol, timeout_s)
+
+
+def _near(name: str, known: Iterable[str]) -> str | None:
+    # Without the prefix, in which all are alike.
+    short = {other.removeprefix("RINGKERN_"): other for other in known}
+    near = difflib.get_close_matches(name.removeprefix("RINGKERN_"), short, n=1)
+    return short[near[0]] if near else None
 
 
 config = read(os.environ)

@@ -39,7 +39,7 @@ def launch(ranks: int, timeout_s: float, entry: Callable[..., int], *args: Any) 
         The exit status: 0, or that of the first rank that failed.
     """
     with tempfile.TemporaryDirectory(prefix="ringkern-") as folder:
-        context = spawn(  # type: ignore[no-untyped-call]
+        context = spawn(
             in_group,
             (ranks, f"file://{folder}/store", timeout_s, entry, *args),
             nprocs=ranks,

@@ -77,7 +77,7 @@ class Settings:
     def reduce_op(self) -> Any:
         """The op as torch.distributed has it."""
         if self.op == "premul_sum":
-            return dist._make_nccl_premul_sum(exact.PREMUL_FACTOR)  # type: ignore[attr-defined]
+            return dist._make_nccl_premul_sum(exact.PREMUL_FACTOR)
         return getattr(dist.ReduceOp, "PRODUCT" if self.op == "prod" else self.op.upper())
 
 

@@ -37,116 +37,120 @@ def machine() -> dict[str, Any]:
     }
 
 
-def header(settings: perf.Settings, found: dict[str, Any], date: str, command: str) -> str:
-    """The lines above the rows; what is fixed, then the names of the columns."""
-    names = ["ringkern", *(["gloo"] if settings.gloo else [])]
-    memory = f"over {settings.rotate} bytes" if settings.rotate else "the same at each call"
-    blocks = len(names)
-    lines = [
-        f"# ringkern {found['ringkern']}, torch {found['torch']}, python {found['python']}",
-        f"# machine: {found['cpu']}, {found['cores']} cores, {found['cpu_isa']}, "
-        f"{found['kernel']}, load average {found['load_average']}",
-        f"# date: {date}",
-        f"# command: {command}",
-        f"# {settings.collective} of {dist.get_world_size()} ranks, in place, "
-        f"protocol {settings.protocol}; memory: {memory}",
-        f"# time: of a call; median of {perf.REPEATS} repeats, contenders in turn, each repeat as "
-        "on its slowest rank",
-        "#",
-        f"# {'':59}" + "".join(f"{name:^33} " for name in names),
-        f"# {'size':>10} {'count':>12} {'type':>13} {'redop':>10} {'root':>6}    "
-        + f"{'time':>9} {'algbw':>7} {'busbw':>7} {'#wrong':>7} " * blocks
-        + (f"{'ratio':>14}" if settings.gloo else ""),
-        f"# {'(B)':>10} {'(elements)':>12} {'':35}"
-        + f"{'(us)':>9} {'(GB/s)':>7} {'(GB/s)':>7} {'':>7} " * blocks
-        + (f"{'gloo/ringkern':>14}" if settings.gloo else ""),
-    ]
-    return "\n".join(text.rstrip() for text in lines)
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """The settings of a run, and the circumstances that its figures depend on."""
 
+    settings: perf.Settings
+    ranks: int
+    machine: dict[str, Any]
+    date: str
+    command: str
 
-def line(settings: perf.Settings, row: perf.Row) -> str:
-    """One row: the columns of nccl-tests, a block a contender, then what is ours."""
-    redop = "none" if settings.collective == "all_gather" else settings.op
-    text = f"  {row.size:10} {row.count:12} {settings.dtype:>13} {redop:>10} {-1:6}    "
-    for result in row.results.values():
-        algbw, busbw = perf.bandwidths(
-            settings.collective, dist.get_world_size(), row.size, result.time_us
-        )
-        wrong = "N/A" if result.wrong is None else result.wrong
-        text += f"{result.time_us:9.2f} {algbw:7.2f} {busbw:7.2f} {wrong:>7} "
-    if settings.gloo:
-        text += f"{row.results['gloo'].time_us / row.results['ringkern'].time_us:14.2f}"
-    return text.rstrip()
+    def header(self) -> str:
+        """The lines above the rows: the circumstances, then the names of the columns."""
+        settings, found = self.settings, self.machine
+        names = ["ringkern", *(["gloo"] if settings.gloo else [])]
+        memory = f"{settings.rotate} bytes in turn" if settings.rotate else "the same at each call"
+        lines = [
+            f"# ringkern {found['ringkern']}, torch {found['torch']}, python {found['python']}",
+            f"# machine: {found['cpu']}, {found['cores']} cores, {found['cpu_isa']}, "
+            f"{found['kernel']}, load average {found['load_average']}",
+            f"# date: {self.date}",
+            f"# command: {self.command}",
+            f"# {settings.collective} of {self.ranks} ranks, in place, "
+            f"protocol {settings.protocol}; memory: {memory}",
+            f"# time: of a call; median of {perf.REPEATS} repeats, contenders in turn, each repeat "
+            "as on its slowest rank",
+            "#",
+            f"# {'':59}" + "".join(f"{name:^33} " for name in names),
+            f"# {'size':>10} {'count':>12} {'type':>13} {'redop':>10} {'root':>6}    "
+            + f"{'time':>9} {'algbw':>7} {'busbw':>7} {'#wrong':>7} " * len(names)
+            + (f"{'ratio':>14}" if settings.gloo else ""),
+            f"# {'(B)':>10} {'(elements)':>12} {'':35}"
+            + f"{'(us)':>9} {'(GB/s)':>7} {'(GB/s)':>7} {'':>7} " * len(names)
+            + (f"{'gloo/ringkern':>14}" if settings.gloo else ""),
+        ]
+        return "\n".join(text.rstrip() for text in lines)
 
+    def line(self, row: perf.Row) -> str:
+        """One row: the columns of nccl-tests, a block a contender, then what is ours."""
+        redop = "none" if self.settings.collective == "all_gather" else self.settings.op
+        text = f"  {row.size:10} {row.count:12} {self.settings.dtype:>13} {redop:>10} {-1:6}    "
+        for result in row.results.values():
+            algbw, busbw = self._bandwidths(row.size, result)
+            wrong = "N/A" if result.wrong is None else result.wrong
+            text += f"{result.time_us:9.2f} {algbw:7.2f} {busbw:7.2f} {wrong:>7} "
+        if "gloo" in row.results:
+            text += f"{row.results['gloo'].time_us / row.results['ringkern'].time_us:14.2f}"
+        return text.rstrip()
 
-def footer(settings: perf.Settings, rows: list[perf.Row]) -> tuple[str, bool]:
-    """The lines below the rows, and whether nothing was wrong."""
-    checked = [r.wrong for row in rows for r in row.results.values() if r.wrong is not None]
-    lines = [f"# Out of bounds values : {sum(checked)} {'FAILED' if sum(checked) else 'OK'}"]
-    for name in rows[0].results:
-        mean = sum(
-            perf.bandwidths(
-                settings.collective, dist.get_world_size(), row.size, row.results[name].time_us
-            )[1]
-            for row in rows
-        ) / len(rows)
-        label = "" if name == "ringkern" else f" of {name}"
-        lines.append(f"# {f'Avg bus bandwidth{label}':20} : {mean:.4g}")
-    return "\n".join(lines), not sum(checked)
+    def footer(self, rows: list[perf.Row]) -> str:
+        """The lines below the rows."""
+        wrong = total_wrong(rows)
+        lines = [f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}"]
+        for name in rows[0].results:
+            busbw = [self._bandwidths(row.size, row.results[name])[1] for row in rows]
+            label = "Avg bus bandwidth" + ("" if name == "ringkern" else f" of {name}")
+            lines.append(f"# {label:20} : {sum(busbw) / len(busbw):.4g}")
+        return "\n".join(lines)
 
-
-def as_json(
-    settings: perf.Settings, rows: list[perf.Row], found: dict[str, Any], date: str, command: str
-) -> dict[str, Any]:
-    """All that was measured, with units in the names, each repeat included."""
-    ranks = dist.get_world_size()
-
-    def result(size: int, measured: perf.Result) -> dict[str, Any]:
-        algbw, busbw = perf.bandwidths(settings.collective, ranks, size, measured.time_us)
+    def as_json(self, rows: list[perf.Row]) -> dict[str, Any]:
+        """All that was measured, with units in the names, each repeat included."""
         return {
-            "time_us": measured.time_us,
-            "algbw_gb_s": algbw,
-            "busbw_gb_s": busbw,
-            **dataclasses.asdict(measured),
+            "machine": self.machine,
+            "date": self.date,
+            "command": self.command,
+            "ranks": self.ranks,
+            "settings": dataclasses.asdict(self.settings),
+            "rows": [
+                {
+                    "size_bytes": row.size,
+                    "count": row.count,
+                    "results": {name: self._result(row.size, r) for name, r in row.results.items()},
+                }
+                for row in rows
+            ],
         }
 
-    return {
-        "machine": found,
-        "date": date,
-        "command": command,
-        "ranks": ranks,
-        "settings": dataclasses.asdict(settings),
-        "rows": [
-            {
-                "size_bytes": row.size,
-                "count": row.count,
-                "results": {name: result(row.size, r) for name, r in row.results.items()},
-            }
-            for row in rows
-        ],
-    }
+    def _result(self, size: int, result: perf.Result) -> dict[str, Any]:
+        algbw, busbw = self._bandwidths(size, result)
+        return {
+            "time_us": result.time_us,
+            "algbw_gb_s": algbw,
+            "busbw_gb_s": busbw,
+            **dataclasses.asdict(result),
+        }
+
+    def _bandwidths(self, size: int, result: perf.Result) -> tuple[float, float]:
+        return perf.bandwidths(self.settings.collective, self.ranks, size, result.time_us)
+
+
+def total_wrong(rows: list[perf.Row]) -> int:
+    """Elements that were wrong, of all rows and contenders."""
+    return sum(result.wrong or 0 for row in rows for result in row.results.values())
 
 
 def bench_rank(settings: perf.Settings, command: str, out: Path | None) -> int:
     """One rank of ``bench``, in its group; rank 0 prints. Returns the exit status."""
     first = dist.get_rank() == 0
-    found, date = machine(), datetime.now().astimezone().isoformat(timespec="seconds")
+    date = datetime.now().astimezone().isoformat(timespec="seconds")
+    report = Report(settings, dist.get_world_size(), machine(), date, command)
     rows: list[perf.Row] = []
     try:
         for row in perf.measure(settings):
             if first and not rows:
-                print(header(settings, found, date, command))
+                print(report.header())
             rows.append(row)
             if first:
-                print(line(settings, row), flush=True)
+                print(report.line(row), flush=True)
     except perf.UnsupportedError as error:
         if first:
             hint = "; leave it out with --vs none" if error.contender == "gloo" else ""
             print(f"python -m ringkern bench: error: {error}{hint}", file=sys.stderr)
         return 2
-    text, right = footer(settings, rows)
     if first:
-        print(text, flush=True)
+        print(report.footer(rows), flush=True)
         if out:
-            out.write_text(json.dumps(as_json(settings, rows, found, date, command), indent=1))
-    return 0 if right else 1
+            out.write_text(json.dumps(report.as_json(rows), indent=1) + "\n")
+    return 1 if total_wrong(rows) else 0

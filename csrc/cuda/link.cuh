@@ -30,17 +30,17 @@ class Ends {
     to_index_ = int(sent_ % uint64_t(slots()));
     if (thread_index() != 0) return;
     const int64_t fifo = geometry_.fifo_offset(channel, P);
-    set(post.in, rank.in);
-    set(post.out, rank.out);
-    set<const std::byte*>(post.from, rank.mine + fifo);
-    set(post.to, rank.next + fifo);
-    set(post.mine, mine);
-    set(post.next, reinterpret_cast<LinkCounters*>(rank.next + counters));
-    set(post.prev, reinterpret_cast<LinkCounters*>(rank.prev + counters));
-    set(post.mailbox, rank.mailbox);
-    set(post.failed, rank.failed);
-    set(post.timeout_ns, args.timeout_ns);
-    set(post.channel, int64_t(channel));
+    st_shared(&post.in, rank.in);
+    st_shared(&post.out, rank.out);
+    st_shared(&post.from, rank.mine + fifo);
+    st_shared(&post.to, rank.next + fifo);
+    st_shared(&post.mine, mine);
+    st_shared(&post.next, reinterpret_cast<LinkCounters*>(rank.next + counters));
+    st_shared(&post.prev, reinterpret_cast<LinkCounters*>(rank.prev + counters));
+    st_shared(&post.mailbox, rank.mailbox);
+    st_shared(&post.failed, rank.failed);
+    st_shared(&post.timeout_ns, args.timeout_ns);
+    st_shared(&post.channel, channel);
   }
 
   RK_DEVICE const Post& post() const { return post_; }
@@ -118,11 +118,6 @@ class Ends {
   }
 
  private:
-  template <class T>
-  RK_DEVICE static void set(T& field, T value) {
-    sts<8>(&field, as_word(value));
-  }
-
   const Geometry& geometry_;
   const Post& post_;
   uint64_t sent_, received_;

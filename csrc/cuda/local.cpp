@@ -26,8 +26,8 @@ LocalRing::LocalRing(int device, int ranks, Milliseconds timeout)
                      std::to_string(ranks));
   check_device(device);
   const OnDevice guard(device);
-  const Geometry geometry = geometry_for(device, ranks);
-  const int64_t each = align_up(segment_bytes(geometry), 256);
+  geometry_ = geometry_for(device, ranks);
+  const int64_t each = align_up(segment_bytes(geometry_), 256);
   const size_t bytes = size_t(each) * size_t(ranks);
   check(cudaMalloc(&memory_, bytes), "cudaMalloc", "Free some device memory, or use fewer ranks");
   try {
@@ -39,7 +39,7 @@ LocalRing::LocalRing(int device, int ranks, Milliseconds timeout)
     std::vector<Seat> seats;
     for (int r = 0; r < ranks; ++r)
       seats.push_back({r, {segment(r), segment(r + 1), segment(r - 1)}});
-    launcher_ = std::make_unique<Launcher>(device, std::move(seats), ranks, geometry, timeout);
+    launcher_ = std::make_unique<Launcher>(device, std::move(seats), ranks, geometry_, timeout);
   } catch (...) {
     (void)cudaFree(memory_);
     throw;

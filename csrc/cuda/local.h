@@ -20,9 +20,11 @@ class LocalRing {
   void run(std::span<const Task> tasks);
   void abort() { launcher_->abort(); }
   int ranks() const { return ranks_; }
+  const Geometry& geometry() const { return geometry_; }
 
  private:
   const int device_, ranks_;
+  Geometry geometry_;
   void* memory_ = nullptr;  // of all segments
   std::unique_ptr<Launcher> launcher_;
 };

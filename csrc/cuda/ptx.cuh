@@ -18,24 +18,11 @@
 #define RK_KERNEL(threads, blocks) __global__ void __launch_bounds__(threads, blocks)
 #define RK_ARGUMENT const __grid_constant__
 #define RK_SHARED(type, name) __shared__ type name
-#define RK_UNROLL _Pragma("unroll")
 #define RK_NO_UNROLL _Pragma("unroll 1")
 
 namespace ringkern::cuda {
 
 inline constexpr int kWarp = 32;
-
-// A pointer or a number of 8 bytes, as an access returned it.
-template <class T>
-RK_DEVICE T word_as(uint64_t word) {
-  if constexpr (std::is_pointer_v<T>) return reinterpret_cast<T>(word);
-  else return T(word);
-}
-template <class T>
-RK_DEVICE uint64_t as_word(T value) {
-  if constexpr (std::is_pointer_v<T>) return reinterpret_cast<uint64_t>(value);
-  else return uint64_t(value);
-}
 
 // The unit of a vector access.
 struct alignas(16) Words {
@@ -119,9 +106,6 @@ RK_DEVICE uint32_t ld_relaxed(const uint32_t* p) {
   asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(global_address(p)) : "memory");
   return v;
 }
-RK_DEVICE void st_release(uint64_t* p, uint64_t v) {
-  asm volatile("st.release.sys.global.u64 [%0], %1;" :: "l"(global_address(p)), "l"(v) : "memory");
-}
 RK_DEVICE void st_release(uint32_t* p, uint32_t v) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" :: "l"(global_address(p)), "r"(v) : "memory");
 }
@@ -130,7 +114,7 @@ RK_DEVICE void st_relaxed(uint64_t* p, uint64_t v) {
 }
 RK_DEVICE void fence_acq_rel() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
-// True for the first caller on this device, until the host clears the word.
+// True for the first caller.
 RK_DEVICE bool claim(uint32_t* p) {
   uint32_t old;
   asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], 0, 1;"
@@ -164,37 +148,23 @@ RK_DEVICE void st_line16(void* p, Words v) {
                :: "l"(global_address(p)), "l"(v.lo), "l"(v.hi) : "memory");
 }
 
-// ---- Shared memory of the block
+// ---- Shared memory of the block: pointers and numbers of 8 bytes
 
-RK_DEVICE Words lds16(const void* p) {
-  Words v;
-  asm volatile("ld.shared.v2.u64 {%0, %1}, [%2];"
-               : "=l"(v.lo), "=l"(v.hi) : "r"(shared_address(p)) : "memory");
-  return v;
+template <class T>
+RK_DEVICE T ld_shared(const T* p) {
+  static_assert(sizeof(T) == 8);
+  uint64_t word;
+  asm volatile("ld.shared.u64 %0, [%1];" : "=l"(word) : "r"(shared_address(p)) : "memory");
+  if constexpr (std::is_pointer_v<T>) return reinterpret_cast<T>(word);
+  else return T(word);
 }
-RK_DEVICE void sts16(void* p, Words v) {
-  asm volatile("st.shared.v2.u64 [%0], {%1, %2};"
-               :: "r"(shared_address(p)), "l"(v.lo), "l"(v.hi) : "memory");
-}
-template <int bytes>
-RK_DEVICE uint64_t lds(const void* p) {
-  static_assert(bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8);
-  const uint32_t a = shared_address(p);
-  uint64_t v;
-  if constexpr (bytes == 1) asm volatile("ld.shared.u8 %0, [%1];" : "=l"(v) : "r"(a) : "memory");
-  if constexpr (bytes == 2) asm volatile("ld.shared.u16 %0, [%1];" : "=l"(v) : "r"(a) : "memory");
-  if constexpr (bytes == 4) asm volatile("ld.shared.u32 %0, [%1];" : "=l"(v) : "r"(a) : "memory");
-  if constexpr (bytes == 8) asm volatile("ld.shared.u64 %0, [%1];" : "=l"(v) : "r"(a) : "memory");
-  return v;
-}
-template <int bytes>
-RK_DEVICE void sts(void* p, uint64_t v) {
-  static_assert(bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8);
-  const uint32_t a = shared_address(p);
-  if constexpr (bytes == 1) asm volatile("st.shared.u8 [%0], %1;" :: "r"(a), "l"(v) : "memory");
-  if constexpr (bytes == 2) asm volatile("st.shared.u16 [%0], %1;" :: "r"(a), "l"(v) : "memory");
-  if constexpr (bytes == 4) asm volatile("st.shared.u32 [%0], %1;" :: "r"(a), "l"(v) : "memory");
-  if constexpr (bytes == 8) asm volatile("st.shared.u64 [%0], %1;" :: "r"(a), "l"(v) : "memory");
+template <class T>
+RK_DEVICE void st_shared(T* p, std::type_identity_t<T> value) {
+  static_assert(sizeof(T) == 8);
+  uint64_t word;
+  if constexpr (std::is_pointer_v<T>) word = reinterpret_cast<uint64_t>(value);
+  else word = uint64_t(value);
+  asm volatile("st.shared.u64 [%0], %1;" :: "r"(shared_address(p)), "l"(word) : "memory");
 }
 
 // ---- Warps: every lane of the warp calls these

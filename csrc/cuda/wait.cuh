@@ -38,11 +38,10 @@ struct Post {
   uint64_t timeout_ns;
   int64_t channel;
 
-  // Read anew each time; the fields themselves are for the thread that fills them in.
+  // Fields are read anew each time, and by no other way than this.
   template <class T>
   RK_DEVICE static T get(const T& field) {
-    static_assert(sizeof(T) == 8);
-    return word_as<T>(lds<8>(&field));
+    return ld_shared(&field);
   }
 };
 

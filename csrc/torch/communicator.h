@@ -5,6 +5,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <algorithm>
 #include <memory>
 #include <thread>
 #include <unordered_map>
@@ -58,7 +59,7 @@ class TorchCommunicator {
                     double timeout_s)
       : comm_(std::make_unique<Communicator>(std::make_shared<C10dStore>(std::move(store)),
                                              std::move(name), rank, ranks,
-                                             Milliseconds(int64_t(timeout_s * 1000)))) {}
+                                             milliseconds(timeout_s))) {}
 
   // Python frees it under the GIL, which callbacks of calls in flight need to finish.
   ~TorchCommunicator() {
@@ -103,7 +104,7 @@ class TorchCommunicator {
   void abort(const std::string& reason) { comm_->abort(reason); }
   // Negative: waits for as long as the calls take.
   void close(double patience_s) {
-    comm_->close(patience_s < 0 ? Milliseconds::max() : Milliseconds(int64_t(patience_s * 1000)));
+    comm_->close(patience_s < 0 ? Milliseconds::max() : milliseconds(patience_s));
   }
 
  private:
@@ -144,6 +145,11 @@ class TorchCommunicator {
     auto work = c10::make_intrusive<RingWork>(type, std::move(call));
     comm_->run_async(device, task, [work](std::exception_ptr error) { work->complete(error); });
     return work;
+  }
+
+  // At most some thirty years, which fit in any clock.
+  static Milliseconds milliseconds(double seconds) {
+    return Milliseconds(int64_t(std::min(seconds, 1e9) * 1000));
   }
 
   static void* current_stream(c10::Device device) {

@@ -3,6 +3,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <latch>
+
 #include "comm/agreement.h"
 #include "comm/ring_of_threads.h"
 #include "cpu/shm.h"
@@ -71,9 +73,11 @@ void the_end_of_a_neighbour_is_seen() {
 
 void a_missing_rank_is_named() {
   MemoryStore store;
+  std::latch started(3);
   const std::vector<Outcome> outcomes = on_threads(3, [&](int rank) {
     Joiner joiner{store, "ring", place_of(rank, 5)};  // ranks 3 and 4 do not come
     joiner.timeout = kShort;
+    started.arrive_and_wait();
     return joiner.join();
   });
   check_all(outcomes, "RendezvousError", "no ring of 5 ranks within 0.3 s; did not come: rank 3 4");
@@ -87,6 +91,7 @@ void a_rank_that_does_not_finish_is_named() {
     Joiner joiner{store, "ring", place_of(rank, 3)};
     if (rank != 1) {
       joiner.timeout = kShort;
+      store.get("rank 1 came", Milliseconds(20000));
       try {
         return joiner.join();
       } catch (...) {
@@ -95,6 +100,7 @@ void a_rank_that_does_not_finish_is_named() {
       }
     }
     joiner.make_offer = [&] {  // makes the others wait until they give up
+      store.set("rank 1 came", "");
       while (failed < 2) std::this_thread::sleep_for(Milliseconds(10));
       return Offer{};
     };

@@ -168,6 +168,17 @@ def test_dropped_with_a_call_in_flight(ranks: Pool) -> None:
     ranks(2).run(_dropped)
 
 
+def _longest_timeout(rank: int, size: int) -> None:
+    with ringkern.Communicator(timeout=timedelta.max) as communicator:
+        x = values(rank)
+        communicator.all_reduce(x)
+        assert torch.equal(x, summed(size))
+
+
+def test_the_longest_timeout(ranks: Pool) -> None:
+    ranks(2).run(_longest_timeout)
+
+
 # ---- stores -------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,97 @@
+// What is decided about a launch before there is a GPU: kernels, shapes, sizes; and what a machine
+// without one is told.
+#include "check.h"
+
+#if RK_WITH_CUDA
+
+#include <cstring>
+#include <set>
+
+#include "cuda/device.h"
+#include "cuda/engine.h"
+#include "cuda/ipc.h"
+#include "cuda/local.h"
+
+using namespace ringkern;
+using namespace ringkern::cuda;
+
+namespace {
+
+void every_collective_has_its_kernel() {
+  std::set<const void*> kernels;
+  for (int p = 0; p < kProtocols; ++p)
+    for (int d = 0; d < kDTypes; ++d) {
+      for (int c = 0; c < kCombines; ++c)
+        CHECK(kernel_for(Protocol(p), DType(d), Combine(c)) != nullptr);
+      kernels.insert(kernel_for(Protocol(p), DType(d), Combine::sum));
+      kernels.insert(kernel_for(Protocol(p), DType(d), Combine::max));
+      CHECK(kernel_for(Protocol(p), DType(d), Combine::max) ==
+            kernel_for(Protocol(p), DType(d), Combine::bxor));
+    }
+  CHECK_EQ(kernels.size(), size_t(2 * kProtocols * kDTypes));
+}
+
+void default_geometry_suits_the_kernels() {
+  constexpr Geometry g = default_geometry();
+  CHECK(g.valid());
+  CHECK(segment_bytes(g) <= 16 << 20);
+  for (int p = 0; p < kProtocols; ++p) CHECK_EQ(g.slot_bytes[p] % 16, int64_t(0));
+  CHECK_EQ(g.slot_bytes[int(Protocol::ll128)] % (kLL128Unit * 128), int64_t(0));
+  // No slot is left half empty by the rounding to grains.
+  for (int p = 0; p < kProtocols; ++p)
+    for (const int bytes : {1, 2, 4, 8}) {
+      const Plan plan = Plan::make(Collective::all_reduce, Protocol(p), 4, 1 << 20, bytes,
+                                   kPlanWorkers, g);
+      CHECK(plan.chunk * bytes * 20 >= g.slices(Protocol(p)) * g.slot_data_bytes(Protocol(p)) * 19);
+    }
+}
+
+void shapes_follow_the_size() {
+  constexpr Geometry g = default_geometry();
+  for (int p = 0; p < kProtocols; ++p) {
+    int before = 0;
+    for (int64_t count = 1; count < int64_t(1) << 34; count *= 3) {
+      Task task;
+      task.protocol = Protocol(p);
+      task.count = count;
+      const Shape shape = shape_of(task, 4, g);
+      CHECK(shape.channels >= 1 && shape.channels <= g.channels);
+      CHECK(shape.channels >= before);
+      CHECK(shape.threads >= 96 && shape.threads <= kMaxThreads && shape.threads % 32 == 0);
+      CHECK_EQ(workers_of(shape.threads) % 32, 0);
+      before = shape.channels;
+    }
+    CHECK_EQ(before, g.channels);
+  }
+}
+
+void without_a_gpu_all_say_so() {
+  CHECK(runtime_version() >= 12000);
+  if (device_count() > 0) return;  // tests/cuda/local_ring_test.cpp then has one to run on
+  const char* call = "cudaGetDeviceCount";
+  CHECK_THROWS(TransportError, call, IpcTransport(0, 1 << 20));
+  CHECK_THROWS(TransportError, call, LocalRing(0, 2, Milliseconds(1000)));
+  CHECK_THROWS(TransportError, "nvidia-smi",
+               Engine({}, default_geometry(), 0, 1, 0, Milliseconds(1000)));
+}
+
+void bad_geometry_is_refused() {
+  Geometry g = default_geometry();
+  g.slot_bytes[int(Protocol::ll128)] = 128;
+  CHECK_THROWS(UsageError, "LL128 slots", Engine({}, g, 0, 2, 0, Milliseconds(1000)));
+  CHECK_THROWS(UsageError, "1 to 32 ranks", LocalRing(0, 33, Milliseconds(1000)));
+}
+
+}  // namespace
+
+int main() {
+  every_collective_has_its_kernel();
+  default_geometry_suits_the_kernels();
+  shapes_follow_the_size();
+  without_a_gpu_all_say_so();
+  bad_geometry_is_refused();
+}
+
+#else
+int main() { std::puts("built without CUDA kernels: there is nothing to test"); }
+#endif

@@ -1,0 +1,240 @@
+"""The command line: what it measures, how it says so, and that no rank outlives it."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import multiprocessing
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import ringkern
+from ringkern import exact, launch, perf, report
+from ringkern.__main__ import main, parse_size
+
+LIMIT_S = 120
+INFO = ringkern.build_info()
+
+
+def run(*arguments: str, module: str = "ringkern") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", module, *arguments], capture_output=True, text=True, timeout=LIMIT_S
+    )
+
+
+def rows_of(text: str) -> list[list[str]]:
+    return [line.split() for line in text.splitlines() if not line.startswith("#")]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0),
+        ("8", 8),
+        ("64K", 65536),
+        ("64k", 65536),
+        ("1M", 1 << 20),
+        ("2GiB", 2 << 30),
+        ("10KB", 10240),
+        ("7B", 7),
+        (" 5 ", 5),
+    ],
+)
+def test_parse_size(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "K", "-1", "1.5M", "1T", "8 8", "0x10", "1iK", "1i"])
+def test_parse_size_says_what_it_takes(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="as 64K"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("bench -b 4x", "as 64K"),
+        ("bench -b 8 -e 4", "minbytes <= maxbytes"),
+        ("bench -b 0", "0 < minbytes"),
+        ("bench -f 1", "from 2 on"),
+        ("bench -i 0", "above 0"),
+        ("bench -i 8 -f 2", "no -f"),
+        ("bench -n 0", "from 1 on"),
+        ("bench -d float17", "float32, float64"),
+        ("bench -o mean", "sum"),
+        ("bench --proto tree", "ll128"),
+        ("bench --seconds nan", "seconds above 0"),
+        ("bench -J /no/such/place/out.json", "no such directory"),
+        ("", "required"),
+    ],
+)
+def test_bad_arguments(
+    arguments: str, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "launch", lambda *_: pytest.fail("ranks were started"))
+    with pytest.raises(SystemExit) as exit_status:
+        main(arguments.split())
+    assert exit_status.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_info() -> None:
+    done = run("info")
+    assert done.returncode == 0, done.stderr
+    assert f"version: {ringkern.__version__}\n" in done.stdout
+    assert "protocols: simple, ll, ll128\n" in done.stdout
+
+
+def test_sizes() -> None:
+    assert perf.geometric_sizes(8, 64, 2) == (8, 16, 32, 64)
+    assert perf.geometric_sizes(8, 63, 2) == (8, 16, 32)
+    assert perf.geometric_sizes(5, 5, 3) == (5,)
+
+
+def test_bandwidths_as_nccl_tests_has_them() -> None:
+    assert perf.bandwidths("all_reduce", 4, 8_000_000, 1000.0) == (8.0, 12.0)
+    assert perf.bandwidths("all_gather", 4, 8_000_000, 1000.0) == (8.0, 6.0)
+    assert perf.bandwidths("all_reduce", 1, 8_000_000, 1000.0) == (8.0, 0.0)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7, 16])
+@pytest.mark.parametrize("dtype", INFO["dtypes"])
+@pytest.mark.parametrize("op", INFO["ops"])
+def test_exact_values_have_one_result_in_every_order(op: str, dtype: str, ranks: int) -> None:
+    """Rounded to the dtype at each hop, forwards and backwards, they give what is expected."""
+    kind = getattr(torch, dtype)
+    if kind.is_floating_point == (op in ("band", "bor", "bxor")):
+        return
+    if not kind.is_floating_point and op in ("avg", "premul_sum"):
+        return
+    given = [exact.all_reduce(op, kind, rank, ranks, 300)[0] for rank in range(ranks)]
+    expected = exact.all_reduce(op, kind, 0, ranks, 300)[1]
+    assert all(len(x) == len(expected) == 300 and x.dtype == kind for x in given)
+    wide = torch.float64 if kind.is_floating_point else torch.int64
+    if op == "premul_sum":
+        given = [(x.to(wide) * exact.PREMUL_FACTOR).to(kind) for x in given]
+    for order in (given, given[::-1]):
+        result = functools.reduce(
+            lambda a, b: exact._COMBINE[op](a.to(wide), b.to(wide)).to(kind), order
+        )
+        if op == "avg":
+            result = (result.to(wide) / ranks).to(kind)
+        assert exact.differences(result, expected) == 0
+    if ranks > 1:
+        assert exact.differences(given[0], expected) > 0  # a call that does nothing is noticed
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float8_e5m2"])
+def test_a_wrong_element_is_counted(dtype: str) -> None:
+    expected = exact.all_reduce("sum", getattr(torch, dtype), 0, 2, 300)[1]
+    actual = expected.clone()
+    actual[7] = float("nan")
+    actual[251] = actual[251].float() + 1
+    assert exact.differences(actual, expected) == 2
+
+
+def test_wrong_results_fail_the_table() -> None:
+    settings = perf.Settings(sizes=(8,), gloo=False)
+    rows = [perf.Row(8, 2, {"ringkern": perf.Result((1.0, 2.0, 6.0), 1, 3)})]
+    shown = report.Report(settings, 2, report.machine(), "today", "bench")
+    assert rows_of(shown.line(rows[0])) == [
+        ["8", "2", "float32", "sum", "-1", "2.00", "0.00", "0.00", "3"]
+    ]
+    assert "# Out of bounds values : 3 FAILED\n# Avg bus bandwidth    : 0.004" in shown.footer(rows)
+    assert report.total_wrong(rows) == 3
+
+
+def test_bench_next_to_gloo(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    command = f"bench -n 2 -b 8 -e 2K -f 16 -w 2 -c 2 --seconds 0.02 -J {out}"
+    done = run(*command.split())
+    assert done.returncode == 0, done.stderr
+    rows = rows_of(done.stdout)
+    assert [row[:5] for row in rows] == [
+        [size, count, "float32", "sum", "-1"]
+        for size, count in (("8", "2"), ("128", "32"), ("2048", "512"))
+    ]
+    for row in rows:
+        assert len(row) == 5 + 4 + 4 + 1
+        assert row[8] == row[12] == "0"  # wrong
+    assert f"# command: python -m ringkern {command}\n" in done.stdout
+    assert "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : " in done.stdout
+
+    found = json.loads(out.read_text())
+    assert found["ranks"] == 2
+    assert found["machine"]["ringkern"] == ringkern.__version__
+    assert [row["size_bytes"] for row in found["rows"]] == [8, 128, 2048]
+    for row, shown in zip(found["rows"], rows):
+        for name, at in (("ringkern", 5), ("gloo", 9)):
+            result = row["results"][name]
+            assert len(result["times_us"]) == perf.REPEATS
+            assert sorted(result["times_us"])[perf.REPEATS // 2] == result["time_us"]
+            assert f"{result['time_us']:.2f}" == shown[at]
+            assert result["wrong"] == 0
+            assert result["calls"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (
+            "-n 3 --coll all_gather -d half -b 2 -e 100 -i 49 --rotate 1K",
+            [["6", "1", "float16", "none"], ["48", "8", "float16", "none"],
+             ["96", "16", "float16", "none"]],
+        ),
+        (
+            "-n 2 --coll reduce_scatter -d f8e5m2 -o max -b 8 -e 64 -f 8 --proto ll",
+            [["8", "4", "float8_e5m2", "max"], ["64", "32", "float8_e5m2", "max"]],
+        ),
+        ("-n 1 -o premul_sum -b 8 -e 8", [["8", "2", "float32", "premul_sum"]]),
+    ],
+)  # fmt: skip
+def test_bench_alone(arguments: str, expected: list[list[str]]) -> None:
+    done = run("bench", *arguments.split(), "--vs", "none", "--seconds", "0.02")
+    assert done.returncode == 0, done.stderr
+    rows = rows_of(done.stdout)
+    assert [row[:4] for row in rows] == expected
+    assert all(len(row) == 9 and row[8] == "0" for row in rows)
+
+
+def test_bench_joins_torchrun() -> None:
+    ranks = "--standalone --nproc-per-node 2 -m ringkern".split()
+    done = run(*ranks, *"bench -e 8 -c 0 --seconds 0.02".split(), module="torch.distributed.run")
+    assert done.returncode == 0, done.stderr
+    [row] = rows_of(done.stdout)  # one rank prints
+    assert row[8] == row[12] == "N/A"
+
+
+def test_what_a_contender_does_not_have() -> None:
+    done = run("bench", *"-e 8 -d f8e4m3".split())
+    assert done.returncode == 2
+    assert "gloo has no all_reduce of float8_e4m3fn" in done.stderr
+    assert "--vs none" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def _sleep() -> int:
+    time.sleep(LIMIT_S)
+    return 0
+
+
+def _raise() -> int:
+    raise ValueError("this rank has had enough")
+
+
+def test_ranks_that_hang_are_ended(capfd: pytest.CaptureFixture[str]) -> None:
+    assert launch.launch(2, 3.0, _sleep) == 1
+    assert not multiprocessing.active_children()
+    assert "_sleep" in capfd.readouterr().err  # it says where
+
+
+def test_ranks_that_raise_are_reported() -> None:
+    with pytest.raises(Exception, match="this rank has had enough"):
+        launch.launch(2, LIMIT_S, _raise)
+    assert not multiprocessing.active_children()

@@ -1,0 +1,80 @@
+"""Settings from the environment: read strictly, and what is wrong names itself."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from ringkern.config import PROTOCOLS, Config, read
+
+
+@pytest.fixture(autouse=True)
+def _no_warning() -> None:
+    warnings.simplefilter("error")
+
+
+def test_defaults() -> None:
+    assert read({}) == Config(protocol="auto", timeout_s=600.0)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_protocol(protocol: str) -> None:
+    assert read({"RINGKERN_PROTOCOL": protocol}).protocol == protocol
+
+
+@pytest.mark.parametrize("protocol", ["", "tree", "LL", "ll128 ", "Simple"])
+def test_unknown_protocol(protocol: str) -> None:
+    with pytest.raises(ValueError, match="RINGKERN_PROTOCOL=") as caught:
+        read({"RINGKERN_PROTOCOL": protocol})
+    assert str(caught.value) == (
+        f"RINGKERN_PROTOCOL={protocol!r}: choose one of auto, simple, ll, ll128"
+    )
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("600", 600), ("0.5", 0.5), ("1e3", 1000), (" 7 ", 7)])
+def test_timeout(text: str, seconds: float) -> None:
+    assert read({"RINGKERN_TIMEOUT": text}).timeout_s == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "0.0001", "soon", "10s", "nan", "inf", "-inf", "1e400"])
+def test_wrong_timeout(text: str) -> None:
+    with pytest.raises(ValueError, match="RINGKERN_TIMEOUT=") as caught:
+        read({"RINGKERN_TIMEOUT": text})
+    assert repr(text) in str(caught.value)
+    assert "give a number of seconds" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("RINGKERN_PROTOKOL", "; did you mean RINGKERN_PROTOCOL?"),
+        ("RINGKERN_TIMEOUT_S", "; did you mean RINGKERN_TIMEOUT?"),
+        ("RINGKERN_XYZ", ""),
+    ],
+)
+def test_unknown_variable(name: str, hint: str) -> None:
+    with pytest.warns(UserWarning, match="unknown environment variable") as caught:
+        assert read({name: "1"}) == Config()
+    assert [str(warning.message) for warning in caught] == [
+        f"unknown environment variable {name}{hint}"
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "RINGKERN_CUDA",
+        "RINGKERN_CUDA_ARCHS",
+        "RINGKERN_BUILD_DIR",
+        "RINGKERN_CMAKE_ARGS",
+        "RINGKERN_TORCH_SITE",
+        "RINGKERN_FETCH_TORCH",
+    ],
+)
+def test_variables_of_the_build_are_known(name: str) -> None:
+    assert read({name: "1"}) == Config()
+
+
+def test_other_variables_are_left_alone() -> None:
+    assert read({"RINGKER_N": "1", "NCCL_PROTO": "LL", "ringkern_timeout": "x"}) == Config()

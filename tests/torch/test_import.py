@@ -1,0 +1,200 @@
+"""What `import ringkern` is, before anything is reduced."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.resources
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import ringkern
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def python(
+    program: str, cwd: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **environment},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_build_info() -> None:
+    info = ringkern.build_info()
+    assert list(info) == [
+        "version",
+        "torch",
+        "compiler",
+        "cpu_isa",
+        "cuda",
+        "cuda_archs",
+        "cuda_runtime",
+        "cuda_devices",
+        "dtypes",
+        "ops",
+        "protocols",
+    ]
+    assert info["version"] == ringkern.__version__ == importlib.metadata.version("ringkern")
+    assert info["torch"].split(".")[:2] == torch.__version__.split(".")[:2]
+    assert info["compiler"].startswith("gcc ")
+    assert isinstance(info["cpu_isa"], str)
+    assert info["protocols"] == ["simple", "ll", "ll128"]
+    assert info["ops"] == "sum prod min max avg premul_sum band bor bxor".split()
+    for name in info["dtypes"]:
+        assert isinstance(getattr(torch, name), torch.dtype)
+    assert {"float32", "float64", "float16", "bfloat16"} <= set(info["dtypes"])
+    assert {"int8", "uint8", "int32", "int64"} <= set(info["dtypes"])
+    info["version"] = "changed"
+    assert ringkern.build_info()["version"] == ringkern.__version__, "a copy each time"
+
+
+def test_build_info_says_whether_cuda_is_in() -> None:
+    info = ringkern.build_info()
+    assert isinstance(info["cuda"], bool)
+    assert isinstance(info["cuda_devices"], int)
+    if info["cuda"]:
+        assert info["cuda_archs"]
+        assert info["cuda_runtime"]
+    else:
+        assert info["cuda_archs"] is None
+        assert info["cuda_runtime"] is None
+        assert info["cuda_devices"] == 0
+
+
+def test_all_is_documented_and_there() -> None:
+    assert sorted(ringkern.__all__) == [
+        "Communicator",
+        "build_info",
+        "errors",
+        "functional",
+        "ring_all_gather",
+        "ring_all_reduce",
+        "ring_reduce_scatter",
+    ]
+    for name in ringkern.__all__:
+        assert getattr(ringkern, name).__doc__
+
+
+def test_errors_are_one_family() -> None:
+    errors = ringkern.errors
+    base = errors.RingKernError
+    classes = [value for value in vars(errors).values() if isinstance(value, type)]
+    assert all(issubclass(cls, base) and cls.__doc__ for cls in classes)
+    assert issubclass(base, RuntimeError)
+    assert issubclass(errors.CollectiveTimeoutError, TimeoutError)
+    assert issubclass(errors.SharedMemoryError, errors.TransportError)
+
+
+def test_types_are_installed() -> None:
+    package = importlib.resources.files("ringkern")
+    assert package.joinpath("py.typed").is_file()
+    assert package.joinpath("_C.pyi").is_file()
+
+
+IMPORT = """
+try:
+    import ringkern
+    print("imported")
+except (ImportError, ValueError) as error:
+    print(error)
+"""
+
+
+def test_another_torch_is_refused() -> None:
+    # torch claims to be another. Its next patch release would do.
+    release = ".".join(torch.__version__.split(".")[:2])
+    done = python(
+        f"import torch; torch.__version__ = '1.0.0'{IMPORT}"
+        f"torch.__version__ = '{release}.99+local'{IMPORT}"
+    )
+    assert done.returncode == 0, done.stderr
+    refused, accepted = done.stdout.splitlines()
+    built = ringkern.build_info()["torch"]
+    assert f"ringkern was built against torch {built} and this is torch 1.0.0" in refused
+    assert "pip install --force-reinstall" in refused
+    assert accepted == "imported"
+
+
+def test_an_extension_that_does_not_load_says_why(tmp_path: Path) -> None:
+    package = Path(ringkern.__file__).parent
+    copy = tmp_path / "ringkern"
+    copy.mkdir()
+    for file in package.glob("*.py"):
+        (copy / file.name).write_bytes(file.read_bytes())
+    extension = Path(ringkern._C.__file__)
+    (copy / extension.name).write_bytes(b"not a library")
+    done = python(IMPORT, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"ringkern's extension does not load under torch {torch.__version__}" in done.stdout
+    assert "file too short" in done.stdout or "invalid ELF header" in done.stdout
+    assert "pip install --force-reinstall" in done.stdout
+
+
+QUIET = """
+import sys, threading, os
+import torch
+threads, modules = threading.active_count(), set(sys.modules)
+tasks, descriptors = len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+import ringkern
+ringkern.build_info()
+assert not torch.cuda.is_initialized()
+assert not torch.distributed.is_initialized()
+assert threading.active_count() == threads
+assert len(os.listdir("/proc/self/task")) == tasks
+assert len(os.listdir("/proc/self/fd")) == descriptors
+heavy = {"numpy", "cupy", "matplotlib", "sklearn", "ringkern.perf"} & (set(sys.modules) - modules)
+assert not heavy, heavy
+maps = open("/proc/self/maps").read()
+assert "libcudart" not in maps or torch.version.cuda, "links torch's CUDA libraries"
+"""
+
+
+def test_import_starts_nothing() -> None:
+    done = python(QUIET)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+
+
+def test_environment_is_read_at_import() -> None:
+    done = python(
+        f"""import os{IMPORT}
+os.environ["RINGKERN_PROTOCOL"] = "ll"{IMPORT}
+print(ringkern.comm.config)
+""",
+        RINGKERN_PROTOCOL="tree",
+        RINGKERN_TIMEOUT="7.5",
+        RINGKERN_TIMEOUTS="3",
+    )
+    assert done.stdout.splitlines() == [
+        "RINGKERN_PROTOCOL='tree': choose one of auto, simple, ll, ll128",
+        "imported",
+        "Config(protocol='ll', timeout_s=7.5)",
+    ]
+    assert "unknown environment variable RINGKERN_TIMEOUTS; did you mean RINGKERN_TIMEOUT?" in (
+        done.stderr
+    )
+
+
+def test_types_are_strict(tmp_path: Path) -> None:
+    pytest.importorskip("mypy", reason="mypy is not installed (requirements-dev.txt)")
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path), "ringkern"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,90 @@
+"""Programs as users start them: spawn, torchrun, and each way to meet."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+import ringkern
+from tests.torch.test_api import summed, values
+
+LIMIT_S = 120
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _one_job_after_another(rank: int, size: int, methods: list[str]) -> None:
+    torch.set_num_threads(1)
+    for method in methods:
+        if method.startswith("env://"):
+            os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=method.removeprefix("env://"))
+            os.environ.update(RANK=str(rank), WORLD_SIZE=str(size))
+            dist.init_process_group("gloo", init_method="env://")
+        else:
+            dist.init_process_group("gloo", init_method=method, rank=rank, world_size=size)
+        x = values(rank)
+        ringkern.ring_all_reduce(x)
+        assert torch.equal(x, summed(size)), method
+        work = ringkern.ring_all_reduce(values(rank), async_op=True)
+        assert work is not None
+        work.wait()
+        dist.destroy_process_group()
+
+
+def test_spawn(tmp_path: Path) -> None:
+    methods = [
+        f"env://{free_port()}",
+        f"tcp://localhost:{free_port()}",
+        f"file://{tmp_path / 'store'}",
+    ]
+    context = mp.spawn(_one_job_after_another, args=(2, methods), nprocs=2, join=False)
+    end = time.monotonic() + LIMIT_S
+    try:
+        while not context.join(timeout=1):  # raises what a rank raised
+            assert time.monotonic() < end, "the ranks have not ended"
+    finally:
+        for process in context.processes:
+            if process.is_alive():
+                process.kill()
+            process.join()
+
+
+SCRIPT = """
+import torch, torch.distributed as dist, ringkern
+for attempt in range(3):  # torchrun's store keeps the keys of the attempt before
+    dist.init_process_group("gloo")
+    x = torch.arange(1000.0) * (1 + dist.get_rank())
+    ringkern.ring_all_reduce(x)
+    assert torch.equal(x, torch.arange(1000.0) * 3)
+    dist.destroy_process_group()
+print("rank is done")
+"""
+
+
+def test_torchrun(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run"]
+        + ["--standalone", "--nproc-per-node", "2", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("rank is done") == 2
