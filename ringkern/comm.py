@@ -73,7 +73,8 @@ class Communicator:
         if timeout_s < SHORTEST_TIMEOUT_S:
             raise ValueError(f"timeout is {timeout}; it must be a millisecond or more")
         self._c = _C.Communicator(store, name, rank, size, timeout_s)
-        self._c.set_thresholds(*tuner.thresholds(size))
+        for device in tuner.DEVICES:
+            self._c.set_thresholds(device, *tuner.thresholds(device, size))
         _open_communicators.add(self)
 
     @property

@@ -3,7 +3,7 @@
 // FIFOs are always aligned and read and written 16 bytes at a time. The user's tensors may begin
 // anywhere and end anywhere: where they do not allow 16 bytes, the elements are moved one by one,
 // into and out of the same 16-byte packs. Nothing outside the tensors is touched, and each byte of
-// the input is read by the thread that writes that byte of the output, so that they may be the same.
+// the input is read by the thread that writes that byte of the output: they may be the same.
 #pragma once
 
 #include "cuda/link.cuh"
@@ -21,7 +21,8 @@ class Arithmetic {
   static constexpr bool kScales = sum && !std::is_integral_v<T>;
 
   RK_DEVICE explicit Arithmetic(const Reduction& reduction)
-      : combine_(reduction.combine), scale_(reduction.scale), factor_(wide_t<T>(reduction.factor)) {}
+      : combine_(reduction.combine), scale_(reduction.scale),
+        factor_(wide_t<T>(reduction.factor)) {}
 
   template <class Word>
   RK_DEVICE Word combine(Word incoming, Word mine) const {
@@ -67,9 +68,9 @@ class Arithmetic {
     return {scale<S>(w.lo), scale<S>(w.hi)};
   }
 
-  using Bits = std::conditional_t<
-      kBytes == 1, uint8_t,
-      std::conditional_t<kBytes == 2, uint16_t, std::conditional_t<kBytes == 4, uint32_t, uint64_t>>>;
+  template <int bytes, class Narrow, class Wide>
+  using If = std::conditional_t<kBytes == bytes, Narrow, Wide>;
+  using Bits = If<1, uint8_t, If<2, uint16_t, If<4, uint32_t, uint64_t>>>;
   RK_DEVICE static T element_of(uint64_t word) { return bits_as<T>(Bits(word)); }
   RK_DEVICE static uint64_t bits_of(T element) { return bits_as<Bits>(element); }
 
@@ -125,8 +126,8 @@ struct Block {
   int bytes = 0;
 };
 
-// What a warp moves at once: some packs a lane, whose loads are issued before the first is used. Small
-// floats of 8 bits need so many registers for each that fewer packs leave room.
+// What a warp moves at once: some packs a lane, whose loads are issued before the first is used.
+// Small floats of 8 bits need so many registers for each that there is room for fewer packs.
 inline constexpr int kRow = 16 * kWarp;  // bytes
 template <class A>
 inline constexpr int rows_of = is_small_float<typename A::T> && A::kBytes == 1 ? 2 : 4;

@@ -31,8 +31,9 @@ void check_device(int device) {
         "No GPU can be used: see whether nvidia-smi shows one, whether its driver is new enough "
         "for the CUDA version of ringkern.build_info(), and what CUDA_VISIBLE_DEVICES says");
   if (device < 0 || device >= n)
-    throw TransportError("there is no CUDA device " + std::to_string(device) + ": this process sees " +
-                         std::to_string(n) + ", numbered from 0 (see CUDA_VISIBLE_DEVICES)");
+    throw TransportError("there is no CUDA device " + std::to_string(device) +
+                         ": this process sees " + std::to_string(n) +
+                         ", numbered from 0 (see CUDA_VISIBLE_DEVICES)");
 }
 
 OnDevice::OnDevice(int device) {

@@ -5,8 +5,9 @@
 
 namespace ringkern::cuda {
 
-// 32 channels of 8 slots. The slots suit a block of 11 working warps: in Simple each moves two tiles
-// of 2 KiB, in LL each thread a line, in LL128 ten warps a unit. 14.9 MiB a rank.
+// 32 channels of 8 slots. The slots suit a block of 11 working warps: in Simple each moves two
+// tiles of 2 KiB, in LL each thread a line, in LL128 ten warps a unit. 14.9 MiB a rank. The same on
+// every GPU, because the ranks of a ring must agree; not tuned by measurement.
 constexpr Geometry default_geometry() {
   Geometry g;
   g.channels = 32;

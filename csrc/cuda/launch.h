@@ -13,8 +13,8 @@ inline constexpr int kMaxLocalRanks = 32;   // whose blocks share one launch
 inline constexpr int kBlocksPerSM = 2;      // what the kernels' registers are limited for
 inline constexpr int kLL128Unit = 8;        // lines that a warp moves at once; a slot is a multiple
 
-// The last warp posts counters and moves no data: its fence then overlaps the next step. A block too
-// small for that has its last thread post beside its work.
+// The last warp posts counters and moves no data: its fence then overlaps the next step. A block
+// too small for that has its last thread post beside its work.
 RK_HD constexpr int workers_of(int threads) { return threads >= 96 ? threads - 32 : threads; }
 
 // What plans are made for, whatever a launch takes: ranks that cut alike need not launch alike.

@@ -16,7 +16,9 @@ namespace ringkern::cuda {
 struct SegmentTail {
   alignas(kCacheLine) uint32_t failed;
 };
-constexpr int64_t segment_bytes(const Geometry& g) { return g.bytes() + int64_t(sizeof(SegmentTail)); }
+constexpr int64_t segment_bytes(const Geometry& g) {
+  return g.bytes() + int64_t(sizeof(SegmentTail));
+}
 
 // A rank of this process, and the segments that it uses.
 struct Seat {
@@ -43,8 +45,8 @@ class Launcher {
   Launcher(const Launcher&) = delete;
   Launcher& operator=(const Launcher&) = delete;
 
-  // One task for each seat; they differ in `in` and `out` only. Throws what an earlier launch failed
-  // of, as soon as it is known.
+  // One task for each seat; they differ in `in` and `out` only. Throws what an earlier launch
+  // failed of, as soon as it is known.
   void run(std::span<const Task> tasks);
   void abort();
   // Returns when all launches have ended, which each does by its deadline; false if they have not

@@ -14,8 +14,8 @@ RK_DEVICE bool is_poster() { return thread_index() == thread_count() - 1; }
 enum BarrierId { kWholeBlock = 0, kWorkers = 1 };
 
 // Where this rank reads and writes, and how far it has come. Every thread keeps the counters; they
-// are loaded when the kernel starts and stored when it ends, so that a replayed launch goes on where
-// the last one stopped.
+// are loaded when the kernel starts and stored when it ends, so that a replayed launch goes on
+// where the last one stopped.
 template <Protocol P>
 class Ends {
  public:
@@ -53,7 +53,9 @@ class Ends {
   RK_DEVICE const std::byte* from_slot() const {
     return Post::get(post_.from) + int64_t(from_index_) * slot_bytes();
   }
-  RK_DEVICE std::byte* to_slot() const { return Post::get(post_.to) + int64_t(to_index_) * slot_bytes(); }
+  RK_DEVICE std::byte* to_slot() const {
+    return Post::get(post_.to) + int64_t(to_index_) * slot_bytes();
+  }
 
   // Whether this launch may begin. Makes `post` known to all threads.
   RK_DEVICE Verdict begin() const {
@@ -80,9 +82,9 @@ class Ends {
                 [&] { return seen_; });
   }
 
-  // Ends a step: all threads come here with their verdicts and leave with one. If it is ok, the slot
-  // that was filled is published (`tail`: the flags are not in the data) and the slot that was read
-  // goes back. The barrier and the fence make what all threads did precede the counters
+  // Ends a step: all threads come here with their verdicts and leave with one. If it is ok, the
+  // slot that was filled is published (`tail`: the flags are not in the data) and the slot that was
+  // read goes back. The barrier and the fence make what all threads did precede the counters
   // (cumulativity).
   RK_DEVICE Verdict complete(Verb verb, bool publish_tail, Verdict verdict) {
     verdict = agree(kWholeBlock, thread_count(), verdict);

@@ -1,13 +1,13 @@
 // LL on a GPU: the lowest latency, at half of the bandwidth.
 //
-// MAPPING    8 bytes of data a line of 16; line i of a chunk belongs to worker i mod workers, in its
-//            turn, so that a warp reads and writes 512 bytes in a row.
-// ORDERING   none between lines: each 64-bit word holds 32 bits of data and the flag of its step, and
-//            is stored and loaded whole, so that a reader that sees the flag has the data. A warp
-//            takes its credit before its first line. `head` is posted behind a barrier to which each
-//            thread comes only with the lines that it waited for.
-// POLLING    the data itself, in the rank's own segment: one journey in place of two. `head`, by one
-//            lane of each warp, and only when what it last saw is used up.
+// MAPPING    8 bytes of data a line of 16; line i of a chunk belongs to worker i mod workers, so
+//            that a warp reads and writes 512 bytes in a row.
+// ORDERING   none between lines: each 64-bit word holds 32 bits of data and the flag of its step,
+//            and is stored and loaded whole, so that a reader that sees the flag has the data. A
+//            warp acquires its credit before its first line. `head` is posted behind a barrier, to
+//            which a thread comes with all its lines read, and a fence.
+// POLLING    the data itself, in the rank's own segment: one journey in place of two. `head`, by
+//            one lane of each warp, and only when what it last saw is used up.
 // REUSE      a slot is written again only when `head` has given it back; flags do not repeat within
 //            kLLFlagPeriod steps, and a slot is rewritten whole twice in that time.
 #pragma once

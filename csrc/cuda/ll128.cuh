@@ -1,7 +1,7 @@
 // LL128 on a GPU: the latency of a flag in the line at 15/16 of the bandwidth.
 //
-// MAPPING    120 bytes of data a line of 128. A warp moves a unit of 8 lines at once: 8 lanes a line,
-//            4 lines in the first row and 4 in the second. Lane i holds the i-th 16 bytes of the
+// MAPPING    120 bytes of data a line of 128. A warp moves a unit of 8 lines: 8 lanes a line, 4
+//            lines in the first row and 4 in the second. Lane i holds the i-th 16 bytes of the
 //            unit's data in the first row; the lanes whose line ends with the flag put the second
 //            half of theirs in the second row, where the other lanes hold the rest. So the user's
 //            memory and the lines are both accessed 16 bytes a lane, side by side:
@@ -9,12 +9,12 @@
 //            row 0   0 1 2 3 4 5 6 7a F | 8 .. 14 15a F | 16 .. 23a F | 24 .. 31a F
 //            row 1  32 ..       38 7b F | 39 .. 45 15b F | 46 .. 23b F | 53 .. 59 31b F
 //
-// ORDERING   a line is stored by one instruction of a warp and becomes visible whole: NVLink and the
-//            L2 of one GPU do so, the memory model promises nothing. A warp that has seen the flags of
-//            its lines loads them once more, because the loads that came before a flag's may have
-//            been too early. `head` is posted behind a barrier and a fence.
-// POLLING    the flag of each line, which lies beside its data, in the rank's own segment. `head`, by
-//            one lane of each warp, and only when what it last saw is used up.
+// ORDERING   a line is stored by one instruction of a warp and becomes visible whole: NVLink and
+//            the L2 of one GPU do so, the memory model promises nothing. A warp that has seen the
+//            flags of its lines loads them once more, because the loads that came before a flag's
+//            may have been too early. `head` is posted behind a barrier and a fence.
+// POLLING    the flag of each line, which lies beside its data, in the rank's own segment. `head`,
+//            by one lane of each warp, and only when what it last saw is used up.
 // REUSE      a slot is written again only when `head` has given it back; the flag has 64 bits and
 //            never repeats. Units are written whole, so no line keeps an older step's data.
 #pragma once

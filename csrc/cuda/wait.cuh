@@ -23,8 +23,8 @@ inline constexpr uint32_t kRestNanoseconds = 40;
 RK_DEVICE int lane_index() { return thread_index() % kWarp; }
 RK_DEVICE int warp_index() { return thread_index() / kWarp; }
 
-// Where a block reads, writes, polls and posts, and who is told when a wait fails. Needed once a step
-// or less, so it is kept in shared memory: in registers it would crowd out the data.
+// Where a block reads, writes, polls and posts, and who is told when a wait fails. Needed once a
+// step or less, so it is kept in shared memory: in registers it would crowd out the data.
 struct Post {
   const std::byte* in;
   std::byte* out;
@@ -74,7 +74,7 @@ RK_DEVICE void record(const Post& post, Verdict verdict, WaitFor what, Protocol 
 
 // Called by a whole warp. `poll`, on each lane: whether what this lane waits for has come; a lane
 // that waits for nothing says yes. `seen`: the step that this lane last saw, for the report.
-// `what` and `wanted` are the lane's, too. What the lanes have seen precedes what all of them do next.
+// `what` and `wanted` are the lane's, too. What the lanes have seen precedes what all do next.
 template <class Poll, class Seen>
 RK_DEVICE Verdict wait(const Post& post, Protocol protocol, WaitFor what, uint64_t wanted,
                        Poll poll, Seen seen) {

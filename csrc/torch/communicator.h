@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <thread>
 #include <unordered_map>
@@ -74,10 +75,10 @@ class TorchCommunicator {
     }).detach();
   }
 
-  // Below these sizes "auto" takes LL, then LL128, then Simple; bytes of one rank's tensor.
-  void set_thresholds(int64_t ll_below, int64_t ll128_below) {
-    ll_below_ = ll_below;
-    ll128_below_ = ll128_below;
+  // On this kind of device, "auto" takes LL below the first size, LL128 below the second, else
+  // Simple; bytes of one rank's part.
+  void set_thresholds(const std::string& device, int64_t ll_below, int64_t ll128_below) {
+    thresholds_[c10::Device(device).type()] = {ll_below, ll128_below};
   }
 
   c10::intrusive_ptr<c10d::Work> all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op,
@@ -108,10 +109,15 @@ class TorchCommunicator {
   }
 
  private:
-  Protocol choose(const std::string& name, const Task& task) const {
+  Protocol choose(const std::string& name, const Task& task, c10::DeviceType device) const {
     if (name == "auto") {
       const int64_t bytes = task.count * size_of(task.reduction.dtype);
-      return bytes < ll_below_ ? Protocol::ll : bytes < ll128_below_ ? Protocol::ll128 : Protocol::simple;
+      const auto found = thresholds_.find(device);
+      if (found == thresholds_.end()) return Protocol::simple;
+      const auto [ll_below, ll128_below] = found->second;
+      return bytes < ll_below      ? Protocol::ll
+             : bytes < ll128_below ? Protocol::ll128
+                                   : Protocol::simple;
     }
     std::string known = "auto";
     for (int p = 0; p < kProtocols; ++p) {
@@ -123,7 +129,7 @@ class TorchCommunicator {
 
   c10::intrusive_ptr<c10d::Work> launch(c10d::OpType type, Prepared call,
                                         const std::string& protocol, bool async_op) {
-    call.task.protocol = choose(protocol, call.task);
+    call.task.protocol = choose(protocol, call.task, call.device.type());
     const Device& device = device_on(call.device);
     py::gil_scoped_release no_gil;
     if (call.device.is_cpu() && async_op) return launch_on_worker(type, std::move(call), device);
@@ -165,9 +171,9 @@ class TorchCommunicator {
     return found->second;
   }
 
+  std::map<c10::DeviceType, std::pair<int64_t, int64_t>> thresholds_;
   std::unordered_map<c10::Device, Device> devices_;  // outlives the communicator that uses them
   std::unique_ptr<Communicator> comm_;
-  int64_t ll_below_ = 0, ll128_below_ = 0;
 };
 
 }  // namespace ringkern::torch_ext

@@ -72,8 +72,8 @@ PYBIND11_MODULE(_C, m) {
       .def(py::init<c10::intrusive_ptr<c10d::Store>, std::string, int, int, double>(),
            py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("size"),
            py::arg("timeout_s"))
-      .def("set_thresholds", &TorchCommunicator::set_thresholds, py::arg("ll_below"),
-           py::arg("ll128_below"))
+      .def("set_thresholds", &TorchCommunicator::set_thresholds, py::arg("device"),
+           py::arg("ll_below"), py::arg("ll128_below"))
       .def("all_reduce", &TorchCommunicator::all_reduce, py::arg("tensor"), py::arg("op"),
            py::arg("protocol"), py::arg("async_op"))
       .def("reduce_scatter", &TorchCommunicator::reduce_scatter, py::arg("output"),

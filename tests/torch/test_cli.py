@@ -204,15 +204,15 @@ def test_bench_alone(arguments: str, expected: list[list[str]]) -> None:
 
 
 def test_bench_joins_torchrun() -> None:
-    ranks = "--standalone --nproc-per-node 2 -m ringkern".split()
-    done = run(*ranks, *"bench -e 8 -c 0 --seconds 0.02".split(), module="torch.distributed.run")
+    command = "--standalone --nproc-per-node 2 -m ringkern bench -e 8 -c 0 --seconds 0.02"
+    done = run(*command.split(), module="torch.distributed.run")
     assert done.returncode == 0, done.stderr
     [row] = rows_of(done.stdout)  # one rank prints
     assert row[8] == row[12] == "N/A"
 
 
 def test_what_a_contender_does_not_have() -> None:
-    done = run("bench", *"-e 8 -d f8e4m3".split())
+    done = run("bench", "-e", "8", "-d", "f8e4m3")
     assert done.returncode == 2
     assert "gloo has no all_reduce of float8_e4m3fn" in done.stderr
     assert "--vs none" in done.stderr
