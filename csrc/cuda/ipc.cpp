@@ -82,9 +82,9 @@ void* IpcTransport::map(const Offer& offer, int peer) {
   const cudaError_t error =
       cudaIpcOpenMemHandle(&at, ticket.handle, cudaIpcMemLazyEnablePeerAccess);
   check(error, ("cudaIpcOpenMemHandle of " + whose).c_str(),
-        "Neighbours on the ring need GPUs with peer access to each other (nvidia-smi topo -p2p r) "
-        "or one GPU, the same CUDA_VISIBLE_DEVICES order is not needed, and their processes one "
-        "pid and IPC namespace (docker: --ipc=host --pid=host, or one container for all ranks)");
+        "Neighbours on the ring need one GPU, or two with peer access to each other (see "
+        "nvidia-smi topo -p2p r), and their processes one pid and IPC namespace (docker: "
+        "--ipc=host --pid=host, or one container for all ranks)");
   mappings_.push_back({peer, at});
   return at;
 }

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "cuda/device.h"
+#include "cuda/failure.h"
 
 namespace ringkern::cuda {
 namespace {
@@ -165,6 +166,7 @@ void Launcher::run(std::span<const Task> tasks) {
                            dim3(unsigned(shape.threads)), parameters, 0, stream),
           "cudaLaunchKernel");
     note_last(stream);
+    if (aborted_) poison_neighbours();  // by another thread, which may not have seen this launch
   } catch (...) {
     abort();  // the neighbours must not wait for what was not launched
     throw;
@@ -235,24 +237,8 @@ void Launcher::throw_if_failed(const Task& task) {
     WaitReport& r = mailboxes_[i].report;
     const auto verdict = std::atomic_ref<Verdict>(r.verdict).load(std::memory_order_acquire);
     if (verdict == Verdict::ok) continue;
-    const bool data = r.what == WaitFor::data;
-    const int rank = seats_[i].rank, peer = (rank + (data ? ranks_ - 1 : 1)) % ranks_;
     abort();
-    const std::string what =
-        "an earlier collective over " + std::string(name_of(r.protocol)) + ": rank " +
-        std::to_string(rank) + " waited for " +
-        (data ? "data from rank " : "a free slot at rank ") + std::to_string(peer) + " on channel " + std::to_string(r.channel) + " (wants step " +
-        std::to_string(r.wanted) + ", has seen " + std::to_string(r.seen) + ")";
-    if (verdict == Verdict::timed_out)
-      throw TimeoutError(what + " and nothing came for " +
-                         std::to_string(timeout_.count() / 1000) + "." +
-                         std::to_string(timeout_.count() / 100 % 10) +
-                         " s. Did every rank make the same calls, with the same size, dtype, op "
-                         "and protocol? Results since then are undefined and the communicator is "
-                         "unusable; make a new one.");
-    throw AbortedError(what + " when the communicator was aborted, here or by another rank. "
-                              "Results since then are undefined and it is unusable; make a new "
-                              "one.");
+    throw_failure(r, seats_[i].rank, ranks_, timeout_);
   }
   if (aborted_)
     throw AbortedError("the communicator was aborted before " +

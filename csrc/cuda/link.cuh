@@ -24,8 +24,12 @@ class Ends {
       : geometry_(args.geometry), post_(post) {
     const int64_t counters = geometry_.counters_offset(channel, P);
     auto* mine = reinterpret_cast<LinkCounters*>(rank.mine + counters);
+    // One after the other without a wait in between, so that a launch starts after one round trip.
+    failed_ = ld_relaxed(rank.failed);
     sent_ = ld_weak<8>(&mine->sent.value);
     received_ = ld_weak<8>(&mine->received.value);
+    const uint64_t head = ld_acquire(&mine->head.value);
+    if (lane_index() == kCreditLane && head != kPoisoned) seen_ = head;
     from_index_ = int(received_ % uint64_t(slots()));
     to_index_ = int(sent_ % uint64_t(slots()));
     if (thread_index() != 0) return;
@@ -59,16 +63,16 @@ class Ends {
 
   // Whether this launch may begin. Makes `post` known to all threads.
   RK_DEVICE Verdict begin() const {
-    barrier(kWholeBlock, thread_count());
-    const bool failed = ld_relaxed(Post::get(post_.failed)) != 0;
-    return agree(kWholeBlock, thread_count(), failed ? Verdict::aborted : Verdict::ok);
+    return agree(kWholeBlock, thread_count(), failed_ != 0 ? Verdict::aborted : Verdict::ok);
   }
 
   // Until the slots are there that a verb reads (`data`) and writes (`credit`), as far as counters
   // tell. By a whole warp, of which one lane polls for data and one for credit, both in memory of
   // this rank. A lane remembers what it saw, and polls no more often than it must.
   RK_DEVICE Verdict wait_slots(bool data, bool credit) {
-    const bool for_data = data && lane_index() == 0, for_credit = credit && lane_index() == 1;
+    if (!data && !credit) return Verdict::ok;
+    const bool for_data = data && lane_index() == kDataLane;
+    const bool for_credit = credit && lane_index() == kCreditLane;
     const uint64_t ahead = for_data ? 0 : uint64_t(slots());
     const uint64_t step = (for_data ? received_ : sent_) + 1;
     const auto reached = [&] {
@@ -120,8 +124,11 @@ class Ends {
   }
 
  private:
+  static constexpr int kDataLane = 0, kCreditLane = 1;  // of a warp that waits for slots
+
   const Geometry& geometry_;
   const Post& post_;
+  uint32_t failed_;
   uint64_t sent_, received_;
   int from_index_, to_index_;  // the slots of the next step
   uint64_t seen_ = 0;          // of the counter that this lane polls

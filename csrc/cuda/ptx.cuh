@@ -174,12 +174,9 @@ RK_DEVICE bool all_lanes(bool p) { return __all_sync(~0u, p); }
 RK_DEVICE uint32_t ballot(bool p) { return __ballot_sync(~0u, p); }
 RK_DEVICE uint32_t from_lane(uint32_t v, int lane) { return __shfl_sync(~0u, v, lane); }
 
-// ---- Blocks: a barrier `id` of the first `threads` threads, or of all; whole warps
+// ---- Blocks
 
-RK_DEVICE void barrier(int id, int threads) {
-  asm volatile("barrier.cta.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
-}
-// The same, and true for every thread if `p` was true for any.
+// The barrier `id` of `threads` threads, whole warps; true for all of them if `p` is for any.
 RK_DEVICE bool barrier_or(int id, int threads, bool p) {
   uint32_t any;
   asm volatile(

@@ -3,6 +3,9 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <algorithm>
+#include <thread>
+
 #include "comm/ports.h"
 
 namespace ringkern::torch_ext {
@@ -16,11 +19,12 @@ class C10dStore final : public Store {
   }
 
   std::string get(const std::string& key, Milliseconds timeout) override {
-    try {
-      store_->wait({key}, timeout);
-    } catch (const std::exception& e) {
-      throw TimeoutError("key '" + key + "' did not come into torch's store: " +
-                         first_line(e.what()));
+    // Not store_->wait(): a TCPStore prints two warnings each time that ends without the key.
+    const auto end = Clock::now() + timeout;
+    for (auto pause = kFirstPause; !store_->check({key}); pause = std::min(2 * pause, kLongestPause)) {
+      const auto now = Clock::now();
+      if (now >= end) throw TimeoutError("key '" + key + "' did not come into torch's store");
+      std::this_thread::sleep_for(std::min<Clock::duration>(pause, end - now));
     }
     const std::vector<uint8_t> value = store_->get(key);
     return {value.begin(), value.end()};
@@ -29,7 +33,8 @@ class C10dStore final : public Store {
   int64_t add(const std::string& key, int64_t amount) override { return store_->add(key, amount); }
 
  private:
-  static std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+  // The first is about what a TCPStore takes to answer; the last keeps many ranks from flooding it.
+  static constexpr std::chrono::microseconds kFirstPause{100}, kLongestPause{10'000};
 
   const c10::intrusive_ptr<c10d::Store> store_;
 };

@@ -9,6 +9,7 @@
 
 #include "cuda/device.h"
 #include "cuda/engine.h"
+#include "cuda/failure.h"
 #include "cuda/ipc.h"
 #include "cuda/local.h"
 
@@ -82,6 +83,18 @@ void bad_geometry_is_refused() {
   CHECK_THROWS(UsageError, "1 to 32 ranks", LocalRing(0, 33, Milliseconds(1000)));
 }
 
+void a_failed_wait_says_who_waited_for_whom() {
+  WaitReport r{Verdict::timed_out, WaitFor::data, Protocol::ll, 3, 17, 16};
+  const Milliseconds timeout(2500);
+  CHECK_THROWS(TimeoutError, "ll: rank 0 waited for data from rank 3 on channel 3 (wants step 17",
+               throw_failure(r, 0, 4, timeout));
+  CHECK_THROWS(TimeoutError, "nothing came for 2.5 s", throw_failure(r, 0, 4, timeout));
+  r.verdict = Verdict::aborted;
+  r.what = WaitFor::credit;
+  CHECK_THROWS(AbortedError, "rank 3 waited for a free slot at rank 0",
+               throw_failure(r, 3, 4, timeout));
+}
+
 }  // namespace
 
 int main() {
@@ -90,6 +103,7 @@ int main() {
   shapes_follow_the_size();
   without_a_gpu_all_say_so();
   bad_geometry_is_refused();
+  a_failed_wait_says_who_waited_for_whom();
 }
 
 #else

@@ -40,6 +40,9 @@ def test_train_digits_fails_where_too_little_is_learned(tmp_path: Path) -> None:
 def test_quickstart_of_the_readme(tmp_path: Path) -> None:
     [program] = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
     (tmp_path / "quickstart.py").write_text(program)
-    done = run("quickstart.py", cwd=tmp_path)
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4")
+    done = run(*torchrun, "quickstart.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "10.0" in done.stdout
+    # The ranks write their line ends apart from their lines.
+    found = re.findall(r"rank \d: 10\.0", done.stdout)
+    assert sorted(found) == [f"rank {rank}: 10.0" for rank in range(4)]
