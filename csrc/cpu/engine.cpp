@@ -11,8 +11,10 @@
 namespace ringkern::cpu {
 namespace {
 
-// About 50 us of polling before the first yield: longer than any wait between ranks that run.
-constexpr int kPauses = 2000;
+// About 5 us of polling before the first yield: longer than a hop between ranks that run. A rank
+// whose core is wanted by another process yields it after that, and a small call then takes tens of
+// microseconds in place of hundreds.
+constexpr int kPauses = 200;
 
 int pauses_for(int ranks) {
   cpu_set_t cpus;
