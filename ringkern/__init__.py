@@ -39,9 +39,9 @@ def build_info() -> dict[str, Any]:
     """How ringkern was built, and what it found.
 
     Returns:
-        version, torch (what it was built against), compiler, cpu_isa (of the reductions, as chosen on
-        this machine), cuda (kernels compiled in), cuda_archs, cuda_runtime, cuda_devices (visible
-        now), dtypes, ops, protocols.
+        version, torch (what it was built against), compiler, cpu_isa (of the reductions, as chosen
+        on this machine), cuda (kernels compiled in), cuda_archs, cuda_runtime, cuda_devices
+        (visible now), dtypes, ops, protocols.
     """
     return dict(_C.build_info())
 

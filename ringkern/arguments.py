@@ -1,6 +1,6 @@
 """Arguments of the collectives before they reach the extension: arrays of other libraries become
-tensors, and what is no argument at all gets an error that says what to do. Dtypes, devices and shapes
-are checked by the extension."""
+tensors, and what is no argument at all gets an error that says what to do. Dtypes, devices and
+shapes are checked by the extension."""
 
 from __future__ import annotations
 

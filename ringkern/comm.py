@@ -19,16 +19,17 @@ from .errors import CommUsageError
 class Communicator:
     """A ring over the ranks of a process group.
 
-    Most programs never make one: :func:`ringkern.ring_all_reduce` makes and keeps one for each group.
-    All ranks of the group make theirs in the same order, and make the same calls in the same order.
-    The neighbours are found on the first call with a tensor of a device, not here. Usable as a
-    context manager, which closes it.
+    Most programs never make one: :func:`ringkern.ring_all_reduce` makes and keeps one for each
+    group. All ranks of the group make theirs in the same order, and make the same calls in the same
+    order. The neighbours are found on the first call with a tensor of a device, not here. Usable as
+    a context manager, which closes it.
 
     Args:
-        group: the process group whose ranks form the ring; ``None``: the default group. Any backend:
-            only its store is used, and only to find the neighbours.
+        group: the process group whose ranks form the ring; ``None``: the default group. Any
+            backend: only its store is used, and only to find the neighbours.
         timeout: how long a rank waits for a neighbour before it raises
-            :class:`~ringkern.errors.CollectiveTimeoutError`; ``None``: ``RINGKERN_TIMEOUT``, or 600 s.
+            :class:`~ringkern.errors.CollectiveTimeoutError`; ``None``: ``RINGKERN_TIMEOUT``, or
+            600 s.
 
     Raises:
         CommUsageError: torch.distributed is not initialised.
@@ -40,7 +41,11 @@ class Communicator:
     ) -> None:
         group = resolve_group(group)
         self._open(
-            group.get_group_store(), group.rank(), group.size(), f"ringkern/{group.group_name}", timeout
+            group.get_group_store(),
+            group.rank(),
+            group.size(),
+            f"ringkern/{group.group_name}",
+            timeout,
         )
 
     @classmethod
@@ -180,7 +185,9 @@ def resolve_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
             raise ValueError(
                 "this rank is not a member of the group: only the ranks given to new_group may call"
             )
-        raise TypeError(f"group is {type(group).__name__}; give a ProcessGroup, or None for the default")
+        raise TypeError(
+            f"group is {type(group).__name__}; give a ProcessGroup, or None for the default"
+        )
     return group
 
 
@@ -189,7 +196,8 @@ def communicator_for(group: dist.ProcessGroup | None) -> Communicator:
     resolved = resolve_group(group)
     found = _by_group.get(resolved)
     if found is None:
-        found = _by_group[resolved] = Communicator(resolved)
+        # Another thread may have been first: all must use the same.
+        found = _by_group.setdefault(resolved, Communicator(resolved))
     return found
 
 

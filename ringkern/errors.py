@@ -1,7 +1,7 @@
 """The exceptions of ringkern.
 
-Bad arguments are plain ``TypeError`` and ``ValueError``, raised on the rank that made the call before
-anything is sent. What goes wrong between ranks is one of these.
+Bad arguments are plain ``TypeError`` and ``ValueError``, raised on the rank that made the call
+before anything is sent. What goes wrong between ranks is one of these.
 """
 
 

@@ -65,7 +65,9 @@ def all_reduce_in_graph(
 ) -> None:
     """:func:`ringkern.ring_all_reduce` while torch.compile traces."""
     if async_op:
-        raise ValueError("async_op=True cannot be compiled; leave it out, the graph orders the calls")
+        raise ValueError(
+            "async_op=True cannot be compiled; leave it out, the graph orders the calls"
+        )
     torch.ops.ringkern.all_reduce_(tensor, _op_name(op), _group_name(group), protocol)
 
 
@@ -149,8 +151,8 @@ torch.library.register_autograd(
 def _all_reduce_autograd(x: torch.Tensor, op: str, group: str, protocol: str) -> None:
     if torch.is_grad_enabled() and x.requires_grad:
         raise RuntimeError(
-            "ring_all_reduce changes a tensor that requires grad, and the gradient would be silently "
-            "wrong; use ringkern.functional.all_reduce, or torch.no_grad()"
+            "ring_all_reduce changes a tensor that requires grad, and the gradient would be "
+            "silently wrong; use ringkern.functional.all_reduce, or torch.no_grad()"
         )
     with torch._C._AutoDispatchBelowAutograd():
         torch.ops.ringkern.all_reduce_(x, op, group, protocol)

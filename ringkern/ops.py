@@ -23,15 +23,15 @@ def ring_all_reduce(
 ) -> dist.Work | None:
     """Reduces ``tensor`` over all ranks, in place; afterwards it is bit-identical on all of them.
 
-    A drop-in for :func:`torch.distributed.all_reduce`. Every rank of the group calls it, in the same
-    order, with a tensor of the same number of elements and the same dtype, and the same ``op`` and
-    ``protocol``.
+    A drop-in for :func:`torch.distributed.all_reduce`. Every rank of the group calls it, in the
+    same order, with a tensor of the same number of elements and the same dtype, and the same ``op``
+    and ``protocol``.
 
     Args:
         tensor: a dense tensor of any shape and strides, on the CPU or on a CUDA device; float32,
             float64, float16, bfloat16, float8_e4m3fn, float8_e5m2, int8, uint8, int32 or int64.
-            Also a NumPy or CuPy array, or anything else with ``__dlpack__``, changed in place. May be
-            empty.
+            Also a NumPy or CuPy array, or anything else with ``__dlpack__``, changed in place. May
+            be empty.
         op: ``ReduceOp.SUM``, ``PRODUCT``, ``MIN``, ``MAX`` (both propagate NaN), ``AVG`` and
             ``PREMUL_SUM`` (floats), ``BAND``, ``BOR``, ``BXOR`` (integers). Each hop rounds to the
             dtype of the tensor; integers wrap.
@@ -44,8 +44,8 @@ def ring_all_reduce(
         ``async_op``, else ``None``.
 
     Raises:
-        TypeError: dtype or layout that is not supported, an op that the dtype does not have, or what
-            is no tensor, op or group at all.
+        TypeError: dtype or layout that is not supported, an op that the dtype does not have, or
+            what is no tensor, op or group at all.
         ValueError: unknown protocol, unsupported device, elements that share memory, a read-only or
             reversed array, ``PREMUL_SUM`` without its factor, a group without this rank.
         CommUsageError: torch.distributed is not initialised, or this is a forked child.
@@ -98,7 +98,8 @@ def ring_all_gather(
 
     Args:
         output: a tensor of n times the number of ranks elements.
-        input: a tensor of n elements, dtype and device of ``output``; may be this rank's part of it.
+        input: a tensor of n elements, dtype and device of ``output``; may be this rank's part of
+            it.
         group, async_op, protocol: as for :func:`ring_all_reduce`.
 
     Raises:

@@ -17,8 +17,8 @@ class Thresholds(NamedTuple):
 def thresholds(device: str, size: int) -> Thresholds:
     """The thresholds for ``size`` ranks on a kind of device.
 
-    What a rank sends in one step is the tensor divided by the ranks, and the protocols change places
-    at about the same bytes a step, whatever the number of ranks.
+    What a rank sends in one step is the tensor divided by the ranks, and the protocols change
+    places at about the same bytes a step, whatever the number of ranks.
 
     On a CPU the three are equal up to some hundred bytes a step, and Simple leads from there on
     (2 ranks, a core each: 2.2, 2.1 and 2.1 us at 1 KiB; 2.7, 2.3 and 2.1 us at 4 KiB; 34, 19 and

@@ -20,8 +20,8 @@ int watch_forks() {
   return forks.load(std::memory_order_relaxed);
 }
 
-// Long enough for ranks that end together; a rank that ends long before its neighbours does not wait
-// for them.
+// Long enough for ranks that end together; a rank that ends long before its neighbours does not
+// wait for them.
 constexpr Milliseconds kPartingTimeout{2000};
 
 std::string ago(Clock::time_point then) {
@@ -33,8 +33,8 @@ std::string ago(Clock::time_point then) {
 // waits for the thread there would wait for itself.
 thread_local const Communicator* calling_back = nullptr;
 
-// A store that ends the rendezvous when `look` throws. Once: afterwards the other ranks are told why,
-// over the same store.
+// A store that ends the rendezvous when `look` throws. Once: afterwards the other ranks are told
+// why, over the same store.
 class WatchedStore final : public Store {
  public:
   WatchedStore(Store& store, std::function<void()> look) : store_(store), look_(std::move(look)) {}
@@ -98,7 +98,8 @@ void Communicator::check_callable() {
   {
     std::lock_guard lock(state_);
     if (closed_)
-      throw UsageError("communicator '" + name_ + "' is closed. Make a new one, or close it later.");
+      throw UsageError("communicator '" + name_ +
+                       "' is closed. Make a new one, or close it later.");
   }
   check_healthy();
 }
@@ -247,8 +248,8 @@ void Communicator::close(Milliseconds patience) {
   for (auto& [name, ring] : rings) dissolve(ring, patience);
 }
 
-// What was enqueued on a device may still run; then the neighbours' kernels may still return credits
-// to this rank's memory.
+// What was enqueued on a device may still run; then the neighbours' kernels may still return
+// credits to this rank's memory.
 void Communicator::dissolve(Ring& ring, Milliseconds patience) {
   if (!ring.executor->drain(patience)) {
     ring.executor->abort();

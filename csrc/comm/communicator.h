@@ -26,8 +26,8 @@ struct Device {
 
 class Communicator {
  public:
-  // `name` is the same on all ranks and may be used again for a later communicator. `timeout` bounds
-  // the rendezvous and each wait inside a collective.
+  // `name` is the same on all ranks and may be used again for a later communicator. `timeout`
+  // bounds the rendezvous and each wait inside a collective.
   Communicator(std::shared_ptr<Store> store, std::string name, int rank, int ranks,
                Milliseconds timeout);
   ~Communicator();
@@ -41,7 +41,8 @@ class Communicator {
   void run_async(const Device& device, const Task& task,
                  std::function<void(std::exception_ptr)> done);
 
-  // Ends every wait of this rank and, hop by hop, of the whole ring. Any thread, any number of times.
+  // Ends every wait of this rank and, hop by hop, of the whole ring. Any thread, any number of
+  // times.
   void abort(const std::string& reason);
   // Finishes what was called, then gives everything back; what has not finished after `patience` is
   // aborted. Any number of times.

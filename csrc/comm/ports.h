@@ -1,6 +1,6 @@
 // The seams of the library. A communicator is put together from a Store (to find each other), a
-// Transport (to see each other's memory) and an Executor (to run the schedule on a device); each has
-// at least two real implementations.
+// Transport (to see each other's memory) and an Executor (to run the schedule on a device); each
+// has at least two real implementations.
 #pragma once
 
 #include <chrono>

@@ -37,8 +37,8 @@ struct Geometry {
   RK_HD constexpr int64_t slot_data_bytes(Protocol p) const {
     return slot_bytes[int(p)] / line_bytes(p) * line_data_bytes(p);
   }
-  // Simple cuts a chunk in slices, one slot each; with few slots it does not, because a rank must be
-  // able to send a whole chunk and then one slice more before its own FIFO is drained.
+  // Simple cuts a chunk in slices, one slot each; with few slots it does not, because a rank must
+  // be able to send a whole chunk and then one slice more before its own FIFO is drained.
   RK_HD constexpr int slices(Protocol p) const {
     return p == Protocol::simple && slots > kSlicesPerChunk ? kSlicesPerChunk : 1;
   }
@@ -46,8 +46,8 @@ struct Geometry {
   constexpr bool valid() const {
     bool ok = channels >= 1 && channels <= kMaxChannels && slots >= 2 && slots <= kMaxSlots;
     for (int p = 0; p < kProtocols; ++p)
-      ok = ok && slot_data_bytes(Protocol(p)) >= 16 && slot_bytes[p] % line_bytes(Protocol(p)) == 0 &&
-           slot_bytes[p] % 16 == 0;
+      ok = ok && slot_data_bytes(Protocol(p)) >= 16 && slot_bytes[p] % 16 == 0 &&
+           slot_bytes[p] % line_bytes(Protocol(p)) == 0;
     return ok;
   }
 };
@@ -93,8 +93,8 @@ struct Plan {
     p.slice_most = g.slot_data_bytes(protocol) / element_bytes;
     p.slice_least = max64(1, p.slice_most / 8);
     p.slice_grain = max64(1, 16 / element_bytes);
-    // Short chunks: Simple rounds to a word of 8 bytes a worker, LL to two lines, LL128 to the lines
-    // that one warp moves at once (8 lanes a line, 4 lines, twice); a slot may be smaller.
+    // Short chunks: Simple rounds to a word of 8 bytes a worker, LL to two lines, LL128 to the
+    // lines that one warp moves at once (8 lanes a line, 4 lines, twice); a slot may be smaller.
     const int64_t grain_bytes = protocol == Protocol::simple ? 8 * int64_t(workers)
                                 : protocol == Protocol::ll   ? 2 * line_data_bytes(protocol)
                                 : workers > 1                ? 16 * line_data_bytes(protocol)
@@ -112,8 +112,8 @@ struct Plan {
     return p;
   }
 
-  // Chunks of one loop that lie side by side in the range that is cut: an all-reduce cuts the tensor
-  // in a chunk for each rank, the others cut each shard on its own.
+  // Chunks of one loop that lie side by side in the range that is cut: an all-reduce cuts the
+  // tensor in a chunk for each rank, the others cut each shard on its own.
   RK_HD constexpr int parts() const { return collective == Collective::all_reduce ? ranks : 1; }
   RK_HD constexpr int64_t loop_span() const { return channels * parts() * chunk; }
 
@@ -126,7 +126,8 @@ struct Plan {
 
   RK_HD constexpr int next(int rank) const { return (rank + (reversed ? ranks - 1 : 1)) % ranks; }
   RK_HD constexpr int prev(int rank) const { return (rank + (reversed ? 1 : ranks - 1)) % ranks; }
-  // Where a rank stands on the ring, counted in the direction of travel from rank 0; its own inverse.
+  // Where a rank stands on the ring, counted in the direction of travel from rank 0; its own
+  // inverse.
   RK_HD constexpr int position(int rank) const { return reversed ? (ranks - rank) % ranks : rank; }
 
   // The chunk that `owner`, a position on the ring, finishes. May be empty: an empty chunk still

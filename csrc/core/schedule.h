@@ -1,9 +1,9 @@
 // The ring, written once, for every backend and every protocol.
 //
-// The k ranks stand in a ring; each sends to `next` and receives from `prev`. In step j, the rank at
-// position r works on the chunk that belongs to position r - 1 - j: every chunk travels once round
-// the ring gathering one contribution a hop (reduce-scatter), comes to its owner complete, and
-// travels round once more to be copied (all-gather). With k = 4, the chunk of position 0:
+// The k ranks stand in a ring; each sends to `next` and receives from `prev`. In step j, the rank
+// at position r works on the chunk that belongs to position r - 1 - j: every chunk travels once
+// round the ring gathering one contribution a hop (reduce-scatter), comes to its owner complete,
+// and travels round once more to be copied (all-gather). With k = 4, the chunk of position 0:
 //
 //        step 0          step 1          step 2            step 3          step 4        step 5,6
 //   1 --- a1 ---> 2 -- a1+a2 ---> 3 -- a1+a2+a3 ---> 0 ==== a ====> 1 ==== a ====> 2 ==== a ====> 3
@@ -56,7 +56,9 @@ struct Step {
 };
 
 // Steps of one loop. All-reduce: 1 + (k-2) + 1 + (k-2) + 1; its two halves: k each.
-RK_HD constexpr int steps(Collective c, int k) { return c == Collective::all_reduce ? 2 * k - 1 : k; }
+RK_HD constexpr int steps(Collective c, int k) {
+  return c == Collective::all_reduce ? 2 * k - 1 : k;
+}
 
 // Step j of the rank at position r, for k >= 2.
 RK_HD constexpr Step step(Collective c, int r, int k, int j) {
@@ -75,8 +77,8 @@ RK_HD constexpr Step step(Collective c, int r, int k, int j) {
   return {Verb::recv, owner};
 }
 
-// Runs one channel of a plan over a link. `Link::perform(Verb, const Plan&, const Chunk&)` returns a
-// Verdict; the first that is not `ok` ends the collective with nothing half-done published.
+// Runs one channel of a plan over a link. `Link::perform(Verb, const Plan&, const Chunk&)` returns
+// a Verdict; the first that is not `ok` ends the collective with nothing half-done published.
 template <class Link>
 RK_HD Verdict run_schedule(const Plan& plan, int rank, int channel, Link& link) {
   const int k = plan.ranks, r = plan.position(rank);

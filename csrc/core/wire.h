@@ -1,8 +1,8 @@
 // What lies in the memory that neighbours on the ring map from each other: the bytes of a line, the
 // counters of a link, and the flags that say which step a line belongs to.
 //
-// A rank owns the FIFO it receives from; `prev` writes into it. Each side polls its own memory only:
-// everything that travels is a write.
+// A rank owns the FIFO it receives from; `prev` writes into it. Each side polls its own memory
+// only: everything that travels is a write.
 #pragma once
 
 #include "core/types.h"
@@ -26,10 +26,12 @@ static_assert(sizeof(LLLine) == 16);
 static_assert(sizeof(LL128Line) == 128);
 
 RK_HD constexpr int line_bytes(Protocol p) {
-  return p == Protocol::ll ? int(sizeof(LLLine)) : p == Protocol::ll128 ? int(sizeof(LL128Line)) : 1;
+  return p == Protocol::ll      ? int(sizeof(LLLine))
+         : p == Protocol::ll128 ? int(sizeof(LL128Line))
+                                : 1;
 }
 RK_HD constexpr int line_data_bytes(Protocol p) {
-  return p == Protocol::ll ? 8 : p == Protocol::ll128 ? 120 : 1;
+  return p == Protocol::ll ? 8 : p == Protocol::ll128 ? int(sizeof(LL128Line::data)) : 1;
 }
 
 // Flag 0 is fresh memory and never valid. The LL flag has 32 bits and wraps: lines that a short

@@ -71,10 +71,17 @@ struct LinkContext {
   // Notes what was waited for, if it did not come.
   Verdict checked(Verdict verdict, Protocol p, WaitFor what) {
     if (verdict == Verdict::ok) return verdict;
-    const bool credit = what == WaitFor::credit;
-    report = {verdict, what, p, 0, (credit ? ends.sent() - uint64_t(ends.slots) : ends.received()) + 1,
-              credit ? load_acquire(ends.mine.head.value)
-                     : p == Protocol::simple ? load_acquire(ends.mine.tail.value) : ends.received()};
+    report.verdict = verdict;
+    report.what = what;
+    report.protocol = p;
+    if (what == WaitFor::credit) {
+      report.wanted = ends.sent() + 1 - uint64_t(ends.slots);
+      report.seen = load_acquire(ends.mine.head.value);
+    } else {
+      report.wanted = ends.received() + 1;
+      // Only Simple counts what has come; otherwise it is in the lines.
+      report.seen = p == Protocol::simple ? load_acquire(ends.mine.tail.value) : ends.received();
+    }
     return verdict;
   }
 };

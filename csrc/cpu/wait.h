@@ -28,8 +28,8 @@ inline void store_release(uint64_t& word, uint64_t value) {
 // Wakes the owner if it sleeps. Call `publish_barrier` once between what was published and this.
 void ring(Bell& bell);
 bool asleep(const Bell& bell);
-// The store that was published must be visible before the look at `asleep`; without it the owner may
-// go to sleep on the old value while this rank believes it awake.
+// The store that was published must be visible before the look at `asleep`; without it the owner
+// may go to sleep on the old value while this rank believes it awake.
 inline void publish_barrier() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 
 class Wait {
@@ -60,7 +60,8 @@ class Wait {
   class Ladder {
    public:
     explicit Ladder(Wait& wait);
-    // Yields or sleeps once. Between two calls the caller polls: the order is announce, poll, sleep.
+    // Yields or sleeps once. Between two calls the caller polls: the order is announce, poll,
+    // sleep.
     Verdict rest();
     void leave();
 

@@ -21,10 +21,12 @@ class C10dStore final : public Store {
   std::string get(const std::string& key, Milliseconds timeout) override {
     // Not store_->wait(): a TCPStore prints two warnings each time that ends without the key.
     const auto end = Clock::now() + timeout;
-    for (auto pause = kFirstPause; !store_->check({key}); pause = std::min(2 * pause, kLongestPause)) {
+    auto pause = kFirstPause;
+    while (!store_->check({key})) {
       const auto now = Clock::now();
       if (now >= end) throw TimeoutError("key '" + key + "' did not come into torch's store");
       std::this_thread::sleep_for(std::min<Clock::duration>(pause, end - now));
+      pause = std::min(2 * pause, kLongestPause);
     }
     const std::vector<uint8_t> value = store_->get(key);
     return {value.begin(), value.end()};

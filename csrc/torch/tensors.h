@@ -1,5 +1,5 @@
-// From tensors to tasks: what is accepted, and how a tensor that is not contiguous is served. Whatever
-// is wrong is raised here, on the rank that made the call, before anything is published.
+// From tensors to tasks: what is accepted, and how a tensor that is not contiguous is served.
+// Whatever is wrong is raised here, on the rank that made the call, before anything is published.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -88,8 +88,8 @@ inline DType check_tensor(const at::Tensor& t, const char* role) {
     throw py::type_error(who + "quantized; reduce .int_repr() or .dequantize()");
   const auto dtype = dtype_of(t.scalar_type());
   if (!dtype)
-    throw py::type_error(who + "of dtype torch." + torch_name(t.scalar_type()) + "; ringkern takes " +
-                         dtype_names() +
+    throw py::type_error(who + "of dtype torch." + torch_name(t.scalar_type()) +
+                         "; ringkern takes " + dtype_names() +
                          (t.is_complex() ? ": reduce torch.view_as_real(tensor)"
                           : t.scalar_type() == at::kBool ? ": reduce tensor.view(torch.uint8)"
                                                          : ": convert it first"));
@@ -126,8 +126,8 @@ struct Prepared {
   }
 };
 
-// Whether memory holds the elements in logical order and as they are. A view by torch's negative bit
-// has its sign elsewhere.
+// Whether memory holds the elements in logical order and as they are. A view by torch's negative
+// bit has its sign elsewhere.
 inline bool is_plain(const at::Tensor& t) { return t.is_contiguous() && !t.is_neg(); }
 
 inline Prepared prepare(Collective collective, const at::Tensor& out, const at::Tensor& in,
@@ -136,8 +136,8 @@ inline Prepared prepare(Collective collective, const at::Tensor& out, const at::
   Prepared p;
   p.device = out.device();
   p.in = in.resolve_neg().contiguous();
-  // Ranks may lay the same values out differently, so memory order will not do: elements are matched
-  // in logical order, through a copy.
+  // Ranks may lay the same values out differently, so memory order will not do: elements are
+  // matched in logical order, through a copy.
   p.out = is_plain(out) ? out : out.is_same(in) ? p.in : at::empty(out.sizes(), out.options());
   if (!is_plain(out)) p.result = out;
   p.task.collective = collective;

@@ -1,12 +1,14 @@
 """Ranks that end in all the ways in which a process can, for test_processes.py.
 
-``python -m tests.comm.exits SCENARIO SIZE FOLDER`` forks SIZE ranks, each of which runs a function of this
-module and then goes the whole way of an interpreter that ends. Prints, as JSON, each rank's exit
-status (as a shell has it: 128 + n for signal n) and standard error.
+``python -m tests.comm.exits`` reads lines "SCENARIO SIZE FOLDER", and for each forks SIZE ranks
+that run a function of this module and then go the whole way of an interpreter that ends. It answers
+with a line of JSON: each rank's exit status, negative for a signal, and its standard error. Forked
+after torch has been imported, and before any of it runs, because importing it takes seconds.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -83,10 +85,8 @@ def thread_waits(rank: int, size: int, folder: Path) -> None:
     communicator = own(rank, size, folder, timeout_s=600)
 
     def wait() -> None:
-        try:
+        with contextlib.suppress(ringkern.errors.CommAbortedError):
             communicator.all_reduce(torch.ones(10))
-        except ringkern.errors.CommAbortedError:
-            pass
 
     if rank == 0:
         threading.Thread(target=wait, daemon=True).start()
@@ -126,9 +126,8 @@ def forked_child_exits(rank: int, size: int, folder: Path) -> None:
         try:
             communicator.all_reduce(torch.ones(10))
         except ringkern.errors.CommUsageError as error:
-            assert f"is used in process {os.getpid()}" in str(error)
-            sys.exit(7)
-        sys.exit(8)
+            sys.exit(7 if f"is used in process {os.getpid()}" in str(error) else 8)
+        sys.exit(9)
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 7
     x = torch.ones(10)
@@ -174,7 +173,8 @@ def start(scenario: str, rank: int, size: int, folder: Path) -> int:
     """The pid of a new rank."""
     if (pid := os.fork()) != 0:
         return pid
-    errors = os.open(folder / f"stderr{rank}", os.O_WRONLY | os.O_CREAT)
+    errors = os.open(folder / f"stderr{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(errors, 1)
     os.dup2(errors, 2)
     torch.set_num_threads(1)
@@ -182,27 +182,25 @@ def start(scenario: str, rank: int, size: int, folder: Path) -> int:
     sys.exit()
 
 
-def main(scenario: str, size: int, folder: Path) -> None:
-    pids = {start(scenario, rank, size, folder): rank for rank in range(size)}
-
-    def too_late() -> None:
-        for pid in list(pids):
-            os.kill(pid, signal.SIGKILL)
-
-    alarm = threading.Timer(LIMIT_S, too_late)
-    alarm.daemon = True
-    alarm.start()
+def run(scenario: str, size: int, folder: Path) -> list[dict[str, object]]:
+    running = {start(scenario, rank, size, folder): rank for rank in range(size)}
     ranks: list[dict[str, object]] = [{} for _ in range(size)]
-    while pids:
-        pid, status = os.wait()
-        rank = pids.pop(pid)
-        code = os.waitstatus_to_exitcode(status)
-        ranks[rank]["status"] = code if code >= 0 else 128 - code
-    alarm.cancel()
+    end = time.monotonic() + LIMIT_S
+    while running:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid != 0:
+            ranks[running.pop(pid)]["status"] = os.waitstatus_to_exitcode(status)
+        elif time.monotonic() < end:
+            time.sleep(0.02)
+        else:
+            for late in running:
+                os.kill(late, signal.SIGKILL)
     for rank in range(size):
         ranks[rank]["stderr"] = (folder / f"stderr{rank}").read_text()
-    print(json.dumps(ranks))
+    return ranks
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
+    for line in sys.stdin:
+        name, ranks, folder = line.rstrip("\n").split(" ", 2)
+        print(json.dumps(run(name, int(ranks), Path(folder))), flush=True)

@@ -24,10 +24,11 @@ from tests.torch.test_api import summed, values
 Pool = Callable[[int], Ranks]
 # Longer than the ranks are given to answer: what ends before it has not ended by it.
 NEVER = timedelta(seconds=600)
-SOON = timedelta(seconds=0.5)
+SOON = timedelta(seconds=1)
 
 
 def connected(size: int, timeout: timedelta) -> ringkern.Communicator:
+    dist.barrier()  # the timeout is that of finding each other, too
     communicator = ringkern.Communicator(timeout=timeout)
     x = torch.ones(10)
     communicator.all_reduce(x)
@@ -171,7 +172,7 @@ def test_a_rank_that_never_calls(ranks: Pool, protocol: str, n: int) -> None:
     (first, second, third), (late,) = ranks(2).run(_never_called, protocol, n)
     assert f"all_reduce float32[{n}] over {protocol}: rank 0 waited for" in first
     assert "rank 1" in first
-    assert "nothing came for 0.5 s" in first
+    assert "nothing came for 1.0 s" in first
     assert "Did every rank make this call" in first
     for later in (second, third):
         assert "became unusable" in later
@@ -199,6 +200,7 @@ def test_a_rank_that_never_calls_async(ranks: Pool) -> None:
 
 
 def _comes_late(rank: int, size: int) -> str:
+    dist.barrier()
     communicator = ringkern.Communicator(timeout=SOON)
     if rank == 1:
         dist.barrier()
@@ -215,7 +217,7 @@ def _comes_late(rank: int, size: int) -> str:
 def test_a_rank_that_is_late_for_the_first_call(ranks: Pool) -> None:
     texts = ranks(3).run(_comes_late)
     assert len(set(texts)) == 1, "all ranks are told the same, the late one too"
-    assert "no ring of 3 ranks within 0.5 s; did not come: rank 1" in texts[0]
+    assert "no ring of 3 ranks within 1.0 s; did not come: rank 1" in texts[0]
     ranks(3).run(_connect_again)
 
 
@@ -241,75 +243,3 @@ def _wait_with_a_timeout(rank: int, size: int) -> None:
 
 def test_wait_with_a_timeout(ranks: Pool) -> None:
     ranks(2).run(_wait_with_a_timeout)
-
-
-# ---- what would wait for itself -----------------------------------------------------------------
-
-
-def _slow_enough(rank: int, size: int) -> tuple[ringkern.Communicator, dist.Work]:
-    """A call in flight on rank 0, so that what is added to its future runs as a callback."""
-    communicator = connected(size, NEVER)
-    if rank == 1:
-        dist.barrier()
-    work = communicator.all_reduce(values(rank), async_op=True)
-    assert work is not None
-    return communicator, work
-
-
-def _sync_call_in_callback(rank: int, size: int) -> None:
-    communicator, work = _slow_enough(rank, size)
-    if rank == 0:
-        call = work.get_future().then(lambda _: communicator.all_reduce(values(rank)))
-        close = work.get_future().then(lambda _: communicator.close())
-        dist.barrier()
-        for future in (call, close):
-            with pytest.raises(RuntimeError, match="would wait for itself"):
-                future.wait()
-    work.wait()
-    dist.barrier()
-    communicator.close()
-
-
-def test_a_call_that_would_wait_for_its_own_callback(ranks: Pool) -> None:
-    ranks(2).run(_sync_call_in_callback)
-
-
-def _async_call_in_callback(rank: int, size: int) -> None:
-    communicator, work = _slow_enough(rank, size)
-    x, y = values(rank), values(rank)
-    if rank == 0:
-        more = work.get_future().then(lambda _: communicator.all_reduce(x, async_op=True))
-        threading.Timer(0.1, dist.barrier).start()
-        communicator.all_reduce(y)  # holds the turn until the callback is through
-        more.wait().wait()
-    else:
-        work.wait()
-        communicator.all_reduce(x)
-        communicator.all_reduce(y)
-    assert torch.equal(x, summed(size))
-    assert torch.equal(y, summed(size))
-    communicator.close()
-
-
-def test_an_async_call_in_a_callback_during_a_sync_one(ranks: Pool) -> None:
-    ranks(2).run(_async_call_in_callback)
-
-
-def _freed_by_its_callback(rank: int, size: int) -> None:
-    communicator, work = _slow_enough(rank, size)
-    tensors = [values(rank) for _ in range(3)]
-    works = [communicator.all_reduce(x, async_op=True) for x in tensors]
-    if rank == 0:
-        held = [communicator]
-        freed = work.get_future().then(lambda _: held.clear())
-        del communicator
-        dist.barrier()
-        freed.wait()
-    for other in works:
-        assert other is not None
-        other.wait()
-    assert all(torch.equal(x, summed(size)) for x in tensors)
-
-
-def test_a_callback_may_be_the_last_to_hold_a_communicator(ranks: Pool) -> None:
-    ranks(2).run(_freed_by_its_callback)

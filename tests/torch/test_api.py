@@ -169,44 +169,6 @@ def test_async_call_returns_before_the_others_come(ranks: Pool) -> None:
     ranks(2).run(_not_completed_alone)
 
 
-def _callbacks(rank: int, size: int) -> None:
-    x = values(rank)
-    work = ringkern.ring_all_reduce(x, async_op=True)
-    assert work is not None
-    early = work.get_future().then(lambda future: future.value()[0] / size)
-    twice = early.then(lambda future: future.value() * 2)
-    assert torch.equal(twice.wait(), summed(size) / size * 2)
-    late = work.get_future().then(lambda future: int(future.value()[0].sum()))
-    assert late.wait() == int(summed(size).sum())
-
-    def broken(future: torch.futures.Future[Any]) -> None:
-        raise KeyError("in the callback")
-
-    work = ringkern.ring_all_reduce(values(rank), async_op=True)
-    assert work is not None
-    with pytest.raises(RuntimeError, match="in the callback"):
-        work.get_future().then(broken).wait()
-    work.wait()
-    ringkern.ring_all_reduce(values(rank))
-
-
-def test_future_callbacks(ranks: Pool) -> None:
-    ranks(2).run(_callbacks)
-
-
-def _call_in_callback(rank: int, size: int) -> None:
-    x = values(rank)
-    work = ringkern.ring_all_reduce(values(rank), async_op=True)
-    assert work is not None
-    start = work.get_future().then(lambda _: ringkern.ring_all_reduce(x, async_op=True))
-    start.wait().wait()
-    assert torch.equal(x, summed(size))
-
-
-def test_a_callback_may_start_another_call(ranks: Pool) -> None:
-    ranks(2).run(_call_in_callback)
-
-
 def _call_order(rank: int, size: int) -> None:
     # None of these commutes with the next, so that the result tells the order.
     ops = (SUM, dist.ReduceOp.BXOR, MAX, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN)

@@ -229,12 +229,14 @@ def _raise() -> int:
 
 
 def test_ranks_that_hang_are_ended(capfd: pytest.CaptureFixture[str]) -> None:
+    before = multiprocessing.active_children()  # the ranks of other tests
     assert launch.launch(2, 3.0, _sleep) == 1
-    assert not multiprocessing.active_children()
+    assert set(multiprocessing.active_children()) <= set(before)
     assert "most recent call first" in capfd.readouterr().err  # they say where
 
 
 def test_ranks_that_raise_are_reported() -> None:
+    before = multiprocessing.active_children()
     with pytest.raises(Exception, match="this rank has had enough"):
         launch.launch(2, LIMIT_S, _raise)
-    assert not multiprocessing.active_children()
+    assert set(multiprocessing.active_children()) <= set(before)

@@ -67,7 +67,9 @@ def _out_of_place(rank: int, size: int) -> None:
     if rank == 1:
         assert torch.equal(functional.all_reduce(values(1), "sum", group), values(1))
         dist.destroy_process_group(group)
-    with pytest.raises(ValueError, match="unknown op 'mean'; choose one of sum, prod, min, max, avg"):
+    with pytest.raises(
+        ValueError, match="unknown op 'mean'; choose one of sum, prod, min, max, avg"
+    ):
         functional.all_reduce(values(rank), "mean")
 
 
@@ -216,8 +218,8 @@ def test_gradients(ranks: Pool, backend: str | None) -> None:
 
 
 def _gradcheck(rank: int, size: int) -> None:
-    # All ranks move the same element at the same time, so the derivative is that of the sum of equal
-    # inputs; each counts once for each rank.
+    # All ranks move the same element at the same time, so the derivative is that of the sum of
+    # equal inputs; each counts once for each rank.
     generator = torch.Generator().manual_seed(7)
     x = torch.randn(3, 2, dtype=torch.float64, generator=generator).requires_grad_()
     for op in ("sum", "avg"):
@@ -236,7 +238,9 @@ def _without_gradient(rank: int, size: int) -> None:
         x = (values(rank) + 1).requires_grad_()
         result = functional.all_reduce(x, op)
         assert result.requires_grad  # so that the mistake is not silent
-        with pytest.raises(NotImplementedError, match=rf"op '{op}' has no gradient; sum and avg have"):
+        with pytest.raises(
+            NotImplementedError, match=rf"op '{op}' has no gradient; sum and avg have"
+        ):
             result.sum().backward()
         with torch.no_grad():
             assert not functional.all_reduce(x, op).requires_grad

@@ -32,12 +32,16 @@ def test_unknown_protocol(protocol: str) -> None:
     )
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("600", 600), ("0.5", 0.5), ("1e3", 1000), (" 7 ", 7)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("600", 600), ("0.5", 0.5), ("1e3", 1000), (" 7 ", 7)]
+)
 def test_timeout(text: str, seconds: float) -> None:
     assert read({"RINGKERN_TIMEOUT": text}).timeout_s == seconds
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "0.0001", "soon", "10s", "nan", "inf", "-inf", "1e400"])
+@pytest.mark.parametrize(
+    "text", ["", "0", "-1", "0.0001", "soon", "10s", "nan", "inf", "-inf", "1e400"]
+)
 def test_wrong_timeout(text: str) -> None:
     with pytest.raises(ValueError, match="RINGKERN_TIMEOUT=") as caught:
         read({"RINGKERN_TIMEOUT": text})

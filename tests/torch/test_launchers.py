@@ -77,15 +77,19 @@ print("rank is done")
 def test_torchrun(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run"]
-        + ["--standalone", "--nproc-per-node", "2", str(script)],
-        capture_output=True,
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    with subprocess.Popen(
+        [*torchrun, "--nproc-per-node", "2", str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=LIMIT_S,
-        check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("rank is done") == 2
-    assert done.stderr == ""
+    ) as job:
+        try:
+            output, errors = job.communicate(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            job.terminate()  # it ends its ranks, which would outlive its death
+            raise
+    assert job.returncode == 0, errors
+    assert output.count("rank is done") == 2
+    assert errors == ""
