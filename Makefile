@@ -56,7 +56,7 @@ $(VENV)/.ready: requirements-dev.txt
 	touch $@
 
 lint: build
-	! grep -nE '^.{101,}' $(SOURCES)
+	@! grep -nE '^.{101,}' $(SOURCES)
 	ruff check
 	ruff format --check
 	mypy

@@ -1,4 +1,4 @@
-# csrc/cpu/simd.cpp is compiled once per instruction set; the CPU's is picked when ringkern is loaded.
+# csrc/cpu/simd.cpp is compiled once per instruction set; the CPU's is picked at run time.
 #
 # RK_ISA is the namespace of a copy and RK_ISA_NAME its name. RK_HAVE_AVX2 and RK_HAVE_AVX512 tell
 # everybody else which copies there are. Sums must not depend on the machine, so no copy may fuse a

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import atexit
 import weakref
+from collections.abc import Callable
 from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from . import _C, tuner
@@ -39,14 +41,7 @@ class Communicator:
     def __init__(
         self, group: dist.ProcessGroup | None = None, *, timeout: timedelta | None = None
     ) -> None:
-        group = resolve_group(group)
-        self._open(
-            group.get_group_store(),
-            group.rank(),
-            group.size(),
-            f"ringkern/{group.group_name}",
-            timeout,
-        )
+        self._open(*_place_in(group), timeout)
 
     @classmethod
     def from_store(
@@ -169,6 +164,16 @@ class Communicator:
 # Weak: a communicator that nobody holds closes itself.
 _open_communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()
 _by_group: weakref.WeakKeyDictionary[dist.ProcessGroup, Communicator] = weakref.WeakKeyDictionary()
+
+
+def _place(group: dist.ProcessGroup | None) -> tuple[dist.Store, int, int, str]:
+    """The store, this rank, the number of ranks, and the name of the ring."""
+    group = resolve_group(group)
+    return group.get_group_store(), group.rank(), group.size(), f"ringkern/{group.group_name}"
+
+
+# A store cannot be traced by torch.compile, which would be an error and no graph break.
+_place_in: Callable[..., tuple[dist.Store, int, int, str]] = torch.compiler.disable(_place)
 
 
 def resolve_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:

@@ -57,25 +57,19 @@ def all_reduce(
 
 
 def all_reduce_in_graph(
-    tensor: Any,
-    op: Any,
-    group: dist.ProcessGroup | None,
-    async_op: bool,
-    protocol: str,
-) -> None:
-    """:func:`ringkern.ring_all_reduce` while torch.compile traces."""
-    if async_op:
-        raise ValueError(
-            "async_op=True cannot be compiled; leave it out, the graph orders the calls"
-        )
-    torch.ops.ringkern.all_reduce_(tensor, _op_name(op), _group_name(group), protocol)
-
-
-def _op_name(op: Any) -> str:
-    for name, value in _OPS.items():
-        if op == value:
-            return name
-    raise ValueError(f"op {op} cannot be compiled; ringkern has {', '.join(_OPS)} there")
+    tensor: Any, op: Any, group: dist.ProcessGroup | None, protocol: str
+) -> bool:
+    """:func:`ringkern.ring_all_reduce` while torch.compile traces; False if it cannot be there."""
+    # With a factor it is of another type, which cannot be compared in a graph.
+    simple = type(op) is dist.ReduceOp.RedOpType
+    names = [name for name, value in _OPS.items() if op == value] if simple else []
+    fits = isinstance(tensor, torch.Tensor) and (
+        group is None or isinstance(group, dist.ProcessGroup)
+    )
+    if not names or not fits:
+        return False
+    torch.ops.ringkern.all_reduce_(tensor, names[0], _group_name(group), protocol)
+    return True
 
 
 def _op_value(name: str) -> dist.ReduceOp.RedOpType:

@@ -3,6 +3,7 @@ all_gather_into_tensor, over the ring."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +12,21 @@ import torch.distributed as dist
 from . import functional
 from .arguments import Op
 from .comm import communicator_for
+
+
+def _call(
+    collective: str, group: dist.ProcessGroup | None, *args: Any, **kwargs: Any
+) -> dist.Work | None:
+    work: dist.Work | None = getattr(communicator_for(group), collective)(*args, **kwargs)
+    return work
+
+
+# torch.compile ends one graph before such a call and begins another after it.
+_outside_graph: Callable[..., dist.Work | None] = torch.compiler.disable(
+    _call,
+    reason="of ringkern's collectives, a graph can hold ring_all_reduce of a tensor, without "
+    "async_op, and not PREMUL_SUM",
+)
 
 
 def ring_all_reduce(
@@ -25,7 +41,8 @@ def ring_all_reduce(
 
     A drop-in for :func:`torch.distributed.all_reduce`. Every rank of the group calls it, in the
     same order, with a tensor of the same number of elements and the same dtype, and the same ``op``
-    and ``protocol``.
+    and ``protocol``. Under ``torch.compile`` it is part of the graph, unless ``async_op`` is set or
+    ``op`` is ``PREMUL_SUM``.
 
     Args:
         tensor: a dense tensor of any shape and strides, on the CPU or on a CUDA device; float32,
@@ -54,8 +71,9 @@ def ring_all_reduce(
         RendezvousError, TransportError: first call only: the ranks could not be connected.
     """
     if torch.compiler.is_compiling():
-        functional.all_reduce_in_graph(tensor, op, group, async_op, protocol)
-        return None
+        if not async_op and functional.all_reduce_in_graph(tensor, op, group, protocol):
+            return None
+        return _outside_graph("all_reduce", group, tensor, op, async_op, protocol=protocol)
     return communicator_for(group).all_reduce(tensor, op, async_op, protocol=protocol)
 
 
@@ -81,6 +99,10 @@ def ring_reduce_scatter(
         ValueError: the sizes do not fit, the tensors overlap, or they are on different devices.
         Others as for :func:`ring_all_reduce`.
     """
+    if torch.compiler.is_compiling():
+        return _outside_graph(
+            "reduce_scatter", group, output, input, op, async_op, protocol=protocol
+        )
     return communicator_for(group).reduce_scatter(output, input, op, async_op, protocol=protocol)
 
 
@@ -106,4 +128,6 @@ def ring_all_gather(
         ValueError: the sizes do not fit, the tensors overlap, or they are on different devices.
         Others as for :func:`ring_all_reduce`.
     """
+    if torch.compiler.is_compiling():
+        return _outside_graph("all_gather", group, output, input, async_op, protocol=protocol)
     return communicator_for(group).all_gather(output, input, async_op, protocol=protocol)

@@ -164,6 +164,25 @@ void abort_ends_every_wait() {
       }
 }
 
+// Rank 2 tells its neighbours 1 and 3. Rank 0, which waits for rank 3, learns of it only from them.
+void a_rank_that_comes_to_an_aborted_ring_tells_the_next() {
+  ThreadRing ring(4, geometry(3, 64, 64, 128));
+  const auto errors = ring.on_threads([&](int rank) {
+    if (rank >= 2) return;
+    if (rank == 1) {
+      while (!cpu::asleep(ring.bell(0))) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      ring.engine(2).abort();
+    }
+    std::vector<char> data(100);
+    ring.engine(rank).run({Collective::all_reduce, Protocol::simple,
+                           Reduction::of(Op::sum, DType::i8, 4), data.data(), data.data(), 100});
+  });
+  bool timed_out = false;
+  CHECK_CONTAINS(text_of(errors[0], timed_out), "rank 0 waited for data from rank 3");
+  CHECK_CONTAINS(text_of(errors[1], timed_out), "aborted");
+  CHECK(!timed_out);
+}
+
 void a_timeout_names_the_peer() {
   for (const Protocol protocol : kAllProtocols) {
     // As many slots as it takes for rank 0 to run out of them before it runs out of data.
@@ -191,5 +210,6 @@ int main() {
   for (uint64_t seed = 0; seed < 30; ++seed) any_calls_in_a_row(1 + int(seed % 5), seed);
   large_calls_with_the_default_slots();
   abort_ends_every_wait();
+  a_rank_that_comes_to_an_aborted_ring_tells_the_next();
   a_timeout_names_the_peer();
 }

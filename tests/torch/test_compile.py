@@ -172,14 +172,16 @@ def test_dynamic_shapes(ranks: Pool, backend: str) -> None:
 
 
 def _refused_in_a_graph(rank: int, size: int) -> None:
-    cases: list[tuple[Callable[[torch.Tensor], Any], str]] = [
-        (lambda x: ringkern.ring_all_reduce(x, async_op=True), "async_op=True cannot be compiled"),
-        (lambda x: ringkern.ring_all_reduce(x, dist.ReduceOp.PREMUL_SUM), "cannot be compiled"),
+    half = dist._make_nccl_premul_sum(0.5)
+    calls: list[Callable[[torch.Tensor], Any]] = [
+        lambda x: ringkern.ring_all_reduce(x, async_op=True),
+        lambda x: ringkern.ring_all_reduce(x, half),
+        lambda x: ringkern.ring_reduce_scatter(x[: x.numel() // size].clone(), x),
+        lambda x: ringkern.ring_all_gather(x, x[: x.numel() // size].clone()),
     ]
-    for call, text in cases:
+    for call in calls:
         torch._dynamo.reset()
-        # Without fullgraph the call would run outside the graph.
-        with pytest.raises(Exception, match=text):
+        with pytest.raises(Exception, match="a graph can hold ring_all_reduce of a tensor"):
             torch.compile(call, fullgraph=True, backend="eager")(values(rank))
     torch._dynamo.reset()
     weight = torch.ones(5, requires_grad=True)
@@ -192,6 +194,34 @@ def _refused_in_a_graph(rank: int, size: int) -> None:
 
 def test_what_cannot_be_compiled_says_so(ranks: Pool) -> None:
     ranks(2).run(_refused_in_a_graph)
+
+
+def _broken_graph(x: torch.Tensor) -> torch.Tensor:
+    size = dist.get_world_size()
+    y = x * 2
+    work = ringkern.ring_all_reduce(y, async_op=True)
+    work.wait()
+    part, whole = torch.empty(y.numel() // size), torch.empty_like(y)
+    ringkern.ring_reduce_scatter(part, y, dist.ReduceOp.MAX)
+    ringkern.ring_all_gather(whole, part)
+    ringkern.ring_all_reduce(whole, dist._make_nccl_premul_sum(0.5))
+    with ringkern.Communicator() as communicator:
+        communicator.all_reduce(whole, dist.ReduceOp.MAX)
+    return whole + 1
+
+
+def _runs_outside_the_graph(rank: int, size: int) -> None:
+    torch._dynamo.reset()
+    step = torch.compile(_broken_graph, backend="eager")
+    for _ in range(2):
+        assert torch.equal(step(values(rank)), 2 * summed(size) * size / 2 + 1)
+    torch._dynamo.reset()
+    with pytest.raises(TypeError, match=r"op is 'sum'; give a torch\.distributed\.ReduceOp"):
+        torch.compile(lambda x: ringkern.ring_all_reduce(x, "sum"), backend="eager")(values(rank))
+
+
+def test_what_a_graph_cannot_hold_runs_outside(ranks: Pool) -> None:
+    ranks(2).run(_runs_outside_the_graph)
 
 
 # ---- gradients ----------------------------------------------------------------------------------
