@@ -41,7 +41,9 @@ class Communicator:
     def __init__(
         self, group: dist.ProcessGroup | None = None, *, timeout: timedelta | None = None
     ) -> None:
-        self._open(*_place_in(group), timeout)
+        place = _place_untraced if torch.compiler.is_compiling() else _place
+        store, rank, size, name = place(group)
+        self._open(store, rank, size, name, timeout)
 
     @classmethod
     def from_store(
@@ -172,8 +174,15 @@ def _place(group: dist.ProcessGroup | None) -> tuple[dist.Store, int, int, str]:
     return group.get_group_store(), group.rank(), group.size(), f"ringkern/{group.group_name}"
 
 
+def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, before which torch.compile ends a graph. To be called only while it traces."""
+    # Not torch.compiler.disable: it imports the compiler, a second that most programs do not need.
+    wrapped: Callable[..., Any] = torch._disable_dynamo(function)
+    return wrapped
+
+
 # A store cannot be traced by torch.compile, which would be an error and no graph break.
-_place_in: Callable[..., tuple[dist.Store, int, int, str]] = torch.compiler.disable(_place)
+_place_untraced: Callable[..., tuple[dist.Store, int, int, str]] = untraced(_place)
 
 
 def resolve_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from . import functional
 from .arguments import Op
-from .comm import communicator_for
+from .comm import communicator_for, untraced
 
 
 def _call(
@@ -22,10 +22,10 @@ def _call(
 
 
 # torch.compile ends one graph before such a call and begins another after it.
-_outside_graph: Callable[..., dist.Work | None] = torch.compiler.disable(
-    _call,
-    reason="of ringkern's collectives, a graph can hold ring_all_reduce of a tensor, without "
-    "async_op, and not PREMUL_SUM",
+_outside_graph: Callable[..., dist.Work | None] = untraced(_call)
+_NOT_IN_A_GRAPH = (
+    "of ringkern's collectives, a graph can hold ring_all_reduce of a tensor, without async_op, "
+    "and not PREMUL_SUM"
 )
 
 
@@ -73,6 +73,7 @@ def ring_all_reduce(
     if torch.compiler.is_compiling():
         if not async_op and functional.all_reduce_in_graph(tensor, op, group, protocol):
             return None
+        torch._dynamo.graph_break(msg=_NOT_IN_A_GRAPH)
         return _outside_graph("all_reduce", group, tensor, op, async_op, protocol=protocol)
     return communicator_for(group).all_reduce(tensor, op, async_op, protocol=protocol)
 
@@ -100,6 +101,7 @@ def ring_reduce_scatter(
         Others as for :func:`ring_all_reduce`.
     """
     if torch.compiler.is_compiling():
+        torch._dynamo.graph_break(msg=_NOT_IN_A_GRAPH)
         return _outside_graph(
             "reduce_scatter", group, output, input, op, async_op, protocol=protocol
         )
@@ -129,5 +131,6 @@ def ring_all_gather(
         Others as for :func:`ring_all_reduce`.
     """
     if torch.compiler.is_compiling():
+        torch._dynamo.graph_break(msg=_NOT_IN_A_GRAPH)
         return _outside_graph("all_gather", group, output, input, async_op, protocol=protocol)
     return communicator_for(group).all_gather(output, input, async_op, protocol=protocol)
