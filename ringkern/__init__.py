@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +17,11 @@ _REBUILD = "reinstall it: pip install --force-reinstall --no-deps --no-cache-dir
 try:
     from . import _C
 except ImportError as error:
+    if not any(Path(__file__).parent.glob("_C.*.so")):
+        raise ImportError(
+            f"ringkern's extension is not in {Path(__file__).parent}: this is the source, not an "
+            "installation. Run Python from another directory, or build in place: pip install -e ."
+        ) from error
     raise ImportError(
         f"ringkern's extension does not load under torch {torch.__version__} ({error}). If it was "
         f"built against another torch, {_REBUILD}"

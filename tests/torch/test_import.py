@@ -129,14 +129,25 @@ def test_another_torch_is_refused() -> None:
     assert accepted == "imported"
 
 
-def test_an_extension_that_does_not_load_says_why(tmp_path: Path) -> None:
-    package = Path(ringkern.__file__).parent
-    copy = tmp_path / "ringkern"
+def copy_of_the_source(folder: Path) -> Path:
+    copy = folder / "ringkern"
     copy.mkdir()
-    for file in package.glob("*.py"):
+    for file in Path(ringkern.__file__).parent.glob("*.py"):
         (copy / file.name).write_bytes(file.read_bytes())
+    return copy
+
+
+def test_the_source_is_no_installation(tmp_path: Path) -> None:
+    copy = copy_of_the_source(tmp_path)
+    done = python(IMPORT, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"ringkern's extension is not in {copy}" in done.stdout
+    assert "pip install -e ." in done.stdout
+
+
+def test_an_extension_that_does_not_load_says_why(tmp_path: Path) -> None:
     extension = Path(ringkern._C.__file__)
-    (copy / extension.name).write_bytes(b"not a library")
+    (copy_of_the_source(tmp_path) / extension.name).write_bytes(b"not a library")
     done = python(IMPORT, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert f"ringkern's extension does not load under torch {torch.__version__}" in done.stdout
