@@ -140,8 +140,8 @@ def copy_of_the_source(folder: Path) -> Path:
 def test_the_source_is_no_installation(tmp_path: Path) -> None:
     copy = copy_of_the_source(tmp_path)
     # An editable installation would find the extension of the package that is installed.
-    only_files = "import sys; sys.meta_path = [f for f in sys.meta_path if 'Editable' not in repr(f)]"
-    done = python(only_files + IMPORT, cwd=tmp_path)
+    files = "import sys; sys.meta_path = [f for f in sys.meta_path if 'Editable' not in repr(f)]"
+    done = python(files + IMPORT, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert f"ringkern's extension is not in {copy}" in done.stdout
     assert "pip install -e ." in done.stdout
