@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <memory>
 #include <thread>
@@ -106,9 +107,21 @@ class TorchCommunicator {
   // Negative: waits for as long as the calls take.
   void close(double patience_s) {
     comm_->close(patience_s < 0 ? Milliseconds::max() : milliseconds(patience_s));
+    // An interpreter that ends kills a thread that asks for the GIL by unwinding it, which C++
+    // answers with std::terminate. So those whose calls have just ended come back first.
+    const auto end = Clock::now() + kReturnTimeout;
+    while (callers_ > 0 && Clock::now() < end) std::this_thread::sleep_for(Milliseconds(1));
   }
 
  private:
+  static constexpr Milliseconds kReturnTimeout{2000};
+
+  struct Caller {
+    explicit Caller(std::atomic<int>& callers) : callers_(callers) { ++callers_; }
+    ~Caller() { --callers_; }
+    std::atomic<int>& callers_;
+  };
+
   Protocol choose(const std::string& name, const Task& task, c10::DeviceType device) const {
     if (name == "auto") {
       const int64_t bytes = task.count * size_of(task.reduction.dtype);
@@ -131,6 +144,7 @@ class TorchCommunicator {
                                         const std::string& protocol, bool async_op) {
     call.task.protocol = choose(protocol, call.task, call.device.type());
     const Device& device = device_on(call.device);
+    const Caller caller(callers_);  // before the GIL is released, until after it is back
     py::gil_scoped_release no_gil;
     if (call.device.is_cpu() && async_op) return launch_on_worker(type, std::move(call), device);
     c10::DeviceGuard device_guard(call.device);
@@ -171,6 +185,7 @@ class TorchCommunicator {
     return found->second;
   }
 
+  std::atomic<int> callers_{0};  // threads between Python and the end of a call
   std::map<c10::DeviceType, std::pair<int64_t, int64_t>> thresholds_;
   std::unordered_map<c10::Device, Device> devices_;  // outlives the communicator that uses them
   std::unique_ptr<Communicator> comm_;

@@ -10,13 +10,17 @@
 namespace ringkern::torch_ext {
 namespace {
 
+// `ringkern.errors`, imported with this module and never let go: raising an exception runs no
+// Python, which an interpreter that ends could interrupt half way.
+py::handle errors;
+
 // Each class of failure becomes the exception of the same kind in `ringkern.errors`.
 template <class E>
 bool raise_as(std::exception_ptr error, const char* python_name) {
   try {
     std::rethrow_exception(error);
   } catch (const E& e) {
-    py::set_error(py::module_::import("ringkern.errors").attr(python_name), e.what());
+    py::set_error(errors.attr(python_name), e.what());
     return true;
   } catch (...) {
     return false;
@@ -63,6 +67,7 @@ py::dict build_info() {
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
+  errors = py::module_::import("ringkern.errors").release();
   py::register_exception_translator(&translate);
   m.attr("torch_version") = TORCH_VERSION;
   m.attr("version") = RINGKERN_VERSION;
