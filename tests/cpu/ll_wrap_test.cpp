@@ -33,9 +33,10 @@ Call reduce(int64_t count) {
   return call;
 }
 
-// With two ranks a call is two steps. In its first, rank 0 sends the chunk that rank 1 owns, and that
-// is empty when the tensor has one element: the slot keeps what an earlier long call left there. When
-// slot and flag have come round together, rank 1 looks there before rank 0 has written anything.
+// With two ranks a call is two steps. In its first, rank 0 sends the chunk that rank 1 owns, and
+// that is empty when the tensor has one element: the slot keeps what an earlier long call left
+// there. When slot and flag have come round together, rank 1 looks there before rank 0 has written
+// anything.
 void old_lines_are_not_taken_for_new(int slots, size_t first_long) {
   size_t steps = kLLFlagPeriod;
   while (steps % size_t(slots) != 0) steps += kLLFlagPeriod;
