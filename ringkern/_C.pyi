@@ -5,6 +5,7 @@ import torch.distributed as dist
 
 torch_version: str
 version: str
+protocols: tuple[str, ...]
 
 def build_info() -> dict[str, Any]: ...
 

@@ -16,7 +16,9 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-PROTOCOLS = ("auto", "simple", "ll", "ll128")
+from . import _C
+
+PROTOCOLS = ("auto", *_C.protocols)
 
 # Read while ringkern is built, and no concern of a program that uses it.
 _BUILD_VARIABLES = frozenset(

@@ -13,6 +13,7 @@
 #include <unordered_map>
 
 #include "torch/devices.h"
+#include "torch/names.h"
 #include "torch/store.h"
 #include "torch/tensors.h"
 
@@ -132,12 +133,7 @@ class TorchCommunicator {
              : bytes < ll128_below ? Protocol::ll128
                                    : Protocol::simple;
     }
-    std::string known = "auto";
-    for (int p = 0; p < kProtocols; ++p) {
-      if (name == name_of(Protocol(p))) return Protocol(p);
-      known += std::string(", ") + name_of(Protocol(p));
-    }
-    throw py::value_error("unknown protocol '" + name + "'; choose one of " + known);
+    return parse<Protocol>(name, kProtocols, "protocol");
   }
 
   c10::intrusive_ptr<c10d::Work> launch(c10d::OpType type, Prepared call,

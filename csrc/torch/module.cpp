@@ -40,13 +40,6 @@ void translate(std::exception_ptr error) {
   std::rethrow_exception(error);
 }
 
-template <class E>
-py::list names(int values) {
-  py::list list;
-  for (int v = 0; v < values; ++v) list.append(name_of(E(v)));
-  return list;
-}
-
 py::dict build_info() {
   using namespace py::literals;
   py::dict info("version"_a = RINGKERN_VERSION, "torch"_a = TORCH_VERSION,
@@ -71,6 +64,7 @@ PYBIND11_MODULE(_C, m) {
   py::register_exception_translator(&translate);
   m.attr("torch_version") = TORCH_VERSION;
   m.attr("version") = RINGKERN_VERSION;
+  m.attr("protocols") = py::tuple(names<Protocol>(kProtocols));
   m.def("build_info", &build_info);
   bind_plan(m);
   py::class_<TorchCommunicator>(m, "Communicator")

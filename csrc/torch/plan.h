@@ -10,23 +10,9 @@
 
 #include "core/trace.h"
 #include "cpu/engine.h"
-#if RK_WITH_CUDA
-#include "cuda/engine.h"
-#endif
+#include "torch/names.h"
 
 namespace ringkern::torch_ext {
-
-namespace py = pybind11;
-
-template <class E>
-E parse(const std::string& name, int values, const char* what) {
-  std::string known;
-  for (int v = 0; v < values; ++v) {
-    if (name == name_of(E(v))) return E(v);
-    known += std::string(v ? ", " : "") + name_of(E(v));
-  }
-  throw py::value_error(std::string("unknown ") + what + " '" + name + "'; choose one of " + known);
-}
 
 struct PyPlan {
   Plan plan;
