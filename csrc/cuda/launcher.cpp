@@ -232,14 +232,18 @@ void Launcher::note_last(cudaStream_t stream) {
   if (!capturing_) launched_ = true;
 }
 
-void Launcher::throw_if_failed(const Task& task) {
-  for (size_t i = 0; i < seats_.size() && mailboxes_ != nullptr; ++i) {
+void Launcher::throw_if(Verdict verdict) {
+  for (size_t i = 0; i < seats_.size(); ++i) {
     WaitReport& r = mailboxes_[i].report;
-    const auto verdict = std::atomic_ref<Verdict>(r.verdict).load(std::memory_order_acquire);
-    if (verdict == Verdict::ok) continue;
+    if (std::atomic_ref<Verdict>(r.verdict).load(std::memory_order_acquire) != verdict) continue;
     abort();
     throw_failure(r, seats_[i].rank, ranks_, timeout_);
   }
+}
+
+void Launcher::throw_if_failed(const Task& task) {
+  throw_if(Verdict::timed_out);  // the cause of those that were aborted
+  throw_if(Verdict::aborted);
   if (aborted_)
     throw AbortedError("the communicator was aborted before " +
                        std::string(name_of(task.collective)) + "; make a new one.");

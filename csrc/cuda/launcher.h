@@ -48,6 +48,10 @@ class Launcher {
   // One task for each seat; they differ in `in` and `out` only. Throws what an earlier launch
   // failed of, as soon as it is known.
   void run(std::span<const Task> tasks);
+  // Throws if it is known of an earlier launch that a wait ended so.
+  void throw_if(Verdict verdict);
+  // The same for any failure, abort() included; `task` is what cannot be started therefore.
+  void throw_if_failed(const Task& task);
   void abort();
   // Returns when all launches have ended, which each does by its deadline; false if they have not
   // within `patience`.
@@ -56,7 +60,6 @@ class Launcher {
  private:
   void claim_memory();
   void check_resident() const;
-  void throw_if_failed(const Task& task);
   void run_alone(const Task& task);
   void follow_last(cudaStream_t stream);
   void note_last(cudaStream_t stream);

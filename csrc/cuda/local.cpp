@@ -1,6 +1,8 @@
 #include "cuda/local.h"
 
 #include <algorithm>
+#include <array>
+#include <mutex>
 
 #include "cuda/device.h"
 #include "cuda/engine.h"
@@ -8,51 +10,114 @@
 namespace ringkern::cuda {
 namespace {
 
-Geometry geometry_for(int device, int ranks) {
+int channels_for(int device, size_t ranks, int most) {
   int processors = 0;
   check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device),
         "cudaDeviceGetAttribute");
-  Geometry g = default_geometry();
-  g.channels = std::clamp(processors * kBlocksPerSM / ranks, 1, g.channels);
-  return g;
+  return std::clamp(processors * kBlocksPerSM / int(ranks), 1, most);
+}
+
+int64_t segment_pitch(const Geometry& g) { return align_up(segment_bytes(g), 256); }
+
+// For the life of the process: others, torch among them, may have come to rely on it since.
+void enable_access(int from, int to) {
+  int possible = 0;
+  check(cudaDeviceCanAccessPeer(&possible, from, to), "cudaDeviceCanAccessPeer");
+  const std::string pair = "device " + std::to_string(from) + " and device " + std::to_string(to);
+  if (!possible)
+    throw TransportError(pair + " are neighbours in the ring and have no access to each other's "
+                         "memory. Put the ranks in an order in which neighbours have (see "
+                         "nvidia-smi topo -p2p r), or on one device");
+  const OnDevice guard(from);
+  const cudaError_t error = cudaDeviceEnablePeerAccess(to, 0);
+  if (error == cudaErrorPeerAccessAlreadyEnabled)
+    (void)cudaGetLastError();  // or a later call of someone else would report it
+  else
+    check(error, ("cudaDeviceEnablePeerAccess between " + pair).c_str());
 }
 
 }  // namespace
 
-LocalRing::LocalRing(int device, int ranks, Milliseconds timeout)
-    : device_(device), ranks_(ranks) {
-  if (ranks < 1 || ranks > kMaxLocalRanks)
-    throw UsageError("a local ring has 1 to " + std::to_string(kMaxLocalRanks) + " ranks, not " +
-                     std::to_string(ranks));
-  check_device(device);
-  const OnDevice guard(device);
-  geometry_ = geometry_for(device, ranks);
-  const int64_t each = align_up(segment_bytes(geometry_), 256);
-  const size_t bytes = size_t(each) * size_t(ranks);
-  check(cudaMalloc(&memory_, bytes), "cudaMalloc", "Free some device memory, or use fewer ranks");
+LocalRing::LocalRing(const std::vector<int>& devices, Milliseconds timeout)
+    : ranks_(int(devices.size())), geometry_(default_geometry()) {
+  if (ranks_ < 1 || ranks_ > kMaxRanks)
+    throw UsageError("a local ring has 1 to " + std::to_string(kMaxRanks) + " ranks, not " +
+                     std::to_string(ranks_));
+  for (int r = 0; r < ranks_; ++r) {
+    const int device = devices[size_t(r)];
+    auto part = std::find_if(parts_.begin(), parts_.end(),
+                             [&](const Part& p) { return p.device == device; });
+    if (part == parts_.end()) {
+      part = parts_.emplace(parts_.end());
+      part->device = device;
+    }
+    part->ranks.push_back(r);
+  }
+  for (const Part& part : parts_)
+    if (part.ranks.size() > size_t(kMaxLocalRanks))
+      throw UsageError("a local ring has 1 to " + std::to_string(kMaxLocalRanks) +
+                       " ranks on a device, not " + std::to_string(part.ranks.size()) +
+                       " as on device " + std::to_string(part.device));
+  for (const Part& part : parts_) {
+    check_device(part.device);
+    geometry_.channels = channels_for(part.device, part.ranks.size(), geometry_.channels);
+  }
+  for (size_t r = 0; r < devices.size(); ++r) {
+    const int device = devices[r], next = devices[(r + 1) % devices.size()];
+    if (device == next) continue;
+    enable_access(device, next);
+    enable_access(next, device);
+  }
   try {
-    check(cudaMemset(memory_, 0, bytes), "cudaMemset");
-    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    const auto segment = [&](int rank) {
-      return static_cast<std::byte*>(memory_) + (rank + ranks) % ranks * each;
-    };
-    std::vector<Seat> seats;
-    for (int r = 0; r < ranks; ++r)
-      seats.push_back({r, {segment(r), segment(r + 1), segment(r - 1)}});
-    launcher_ = std::make_unique<Launcher>(device, std::move(seats), ranks, geometry_, timeout);
+    if (ranks_ > 1) claim_memory();
+    make_launchers(devices, timeout);
   } catch (...) {
-    (void)cudaFree(memory_);
+    release();
     throw;
   }
 }
 
-LocalRing::~LocalRing() {
-  launcher_.reset();
-  try {
-    const OnDevice guard(device_);
-    (void)cudaFree(memory_);
-  } catch (const Error&) {
-    // The driver has shut down before us, at exit.
+void LocalRing::claim_memory() {
+  for (Part& part : parts_) {
+    const OnDevice guard(part.device);
+    const size_t bytes = size_t(segment_pitch(geometry_)) * part.ranks.size();
+    check(cudaMalloc(&part.memory, bytes), "cudaMalloc",
+          ("Device " + std::to_string(part.device) + " needs " + std::to_string(bytes >> 20) +
+           " MiB for the FIFOs of its " + std::to_string(part.ranks.size()) +
+           " ranks; free some, or use fewer ranks").c_str());
+    check(cudaMemset(part.memory, 0, bytes), "cudaMemset");
+    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  }
+}
+
+void LocalRing::make_launchers(const std::vector<int>& devices, Milliseconds timeout) {
+  std::vector<std::byte*> segments(devices.size(), nullptr);
+  for (const Part& part : parts_)
+    for (size_t i = 0; i < part.ranks.size() && part.memory != nullptr; ++i)
+      segments[size_t(part.ranks[i])] =
+          static_cast<std::byte*>(part.memory) + int64_t(i) * segment_pitch(geometry_);
+  const auto segment = [&](int rank) { return segments[size_t((rank + ranks_) % ranks_)]; };
+  for (Part& part : parts_) {
+    std::vector<Seat> seats;
+    for (const int r : part.ranks)
+      seats.push_back({r, {segment(r), segment(r + 1), segment(r - 1)}});
+    part.launcher =
+        std::make_unique<Launcher>(part.device, std::move(seats), ranks_, geometry_, timeout);
+  }
+}
+
+LocalRing::~LocalRing() { release(); }
+
+void LocalRing::release() noexcept {
+  // All kernels have ended before any memory goes: they write to each other's.
+  for (Part& part : parts_) part.launcher.reset();
+  for (Part& part : parts_) {
+    try {
+      const OnDevice guard(part.device);
+      (void)cudaFree(part.memory);
+    } catch (const Error&) {
+      // The driver has shut down before us, at exit.
+    }
   }
 }
 
@@ -60,7 +125,42 @@ void LocalRing::run(std::span<const Task> tasks) {
   if (int(tasks.size()) != ranks_)
     throw UsageError("a ring of " + std::to_string(ranks_) + " ranks takes as many tasks, not " +
                      std::to_string(tasks.size()));
-  launcher_->run(tasks);
+  // Two rings on the same devices, used by two threads: were they launched in one order here and in
+  // another there, each could wait behind the other.
+  static std::mutex order;
+  std::unique_lock turn(order, std::defer_lock);
+  if (parts_.size() > 1) turn.lock();
+  try {
+    throw_if_failed(tasks.front());
+    for (Part& part : parts_) {
+      std::array<Task, kMaxLocalRanks> seated;
+      for (size_t i = 0; i < part.ranks.size(); ++i) seated[i] = tasks[size_t(part.ranks[i])];
+      part.launcher->run({seated.data(), part.ranks.size()});
+    }
+  } catch (...) {
+    abort();  // kernels on other devices must not wait for what was not launched
+    throw;
+  }
+}
+
+void LocalRing::throw_if_failed(const Task& task) {
+  // First the cause of those that were aborted, on whatever device it is.
+  for (Part& part : parts_) part.launcher->throw_if(Verdict::timed_out);
+  for (Part& part : parts_) part.launcher->throw_if_failed(task);
+}
+
+void LocalRing::abort() {
+  for (Part& part : parts_) part.launcher->abort();
+}
+
+bool LocalRing::drain(Milliseconds patience) {
+  const bool endless = patience == Milliseconds::max();
+  const auto end = endless ? Clock::time_point::max() : Clock::now() + patience;
+  for (Part& part : parts_) {
+    const auto left = std::chrono::duration_cast<Milliseconds>(end - Clock::now());
+    if (!part.launcher->drain(endless ? patience : std::max(left, Milliseconds(0)))) return false;
+  }
+  return true;
 }
 
 }  // namespace ringkern::cuda

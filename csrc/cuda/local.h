@@ -1,8 +1,9 @@
-// A ring whose ranks are all in this process and on one device: their segments are plain pointers,
-// and one launch covers them all, so that they are resident together.
+// A ring whose ranks are all in this process, on one device or several: their segments are plain
+// pointers, and one launch a device covers all of its ranks, so that they are resident together.
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "cuda/launcher.h"
 
@@ -10,23 +11,39 @@ namespace ringkern::cuda {
 
 class LocalRing {
  public:
-  // Takes as many channels as fit on the device at once. Throws UsageError where not even one does.
-  LocalRing(int device, int ranks, Milliseconds timeout);
+  // `devices`: of each rank, in the order of the ring. Takes as many channels as fit on each device
+  // at once. Throws UsageError where not even one does, and TransportError where neighbours are on
+  // devices that do not reach each other's memory.
+  LocalRing(const std::vector<int>& devices, Milliseconds timeout);
   ~LocalRing();
   LocalRing(const LocalRing&) = delete;
   LocalRing& operator=(const LocalRing&) = delete;
 
-  // A task for each rank, in order; they differ in `in` and `out` only.
+  // A task for each rank, in order; they differ in `in`, `out` and `stream` only, and those of one
+  // device have one stream. Launches on all devices, or throws; what was launched then ends.
   void run(std::span<const Task> tasks);
-  void abort() { launcher_->abort(); }
+  void abort();
+  bool drain(Milliseconds patience);
   int ranks() const { return ranks_; }
   const Geometry& geometry() const { return geometry_; }
 
  private:
-  const int device_, ranks_;
+  // One device and its ranks, in order.
+  struct Part {
+    int device = 0;
+    std::vector<int> ranks;
+    void* memory = nullptr;  // of all their segments
+    std::unique_ptr<Launcher> launcher;
+  };
+
+  void claim_memory();
+  void make_launchers(const std::vector<int>& devices, Milliseconds timeout);
+  void throw_if_failed(const Task& task);
+  void release() noexcept;
+
+  const int ranks_;
   Geometry geometry_;
-  void* memory_ = nullptr;  // of all segments
-  std::unique_ptr<Launcher> launcher_;
+  std::vector<Part> parts_;
 };
 
 }  // namespace ringkern::cuda

@@ -2,18 +2,14 @@
 #pragma once
 
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include <algorithm>
-#include <atomic>
-#include <map>
 #include <memory>
 #include <thread>
 #include <unordered_map>
 
+#include "torch/calls.h"
 #include "torch/devices.h"
-#include "torch/names.h"
 #include "torch/store.h"
 #include "torch/tensors.h"
 
@@ -77,10 +73,8 @@ class TorchCommunicator {
     }).detach();
   }
 
-  // On this kind of device, "auto" takes LL below the first size, LL128 below the second, else
-  // Simple; bytes of one rank's part.
   void set_thresholds(const std::string& device, int64_t ll_below, int64_t ll128_below) {
-    thresholds_[c10::Device(device).type()] = {ll_below, ll128_below};
+    thresholds_.set(device, ll_below, ll128_below);
   }
 
   c10::intrusive_ptr<c10d::Work> all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op,
@@ -105,46 +99,21 @@ class TorchCommunicator {
   int ranks() const { return comm_->ranks(); }
   double timeout_s() const { return double(comm_->timeout().count()) / 1000; }
   void abort(const std::string& reason) { comm_->abort(reason); }
-  // Negative: waits for as long as the calls take.
   void close(double patience_s) {
-    comm_->close(patience_s < 0 ? Milliseconds::max() : milliseconds(patience_s));
-    // An interpreter that ends kills a thread that asks for the GIL by unwinding it, which C++
-    // answers with std::terminate. So those whose calls have just ended come back first.
-    const auto end = Clock::now() + kReturnTimeout;
-    while (callers_ > 0 && Clock::now() < end) std::this_thread::sleep_for(Milliseconds(1));
+    comm_->close(patience(patience_s));
+    callers_.see_off();
   }
 
  private:
-  static constexpr Milliseconds kReturnTimeout{2000};
-
-  struct Caller {
-    explicit Caller(std::atomic<int>& callers) : callers_(callers) { ++callers_; }
-    ~Caller() { --callers_; }
-    std::atomic<int>& callers_;
-  };
-
-  Protocol choose(const std::string& name, const Task& task, c10::DeviceType device) const {
-    if (name == "auto") {
-      const int64_t bytes = task.count * size_of(task.reduction.dtype);
-      const auto found = thresholds_.find(device);
-      if (found == thresholds_.end()) return Protocol::simple;
-      const auto [ll_below, ll128_below] = found->second;
-      return bytes < ll_below      ? Protocol::ll
-             : bytes < ll128_below ? Protocol::ll128
-                                   : Protocol::simple;
-    }
-    return parse<Protocol>(name, kProtocols, "protocol");
-  }
-
   c10::intrusive_ptr<c10d::Work> launch(c10d::OpType type, Prepared call,
                                         const std::string& protocol, bool async_op) {
-    call.task.protocol = choose(protocol, call.task, call.device.type());
+    call.task.protocol = thresholds_.choose(protocol, call.device.type(),
+                                            call.task.reduction.dtype, call.task.count);
     const Device& device = device_on(call.device);
-    const Caller caller(callers_);  // before the GIL is released, until after it is back
-    py::gil_scoped_release no_gil;
+    const Callers::Scope no_gil(callers_);
     if (call.device.is_cpu() && async_op) return launch_on_worker(type, std::move(call), device);
     c10::DeviceGuard device_guard(call.device);
-    if (!call.device.is_cpu()) call.task.stream = current_stream(call.device);
+    call.task.stream = current_stream(call.device);
     comm_->run(device, call.task);
     if (!async_op) {
       call.finish();
@@ -163,16 +132,6 @@ class TorchCommunicator {
     return work;
   }
 
-  // At most some thirty years, which fit in any clock.
-  static Milliseconds milliseconds(double seconds) {
-    return Milliseconds(int64_t(std::min(seconds, 1e9) * 1000));
-  }
-
-  static void* current_stream(c10::Device device) {
-    const c10::impl::VirtualGuardImpl guard(device.type());
-    return guard.getStream(device).native_handle();
-  }
-
   // Made once for each device, under the GIL.
   const Device& device_on(c10::Device device) {
     auto found = devices_.find(device);
@@ -181,8 +140,8 @@ class TorchCommunicator {
     return found->second;
   }
 
-  std::atomic<int> callers_{0};  // threads between Python and the end of a call
-  std::map<c10::DeviceType, std::pair<int64_t, int64_t>> thresholds_;
+  Callers callers_;
+  Thresholds thresholds_;
   std::unordered_map<c10::Device, Device> devices_;  // outlives the communicator that uses them
   std::unique_ptr<Communicator> comm_;
 };

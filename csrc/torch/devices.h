@@ -47,17 +47,21 @@ inline Device cuda_device(int index, int rank, int ranks, Milliseconds timeout) 
 }
 #endif
 
-inline Device device_for(c10::Device device, int rank, int ranks, Milliseconds timeout) {
-  if (device.is_cpu()) return cpu_device(rank, ranks, timeout);
-#if RK_WITH_CUDA
-  if (device.is_cuda()) return cuda_device(device.index(), rank, ranks, timeout);
-#endif
+[[noreturn]] inline void throw_no_kernels(c10::Device device) {
   throw pybind11::value_error(
       "ringkern has no kernels for a tensor on device '" + device.str() +
       "'. It takes CPU tensors" +
       (RK_WITH_CUDA ? " and CUDA tensors."
                     : "; for CUDA tensors build it where nvcc is on the PATH "
                       "(see ringkern.build_info())."));
+}
+
+inline Device device_for(c10::Device device, int rank, int ranks, Milliseconds timeout) {
+  if (device.is_cpu()) return cpu_device(rank, ranks, timeout);
+#if RK_WITH_CUDA
+  if (device.is_cuda()) return cuda_device(device.index(), rank, ranks, timeout);
+#endif
+  throw_no_kernels(device);
 }
 
 }  // namespace ringkern::torch_ext

@@ -5,6 +5,7 @@
 
 #include "cpu/simd.h"
 #include "torch/communicator.h"
+#include "torch/local.h"
 #include "torch/plan.h"
 
 namespace ringkern::torch_ext {
@@ -85,6 +86,23 @@ PYBIND11_MODULE(_C, m) {
       .def("abort", &TorchCommunicator::abort, py::arg("reason"),
            py::call_guard<py::gil_scoped_release>())
       .def("close", &TorchCommunicator::close, py::arg("patience_s") = -1.0,
+           py::call_guard<py::gil_scoped_release>());
+  py::class_<TorchLocalRing>(m, "LocalRing")
+      .def(py::init<const std::vector<std::string>&, double>(), py::arg("devices"),
+           py::arg("timeout_s"))
+      .def("set_thresholds", &TorchLocalRing::set_thresholds, py::arg("ll_below"),
+           py::arg("ll128_below"))
+      .def("all_reduce", &TorchLocalRing::all_reduce, py::arg("tensors"), py::arg("op"),
+           py::arg("protocol"))
+      .def("reduce_scatter", &TorchLocalRing::reduce_scatter, py::arg("outputs"),
+           py::arg("inputs"), py::arg("op"), py::arg("protocol"))
+      .def("all_gather", &TorchLocalRing::all_gather, py::arg("outputs"), py::arg("inputs"),
+           py::arg("protocol"))
+      .def_property_readonly("size", &TorchLocalRing::ranks)
+      .def_property_readonly("timeout_s", &TorchLocalRing::timeout_s)
+      .def("abort", &TorchLocalRing::abort, py::arg("reason"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("close", &TorchLocalRing::close, py::arg("patience_s") = -1.0,
            py::call_guard<py::gil_scoped_release>());
 }
 

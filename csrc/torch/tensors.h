@@ -149,10 +149,14 @@ inline Prepared prepare(Collective collective, const at::Tensor& out, const at::
   return p;
 }
 
-inline Prepared prepare_all_reduce(const at::Tensor& t, const OpCall& op, int ranks) {
+inline Reduction check_all_reduce(const at::Tensor& t, const OpCall& op, int ranks) {
   const DType dtype = check_tensor(t, "tensor");
   check_written(t, "tensor");
-  return prepare(Collective::all_reduce, t, t, reduction_for(op, dtype, ranks), t.numel());
+  return reduction_for(op, dtype, ranks);
+}
+
+inline Prepared prepare_all_reduce(const at::Tensor& t, const OpCall& op, int ranks) {
+  return prepare(Collective::all_reduce, t, t, check_all_reduce(t, op, ranks), t.numel());
 }
 
 // The shapes of reduce-scatter and all-gather: `whole` holds a shard for each rank.
@@ -187,18 +191,28 @@ inline DType check_pair(const at::Tensor& output, const at::Tensor& input, const
   return dtype;
 }
 
-inline Prepared prepare_reduce_scatter(const at::Tensor& output, const at::Tensor& input,
-                                       const OpCall& op, int rank, int ranks) {
+inline Reduction check_reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                                      const OpCall& op, int rank, int ranks) {
   const DType dtype =
       check_pair(output, input, output, input, "output", "input", rank, ranks);
-  return prepare(Collective::reduce_scatter, output, input, reduction_for(op, dtype, ranks),
-                 output.numel());
+  return reduction_for(op, dtype, ranks);
+}
+
+inline Prepared prepare_reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                                       const OpCall& op, int rank, int ranks) {
+  return prepare(Collective::reduce_scatter, output, input,
+                 check_reduce_scatter(output, input, op, rank, ranks), output.numel());
+}
+
+inline Reduction check_all_gather(const at::Tensor& output, const at::Tensor& input, int rank,
+                                  int ranks) {
+  return {check_pair(output, input, input, output, "input", "output", rank, ranks)};
 }
 
 inline Prepared prepare_all_gather(const at::Tensor& output, const at::Tensor& input, int rank,
                                    int ranks) {
-  const DType dtype = check_pair(output, input, input, output, "input", "output", rank, ranks);
-  return prepare(Collective::all_gather, output, input, Reduction{dtype}, input.numel());
+  return prepare(Collective::all_gather, output, input,
+                 check_all_gather(output, input, rank, ranks), input.numel());
 }
 
 }  // namespace ringkern::torch_ext

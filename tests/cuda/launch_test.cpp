@@ -71,7 +71,7 @@ void without_a_gpu_all_say_so() {
   if (device_count() > 0) return;  // tests/cuda/local_ring_test.cpp then has one to run on
   const char* call = "cudaGetDeviceCount";
   CHECK_THROWS(TransportError, call, IpcTransport(0, 1 << 20));
-  CHECK_THROWS(TransportError, call, LocalRing(0, 2, Milliseconds(1000)));
+  CHECK_THROWS(TransportError, call, LocalRing({0, 0}, Milliseconds(1000)));
   CHECK_THROWS(TransportError, "nvidia-smi",
                Engine({}, default_geometry(), 0, 1, 0, Milliseconds(1000)));
 }
@@ -80,7 +80,10 @@ void bad_geometry_is_refused() {
   Geometry g = default_geometry();
   g.slot_bytes[int(Protocol::ll128)] = 128;
   CHECK_THROWS(UsageError, "LL128 slots", Engine({}, g, 0, 2, 0, Milliseconds(1000)));
-  CHECK_THROWS(UsageError, "1 to 32 ranks", LocalRing(0, 33, Milliseconds(1000)));
+  const Milliseconds timeout(1000);
+  CHECK_THROWS(UsageError, "1 to 1024 ranks, not 0", LocalRing(std::vector<int>{}, timeout));
+  CHECK_THROWS(UsageError, "1 to 32 ranks on a device, not 33 as on device 3",
+               LocalRing(std::vector<int>(33, 3), timeout));
 }
 
 void a_failed_wait_says_who_waited_for_whom() {

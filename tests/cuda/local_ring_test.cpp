@@ -1,16 +1,18 @@
-// The kernels on a GPU, several ranks on one device, against a model of the ring's order. Without a
-// GPU there is nothing to run them on.
+// The kernels on a GPU, several ranks on one device and on several, against a model of the ring's
+// order. Without a GPU there is nothing to run them on.
 #include "check.h"
 
 #if RK_WITH_CUDA
 
+#include <algorithm>
 #include <cstring>
+#include <memory>
 #include <random>
 #include <vector>
 
 #include "cuda/device.h"
 #include "cuda/local.h"
-#include "reduce/ops.h"
+#include "cuda/model.h"
 
 using namespace ringkern;
 using namespace ringkern::cuda;
@@ -20,7 +22,8 @@ namespace {
 // Device memory with room for a start at any element.
 class Buffer {
  public:
-  Buffer(int64_t bytes, int64_t offset) : bytes_(bytes), offset_(offset) {
+  Buffer(int device, int64_t bytes, int64_t offset) : bytes_(bytes), offset_(offset) {
+    const OnDevice guard(device);
     check(cudaMalloc(&memory_, size_t(bytes + offset + 1)), "cudaMalloc");
   }
   ~Buffer() { (void)cudaFree(memory_); }
@@ -40,35 +43,6 @@ class Buffer {
   const int64_t bytes_, offset_;
 };
 
-template <class T>
-T sample(std::mt19937_64& random) {
-  if constexpr (std::is_integral_v<T>) return T(random());
-  else if constexpr (is_small_float<T>) return from_float<T>(float(int(random() % 65) - 32) / 8);
-  else return T(int(random() % 2001) - 1000) / T(7);
-}
-
-template <class T>
-T combined(Combine c, T x, T y) {
-  switch (c) {
-#define RK_CASE(e) \
-  case Combine::e: if constexpr (combines<Combine::e, T>) return combine<Combine::e>(x, y); break;
-    RK_COMBINES(RK_CASE)
-#undef RK_CASE
-  }
-  return x;
-}
-
-template <class T>
-T scaled(const Reduction& r, Reduction::Scale when, T x) {
-  if constexpr (!std::is_integral_v<T>) {
-    using enum Reduction::Scale;
-    const auto factor = wide_t<T>(r.factor);
-    if (r.scale == when && when == multiply_input) return scale<multiply_input>(x, factor);
-    if (r.scale == when && when == divide_result) return scale<divide_result>(x, factor);
-  }
-  return x;
-}
-
 struct Call {
   Collective collective;
   Protocol protocol;
@@ -76,39 +50,9 @@ struct Call {
   int64_t count, offset;
 };
 
-// What each rank should hold, in the order in which the plan's chunks travel.
 template <class T>
-std::vector<std::vector<T>> model(const Call& call, const Plan& plan, const Reduction& reduction,
-                                  const std::vector<std::vector<T>>& in) {
-  using enum Reduction::Scale;
-  const int k = plan.ranks;
-  const int64_t n = call.count;
-  std::vector<std::vector<T>> out(
-      size_t(k), std::vector<T>(size_t(call.collective == Collective::all_gather ? n * k : n)));
-  for (int channel = 0; channel < plan.channels; ++channel)
-    for (int64_t loop = 0; loop < plan.loops; ++loop)
-      for (int owner = 0; owner < k; ++owner) {
-        const Chunk c = plan.chunk_of(channel, loop, owner);
-        for (int64_t i = 0; i < c.count; ++i) {
-          const auto part = [&](int rank) {
-            return scaled(reduction, multiply_input, in[size_t(rank)][size_t(c.in + i)]);
-          };
-          T x = part(call.collective == Collective::all_gather ? owner : (owner + 1) % k);
-          if (call.collective != Collective::all_gather) {
-            for (int hop = 2; hop <= k; ++hop)
-              x = combined(reduction.combine, x, part((owner + hop) % k));
-            x = scaled(reduction, divide_result, x);
-          }
-          for (int rank = 0; rank < k; ++rank)
-            if (call.collective != Collective::reduce_scatter || rank == owner)
-              out[size_t(rank)][size_t(c.out + i)] = x;
-        }
-      }
-  return out;
-}
-
-template <class T>
-void run_call(LocalRing& ring, DType dtype, const Call& call, std::mt19937_64& random) {
+void run_call(LocalRing& ring, const std::vector<int>& devices, DType dtype, const Call& call,
+              std::mt19937_64& random) {
   const int k = ring.ranks();
   const auto ranks = size_t(k);
   const int64_t e = sizeof(T), n = call.count;
@@ -124,19 +68,21 @@ void run_call(LocalRing& ring, DType dtype, const Call& call, std::mt19937_64& r
   task.count = n;
   std::vector<Task> tasks(ranks, task);
   for (int r = 0; r < k; ++r) {
-    for (T& x : in[size_t(r)]) x = sample<T>(random);
-    sources.push_back(std::make_unique<Buffer>(in_count * e, call.offset * e));
-    targets.push_back(std::make_unique<Buffer>(out_count * e, (call.offset * 3 + r) % 7 * e));
+    for (T& x : in[size_t(r)]) x = test::sample<T>(random);
+    const int device = devices[size_t(r)];
+    sources.push_back(std::make_unique<Buffer>(device, in_count * e, call.offset * e));
+    targets.push_back(
+        std::make_unique<Buffer>(device, out_count * e, (call.offset * 3 + r) % 7 * e));
     sources.back()->fill(in[size_t(r)].data(), 0, in_count * e);
     tasks[size_t(r)].in = sources.back()->get();
     tasks[size_t(r)].out = targets.back()->get();
   }
   ring.run(tasks);
-  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  CHECK(ring.drain(Milliseconds(60000)));
   const Shape shape = shape_of(task, k, ring.geometry());
   const Plan plan = Plan::make(call.collective, call.protocol, k, n, int(e), kPlanWorkers,
                                ring.geometry(), shape.channels);
-  const auto expected = model(call, plan, task.reduction, in);
+  const auto expected = test::model(plan, task.reduction, in);
   for (int r = 0; r < k; ++r) {
     const auto found = targets[size_t(r)]->contents();
     if (std::memcmp(found.data(), expected[size_t(r)].data(), found.size()) != 0)
@@ -147,9 +93,9 @@ void run_call(LocalRing& ring, DType dtype, const Call& call, std::mt19937_64& r
   }
 }
 
-void run_ring(int ranks) {
-  LocalRing ring(0, ranks, Milliseconds(20000));
-  std::mt19937_64 random(uint64_t(ranks) * 97);
+void run_ring(const std::vector<int>& devices) {
+  LocalRing ring(devices, Milliseconds(20000));
+  std::mt19937_64 random(devices.size() * 97);
   for (int round = 0; round < 3; ++round)
     for (int p = 0; p < kProtocols; ++p)
       for (int d = 0; d < kDTypes; ++d)
@@ -160,7 +106,7 @@ void run_ring(int ranks) {
           do call.op = Op(random() % kOps);
           while (!accepts(call.op, kind_of(DType(d))));
           with_dtype(DType(d), [&](auto tag) {
-            run_call<typename decltype(tag)::type>(ring, DType(d), call, random);
+            run_call<typename decltype(tag)::type>(ring, devices, DType(d), call, random);
           });
         }
 }
@@ -168,11 +114,22 @@ void run_ring(int ranks) {
 }  // namespace
 
 int main() {
-  if (device_count() == 0) {
+  const int devices = device_count();
+  if (devices == 0) {
     std::puts("no GPU: there is nothing to run the kernels on");
     return 0;
   }
-  for (const int ranks : {1, 2, 3, 4, 8}) run_ring(ranks);
+  for (const int ranks : {1, 2, 3, 4, 8}) {
+    std::vector<int> one(size_t(ranks), 0), in_turn, in_a_row;
+    run_ring(one);
+    if (devices == 1 || ranks == 1) continue;
+    for (int r = 0; r < ranks; ++r) {
+      in_turn.push_back(r % devices);
+      in_a_row.push_back(r * std::min(devices, ranks) / ranks);
+    }
+    run_ring(in_turn);
+    run_ring(in_a_row);
+  }
 }
 
 #else

@@ -81,6 +81,7 @@ def test_all_is_documented_and_there() -> None:
         "build_info",
         "errors",
         "functional",
+        "local",
         "ring_all_gather",
         "ring_all_reduce",
         "ring_reduce_scatter",

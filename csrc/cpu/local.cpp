@@ -1,0 +1,102 @@
+#include "cpu/local.h"
+
+#include <string>
+#include <system_error>
+
+namespace ringkern::cpu {
+namespace {
+
+// A wait that ran out is the cause: the neighbours that it told of it were aborted.
+void rethrow_cause(const std::vector<std::exception_ptr>& errors) {
+  std::exception_ptr first;
+  for (const std::exception_ptr& error : errors) {
+    if (!error) continue;
+    if (!first) first = error;
+    try {
+      std::rethrow_exception(error);
+    } catch (const AbortedError&) {
+    } catch (...) {
+      throw;
+    }
+  }
+  if (first) std::rethrow_exception(first);
+}
+
+}  // namespace
+
+LocalRing::LocalRing(int ranks, Milliseconds timeout) {
+  if (ranks < 1 || ranks > kMaxRanks)
+    throw UsageError("a local ring has 1 to " + std::to_string(kMaxRanks) + " ranks, not " +
+                     std::to_string(ranks));
+  const Geometry geometry = default_geometry();
+  const auto memory = std::make_shared<LocalMemory>();
+  for (int r = 0; r < ranks && ranks > 1; ++r)
+    transports_.push_back(std::make_unique<LocalTransport>(memory, segment_bytes(geometry)));
+  for (int r = 0; r < ranks; ++r) {
+    Segments segments;
+    if (ranks > 1) {
+      LocalTransport& mine = *transports_[size_t(r)];
+      const int next = (r + 1) % ranks, prev = (r + ranks - 1) % ranks;
+      segments = {mine.mine(), mine.map(transports_[size_t(next)]->offer(), next),
+                  mine.map(transports_[size_t(prev)]->offer(), prev)};
+    }
+    engines_.push_back(std::make_unique<Engine>(segments, geometry, r, ranks, timeout));
+  }
+  errors_.resize(size_t(ranks));
+  try {
+    for (size_t r = 1; r < engines_.size(); ++r) threads_.emplace_back([this, r] { work(r); });
+  } catch (const std::system_error& error) {
+    stop();
+    throw Error("a local ring of " + std::to_string(ranks) + " ranks needs " +
+                std::to_string(ranks - 1) + " threads, and starting them failed: " + error.what() +
+                ". Raise the limit (ulimit -u), or use fewer ranks");
+  }
+}
+
+LocalRing::~LocalRing() { stop(); }
+
+void LocalRing::stop() {
+  stopping_ = true;
+  round_.fetch_add(1, std::memory_order_release);
+  round_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void LocalRing::work(size_t rank) {
+  for (unsigned round = 0;; ++round) {
+    round_.wait(round, std::memory_order_acquire);
+    if (stopping_) return;
+    run_rank(rank);
+    if (working_.fetch_sub(1, std::memory_order_acq_rel) == 1) working_.notify_one();
+  }
+}
+
+void LocalRing::run_rank(size_t rank) {
+  try {
+    engines_[rank]->run(tasks_[rank]);
+  } catch (...) {
+    errors_[rank] = std::current_exception();
+    engines_[rank]->abort();  // the others must not wait for what will not come
+  }
+}
+
+void LocalRing::run(std::span<const Task> tasks) {
+  if (tasks.size() != engines_.size())
+    throw UsageError("a ring of " + std::to_string(engines_.size()) +
+                     " ranks takes as many tasks, not " + std::to_string(tasks.size()));
+  tasks_ = tasks;
+  errors_.assign(errors_.size(), nullptr);
+  working_.store(unsigned(threads_.size()), std::memory_order_relaxed);
+  round_.fetch_add(1, std::memory_order_release);
+  round_.notify_all();
+  run_rank(0);
+  for (unsigned left; (left = working_.load(std::memory_order_acquire)) != 0;)
+    working_.wait(left, std::memory_order_acquire);
+  rethrow_cause(errors_);
+}
+
+void LocalRing::abort() {
+  for (const auto& engine : engines_) engine->abort();
+}
+
+}  // namespace ringkern::cpu

@@ -1,0 +1,48 @@
+// A ring whose ranks are all in this process, on its CPU: their segments are plain pointers, and
+// each rank has a thread, but for rank 0, which runs on the thread that calls.
+#pragma once
+
+#include <atomic>
+#include <exception>
+#include <memory>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "cpu/engine.h"
+#include "cpu/shm.h"
+
+namespace ringkern::cpu {
+
+class LocalRing {
+ public:
+  // `timeout` bounds each wait of a rank for its neighbour.
+  LocalRing(int ranks, Milliseconds timeout);
+  ~LocalRing();
+  LocalRing(const LocalRing&) = delete;
+  LocalRing& operator=(const LocalRing&) = delete;
+
+  // A task for each rank, in order; they differ in `in` and `out` only. Returns when all are done.
+  // One call at a time.
+  void run(std::span<const Task> tasks);
+  // From any thread, also while another one is in `run`. The ring is unusable afterwards.
+  void abort();
+  bool drain(Milliseconds) { return true; }
+  int ranks() const { return int(engines_.size()); }
+
+ private:
+  void work(size_t rank);
+  void run_rank(size_t rank);
+  void stop();
+
+  std::vector<std::unique_ptr<LocalTransport>> transports_;
+  std::vector<std::unique_ptr<Engine>> engines_;
+  std::vector<std::exception_ptr> errors_;  // of this round, one a rank
+  std::span<const Task> tasks_;
+  // A round is a call of `run`: it begins when the number changes, and ends when no thread works.
+  std::atomic<unsigned> round_{0}, working_{0};
+  bool stopping_ = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace ringkern::cpu

@@ -1,0 +1,227 @@
+// A ring whose ranks are all in this process, as Python sees it: lists of tensors in, one a rank.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/memory_store.h"
+#include "cpu/local.h"
+#include "torch/calls.h"
+#include "torch/devices.h"
+#include "torch/tensors.h"
+#if RK_WITH_CUDA
+#include "cuda/local.h"
+#endif
+
+namespace ringkern::torch_ext {
+
+// A whole ring in the place of one rank: a communicator of one rank then gives it turns, abort,
+// close and care for forks. The task that it passes on, by reference, is rank 0's; those of the
+// other ranks lie behind it.
+template <class Ring>
+class WholeRing final : public Executor {
+ public:
+  template <class Ranks>
+  WholeRing(const Ranks& ranks, Milliseconds timeout) : ring_(ranks, timeout) {}
+
+  void run(const Task& first) override {
+    if (first.count > 0) ring_.run({&first, size_t(ring_.ranks())});
+  }
+  void abort() override { ring_.abort(); }
+  bool drain(Milliseconds patience) override { return ring_.drain(patience); }
+
+ private:
+  Ring ring_;
+};
+
+inline std::unique_ptr<Executor> whole_ring(const std::vector<c10::Device>& devices,
+                                            Milliseconds timeout) {
+  const c10::Device first = devices.front();
+  if (first.is_cpu())
+    return std::make_unique<WholeRing<cpu::LocalRing>>(int(devices.size()), timeout);
+#if RK_WITH_CUDA
+  if (first.is_cuda()) {
+    std::vector<int> indices;
+    for (const c10::Device device : devices) indices.push_back(device.index());
+    return std::make_unique<WholeRing<cuda::LocalRing>>(indices, timeout);
+  }
+#endif
+  throw_no_kernels(first);
+}
+
+// Where a tensor lies in memory: from its first byte to behind its last.
+struct Extent {
+  const char *begin, *end;
+  bool whole;  // it has every byte in between
+
+  explicit Extent(const at::Tensor& t)
+      : begin(static_cast<const char*>(t.const_data_ptr())), end(begin),
+        whole(t.is_non_overlapping_and_dense()) {
+    if (t.numel() == 0) return;
+    int64_t last = 0;
+    for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
+    end += (last + 1) * t.element_size();
+  }
+  // False where only an element by element search could tell, as for two columns of a matrix.
+  bool overlaps(const Extent& other) const {
+    if (begin == end || other.begin == other.end) return false;
+    if (begin >= other.end || other.begin >= end) return false;
+    return (whole && other.whole) || begin == other.begin;
+  }
+};
+
+class TorchLocalRing {
+ public:
+  using Tensors = std::vector<at::Tensor>;
+
+  // Throws where the ring cannot be: there is no such device, or no room on it.
+  TorchLocalRing(const std::vector<std::string>& devices, double timeout_s)
+      : devices_(parse_devices(devices)),
+        comm_(std::make_unique<Communicator>(std::make_shared<MemoryStore>(),
+                                             "local ring of " + std::to_string(ranks()), 0, 1,
+                                             milliseconds(timeout_s))) {
+    ring_.name = ring_.terms.device = "local";
+    ring_.make_executor = [this, timeout = comm_->timeout()](const Segments&) {
+      return whole_ring(devices_, timeout);
+    };
+    py::gil_scoped_release no_gil;
+    comm_->run(ring_, Task{});  // connects, and has nothing to do
+  }
+
+  ~TorchLocalRing() {
+    py::gil_scoped_release no_gil;
+    comm_.reset();
+  }
+
+  void set_thresholds(int64_t ll_below, int64_t ll128_below) {
+    thresholds_.set(c10::DeviceTypeName(devices_.front().type(), /*lower_case=*/true), ll_below,
+                    ll128_below);
+  }
+
+  void all_reduce(const Tensors& tensors, const c10d::ReduceOp& op, const std::string& protocol) {
+    check_places(tensors, "tensors");
+    const OpCall call = op_of(op);
+    run(Collective::all_reduce, tensors, tensors, protocol,
+        [&](size_t r) { return check_all_reduce(tensors[r], call, ranks()); });
+  }
+  void reduce_scatter(const Tensors& outputs, const Tensors& inputs, const c10d::ReduceOp& op,
+                      const std::string& protocol) {
+    check_places(outputs, "outputs");
+    check_places(inputs, "inputs");
+    const OpCall call = op_of(op);
+    run(Collective::reduce_scatter, outputs, inputs, protocol, [&](size_t r) {
+      return check_reduce_scatter(outputs[r], inputs[r], call, int(r), ranks());
+    });
+  }
+  void all_gather(const Tensors& outputs, const Tensors& inputs, const std::string& protocol) {
+    check_places(outputs, "outputs");
+    check_places(inputs, "inputs");
+    run(Collective::all_gather, outputs, inputs, protocol,
+        [&](size_t r) { return check_all_gather(outputs[r], inputs[r], int(r), ranks()); });
+  }
+
+  int ranks() const { return int(devices_.size()); }
+  double timeout_s() const { return double(comm_->timeout().count()) / 1000; }
+  void abort(const std::string& reason) { comm_->abort(reason); }
+  void close(double patience_s) {
+    comm_->close(patience(patience_s));
+    callers_.see_off();
+  }
+
+ private:
+  static std::vector<c10::Device> parse_devices(const std::vector<std::string>& names) {
+    if (names.empty())
+      throw py::value_error("a ring has one rank or more; give a device for each");
+    std::vector<c10::Device> devices(names.begin(), names.end());
+    for (size_t r = 0; r < devices.size(); ++r) {
+      if (!devices[r].is_cpu() && !(RK_WITH_CUDA && devices[r].is_cuda()))
+        throw_no_kernels(devices[r]);
+      if (devices[r].type() != devices.front().type())
+        throw py::value_error("rank 0 is on " + devices.front().str() + " and rank " +
+                              std::to_string(r) + " on " + devices[r].str() +
+                              "; the ranks of a ring are all on the CPU, or all on CUDA devices");
+    }
+    return devices;
+  }
+
+  void check_places(const Tensors& tensors, const std::string& list) const {
+    if (int(tensors.size()) != ranks())
+      throw py::value_error("a ring of " + std::to_string(ranks()) + " ranks takes as many " +
+                            list + ", one for each rank, not " + std::to_string(tensors.size()));
+    for (size_t r = 0; r < tensors.size(); ++r)
+      if (tensors[r].defined() && tensors[r].device() != devices_[r])
+        throw py::value_error(list + "[" + std::to_string(r) + "] is on " +
+                              tensors[r].device().str() + ", and rank " + std::to_string(r) +
+                              " of this ring on " + devices_[r].str());
+  }
+
+  // `check` returns a rank's reduction, or throws; says then of which rank it is the fault.
+  template <class Check>
+  static Reduction checked(const Check& check, size_t rank) {
+    const std::string where = "rank " + std::to_string(rank) + ": ";
+    try {
+      return check(rank);
+    } catch (const py::type_error& error) {
+      throw py::type_error(where + error.what());
+    } catch (const py::value_error& error) {
+      throw py::value_error(where + error.what());
+    }
+  }
+
+  static void check_alike(const Tensors& outs, const Tensors& ins) {
+    for (size_t r = 1; r < outs.size(); ++r) {
+      const std::string both = "rank " + std::to_string(r) + " and rank 0 have tensors of ";
+      if (outs[r].scalar_type() != outs[0].scalar_type())
+        throw py::type_error(both + torch_name(outs[r].scalar_type()) + " and " +
+                             torch_name(outs[0].scalar_type()) + "; all ranks must have one dtype");
+      if (ins[r].numel() != ins[0].numel())
+        throw py::value_error(both + std::to_string(ins[r].numel()) + " and " +
+                              std::to_string(ins[0].numel()) +
+                              " elements; all ranks must have the same number");
+    }
+  }
+
+  // What one rank writes, no other may read or write: nothing orders them.
+  static void check_apart(const Tensors& outs, const Tensors& ins) {
+    const std::vector<Extent> written(outs.begin(), outs.end()), read(ins.begin(), ins.end());
+    for (size_t r = 0; r < outs.size(); ++r)
+      for (size_t q = 0; q < outs.size(); ++q)
+        if (q != r && (written[r].overlaps(written[q]) || written[r].overlaps(read[q])))
+          throw py::value_error("tensors of rank " + std::to_string(r) + " and rank " +
+                                std::to_string(q) + " share memory; give each rank its own");
+  }
+
+  // Whatever is wrong is thrown before a tensor of any rank has changed.
+  template <class Check>
+  void run(Collective collective, const Tensors& outs, const Tensors& ins,
+           const std::string& protocol, const Check& check) {
+    std::vector<Reduction> reductions;
+    for (size_t r = 0; r < outs.size(); ++r) reductions.push_back(checked(check, r));
+    check_alike(outs, ins);
+    check_apart(outs, ins);
+    const int64_t count = std::min(outs[0].numel(), ins[0].numel());
+    const Protocol chosen =
+        thresholds_.choose(protocol, devices_.front().type(), reductions[0].dtype, count);
+    std::vector<Prepared> calls;
+    std::vector<Task> tasks;
+    for (size_t r = 0; r < outs.size(); ++r) {
+      calls.push_back(prepare(collective, outs[r], ins[r], reductions[r], count));
+      tasks.push_back(calls.back().task);
+      tasks.back().protocol = chosen;
+      tasks.back().stream = current_stream(devices_[r]);
+    }
+    const Callers::Scope no_gil(callers_);
+    comm_->run(ring_, tasks.front());
+    for (const Prepared& call : calls) call.finish();
+  }
+
+  Callers callers_;
+  Thresholds thresholds_;
+  const std::vector<c10::Device> devices_;
+  Device ring_;  // outlives the communicator that uses it
+  std::unique_ptr<Communicator> comm_;
+};
+
+}  // namespace ringkern::torch_ext

@@ -1,0 +1,277 @@
+"""Rings whose ranks are all in this process: one tensor a rank, on the CPU or on CUDA devices.
+
+>>> import torch
+>>> from ringkern import local
+>>> tensors = [torch.full((3,), rank + 1.0) for rank in range(4)]
+>>> local.ring_all_reduce(tensors)
+>>> tensors[0]
+tensor([10., 10., 10.])
+
+It needs no process group and no launcher. Several ranks may share a device: one GPU, or none, is
+enough to work on a program of many ranks.
+
+On CUDA the ranks of a device are run by one launch, on torch's current stream of that device, and
+the call returns when it is enqueued. Between devices the ring uses peer access, which it enables.
+The call can be captured in a CUDA graph, if the ring is there before: make a :class:`Ring`, or call
+once outside. Where the ranks are on several devices, their streams have to be part of the capture,
+as always with several streams: let each wait for an event of the stream that captures, and that one
+for an event of each at the end. While such a graph runs, nothing else may run on its ring.
+
+On the CPU each rank has a thread, and the call returns with the result.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import weakref
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from . import _C, tuner
+from .arguments import Op, as_tensor, protocol_name, reduce_op
+from .comm import _PATIENCE_AT_EXIT_S, untraced
+from .config import SHORTEST_TIMEOUT_S, config
+from .errors import CommUsageError, RingKernError
+
+DeviceLike = torch.device | str | int
+
+
+class Ring:
+    """A ring of ranks in this process.
+
+    Most programs never make one: :func:`ring_all_reduce` makes and keeps one for each list of
+    devices. One of your own can be closed, aborted and given a timeout, and does reduce-scatter and
+    all-gather, too. Usable as a context manager, which closes it. Calls from several threads take
+    turns.
+
+    Args:
+        devices: of each rank, in the order of the ring; the same one any number of times. All are
+            the CPU, or all are CUDA devices, of which neighbours in the ring need access to each
+            other's memory. A number is a CUDA device. On CUDA a rank takes up to 16 MiB of device
+            memory, until the ring is closed, and all ranks of a device must fit on it at once.
+        timeout: how long a rank waits for a neighbour before the call, or on CUDA a later one,
+            raises :class:`~ringkern.errors.CollectiveTimeoutError`; ``None``:
+            ``RINGKERN_TIMEOUT``, or 600 s.
+
+    Raises:
+        ValueError: no device, or one that ringkern does not know; CPU and CUDA in one ring; the
+            timeout is not positive.
+        CommUsageError: more ranks than fit on a device at once; on CUDA also a stream that captures
+            a graph, or several devices with ``CUDA_LAUNCH_BLOCKING``.
+        TransportError: there is no such device, or no memory on it, or two neighbours have no
+            access to each other's memory.
+    """
+
+    def __init__(self, devices: Iterable[DeviceLike], timeout: timedelta | None = None) -> None:
+        if isinstance(devices, (str, int, torch.device)):
+            raise TypeError(f"devices is {devices!r}; give a list with a device for each rank")
+        timeout_s = config.timeout_s if timeout is None else timeout.total_seconds()
+        if timeout_s < SHORTEST_TIMEOUT_S:
+            raise ValueError(f"timeout is {timeout}; it must be a millisecond or more")
+        self._devices = tuple(_device(device) for device in devices)
+        _check_cuda(self._devices)
+        self._pid = os.getpid()
+        self._c = _C.LocalRing([str(device) for device in self._devices], timeout_s)
+        self._c.set_thresholds(*tuner.thresholds(self._devices[0].type, self.size))
+        _open_rings.add(self)
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """The device of each rank."""
+        return self._devices
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self._devices)
+
+    def all_reduce(
+        self, tensors: Iterable[Any], op: Op = dist.ReduceOp.SUM, protocol: str = "auto"
+    ) -> None:
+        """See :func:`ring_all_reduce`."""
+        self._check_process()
+        tensors = _as_tensors(tensors, "tensors", written=True)
+        self._c.all_reduce(tensors, reduce_op(op), protocol_name(protocol))
+
+    def reduce_scatter(
+        self,
+        outputs: Iterable[Any],
+        inputs: Iterable[Any],
+        op: Op = dist.ReduceOp.SUM,
+        protocol: str = "auto",
+    ) -> None:
+        """Reduces the inputs of all ranks and leaves each rank's part of it in its output.
+
+        Args:
+            outputs: for each rank a tensor of n elements; may be its part of its input.
+            inputs: for each rank a tensor of n times the number of ranks elements.
+            op, protocol: as for :func:`ring_all_reduce`.
+
+        Raises:
+            As :func:`ring_all_reduce`; ValueError also where the sizes do not fit.
+        """
+        self._check_process()
+        outputs = _as_tensors(outputs, "outputs", written=True)
+        inputs = _as_tensors(inputs, "inputs", written=False)
+        self._c.reduce_scatter(outputs, inputs, reduce_op(op), protocol_name(protocol))
+
+    def all_gather(
+        self, outputs: Iterable[Any], inputs: Iterable[Any], protocol: str = "auto"
+    ) -> None:
+        """Collects the inputs of all ranks in every output, in the order of the ranks.
+
+        Args:
+            outputs: for each rank a tensor of n times the number of ranks elements.
+            inputs: for each rank a tensor of n elements; may be its part of its output.
+            protocol: as for :func:`ring_all_reduce`.
+
+        Raises:
+            As :func:`ring_all_reduce`; ValueError also where the sizes do not fit.
+        """
+        self._check_process()
+        outputs = _as_tensors(outputs, "outputs", written=True)
+        inputs = _as_tensors(inputs, "inputs", written=False)
+        self._c.all_gather(outputs, inputs, protocol_name(protocol))
+
+    def abort(self, reason: str = "abort() was called") -> None:
+        """Ends every call in progress with CommAbortedError, on CUDA what was launched, too.
+
+        From any thread, any number of times. The ring is unusable afterwards.
+        """
+        self._c.abort(reason)
+
+    def close(self) -> None:
+        """Finishes the calls that were made, then gives memory and threads back.
+
+        Any number of times. A later call raises :class:`~ringkern.errors.CommUsageError`.
+        """
+        self._c.close()
+        _open_rings.discard(self)
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            raise CommUsageError(
+                f"this ring was made in process {self._pid} and is used in process {os.getpid()}, "
+                "which was forked from it; make a ring in the child"
+            )
+
+    def __enter__(self) -> Ring:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<ringkern.local.Ring on {', '.join(map(str, self._devices))}>"
+
+
+def ring_all_reduce(
+    tensors: Iterable[Any], op: Op = dist.ReduceOp.SUM, protocol: str = "auto"
+) -> None:
+    """Reduces ``tensors``, one a rank, in place; afterwards they are bit-identical.
+
+    As :func:`ringkern.ring_all_reduce` on each rank of a group, with the same result to the bit on
+    a CPU, and all of it in one call. The ring over the tensors' devices is made by the first call
+    and kept; on CUDA it takes up to 16 MiB of device memory a rank. See :class:`Ring` for one that
+    can be closed.
+
+    Args:
+        tensors: one for each rank, in the order of the ring, of the same number of elements and
+            dtype; otherwise as for :func:`ringkern.ring_all_reduce`. All on the CPU, or all on CUDA
+            devices, several on one device included. They must not share memory.
+        op: as for :func:`ringkern.ring_all_reduce`.
+        protocol: ``"auto"``, or ``"simple"``, ``"ll"``, ``"ll128"``.
+
+    Raises:
+        TypeError: as :func:`ringkern.ring_all_reduce`; also where dtypes differ, or for one tensor
+            in place of a list.
+        ValueError: as :func:`ringkern.ring_all_reduce`; also for an empty list, where sizes differ,
+            for CPU and CUDA tensors in one list, or where tensors share memory.
+        CommUsageError, TransportError: first call only: see :class:`Ring`.
+        CollectiveTimeoutError: on CUDA: a rank waited too long in an earlier call.
+    """
+    if torch.compiler.is_compiling():
+        torch._dynamo.graph_break(msg="ringkern.local cannot be part of a graph")
+        _outside_graph(tensors, op, protocol)
+        return
+    _ring_all_reduce(tensors, op, protocol)
+
+
+def _ring_all_reduce(tensors: Iterable[Any], op: Op, protocol: str) -> None:
+    reduced = _as_tensors(tensors, "tensors", written=True)
+    # Before the ring, which takes memory that a call that is refused would leave taken.
+    op, protocol = reduce_op(op), protocol_name(protocol)
+    devices = tuple(tensor.device for tensor in reduced)
+    key = os.getpid(), devices
+    ring = _rings.get(key)
+    if ring is None:
+        if not reduced:
+            raise ValueError("tensors is empty; give one tensor for each rank")
+        # Another thread may have been first: all must use the same, and take turns.
+        ring = _rings.setdefault(key, Ring(devices))
+    try:
+        ring._c.all_reduce(reduced, op, protocol)
+    except CommUsageError:
+        raise  # the program ends
+    except RingKernError:
+        # It is of no use any more, and whoever called cannot make another: the next call does.
+        if _rings.get(key) is ring:
+            del _rings[key]
+        raise
+
+
+_outside_graph: Callable[[Iterable[Any], Op, str], None] = untraced(_ring_all_reduce)
+
+# By process and devices: a forked child has copies of its parent's, and must make its own.
+_rings: dict[tuple[int, tuple[torch.device, ...]], Ring] = {}
+# Weak: a ring that nobody holds closes itself.
+_open_rings: weakref.WeakSet[Ring] = weakref.WeakSet()
+
+
+def _device(device: DeviceLike) -> torch.device:
+    made = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    if made.type == "cuda" and made.index is None:
+        return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
+    return torch.device("cpu") if made.type == "cpu" else made
+
+
+def _check_cuda(devices: tuple[torch.device, ...]) -> None:
+    """What the extension would meet in the middle of its work."""
+    cuda = {device for device in devices if device.type == "cuda"}
+    if not cuda or not torch.cuda.is_available():
+        return
+    if torch.cuda.is_current_stream_capturing():
+        raise CommUsageError(
+            "a ring cannot be made while a CUDA graph is captured, because it takes device memory: "
+            "make a ringkern.local.Ring before, or call once outside of the graph"
+        )
+    if len(cuda) > 1 and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
+        raise CommUsageError(
+            "CUDA_LAUNCH_BLOCKING is set: the launch on one device would wait for its end, which "
+            "needs the launch on the next. Unset it, or put all ranks on one device"
+        )
+
+
+def _as_tensors(arrays: Iterable[Any], role: str, *, written: bool) -> list[torch.Tensor]:
+    if isinstance(arrays, torch.Tensor) or not isinstance(arrays, Iterable):
+        raise TypeError(
+            f"{role} is {type(arrays).__name__}; give a list of tensors, one for each rank"
+        )
+    return [as_tensor(a, f"{role}[{r}]", written=written) for r, a in enumerate(arrays)]
+
+
+@atexit.register
+def _close_all() -> None:
+    for ring in list(_open_rings):
+        ring._c.close(_PATIENCE_AT_EXIT_S)

@@ -1,0 +1,99 @@
+// A ring of threads that belong to it: calls, the cause of a failure, abort and end.
+#include "cpu/local.h"
+
+#include <cstring>
+
+#include "check.h"
+#include "cuda/model.h"
+
+using namespace ringkern;
+using cpu::LocalRing;
+
+namespace {
+
+constexpr Milliseconds kLong{60'000};
+
+struct Calls {
+  std::vector<std::vector<int32_t>> in, out;
+  std::vector<Task> tasks;
+
+  Calls(int ranks, Collective collective, Protocol protocol, int64_t count, uint64_t seed) {
+    std::mt19937_64 random(seed);
+    Task task;
+    task.collective = collective;
+    task.protocol = protocol;
+    task.reduction = Reduction::of(Op::sum, DType::i32, ranks);
+    task.count = count;
+    in.resize(size_t(ranks));
+    out.resize(size_t(ranks));
+    for (int r = 0; r < ranks; ++r) {
+      auto &mine = in[size_t(r)], &result = out[size_t(r)];
+      mine.resize(size_t(collective == Collective::reduce_scatter ? count * ranks : count));
+      result.resize(size_t(collective == Collective::all_gather ? count * ranks : count));
+      for (int32_t& x : mine) x = test::sample<int32_t>(random);
+      task.in = mine.data();
+      task.out = result.data();
+      tasks.push_back(task);
+    }
+  }
+
+  std::vector<std::vector<int32_t>> expected() const {
+    const Task& t = tasks.front();
+    const Plan plan = Plan::make(t.collective, t.protocol, int(tasks.size()), t.count, 4, 1,
+                                 cpu::default_geometry());
+    return test::model(plan, t.reduction, in);
+  }
+};
+
+void calls_of_all_sizes() {
+  for (const int ranks : {1, 2, 3, 5, 8}) {
+    LocalRing ring(ranks, kLong);
+    CHECK_EQ(ring.ranks(), ranks);
+    uint64_t seed = 0;
+    for (const int64_t count : {1, 40'000, 7, 1'000})
+      for (int p = 0; p < kProtocols; ++p)
+        for (int c = 0; c < kCollectives; ++c) {
+          Calls calls(ranks, Collective(c), Protocol(p), count, ++seed);
+          ring.run(calls.tasks);
+          CHECK(calls.out == calls.expected());
+        }
+  }
+}
+
+// Rank 0 has more to do than the others, who leave it: it waits for data, and says so.
+void the_cause_is_thrown() {
+  LocalRing ring(3, Milliseconds(50));
+  Calls calls(3, Collective::all_reduce, Protocol::simple, 100, 1);
+  Calls more(3, Collective::all_reduce, Protocol::simple, 1'000'000, 1);
+  calls.tasks[1] = more.tasks[1];
+  CHECK_THROWS(TimeoutError, "rank 1 waited for", ring.run(calls.tasks));
+  CHECK_THROWS(AbortedError, "aborted", ring.run(more.tasks));
+  CHECK_THROWS(UsageError, "takes as many tasks", ring.run({calls.tasks.data(), 2}));
+}
+
+void abort_from_another_thread() {
+  for (int round = 0; round < 20; ++round) {
+    LocalRing ring(4, kLong);
+    Calls calls(4, Collective::all_reduce, Protocol(round % kProtocols), 30'000, 1);
+    std::thread aborter([&] { ring.abort(); });
+    try {
+      for (;;) ring.run(calls.tasks);
+    } catch (const AbortedError&) {
+    }
+    aborter.join();
+  }
+}
+
+void ends_unused() {
+  for (int ranks = 1; ranks < 6; ++ranks) LocalRing ring(ranks, kLong);
+  CHECK_THROWS(UsageError, "1 to 1024 ranks", LocalRing(0, kLong));
+}
+
+}  // namespace
+
+int main() {
+  calls_of_all_sizes();
+  the_cause_is_thrown();
+  abort_from_another_thread();
+  ends_unused();
+}

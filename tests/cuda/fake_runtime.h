@@ -1,0 +1,143 @@
+// A CUDA runtime that keeps its devices in host memory and launches nothing, but remembers what it
+// was asked for. It stands in for the real one wherever it is linked, kernels included.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "cuda/launch.h"
+
+namespace ringkern::test {
+
+struct Launch {
+  int device;
+  unsigned blocks, threads;
+  cudaStream_t stream;
+  cuda::LaunchArgs args;
+};
+
+struct FakeRuntime {
+  int devices = 3, current = 0;
+  int processors = 132, blocks_each = 2;  // of each device
+  bool peers = true;                      // have access to each other
+  int refuses = -1;                       // the device on which every launch fails
+  std::map<std::byte*, std::pair<int, size_t>> memory;
+  std::set<std::pair<int, int>> access;
+  std::vector<Launch> launches;
+  cudaError_t last = cudaSuccess;
+
+  // On which device `at` lies; -1: nowhere.
+  int device_of(const std::byte* at) const {
+    for (const auto& [begin, where] : memory)
+      if (at >= begin && at < begin + where.second) return where.first;
+    return -1;
+  }
+};
+inline FakeRuntime runtime;
+
+inline void* zeroed(size_t bytes) {
+  const size_t whole = (bytes + 255) / 256 * 256;
+  return std::memset(std::aligned_alloc(256, whole), 0, whole);
+}
+
+}  // namespace ringkern::test
+
+namespace ringkern::cuda {
+const void* kernel_for(Protocol, DType, Combine) { return &test::runtime; }
+const void* alone_kernel(DType) { return &test::runtime; }
+}  // namespace ringkern::cuda
+
+extern "C" {
+
+using ringkern::test::runtime;
+using ringkern::test::zeroed;
+
+// ---- devices
+cudaError_t cudaGetDeviceCount(int* n) { return *n = runtime.devices, cudaSuccess; }
+cudaError_t cudaGetDevice(int* d) { return *d = runtime.current, cudaSuccess; }
+cudaError_t cudaSetDevice(int d) { return runtime.current = d, cudaSuccess; }
+cudaError_t cudaRuntimeGetVersion(int* v) { return *v = CUDART_VERSION, cudaSuccess; }
+cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+cudaError_t cudaDeviceGetAttribute(int* v, cudaDeviceAttr, int) {
+  return *v = runtime.processors, cudaSuccess;
+}
+cudaError_t cudaDeviceCanAccessPeer(int* possible, int, int) {
+  return *possible = runtime.peers, cudaSuccess;
+}
+cudaError_t cudaDeviceEnablePeerAccess(int to, unsigned) {
+  const bool fresh = runtime.access.insert({runtime.current, to}).second;
+  return runtime.last = fresh ? cudaSuccess : cudaErrorPeerAccessAlreadyEnabled;
+}
+const char* cudaGetErrorName(cudaError_t) { return "a name"; }
+const char* cudaGetErrorString(cudaError_t) { return "a text"; }
+cudaError_t cudaGetLastError() { return std::exchange(runtime.last, cudaSuccess); }
+
+// ---- memory
+cudaError_t cudaMalloc(void** p, size_t bytes) {
+  runtime.memory[static_cast<std::byte*>(*p = zeroed(bytes))] = {runtime.current, bytes};
+  return cudaSuccess;
+}
+cudaError_t cudaFree(void* p) {
+  runtime.memory.erase(static_cast<std::byte*>(p));
+  return std::free(p), cudaSuccess;
+}
+cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) {
+  return *p = zeroed(bytes), cudaSuccess;
+}
+cudaError_t cudaFreeHost(void* p) { return std::free(p), cudaSuccess; }
+cudaError_t cudaMemset(void* p, int v, size_t n) { return std::memset(p, v, n), cudaSuccess; }
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t n, cudaMemcpyKind, cudaStream_t) {
+  return std::memcpy(to, from, n), cudaSuccess;
+}
+cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch,
+                              size_t bytes, size_t rows, cudaMemcpyKind, cudaStream_t) {
+  for (size_t row = 0; row < rows; ++row)
+    std::memcpy(static_cast<std::byte*>(to) + row * to_pitch,
+                static_cast<const std::byte*>(from) + row * from_pitch, bytes);
+  return cudaSuccess;
+}
+
+// ---- streams and events
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) {
+  return *e = static_cast<cudaEvent_t>(zeroed(1)), cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t e) { return std::free(e), cudaSuccess; }
+cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned) {
+  return *s = static_cast<cudaStream_t>(zeroed(1)), cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t s) { return std::free(s), cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* status,
+                                     unsigned long long*
+#if CUDART_VERSION >= 13000
+                                     , cudaGraph_t*, const cudaGraphNode_t**,
+                                     const cudaGraphEdgeData**, size_t*
+#endif
+) {
+  return *status = cudaStreamCaptureStatusNone, cudaSuccess;
+}
+
+// ---- kernels
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, const void*) { return cudaSuccess; }
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* n, const void*, int, size_t) {
+  return *n = runtime.blocks_each, cudaSuccess;
+}
+cudaError_t cudaLaunchKernel(const void*, dim3 blocks, dim3 threads, void** args, size_t,
+                             cudaStream_t stream) {
+  if (runtime.current == runtime.refuses) return runtime.last = cudaErrorLaunchOutOfResources;
+  runtime.launches.push_back({runtime.current, blocks.x, threads.x, stream,
+                              *static_cast<ringkern::cuda::LaunchArgs*>(args[0])});
+  return cudaSuccess;
+}
+
+}  // extern "C"

@@ -1,0 +1,75 @@
+// What a ring must leave on every rank, to the bit: the plan's chunks in the order in which they
+// travel. Knows nothing of CUDA; whoever runs the kernels compares with it.
+#pragma once
+
+#include <random>
+#include <type_traits>
+#include <vector>
+
+#include "core/plan.h"
+#include "reduce/ops.h"
+
+namespace ringkern::test {
+
+// Values whose sums and products over a few ranks mostly stay finite.
+template <class T>
+T sample(std::mt19937_64& random) {
+  if constexpr (std::is_integral_v<T>) return T(random());
+  else if constexpr (is_small_float<T>) return from_float<T>(float(int(random() % 65) - 32) / 8);
+  else return T(int(random() % 2001) - 1000) / T(7);
+}
+
+template <class T>
+T combined(Combine c, T x, T y) {
+  switch (c) {
+#define RK_CASE(e) \
+  case Combine::e: if constexpr (combines<Combine::e, T>) return combine<Combine::e>(x, y); break;
+    RK_COMBINES(RK_CASE)
+#undef RK_CASE
+  }
+  return x;
+}
+
+template <class T>
+T scaled(const Reduction& r, Reduction::Scale when, T x) {
+  if constexpr (!std::is_integral_v<T>) {
+    using enum Reduction::Scale;
+    const auto factor = wide_t<T>(r.factor);
+    if (r.scale == when && when == multiply_input) return scale<multiply_input>(x, factor);
+    if (r.scale == when && when == divide_result) return scale<divide_result>(x, factor);
+  }
+  return x;
+}
+
+// What each rank should hold, in the order in which the plan's chunks travel.
+template <class T>
+std::vector<std::vector<T>> model(const Plan& plan, const Reduction& reduction,
+                                  const std::vector<std::vector<T>>& in) {
+  using enum Reduction::Scale;
+  const int k = plan.ranks;
+  const int64_t n = plan.count;
+  std::vector<std::vector<T>> out(
+      size_t(k), std::vector<T>(size_t(plan.collective == Collective::all_gather ? n * k : n)));
+  for (int channel = 0; channel < plan.channels; ++channel)
+    for (int64_t loop = 0; loop < plan.loops; ++loop)
+      for (int owner = 0; owner < k; ++owner) {
+        const Chunk c = plan.chunk_of(channel, loop, owner);
+        for (int64_t i = 0; i < c.count; ++i) {
+          const auto part = [&](int rank) {
+            return scaled(reduction, multiply_input, in[size_t(rank)][size_t(c.in + i)]);
+          };
+          T x = part(plan.collective == Collective::all_gather ? owner : (owner + 1) % k);
+          if (plan.collective != Collective::all_gather) {
+            for (int hop = 2; hop <= k; ++hop)
+              x = combined(reduction.combine, x, part((owner + hop) % k));
+            x = scaled(reduction, divide_result, x);
+          }
+          for (int rank = 0; rank < k; ++rank)
+            if (plan.collective != Collective::reduce_scatter || rank == owner)
+              out[size_t(rank)][size_t(c.out + i)] = x;
+        }
+      }
+  return out;
+}
+
+}  // namespace ringkern::test

@@ -1,0 +1,218 @@
+"""Rings whose ranks are all in this process: what they compute, one after another and at once."""
+
+from __future__ import annotations
+
+import doctest
+import random
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import ringkern
+from ringkern import local
+from tests import reference
+from tests.ranks import Ranks
+from tests.reference import PROTOCOLS, bits_of
+from tests.torch.layouts import LAYOUTS
+from tests.torch.sequences import DTYPES, Attempt, Call, values_of
+from tests.torch.test_api import summed, values
+from tests.torch.test_properties import FLOAT_OPS, INTEGER_OPS
+
+Pool = Callable[[int], Ranks]
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather")
+LENGTHS = (0, 1, 2, 17, 1009, 10_007, 70_001)
+
+
+def ring_of(size: int) -> local.Ring:
+    return local.Ring(["cpu"] * size)
+
+
+def total(size: int, n: int = 1000) -> list[torch.Tensor]:
+    return [summed(size, n)] * size
+
+
+def equal(tensors: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(tensors, expected))
+
+
+# ---- results ------------------------------------------------------------------------------------
+
+
+def sample(size: int) -> list[Call]:
+    """Each dtype with each of its ops, the rest drawn."""
+    draw = random.Random(size)
+    calls = []
+    for name, dtype in DTYPES.items():
+        for op in FLOAT_OPS if dtype.is_floating_point else INTEGER_OPS:
+            collective = draw.choice(COLLECTIVES)
+            calls.append(
+                Call(
+                    collective,
+                    "sum" if collective == "all_gather" else op,
+                    name,
+                    draw.choice(LENGTHS),
+                    tuple(draw.sample(LAYOUTS, 3)),
+                    draw.choice(("auto", *PROTOCOLS)),
+                    draw.choice(("plain", "special", "bits")),
+                    in_place=draw.random() < 0.3 and collective != "all_reduce",
+                    seed=draw.randrange(1000),
+                    factor=1.7 if op == "premul_sum" else 1.0,
+                )
+            )
+    draw.shuffle(calls)
+    return calls
+
+
+def run(ring: local.Ring, call: Call) -> list[Attempt]:
+    attempts = [Attempt(call, rank, ring.size) for rank in range(ring.size)]
+    outputs = [attempt.output.tensor for attempt in attempts]
+    inputs = [attempt.input.tensor for attempt in attempts]
+    if call.collective == "all_reduce":
+        ring.all_reduce(outputs, call.reduce_op, protocol=call.protocol)
+    elif call.collective == "reduce_scatter":
+        ring.reduce_scatter(outputs, inputs, call.reduce_op, protocol=call.protocol)
+    else:
+        ring.all_gather(outputs, inputs, protocol=call.protocol)
+    return attempts
+
+
+def expected_of(call: Call, size: int, protocol: str) -> list[torch.Tensor]:
+    inputs = [values_of(call, rank, size) for rank in range(size)]
+    if call.collective == "all_gather":
+        return [reference.ring_all_gather(inputs)] * size
+    if call.collective == "all_reduce":
+        return [reference.ring_all_reduce(inputs, call.op, protocol, call.factor)] * size
+    return [
+        reference.ring_reduce_scatter(inputs, call.op, protocol, rank, call.factor)
+        for rank in range(size)
+    ]
+
+
+@pytest.mark.parametrize("size", range(1, 9))
+def test_bit_identical_to_the_model(size: int) -> None:
+    with ring_of(size) as ring:
+        for call in sample(size):
+            attempts = run(ring, call)
+            results = [attempt.output.flat() for attempt in attempts]
+            protocols = PROTOCOLS if call.protocol == "auto" else (call.protocol,)
+            assert any(
+                equal(results, [bits_of(x) for x in expected_of(call, size, protocol)])
+                for protocol in protocols
+            ), call
+            for attempt in attempts:
+                attempt.check_memory()
+
+
+def _reduced(rank: int, size: int, call: Call) -> torch.Tensor:
+    mine = values_of(call, rank, size)
+    ringkern.ring_all_reduce(mine, call.reduce_op, protocol=call.protocol)
+    return mine
+
+
+@pytest.mark.parametrize("protocol", ["auto", *PROTOCOLS])
+def test_bit_identical_to_processes(ranks: Pool, protocol: str) -> None:
+    for n in (5, 3000, 100_003):
+        call = Call("all_reduce", "avg", "float16", n, ("contiguous",), protocol, "special")
+        tensors = [values_of(call, rank, 3) for rank in range(3)]
+        local.ring_all_reduce(tensors, call.reduce_op, protocol)
+        for mine, theirs in zip(tensors, ranks(3).run(_reduced, call)):
+            assert torch.equal(bits_of(mine), bits_of(theirs))
+
+
+def test_one_ring_for_the_same_devices() -> None:
+    for n in (1000, 1, 0, 100_000, 1000):
+        tensors = [values(rank, n) for rank in range(3)]
+        assert local.ring_all_reduce(tensors) is None
+        assert equal(tensors, total(3, n))
+    assert [ring.size for key, ring in local._rings.items() if len(key[1]) == 3] == [3]
+
+
+def test_shapes_and_layouts_may_differ() -> None:
+    tensors = [values(0), values(1).view(10, 100), torch.empty(100, 10).t()]
+    tensors[2].copy_(values(2).view(10, 100))
+    local.ring_all_reduce(tensors)
+    assert equal([x.reshape(-1) for x in tensors], total(3))
+
+
+def test_arrays() -> None:
+    numpy = pytest.importorskip("numpy", reason="NumPy is not installed")
+    rows = numpy.stack([values(rank).numpy() for rank in range(3)])
+    local.ring_all_reduce(rows)
+    assert all((row == summed(3).numpy()).all() for row in rows)
+
+
+def test_tensors_with_a_gradient() -> None:
+    leaf, view = values(0).requires_grad_(), values(1).view(2, 500)[1]
+    before = leaf._version, view._version
+    other = torch.zeros(1000)
+    local.ring_all_reduce([leaf, other])
+    local.ring_all_reduce([view, torch.zeros(500)])
+    assert leaf.requires_grad
+    assert leaf.is_leaf
+    assert (leaf._version, view._version) == (before[0] + 1, before[1] + 1)
+
+
+def test_inside_torch_compile() -> None:
+    def double(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x = x + x
+        local.ring_all_reduce([x, y])
+        return x + 1
+
+    y = values(1)
+    result = torch.compile(double, backend="eager")(values(0), y)
+    assert torch.equal(result, 2 * values(0) + values(1) + 1)
+    assert torch.equal(y, 2 * values(0) + values(1))
+
+
+def test_the_examples_are_true() -> None:
+    assert doctest.testmod(local).failed == 0
+    readme = Path(__file__).parents[2] / "README.md"
+    [example] = re.findall(r"^```pycon\n(.*?)^```$", readme.read_text(), re.M | re.S)
+    test = doctest.DocTestParser().get_doctest(example, {}, "README.md", None, None)
+    assert doctest.DocTestRunner().run(test).failed == 0
+
+
+# ---- side by side -------------------------------------------------------------------------------
+
+
+def on_threads(count: int, body: Callable[[int], None]) -> None:
+    errors: list[BaseException] = []
+
+    def caught(i: int) -> None:
+        try:
+            body(i)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=caught, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors
+
+
+def test_many_threads_on_one_ring() -> None:
+    def body(i: int) -> None:
+        for n in (1, 1000, 30_000 + i):
+            tensors = [values(rank, n) for rank in range(4)]
+            local.ring_all_reduce(tensors, protocol=PROTOCOLS[i % 3])
+            assert equal(tensors, total(4, n))
+
+    on_threads(8, body)
+
+
+def test_two_rings_at_once() -> None:
+    with ring_of(3) as first, ring_of(3) as second:
+
+        def body(i: int) -> None:
+            for _ in range(30):
+                tensors = [values(rank, 5000) for rank in range(3)]
+                (first, second)[i].all_reduce(tensors)
+                assert equal(tensors, total(3, 5000))
+
+        on_threads(2, body)
