@@ -62,3 +62,7 @@ set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
 message(STATUS "ringkern: compiling kernels with ${RK_NVCC} (RINGKERN_CUDA=0 builds without)")
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
+
+# Every compilation leaves ptxas's report of its kernels beside the object. Placed before a launcher
+# that the user asks for, such as ccache.
+list(PREPEND CMAKE_CUDA_COMPILER_LAUNCHER sh ${CMAKE_CURRENT_LIST_DIR}/ptxas_report.sh)

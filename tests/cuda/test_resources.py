@@ -1,0 +1,176 @@
+"""The compiler's report of every kernel, against a table and against what the design needs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cuda import resources
+from tests.cuda.resources import Build, Resources
+
+SCRIPT = resources.ROOT / "cmake/ptxas_report.sh"
+
+
+@pytest.fixture(scope="module")
+def build() -> Build:
+    directory = resources.build_directory()
+    if not (directory / "summary.txt").exists():
+        pytest.skip(f"no build in {directory}: `make build` makes one")
+    build = resources.read_build(directory)
+    if build.without_cuda:
+        pytest.skip(f"no kernels were compiled: {build.without_cuda}")
+    return build
+
+
+def constant(name: str) -> int:
+    found = re.search(rf"\b{name} = (\d+);", (resources.ROOT / "csrc/cuda/launch.h").read_text())
+    assert found
+    return int(found[1])
+
+
+def listed(rows: list[Resources]) -> str:
+    return "\n".join(["", resources.TITLES, *map(resources.line_of, rows)])
+
+
+# ---- What was built ------------------------------------------------------------------------------
+
+
+def test_every_kernel_is_reported(build: Build) -> None:
+    rings = {
+        (protocol, dtype, combine)
+        for protocol in resources.protocols()
+        for dtype in resources.dtypes().values()
+        for combine in ("sum", "any")
+    }
+    alone = {("alone", dtype, "-") for dtype in resources.dtypes().values()}
+    for arch in build.archs:
+        found = [row[:3] for row in build.kernels if row.arch == arch]
+        assert len(found) == len(set(found))
+        assert set(found) == rings | alone
+
+
+def test_hopper_kernels_use_no_local_memory(build: Build) -> None:
+    if "sm_90" not in build.archs:
+        pytest.skip(f"built for {' '.join(build.archs)} only")
+    rows = [row for row in build.kernels if row.arch == "sm_90"]
+    in_local_memory = [r for r in rows if r.stack or r.spill_stores or r.spill_loads]
+    assert not in_local_memory, listed(in_local_memory)
+
+
+def test_blocks_are_resident_side_by_side(build: Build) -> None:
+    threads = constant("kMaxThreads") * constant("kBlocksPerSM")
+    most = 65536 // threads // 8 * 8  # registers are given to warps 8 a thread at a time
+    too_many = [row for row in build.kernels if row.registers > most]
+    assert not too_many, f"more than {most} registers:{listed(too_many)}"
+
+
+def test_resources_are_those_of_the_table(build: Build) -> None:
+    nvcc, table = resources.read_table(resources.TABLE.read_text())
+    if build.nvcc != nvcc:
+        pytest.skip(f"the table is for nvcc {nvcc}, this is {build.nvcc}: only limits were checked")
+    difference = resources.differences(table, build.kernels, build.archs)
+    assert not difference, f"\n{difference}\nIf it must be so: {resources.UPDATE}"
+
+
+# ---- How reports are read ------------------------------------------------------------------------
+
+KERNEL = "_ZN8ringkern4cuda11ring_kernelILNS_8ProtocolE1E{}Lb{}EEEvNS0_10LaunchArgsE"
+REPORT = """\
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function '{kernel}' for 'sm_90'
+ptxas info    : Function properties for {kernel}
+    {stack} bytes stack frame, {stores} bytes spill stores, {loads} bytes spill loads
+ptxas info    : Used 64 registers, used 2 barriers, 88 bytes smem
+ptxas info    : Compile time = 3.185 ms
+"""
+
+
+@pytest.mark.parametrize(
+    ("mangled", "dtype"),
+    [("f", "f32"), ("h", "u8"), ("l", "i64"), ("NS_10SmallFloatItLi8ELi7ELt32640EEE", "bf16")],
+)
+@pytest.mark.parametrize("combine", ["any", "sum"])
+def test_names(mangled: str, dtype: str, combine: str) -> None:
+    name = KERNEL.format(mangled, int(combine == "sum"))
+    assert resources.name_of(name) == ("ll", dtype, combine)
+
+
+def test_an_unknown_kernel_is_an_error() -> None:
+    with pytest.raises(ValueError, match="not a kernel that"):
+        resources.name_of("_ZN8ringkern4cuda5otherEv")
+
+
+def test_a_report_and_its_table_say_the_same() -> None:
+    kernel = KERNEL.format("f", 1)
+    rows = resources.parse(REPORT.format(kernel=kernel, stack=16, stores=8, loads=12))
+    assert rows == [Resources("ll", "f32", "sum", "sm_90", 64, 16, 8, 12)]
+    text = resources.write_table(Build("", "13.0.88", ["sm_90"], rows))
+    assert resources.read_table(text) == ("13.0.88", rows)
+
+
+def test_a_function_that_is_called_counts() -> None:
+    kernel = KERNEL.format("f", 1)
+    report = REPORT.format(kernel=kernel, stack=0, stores=0, loads=0)
+    report += "ptxas info    : Function properties for helper\n"
+    report += "    24 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n"
+    assert resources.parse(report)[0].stack == 24
+
+
+def test_a_difference_shows_the_row_before_and_after() -> None:
+    row = Resources("simple", "f32", "sum", "sm_90", 64, 0, 0, 0)
+    other = Resources("ll", "f32", "sum", "sm_90", 40, 0, 0, 0)
+    spilled = row._replace(registers=80, stack=8, spill_stores=8)
+    archs = ["sm_90"]
+    assert resources.differences([row, other], [other, row], archs) == ""
+    shown = resources.differences([row, other], [other, spilled], archs).splitlines()
+    assert [line.split() for line in shown[1:]] == [
+        ["-", "simple", "f32", "sum", "sm_90", "64", "0", "0", "0"],
+        ["+", "simple", "f32", "sum", "sm_90", "80", "8", "8", "0"],
+    ]
+    assert resources.differences([row], [], ["sm_80"]) == ""  # not built
+    assert [line[0] for line in resources.differences([row], [other], archs).splitlines()[1:]] == [
+        *"-+"
+    ]
+
+
+# ---- How reports are kept ------------------------------------------------------------------------
+
+COMPILER = """\
+echo "ptxas info    : Used 64 registers" >&2
+echo "    8 bytes stack frame, 8 bytes spill stores, 8 bytes spill loads" >&2
+echo "x.cu(1): warning: that" >&2
+echo "said on stdout"
+exit {}
+"""
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_the_launcher_keeps_the_report_and_passes_on_the_rest(tmp_path: Path, status: int) -> None:
+    (tmp_path / "nvcc").write_text(COMPILER.format(status))
+    arguments = ["sh", "nvcc", "-c", "x.cu", "-o", "x with space.o"]
+    kept = tmp_path / "x with space.o.ptxas"
+    kept.write_text("of the compilation before")
+    run = subprocess.run(
+        ["sh", SCRIPT, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=30
+    )
+    assert (run.returncode, run.stdout) == (status, "said on stdout\n")
+    assert run.stderr == "x.cu(1): warning: that\n"
+    if status == 0:
+        assert kept.read_text().splitlines() == [
+            "ptxas info    : Used 64 registers",
+            "    8 bytes stack frame, 8 bytes spill stores, 8 bytes spill loads",
+        ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        ["nvcc"] + ([kept.name] if status == 0 else [])
+    )
+
+
+def test_the_launcher_runs_what_makes_no_object(tmp_path: Path) -> None:
+    run = subprocess.run(
+        ["sh", SCRIPT, "echo", "V13"], cwd=tmp_path, capture_output=True, text=True, timeout=30
+    )
+    assert (run.returncode, run.stdout) == (0, "V13\n")
+    assert not list(tmp_path.iterdir())
