@@ -3,6 +3,7 @@
 # make build   the extension, into ringkern/; only what has changed
 # make lint    style and types                 make format     rewrite to that style
 # make bench   the ring against Gloo           make sanitize   C++ tests under ASan, UBSan, TSan
+# make gpu     proves and measures the CUDA kernels, where there is a GPU: bench/README.md
 # make clean   remove what a build made        make distclean  and the environment
 #
 # A machine needs g++ and python3 with venv; cmake and ninja come from PyPI where they are missing.
@@ -13,6 +14,7 @@ RANKS ?= 4
 TEST_TIMEOUT ?= 1800
 
 VENV := .venv
+CALLERS_PATH := $(PATH)
 BUILD := build/dev
 
 # As if the environment were activated, and no other one.
@@ -22,7 +24,7 @@ unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 SOURCES := setup.py pyproject.toml CMakeLists.txt $(wildcard cmake/* build_backend/*.py) \
   $(shell find csrc tests -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu')
 
-.PHONY: demo test ctest pytest build lint format bench sanitize clean distclean
+.PHONY: demo test ctest pytest build lint format bench gpu sanitize clean distclean
 .NOTPARALLEL:
 
 demo: build
@@ -67,6 +69,10 @@ format: $(VENV)/.ready
 
 bench: build
 	python -m ringkern bench $(BENCH_ARGS)
+
+# With the caller's Python, whose torch has CUDA, and not that of $(VENV). It needs no network.
+gpu:
+	@env PATH='$(CALLERS_PATH)' PYTHONPATH='$(PYTHONPATH)' $(PYTHON) bench/gpu $(GPU_ARGS)
 
 sanitize: $(VENV)/.ready
 	for kind in address,undefined thread; do \

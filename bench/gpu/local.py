@@ -1,0 +1,151 @@
+"""Ranks of one process on one device, k = 2..8: results, to the bit.
+
+The values are such that every sum is exact: there is one right result in whatever order the ranks
+combine. ``tests/cuda`` has a model of the order and of its rounding. Last, for each k, values are
+random: all ranks must agree to the bit, and with float64 but for rounding.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from bench.gpu import cases
+from bench.gpu.part import Context
+
+COUNTS = (1, 1000, 40_009)
+LARGE = (("float32", 1_500_001), ("bfloat16", 2_000_003))  # several loops of every protocol
+TIMEOUT = timedelta(seconds=20)
+
+
+def run(context: Context) -> None:
+    context.use_ringkern()
+    from ringkern.local import Ring
+
+    tally = cases.Tally(context)
+    device = "cuda:0" if context.device == "cuda" else "cpu"
+    for k in (2, 3, 8) if context.quick else range(2, 9):
+        if not tally.in_time():
+            break
+        with Ring([device] * k, timeout=TIMEOUT) as ring:
+            check_all_reduce(tally, ring, device, COUNTS[:2] if context.quick else COUNTS)
+            check_halves(tally, ring, device, COUNTS[1])
+            check_large(tally, ring, device, () if context.quick else LARGE)
+            check_random(tally, ring, device)
+            tally.settle()
+        context.note(ranks=k)
+    tally.finish()
+
+
+def rows(device: str, dtype: torch.dtype, ranks: int, count: int) -> list[torch.Tensor]:
+    """A tensor a rank, each aligned as an allocation is, all filled with poison."""
+    stride = -(-count // 64) * 64
+    whole = torch.empty(ranks, stride, dtype=dtype, device=device)
+    cases.poison(whole)
+    return [whole[rank, :count] for rank in range(ranks)]
+
+
+def check_all_reduce(tally: cases.Tally, ring: Any, device: str, counts: tuple[int, ...]) -> None:
+    """Every protocol, dtype and op, in place."""
+    for count in counts:
+        for dtype, op in cases.every_dtype_and_op():
+            if not tally.in_time():
+                return
+            given, expected = cases.all_reduce(device, op, dtype, ring.size, count)
+            for protocol in cases.PROTOCOLS:
+                tensors = rows(device, given.dtype, ring.size, count)
+                for tensor, row in zip(tensors, given):
+                    tensor.copy_(row)
+                ring.all_reduce(tensors, cases.reduce_op(op), protocol=protocol)
+                expect_all(tally, tensors, expected, f"all_reduce {protocol} {op}")
+
+
+def check_halves(tally: cases.Tally, ring: Any, device: str, count: int) -> None:
+    """Reduce-scatter and all-gather, out of place and in place."""
+    for dtype in (*cases.FLOATS, *cases.INTEGERS):
+        if not tally.in_time():
+            return
+        for protocol in cases.PROTOCOLS:
+            for in_place in (False, True):
+                check_scatter(tally, ring, device, dtype, count, protocol, in_place)
+                check_gather(tally, ring, device, dtype, count, protocol, in_place)
+
+
+def check_scatter(
+    tally: cases.Tally,
+    ring: Any,
+    device: str,
+    dtype: str,
+    count: int,
+    protocol: str,
+    in_place: bool,
+) -> None:
+    k = ring.size
+    given, expected = cases.all_reduce(device, "sum", dtype, k, count * k)
+    inputs = [row.clone() for row in given]
+    parts = [inputs[r].narrow(0, r * count, count) for r in range(k)]
+    outputs = parts if in_place else rows(device, given.dtype, k, count)
+    ring.reduce_scatter(outputs, inputs, protocol=protocol)
+    for r, output in enumerate(outputs):
+        what = f"reduce_scatter {protocol}{' in place' if in_place else ''} rank {r} of {k} {dtype}"
+        tally.expect(output, expected.narrow(0, r * count, count), what)
+
+
+def check_gather(
+    tally: cases.Tally,
+    ring: Any,
+    device: str,
+    dtype: str,
+    count: int,
+    protocol: str,
+    in_place: bool,
+) -> None:
+    k = ring.size
+    given, expected = cases.all_gather(device, dtype, k, count)
+    outputs = rows(device, given.dtype, k, count * k)
+    inputs = [row.clone() for row in given]
+    if in_place:
+        inputs = [outputs[r].narrow(0, r * count, count) for r in range(k)]
+        for part, row in zip(inputs, given):
+            part.copy_(row)
+    ring.all_gather(outputs, inputs, protocol=protocol)
+    expect_all(tally, outputs, expected, f"all_gather {protocol}{' in place' if in_place else ''}")
+
+
+def check_large(
+    tally: cases.Tally, ring: Any, device: str, sizes: tuple[tuple[str, int], ...]
+) -> None:
+    for dtype, count in sizes:
+        given, expected = cases.all_reduce(device, "sum", dtype, ring.size, count)
+        for protocol in cases.PROTOCOLS:
+            if not tally.in_time():
+                return
+            tensors = [row.clone() for row in given]
+            ring.all_reduce(tensors, protocol=protocol)
+            expect_all(tally, tensors, expected, f"all_reduce {protocol} sum")
+
+
+def check_random(tally: cases.Tally, ring: Any, device: str) -> None:
+    generator = torch.Generator(device).manual_seed(ring.size)
+    for dtype, tolerance in (("float32", 1e-5), ("bfloat16", 5e-2), ("float16", 1e-2)):
+        for protocol in cases.PROTOCOLS:
+            shape = (ring.size, 30_011)
+            values = torch.randn(shape, generator=generator, device=device, dtype=torch.float64)
+            given = values.to(cases.dtype_of(dtype))
+            tensors = [row.clone() for row in given]
+            ring.all_reduce(tensors, protocol=protocol)
+            expect_all(tally, tensors[1:], tensors[0], f"agreement of ranks, {protocol}")
+            wanted = given.double().sum(0)
+            error = ((tensors[0].double() - wanted).norm() / wanted.norm()).item()
+            if not error <= tolerance:  # NaN, too
+                tally.wrong.append(f"{protocol} {dtype} k={ring.size}: relative error {error:.2g}")
+
+
+def expect_all(
+    tally: cases.Tally, tensors: list[torch.Tensor], expected: torch.Tensor, what: str
+) -> None:
+    for rank, tensor in enumerate(tensors):
+        told = f"{what} {tensor.dtype}[{tensor.numel()}] rank {rank} of k={len(tensors)}"
+        tally.expect(tensor, expected, told)

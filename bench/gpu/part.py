@@ -1,0 +1,155 @@
+"""What a part is given, and the process that it runs in."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+import traceback
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.gpu import device as devices
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Skipped(Exception):
+    """The part has nothing to do here; the text says why."""
+
+
+class Failed(Exception):
+    """What the part has found wrong."""
+
+
+@dataclass
+class Context:
+    """What a part is told, and where it leaves what it finds.
+
+    Attributes:
+        name: the part's.
+        state: the file where figures are kept while it runs.
+        work: directory of builds, kept from run to run.
+        device: "cuda", or "cpu" in a rehearsal.
+        quick: fewer cases, sizes and repeats.
+        nccl: path of a libnccl, or "".
+        seconds: after which the part is ended from outside.
+        machine: as in the results.
+        figures: what was found; ``note`` keeps it.
+    """
+
+    name: str
+    state: Path
+    work: Path
+    device: str
+    quick: bool
+    nccl: str
+    seconds: float
+    machine: dict[str, Any]
+    figures: dict[str, Any] = field(default_factory=dict)
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def rehearsal(self) -> bool:
+        return self.device == "cpu"
+
+    def left(self, share: float = 0.9) -> float:
+        """Seconds until that share of the part's time is used up; negative afterwards."""
+        return self.seconds * share - (time.monotonic() - self.started)
+
+    def note(self, **figures: Any) -> None:
+        """Keeps figures, also if the part is ended the moment after."""
+        self.figures.update(figures)
+        write_json(self.state, {"figures": self.figures})
+
+    def compile(self, source: str, *libraries: str) -> Path:
+        """The program made of a source of this folder, by nvcc for this GPU."""
+        nvcc = devices.find_nvcc()
+        if not nvcc:
+            raise Skipped("no nvcc in CUDACXX, CUDA_HOME, PATH or /usr/local/cuda/bin")
+        program = self.work / Path(source).stem
+        program.parent.mkdir(parents=True, exist_ok=True)
+        architecture = devices.architecture(self.machine)
+        self.run([*nvcc_command(nvcc, source, architecture), *libraries, "-o", str(program)])
+        return program
+
+    def run(
+        self, command: list[str], *, environment: dict[str, str] | None = None, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a program to its end, or that of the part's time; shows and returns its output."""
+        print("+", *command, flush=True)
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**os.environ, **(environment or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=max(1.0, self.left(0.95)),
+        )
+        print(done.stdout, end="", flush=True)
+        if check and done.returncode:
+            last = done.stdout.strip().splitlines()[-1:] or [""]
+            raise Failed(f"{Path(command[0]).name} ended with {done.returncode}: {last[0]}")
+        return done
+
+    def use_ringkern(self) -> None:
+        """From here on, ``import ringkern`` is the one that the part ``build`` has made."""
+        site = self.work / "site"
+        if not (site / "ringkern").is_dir():
+            raise Failed("ringkern is not built; run the part build first")
+        sys.path.insert(0, str(site))  # ranks that are spawned inherit it
+
+
+def nvcc_command(nvcc: str, source: str, architecture: str) -> list[str]:
+    """How a source of this folder is compiled; a test does so without a GPU."""
+    folder = Path(__file__).parent
+    return [
+        *(nvcc, "-O3", "-std=c++20", f"-arch=sm_{architecture}", "--expt-relaxed-constexpr"),
+        *("-Xcompiler=-Wall", "-DRK_WITH_CUDA=1", "-I", str(ROOT / "csrc")),
+        str(folder / source),
+    ]
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Whole or not at all, whatever happens meanwhile."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(".tmp")
+    fresh.write_text(json.dumps(content, indent=1, default=str) + "\n")
+    fresh.replace(path)
+
+
+def save_context(context: Context, path: Path) -> None:
+    """For ``run_child`` in the part's process."""
+    told = asdict(context)
+    for inner in ("figures", "started"):
+        del told[inner]
+    write_json(path, told)
+
+
+def run_child(name: str, path: Path) -> int:
+    """The part's process: runs it, and leaves its status beside its figures."""
+    told = json.loads(path.read_text())
+    for key in ("state", "work"):
+        told[key] = Path(told[key])
+    context = Context(**told)
+    status, reason = "passed", ""
+    try:
+        importlib.import_module(f"bench.gpu.{name}").run(context)
+    except Skipped as skipped:
+        status, reason = "skipped", str(skipped)
+    except Failed as failed:
+        status, reason = "failed", str(failed)
+    except subprocess.TimeoutExpired as late:
+        status, reason = "timed out", f"{late.cmd[0]} did not end in time"
+    except Exception as error:
+        traceback.print_exc(file=sys.stdout)
+        status, reason = "failed", f"{type(error).__name__}: {error}".splitlines()[0]
+    found = {"status": status, "reason": reason, "figures": context.figures}
+    write_json(context.state, found)
+    print(f"{name}: {status}{': ' if reason else ''}{reason}", flush=True)
+    return 0

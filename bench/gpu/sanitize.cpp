@@ -1,0 +1,135 @@
+// A reduced matrix of collectives for compute-sanitizer: every protocol and collective, a dtype of
+// each width, aligned and not, sizes of one element and of several loops. Results are checked, too:
+// what a tool slows down by a hundred also runs in another order.
+//
+// usage: sanitize [most ranks [large count]]
+#include <cuda_runtime_api.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cuda/device.h"
+#include "cuda/local.h"
+#include "reduce/ops.h"
+
+using namespace ringkern;
+using namespace ringkern::cuda;
+
+namespace {
+
+// Device memory of exactly so many bytes, so that an access beyond them is one that a tool sees.
+class Buffer {
+ public:
+  Buffer(int64_t bytes, int64_t offset) : bytes_(size_t(bytes)), offset_(size_t(offset)) {
+    check(cudaMalloc(&memory_, bytes_ + offset_), "cudaMalloc");
+    check(cudaMemset(memory_, 0xa5, bytes_ + offset_), "cudaMemset");
+  }
+  ~Buffer() { (void)cudaFree(memory_); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  std::byte* get() const { return static_cast<std::byte*>(memory_) + offset_; }
+  void write(const void* from) {
+    check(cudaMemcpy(get(), from, bytes_, cudaMemcpyHostToDevice), "cudaMemcpy");
+  }
+  void read(void* to) const {
+    check(cudaMemcpy(to, get(), bytes_, cudaMemcpyDeviceToHost), "cudaMemcpy");
+  }
+
+ private:
+  void* memory_ = nullptr;
+  const size_t bytes_, offset_;
+};
+
+// Small integers: their sums are exact in every dtype and every order.
+int value_of(int rank, int64_t i) { return int((i * 7 + rank * 3) % 4); }
+
+template <class T>
+T as(int value) {
+  if constexpr (is_small_float<T>) return from_float<T>(float(value));
+  else return T(value);
+}
+
+struct Case {
+  Collective collective;
+  Protocol protocol;
+  int64_t count, offset;
+};
+
+template <class T>
+bool run_case(LocalRing& ring, DType dtype, const Case& c) {
+  const int k = ring.ranks();
+  const int64_t bytes = int64_t(sizeof(T)), n = c.count;
+  const int64_t in_count = c.collective == Collective::reduce_scatter ? n * k : n;
+  const int64_t out_count = c.collective == Collective::all_gather ? n * k : n;
+  Task task;
+  task.collective = c.collective;
+  task.protocol = c.protocol;
+  task.reduction = Reduction::of(Op::sum, dtype, k);
+  task.count = n;
+  std::vector<Task> tasks(size_t(k), task);
+  std::vector<std::unique_ptr<Buffer>> inputs, outputs;
+  for (int r = 0; r < k; ++r) {
+    std::vector<T> in(static_cast<size_t>(in_count));
+    for (int64_t i = 0; i < in_count; ++i) in[size_t(i)] = as<T>(value_of(r, i));
+    inputs.push_back(std::make_unique<Buffer>(in_count * bytes, c.offset * bytes));
+    outputs.push_back(std::make_unique<Buffer>(out_count * bytes, c.offset * bytes));
+    inputs.back()->write(in.data());
+    tasks[size_t(r)].in = inputs.back()->get();
+    tasks[size_t(r)].out = outputs.back()->get();
+  }
+  ring.run(tasks);
+  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  for (int r = 0; r < k; ++r) {
+    std::vector<T> out(static_cast<size_t>(out_count));
+    outputs[size_t(r)]->read(out.data());
+    for (int64_t i = 0; i < out_count; ++i) {
+      int expected = 0;
+      if (c.collective == Collective::all_gather) expected = value_of(int(i / n), i % n);
+      else
+        for (int q = 0; q < k; ++q)
+          expected += value_of(q, c.collective == Collective::all_reduce ? i : r * n + i);
+      const T wanted = as<T>(expected);
+      if (std::memcmp(&out[size_t(i)], &wanted, sizeof wanted) == 0) continue;
+      std::printf("WRONG: %s %s %s[%lld], start %lld: rank %d of %d, element %lld\n",
+                  name_of(c.collective), name_of(c.protocol), name_of(dtype),
+                  static_cast<long long>(n), static_cast<long long>(c.offset), r, k,
+                  static_cast<long long>(i));
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  const int most_ranks = argc > 1 ? std::atoi(argv[1]) : 3;
+  const int64_t large = argc > 2 ? std::atoll(argv[2]) : 20000;
+  if (device_count() == 0) {
+    std::puts("no GPU: there is nothing to run");
+    return 2;
+  }
+  int cases = 0, wrong = 0;
+  for (int ranks = 2; ranks <= most_ranks; ++ranks) {
+    LocalRing ring(std::vector<int>(size_t(ranks), 0), Milliseconds(300000));
+    for (int p = 0; p < kProtocols; ++p)
+      for (const DType dtype : {DType::f32, DType::f64, DType::bf16, DType::i8})
+        for (int c = 0; c < kCollectives; ++c)
+          for (const int64_t count : {int64_t(1), int64_t(37), large}) {
+            const Case one{Collective(c), Protocol(p), count, count == 37 ? 1 : 0};
+            with_dtype(dtype, [&](auto tag) {
+              wrong += !run_case<typename decltype(tag)::type>(ring, dtype, one);
+            });
+            ++cases;
+          }
+  }
+  std::printf("%d cases, %d wrong\n", cases, wrong);
+  return wrong ? 1 : 0;
+} catch (const std::exception& error) {
+  std::printf("FAILED: %s\n", error.what());
+  return 1;
+}

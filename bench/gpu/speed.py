@@ -1,0 +1,155 @@
+"""Time and bus bandwidth of ranks of one process on one GPU, next to NCCL where one is given.
+
+Without NCCL, the three protocols compete in one process for each number of ranks. NCCL's protocol
+follows from its environment: with it there is a process for each protocol, in which it competes
+with ringkern's of the same name, and one in which both choose.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bench.gpu import limits, nccl
+from bench.gpu.cases import PROTOCOLS
+from bench.gpu.contest import LAUNCH, Settings
+from bench.gpu.part import ROOT, Context, Failed, write_json
+
+RANKS = (2, 4, 8)
+SIZES = tuple(8 * 8**i for i in range(10))  # 8 B, 64 B, 512 B, ..., 1 GiB
+QUICK_SIZES = (8, 4 << 10, 256 << 10, 16 << 20)
+STALL_SECONDS = 45.0  # without a new result: it hangs
+
+
+def run(context: Context) -> None:
+    if not (context.work / "site" / "ringkern").is_dir():
+        raise Failed("ringkern is not built; run the part build first")
+    known = known_limits(context)
+    rows: list[dict[str, Any]] = []
+    notes: list[str] = []
+    groups: list[tuple[str, ...]] = [PROTOCOLS]
+    if context.nccl:
+        groups = [("auto",), *((protocol,) for protocol in PROTOCOLS)]
+    contests = [(ranks, group) for group in groups for ranks in RANKS]
+    for ranks, group in contests:
+        if context.left() < 15:
+            notes.append(f"no time left for k={ranks} {'/'.join(group)}")
+            continue
+        lines = contest(context, ranks, group, notes)
+        rows += [row(line, known) for line in lines if "size_bytes" in line]
+        notes += [f"k={ranks}: {line['note']}" for line in lines if "note" in line]
+        context.note(limits=known, rows=rows, notes=list(dict.fromkeys(notes)))
+    wrong = [row for row in rows if row["wrong"]]
+    if wrong:
+        first = wrong[0]
+        raise Failed(
+            f"{len(wrong)} results are wrong; first: {first['contender']} k={first['ranks']} "
+            f"{first['size_bytes']} bytes"
+        )
+    if not rows:
+        raise Failed(f"nothing was measured: {'; '.join(notes)}")
+
+
+def contest(
+    context: Context, ranks: int, group: tuple[str, ...], notes: list[str]
+) -> list[dict[str, Any]]:
+    """What one contest found; again without NCCL, for the sizes that are left, where it hangs."""
+    sizes = QUICK_SIZES if context.quick or context.rehearsal else SIZES
+    gpu = context.machine["gpus"][0]
+    results = context.work / "contest.jsonl"
+    results.unlink(missing_ok=True)
+    for library in (context.nccl, "") if context.nccl else ("",):
+        lines = json_lines(results)
+        done = {line["size_bytes"] for line in lines if "size_bytes" in line}
+        settings = Settings(
+            ranks=ranks,
+            protocols=group,
+            sizes=tuple(size for size in sizes if size not in done),
+            device="cpu" if context.rehearsal else "cuda:0",
+            nccl=library,
+            l2_bytes=gpu.get("l2_bytes", 64 << 20),
+            repeats=3 if context.quick else 9,
+        )
+        environment = {}
+        if library:
+            environment = nccl.environment(ranks, group[0], gpu.get("multiprocessors", 100))
+        trouble = run_contest(context, settings, results, environment)
+        if not trouble:
+            break
+        notes.append(f"k={ranks} {'/'.join(group)}{' with NCCL' if library else ''}: {trouble}")
+    return json_lines(results)
+
+
+def run_contest(
+    context: Context, settings: Settings, results: Path, environment: dict[str, str]
+) -> str:
+    """Runs one in a process, as long as it makes progress; what was wrong with it, or ""."""
+    told = context.work / "contest.json"
+    write_json(told, {**asdict(settings), "site": str(context.work / "site")})
+    process = subprocess.Popen(
+        [sys.executable, "-u", str(ROOT / "bench/gpu"), "--contest", str(told), str(results)],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+    )
+    try:
+        size, since = -1, time.monotonic()
+        while process.poll() is None:
+            now = results.stat().st_size if results.exists() else 0
+            if now != size:
+                size, since = now, time.monotonic()
+            if time.monotonic() - since > STALL_SECONDS:
+                return f"ended, for it made no progress for {STALL_SECONDS:.0f} s"
+            if context.left(0.95) < 0:
+                return "ended, for the part's time is over"
+            time.sleep(0.05)
+        return f"ended with {process.returncode}" if process.returncode else ""
+    finally:
+        process.kill()
+        process.wait()
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file that are whole."""
+    if not path.exists():
+        return []
+    lines = path.read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def known_limits(context: Context) -> dict[str, Any]:
+    """What the part ``limits`` has found, in this run or an earlier one; {} if nothing."""
+    try:
+        figures = json.loads((context.work / "state" / "limits.json").read_text())["figures"]
+    except (OSError, json.JSONDecodeError, KeyError):
+        return {}
+    keys = ("launch_us", "hop_us", "hbm_gb_s", "l2_gb_s", "mix")
+    return {key: figures[key] for key in keys} if all(key in figures for key in keys) else {}
+
+
+def row(line: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
+    """A result with its bandwidths, and its share of what this GPU can do.
+
+    ``share``: the least time that the limits allow, over the time; 1 is as fast as can be. Only for
+    a protocol by name.
+    """
+    size, ranks = line["size_bytes"], line["ranks"]
+    factor = 2 * (ranks - 1) / ranks
+    found = dict(line)
+    if line["contender"] == LAUNCH:
+        return found
+    for kind in ("hot", "cold"):
+        us = line[f"{kind}_us"]
+        found[f"{kind}_busbw_gb_s"] = round(size * factor / us / 1e3, 3)
+    protocol = line["contender"].partition("/")[2]
+    if protocol in PROTOCOLS:
+        floor = limits.floor_us(known, protocol, ranks, size)
+        if floor:
+            found["floor_us"] = round(floor, 3)
+            found["share"] = round(floor / line["hot_us"], 3)
+    return found

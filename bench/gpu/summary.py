@@ -1,0 +1,153 @@
+"""The table at the end: what a reader sees of a run, and the last thing that is printed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from bench.gpu.runner import Result
+
+WIDTH = 100
+
+
+def table(results: list[Result]) -> str:
+    """All parts, then the figures of those that measure."""
+    lines = ["", f"{'part':14} {'status':10} {'seconds':>8}  what it found", "-" * WIDTH]
+    for result in results:
+        told = _TELL.get(result.part, _nothing)(result.figures) if result.figures else ""
+        text = "; ".join(filter(None, [result.reason, told])).replace("\n", " ")
+        head = f"{result.part:14} {result.status:10} {result.seconds:8.1f}  "
+        lines.append((head + text)[: 3 * WIDTH].rstrip())
+    for result in results:
+        lines += _DETAIL.get(result.part, _no_lines)(result.figures) if result.figures else []
+    again = [result.part for result in results if result.status == "not run"]
+    if again:
+        parts = ",".join(again)
+        lines += ["", f"not run: make gpu GPU_ARGS='--parts {parts}'"]
+    counts = dict.fromkeys(("passed", "failed", "timed out", "skipped", "not run"), 0)
+    for result in results:
+        counts[result.status] += 1
+    lines += ["", ", ".join(f"{n} {status}" for status, n in counts.items() if n)]
+    return "\n".join(lines)
+
+
+def _nothing(figures: dict[str, Any]) -> str:
+    return ""
+
+
+def _no_lines(figures: dict[str, Any]) -> list[str]:
+    return []
+
+
+def _cases(figures: dict[str, Any]) -> str:
+    wrong = figures.get("wrong", 0)
+    number = wrong if isinstance(wrong, int) else len(wrong)
+    text = f"{figures.get('cases', 0)} cases, {number} wrong"
+    return text + ("" if figures.get("complete", True) else "; not all were run in time")
+
+
+def _ctest(figures: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {found['seconds']} s" for name, found in figures.items())
+
+
+def _graph(figures: dict[str, Any]) -> str:
+    local, ipc = figures.get("local", []), figures.get("ipc", [])
+    texts = [f"in a process: {len(local)} graphs of {local[0]['replays']} replays"] if local else []
+    texts += [f"ipc {row['protocol']}: {row['replays']} replays" for row in ipc]
+    return ", ".join(texts)
+
+
+def _missing_peer(figures: dict[str, Any]) -> str:
+    waits = [
+        seconds
+        for row in figures.get("scenarios", [])
+        for kind, _, seconds in row["ranks"]
+        if kind != "absent"
+    ]
+    if not waits:
+        return ""
+    deadline = figures["deadline_seconds"]
+    return f"deadline {deadline} s, ended after {min(waits):.1f} to {max(waits):.1f} s"
+
+
+def _probe(figures: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{t['test']} {t['wrong']} wrong, {t['mixed']} mixed of {t['loads']:.2g}"
+        for t in figures.get("tests", [])
+    )
+
+
+def _sanitizer(figures: dict[str, Any]) -> str:
+    return ", ".join(f"{tool} {found['status']}" for tool, found in figures.items())
+
+
+def _limits(figures: dict[str, Any]) -> str:
+    if "launch_us" not in figures:
+        return ""
+    hops = ", ".join(f"{name} {us:.2f}" for name, us in figures["hop_us"].items())
+    return (
+        f"HBM {figures['hbm_gb_s']:.0f} GB/s, L2 {figures['l2_gb_s']:.0f} GB/s, "
+        f"launch {figures['launch_us']:.2f} us, hop us: {hops}"
+    )
+
+
+def _rows(figures: dict[str, Any]) -> str:
+    return f"{len(figures.get('rows', []))} measurements"
+
+
+def _build(figures: dict[str, Any]) -> str:
+    return str(figures.get("built", ""))
+
+
+def _speed_lines(figures: dict[str, Any]) -> list[str]:
+    """A line a size and number of ranks: each contender's time, hot and cold, and its share."""
+    lines = []
+    for rows in _grouped(figures.get("rows", []), lambda row: row["ranks"]):
+        names = list(dict.fromkeys(row["contender"] for row in rows))
+        names = [name for name in names if name != "launch"]
+        head = f"k={rows[0]['ranks']}: us hot / us cold (hot busbw GB/s, share of the limit)"
+        lines += ["", head]
+        lines += [f"{'bytes':>11} " + " ".join(f"{name:^29}" for name in names)]
+        for of_size in _grouped(rows, lambda row: row["size_bytes"]):
+            cells = {row["contender"]: _cell(row) for row in of_size}
+            text = " ".join(f"{cells.get(name, '-'):^29}" for name in names)
+            lines.append(f"{of_size[0]['size_bytes']:11} {text}".rstrip())
+    notes = figures.get("notes", [])
+    return lines + ([""] if notes else []) + [f"  {note}"[: 2 * WIDTH] for note in notes]
+
+
+def _cell(row: dict[str, Any]) -> str:
+    if "refused" in row:
+        return "refused"
+    share = f", {row['share']:.0%}" if "share" in row else ""
+    wrong = f" {row['wrong']} WRONG" if row.get("wrong") else ""
+    eager = " eager" if row.get("how") == "eager" else ""
+    bus = row.get("hot_busbw_gb_s", 0.0)
+    return f"{row['hot_us']:.1f} / {row['cold_us']:.1f} ({bus:.1f}{share}){eager}{wrong}"
+
+
+def _grouped(rows: list[dict[str, Any]], key: Callable[[dict[str, Any]], Any]) -> list[list[Any]]:
+    groups: dict[Any, list[Any]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return list(groups.values())
+
+
+_TELL: dict[str, Callable[[dict[str, Any]], str]] = {
+    "build": _build,
+    "ctest": _ctest,
+    "local": _cases,
+    "misaligned": _cases,
+    "graph": _graph,
+    "ipc": _cases,
+    "missing_peer": _missing_peer,
+    "ll128_probe": _probe,
+    "sanitizer": _sanitizer,
+    "limits": _limits,
+    "speed": _rows,
+    "processes": _rows,
+}
+_DETAIL: dict[str, Callable[[dict[str, Any]], list[str]]] = {
+    "speed": _speed_lines,
+    "processes": _speed_lines,
+}

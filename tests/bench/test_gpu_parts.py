@@ -1,0 +1,250 @@
+"""What the parts of ``make gpu`` compute and decide, as far as that needs no GPU."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bench.gpu import (
+    build,
+    cases,
+    device,
+    graph,
+    limits,
+    missing_peer,
+    processes,
+    sanitizer,
+    speed,
+    timing,
+)
+from bench.gpu.part import Context, Failed, nvcc_command
+from ringkern._C import Plan
+from ringkern.local import Ring
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "bench/gpu"
+SOURCES = sorted(path.name for path in FOLDER.iterdir() if path.suffix in (".cu", ".cpp"))
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Context:
+    return Context("a_part", tmp_path / "state.json", tmp_path, "cpu", True, "", 60.0, {})
+
+
+# ---- sources
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_program_compiles(source: str, tmp_path: Path) -> None:
+    nvcc = device.find_nvcc()
+    if not nvcc:
+        pytest.skip("there is no nvcc")
+    # Linked where all is in one file; sanitize.cpp links ringkern's library.
+    how = ["-c"] if source.endswith(".cpp") else []
+    command = [*nvcc_command(nvcc, source, "90"), "-Werror=all-warnings", *how]
+    done = subprocess.run(
+        [*command, "-o", str(tmp_path / "program")], capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    if how:
+        return
+    # Without a GPU the first CUDA call says so; with one, this is not the place to run it.
+    if not device.find().count:
+        ran = subprocess.run([tmp_path / "program"], capture_output=True, text=True, timeout=60)
+        assert ran.returncode == 1
+        assert "cuda" in ran.stderr
+        assert ran.stdout == ""
+
+
+def test_no_line_is_too_long() -> None:
+    for path in FOLDER.iterdir():
+        if path.suffix in (".cu", ".cuh", ".cpp"):
+            assert max(map(len, path.read_text().splitlines())) <= 100, path
+
+
+def test_test_targets_are_cmakes(tmp_path: Path) -> None:
+    assert set(build.test_targets(ROOT)) >= {"cuda_launch_test_cpp", "cuda_local_ring_test_cpp"}
+    assert '"[/.]" "_" _target' in (ROOT / "CMakeLists.txt").read_text()
+
+
+def test_a_package_of_links(tmp_path: Path) -> None:
+    extension = tmp_path / "_C.so"
+    extension.touch()
+    (tmp_path / "site/ringkern").mkdir(parents=True)
+    (tmp_path / "site/ringkern/gone.py").symlink_to("nowhere")
+    build.link_package(tmp_path / "site", [extension])
+    names = {path.name for path in (tmp_path / "site/ringkern").iterdir()}
+    assert {"__init__.py", "local.py", "_C.so"} <= names
+    assert "gone.py" not in names
+
+
+# ---- limits
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_the_byte_mix_is_what_the_schedule_does(ranks: int) -> None:
+    # Verb by verb: accesses of the user's tensor, and of FIFOs.
+    user = {"send": 1, "recv_reduce_send": 1, "recv_reduce_copy_send": 2, "recv_copy_send": 1}
+    fifo = {"send": 1, "recv_reduce_send": 2, "recv_reduce_copy_send": 2, "recv_copy_send": 2}
+    user["recv"] = fifo["recv"] = 1
+    count = 64 * ranks
+    plan = Plan("all_reduce", "simple", ranks, count, 4, slot_bytes=1 << 20)
+    verbs = [step[0] for rank in range(ranks) for step in plan.trace(rank)]
+    chunk = count * 4 // ranks
+    size = count * 4
+    assert sum(user[v] for v in verbs) * chunk == 2 * ranks * size
+    assert sum(user[v] + fifo[v] for v in verbs) * chunk == limits.bytes_moved(
+        "simple", ranks, size
+    )
+    assert limits.bytes_moved("simple", ranks, size) == (6 * ranks - 4) * size
+    assert limits.bytes_moved("ll", ranks, size) == (10 * ranks - 8) * size
+    ll128 = (64 / 15 * (ranks - 1) + 2 * ranks) * size
+    assert limits.bytes_moved("ll128", ranks, size) == pytest.approx(ll128)
+
+
+def known_limits() -> dict[str, Any]:
+    lines = [
+        {"limit": "empty_launch", "how": "stream", "us": 2.0},
+        {"limit": "empty_launch", "how": "graph, as the ring's", "us": 1.5},
+        {"limit": "empty_launch", "how": "graph, as the ring's", "us": 1.25},
+        {"limit": "ping_pong", "how": "relaxed", "ns_per_hop": 500.0},
+        {"limit": "ping_pong", "how": "fence + ... (Simple)", "ns_per_hop": 900.0},
+        {"limit": "ping_pong", "how": "16-byte line (LL)", "ns_per_hop": 600.0},
+        {"limit": "ping_pong", "how": "128-byte line (LL128)", "ns_per_hop": 700.0},
+        {"limit": "hbm_copy", "gb_s": 3000.0},
+        {"limit": "l2_copy", "gb_s": 5000.0},
+        {"limit": "l2_copy", "gb_s": 4000.0},
+    ]
+    for busbw in (400.0, 500.0):
+        lines.append(
+            {"limit": "mix", "protocol": "ll", "ranks": 4, "size_bytes": 1 << 20}
+            | {"busbw_gb_s": busbw}
+        )
+    return limits.floors(lines)
+
+
+def test_floors_are_the_best_that_was_measured() -> None:
+    known = known_limits()
+    assert known["launch_us"] == 1.25
+    assert known["hop_us"] == {"simple": 0.9, "ll": 0.6, "ll128": 0.7}
+    assert (known["hbm_gb_s"], known["l2_gb_s"]) == (3000.0, 5000.0)
+    assert known["mix"] == {"ll/4/1048576": 500.0}
+
+
+def test_a_floor_is_latency_or_bytes() -> None:
+    known = known_limits()
+    assert limits.floor_us({}, "ll", 4, 8) == 0.0
+    assert limits.floor_us(known, "ll", 4, 8) == pytest.approx(1.25 + 6 * 0.6)
+    assert limits.floor_us(known, "ll", 4, 1 << 30) == pytest.approx((1 << 30) * 1.5 / 500e3)
+    assert limits.floor_us(known, "simple", 4, 1 << 30) == pytest.approx(1.25 + 6 * 0.9)
+
+
+def test_a_row_has_bandwidths_and_its_share() -> None:
+    line = {"ranks": 4, "size_bytes": 8, "contender": "ringkern/ll", "wrong": 0}
+    line |= {"hot_us": 9.7, "cold_us": 19.4}
+    row = speed.row(line, known_limits())
+    assert row["share"] == pytest.approx(0.5)
+    assert row["hot_busbw_gb_s"] == round(8 * 1.5 / 9.7e3, 3)
+    assert "share" not in speed.row(line, {})
+    assert "share" not in speed.row({**line, "contender": "nccl/auto"}, known_limits())
+
+
+# ---- results of other programs
+
+
+def test_verdicts_of_compute_sanitizer() -> None:
+    clean = "========= ERROR SUMMARY: 0 errors\n"
+    assert sanitizer.verdict(clean, 0)["status"] == "passed"
+    assert sanitizer.verdict(clean, 1)["status"] == "failed"  # results were wrong
+    found = sanitizer.verdict("========= ERROR SUMMARY: 3 errors\n", 9)
+    assert (found["status"], found["reason"]) == ("failed", "ERROR SUMMARY: 3 errors (status 9)")
+    races = "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n"
+    assert sanitizer.verdict(races, 0)["status"] == "passed"
+    assert sanitizer.verdict("Error: Device not supported", 1)["status"] == "skipped"
+    assert sanitizer.verdict("", 255)["status"] == "failed"
+
+
+def test_who_must_be_named_when_a_peer_is_missing() -> None:
+    timeout = ("CollectiveTimeoutError", "ll: rank 2 waited for data from rank 1 on ...", 3.1)
+    aborted = ("CommAbortedError", "rank 0 waited for data from rank 2 ...", 3.2)
+    pre_empted = ("CommAbortedError", "rank 2 waited for data from rank 1 ...", 3.2)
+    absent = ("absent", "", 0.0)
+    assert missing_peer.judge([aborted, absent, timeout]) == []
+    # Two deadlines pass at once, and the other rank is the first.
+    assert missing_peer.judge([("CollectiveTimeoutError", "", 3.0), absent, pre_empted]) == []
+    assert missing_peer.judge([aborted, absent, aborted])
+    assert missing_peer.judge([aborted, absent, pre_empted])
+    assert missing_peer.judge([aborted, absent, (*timeout[:2], 60.0)])
+    assert missing_peer.judge([("nothing", "", 3.0), absent, timeout])
+
+
+def test_processes_count_as_their_slowest() -> None:
+    line = {"contender": "ringkern/ll", "size_bytes": 1000, "wrong": 0}
+    first = {**line, "hot_times_us": [1.0, 5.0, 2.0], "cold_times_us": [4.0]}
+    second = {**line, "hot_times_us": [3.0, 1.0, 1.0], "cold_times_us": [6.0]}
+    row = processes.merged([first, second], 2)
+    assert (row["hot_times_us"], row["hot_us"], row["cold_us"]) == ([3.0, 5.0, 2.0], 3.0, 6.0)
+    refused = {"contender": "one_shot_all_reduce", "refused": "overlapping devices"}
+    assert processes.merged([refused, refused], 2) == refused
+
+
+# ---- checks that run on the device, here on the CPU
+
+
+def test_a_graph_checks_itself() -> None:
+    checked = graph.Checked("cpu", range(3), 3, 1001)
+    with Ring(["cpu"] * 3) as ring:
+        for _ in range(5):
+            checked.once(functools.partial(ring.all_reduce, protocol="ll"))
+        assert (int(checked.step), int(checked.bad)) == (5, 0)
+    checked.once(lambda tensors: None)
+    assert int(checked.bad) > 0
+
+
+def test_a_tally_sees_one_bit(context: Context) -> None:
+    tally = cases.Tally(context)
+    expected = torch.zeros(1000, dtype=torch.bfloat16)
+    actual = expected.clone()
+    tally.expect(actual, expected, "equal")
+    tally.settle()
+    assert tally.wrong == []
+    actual[7] = -0.0
+    tally.expect(actual, expected, "a negative zero")
+    with pytest.raises(Failed, match="1 of 2 wrong; first: a negative zero: 1 elements differ"):
+        tally.finish()
+    kept = json.loads(context.state.read_text())["figures"]
+    assert (kept["cases"], kept["wrong"]) == (2, 1)
+
+
+def test_timed_tensors_stay_finite_and_are_no_zeros() -> None:
+    for ranks in (2, 4, 8):
+        buffers = timing.Buffers(ranks, 1000, "cpu")
+        for size in (8, 1 << 20, 1 << 30):
+            grown = buffers.sources[0] * float(ranks) ** timing.calls_for(size, ranks)
+            assert torch.isfinite(grown).all()
+            assert (buffers.tensors[0] != 0).all()
+
+
+def test_wrong_results_are_counted() -> None:
+    buffers = timing.Buffers(3, 500, "cpu")
+    with Ring(["cpu"] * 3) as ring:
+        assert buffers.wrong_after(lambda: ring.all_reduce(buffers.tensors)) == 0
+    assert buffers.wrong_after(lambda: None) > 0
+    assert torch.equal(buffers.tensors[1], buffers.sources[1])
+
+
+def test_a_rehearsal_of_parts_on_the_cpu(tmp_path: Path) -> None:
+    command = [sys.executable, str(FOLDER), "--rehearse", "--quick", "--out", str(tmp_path)]
+    done = subprocess.run(
+        [*command, "--parts", "build,misaligned,graph"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    status = json.loads((tmp_path / "summary.json").read_text())["status"]
+    assert status == {"build": "passed", "misaligned": "passed", "graph": "skipped"}
