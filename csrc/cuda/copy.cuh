@@ -160,9 +160,10 @@ struct Tile {
 template <class A>
 RK_DEVICE int move_tiles(const A& arithmetic, const Block& b) {
   using Tile = Tile<rows_of<A>>;
-  const int tiles = b.bytes / Tile::kBytes, warps = worker_count() / kWarp;
-  RK_NO_UNROLL for (int tile = warp_index(); tile < tiles; tile += warps) {
-    const int64_t at = tile * Tile::kBytes + 16 * lane_index();
+  const int end = b.bytes / Tile::kBytes * Tile::kBytes;
+  const int step = worker_count() / kWarp * Tile::kBytes;
+  RK_NO_UNROLL for (int first = warp_index() * Tile::kBytes; first < end; first += step) {
+    const int at = first + 16 * lane_index();
     Tile value;
     value.load((b.in != nullptr ? b.in : b.incoming) + at);
     if (b.in != nullptr && b.incoming != nullptr) {
@@ -174,7 +175,7 @@ RK_DEVICE int move_tiles(const A& arithmetic, const Block& b) {
     if (b.out != nullptr) value.store(b.out + at);
     if (b.to != nullptr) value.store(b.to + at);
   }
-  return tiles * Tile::kBytes;
+  return end;
 }
 
 // By every worker. What the fast path cannot take is moved pack by pack: the last one, all of them

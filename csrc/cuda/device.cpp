@@ -22,6 +22,8 @@ std::string describe(const char* call, cudaError_t error) {
 void check(cudaError_t error, const char* call, const char* remedy) {
   if (error == cudaSuccess) return;
   (void)cudaGetLastError();
+  if (error == cudaErrorStreamCaptureUnsupported || error == cudaErrorStreamCaptureImplicit)
+    remedy = "A CUDA graph is captured, and the first call takes memory: make one call before";
   throw TransportError(describe(call, error) + (*remedy ? std::string(". ") + remedy : ""));
 }
 

@@ -83,7 +83,7 @@ class Ends {
       return seen_ + ahead >= step;
     };
     return wait(post_, P, for_data ? WaitFor::data : WaitFor::credit, step - ahead, reached,
-                [&] { return seen_; });
+                [&] { return for_data ? received_ : seen_; });
   }
 
   // Ends a step: all threads come here with their verdicts and leave with one. If it is ok, the

@@ -9,7 +9,9 @@
 // POLLING    the data itself, in the rank's own segment: one journey in place of two. `head`, by
 //            one lane of each warp, and only when what it last saw is used up.
 // REUSE      a slot is written again only when `head` has given it back; flags do not repeat within
-//            kLLFlagPeriod steps, and a slot is rewritten whole twice in that time.
+//            kLLFlagPeriod steps, and a slot is rewritten whole twice in that time. Such a step is
+//            published by `tail`, too: without an acquire, nothing in the memory model keeps a load
+//            from returning a line of a period ago.
 #pragma once
 
 #include "cuda/copy.cuh"
@@ -25,15 +27,18 @@ class LLLink {
   RK_DEVICE Verdict perform(Verb verb, const Plan&, const Chunk& chunk) {
     Verdict verdict = Verdict::ok;
     if (is_worker()) verdict = move_lines(verb, chunk);
-    return ends_.complete(verb, /*publish_tail=*/false, verdict);
+    return ends_.complete(verb, /*publish_tail=*/rewrites(ends_.sent()), verdict);
   }
 
  private:
   static constexpr int kData = line_data_bytes(Protocol::ll);
   static constexpr int kLine = line_bytes(Protocol::ll);
 
+  RK_DEVICE bool rewrites(uint64_t step) const { return ll_rewrites_slot(step, ends_.slots()); }
+
   RK_DEVICE Verdict move_lines(Verb verb, const Chunk& chunk) {
-    Verdict verdict = ends_.wait_slots(/*data=*/false, sends(verb));
+    Verdict verdict =
+        ends_.wait_slots(/*data=*/receives(verb) && rewrites(ends_.received()), sends(verb));
     if (verdict != Verdict::ok) return verdict;
     const std::byte* in = reads_input(verb) ? ends_.in() + chunk.in * A::kBytes : nullptr;
     std::byte* out = copies(verb) ? ends_.out() + chunk.out * A::kBytes : nullptr;
@@ -67,7 +72,7 @@ class LLLink {
   // Lines that this step did not need keep an older flag; before it could come back they are
   // written again.
   RK_DEVICE void finish_slot(std::byte* to, int written) const {
-    if (!ll_rewrites_slot(ends_.sent(), ends_.slots())) return;
+    if (!rewrites(ends_.sent())) return;
     const int all = int(ends_.slot_bytes() / kLine);
     RK_NO_UNROLL for (int line = written + thread_index(); line < all; line += worker_count())
       write_line(to + kLine * line, 0);

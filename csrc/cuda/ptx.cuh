@@ -171,7 +171,6 @@ RK_DEVICE void st_shared(T* p, std::type_identity_t<T> value) {
 
 RK_DEVICE void syncwarp() { __syncwarp(); }
 RK_DEVICE bool all_lanes(bool p) { return __all_sync(~0u, p); }
-RK_DEVICE uint32_t ballot(bool p) { return __ballot_sync(~0u, p); }
 RK_DEVICE uint32_t from_lane(uint32_t v, int lane) { return __shfl_sync(~0u, v, lane); }
 
 // ---- Blocks

@@ -59,7 +59,8 @@ RK_DEVICE Verdict look(const Post& post, uint64_t& since) {
   return now - since < timeout ? Verdict::ok : Verdict::timed_out;
 }
 
-// Tells the host of the rank's first failed wait; those that end because of it do not overwrite it.
+// Tells the host of the rank's first failed wait; lanes and blocks that end beside it or because of
+// it do not overwrite it.
 RK_DEVICE void record(const Post& post, Verdict verdict, WaitFor what, Protocol protocol,
                       uint64_t wanted, uint64_t seen) {
   if (!claim(Post::get(post.failed))) return;
@@ -91,19 +92,15 @@ RK_DEVICE Verdict wait(const Post& post, Protocol protocol, WaitFor what, uint64
     if (lane_index() == 0) verdict = look(post, since);
     verdict = Verdict(from_lane(uint32_t(verdict), 0));
     if (verdict == Verdict::ok) continue;
-    const uint32_t missing = ballot(!ready);
-    const bool first = !ready && (missing & ((1u << lane_index()) - 1)) == 0;
-    if (first) record(post, verdict, what, protocol, wanted, seen());
-    syncwarp();
+    if (!ready) record(post, verdict, what, protocol, wanted, seen());
     return verdict;
   }
 }
 
-// A barrier that carries verdicts: all threads leave it with the same one.
+// A barrier that carries verdicts: if one thread has given up, all leave it knowing so. Why is in
+// the report.
 RK_DEVICE Verdict agree(int barrier_id, int threads, Verdict mine) {
-  if (!barrier_or(barrier_id, threads, mine != Verdict::ok)) return Verdict::ok;
-  return barrier_or(barrier_id, threads, mine == Verdict::timed_out) ? Verdict::timed_out
-                                                                     : Verdict::aborted;
+  return barrier_or(barrier_id, threads, mine != Verdict::ok) ? Verdict::aborted : Verdict::ok;
 }
 
 }  // namespace ringkern::cuda

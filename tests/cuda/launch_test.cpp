@@ -86,6 +86,11 @@ void bad_geometry_is_refused() {
                LocalRing(std::vector<int>(33, 3), timeout));
 }
 
+void a_first_call_in_a_graph_says_what_to_do() {
+  CHECK_THROWS(TransportError, "make one call before",
+               check(cudaErrorStreamCaptureUnsupported, "cudaMalloc", "Free some memory"));
+}
+
 void a_failed_wait_says_who_waited_for_whom() {
   WaitReport r{Verdict::timed_out, WaitFor::data, Protocol::ll, 3, 17, 16};
   const Milliseconds timeout(2500);
@@ -106,6 +111,7 @@ int main() {
   shapes_follow_the_size();
   without_a_gpu_all_say_so();
   bad_geometry_is_refused();
+  a_first_call_in_a_graph_says_what_to_do();
   a_failed_wait_says_who_waited_for_whom();
 }
 
