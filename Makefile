@@ -3,6 +3,7 @@
 # make build   the extension, into ringkern/; only what has changed
 # make lint    style and types                 make format     rewrite to that style
 # make bench   the ring against Gloo           make sanitize   C++ tests under ASan, UBSan, TSan
+# make simt    the CUDA kernels without a GPU, on a simulated one: docs/simulation.md
 # make gpu     proves and measures the CUDA kernels, where there is a GPU: bench/README.md
 # make clean   remove what a build made        make distclean  and the environment
 #
@@ -24,7 +25,7 @@ unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 SOURCES := setup.py pyproject.toml CMakeLists.txt $(wildcard cmake/* build_backend/*.py) \
   $(shell find csrc tests -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu')
 
-.PHONY: demo test ctest pytest build lint format bench gpu sanitize clean distclean
+.PHONY: demo test ctest pytest build lint format bench simt mutants gpu sanitize clean distclean
 .NOTPARALLEL:
 
 demo: build
@@ -69,6 +70,23 @@ format: $(VENV)/.ready
 
 bench: build
 	python -m ringkern bench $(BENCH_ARGS)
+
+# Without nvcc: the kernels are compiled as C++.
+SIMT := build/simt
+SIMT_SEEDS ?= 100000
+
+simt: $(SIMT)/.built
+	$(SIMT)/tests_simt_machine_test
+	$(SIMT)/tests_simt_litmus_test
+	$(SIMT)/tests_simt_ring_test --seeds $(SIMT_SEEDS) --jobs $$(nproc)
+
+mutants: $(SIMT)/.built
+	$(SIMT)/tests_simt_mutants_test --seeds 3000
+
+$(SIMT)/.built: $(VENV)/.ready $(SOURCES) $(wildcard tests/simt/*.py)
+	cmake -S . -B $(SIMT) -G Ninja -DRK_TESTS=ON -DRK_CUDA=OFF
+	cmake --build $(SIMT) --target simt_tests
+	touch $@
 
 # With the caller's Python, whose torch has CUDA, and not that of $(VENV). It needs no network.
 gpu:

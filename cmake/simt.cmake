@@ -1,0 +1,62 @@
+# The programs of tests/simt: the CUDA kernels on a simulated machine. csrc/cuda/*.cu are compiled
+# as C++, with tests/simt/cuda/ptx.cuh in place of csrc/cuda/ptx.cuh, and once more with mutants.
+#
+# Nothing here links ringkern_core: it holds the same kernels, made for a GPU.
+find_package(Python3 REQUIRED COMPONENTS Interpreter)
+
+set(_simt ${CMAKE_CURRENT_SOURCE_DIR}/tests/simt)
+set(_mutated ${CMAKE_CURRENT_BINARY_DIR}/simt/mutated)
+
+# The flag of LL wraps within a few calls, and every poll in vain looks whether to give up.
+add_library(ringkern_simt_flags INTERFACE)
+target_link_libraries(ringkern_simt_flags INTERFACE ringkern_flags)
+target_include_directories(ringkern_simt_flags BEFORE INTERFACE
+  ${_simt} ${CMAKE_CURRENT_SOURCE_DIR}/tests ${CMAKE_CURRENT_SOURCE_DIR}/csrc)
+target_compile_definitions(ringkern_simt_flags INTERFACE RK_LL_FLAG_BITS=4 RK_POLLS_PER_LOOK=1)
+target_compile_options(ringkern_simt_flags INTERFACE -UNDEBUG -fno-strict-aliasing)
+
+file(GLOB _machine CONFIGURE_DEPENDS ${_simt}/*.cpp)
+list(FILTER _machine EXCLUDE REGEX "_test\\.cpp$")
+add_library(ringkern_simt STATIC ${_machine})
+target_link_libraries(ringkern_simt PUBLIC ringkern_simt_flags)
+
+# ---- the kernels, as they are and with mutants --------------------------------------------------
+file(GLOB _headers CONFIGURE_DEPENDS csrc/cuda/*.cuh)
+set(_copies ${_headers})
+list(FILTER _copies EXCLUDE REGEX "/ptx\\.cuh$")
+list(TRANSFORM _copies REPLACE ".*/" "${_mutated}/cuda/")
+add_custom_command(OUTPUT ${_mutated}/mutants.h ${_copies}
+  COMMAND ${Python3_EXECUTABLE} ${_simt}/mutants.py ${CMAKE_CURRENT_SOURCE_DIR}/csrc ${_mutated}
+  # It leaves alone what has not changed, which a build would take for not done.
+  COMMAND ${CMAKE_COMMAND} -E touch ${_mutated}/mutants.h ${_copies}
+  DEPENDS ${_headers} ${_simt}/mutants.py ${_simt}/rules.py ${_simt}/sources.py
+  COMMENT "Weakening the kernels" VERBATIM)
+add_custom_target(ringkern_mutants DEPENDS ${_mutated}/mutants.h)
+
+file(GLOB _kernels RELATIVE ${CMAKE_CURRENT_SOURCE_DIR}/csrc CONFIGURE_DEPENDS csrc/cuda/*.cu)
+foreach(kernel IN LISTS _kernels)
+  string(MAKE_C_IDENTIFIER ${kernel} _name)
+  set(_wrapper ${CMAKE_CURRENT_BINARY_DIR}/simt/${_name}.cpp)
+  file(CONFIGURE OUTPUT ${_wrapper} CONTENT "#include \"${kernel}\"\n")
+  list(APPEND _wrappers ${_wrapper})
+endforeach()
+add_library(ringkern_simt_kernels OBJECT ${_wrappers})
+target_link_libraries(ringkern_simt_kernels PUBLIC ringkern_simt)
+add_library(ringkern_simt_mutants OBJECT ${_wrappers})
+target_link_libraries(ringkern_simt_mutants PUBLIC ringkern_simt)
+target_include_directories(ringkern_simt_mutants BEFORE PUBLIC ${_mutated})
+add_dependencies(ringkern_simt_mutants ringkern_mutants)
+
+# ---- the programs -------------------------------------------------------------------------------
+add_custom_target(simt_tests)
+function(add_simt_test name kernels)
+  add_executable(tests_simt_${name}_test ${_simt}/${name}_test.cpp)
+  target_link_libraries(tests_simt_${name}_test PRIVATE ${kernels} ringkern_simt)
+  add_dependencies(simt_tests tests_simt_${name}_test)
+  add_test(NAME tests/simt/${name} COMMAND tests_simt_${name}_test)
+  set_tests_properties(tests/simt/${name} PROPERTIES TIMEOUT 600)
+endfunction()
+add_simt_test(litmus ringkern_simt)
+add_simt_test(machine ringkern_simt)
+add_simt_test(ring ringkern_simt_kernels)
+add_simt_test(mutants ringkern_simt_mutants)

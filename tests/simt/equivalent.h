@@ -1,0 +1,51 @@
+// Mutants that no seed can catch, each with the argument why; and those that few seeds catch.
+#pragma once
+
+#include <cstdint>
+
+namespace simt {
+
+struct Equivalent {
+  const char* mutant;     // Mutant::name()
+  const char* protocols;  // under which it survives: "all", or some of them
+  const char* argument;
+};
+
+inline constexpr char kNoTail[] =
+    "LL128 publishes no tail and waits for none: the data itself says that it is there";
+inline constexpr char kBothSkip[] =
+    "both ends of a link know how long a chunk is: where both skip its step, they stay together";
+
+inline constexpr Equivalent kEquivalent[] = {
+    {"link.cuh wait_slots: ahead one more if for_data", "ll128", kNoTail},
+    {"link.cuh wait_slots: poll: !for_data taken for granted", "ll128", kNoTail},
+    {"link.cuh wait_slots: ld_acquire relaxed if for_data", "ll128", kNoTail},
+    {"link.cuh complete: "
+     "st_relaxed(&Post::get(post_.next)->tail.value, sent_ + 1) before the fence",
+     "ll128", kNoTail},
+    {"link.cuh complete: st_relaxed weak: "
+     "st_relaxed(&Post::get(post_.next)->tail.value, sent_ + 1)",
+     "ll128", kNoTail},
+    {"link.cuh complete: st_relaxed dropped: "
+     "st_relaxed(&Post::get(post_.next)->tail.value, sent_ + 1)",
+     "ll128", kNoTail},
+    {"simple.cuh perform: empty chunk skipped", "all", kBothSkip},
+    {"ll.cuh perform: empty chunk skipped", "all", kBothSkip},
+    {"ll128.cuh perform: empty chunk skipped", "all", kBothSkip},
+    {"wait.cuh wait: syncwarp dropped", "simple",
+     "the barrier of the workers follows each wait of Simple, and orders more"},
+};
+
+// Where to look first. A change of the scenarios may make these useless; the mutant then survives,
+// and a longer search, as by --seeds 30000, finds another.
+struct Rare {
+  const char* mutant;
+  const char* protocol;
+  uint64_t seed;
+};
+
+inline constexpr Rare kRare[] = {
+    {"", "", 0},
+};
+
+}  // namespace simt

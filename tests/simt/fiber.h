@@ -1,0 +1,35 @@
+// Fibers: functions with a stack each, one of which runs at a time, all on one thread of the host.
+#pragma once
+
+#include <cstddef>
+
+namespace simt {
+
+class Fiber {
+ public:
+  Fiber() = default;
+  ~Fiber();
+  Fiber(const Fiber&) = delete;
+  Fiber& operator=(const Fiber&) = delete;
+
+  // Prepares `entry(argument)`, to begin at the first switch to this fiber. `entry` never returns.
+  // What ran here before is forgotten; nothing is destroyed.
+  void prepare(void (*entry)(void*), void* argument);
+  // Stops here, goes on there; returns when something switches back. A fiber that was never
+  // prepared stands for the thread itself.
+  static void change(Fiber& from, Fiber& to);
+
+ private:
+  static constexpr size_t kStackBytes = 64 << 10;
+
+  void* stack_ = nullptr;    // mapped, with a page below it that is not
+  void* pointer_ = nullptr;  // of the stack, while it is not running
+  void (*entry_)(void*) = nullptr;
+  void* argument_ = nullptr;
+#if !defined(__x86_64__)
+  void* context_ = nullptr;
+#endif
+  static void begin();
+};
+
+}  // namespace simt

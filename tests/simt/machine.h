@@ -1,0 +1,164 @@
+// A machine that runs CUDA kernels on one thread of the host: every CUDA thread is a fiber, and a
+// seed decides which one goes on and what it sees. The same seed, the same run.
+//
+// Threads that poll for what has not come sleep until it does. So a deadlock is seen for what it is
+// (nobody can go on and no store is left to become visible), and nothing waits for a timeout; time
+// goes on only when nothing else can, and only for those who look at the clock.
+#pragma once
+
+#include <string>
+#include <type_traits>
+
+#include "fiber.h"
+#include "memory.h"
+
+namespace simt {
+
+inline constexpr int kWarpSize = 32;
+
+struct Settings {
+  uint64_t seed = 1;
+  MemorySettings memory;
+  int switch_every = 8;     // operations of a thread, in the mean, until another goes on
+  int drain_every = 8;      // operations, in the mean, until a waiting store becomes visible
+  int starved_rank = -1;    // seldom gets its turn
+  uint64_t most_steps = 20'000'000;
+  uint64_t clock_jump = 0;  // nanoseconds that pass when nobody can go on
+};
+
+// A grid of blocks: `channels` of each rank, in the order of `ranks`.
+struct Launch {
+  std::function<void()> kernel;  // called by each thread
+  std::vector<int> ranks;
+  int channels = 1;
+  int threads = kWarpSize;  // of a block; whole warps
+  std::function<void()> done;
+  int live = 0;  // threads
+};
+
+enum class Meeting : uint8_t { none, sync, all, shuffle, line_load, line_store, rest };
+
+struct Warp;
+struct Block;
+
+struct Thread : Agent {
+  Fiber fiber;
+  int channel = 0, index = 0;
+  Warp* warp = nullptr;
+  Block* block = nullptr;
+  Launch* launch = nullptr;
+  bool alive = false;
+  // Whether the warp is known to be together: since then, this lane has done nothing of its own.
+  bool together = false;
+  // What it brings to a meeting or a barrier, and takes away.
+  bool predicate = false;
+  uint32_t value = 0;
+  int lane = 0;
+  void* at = nullptr;
+  uint64_t words[2] = {};
+
+  std::string name() const;
+};
+
+struct Warp : Watch {
+  Thread* lanes[kWarpSize] = {};
+  Meeting meeting = Meeting::none;
+  int arrived = 0, at_barrier = 0, gone = 0;
+};
+
+struct Block {
+  struct Barrier {
+    int expected = 0;
+    bool any = false;
+    std::vector<Thread*> waiting;
+  };
+  int index = 0;  // in its grid
+  int blocks = 0, threads = 0;
+  std::vector<Warp> warps;
+  Barrier barriers[16];
+  alignas(16) std::byte shared[1024];
+  Shadow shadows[sizeof(shared) / 8];
+};
+
+class Machine {
+ public:
+  Machine();
+  Machine(const Machine&) = delete;
+
+  // Forgets everything. A rank has up to `channels` blocks of up to `threads`.
+  void reset(const Settings& settings, int ranks, int channels, int threads);
+  Memory& memory() { return memory_; }
+  Random& random() { return random_; }
+  uint64_t steps() const { return steps_; }
+
+  // The launch stays the caller's, who keeps it until it is done.
+  void start(Launch& launch);
+  // Until all launches have ended. Throws Failure.
+  void run();
+  // The host waits for what has ended: all of it happened before what the host does next.
+  void synchronise_host();
+  // The rank's threads stop where they are.
+  void kill(int rank);
+  // Called when nobody can go on, for the rank of each who sleeps; may throw Failure.
+  std::function<void(int rank)> when_stuck;
+  // Calls `event` at a step, or when nobody can go on; it returns the step of the next call, or 0.
+  void at_step(uint64_t step, std::function<uint64_t()> event);
+
+  // ---- What a running thread does
+
+  Thread& self() { return *current_; }
+  void load(const void* at, void* to, int bytes, Order order);
+  void store(void* at, const void* from, int bytes, Order order);
+  bool claim(uint32_t* at);
+  void fence();
+  void fence_sc();
+  void meet(Meeting kind);
+  bool barrier(int id, int threads, bool predicate);
+  uint64_t nanoseconds();
+  void* shared_memory(size_t bytes);
+  void use_shared(const void* at, bool store);
+
+ private:
+  static void enter(void* thread);
+  void step(bool alone = true);
+  void wake_sleepers();
+  void yield();
+  void suspend();
+  void change_to(Thread* next);
+  Thread* pick();
+  void wait_for_progress();
+  bool fire_event();
+  void leave(Thread& t);
+  void finish(Launch& launch);
+  void hold_meeting(Warp& warp);
+  void rest(Warp& warp);
+  void access_lines(Warp& warp, bool store);
+  template <class Threads>
+  void synchronise(const Threads& threads);
+  std::string who_waits() const;
+
+  Settings settings_;
+  Random random_;
+  Memory memory_;
+  std::vector<std::unique_ptr<Thread>> threads_;  // by id; kept from run to run
+  std::vector<std::unique_ptr<Block>> blocks_;
+  std::vector<Clock> history_;  // of each rank: what happened before its next launch
+  int channels_ = 1, most_threads_ = 1;
+  Fiber main_;
+  Thread* current_ = nullptr;
+  std::vector<Thread*> runnable_;
+  std::vector<Launch*> live_, ended_;
+  std::unique_ptr<Failure> failure_;
+  uint64_t steps_ = 0, clock_ = 0;
+  int until_switch_ = 0, until_drain_ = 0;
+  uint64_t event_step_ = 0;
+  std::function<uint64_t()> event_;
+};
+
+// There is one: kernels are functions, and have to find it.
+inline Machine& machine() {
+  static Machine& one = *new Machine;
+  return one;
+}
+
+}  // namespace simt

@@ -1,0 +1,148 @@
+// Weakens the kernels, one place at a time, and sees that it is noticed. A mutant that no seed
+// catches must be in the list of those that are argued to be equivalent, equivalent.h; one that is
+// in the list must not be caught.
+#include <sstream>
+#include <thread>
+
+#include "equivalent.h"
+#include "jobs.h"
+#include "mutants.h"
+#include "options.h"
+#include "ring.h"
+
+namespace {
+
+using namespace simt;
+
+constexpr uint64_t kSeeds = 500;
+
+// The kernels as they are, which must survive what catches the mutants.
+constexpr Mutant kOriginal = {0, "", "", 0, "", "as they are", "", ""};
+
+const Equivalent* argument_for(const Mutant& m, Protocol p) {
+  for (const Equivalent& e : kEquivalent) {
+    const std::string protocols = e.protocols;
+    if (m.name() == e.mutant &&
+        (protocols == "all" || (" " + protocols + " ").find(" " + std::string(name_of(p)) + " ") !=
+                                   std::string::npos))
+      return &e;
+  }
+  return nullptr;
+}
+
+// What the protocols share is weakened under each of them: one must not hide what another misses.
+bool concerns(const Mutant& m, Protocol p) {
+  const std::string file = m.file;
+  for (int q = 0; q < kProtocols; ++q)
+    if (file == name_of(Protocol(q)) + std::string(".cuh")) return p == Protocol(q);
+  return true;
+}
+
+// One seed; what it finds, or nothing.
+std::string try_seed(Protocol p, uint64_t seed, bool in_detail) {
+  Wish wish;
+  wish.protocol = p;
+  wish.verbose = in_detail;
+  // More trouble than usual, and where it meets most others: there is much that only it shows.
+  if (seed % 3 != 0) wish.trouble = Trouble(1 + seed / 3 % 3);
+  if (seed % 3 == 2) wish.channels = wish.slots = 2;
+  Coverage coverage;
+  try {
+    Ring(seed, wish, coverage).run();
+  } catch (const Failure& f) {
+    return (in_detail ? f.what() : f.kind) + " @" + std::to_string(seed);
+  }
+  return "";
+}
+
+// The first seed that catches the mutant, and how.
+std::string hunt(const Mutant& m, Protocol p, uint64_t seeds) {
+  active_mutant = m.number;
+  mutant_ran = false;
+  for (const Rare& r : kRare)
+    if (m.name() == r.mutant && name_of(p) == std::string(r.protocol))
+      if (const std::string found = try_seed(p, r.seed, false); !found.empty()) return found;
+  for (uint64_t seed = 1; seed <= seeds; ++seed)
+    if (const std::string found = try_seed(p, seed, false); !found.empty()) return found;
+  return mutant_ran ? "survived" : "never ran";
+}
+
+// What is wrong with the outcome, if anything is.
+std::string judge(const Mutant& m, Protocol p, const std::string& outcome) {
+  const bool argued = argument_for(m, p) != nullptr, caught = outcome.find('@') != outcome.npos;
+  if (outcome.empty()) return "its process died";
+  if (m.number == 0) return caught ? "fails without a mutant" : "";
+  if (caught && argued) return "is argued to be equivalent and was caught";
+  if (caught || argued) return "";
+  if (outcome == "never ran") return "no seed comes where it would matter";
+  return "is neither caught nor argued to be equivalent";
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options(argc, argv,
+                  "mutants_test [--seeds N (for each)] [--jobs N] [--mutant N [--seed N]]");
+  const uint64_t jobs =
+      options.number("--jobs").value_or(std::max(1u, std::thread::hardware_concurrency()));
+  const auto only = options.number("--mutant");
+  const auto seed = options.number("--seed");
+  const uint64_t seeds = options.number("--seeds").value_or(kSeeds);
+  options.finish();
+  std::vector<Mutant> mutants = {kOriginal};
+  mutants.insert(mutants.end(), std::begin(kMutants), std::end(kMutants));
+  const size_t count = mutants.size() * kProtocols;
+  const auto chosen = [&](size_t i) {
+    const Mutant& m = mutants[i / kProtocols];
+    return concerns(m, Protocol(i % kProtocols)) && (!only || int(*only) == m.number);
+  };
+  if (seed && only) {
+    active_mutant = int(*only);
+    for (int p = 0; p < kProtocols; ++p)
+      std::printf("%s\n", try_seed(Protocol(p), *seed, true).c_str());
+    return 0;
+  }
+  std::vector<std::string> outcomes(count);
+  const int died = run_jobs(
+      int(jobs),
+      [&](int job) {
+        std::ostringstream text;
+        for (size_t i = size_t(job); i < count; i += jobs)
+          if (chosen(i))
+            text << i << " "
+                 << hunt(mutants[i / kProtocols], Protocol(i % kProtocols), seeds)
+                 << "\n";
+        return text.str();
+      },
+      [&](int, const std::string& text) {
+        std::istringstream lines(text);
+        size_t i = 0;
+        for (std::string rest; lines >> i && std::getline(lines >> std::ws, rest);)
+          outcomes[i] = rest;
+      });
+  int wrong = 0, caught = 0, equivalent = 0;
+  for (const Mutant& m : mutants) {
+    bool seen = false, excused = false;
+    for (size_t p = 0; p < kProtocols; ++p) {
+      const size_t i = size_t(m.number) * kProtocols + p;
+      if (!chosen(i)) continue;
+      const std::string& outcome = outcomes[i];
+      const std::string complaint = judge(m, Protocol(p), outcome);
+      std::printf("%3d %-6s %-18s %s%s%s\n", m.number, name_of(Protocol(p)), outcome.c_str(),
+                  m.name().c_str(), complaint.empty() ? "" : ": ", complaint.c_str());
+      seen = seen || outcome.find('@') != outcome.npos;
+      excused = excused || argument_for(m, Protocol(p)) != nullptr;
+      wrong += !complaint.empty();
+    }
+    caught += seen;
+    equivalent += excused && !seen;
+  }
+  for (const Equivalent& e : kEquivalent) {
+    bool known = false;
+    for (const Mutant& m : kMutants) known = known || m.name() == e.mutant;
+    if (!known) std::printf("argued to be equivalent, and there is none: %s\n", e.mutant), ++wrong;
+  }
+  std::printf("%zu mutants: %d caught, %d argued to be equivalent, %d complaints\n",
+              std::size(kMutants), caught, equivalent, wrong + died);
+  return wrong == 0 && died == 0 ? 0 : 1;
+}

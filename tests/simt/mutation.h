@@ -1,0 +1,37 @@
+// Mutants: the kernels with one thing that keeps them correct taken away, to see that it is missed.
+//
+// mutants.py writes a copy of the kernels in which each fence, barrier, wait, flag and check has
+// its weakened form beside it, and a table of them, mutants.h. All are compiled once; which one is
+// in effect is decided here, when they run.
+#pragma once
+
+#include <string>
+
+namespace simt {
+
+struct Mutant {
+  int number;            // from 1
+  const char* rule;      // that found it, of rules.py
+  const char* file;      // of csrc/cuda
+  int line;
+  const char* function;  // around it
+  const char* kind;      // what is done to what, as in "fence_acq_rel dropped"
+  const char* original;
+  const char* weakened;
+
+  // For people: where to look.
+  std::string place() const { return std::string(file) + ":" + std::to_string(line) + " " + kind; }
+  // For lists: stays the same when lines move; no two mutants have the same.
+  std::string name() const { return std::string(file) + " " + function + ": " + kind; }
+};
+
+inline int active_mutant = 0;  // 0: none, the kernels as they are
+// Whether the weakened form has run: one that never does is not caught, and no wonder.
+inline bool mutant_ran = false;
+
+inline bool mutated(int number) {
+  if (number != active_mutant) return false;
+  return mutant_ran = true;
+}
+
+}  // namespace simt

@@ -1,0 +1,268 @@
+// How a ring comes about from its seed, and its calls are launched.
+#include "ring.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "cuda/model.h"
+
+namespace simt {
+
+namespace {
+
+constexpr uint64_t kTimeout = 1'000'000'000;  // nanoseconds
+constexpr int kThreads[] = {32, 32, 32, 32, 64, 64, 96, 96, 128, 256};
+using Kernel = void (*)(LaunchArgs);
+
+template <class T>
+std::vector<std::byte> bytes_of(const std::vector<T>& x) {
+  const auto* p = reinterpret_cast<const std::byte*>(x.data());
+  return {p, p + x.size() * sizeof(T)};
+}
+
+}  // namespace
+
+Ring::Ring(uint64_t seed, const Wish& wish, Coverage& coverage)
+    : random_(seed), coverage_(coverage), wish_(wish) {
+  using enum Trouble;
+  const auto trouble = random_.one_of({none, none, none, none, killed, aborted, corrupted});
+  if (!wish_.trouble) wish_.trouble = trouble;
+  const bool mixed = random_.one_in(4);
+  const auto protocol = Protocol(random_.below(kProtocols));
+  if (!wish_.protocol && !wish_.mixed) wish_.mixed = mixed, wish_.protocol = protocol;
+  cover("trouble", name_of(*wish_.trouble));
+  choose_sizes();
+  choose_machine(seed);
+  make_segments();
+  const int calls = 1 + int(random_.below(random_.one_in(8) ? 12 : 4));
+  for (int i = 0; i < calls; ++i) add_call();
+}
+
+void Ring::cover(const char* what, const std::string& value) {
+  ++coverage_[what + (" " + value)];
+}
+void Ring::cover(const char* what, int64_t value) { cover(what, std::to_string(value)); }
+
+// Most runs are small, so that there are many; a few are as large as they get.
+void Ring::choose_sizes() {
+  const int most_threads = random_.one_in(512) ? 4096 : random_.one_in(24) ? 512 : 256;
+  threads_ = random_.one_of(kThreads);
+  do {
+    ranks_ = wish_.ranks.value_or(2 + int(random_.below(random_.one_in(4) ? 7 : 3)));
+    geometry_.channels = wish_.channels.value_or(random_.one_in(4) ? 2 : 1);
+  } while (ranks_ * geometry_.channels * threads_ >
+           std::max(most_threads, wish_.ranks.value_or(2) * 2 * threads_));
+  most_bytes_ = random_.one_in(64) ? 48 << 10 : random_.one_in(8) ? 6 << 10 : 1 << 10;
+  const int slots[] = {2, 2, 3, ranks_, 8};
+  geometry_.slots = wish_.slots.value_or(random_.one_of(slots));
+  geometry_.slot_bytes[int(Protocol::simple)] = random_.one_of({64, 256, 1024, 2048, 4096});
+  geometry_.slot_bytes[int(Protocol::ll)] = 16 * random_.one_of({2, 4, 32, 33, 70});
+  geometry_.slot_bytes[int(Protocol::ll128)] = 1024 * random_.one_of({1, 1, 2});
+  victim_ = int(random_.below(uint64_t(ranks_)));
+  together_ = wish_.trouble != Trouble::killed && random_.one_in(3);
+  const uint64_t starts[] = {0, 0, 7, kLLFlagPeriod - 1, (uint64_t(1) << 32) - 3,
+                             (uint64_t(1) << 40) * kLLFlagPeriod - 2, uint64_t(1) << 63};
+  first_step_ = random_.one_of(starts);
+  cover("ranks", ranks_);
+  cover("channels", geometry_.channels);
+  cover("threads", threads_);
+  cover("slots", geometry_.slots == ranks_ ? "as many as ranks" : std::to_string(geometry_.slots));
+  cover("launches", together_ ? "of all ranks" : "of each rank");
+}
+
+void Ring::choose_machine(uint64_t seed) {
+  settings_.seed = seed;
+  settings_.memory.atom = wish_.atom.value_or(8);
+  settings_.memory.line_atom = wish_.line_atom.value_or(128);
+  // Ranks that have given up leave data half-written; their neighbours may read it, and give up.
+  if (wish_.trouble != Trouble::none) settings_.memory.races = Races::mixed;
+  if (!wish_.find_races) settings_.memory.races = Races::none;
+  settings_.memory.stale = random_.one_of({0u, 16u, 128u, 224u});
+  settings_.most_steps = wish_.most_steps;
+  settings_.switch_every = random_.one_of({1, 4, 16, 64});
+  settings_.drain_every = random_.one_of({1, 4, 16, 64});
+  settings_.starved_rank = random_.one_in(2) ? int(random_.below(uint64_t(ranks_))) : -1;
+  // Its previous rank then waits for it to give back slots.
+  if (wish_.trouble == Trouble::aborted && random_.one_in(2))
+    settings_.starved_rank = (victim_ + 1) % ranks_;
+  if (wish_.trouble == Trouble::killed || wish_.trouble == Trouble::corrupted) {
+    // A short one passes while the others still work, and for each block at a time of its own.
+    timeout_ns_ = random_.one_of({kTimeout, kTimeout, kTimeout / 30'000, kTimeout / 250'000});
+    settings_.clock_jump = timeout_ns_ / random_.one_of<uint64_t>({1, 4, 8});
+  }
+  machine().reset(settings_, ranks_, geometry_.channels, threads_);
+}
+
+void Ring::make_segments() {
+  for (int r = 0; r < ranks_; ++r) {
+    const std::string of = " of rank " + std::to_string(r);
+    segments_.push_back(memory().add("the segment" + of, Kind::shared, r, geometry_.bytes()));
+    mailboxes_.push_back(memory().add("the mailbox" + of, Kind::shared, r, sizeof(Mailbox)));
+    failed_.push_back(memory().add("the word 'failed'" + of, Kind::shared, r, sizeof(uint32_t)));
+  }
+  for (int r = 0; first_step_ != 0 && r < ranks_; ++r)
+    for (int c = 0; c < geometry_.channels; ++c)
+      for (int p = 0; p < kProtocols; ++p) {
+        LinkCounters* l = counters(r, c, Protocol(p));
+        for (StepCounter* s : {&l->tail, &l->head, &l->sent, &l->received})
+          memory().write(&s->value, &first_step_, sizeof first_step_);
+      }
+  memory().name_of_place = [this](const void* at) { return place_of(at); };
+}
+
+// Around the sizes at which something changes.
+int64_t Ring::choose_count(const Plan& p, int element) {
+  // Of several channels, the last one should have something to do now and then.
+  const int64_t loop = p.loop_span() * element;
+  const int64_t bytes = loop <= 8 << 10 && random_.one_in(3) ? loop + 16 : most_bytes_;
+  const int64_t most = bytes / element / (p.collective == Collective::all_reduce ? 1 : ranks_);
+  if (random_.one_in(8)) return int64_t(random_.below(2));
+  const int64_t spans[] = {p.chunk, p.chunk, p.chunk * p.parts(), p.loop_span(),
+                           (2 + int64_t(random_.below(4))) * p.loop_span()};
+  const int64_t near = random_.one_of(spans) + int64_t(random_.below(3)) - 1;
+  if (near <= most && !random_.one_in(4)) return near;
+  return 1 + int64_t(random_.below(uint64_t(std::max<int64_t>(most, 1))));
+}
+
+void Ring::add_call() {
+  Call call;
+  const auto protocol = wish_.mixed ? Protocol(random_.below(kProtocols)) : *wish_.protocol;
+  const auto collective = random_.one_in(2) ? Collective::all_reduce
+                                            : Collective(random_.below(kCollectives));
+  const auto dtype = DType(random_.below(kDTypes));
+  auto op = random_.one_in(2) ? Op::sum : Op(random_.below(kOps));
+  if (!accepts(op, kind_of(dtype))) op = Op::sum;
+  call.reduction = Reduction::of(op, dtype, ranks_, 0.75);
+  // The plan must be the same on all ranks, whatever threads each of them launches.
+  const auto plan = [&](int64_t count) {
+    return Plan::make(collective, protocol, ranks_, count, size_of(dtype), workers_of(threads_),
+                      geometry_, 1 + int(random_.below(uint64_t(geometry_.channels))));
+  };
+  call.plan = plan(1);
+  call.plan = plan(choose_count(call.plan, size_of(dtype)));
+  call.in_place = random_.one_in(2);
+  const Plan& p = call.plan;
+  cover(name_of(collective), name_of(protocol));
+  cover("dtype", name_of(dtype));
+  cover("op", name_of(op));
+  cover("in place", int(call.in_place));
+  if (p.count <= 1) cover("count", p.count);
+  if (p.count == p.chunk - 1) cover("count", "chunk - 1");
+  if (p.count == p.chunk) cover("count", "chunk");
+  if (p.count == p.chunk + 1) cover("count", "chunk + 1");
+  if (p.loops > 1) cover("loops", p.loops == 2 ? "2" : "more");
+  with_dtype(dtype, [&](auto tag) { fill<typename decltype(tag)::type>(call); });
+  calls_.push_back(std::move(call));
+}
+
+// Numbers that could be taken for the flags of the steps to come, among others.
+template <class T>
+std::vector<T> Ring::numbers(int64_t count, std::mt19937_64& random) const {
+  std::vector<T> x(static_cast<size_t>(count));
+  for (T& value : x) value = test::sample<T>(random);
+  constexpr size_t each = 8 / sizeof(T);
+  if (random() % 2 == 0) return x;
+  for (size_t i = 0; i + each <= x.size(); i += each) {
+    const uint64_t step = first_step_ + random() % 8;
+    const uint64_t twice = uint64_t(ll_flag(step)) << 32 | ll_flag(step);
+    const uint64_t word = random() % 2 == 0 ? ll128_flag(step) : twice;
+    std::memcpy(&x[i], &word, sizeof word);
+  }
+  return x;
+}
+
+template <class T>
+void Ring::fill(Call& call) {
+  const auto e = int64_t(sizeof(T));
+  const int64_t n = call.plan.count;
+  const bool scatters = call.plan.collective == Collective::reduce_scatter;
+  const bool gathers = call.plan.collective == Collective::all_gather;
+  const int64_t in_count = scatters ? n * ranks_ : n, out_count = gathers ? n * ranks_ : n;
+  std::mt19937_64 random(random_.next());
+  const auto offset = [&] { return e * int64_t(random() % 16); };
+  const bool aligned = random_.one_in(2);
+  cover("aligned", int(aligned));
+  std::vector<std::vector<T>> in;
+  for (int r = 0; r < ranks_; ++r) {
+    in.push_back(numbers<T>(in_count, random));
+    const std::string of = " of rank " + std::to_string(r) + ", call " +
+                           std::to_string(calls_.size());
+    const auto add = [&](const char* what, int64_t count) {
+      return memory().add(what + of, Kind::own, r, count * e, aligned ? 0 : offset(), 0xEE);
+    };
+    // In place, as torch has it: the smaller one is this rank's part of the larger one.
+    std::byte* whole = call.in_place ? add("the tensor", std::max(in_count, out_count)) : nullptr;
+    call.in.push_back(whole == nullptr ? add("the input", in_count)
+                                       : whole + (gathers ? r * n * e : 0));
+    call.out.push_back(whole == nullptr ? add("the output", out_count)
+                                        : whole + (scatters ? r * n * e : 0));
+    memory().write(call.in.back(), in.back().data(), in_count * e);
+    call.input.push_back(bytes_of(in.back()));
+  }
+  for (const auto& x : test::model(call.plan, call.reduction, in))
+    call.expected.push_back(bytes_of(x));
+}
+
+LaunchArgs Ring::arguments(const Call& call, const std::vector<int>& ranks) const {
+  LaunchArgs args;
+  args.plan = call.plan;
+  args.geometry = geometry_;
+  args.reduction = call.reduction;
+  args.timeout_ns = timeout_ns_;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    const auto r = size_t(ranks[i]);
+    args.ranks[i] = {int(r),
+                     call.in[r],
+                     call.out[r],
+                     segments_[r],
+                     segments_[size_t(call.plan.next(int(r)))],
+                     segments_[size_t(call.plan.prev(int(r)))],
+                     reinterpret_cast<Mailbox*>(mailboxes_[r]),
+                     reinterpret_cast<uint32_t*>(failed_[r])};
+  }
+  return args;
+}
+
+void Ring::start_next(int seat) {
+  const size_t i = next_call_[size_t(seat)]++;
+  if (i >= calls_.size()) {
+    for (const int r : told_)
+      if (together_ || seat == r) poison_neighbours(r);
+    return;
+  }
+  const Call& call = calls_[i];
+  Launch& launch = launches_.emplace_back();
+  if (together_)
+    for (int r = 0; r < ranks_; ++r) launch.ranks.push_back(r);
+  else
+    launch.ranks = {seat};
+  const LaunchArgs& args = arguments_.emplace_back(arguments(call, launch.ranks));
+  const auto kernel = reinterpret_cast<Kernel>(const_cast<void*>(
+      kernel_for(call.plan.protocol, call.reduction.dtype, call.reduction.combine)));
+  launch.kernel = [kernel, &args] { kernel(args); };
+  launch.channels = call.plan.channels;
+  do launch.threads = random_.one_of(kThreads);
+  while (launch.threads > threads_);
+  launch.done = [this, seat, &launch] {
+    for (const int r : launch.ranks)
+      if (!gave_up(r)) ++completed_[size_t(r)];
+    start_next(seat);
+  };
+  machine().start(launch);
+}
+
+void Ring::print() const {
+  std::printf("trouble: %s; %d ranks%s, %d channels of up to %d threads, %d slots of %ld, %ld, %ld "
+              "bytes, from step %lu\n",
+              name_of(*wish_.trouble), ranks_, together_ ? " in one launch" : "",
+              geometry_.channels, threads_, geometry_.slots, long(geometry_.slot_bytes[0]),
+              long(geometry_.slot_bytes[1]), long(geometry_.slot_bytes[2]),
+              static_cast<unsigned long>(first_step_));
+  for (const Call& c : calls_)
+    std::printf("  %s %s %s[%ld] over %d channels%s, chunk %ld, %ld loops\n",
+                name_of(c.plan.collective), name_of(c.plan.protocol),
+                name_of(c.reduction.dtype), long(c.plan.count), c.plan.channels,
+                c.in_place ? ", in place" : "", long(c.plan.chunk), long(c.plan.loops));
+}
+
+}  // namespace simt

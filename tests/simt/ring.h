@@ -1,0 +1,122 @@
+// One simulated life of a ring: its ranks, their launches, what goes wrong, and what must be true
+// in the end. A seed decides all that is not asked for.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <optional>
+#include <random>
+#include <set>
+#include <string>
+
+#include "cuda/launch.h"
+#include "machine.h"
+
+namespace simt {
+
+using namespace ringkern;
+using namespace ringkern::cuda;
+
+#define SIMT_TROUBLES(X)                                                                \
+  X(none)                                                                               \
+  X(killed)    /* a rank stops somewhere; the others have a deadline */                 \
+  X(aborted)   /* the host tells one to give up, another may stop; none has a deadline */ \
+  X(corrupted) /* garbage in what a rank reads of its neighbours; all have a deadline */
+enum class Trouble : uint8_t { SIMT_TROUBLES(RK_ENUMERATOR) };
+#define SIMT_CASE(e) case Trouble::e: return #e;
+constexpr const char* name_of(Trouble t) { switch (t) { SIMT_TROUBLES(SIMT_CASE) } return "?"; }
+#undef SIMT_CASE
+
+// What is asked for; what is left out is up to the seed.
+struct Wish {
+  std::optional<Protocol> protocol;
+  bool mixed = false;  // each call has a protocol of its own
+  std::optional<Trouble> trouble;
+  std::optional<int> ranks, channels, slots, atom, line_atom;
+  bool find_races = true;
+  uint64_t most_steps = 50'000'000;
+  bool verbose = false;
+};
+
+// How often each thing that should be tried was.
+using Coverage = std::map<std::string, uint64_t>;
+
+struct Call {
+  Plan plan;
+  Reduction reduction;
+  bool in_place = false;
+  // Of each rank.
+  std::vector<std::vector<std::byte>> input, expected;
+  std::vector<std::byte*> in, out;
+};
+
+class Ring {
+ public:
+  Ring(uint64_t seed, const Wish& wish, Coverage& coverage);
+  // Throws Failure if anything is wrong.
+  void run();
+
+ private:
+  void cover(const char* what, const std::string& value);
+  void cover(const char* what, int64_t value);
+  void choose_sizes();
+  void choose_machine(uint64_t seed);
+  void make_segments();
+  void add_call();
+  int64_t choose_count(const Plan& plan, int element);
+  template <class T>
+  std::vector<T> numbers(int64_t count, std::mt19937_64& random) const;
+  template <class T>
+  void fill(Call& call);
+  LaunchArgs arguments(const Call& call, const std::vector<int>& ranks) const;
+  void start_next(int seat);
+  void plan_trouble();
+  uint64_t make_trouble();
+  void check_sleeper(int rank) const;
+  void abort_next();
+  void poison_neighbours(int rank);
+  void corrupt();
+  void look_at_report();
+  void check_results();
+  void check_call(size_t call, int rank) const;
+  void check_counters();
+  void check_survivors();
+  WaitReport report_of(int rank);
+  bool gave_up(int rank) const;
+  std::string place_of(const void* at) const;
+  void print() const;
+
+  Memory& memory() const { return machine().memory(); }
+  LinkCounters* counters(int rank, int channel, Protocol p) const {
+    return reinterpret_cast<LinkCounters*>(segments_[size_t(rank)] +
+                                           geometry_.counters_offset(channel, p));
+  }
+  template <class T>
+  T read(const T* at) const {
+    T v;
+    machine().memory().read(at, &v, sizeof v);
+    return v;
+  }
+
+  Random random_;
+  Coverage& coverage_;
+  Wish wish_;  // nothing left out
+  int ranks_ = 2, threads_ = 32;  // threads: the most of a block
+  bool together_ = false;         // all ranks in one launch, as in one process
+  Geometry geometry_;
+  int64_t most_bytes_ = 0;        // of a tensor
+  uint64_t first_step_ = 0;       // where the counters start
+  uint64_t timeout_ns_ = 0;
+  Settings settings_;
+  std::vector<std::byte*> segments_, mailboxes_, failed_;
+  std::vector<Call> calls_;
+  std::vector<size_t> next_call_;  // of each seat: a rank, or all of them
+  std::vector<size_t> completed_;  // calls, of each rank
+  std::deque<Launch> launches_;
+  std::deque<LaunchArgs> arguments_;
+  int victim_ = -1, other_ = -1;  // whom the trouble meets
+  int events_ = 0;
+  std::set<int> told_;  // ranks that the host has aborted
+};
+
+}  // namespace simt

@@ -1,0 +1,235 @@
+// What goes wrong in the life of a ring, and what must be true in the end.
+#include <algorithm>
+
+#include "ring.h"
+
+namespace simt {
+
+void Ring::run() {
+  if (wish_.verbose) print();
+  plan_trouble();
+  next_call_.assign(size_t(ranks_), 0);
+  completed_.assign(size_t(ranks_), 0);
+  for (int seat = 0; seat < (together_ ? 1 : ranks_); ++seat) start_next(seat);
+  machine().run();
+  if (wish_.trouble == Trouble::none) check_results();
+  else check_survivors();
+}
+
+// ---- Trouble
+
+void Ring::plan_trouble() {
+  if (*wish_.trouble == Trouble::none) return;
+  if (*wish_.trouble == Trouble::aborted && !together_ && random_.one_in(2))
+    other_ = (victim_ + 1 + int(random_.below(uint64_t(ranks_ - 1)))) % ranks_;
+  // At the start, early, or any time.
+  const uint64_t step = random_.below(random_.one_of<uint64_t>({1, 500, 5000, 50000}));
+  machine().when_stuck = [this](int rank) { check_sleeper(rank); };
+  machine().at_step(step, [this] { return make_trouble(); });
+}
+
+// Who has given up has no block that waits; and nobody waits for a neighbour that has given up, in
+// the same call or one before.
+void Ring::check_sleeper(int rank) const {
+  const auto late = [&](const std::string& why) {
+    throw Failure("late", "rank " + std::to_string(rank) + " waits though " + why);
+  };
+  if (gave_up(rank)) late("it has given up");
+  for (const int other : {(rank + 1) % ranks_, (rank + ranks_ - 1) % ranks_})
+    // Of several channels, one may have come to its end where another has not.
+    if (gave_up(other) && geometry_.channels == 1 &&
+        completed_[size_t(other)] <= completed_[size_t(rank)])
+      late("its neighbour, rank " + std::to_string(other) + ", has given up");
+}
+
+uint64_t Ring::make_trouble() {
+  const bool first = ++events_ == 1;
+  switch (*wish_.trouble) {
+    case Trouble::none: return 0;
+    case Trouble::killed:
+      if (first) machine().kill(victim_);
+      break;
+    case Trouble::aborted:
+      if (first && other_ >= 0) machine().kill(other_);
+      else if (first || other_ >= 0) abort_next();
+      break;
+    case Trouble::corrupted: corrupt(); break;
+  }
+  look_at_report();
+  // Who has ended passes no word on: where one has stopped, the host may have to abort them all,
+  // one after the other, when nobody can go on.
+  if (other_ >= 0 && !first && int(told_.size()) < ranks_ - 1) return ~uint64_t(0);
+  if (!(first && other_ >= 0) && random_.one_in(32)) return 0;
+  return machine().steps() + 1 + random_.below(random_.one_of<uint64_t>({20, 200, 5000}));
+}
+
+// The host aborts a rank, from the victim on round the ring: as Launcher::abort does, it tells the
+// rank's launches and, behind the last one, its neighbours, who may wait for launches that will not
+// come.
+void Ring::abort_next() {
+  int rank = (victim_ + int(told_.size())) % ranks_;
+  if (told_.contains(rank) || int(told_.size()) == ranks_) return;
+  if (rank == other_) rank = (victim_ + ranks_ - 1) % ranks_;
+  told_.insert(rank);
+  const uint32_t one = 1;
+  auto* mailbox = reinterpret_cast<Mailbox*>(mailboxes_[size_t(rank)]);
+  memory().store(memory().host(), &mailbox->aborted, &one, sizeof one, Order::release);
+  if (next_call_[size_t(together_ ? 0 : rank)] > calls_.size()) poison_neighbours(rank);
+}
+
+void Ring::poison_neighbours(int rank) {
+  const uint32_t one = 1;
+  Agent& host = memory().host();
+  memory().store(host, failed_[size_t(rank)], &one, sizeof one, Order::release);
+  for (int c = 0; c < geometry_.channels; ++c)
+    for (int p = 0; p < kProtocols; ++p) {
+      const auto put = [&](uint64_t* at) {
+        memory().store(host, at, &kPoisoned, sizeof kPoisoned, Order::release);
+      };
+      put(&counters((rank + 1) % ranks_, c, Protocol(p))->tail.value);
+      put(&counters((rank + ranks_ - 1) % ranks_, c, Protocol(p))->head.value);
+    }
+}
+
+// What a neighbour that has lost its mind could write.
+void Ring::corrupt() {
+  const int c = int(random_.below(uint64_t(geometry_.channels)));
+  const auto p = Protocol(random_.below(kProtocols));
+  LinkCounters* l = counters(victim_, c, p);
+  const uint64_t step = first_step_ + random_.below(8);
+  const uint64_t junk[] = {random_.next(), 0, kPoisoned, step, step + 1, ll128_flag(step),
+                           uint64_t(ll_flag(step)) << 32 | random_.below(9)};
+  const uint64_t word = random_.one_of(junk);
+  void* at = random_.one_in(2) ? &l->tail.value : &l->head.value;
+  if (random_.one_in(2))
+    at = segments_[size_t(victim_)] + geometry_.fifo_offset(c, p) +
+         8 * int64_t(random_.below(uint64_t(geometry_.fifo_bytes(p)) / 8));
+  memory().write(at, &word, sizeof word);
+}
+
+// ---- What must be true in the end
+
+// By the host, at any time: the verdict comes last, and with it all that the report says.
+WaitReport Ring::report_of(int rank) {
+  Agent& host = memory().host();
+  const auto* at = &reinterpret_cast<Mailbox*>(mailboxes_[size_t(rank)])->report;
+  WaitReport r;
+  memory().load(host, &at->verdict, &r.verdict, sizeof r.verdict, Order::acquire);
+  if (r.verdict == Verdict::ok) return r;
+  memory().load(host, &at->what, &r.what, sizeof r.what, Order::weak);
+  memory().load(host, &at->protocol, &r.protocol, sizeof r.protocol, Order::weak);
+  memory().load(host, &at->channel, &r.channel, sizeof r.channel, Order::weak);
+  memory().load(host, &at->wanted, &r.wanted, sizeof r.wanted, Order::weak);
+  memory().load(host, &at->seen, &r.seen, sizeof r.seen, Order::weak);
+  return r;
+}
+
+void Ring::look_at_report() {
+  const int rank = int(random_.below(uint64_t(ranks_)));
+  const WaitReport r = report_of(rank);
+  if (r.verdict == Verdict::ok || *wish_.trouble == Trouble::corrupted) return;
+  if (r.wanted <= r.seen || r.channel >= geometry_.channels || int(r.protocol) >= kProtocols ||
+      (r.what == WaitFor::data && r.wanted != r.seen + 1))
+    throw Failure("report", "rank " + std::to_string(rank) + " says it wanted step " +
+                                std::to_string(r.wanted) + " and saw " + std::to_string(r.seen));
+}
+
+bool Ring::gave_up(int rank) const {
+  return read(reinterpret_cast<uint32_t*>(failed_[size_t(rank)])) != 0;
+}
+
+void Ring::check_call(size_t i, int rank) const {
+  const Call& call = calls_[i];
+  const auto compare = [&](const char* what, const std::byte* at,
+                           const std::vector<std::byte>& expected) {
+    std::vector<std::byte> found(expected.size());
+    memory().read(at, found.data(), int64_t(found.size()));
+    if (found == expected) return;
+    const auto wrong = std::mismatch(found.begin(), found.end(), expected.begin()).first;
+    throw Failure("mismatch", "call " + std::to_string(i) + ", rank " + std::to_string(rank) +
+                                  ": the " + what + " is wrong from byte " +
+                                  std::to_string(wrong - found.begin()) + " of " +
+                                  std::to_string(found.size()));
+  };
+  compare("output", call.out[size_t(rank)], call.expected[size_t(rank)]);
+  if (!call.in_place) compare("input", call.in[size_t(rank)], call.input[size_t(rank)]);
+}
+
+void Ring::check_results() {
+  for (int r = 0; r < ranks_; ++r) {
+    if (gave_up(r)) throw Failure("gave up", "rank " + std::to_string(r));
+    for (size_t i = 0; i < calls_.size(); ++i) check_call(i, r);
+  }
+  check_counters();
+}
+
+// Where each link stands, and that its two ends agree.
+void Ring::check_counters() {
+  for (int c = 0; c < geometry_.channels; ++c)
+    for (int p = 0; p < kProtocols; ++p)
+      for (int r = 0; r < ranks_; ++r) {
+        const LinkCounters* mine = counters(r, c, Protocol(p));
+        const LinkCounters* next = counters((r + 1) % ranks_, c, Protocol(p));
+        const uint64_t sent = read(&mine->sent.value);
+        if (Protocol(p) == Protocol::ll)
+          cover("LL flags wrapped", int(sent / kLLFlagPeriod != first_step_ / kLLFlagPeriod));
+        const bool simple = Protocol(p) == Protocol::simple;
+        if (sent != read(&next->received.value) || sent != read(&mine->head.value) ||
+            (simple && sent != read(&next->tail.value)))
+          throw Failure("counters", "the ends of a link differ: rank " + std::to_string(r) +
+                                        " channel " + std::to_string(c) + " " +
+                                        name_of(Protocol(p)));
+      }
+}
+
+// What was done before a rank gave up is right, and one that gave up says why.
+void Ring::check_survivors() {
+  machine().synchronise_host();
+  bool timed_out = false, any = false;
+  for (int r = 0; r < ranks_; ++r) {
+    const bool stopped = (*wish_.trouble == Trouble::killed && r == victim_) || r == other_;
+    if (*wish_.trouble != Trouble::corrupted)
+      for (size_t i = 0; i < completed_[size_t(r)]; ++i) check_call(i, r);
+    if (stopped) continue;
+    const WaitReport report = report_of(r);
+    // The host sets the word of the rank that it aborts; its wait may have had no part in it.
+    if (!told_.contains(r) && gave_up(r) != (report.verdict != Verdict::ok))
+      throw Failure("report", "rank " + std::to_string(r) +
+                                  " gave up and left no report, or the other way round");
+    if (!gave_up(r) && completed_[size_t(r)] < calls_.size())
+      throw Failure("report", "rank " + std::to_string(r) + " neither ended nor gave up");
+    timed_out = timed_out || report.verdict == Verdict::timed_out;
+    any = any || gave_up(r);
+  }
+  // The one that stopped may have been the first whose deadline passed.
+  if (*wish_.trouble == Trouble::killed && any && !timed_out && !gave_up(victim_))
+    throw Failure("report", "ranks gave up and none because of its deadline");
+}
+
+std::string Ring::place_of(const void* at) const {
+  for (int r = 0; r < ranks_; ++r) {
+    const int64_t offset = static_cast<const std::byte*>(at) - segments_[size_t(r)];
+    if (offset < 0 || offset >= geometry_.bytes()) continue;
+    for (int c = 0; c < geometry_.channels; ++c)
+      for (int p = 0; p < kProtocols; ++p) {
+        const std::string where = " of rank " + std::to_string(r) + ", channel " +
+                                  std::to_string(c) + ", " + name_of(Protocol(p));
+        const int64_t counter = offset - geometry_.counters_offset(c, Protocol(p));
+        const std::string prev = std::to_string((r + ranks_ - 1) % ranks_);
+        const std::string next = std::to_string((r + 1) % ranks_);
+        const std::string names[] = {"tail" + where + ", which rank " + prev + " writes",
+                                     "head" + where + ", which rank " + next + " writes",
+                                     "sent" + where, "received" + where};
+        if (counter >= 0 && counter < int64_t(sizeof(LinkCounters)))
+          return names[counter / int64_t(sizeof(StepCounter))];
+        const int64_t in_fifo = offset - geometry_.fifo_offset(c, Protocol(p));
+        const int64_t slot = geometry_.slot_bytes[p];
+        if (in_fifo >= 0 && in_fifo < geometry_.slots * slot)
+          return "byte " + std::to_string(in_fifo % slot) + " of slot " +
+                 std::to_string(in_fifo / slot) + where + ", which rank " + prev + " writes";
+      }
+  }
+  return "";
+}
+
+}  // namespace simt

@@ -1,0 +1,260 @@
+// Memory: stores, and their way to where all see them.
+#include <algorithm>
+
+#include "memory.h"
+
+namespace simt {
+namespace {
+
+constexpr size_t kBuffer = 8;  // stores of a thread that may wait
+
+bool covers(const Pending& p, uint64_t index) {
+  return (p.cell == index && p.mask[0] != 0) || (p.cell + 1 == index && p.mask[1] != 0);
+}
+bool overlap(const Pending& a, const Pending& b) {
+  return (b.mask[0] != 0 && covers(a, b.cell)) || (b.mask[1] != 0 && covers(a, b.cell + 1));
+}
+
+}  // namespace
+
+// What others did to a cell before, as `a` knows, precedes what it does now.
+void Memory::settle(const Agent& a, uint64_t index) {
+  if (cell(index).pending == 0) return;
+  for (size_t g = 0; g < buffering_.size();) {
+    Agent& other = *buffering_[g];
+    bool done = true;
+    for (size_t i = 0; &other != &a && i < other.buffer.size(); ++i)
+      if (covers(other.buffer[i], index) && a.knows(other.buffer[i].by)) {
+        commit(other, i);
+        done = false;
+        break;
+      }
+    if (done) ++g;
+    else g = 0;  // the list has changed
+  }
+}
+
+void Memory::store(Agent& a, void* at, const void* from, int bytes, Order order) {
+  Region& r = region_of(a, at, bytes, /*store=*/true);
+  const uint64_t offset = offset_of(at);
+  if (r.kind == Kind::own) {
+    use_own(a, r, at, bytes, /*store=*/true);
+    std::memcpy(r.data.data() + (offset - r.begin), from, size_t(bytes));
+    return;
+  }
+  uint64_t words[2] = {0, 0};
+  std::memcpy(words, from, size_t(bytes));
+  const uint64_t first = offset / 8;
+  const int cells = bytes == 16 ? 2 : 1;
+  if (order == Order::release) drain_known(a);
+  Pending p{first, {}, {}, a.epoch(), {}, 0};
+  if (order == Order::release) p.message = {a.known, a.epoch()};
+  if (order == Order::relaxed) p.message = a.released;
+  check_cells(a, at, bytes, /*store=*/true, order);
+  for (int i = 0; i < cells; ++i) settle(a, first + uint64_t(i));
+  if (cells == 2 && settings_.atom == 16) {
+    p.value = {words[0], words[1]};
+    p.mask = {~uint64_t(0), ~uint64_t(0)};
+    wait_to_commit(a, p);
+  } else {
+    const int atom = std::min(bytes, cells == 2 ? settings_.atom : 8);
+    for (int done = 0; done < bytes; done += atom) {
+      const int shift = 8 * int((offset + uint64_t(done)) % 8);
+      p.cell = (offset + uint64_t(done)) / 8;
+      p.value = {words[done / 8] >> (8 * (done % 8)) << shift, 0};
+      p.mask = {low_bytes(atom) << shift, 0};
+      wait_to_commit(a, p);
+    }
+  }
+  if (order == Order::release) a.tick();
+}
+
+void Memory::store_line(Agent& a, void* at, const void* from, uint32_t line) {
+  region_of(a, at, 16, /*store=*/true);
+  const uint64_t first = offset_of(at) / 8;
+  Pending p{first, {}, {}, a.epoch(), a.released, line};
+  const auto* words = static_cast<const uint64_t*>(from);
+  check_cells(a, at, 16, /*store=*/true, Order::relaxed);
+  for (uint64_t i = 0; i < 2; ++i) settle(a, first + i);
+  if (settings_.line_atom >= 16) {
+    p.value = {words[0], words[1]};
+    p.mask = {~uint64_t(0), ~uint64_t(0)};
+    wait_to_commit(a, p);
+    return;
+  }
+  for (uint64_t i = 0; i < 2; ++i) {
+    p.cell = first + i;
+    p.value = {words[i], 0};
+    p.mask = {~uint64_t(0), 0};
+    wait_to_commit(a, p);
+  }
+}
+
+bool Memory::claim(Agent& a, uint32_t* at) {
+  region_of(a, at, 4, /*store=*/false);
+  const uint64_t index = offset_of(at) / 8;
+  check_cells(a, at, 4, /*store=*/true, Order::relaxed);
+  settle(a, index);
+  for (size_t i = 0; i < a.buffer.size();)
+    if (covers(a.buffer[i], index)) commit(a, i), i = 0;
+    else ++i;
+  const int shift = 8 * int(offset_of(at) % 8);
+  if (uint32_t(cell(index).latest().value >> shift) != 0) return false;
+  ++now_;
+  put(index, uint64_t(1) << shift, low_bytes(4) << shift, a.epoch(), a.released);
+  return true;
+}
+
+void Memory::fence(Agent& a) {
+  if (!a.observed.empty()) {
+    Join join(clocks_);
+    join.add(a.known);
+    for (const Message& m : a.observed) join.add(m);
+    a.known = join.result();
+    a.observed.clear();
+  }
+  drain_known(a);
+  a.released = {a.known, a.epoch()};
+  a.tick();
+}
+
+void Memory::fence_sc(Agent& a) {
+  fence(a);
+  Join join(clocks_);
+  join.add(a.known);
+  if (sc_) join.add(sc_);
+  a.known = join.result();
+  sc_ = a.released = {a.known, a.epoch()};
+  a.tick();
+}
+
+// ---- The way of a store to where all see it
+
+void Memory::wait_to_commit(Agent& a, Pending p) {
+  for (int i = 0; i < 2; ++i)
+    if (p.mask[i] != 0) ++cell(p.cell + uint64_t(i)).pending;
+  p.number = ++stores_;
+  a.buffer.push_back(std::move(p));
+  if (a.buffering == 0) {
+    buffering_.push_back(&a);
+    a.buffering = buffering_.size();
+  }
+  if (a.buffer.size() > kBuffer) commit(a, random_.below(a.buffer.size()));
+}
+
+Pending Memory::take(Agent& a, size_t i) {
+  Pending p = std::move(a.buffer[i]);
+  a.buffer.erase(a.buffer.begin() + ptrdiff_t(i));
+  if (a.buffer.empty()) {
+    buffering_.back()->buffering = a.buffering;
+    std::swap(buffering_[a.buffering - 1], buffering_.back());
+    buffering_.pop_back();
+    a.buffering = 0;
+  }
+  for (int j = 0; j < 2; ++j)
+    if (p.mask[j] != 0) --cell(p.cell + uint64_t(j)).pending;
+  return p;
+}
+
+// Stores of one thread to one cell keep their order. Returns where the i-th store then is.
+size_t Memory::commit_older(Agent& a, size_t i) {
+  const uint64_t number = a.buffer[i].number;
+  for (size_t j = 0; a.buffer[j].number != number;)
+    if (overlap(a.buffer[j], a.buffer[i])) {
+      commit(a, j);
+      for (i = j = 0; a.buffer[i].number != number;) ++i;
+    } else {
+      ++j;
+    }
+  return i;
+}
+
+void Memory::commit(Agent& a, size_t i) {
+  i = commit_older(a, i);
+  const uint32_t line = a.buffer[i].line;
+  if (line == 0) {
+    const Pending p = take(a, i);
+    ++now_;
+    apply(p);
+    return;
+  }
+  // A warp's line becomes visible whole: all parts at one time.
+  std::vector<Pending> parts;
+  for (size_t g = 0; g < buffering_.size();) {
+    Agent& other = *buffering_[g];
+    const auto part = std::find_if(other.buffer.begin(), other.buffer.end(),
+                                   [&](const Pending& p) { return p.line == line; });
+    if (part == other.buffer.end()) {
+      ++g;
+      continue;
+    }
+    parts.push_back(take(other, commit_older(other, size_t(part - other.buffer.begin()))));
+    g = 0;
+  }
+  ++now_;
+  for (const Pending& p : parts) apply(p);
+}
+
+void Memory::apply(const Pending& p) {
+  for (int i = 0; i < 2; ++i)
+    if (p.mask[i] != 0) put(p.cell + uint64_t(i), p.value[i], p.mask[i], p.by, p.message);
+}
+
+void Memory::put(uint64_t index, uint64_t value, uint64_t mask, Epoch by, const Message& message) {
+  Cell& c = cell(index);
+  const uint64_t merged = (c.latest().value & ~mask) | (value & mask);
+  if (c.latest().time < now_ || c.count == 0) {
+    c.newest = (c.newest + 1) % kVersions;
+    if (c.count < kVersions) ++c.count;
+  }
+  c.versions[c.newest] = {merged, now_, by, message};
+  for (const auto& [watch, sleep] : c.watchers)
+    if (watch->asleep && watch->sleeps == sleep) {
+      watch->asleep = false;
+      woken_.push_back(watch);
+    }
+  c.watchers.clear();
+}
+
+void Memory::drain_known(const Agent& a) {
+  for (size_t g = 0; g < buffering_.size();) {
+    Agent& other = *buffering_[g];
+    const auto known = std::find_if(other.buffer.begin(), other.buffer.end(),
+                                    [&](const Pending& p) { return a.knows(p.by); });
+    if (known == other.buffer.end()) {
+      ++g;
+      continue;
+    }
+    commit(other, size_t(known - other.buffer.begin()));
+    g = 0;
+  }
+}
+
+bool Memory::drain_one() {
+  if (buffering_.empty()) return false;
+  Agent& a = *buffering_[random_.below(buffering_.size())];
+  commit(a, random_.below(a.buffer.size()));
+  return true;
+}
+void Memory::drain(Agent& a) {
+  while (!a.buffer.empty()) commit(a, random_.below(a.buffer.size()));
+}
+void Memory::drop(Agent& a) {
+  while (!a.buffer.empty()) take(a, a.buffer.size() - 1);
+}
+
+// ---- Sleep
+
+bool Memory::outdated(const Watch& watch) const {
+  for (const Watch::Seen& s : watch.seen)
+    if (s.cell->latest().time > s.time) return true;
+  return false;
+}
+
+void Memory::sleep(Watch& watch) {
+  watch.asleep = true;
+  ++watch.sleeps;
+  for (const Watch::Seen& s : watch.seen) s.cell->watchers.emplace_back(&watch, watch.sleeps);
+}
+
+}  // namespace simt
