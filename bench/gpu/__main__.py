@@ -28,7 +28,7 @@ def parser() -> argparse.ArgumentParser:
     add("--list", action="store_true", help="say what the parts are, and run none")
     add("--parts", metavar="A,B,...", help="run these only, in their usual order")
     add("--out", type=Path, metavar="DIR", help="for the results (default: $OUT, or build/gpu)")
-    add("--budget", type=float, metavar="S", help="start no part after so many seconds")
+    add("--budget", type=float, metavar="S", help="end within S seconds, with what fits")
     add("--quick", action="store_true", help="fewer cases, sizes and repeats")
     add("--nccl", type=Path, metavar="LIB", help="libnccl.so.2 from 2.30.3 on, to measure beside")
     add("--compact", action="store_true", help="write summary.json and log.txt only")

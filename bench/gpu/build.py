@@ -14,7 +14,8 @@ import sysconfig
 from pathlib import Path
 
 from bench.gpu import device
-from bench.gpu.part import ROOT, Context, Failed
+from bench.gpu.bounded import ROOT
+from bench.gpu.part import Context, Failed
 
 sys.path.insert(0, str(ROOT / "build_backend"))
 import ringkern_build  # type: ignore[import-not-found]
@@ -31,6 +32,8 @@ def run(context: Context) -> None:
     cmake, ninja = (ringkern_build.find_tool(name) for name in ("cmake", "ninja"))
     if not cmake or not ninja:
         raise Failed(f"needed: {', '.join(ringkern_build.missing_tools())}")
+    if not device.find_nvcc():
+        raise Failed(device.NO_NVCC)
     architecture = device.architecture(context.machine)
     tree = context.work / "cmake"
     context.run(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 
+from bench.gpu.bounded import ROOT
 from bench.gpu.build import make, test_targets
-from bench.gpu.part import ROOT, Context, Failed
+from bench.gpu.part import Context, Failed
 
 
 def run(context: Context) -> None:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+NO_NVCC = "no nvcc in CUDACXX, CUDA_HOME, PATH or /usr/local/cuda/bin"
+
 # Of cuda.h.
 _NO_DEVICE = 100
 _ATTRIBUTES = {
@@ -61,7 +63,8 @@ def find() -> Found:
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return _by_nvidia_smi()
+        smi = " for this process, though there is nvidia-smi" if shutil.which("nvidia-smi") else ""
+        return Found(0, f"no CUDA device found (no libcuda.so.1{smi})")
     status = cuda.cuInit(0)
     count = ctypes.c_int(0)
     if status == 0:
@@ -89,19 +92,6 @@ def _describe(cuda: ctypes.CDLL, index: int) -> dict[str, Any]:
         cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, handle)
         described[key] = value.value
     return described
-
-
-def _by_nvidia_smi() -> Found:
-    """Where the driver's library is not on the loader's path, but perhaps torch finds it."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-        return Found(0, "no CUDA device found (CUDA_VISIBLE_DEVICES='')")
-    smi = shutil.which("nvidia-smi")
-    listed = _output([smi, "-L"]) if smi else ""
-    names = re.findall(r"^GPU \d+: (.*?)(?: \(UUID.*)?$", listed, re.MULTILINE)
-    if not names:
-        smi_says = "nvidia-smi lists none" if smi else "no nvidia-smi"
-        return Found(0, f"no CUDA device found (no libcuda.so.1, {smi_says})")
-    return Found(len(names), "", [{"name": name} for name in names], _driver_version())
 
 
 def _driver_version() -> str:
@@ -162,10 +152,7 @@ def find_nvcc() -> str:
 def architecture(machine: dict[str, Any]) -> str:
     """What to compile for, as "90"."""
     gpu = machine["gpus"][0]
-    if "capability_major" in gpu:
-        return f"{gpu['capability_major']}{gpu['capability_minor']}"
-    caps = _output(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]).split()
-    return caps[0].replace(".", "") if caps else "90"
+    return f"{gpu['capability_major']}{gpu['capability_minor']}"
 
 
 def rehearsal() -> Found:

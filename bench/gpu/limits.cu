@@ -115,7 +115,7 @@ void measure_launches() {
   };
   report_launch("stream", 1, 32, time_stream(500, tiny));
   report_launch("graph", 1, 32, bench::time_replays(200, tiny));
-  for (const int blocks : {64, std::min(256, processors * kBlocksPerSM)}) {
+  for (const int blocks : {2, 64, std::min(256, processors * kBlocksPerSM)}) {
     const auto full = [blocks](cudaStream_t s) {
       nothing_with_arguments<<<blocks, kMaxThreads, 0, s>>>(LaunchArgs{});
       CHECK_LAUNCH();
@@ -132,7 +132,7 @@ constexpr int kHops = 5;
 constexpr const char* kHopNames[kHops] = {"st.release / ld.acquire", "relaxed",
                                           "fence + relaxed / ld.acquire (Simple)",
                                           "16-byte line (LL)", "128-byte line (LL128)"};
-constexpr uint64_t kMostPolls = 1 << 22;  // a few seconds: then the partner is not there
+constexpr uint64_t kMostPolls = 1 << 20;  // about a second: then the partner is not there
 constexpr int kHopWords = 64;             // of a block: 4 lines of 128 bytes
 
 __device__ __forceinline__ void store_release(uint64_t* p, uint64_t v) {
@@ -199,17 +199,18 @@ void measure_hop() {
   CHECK_CUDA(cudaMalloc(&memory, 2 * kHopWords * sizeof *memory));
   CHECK_CUDA(cudaMalloc(&missing, sizeof *missing));
   CHECK_CUDA(cudaMemset(missing, 0, sizeof *missing));
+  uint32_t lost = 0;
   std::vector<float> ms;  // of each partner, which is on another multiprocessor
-  for (int partner = 1; partner < processors; partner += std::max(1, processors / 16)) {
+  // Where one is lost, no other is waited for in vain.
+  for (int partner = 1; partner < processors && !lost; partner += std::max(1, processors / 16)) {
     const auto once = [&](cudaStream_t s) {
       CHECK_CUDA(cudaMemsetAsync(memory, 0, 2 * kHopWords * sizeof *memory, s));
       ping_pong<hop><<<partner + 1, 32, 0, s>>>(memory, partner, rounds, missing);
       CHECK_LAUNCH();
     };
     ms.push_back(float(bench::time_replays(1, once).median_us / 1e3));
+    CHECK_CUDA(cudaMemcpy(&lost, missing, sizeof lost, cudaMemcpyDeviceToHost));
   }
-  uint32_t lost = 0;
-  CHECK_CUDA(cudaMemcpy(&lost, missing, sizeof lost, cudaMemcpyDeviceToHost));
   const size_t partners = ms.size();
   const bench::Times t = bench::times_of(std::move(ms), 2.0 * rounds);
   std::printf("{\"limit\": \"ping_pong\", \"how\": \"%s\", \"partners\": %zu, \"lost\": %u, "

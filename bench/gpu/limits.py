@@ -33,7 +33,7 @@ def bytes_moved(protocol: str, ranks: int, size: int) -> float:
 def floors(lines: list[dict[str, Any]]) -> dict[str, Any]:
     """The few figures that the part ``speed`` compares with.
 
-    ``launch_us``: an empty kernel of a graph, as large as the ring's; ``hop_us``: a hop of each
+    ``launch_us``: an empty kernel of a graph, with the ring's arguments; ``hop_us``: a hop of each
     protocol's own kind; ``hbm_gb_s``, ``l2_gb_s``: the best copies; ``mix``: bus bandwidth of the
     ring without its waits, by protocol, ranks and size: the better one of its two geometries.
     """
@@ -71,21 +71,11 @@ def mix_key(protocol: str, ranks: int, size: int) -> str:
 def floor_us(known: dict[str, Any], protocol: str, ranks: int, size: int) -> float:
     """No all-reduce of this kind can take less: 0.0 where the limits are not known.
 
-    The longer of two: a launch and 2 (k-1) hops; and the bytes, at the bandwidth that the ring
-    without its waits had for the nearest size that was measured.
+    The longer of two: a launch and 2 (k-1) hops; and the ring without its waits, where it was
+    measured with this size.
     """
     if not known:
         return 0.0
     latency: float = known["launch_us"] + 2 * (ranks - 1) * known["hop_us"][protocol]
-    measured: dict[int, float] = {
-        int(key.rsplit("/", 1)[1]): busbw
-        for key, busbw in known["mix"].items()
-        if key.startswith(f"{protocol}/{ranks}/")
-    }
-    if not measured:
-        return latency
-    nearest = min(measured, key=lambda at: abs(at - size))
-    # Of a smaller size than any that was measured, more may be in flight at once: no floor.
-    if size < nearest:
-        return latency
-    return max(latency, size * 2 * (ranks - 1) / ranks / measured[nearest] / 1e3)
+    busbw: float = known["mix"].get(mix_key(protocol, ranks, size), 0.0)
+    return max(latency, size * 2 * (ranks - 1) / ranks / busbw / 1e3) if busbw else latency

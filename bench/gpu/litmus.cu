@@ -10,7 +10,7 @@
 //           barrier and weak loads must find nothing older than the counter (Simple).
 //
 // Writers run freely; readers end when they have seen the last number, or after so many rounds.
-// Half of the blocks copy other memory at the same time, so that the L2 is busy. A result says
+// As many blocks copy other memory at the same time, so that the L2 is busy. A result says
 // nothing unless readers saw numbers change under them: "changes".
 #include <cstring>
 

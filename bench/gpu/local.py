@@ -7,6 +7,7 @@ random: all ranks must agree to the bit, and with float64 but for rounding.
 
 from __future__ import annotations
 
+import itertools
 from datetime import timedelta
 from typing import Any
 
@@ -64,54 +65,31 @@ def check_all_reduce(tally: cases.Tally, ring: Any, device: str, counts: tuple[i
 
 def check_halves(tally: cases.Tally, ring: Any, device: str, count: int) -> None:
     """Reduce-scatter and all-gather, out of place and in place."""
-    for dtype in (*cases.FLOATS, *cases.INTEGERS):
+    k = ring.size
+
+    def shards(wholes: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [whole.narrow(0, r * count, count) for r, whole in enumerate(wholes)]
+
+    for dtype, protocol, in_place in itertools.product(
+        (*cases.FLOATS, *cases.INTEGERS), cases.PROTOCOLS, (False, True)
+    ):
         if not tally.in_time():
             return
-        for protocol in cases.PROTOCOLS:
-            for in_place in (False, True):
-                check_scatter(tally, ring, device, dtype, count, protocol, in_place)
-                check_gather(tally, ring, device, dtype, count, protocol, in_place)
-
-
-def check_scatter(
-    tally: cases.Tally,
-    ring: Any,
-    device: str,
-    dtype: str,
-    count: int,
-    protocol: str,
-    in_place: bool,
-) -> None:
-    k = ring.size
-    given, expected = cases.all_reduce(device, "sum", dtype, k, count * k)
-    inputs = [row.clone() for row in given]
-    parts = [inputs[r].narrow(0, r * count, count) for r in range(k)]
-    outputs = parts if in_place else rows(device, given.dtype, k, count)
-    ring.reduce_scatter(outputs, inputs, protocol=protocol)
-    for r, output in enumerate(outputs):
-        what = f"reduce_scatter {protocol}{' in place' if in_place else ''} rank {r} of {k} {dtype}"
-        tally.expect(output, expected.narrow(0, r * count, count), what)
-
-
-def check_gather(
-    tally: cases.Tally,
-    ring: Any,
-    device: str,
-    dtype: str,
-    count: int,
-    protocol: str,
-    in_place: bool,
-) -> None:
-    k = ring.size
-    given, expected = cases.all_gather(device, dtype, k, count)
-    outputs = rows(device, given.dtype, k, count * k)
-    inputs = [row.clone() for row in given]
-    if in_place:
-        inputs = [outputs[r].narrow(0, r * count, count) for r in range(k)]
+        how = f"{protocol}{' in place' if in_place else ''}"
+        given, expected = cases.all_reduce(device, "sum", dtype, k, count * k)
+        inputs = [row.clone() for row in given]
+        outputs = shards(inputs) if in_place else rows(device, given.dtype, k, count)
+        ring.reduce_scatter(outputs, inputs, protocol=protocol)
+        for r, output in enumerate(outputs):
+            what = f"reduce_scatter {how} {dtype}[{count}] rank {r} of k={k}"
+            tally.expect(output, expected.narrow(0, r * count, count), what)
+        given, expected = cases.all_gather(device, dtype, k, count)
+        outputs = rows(device, given.dtype, k, count * k)
+        inputs = shards(outputs) if in_place else [torch.empty_like(row) for row in given]
         for part, row in zip(inputs, given):
             part.copy_(row)
-    ring.all_gather(outputs, inputs, protocol=protocol)
-    expect_all(tally, outputs, expected, f"all_gather {protocol}{' in place' if in_place else ''}")
+        ring.all_gather(outputs, inputs, protocol=protocol)
+        expect_all(tally, outputs, expected, f"all_gather {how}")
 
 
 def check_large(

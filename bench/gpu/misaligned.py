@@ -6,6 +6,7 @@ in between, it must neither miss an element nor touch its neighbour.
 
 from __future__ import annotations
 
+import itertools
 from datetime import timedelta
 from typing import Any
 
@@ -27,37 +28,30 @@ def run(context: Context) -> None:
     tally = cases.Tally(context)
     with Ring([device] * RANKS, timeout=timedelta(seconds=20)) as ring:
         for dtype in ("float32", "bfloat16", "float64", "int8", "float8_e4m3fn"):
-            starts = 16 // cases.dtype_of(dtype).itemsize
-            for count in COUNTS[:3] if context.quick else COUNTS:
-                for start in range(starts):
-                    if not tally.in_time():
-                        break
-                    for protocol in cases.PROTOCOLS:
-                        check(tally, ring, device, dtype, count, start, starts, protocol)
+            starts = range(16 // cases.dtype_of(dtype).itemsize)
+            counts = COUNTS[:3] if context.quick else COUNTS
+            for count, start, protocol in itertools.product(counts, starts, cases.PROTOCOLS):
+                if not tally.in_time():
+                    break
+                check(tally, ring, device, dtype, count, start, protocol)
         tally.settle()  # before the ring is closed: what went wrong in it is raised here
     tally.finish()
 
 
 def check(
-    tally: cases.Tally,
-    ring: Any,
-    device: str,
-    dtype: str,
-    count: int,
-    start: int,
-    starts: int,
-    protocol: str,
+    tally: cases.Tally, ring: Any, device: str, dtype: str, count: int, start: int, protocol: str
 ) -> None:
+    """``start``: rank 0's first element, counted from a multiple of 16 bytes."""
     given, expected = cases.all_reduce(device, "sum", dtype, ring.size, count)
-    whole = torch.empty(ring.size, count + starts + 2 * MARGIN, dtype=given.dtype, device=device)
-    # Rows of whole 16 bytes, so that `start` alone says how a view is aligned.
-    length = whole.shape[1] // starts * starts
-    whole = whole.flatten()[: ring.size * length].view(ring.size, length)
+    pack = 16 // given.element_size()
+    # Rows of whole 16 bytes, so that the starts alone say how a view is aligned.
+    length = -(-(count + pack + 2 * MARGIN) // pack) * pack
+    whole = torch.empty(ring.size, length, dtype=given.dtype, device=device)
     cases.poison(whole)
     around = whole.clone()
     views = []
     for rank in range(ring.size):
-        at = MARGIN // starts * starts + (start + 5 * rank) % starts
+        at = MARGIN + (start + 5 * rank) % pack
         views.append(whole[rank, at : at + count])
         views[-1].copy_(given[rank])
         around[rank, at : at + count] = expected

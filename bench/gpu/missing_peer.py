@@ -35,6 +35,9 @@ def run(context: Context) -> None:
         ranks = Ranks(size, timeout_s=40)
         try:
             for protocol in cases.PROTOCOLS[:1] if context.quick else cases.PROTOCOLS:
+                if context.left() < 4 * DEADLINE_S:
+                    wrong.append(f"no time was left for k={size} {protocol}")
+                    break
                 seen = ranks.run(wait_in_vain, context.device, protocol)
                 rows.append({"size": size, "protocol": protocol, "ranks": seen})
                 wrong += [f"k={size} {protocol}: {what}" for what in judge(seen)]

@@ -133,7 +133,11 @@ int main() {
   bench::wake_up();
   for (const int ranks : {2, 4, 8})
     for (const Protocol p : {Protocol::simple, Protocol::ll, Protocol::ll128})
-      for (const int64_t size : {int64_t(1) << 20, int64_t(16) << 20, int64_t(256) << 20}) {
+      // The sizes of the part `speed` for which the ring, too, uses all of its channels.
+      for (int64_t size = 2 << 20; size <= 1 << 30; size *= 8) {
+        size_t room = 0, total = 0;
+        CHECK_CUDA(cudaMemGetInfo(&room, &total));
+        if (size_t(ranks * size) > room / 10 * 9) continue;
         measure(p, ranks, size, kDefaultSlots, "as ringkern's");
         measure(p, ranks, size, 2, "two slots");
       }

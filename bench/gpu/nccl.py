@@ -18,19 +18,8 @@ OLDEST = (2, 30, 3)
 # Of nccl.h.
 UNIQUE_ID_BYTES = 128
 SUCCESS = 0
-DATATYPES = {
-    torch.int8: 0,
-    torch.uint8: 1,
-    torch.int32: 2,
-    torch.int64: 4,
-    torch.float16: 6,
-    torch.float32: 7,
-    torch.float64: 8,
-    torch.bfloat16: 9,
-    torch.float8_e4m3fn: 10,
-    torch.float8_e5m2: 11,
-}
-OPS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "avg": 4}
+FLOAT32 = 7
+SUM = 0
 
 
 class NcclError(RuntimeError):
@@ -44,9 +33,7 @@ class UniqueId(ctypes.Structure):
 
 
 def decode_version(code: int) -> tuple[int, int, int]:
-    """NCCL's number of a version, as 23003, in three."""
-    if code < 10_000:  # up to 2.8
-        return code // 1000, code % 1000 // 100, code % 100
+    """NCCL's number of a version, as 23003 from 2.9 on, in three."""
     return code // 10_000, code % 10_000 // 100, code % 100
 
 
@@ -80,7 +67,6 @@ class Library:
             "ncclGroupStart": [],
             "ncclGroupEnd": [],
             "ncclAllReduce": [pointer, pointer, size, integer, integer, pointer, pointer],
-            "ncclCommDestroy": [pointer],
         }
         for name, arguments in signatures.items():
             function = getattr(self._lib, name)
@@ -116,17 +102,16 @@ class Ring:
         self._library.call("ncclGroupEnd")
         self._streams = [torch.cuda.Stream() for _ in range(ranks)]
 
-    def all_reduce(self, tensors: list[torch.Tensor], op: str = "sum") -> None:
-        """In place, one tensor a rank; behind the current stream, and before what comes on it."""
+    def all_reduce(self, tensors: list[torch.Tensor]) -> None:
+        """Sums float32 in place, one tensor a rank, in the order of the current stream."""
         current = torch.cuda.current_stream()
         for stream in self._streams:
             stream.wait_stream(current)
         self._library.call("ncclGroupStart")
         for tensor, comm, stream in zip(tensors, self._comms, self._streams):
             at, count = tensor.data_ptr(), tensor.numel()
-            kind = DATATYPES[tensor.dtype]
             self._library.call(
-                "ncclAllReduce", at, at, count, kind, OPS[op], comm, stream.cuda_stream
+                "ncclAllReduce", at, at, count, FLOAT32, SUM, comm, stream.cuda_stream
             )
         self._library.call("ncclGroupEnd")
         for stream in self._streams:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from dataclasses import asdict, dataclass, field
@@ -14,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.gpu import device as devices
-
-ROOT = Path(__file__).resolve().parents[2]
+from bench.gpu.bounded import ROOT, run_bounded
 
 
 class Skipped(Exception):
@@ -70,7 +71,7 @@ class Context:
         """The program made of a source of this folder, by nvcc for this GPU."""
         nvcc = devices.find_nvcc()
         if not nvcc:
-            raise Skipped("no nvcc in CUDACXX, CUDA_HOME, PATH or /usr/local/cuda/bin")
+            raise Skipped(devices.NO_NVCC)
         program = self.work / Path(source).stem
         program.parent.mkdir(parents=True, exist_ok=True)
         architecture = devices.architecture(self.machine)
@@ -78,24 +79,27 @@ class Context:
         return program
 
     def run(
-        self, command: list[str], *, environment: dict[str, str] | None = None, check: bool = True
+        self, command: list[str], *, seconds: float = float("inf"), check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a program to its end, or that of the part's time; shows and returns its output."""
+        """Runs a program to its end, or for some seconds, and shows and returns its output.
+
+        Raises:
+            subprocess.TimeoutExpired: its time was over, or the part's.
+            Failed: its exit status was not 0, and ``check``.
+        """
         print("+", *command, flush=True)
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env={**os.environ, **(environment or {})},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=max(1.0, self.left(0.95)),
-        )
-        print(done.stdout, end="", flush=True)
-        if check and done.returncode:
-            last = done.stdout.strip().splitlines()[-1:] or [""]
-            raise Failed(f"{Path(command[0]).name} ended with {done.returncode}: {last[0]}")
-        return done
+        limit = max(1.0, min(seconds, self.left(0.95)))
+        with tempfile.TemporaryFile("w+", errors="replace") as output:
+            code = run_bounded(command, limit, output, grace=1.0)  # less than this part has
+            output.seek(0)
+            text = output.read()
+        print(text, end="", flush=True)
+        if code is None:
+            raise subprocess.TimeoutExpired(command, round(limit))
+        if check and code:
+            last = text.strip().splitlines()[-1:] or [""]
+            raise Failed(f"{Path(command[0]).name} ended with {code}: {last[0]}")
+        return subprocess.CompletedProcess(command, code, text)
 
     def use_ringkern(self) -> None:
         """From here on, ``import ringkern`` is the one that the part ``build`` has made."""
@@ -137,6 +141,10 @@ def run_child(name: str, path: Path) -> int:
     for key in ("state", "work"):
         told[key] = Path(told[key])
     context = Context(**told)
+    # What this part has started, in groups of its own, ends with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    # Ranks meet on this machine; to look its name up may take long where there is no network.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     status, reason = "passed", ""
     try:
         importlib.import_module(f"bench.gpu.{name}").run(context)
@@ -145,7 +153,7 @@ def run_child(name: str, path: Path) -> int:
     except Failed as failed:
         status, reason = "failed", str(failed)
     except subprocess.TimeoutExpired as late:
-        status, reason = "timed out", f"{late.cmd[0]} did not end in time"
+        status, reason = "timed out", f"{late.cmd[0]} was ended after {late.timeout:.0f} s"
     except Exception as error:
         traceback.print_exc(file=sys.stdout)
         status, reason = "failed", f"{type(error).__name__}: {error}".splitlines()[0]

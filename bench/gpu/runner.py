@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
-import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass, field
@@ -20,12 +17,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.part import ROOT, Context, save_context, write_json
+from bench.gpu.bounded import ROOT, run_bounded
+from bench.gpu.part import Context, save_context, write_json
 from bench.gpu.parts import Part
 
 LOG_CHARACTERS = 20_000  # of a part's log, in its JSON
 SHOWN_CHARACTERS = 1_500  # of the log of a part that failed, on the terminal
-LEAST_SECONDS = 5.0  # with less of the budget left, no part is started
+LEAST_SHARE = 0.3  # of a part's time: with less left of the budget, it is not started
 GRACE_SECONDS = 3.0  # between asking a part to end and ending it
 
 
@@ -100,8 +98,9 @@ def _unless_in_vain(
         return Result(part.name, "not run", f"{', '.join(missing)} did not pass")
     if settings.device == "cpu" and not part.rehearses:
         return Result(part.name, "skipped", "needs a GPU")
-    if left < LEAST_SECONDS:
-        return Result(part.name, "not run", f"the budget of {settings.budget:g} s is spent")
+    if left < LEAST_SHARE * part.seconds:
+        reason = f"{max(left, 0.0):.0f} s are left of the budget of {settings.budget:g} s"
+        return Result(part.name, "not run", reason)
     return None
 
 
@@ -125,7 +124,7 @@ def _run_part(part: Part, settings: Settings, machine: dict[str, Any], seconds: 
     log = state / f"{part.name}.log"
     date, start = _now(), time.monotonic()
     with log.open("w") as output:
-        code = run_bounded(command, seconds, output)
+        code = run_bounded(command, seconds, output, GRACE_SECONDS)
     text = log.read_text(errors="replace")
     result = Result(part.name, "failed", date=date, seconds=time.monotonic() - start)
     result.log = text[-LOG_CHARACTERS:]
@@ -134,50 +133,14 @@ def _run_part(part: Part, settings: Settings, machine: dict[str, Any], seconds: 
         found = json.loads((state / f"{part.name}.json").read_text())
     result.figures = found.get("figures", {})
     if code is None:
-        result.status, result.reason = "timed out", f"ended after {seconds:.0f} s"
+        why = ", which the budget left" if seconds < part.seconds else ""
+        result.status, result.reason = "timed out", f"ended after {seconds:.0f} s{why}"
     elif "status" in found:
         result.status, result.reason = found["status"], found["reason"]
     else:
         how = f"signal {-code}" if code < 0 else f"status {code}"
         result.reason = f"its process ended with {how}; see the log"
     return result
-
-
-def run_bounded(command: list[str], seconds: float, output: Any) -> int | None:
-    """Runs a program, and ends it and all that it started when its time is over, or this ends.
-
-    Returns:
-        Its exit status; ``None`` if it was ended.
-    """
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,  # a group of its own, that can be ended as a whole
-    )
-    try:
-        return process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        _end_group(process)
-
-
-def _end_group(process: subprocess.Popen[Any]) -> None:
-    """Ends the group of a child that is perhaps gone itself; its own children may not be."""
-    # The group's number is the child's, and stays taken while the group has a member.
-    for sign, patience in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, GRACE_SECONDS)):
-        end = time.monotonic() + patience
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, sign)
-            while time.monotonic() < end:
-                process.poll()  # a zombie would stay in its group
-                os.killpg(process.pid, 0)
-                time.sleep(0.02)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(GRACE_SECONDS)  # one that waits for a GPU may not end at once
 
 
 def _write_summary(results: list[Result], settings: Settings, machine: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
 import time
 
 from bench.gpu.part import Context, Failed, Skipped
@@ -25,17 +26,15 @@ def run(context: Context) -> None:
     program = str(context.compile("sanitize.cpp", str(library), "-lpthread"))
     context.run([program])  # without a tool first: is it right at all?
     wrong = []
-    for name, size in TOOLS.items():
-        if context.left() < 10:
-            context.note(**{name: {"status": "not run", "reason": "no time left"}})
-            wrong.append(f"{name}: no time left")
-            continue
+    for done, (name, size) in enumerate(TOOLS.items()):
         start = time.monotonic()
-        command = [tool, "--tool", name, "--error-exitcode", "9", program, *size]
-        if context.quick:
-            command[-2:] = ["2", "1000"]
-        done = context.run(command, check=False)
-        found = verdict(done.stdout, done.returncode)
+        found = check(
+            context,
+            tool,
+            name,
+            [program, *(("2", "1000") if context.quick else size)],
+            context.left() / (len(TOOLS) - done),
+        )
         context.note(**{name: {**found, "seconds": round(time.monotonic() - start, 1)}})
         if found["status"] != "passed":
             wrong.append(f"{name}: {found['reason']}")
@@ -43,6 +42,18 @@ def run(context: Context) -> None:
         raise Skipped(wrong[0])
     if wrong:
         raise Failed("; ".join(wrong))
+
+
+def check(
+    context: Context, tool: str, name: str, program: list[str], seconds: float
+) -> dict[str, str]:
+    """What one of the tools says of the program, in so many seconds."""
+    command = [tool, "--tool", name, "--error-exitcode", "9", *program]
+    try:
+        done = context.run(command, seconds=seconds, check=False)
+    except subprocess.TimeoutExpired as late:
+        return {"status": "timed out", "reason": f"was ended after {late.timeout:.0f} s"}
+    return verdict(done.stdout, done.returncode)
 
 
 def verdict(output: str, code: int) -> dict[str, str]:

@@ -7,6 +7,7 @@ with ringkern's of the same name, and one in which both choose.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -17,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.gpu import limits, nccl
+from bench.gpu.bounded import ROOT
 from bench.gpu.cases import PROTOCOLS
 from bench.gpu.contest import LAUNCH, Settings
-from bench.gpu.part import ROOT, Context, Failed, write_json
+from bench.gpu.part import Context, Failed, write_json
 
 RANKS = (2, 4, 8)
 SIZES = tuple(8 * 8**i for i in range(10))  # 8 B, 64 B, 512 B, ..., 1 GiB
@@ -33,6 +35,7 @@ def run(context: Context) -> None:
     known = known_limits(context)
     rows: list[dict[str, Any]] = []
     notes: list[str] = []
+    broken: list[str] = []
     groups: list[tuple[str, ...]] = [PROTOCOLS]
     if context.nccl:
         groups = [("auto",), *((protocol,) for protocol in PROTOCOLS)]
@@ -41,7 +44,9 @@ def run(context: Context) -> None:
         if context.left() < 15:
             notes.append(f"no time left for k={ranks} {'/'.join(group)}")
             continue
-        lines = contest(context, ranks, group, notes)
+        lines, trouble = contest(context, ranks, group, notes)
+        if trouble and context.left() > 0:
+            broken.append(f"k={ranks} {'/'.join(group)} {trouble}")
         rows += [row(line, known) for line in lines if "size_bytes" in line]
         notes += [f"k={ranks}: {line['note']}" for line in lines if "note" in line]
         context.note(limits=known, rows=rows, notes=list(dict.fromkeys(notes)))
@@ -52,18 +57,24 @@ def run(context: Context) -> None:
             f"{len(wrong)} results are wrong; first: {first['contender']} k={first['ranks']} "
             f"{first['size_bytes']} bytes"
         )
+    if broken:
+        raise Failed("; ".join(broken))
     if not rows:
         raise Failed(f"nothing was measured: {'; '.join(notes)}")
 
 
 def contest(
     context: Context, ranks: int, group: tuple[str, ...], notes: list[str]
-) -> list[dict[str, Any]]:
-    """What one contest found; again without NCCL, for the sizes that are left, where it hangs."""
+) -> tuple[list[dict[str, Any]], str]:
+    """What one contest found; again without NCCL, for the sizes that are left, where it hangs.
+
+    The text is what was wrong without NCCL, too, or "".
+    """
     sizes = QUICK_SIZES if context.quick or context.rehearsal else SIZES
     gpu = context.machine["gpus"][0]
     results = context.work / "contest.jsonl"
     results.unlink(missing_ok=True)
+    trouble = ""
     for library in (context.nccl, "") if context.nccl else ("",):
         lines = json_lines(results)
         done = {line["size_bytes"] for line in lines if "size_bytes" in line}
@@ -83,7 +94,7 @@ def contest(
         if not trouble:
             break
         notes.append(f"k={ranks} {'/'.join(group)}{' with NCCL' if library else ''}: {trouble}")
-    return json_lines(results)
+    return json_lines(results), trouble
 
 
 def run_contest(
@@ -111,7 +122,8 @@ def run_contest(
         return f"ended with {process.returncode}" if process.returncode else ""
     finally:
         process.kill()
-        process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(5)  # one that waits for a GPU may not end at once
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:

@@ -14,12 +14,12 @@ def table(results: list[Result]) -> str:
     """All parts, then the figures of those that measure."""
     lines = ["", f"{'part':14} {'status':10} {'seconds':>8}  what it found", "-" * WIDTH]
     for result in results:
-        told = _TELL.get(result.part, _nothing)(result.figures) if result.figures else ""
+        told = _told(_TELL, result, "")
         text = "; ".join(filter(None, [result.reason, told])).replace("\n", " ")
         head = f"{result.part:14} {result.status:10} {result.seconds:8.1f}  "
         lines.append((head + text)[: 3 * WIDTH].rstrip())
     for result in results:
-        lines += _DETAIL.get(result.part, _no_lines)(result.figures) if result.figures else []
+        lines += _told(_DETAIL, result, [])
     again = [result.part for result in results if result.status == "not run"]
     if again:
         parts = ",".join(again)
@@ -31,12 +31,8 @@ def table(results: list[Result]) -> str:
     return "\n".join(lines)
 
 
-def _nothing(figures: dict[str, Any]) -> str:
-    return ""
-
-
-def _no_lines(figures: dict[str, Any]) -> list[str]:
-    return []
+def _told(how: dict[str, Callable[[dict[str, Any]], Any]], result: Result, nothing: Any) -> Any:
+    return how[result.part](result.figures) if result.part in how and result.figures else nothing
 
 
 def _cases(figures: dict[str, Any]) -> str:

@@ -176,14 +176,19 @@ def test_what_needs_a_part_that_failed_is_not_run(settings: runner.Settings) -> 
     assert runner.run((part("good", needs=("crash",)),), settings, MACHINE)[0].status == "passed"
 
 
-def test_no_part_starts_after_the_budget_is_spent(settings: runner.Settings) -> None:
-    spent = runner.Settings(**{**vars(settings), "budget": 1.0})
+def test_no_part_starts_that_the_budget_leaves_too_little(settings: runner.Settings) -> None:
+    spent = runner.Settings(**{**vars(settings), "budget": 8.0})
     results = runner.run((part("good"),), spent, MACHINE)
     assert (results[0].status, results[0].failed) == ("not run", False)
+    assert results[0].reason == "8 s are left of the budget of 8 s"
     assert "--parts good" in summary.table(results)
     # A part gets no more than what is left of it.
     tight = runner.Settings(**{**vars(settings), "budget": 20.0})
-    assert runner.run((part("good", seconds=300),), tight, MACHINE)[0].figures["seconds"] <= 20
+    assert runner.run((part("good", seconds=60),), tight, MACHINE)[0].figures["seconds"] <= 20
+    short = runner.Settings(**{**vars(settings), "budget": 1.5})
+    hung = runner.run((part("hang", seconds=3),), short, MACHINE)[0]
+    assert (hung.status, hung.failed) == ("timed out", True)
+    assert "which the budget left" in hung.reason
 
 
 def test_the_table_has_a_line_for_each_part_and_the_figures(settings: runner.Settings) -> None:

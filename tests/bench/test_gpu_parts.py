@@ -142,8 +142,10 @@ def test_a_floor_is_latency_or_bytes() -> None:
     known = known_limits()
     assert limits.floor_us({}, "ll", 4, 8) == 0.0
     assert limits.floor_us(known, "ll", 4, 8) == pytest.approx(1.25 + 6 * 0.6)
-    assert limits.floor_us(known, "ll", 4, 1 << 30) == pytest.approx((1 << 30) * 1.5 / 500e3)
-    assert limits.floor_us(known, "simple", 4, 1 << 30) == pytest.approx(1.25 + 6 * 0.9)
+    slow = {**known, "mix": {"ll/4/1048576": 100.0}}
+    assert limits.floor_us(slow, "ll", 4, 1 << 20) == pytest.approx((1 << 20) * 1.5 / 100e3)
+    # Of another size than those that were measured, only the latency is known.
+    assert limits.floor_us(slow, "ll", 4, 1 << 30) == pytest.approx(1.25 + 6 * 0.6)
 
 
 def test_a_row_has_bandwidths_and_its_share() -> None:
@@ -169,6 +171,24 @@ def test_verdicts_of_compute_sanitizer() -> None:
     assert sanitizer.verdict(races, 0)["status"] == "passed"
     assert sanitizer.verdict("Error: Device not supported", 1)["status"] == "skipped"
     assert sanitizer.verdict("", 255)["status"] == "failed"
+
+
+def test_a_sanitizer_has_its_share_of_the_time(context: Context, tmp_path: Path) -> None:
+    tool = tmp_path / "tool"
+    tool.write_text("#!/bin/sh\n[ $2 = memcheck ] || sleep 60\necho '= ERROR SUMMARY: 0 errors'\n")
+    tool.chmod(0o755)
+    assert sanitizer.check(context, str(tool), "memcheck", ["x"], 20.0)["status"] == "passed"
+    slow = sanitizer.check(context, str(tool), "racecheck", ["x"], 1.0)
+    assert slow == {"status": "timed out", "reason": "was ended after 1 s"}
+
+
+def test_a_program_that_does_not_end_is_ended(context: Context) -> None:
+    sleep = [sys.executable, "-c", "import time; print('before', flush=True); time.sleep(60)"]
+    with pytest.raises(subprocess.TimeoutExpired):
+        context.run(sleep, seconds=1.0)
+    assert context.run([sys.executable, "-c", "print(7)"]).stdout == "7\n"
+    with pytest.raises(Failed, match="ended with 3: why"):
+        context.run([sys.executable, "-c", "print('why'); raise SystemExit(3)"])
 
 
 def test_who_must_be_named_when_a_peer_is_missing() -> None:
