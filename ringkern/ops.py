@@ -44,6 +44,10 @@ def ring_all_reduce(
     and ``protocol``. Under ``torch.compile`` it is part of the graph, unless ``async_op`` is set or
     ``op`` is ``PREMUL_SUM``.
 
+    On CUDA the call is enqueued on torch's current stream. It can be captured in a CUDA graph once
+    the group has made a call on that device; all ranks replay it as often and in the same order.
+    While such a graph runs, the group must have no call on another stream of that device.
+
     Args:
         tensor: a dense tensor of any shape and strides, on the CPU or on a CUDA device; float32,
             float64, float16, bfloat16, float8_e4m3fn, float8_e5m2, int8, uint8, int32 or int64.
