@@ -78,7 +78,7 @@ void Engine::run(const Task& task) {
   const Plan plan = Plan::make(task.collective, task.protocol, ranks_, task.count, element_bytes,
                                /*workers=*/1, geometry_);
   const Reducer reducer(task.reduction);
-  Wait wait(bell_of(segments_.mine), pauses_, timeout_);
+  Wait wait(bell_of(segments_.mine), pauses_, timeout_, yield_from_);
   WaitReport report;
   const LinkContext context{Ends(segments_, geometry_, task.protocol), wait, reducer,
                             static_cast<const std::byte*>(task.in),

@@ -29,6 +29,7 @@ class Engine final : public Executor {
   const int rank_, ranks_;
   const std::chrono::nanoseconds timeout_;
   const int pauses_;
+  Wait::Clock::time_point yield_from_;  // see Wait
 };
 
 // The same, without neighbours: what a collective of one rank does.

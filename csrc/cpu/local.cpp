@@ -43,6 +43,7 @@ LocalRing::LocalRing(int ranks, Milliseconds timeout) {
     engines_.push_back(std::make_unique<Engine>(segments, geometry, r, ranks, timeout));
   }
   errors_.resize(size_t(ranks));
+  threads_.reserve(size_t(ranks));
   try {
     for (size_t r = 1; r < engines_.size(); ++r) threads_.emplace_back([this, r] { work(r); });
   } catch (const std::system_error& error) {
@@ -58,16 +59,16 @@ LocalRing::~LocalRing() { stop(); }
 void LocalRing::stop() {
   stopping_ = true;
   round_.fetch_add(1, std::memory_order_release);
-  round_.notify_all();
+  wake_all(round_);
   for (std::thread& thread : threads_) thread.join();
 }
 
 void LocalRing::work(size_t rank) {
-  for (unsigned round = 0;; ++round) {
-    round_.wait(round, std::memory_order_acquire);
+  for (uint32_t round = 0;; ++round) {
+    sleep_while(round_, round);
     if (stopping_) return;
     run_rank(rank);
-    if (working_.fetch_sub(1, std::memory_order_acq_rel) == 1) working_.notify_one();
+    if (working_.fetch_sub(1, std::memory_order_acq_rel) == 1) wake_all(working_);
   }
 }
 
@@ -86,12 +87,12 @@ void LocalRing::run(std::span<const Task> tasks) {
                      " ranks takes as many tasks, not " + std::to_string(tasks.size()));
   tasks_ = tasks;
   errors_.assign(errors_.size(), nullptr);
-  working_.store(unsigned(threads_.size()), std::memory_order_relaxed);
+  working_.store(uint32_t(threads_.size()), std::memory_order_relaxed);
   round_.fetch_add(1, std::memory_order_release);
-  round_.notify_all();
+  wake_all(round_);
   run_rank(0);
-  for (unsigned left; (left = working_.load(std::memory_order_acquire)) != 0;)
-    working_.wait(left, std::memory_order_acquire);
+  for (uint32_t left; (left = working_.load(std::memory_order_acquire)) != 0;)
+    sleep_while(working_, left);
   rethrow_cause(errors_);
 }
 

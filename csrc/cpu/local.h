@@ -40,7 +40,7 @@ class LocalRing {
   std::vector<std::exception_ptr> errors_;  // of this round, one a rank
   std::span<const Task> tasks_;
   // A round is a call of `run`: it begins when the number changes, and ends when no thread works.
-  std::atomic<unsigned> round_{0}, working_{0};
+  std::atomic<uint32_t> round_{0}, working_{0};
   bool stopping_ = false;
   std::vector<std::thread> threads_;
 };

@@ -13,6 +13,10 @@ namespace ringkern::cpu {
 namespace {
 
 constexpr int kYields = 100;
+// A yield that took longer gave the core to somebody outside of the ring. The next one waits for so
+// many times as long, which bounds how much of its time a rank gives away.
+constexpr std::chrono::nanoseconds kLongYield = std::chrono::microseconds(500);
+constexpr int kRarity = 100;
 // A sleeper looks up this often even if nobody rings: bounds the harm of a neighbour that died
 // between publishing and ringing, and the delay after which a deadline is noticed.
 constexpr std::chrono::nanoseconds kLongestSleep = std::chrono::milliseconds(50);
@@ -27,6 +31,8 @@ void futex_wake(uint32_t& word) {
   syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
+static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));  // it can be a futex
+
 std::atomic_ref<uint32_t> atomic(uint32_t& word) { return std::atomic_ref<uint32_t>(word); }
 
 }  // namespace
@@ -40,16 +46,37 @@ void ring(Bell& bell) {
   futex_wake(bell.rung);
 }
 
-Wait::Ladder::Ladder(Wait& wait) : wait_(wait), start_(std::chrono::steady_clock::now()) {}
+void sleep_while(std::atomic<uint32_t>& word, uint32_t value) {
+  while (word.load(std::memory_order_acquire) == value)
+    syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
+}
+
+void wake_all(std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+
+Wait::Ladder::Ladder(Wait& wait)
+    : wait_(wait), start_(Clock::now()), now_(start_),
+      yields_(start_ < wait.yield_from_ ? 0 : kYields) {}
+
+void Wait::Ladder::yield() {
+  --yields_;
+  sched_yield();
+  const auto took = Clock::now() - now_;
+  now_ += took;
+  if (took < kLongYield) return;
+  yields_ = 0;
+  wait_.yield_from_ = now_ + kRarity * took;
+}
 
 Verdict Wait::Ladder::rest() {
   Bell& bell = wait_.bell_;
   if (atomic(bell.aborted).load(std::memory_order_acquire) != 0) return Verdict::aborted;
-  if (++rests_ <= kYields) {
-    sched_yield();
+  if (yields_ > 0) {
+    yield();
     return Verdict::ok;
   }
-  const auto waited = std::chrono::steady_clock::now() - start_;
+  const auto waited = Clock::now() - start_;
   if (waited >= wait_.timeout_) return Verdict::timed_out;
   if (announced_)
     futex_wait(bell.rung, rung_,

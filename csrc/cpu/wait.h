@@ -3,6 +3,10 @@
 // Every rank has a bell in its own segment. A rank that is about to sleep says so; a neighbour that
 // has published something looks, and only then pays for the system call. Spinning alone would be
 // fastest with a core for each rank, and thousands of times slower with fewer.
+//
+// Yielding is quicker than sleeping where the core goes to a rank of this ring. A program that
+// computes keeps it for milliseconds, each time, whereas a rank that is woken has it back in
+// microseconds as a rule. So a rank whose yield took long sleeps instead, for a while.
 #pragma once
 
 #include <atomic>
@@ -32,11 +36,19 @@ bool asleep(const Bell& bell);
 // may go to sleep on the old value while this rank believes it awake.
 inline void publish_barrier() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 
+// The wait of a process's own threads between their calls: without a deadline, and unlike that of
+// std::atomic it never yields. Returns when `word` is no longer `value`.
+void sleep_while(std::atomic<uint32_t>& word, uint32_t value);
+void wake_all(std::atomic<uint32_t>& word);
+
 class Wait {
  public:
-  // `pauses`: polls before yielding; 0 where ranks outnumber cores.
-  Wait(Bell& bell, int pauses, std::chrono::nanoseconds timeout)
-      : bell_(bell), pauses_(pauses), timeout_(timeout) {}
+  using Clock = std::chrono::steady_clock;
+
+  // `pauses`: polls before yielding; 0 where ranks outnumber cores. `yield_from`: when this rank
+  // may yield again; kept from wait to wait.
+  Wait(Bell& bell, int pauses, std::chrono::nanoseconds timeout, Clock::time_point& yield_from)
+      : bell_(bell), pauses_(pauses), timeout_(timeout), yield_from_(yield_from) {}
 
   // Polls `ready()` until it is true, the ring is aborted, or nothing has come for `timeout`.
   template <class Ready>
@@ -66,9 +78,12 @@ class Wait {
     void leave();
 
    private:
+    void yield();
+
     Wait& wait_;
-    std::chrono::steady_clock::time_point start_;
-    int rests_ = 0;
+    const Clock::time_point start_;
+    Clock::time_point now_;
+    int yields_;  // left
     uint32_t rung_ = 0;
     bool announced_ = false;
   };
@@ -84,6 +99,7 @@ class Wait {
   Bell& bell_;
   int pauses_;
   std::chrono::nanoseconds timeout_;
+  Clock::time_point& yield_from_;
 };
 
 }  // namespace ringkern::cpu

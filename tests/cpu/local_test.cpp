@@ -60,7 +60,7 @@ void calls_of_all_sizes() {
   }
 }
 
-// Rank 0 has more to do than the others, who leave it: it waits for data, and says so.
+// Rank 1 has more to do than the others, who leave it: it waits for them, and says so.
 void the_cause_is_thrown() {
   LocalRing ring(3, Milliseconds(50));
   Calls calls(3, Collective::all_reduce, Protocol::simple, 100, 1);
