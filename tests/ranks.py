@@ -30,8 +30,8 @@ class RankTimeout(AssertionError):
 class Ranks:
     """``size`` processes in one gloo group, in which ``fn(rank, size, *args)`` can be run.
 
-    ``fn`` is a function of a module, so that spawned processes can import it. A rank that does not
-    answer in time is killed with the others; the next call starts fresh ones.
+    ``fn`` is a function of a module, so that spawned processes can import it. Where a rank raises,
+    or does not answer in time, all are killed, and the next call starts fresh ones.
     """
 
     def __init__(self, size: int, timeout_s: float = 60.0) -> None:
@@ -41,17 +41,25 @@ class Ranks:
         self._file = ""  # where the ranks meet
 
     def run(self, fn: Callable[..., Any], *args: Any, timeout_s: float | None = None) -> list[Any]:
-        """The results of all ranks. Raises the first rank's error as RankError."""
+        """The results of all ranks. Raises the first rank's error as RankError.
+
+        The ranks are killed then: what the others wait for does not come, and a barrier that one of
+        them missed would answer the next test's.
+        """
         results = self.outcomes(fn, *args, timeout_s=timeout_s)
         for result in results:
             if isinstance(result, RankError):
+                self.kill()
                 raise result
         return results
 
     def outcomes(
         self, fn: Callable[..., Any], *args: Any, timeout_s: float | None = None
     ) -> list[Any]:
-        """As :meth:`run`, with a RankError in place of the result of each rank that raised."""
+        """As :meth:`run`, with a RankError in place of the result of each rank that raised.
+
+        The ranks are kept, for whoever knows that they are still in step.
+        """
         results: list[Any] = []
         try:
             if not self._processes:
