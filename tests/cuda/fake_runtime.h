@@ -27,6 +27,7 @@ struct FakeRuntime {
   int processors = 132, blocks_each = 2;  // of each device
   bool peers = true;                      // have access to each other
   int refuses = -1;                       // the device on which every launch fails
+  int full = -1;                          // the device that has no memory left
   std::map<std::byte*, std::pair<int, size_t>> memory;
   std::set<std::pair<int, int>> access;
   std::vector<Launch> launches;
@@ -80,6 +81,7 @@ cudaError_t cudaGetLastError() { return std::exchange(runtime.last, cudaSuccess)
 
 // ---- memory
 cudaError_t cudaMalloc(void** p, size_t bytes) {
+  if (runtime.current == runtime.full) return runtime.last = cudaErrorMemoryAllocation;
   runtime.memory[static_cast<std::byte*>(*p = zeroed(bytes))] = {runtime.current, bytes};
   return cudaSuccess;
 }

@@ -123,6 +123,10 @@ void what_does_not_fit_is_refused() {
                LocalRing(std::vector<int>(32, 0), kTimeout));
   CHECK_THROWS(TransportError, "there is no CUDA device 3", LocalRing({0, 3}, kTimeout));
   CHECK(runtime.memory.empty());
+  runtime = {};
+  runtime.full = 2;
+  CHECK_THROWS(TransportError, "Device 2 needs", LocalRing(kDevices, kTimeout));
+  CHECK(runtime.memory.empty());  // of the devices that came before
 }
 
 void a_ring_of_one_takes_no_memory() {
