@@ -3,6 +3,7 @@
 // in the list must not be caught.
 #include <sstream>
 #include <thread>
+#include <utility>
 
 #include "equivalent.h"
 #include "jobs.h"
@@ -57,15 +58,25 @@ std::string try_seed(Protocol p, uint64_t seed, bool in_detail) {
   return "";
 }
 
+// Without the mutant, the same seed must find nothing.
+std::string checked(const std::string& found, Protocol p, uint64_t seed) {
+  const int mutant = std::exchange(active_mutant, 0);
+  const bool alone = mutant == 0 || try_seed(p, seed, false).empty();
+  active_mutant = mutant;
+  return alone ? found : "fails without it, too: " + found;
+}
+
 // The first seed that catches the mutant, and how.
 std::string hunt(const Mutant& m, Protocol p, uint64_t seeds) {
   active_mutant = m.number;
   mutant_ran = false;
   for (const Rare& r : kRare)
     if (m.name() == r.mutant && name_of(p) == std::string(r.protocol))
-      if (const std::string found = try_seed(p, r.seed, false); !found.empty()) return found;
+      if (const std::string found = try_seed(p, r.seed, false); !found.empty())
+        return checked(found, p, r.seed);
   for (uint64_t seed = 1; seed <= seeds; ++seed)
-    if (const std::string found = try_seed(p, seed, false); !found.empty()) return found;
+    if (const std::string found = try_seed(p, seed, false); !found.empty())
+      return checked(found, p, seed);
   return mutant_ran ? "survived" : "never ran";
 }
 
@@ -73,6 +84,7 @@ std::string hunt(const Mutant& m, Protocol p, uint64_t seeds) {
 std::string judge(const Mutant& m, Protocol p, const std::string& outcome) {
   const bool argued = argument_for(m, p) != nullptr, caught = outcome.find('@') != outcome.npos;
   if (outcome.empty()) return "its process died";
+  if (outcome.starts_with("fails")) return "the seed says nothing of the mutant";
   if (m.number == 0) return caught ? "fails without a mutant" : "";
   if (caught && argued) return "is argued to be equivalent and was caught";
   if (caught || argued) return "";

@@ -83,6 +83,7 @@ class Ring {
   void check_survivors();
   WaitReport report_of(int rank);
   bool gave_up(int rank) const;
+  bool stopped(int rank) const;
   std::string place_of(const void* at) const;
   void print() const;
 

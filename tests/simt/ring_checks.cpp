@@ -37,7 +37,7 @@ void Ring::check_sleeper(int rank) const {
   if (gave_up(rank)) late("it has given up");
   for (const int other : {(rank + 1) % ranks_, (rank + ranks_ - 1) % ranks_})
     // Of several channels, one may have come to its end where another has not.
-    if (gave_up(other) && geometry_.channels == 1 &&
+    if (gave_up(other) && !stopped(other) && geometry_.channels == 1 &&
         completed_[size_t(other)] <= completed_[size_t(rank)])
       late("its neighbour, rank " + std::to_string(other) + ", has given up");
 }
@@ -134,6 +134,11 @@ void Ring::look_at_report() {
                                 std::to_string(r.wanted) + " and saw " + std::to_string(r.seen));
 }
 
+// Whether it was made to stop, or will be.
+bool Ring::stopped(int rank) const {
+  return (*wish_.trouble == Trouble::killed && rank == victim_) || rank == other_;
+}
+
 bool Ring::gave_up(int rank) const {
   return read(reinterpret_cast<uint32_t*>(failed_[size_t(rank)])) != 0;
 }
@@ -187,10 +192,9 @@ void Ring::check_survivors() {
   machine().synchronise_host();
   bool timed_out = false, any = false;
   for (int r = 0; r < ranks_; ++r) {
-    const bool stopped = (*wish_.trouble == Trouble::killed && r == victim_) || r == other_;
     if (*wish_.trouble != Trouble::corrupted)
       for (size_t i = 0; i < completed_[size_t(r)]; ++i) check_call(i, r);
-    if (stopped) continue;
+    if (stopped(r)) continue;
     const WaitReport report = report_of(r);
     // The host sets the word of the rank that it aborts; its wait may have had no part in it.
     if (!told_.contains(r) && gave_up(r) != (report.verdict != Verdict::ok))
