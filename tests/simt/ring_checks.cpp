@@ -35,6 +35,7 @@ void Ring::check_sleeper(int rank) const {
     throw Failure("late", "rank " + std::to_string(rank) + " waits though " + why);
   };
   if (gave_up(rank)) late("it has given up");
+  if (*wish_.trouble == Trouble::corrupted) return;  // the word of it may have been written over
   for (const int other : {(rank + 1) % ranks_, (rank + ranks_ - 1) % ranks_})
     // Of several channels, one may have come to its end where another has not.
     if (gave_up(other) && !stopped(other) && geometry_.channels == 1 &&
