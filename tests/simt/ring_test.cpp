@@ -25,7 +25,12 @@ constexpr const char* kRequired[] = {
     "slots 2", "slots 3", "slots 8", "slots as many as ranks", "launches of all ranks",
     "launches of each rank", "aligned 0", "aligned 1", "in place 0", "in place 1", "count 0",
     "count 1", "count chunk - 1", "count chunk", "count chunk + 1", "loops 2", "loops more",
-    "LL flags wrapped 1"};
+    "LL flags wrapped 1", "all_reduce simple", "all_reduce ll", "all_reduce ll128",
+    "reduce_scatter simple", "reduce_scatter ll", "reduce_scatter ll128", "all_gather simple",
+    "all_gather ll", "all_gather ll128", "dtype float32", "dtype float64", "dtype float16",
+    "dtype bfloat16", "dtype int8", "dtype uint8", "dtype int32", "dtype int64",
+    "dtype float8_e4m3fn", "dtype float8_e5m2", "trouble none", "trouble killed",
+    "trouble aborted", "trouble corrupted"};
 
 uint64_t current_seed = 0;
 
