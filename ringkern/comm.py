@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from . import _C, tuner
 from .arguments import Op, as_tensor, protocol_name, reduce_op
-from .config import SHORTEST_TIMEOUT_S, config
+from .config import timeout_seconds
 from .errors import CommUsageError
 
 
@@ -71,13 +71,10 @@ class Communicator:
     def _open(
         self, store: dist.Store, rank: int, size: int, name: str, timeout: timedelta | None
     ) -> None:
-        timeout_s = config.timeout_s if timeout is None else timeout.total_seconds()
-        if timeout_s < SHORTEST_TIMEOUT_S:
-            raise ValueError(f"timeout is {timeout}; it must be a millisecond or more")
-        self._c = _C.Communicator(store, name, rank, size, timeout_s)
+        self._c = _C.Communicator(store, name, rank, size, timeout_seconds(timeout))
         for device in tuner.DEVICES:
             self._c.set_thresholds(device, *tuner.thresholds(device, size))
-        _open_communicators.add(self)
+        open_rings.add(self)
 
     @property
     def rank(self) -> int:
@@ -143,7 +140,7 @@ class Communicator:
         Any number of times. A later call raises :class:`~ringkern.errors.CommUsageError`.
         """
         self._c.close()
-        _open_communicators.discard(self)
+        open_rings.discard(self)
 
     def __enter__(self) -> Communicator:
         return self
@@ -163,8 +160,9 @@ class Communicator:
         return f"<ringkern.Communicator rank {self.rank} of {self.size}>"
 
 
-# Weak: a communicator that nobody holds closes itself.
-_open_communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()
+# What is closed at exit: communicators, and the rings of ``local``. Weak: one that nobody holds
+# closes itself.
+open_rings: weakref.WeakSet[Any] = weakref.WeakSet()
 _by_group: weakref.WeakKeyDictionary[dist.ProcessGroup, Communicator] = weakref.WeakKeyDictionary()
 
 
@@ -221,5 +219,5 @@ _PATIENCE_AT_EXIT_S = 5.0
 
 @atexit.register
 def _close_all() -> None:
-    for communicator in list(_open_communicators):
-        communicator._c.close(_PATIENCE_AT_EXIT_S)
+    for ring in list(open_rings):
+        ring._c.close(_PATIENCE_AT_EXIT_S)

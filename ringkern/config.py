@@ -15,6 +15,7 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 
 from . import _C
 
@@ -69,6 +70,18 @@ def read(environ: Mapping[str, str]) -> Config:
             f"RINGKERN_TIMEOUT={text!r}: give a number of seconds, {SHORTEST_TIMEOUT_S} or more"
         )
     return Config(protocol, timeout_s)
+
+
+def timeout_seconds(timeout: timedelta | None) -> float:
+    """What a caller gave, or ``RINGKERN_TIMEOUT``.
+
+    Raises:
+        ValueError: it is less than a millisecond.
+    """
+    seconds = config.timeout_s if timeout is None else timeout.total_seconds()
+    if seconds < SHORTEST_TIMEOUT_S:
+        raise ValueError(f"timeout is {timeout}; it must be a millisecond or more")
+    return seconds
 
 
 def _near(name: str, known: Iterable[str]) -> str | None:

@@ -22,9 +22,7 @@ On the CPU each rank has a thread, and the call returns with the result.
 
 from __future__ import annotations
 
-import atexit
 import os
-import weakref
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from types import TracebackType
@@ -35,8 +33,8 @@ import torch.distributed as dist
 
 from . import _C, tuner
 from .arguments import Op, as_tensor, protocol_name, reduce_op
-from .comm import _PATIENCE_AT_EXIT_S, untraced
-from .config import SHORTEST_TIMEOUT_S, config
+from .comm import open_rings, untraced
+from .config import timeout_seconds
 from .errors import CommUsageError, RingKernError
 
 DeviceLike = torch.device | str | int
@@ -71,15 +69,13 @@ class Ring:
     def __init__(self, devices: Iterable[DeviceLike], timeout: timedelta | None = None) -> None:
         if isinstance(devices, (str, int, torch.device)):
             raise TypeError(f"devices is {devices!r}; give a list with a device for each rank")
-        timeout_s = config.timeout_s if timeout is None else timeout.total_seconds()
-        if timeout_s < SHORTEST_TIMEOUT_S:
-            raise ValueError(f"timeout is {timeout}; it must be a millisecond or more")
+        timeout_s = timeout_seconds(timeout)
         self._devices = tuple(_device(device) for device in devices)
         _check_cuda(self._devices)
         self._pid = os.getpid()
         self._c = _C.LocalRing([str(device) for device in self._devices], timeout_s)
         self._c.set_thresholds(*tuner.thresholds(self._devices[0].type, self.size))
-        _open_rings.add(self)
+        open_rings.add(self)
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
@@ -152,7 +148,7 @@ class Ring:
         Any number of times. A later call raises :class:`~ringkern.errors.CommUsageError`.
         """
         self._c.close()
-        _open_rings.discard(self)
+        open_rings.discard(self)
 
     def _check_process(self) -> None:
         if self._pid != os.getpid():
@@ -235,8 +231,6 @@ _outside_graph: Callable[[Iterable[Any], Op, str], None] = untraced(_ring_all_re
 
 # By process and devices: a forked child has copies of its parent's, and must make its own.
 _rings: dict[tuple[int, tuple[torch.device, ...]], Ring] = {}
-# Weak: a ring that nobody holds closes itself.
-_open_rings: weakref.WeakSet[Ring] = weakref.WeakSet()
 
 
 def _device(device: DeviceLike) -> torch.device:
@@ -269,9 +263,3 @@ def _as_tensors(arrays: Iterable[Any], role: str, *, written: bool) -> list[torc
             f"{role} is {type(arrays).__name__}; give a list of tensors, one for each rank"
         )
     return [as_tensor(a, f"{role}[{r}]", written=written) for r, a in enumerate(arrays)]
-
-
-@atexit.register
-def _close_all() -> None:
-    for ring in list(_open_rings):
-        ring._c.close(_PATIENCE_AT_EXIT_S)

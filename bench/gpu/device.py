@@ -155,6 +155,12 @@ def architecture(machine: dict[str, Any]) -> str:
     return f"{gpu['capability_major']}{gpu['capability_minor']}"
 
 
+def l2_bytes(machine: dict[str, Any]) -> int:
+    """Of the first GPU; in a rehearsal of some GPU."""
+    found: int = machine["gpus"][0].get("l2_bytes", 64 << 20)
+    return found
+
+
 def rehearsal() -> Found:
     """Stands in for a GPU where the parts are tried out on the CPU."""
     return Found(1, "", [{"name": "none: a rehearsal on the CPU"}])

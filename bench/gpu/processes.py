@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from bench.gpu import device as devices
 from bench.gpu import timing
 from bench.gpu.cases import PROTOCOLS
 from bench.gpu.contest import described
@@ -39,7 +40,7 @@ def run(context: Context) -> None:
             if context.left(0.6) < 0:
                 notes.append(f"no time left from {bytes_} bytes on")
                 break
-            settings = (context.device, bytes_, shared, _l2_bytes(context))
+            settings = (context.device, bytes_, shared, devices.l2_bytes(context.machine))
             found = ranks.run(contend, *settings)
             rows += [merged([of[i] for of in found], size) for i in range(len(found[0]))]
             context.note(rows=rows, notes=notes)
@@ -55,11 +56,6 @@ def run(context: Context) -> None:
     wrong = [row for row in rows if row.get("wrong")]
     if wrong:
         raise Failed(f"{len(wrong)} results are wrong; first: {wrong[0]['contender']}")
-
-
-def _l2_bytes(context: Context) -> int:
-    found: int = context.machine["gpus"][0].get("l2_bytes", 64 << 20)
-    return found
 
 
 def merged(lines: list[dict[str, Any]], ranks: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.gpu import limits, nccl
+from bench.gpu import device, limits, nccl
 from bench.gpu.bounded import ROOT
 from bench.gpu.cases import PROTOCOLS
 from bench.gpu.contest import LAUNCH, Settings
@@ -84,7 +84,7 @@ def contest(
             sizes=tuple(size for size in sizes if size not in done),
             device="cpu" if context.rehearsal else "cuda:0",
             nccl=library,
-            l2_bytes=gpu.get("l2_bytes", 64 << 20),
+            l2_bytes=device.l2_bytes(context.machine),
             repeats=3 if context.quick else 9,
         )
         environment = {}

@@ -12,7 +12,7 @@
 #include <thread>
 #include <utility>
 
-#include "comm/ports.h"
+#include "comm/communicator.h"
 #include "torch/names.h"
 
 namespace ringkern::torch_ext {
@@ -20,11 +20,6 @@ namespace ringkern::torch_ext {
 // At most some thirty years, which fit in any clock.
 inline Milliseconds milliseconds(double seconds) {
   return Milliseconds(int64_t(std::min(seconds, 1e9) * 1000));
-}
-
-// Negative: for as long as it takes.
-inline Milliseconds patience(double seconds) {
-  return seconds < 0 ? Milliseconds::max() : milliseconds(seconds);
 }
 
 // torch's current one; null on a CPU.
@@ -82,8 +77,10 @@ class Callers {
     std::optional<py::gil_scoped_release> no_gil_;
   };
 
-  // To be called without the GIL when the communicator is closed.
-  void see_off() {
+  // Closes the communicator that they call, without the GIL; waits for calls in flight, and not for
+  // ever unless `patience_s` is negative.
+  void close(Communicator& comm, double patience_s) {
+    comm.close(patience_s < 0 ? Milliseconds::max() : milliseconds(patience_s));
     closed_ = true;
     const auto end = Clock::now() + kTimeout;
     while (inside_ > 0 && Clock::now() < end) std::this_thread::sleep_for(Milliseconds(1));

@@ -99,10 +99,7 @@ class TorchCommunicator {
   int ranks() const { return comm_->ranks(); }
   double timeout_s() const { return double(comm_->timeout().count()) / 1000; }
   void abort(const std::string& reason) { comm_->abort(reason); }
-  void close(double patience_s) {
-    comm_->close(patience(patience_s));
-    callers_.see_off();
-  }
+  void close(double patience_s) { callers_.close(*comm_, patience_s); }
 
  private:
   c10::intrusive_ptr<c10d::Work> launch(c10d::OpType type, Prepared call,

@@ -125,10 +125,7 @@ class TorchLocalRing {
   int ranks() const { return int(devices_.size()); }
   double timeout_s() const { return double(comm_->timeout().count()) / 1000; }
   void abort(const std::string& reason) { comm_->abort(reason); }
-  void close(double patience_s) {
-    comm_->close(patience(patience_s));
-    callers_.see_off();
-  }
+  void close(double patience_s) { callers_.close(*comm_, patience_s); }
 
  private:
   static std::vector<c10::Device> parse_devices(const std::vector<std::string>& names) {
