@@ -129,9 +129,10 @@ void LocalRing::run(std::span<const Task> tasks) {
   // another there, each could wait behind the other.
   static std::mutex order;
   std::unique_lock turn(order, std::defer_lock);
-  if (parts_.size() > 1) turn.lock();
+  const bool several = parts_.size() > 1;
+  if (several) turn.lock();
   try {
-    throw_if_failed(tasks.front());
+    if (several) throw_if_failed(tasks.front());  // before any is launched; a launcher looks itself
     for (Part& part : parts_) {
       std::array<Task, kMaxLocalRanks> seated;
       for (size_t i = 0; i < part.ranks.size(); ++i) seated[i] = tasks[size_t(part.ranks[i])];
