@@ -61,6 +61,7 @@ void Memory::reset(const MemorySettings& settings, int threads, uint64_t seed) {
   buffering_.clear();
   readers_.clear();
   woken_.clear();
+  name_of_place = nullptr;  // it may speak of what is gone
   sc_ = Message();
   now_ = 0;
   lines_ = 0;

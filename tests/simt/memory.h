@@ -200,7 +200,6 @@ class Memory {
   // Makes one waiting store visible; false if there is none.
   bool drain_one();
   void drain(Agent& a);
-  void drop(Agent& a);  // its waiting stores never become visible
   // Whether something that was seen is no longer the newest.
   bool outdated(const Watch& watch) const;
   void sleep(Watch& watch);
@@ -220,6 +219,7 @@ class Memory {
   uint64_t pick(const Agent& a, uint64_t first, int count);
   uint64_t value_of(Agent& a, uint64_t index, uint64_t time, Order order, const void* at);
   void settle(const Agent& a, uint64_t index);
+  void put_off(Agent& a, Pending p, uint64_t offset, const void* from, int bytes, int atom);
   void wait_to_commit(Agent& a, Pending p);
   void commit(Agent& a, size_t i);
   size_t commit_older(Agent& a, size_t i);

@@ -78,7 +78,6 @@ void Ring::choose_machine(uint64_t seed) {
   if (wish_.trouble != Trouble::none) settings_.memory.races = Races::mixed;
   if (!wish_.find_races) settings_.memory.races = Races::none;
   settings_.memory.stale = random_.one_of({0u, 16u, 128u, 224u});
-  settings_.most_steps = wish_.most_steps;
   settings_.switch_every = random_.one_of({1, 4, 16, 64});
   settings_.drain_every = random_.one_of({1, 4, 16, 64});
   settings_.starved_rank = random_.one_in(2) ? int(random_.below(uint64_t(ranks_))) : -1;

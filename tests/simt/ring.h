@@ -34,7 +34,6 @@ struct Wish {
   std::optional<Trouble> trouble;
   std::optional<int> ranks, channels, slots, atom, line_atom;
   bool find_races = true;
-  uint64_t most_steps = 50'000'000;
   bool verbose = false;
 };
 

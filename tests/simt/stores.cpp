@@ -42,50 +42,33 @@ void Memory::store(Agent& a, void* at, const void* from, int bytes, Order order)
     std::memcpy(r.data.data() + (offset - r.begin), from, size_t(bytes));
     return;
   }
-  uint64_t words[2] = {0, 0};
-  std::memcpy(words, from, size_t(bytes));
-  const uint64_t first = offset / 8;
-  const int cells = bytes == 16 ? 2 : 1;
   if (order == Order::release) drain_known(a);
-  Pending p{first, {}, {}, a.epoch(), {}, 0};
+  Pending p{0, {}, {}, a.epoch(), {}, 0};
   if (order == Order::release) p.message = {a.known, a.epoch()};
   if (order == Order::relaxed) p.message = a.released;
   check_cells(a, at, bytes, /*store=*/true, order);
-  for (int i = 0; i < cells; ++i) settle(a, first + uint64_t(i));
-  if (cells == 2 && settings_.atom == 16) {
-    p.value = {words[0], words[1]};
-    p.mask = {~uint64_t(0), ~uint64_t(0)};
-    wait_to_commit(a, p);
-  } else {
-    const int atom = std::min(bytes, cells == 2 ? settings_.atom : 8);
-    for (int done = 0; done < bytes; done += atom) {
-      const int shift = 8 * int((offset + uint64_t(done)) % 8);
-      p.cell = (offset + uint64_t(done)) / 8;
-      p.value = {words[done / 8] >> (8 * (done % 8)) << shift, 0};
-      p.mask = {low_bytes(atom) << shift, 0};
-      wait_to_commit(a, p);
-    }
-  }
+  put_off(a, p, offset, from, bytes, bytes == 16 ? settings_.atom : bytes);
   if (order == Order::release) a.tick();
 }
 
 void Memory::store_line(Agent& a, void* at, const void* from, uint32_t line) {
   region_of(a, at, 16, /*store=*/true);
-  const uint64_t first = offset_of(at) / 8;
-  Pending p{first, {}, {}, a.epoch(), a.released, line};
-  const auto* words = static_cast<const uint64_t*>(from);
   check_cells(a, at, 16, /*store=*/true, Order::relaxed);
-  for (uint64_t i = 0; i < 2; ++i) settle(a, first + i);
-  if (settings_.line_atom >= 16) {
-    p.value = {words[0], words[1]};
-    p.mask = {~uint64_t(0), ~uint64_t(0)};
-    wait_to_commit(a, p);
-    return;
-  }
-  for (uint64_t i = 0; i < 2; ++i) {
-    p.cell = first + i;
-    p.value = {words[i], 0};
-    p.mask = {~uint64_t(0), 0};
+  put_off(a, {0, {}, {}, a.epoch(), a.released, line}, offset_of(at), from, 16,
+          std::min(settings_.line_atom, 16));
+}
+
+// Cuts a store in atoms, which wait to become visible one by one.
+void Memory::put_off(Agent& a, Pending p, uint64_t offset, const void* from, int bytes, int atom) {
+  uint64_t words[2] = {0, 0};
+  std::memcpy(words, from, size_t(bytes));
+  for (int i = 0; i < (bytes + 7) / 8; ++i) settle(a, offset / 8 + uint64_t(i));
+  for (int done = 0; done < bytes; done += atom) {
+    const int shift = 8 * int((offset + uint64_t(done)) % 8);
+    p.cell = (offset + uint64_t(done)) / 8;
+    p.value = {words[done / 8] >> (8 * (done % 8)) << shift, 0};
+    p.mask = {low_bytes(std::min(atom, 8)) << shift, 0};
+    if (atom == 16) p.value[1] = words[1], p.mask[1] = low_bytes(8);
     wait_to_commit(a, p);
   }
 }
@@ -238,9 +221,6 @@ bool Memory::drain_one() {
 }
 void Memory::drain(Agent& a) {
   while (!a.buffer.empty()) commit(a, random_.below(a.buffer.size()));
-}
-void Memory::drop(Agent& a) {
-  while (!a.buffer.empty()) take(a, a.buffer.size() - 1);
 }
 
 // ---- Sleep
