@@ -187,7 +187,7 @@ def test_environment_is_read_at_import() -> None:
     done = python(
         f"""import os{IMPORT}
 os.environ["RINGKERN_PROTOCOL"] = "ll"{IMPORT}
-print(ringkern.comm.config)
+print(ringkern.config.config)
 """,
         RINGKERN_PROTOCOL="tree",
         RINGKERN_TIMEOUT="7.5",
