@@ -23,6 +23,7 @@ class Plan:
         slots: int = 8,
         slot_bytes: int = 0,
         reversed: bool = False,
+        root: int = 0,
     ) -> None: ...
     @property
     def ranks(self) -> int: ...

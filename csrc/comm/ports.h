@@ -82,8 +82,8 @@ struct Segments {
   void* prev = nullptr;
 };
 
-// One collective, ready to run. Sizes in elements of `reduction.dtype`; `in` and `out` may be the
-// same. `stream` is a cudaStream_t, or null on a CPU.
+// One collective, ready to run. Sizes in elements of `reduction.dtype`, as in Plan; `in` and `out`
+// may be the same. `stream` is a cudaStream_t, or null on a CPU.
 struct Task {
   Collective collective = Collective::all_reduce;
   Protocol protocol = Protocol::simple;
@@ -91,7 +91,9 @@ struct Task {
   const void* in = nullptr;
   void* out = nullptr;
   int64_t count = 0;
+  int root = 0;  // of a broadcast, a reduce or a message
   void* stream = nullptr;
+  Milliseconds timeout{0};  // for each wait on a CPU; 0: the executor's
 };
 
 // Runs the schedule of one rank on one device.

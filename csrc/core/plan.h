@@ -68,9 +68,10 @@ struct Plan {
   Collective collective = Collective::all_reduce;
   Protocol protocol = Protocol::simple;
   int ranks = 1;
+  int root = 0;             // the rank where a broadcast or a message starts, or a reduce ends
   int channels = 1;
   bool reversed = false;    // the ring runs from high ranks to low ones
-  int64_t count = 0;        // elements of an all-reduce; of one rank's shard otherwise
+  int64_t count = 0;        // elements; of reduce-scatter and all-gather those of one shard
   int64_t chunk = 0;        // the most elements of a chunk
   int64_t grain = 1;        // a short chunk is a multiple of this
   int64_t slice_most = 0;   // the most elements of a slice: what a slot holds
@@ -83,11 +84,13 @@ struct Plan {
   // `workers`: how many threads move a chunk; on a CPU 1. `workers` and the geometry must agree on
   // all ranks, or they would cut differently.
   static constexpr Plan make(Collective collective, Protocol protocol, int ranks, int64_t count,
-                             int element_bytes, int workers, const Geometry& g, int channels = 0) {
+                             int element_bytes, int workers, const Geometry& g, int channels = 0,
+                             int root = 0) {
     Plan p;
     p.collective = collective;
     p.protocol = protocol;
     p.ranks = ranks;
+    p.root = root;
     p.channels = channels > 0 && channels < g.channels ? channels : g.channels;
     p.count = count;
     p.slice_most = g.slot_data_bytes(protocol) / element_bytes;
@@ -113,7 +116,8 @@ struct Plan {
   }
 
   // Chunks of one loop that lie side by side in the range that is cut: an all-reduce cuts the
-  // tensor in a chunk for each rank, the others cut each shard on its own.
+  // tensor in a chunk for each rank, the others cut each shard, or what goes down the chain, on its
+  // own.
   RK_HD constexpr int parts() const { return collective == Collective::all_reduce ? ranks : 1; }
   RK_HD constexpr int64_t loop_span() const { return channels * parts() * chunk; }
 
@@ -138,10 +142,9 @@ struct Plan {
     const int part = collective == Collective::all_reduce ? owner : 0;
     const int64_t at = base + (int64_t(channel) * parts() + part) * most;
     const int64_t left = max64(0, min64(most, count - at));
-    const int64_t shard = collective == Collective::all_reduce ? 0 : position(owner) * count;
     Chunk c{at, at, left};
-    if (collective == Collective::reduce_scatter) c.in += shard;
-    if (collective == Collective::all_gather) c.out += shard;
+    if (collective == Collective::reduce_scatter) c.in += position(owner) * count;
+    if (collective == Collective::all_gather) c.out += position(owner) * count;
     return c;
   }
 

@@ -19,6 +19,13 @@
 //   recv_reduce_copy        x                x                     x
 //   recv_copy_send          x                                      x               x
 //   recv                    x                                      x
+//
+// Chains use the same verbs, one a loop, and are pipelined: a rank passes a chunk on while the next
+// one is on its way to it. With k = 4 and root 1:
+//
+//   broadcast   1 -- copy_send --> 2 -- recv_copy_send --> 3 -- recv_copy_send --> 0  recv
+//   reduce      2 -- send --> 3 -- recv_reduce_send --> 0 -- recv_reduce_send --> 1  recv_reduce_copy
+//   send_recv   1 -- send --> 2  recv
 #pragma once
 
 #include "core/plan.h"
@@ -52,16 +59,37 @@ RK_HD constexpr bool finishes(Verb v) {
 
 struct Step {
   Verb verb = Verb::send;
-  int owner = 0;  // the position whose chunk is moved
+  int owner = 0;  // the position whose chunk is moved; of a chain, nobody's
 };
 
-// Steps of one loop. All-reduce: 1 + (k-2) + 1 + (k-2) + 1; its two halves: k each.
-RK_HD constexpr int steps(Collective c, int k) {
-  return c == Collective::all_reduce ? 2 * k - 1 : k;
+RK_HD constexpr bool is_chain(Collective c) {
+  return c == Collective::broadcast || c == Collective::reduce || c == Collective::send_recv;
+}
+
+// How many hops behind the start of the chain the rank at position r stands; `root` is one, too.
+RK_HD constexpr int hops_behind_start(Collective c, int r, int k, int root) {
+  const int start = c == Collective::reduce ? root + 1 : root;
+  return (r - start + k) % k;
+}
+
+// Steps of one loop of the rank at position r. All-reduce: 1 + (k-2) + 1 + (k-2) + 1; its two
+// halves: k each. A chain: one, but for those whom a message of send_recv does not concern.
+RK_HD constexpr int steps(Collective c, int r, int k, int root) {
+  if (c == Collective::all_reduce) return 2 * k - 1;
+  if (!is_chain(c)) return k;
+  return c == Collective::send_recv && hops_behind_start(c, r, k, root) > 1 ? 0 : 1;
+}
+
+RK_HD constexpr Verb verb_on_chain(Collective c, int hops, int k) {
+  if (hops == 0) return c == Collective::broadcast ? Verb::copy_send : Verb::send;
+  const bool last = hops == k - 1;
+  if (c == Collective::reduce) return last ? Verb::recv_reduce_copy : Verb::recv_reduce_send;
+  return last || c == Collective::send_recv ? Verb::recv : Verb::recv_copy_send;
 }
 
 // Step j of the rank at position r, for k >= 2.
-RK_HD constexpr Step step(Collective c, int r, int k, int j) {
+RK_HD constexpr Step step(Collective c, int r, int k, int root, int j) {
+  if (is_chain(c)) return {verb_on_chain(c, hops_behind_start(c, r, k, root), k), r};
   if (c == Collective::all_gather) {
     const int owner = (r - j + k) % k;
     if (j == 0) return {Verb::copy_send, owner};         // my shard, to my output and to next
@@ -81,11 +109,11 @@ RK_HD constexpr Step step(Collective c, int r, int k, int j) {
 // a Verdict; the first that is not `ok` ends the collective with nothing half-done published.
 template <class Link>
 RK_HD Verdict run_schedule(const Plan& plan, int rank, int channel, Link& link) {
-  const int k = plan.ranks, r = plan.position(rank);
-  const int n = steps(plan.collective, k);
+  const int k = plan.ranks, r = plan.position(rank), root = plan.position(plan.root);
+  const int n = steps(plan.collective, r, k, root);
   for (int64_t loop = 0; loop < plan.loops; ++loop) {
     for (int j = 0; j < n; ++j) {
-      const Step s = step(plan.collective, r, k, j);
+      const Step s = step(plan.collective, r, k, root, j);
       const Verdict verdict = link.perform(s.verb, plan, plan.chunk_of(channel, loop, s.owner));
       if (verdict != Verdict::ok) return verdict;
     }

@@ -38,7 +38,10 @@ enum class Kind : uint8_t { floating, integer };
 
 #define RK_PROTOCOLS(X) X(simple) X(ll) X(ll128)
 
-#define RK_COLLECTIVES(X) X(all_reduce) X(reduce_scatter) X(all_gather)
+// The ring, all the way round, and chains along it: `send_recv` is the chain of one hop, from the
+// root to the rank after it.
+#define RK_COLLECTIVES(X) \
+  X(all_reduce) X(reduce_scatter) X(all_gather) X(broadcast) X(reduce) X(send_recv)
 
 #define RK_ENUMERATOR(name, ...) name,
 #define RK_ONE(...) +1

@@ -76,14 +76,15 @@ void Engine::run(const Task& task) {
   }
   const int element_bytes = size_of(task.reduction.dtype);
   const Plan plan = Plan::make(task.collective, task.protocol, ranks_, task.count, element_bytes,
-                               /*workers=*/1, geometry_);
+                               /*workers=*/1, geometry_, /*channels=*/1, task.root);
+  const std::chrono::nanoseconds timeout = task.timeout.count() > 0 ? task.timeout : timeout_;
   const Reducer reducer(task.reduction);
-  Wait wait(bell_of(segments_.mine), pauses_, timeout_, yield_from_);
+  Wait wait(bell_of(segments_.mine), pauses_, timeout, yield_from_);
   WaitReport report;
   const LinkContext context{Ends(segments_, geometry_, task.protocol), wait, reducer,
                             static_cast<const std::byte*>(task.in),
                             static_cast<std::byte*>(task.out), report};
-  if (run_protocol(context, plan, rank_) != Verdict::ok) fail(plan, task, report);
+  if (run_protocol(context, plan, rank_) != Verdict::ok) fail(plan, task, timeout, report);
 }
 
 void Engine::abort() {
@@ -95,7 +96,8 @@ void Engine::abort() {
   }
 }
 
-void Engine::fail(const Plan& plan, const Task& task, const WaitReport& r) {
+void Engine::fail(const Plan& plan, const Task& task, std::chrono::nanoseconds timeout,
+                  const WaitReport& r) {
   abort();
   const bool data = r.what == WaitFor::data;
   const int peer = data ? plan.prev(rank_) : plan.next(rank_);
@@ -106,7 +108,7 @@ void Engine::fail(const Plan& plan, const Task& task, const WaitReport& r) {
       std::to_string(peer) + " (wants step " + std::to_string(r.wanted) + ", has seen " +
       std::to_string(r.seen) + ")";
   if (r.verdict == Verdict::timed_out)
-    throw TimeoutError(what + " and nothing came for " + seconds(timeout_) +
+    throw TimeoutError(what + " and nothing came for " + seconds(timeout) +
                        ". Did every rank make this call, with the same size, dtype, op and "
                        "protocol? The communicator is unusable now; make a new one.");
   throw AbortedError(what + " when the communicator was aborted, here or by another rank. "

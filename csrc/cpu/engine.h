@@ -22,7 +22,8 @@ class Engine final : public Executor {
   void abort() override;
 
  private:
-  [[noreturn]] void fail(const Plan& plan, const Task& task, const WaitReport& report);
+  [[noreturn]] void fail(const Plan& plan, const Task& task, std::chrono::nanoseconds timeout,
+                         const WaitReport& report);
 
   const Segments segments_;
   const Geometry geometry_;

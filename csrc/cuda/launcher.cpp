@@ -154,7 +154,7 @@ void Launcher::run(std::span<const Task> tasks) {
   const Shape shape = shape_of(task, ranks_, geometry_);
   const Plan plan = Plan::make(task.collective, task.protocol, ranks_, task.count,
                                size_of(task.reduction.dtype), kPlanWorkers, geometry_,
-                               shape.channels);
+                               shape.channels, task.root);
   LaunchArgs args = arguments(tasks, plan);
   const auto stream = static_cast<cudaStream_t>(task.stream);
   try {

@@ -22,8 +22,9 @@ struct PyPlan {
 
   static PyPlan make(const std::string& collective, const std::string& protocol, int ranks,
                      int64_t count, int element_bytes, int workers, int channels, int slots,
-                     int64_t slot_bytes, bool reversed) {
+                     int64_t slot_bytes, bool reversed, int root) {
     if (ranks < 1 || ranks > kMaxRanks) throw py::value_error("ranks must be 1 to 1024");
+    if (root < 0 || root >= ranks) throw py::value_error("root must be one of the ranks");
     if (count < 0) throw py::value_error("count must not be negative");
     if (element_bytes < 1 || element_bytes > 8)
       throw py::value_error("element_bytes must be 1 to 8");
@@ -36,7 +37,7 @@ struct PyPlan {
       throw py::value_error("channels must be 1 to 64, slots 2 to 64, and slot_bytes a multiple of "
                             "16 and of the protocol's line");
     PyPlan p{Plan::make(parse<Collective>(collective, kCollectives, "collective"), proto, ranks,
-                        count, element_bytes, workers, g)};
+                        count, element_bytes, workers, g, channels, root)};
     p.plan.reversed = reversed;
     return p;
   }
@@ -66,7 +67,7 @@ inline void bind_plan(py::module_& m) {
       .def(py::init(&PyPlan::make), py::arg("collective"), py::arg("protocol"), py::arg("ranks"),
            py::arg("count"), py::arg("element_bytes"), py::kw_only(), py::arg("workers") = 1,
            py::arg("channels") = 1, py::arg("slots") = kDefaultSlots, py::arg("slot_bytes") = 0,
-           py::arg("reversed") = false)
+           py::arg("reversed") = false, py::arg("root") = 0)
       .def_property_readonly("ranks", [](const PyPlan& p) { return p.plan.ranks; })
       .def_property_readonly("channels", [](const PyPlan& p) { return p.plan.channels; })
       .def_property_readonly("loops", [](const PyPlan& p) { return p.plan.loops; })

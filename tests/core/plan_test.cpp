@@ -148,7 +148,7 @@ constexpr Plan constant = Plan::make(Collective::all_reduce, Protocol::simple, 4
 static_assert(constant.chunk == 128 && constant.loops == 2);
 static_assert(constant.chunk_of(0, 0, 3).in == 384 && constant.chunk_of(0, 0, 3).count == 128);
 static_assert(constant.slices(128) == 2 && constant.slice(128, 1).first == 64);
-static_assert(step(Collective::all_reduce, 0, 4, 3).verb == Verb::recv_reduce_copy_send);
+static_assert(step(Collective::all_reduce, 0, 4, 0, 3).verb == Verb::recv_reduce_copy_send);
 
 }  // namespace
 }  // namespace ringkern
