@@ -1,7 +1,5 @@
 #include "cpu/engine.h"
 
-#include <sched.h>
-
 #include <string>
 
 #include "cpu/ll.h"
@@ -11,24 +9,7 @@
 namespace ringkern::cpu {
 namespace {
 
-// About 5 us of polling before the first yield: longer than a hop between ranks that run. A rank
-// whose core is wanted by another process yields it after that, and a small call then takes tens of
-// microseconds in place of hundreds.
-constexpr int kPauses = 200;
-
-int pauses_for(int ranks) {
-  cpu_set_t cpus;
-  CPU_ZERO(&cpus);
-  if (sched_getaffinity(0, sizeof cpus, &cpus) != 0) return 0;
-  // A rank that spins on a core that its neighbour needs delays the very thing it waits for.
-  return ranks <= CPU_COUNT(&cpus) ? kPauses : 0;
-}
-
 Bell& bell_of(void* segment) { return *static_cast<Bell*>(segment); }
-
-bool aborted(void* segment) {
-  return std::atomic_ref<uint32_t>(bell_of(segment).aborted).load(std::memory_order_acquire) != 0;
-}
 
 template <class Link>
 Verdict run_link(const LinkContext& context, const Plan& plan, int rank) {
@@ -43,11 +24,6 @@ Verdict run_protocol(const LinkContext& context, const Plan& plan, int rank) {
     case Protocol::ll128: return run_link<LL128Link>(context, plan, rank);
   }
   throw UsageError("unknown protocol");
-}
-
-std::string seconds(std::chrono::nanoseconds t) {
-  std::string s = std::to_string(std::chrono::duration<double>(t).count());
-  return s.substr(0, s.find('.') + 2) + " s";
 }
 
 }  // namespace
@@ -70,7 +46,7 @@ Engine::Engine(const Segments& segments, const Geometry& geometry, int rank, int
 
 void Engine::run(const Task& task) {
   if (ranks_ == 1) return run_alone(task);
-  if (aborted(segments_.mine)) {
+  if (aborted(bell_of(segments_.mine))) {
     abort();  // the neighbour on the other side may wait for this rank, and has not been told
     throw AbortedError("a neighbour has aborted the communicator");
   }
@@ -89,11 +65,8 @@ void Engine::run(const Task& task) {
 
 void Engine::abort() {
   // A neighbour that waits sees its word, fails, and tells its own neighbours in turn.
-  for (void* segment : {segments_.mine, segments_.next, segments_.prev}) {
-    if (segment == nullptr) continue;
-    std::atomic_ref<uint32_t>(bell_of(segment).aborted).store(1, std::memory_order_release);
-    ring(bell_of(segment));
-  }
+  for (void* segment : {segments_.mine, segments_.next, segments_.prev})
+    if (segment != nullptr) abort_waits(bell_of(segment));
 }
 
 void Engine::fail(const Plan& plan, const Task& task, std::chrono::nanoseconds timeout,
@@ -109,8 +82,9 @@ void Engine::fail(const Plan& plan, const Task& task, std::chrono::nanoseconds t
       std::to_string(r.seen) + ")";
   if (r.verdict == Verdict::timed_out)
     throw TimeoutError(what + " and nothing came for " + seconds(timeout) +
-                       ". Did every rank make this call, with the same size, dtype, op and "
-                       "protocol? The communicator is unusable now; make a new one.");
+                       ". Did every rank make this call within the timeout of the others, with "
+                       "the same size, dtype, op and protocol? The communicator is unusable now; "
+                       "make a new one.");
   throw AbortedError(what + " when the communicator was aborted, here or by another rank. "
                             "It is unusable now; make a new one.");
 }

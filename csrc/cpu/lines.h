@@ -45,6 +45,15 @@ class LineLink {
     return Verdict::ok;
   }
 
+  // Whether `perform` would not have to wait: the sender writes the last line last.
+  bool ready(Verb verb, const Plan&, const Chunk& chunk) {
+    if (sends(verb) && !x_.ends.has_credit()) return false;
+    const int64_t lines = div_up(chunk.count * x_.reducer.element_bytes(), Line::kData);
+    if (!receives(verb) || lines == 0) return true;
+    auto* const from = reinterpret_cast<Line*>(x_.ends.from_slot());
+    return from[lines - 1].read(incoming_, x_.ends.received());
+  }
+
  private:
   // A block is a whole number of lines and of elements, and stays in the first-level cache.
   static constexpr int64_t kBlock = int64_t(Line::kData) * Line::kPerBlock;

@@ -3,24 +3,21 @@
 #include <cstring>
 
 namespace ringkern::cpu {
-namespace {
 
-std::byte* fifos(void* segment) { return static_cast<std::byte*>(segment) + kBellBytes; }
-
-LinkCounters& counters(void* segment, const Geometry& g, Protocol p) {
-  return *reinterpret_cast<LinkCounters*>(fifos(segment) + g.counters_offset(0, p));
+LinkMemory link_memory(void* segment, const Geometry& g) {
+  auto* const at = static_cast<std::byte*>(segment) + kBellBytes;
+  return {static_cast<Bell*>(segment), reinterpret_cast<LinkCounters*>(at), at + g.counters_bytes()};
 }
 
-}  // namespace
-
-Ends::Ends(const Segments& s, const Geometry& g, Protocol p)
-    : next_bell(*static_cast<Bell*>(s.next)),
-      prev_bell(*static_cast<Bell*>(s.prev)),
-      mine(counters(s.mine, g, p)),
-      next_tail(counters(s.next, g, p).tail.value),
-      prev_head(counters(s.prev, g, p).head.value),
-      from(fifos(s.mine) + g.fifo_offset(0, p)),
-      to(fifos(s.next) + g.fifo_offset(0, p)),
+Ends::Ends(const LinkMemory& my, const LinkMemory& next, const LinkMemory& prev, const Geometry& g,
+           Protocol p)
+    : next_bell(*next.bell),
+      prev_bell(*prev.bell),
+      mine(my.counters[int(p)]),
+      next_tail(next.counters[int(p)].tail.value),
+      prev_head(prev.counters[int(p)].head.value),
+      from(my.fifos + g.fifo_offset(0, p) - g.counters_bytes()),
+      to(next.fifos + g.fifo_offset(0, p) - g.counters_bytes()),
       slots(g.slots),
       slot_bytes(g.slot_bytes[int(p)]) {}
 

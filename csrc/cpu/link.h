@@ -13,6 +13,15 @@ namespace ringkern::cpu {
 inline constexpr int64_t kBellBytes = sizeof(Bell);
 inline int64_t segment_bytes(const Geometry& g) { return kBellBytes + g.bytes(); }
 
+// What of a rank's memory its links with one neighbour on each side use: on a ring all of a segment,
+// between two ranks that send each other messages a part of each one's inbox.
+struct LinkMemory {
+  Bell* bell = nullptr;
+  LinkCounters* counters = nullptr;  // of each protocol
+  std::byte* fifos = nullptr;        // one after the other, as the geometry lays them out
+};
+LinkMemory link_memory(void* segment, const Geometry& g);
+
 // One protocol's link of one rank: where it polls, where it writes, and how far it has come.
 struct Ends {
   Bell& next_bell;
@@ -25,14 +34,19 @@ struct Ends {
   const int slots;
   const int64_t slot_bytes;
 
-  Ends(const Segments& s, const Geometry& g, Protocol p);
+  Ends(const LinkMemory& mine, const LinkMemory& next, const LinkMemory& prev, const Geometry& g,
+       Protocol p);
+  Ends(const Segments& s, const Geometry& g, Protocol p)
+      : Ends(link_memory(s.mine, g), link_memory(s.next, g), link_memory(s.prev, g), g, p) {}
 
   uint64_t sent() const { return mine.sent.value; }
   uint64_t received() const { return mine.received.value; }
   std::byte* from_slot() const { return from + int64_t(received() % uint64_t(slots)) * slot_bytes; }
   std::byte* to_slot() const { return to + int64_t(sent() % uint64_t(slots)) * slot_bytes; }
 
-  bool has_credit() const { return load_acquire(mine.head.value) + uint64_t(slots) > sent(); }
+  bool has_credit(int steps = 1) const {
+    return load_acquire(mine.head.value) + uint64_t(slots) >= sent() + uint64_t(steps);
+  }
 
   // Ends a step: the slot that was read goes back to prev, the slot that was filled is counted, and
   // whoever sleeps on either is woken. `publish_tail`: the flags are not in the data (Simple).

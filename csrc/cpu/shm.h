@@ -7,37 +7,27 @@
 #include <mutex>
 #include <vector>
 
-#include "comm/ports.h"
+#include "cpu/memory_file.h"
 
 namespace ringkern::cpu {
 
-// A segment is an anonymous memory file: nothing appears in /dev/shm and nothing is left behind
-// however a rank dies. It is allocated at once, so that lack of memory is an error here and not a
-// SIGBUS in a collective, and sealed, so that no process that has it can make it shorter under
-// those that use it.
+// A segment is a memory file, allocated at once and whole.
 class ShmTransport final : public Transport {
  public:
   // Throws SharedMemoryError.
   explicit ShmTransport(int64_t bytes);
-  ~ShmTransport() override;
-  ShmTransport(const ShmTransport&) = delete;
-  ShmTransport& operator=(const ShmTransport&) = delete;
 
-  void* mine() override { return mappings_.front(); }
-  Offer offer() override { return {"", fd_}; }
+  void* mine() override { return mine_; }
+  Offer offer() override { return {"", file_.fd()}; }
   // Does not keep the descriptor. Throws TransportError unless it is a sealed memory file of the
   // same user and of exactly the size of this rank's own.
   void* map(const Offer& offer, int peer) override;
 
  private:
-  struct Nothing {};
-  ShmTransport(int64_t bytes, Nothing) : bytes_(bytes) {}
-  [[noreturn]] void fail(const std::string& call, int error) const;
-  void* add_mapping(int fd);
-
   const int64_t bytes_;
-  int fd_ = -1;
-  std::vector<void*> mappings_;
+  MemoryFile file_;
+  Mappings mappings_;
+  void* mine_ = nullptr;
 };
 
 // Where the ranks of one process keep their segments. A neighbour's segment lives as long as anyone

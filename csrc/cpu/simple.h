@@ -25,6 +25,14 @@ class SimpleLink {
     return Verdict::ok;
   }
 
+  // Whether `perform` would not have to wait.
+  bool ready(Verb verb, const Plan& plan, const Chunk& chunk) {
+    const int slices = plan.slices(chunk.count);
+    Ends& e = x_.ends;
+    return (!sends(verb) || e.has_credit(slices)) &&
+           (!receives(verb) || load_acquire(e.mine.tail.value) >= e.received() + uint64_t(slices));
+  }
+
  private:
   Verdict perform(Verb verb, const Chunk& chunk, const Slice& slice) {
     Verdict verdict = Verdict::ok;

@@ -12,6 +12,10 @@
 namespace ringkern::cpu {
 namespace {
 
+// About 5 us of polling before the first yield: longer than a hop between ranks that run. A rank
+// whose core is wanted by another process yields it after that, and a small call then takes tens of
+// microseconds in place of hundreds.
+constexpr int kPauses = 200;
 constexpr int kYields = 100;
 // A yield that took longer gave the core to somebody outside of the ring. The next one waits for so
 // many times as long, which bounds how much of its time a rank gives away.
@@ -46,6 +50,15 @@ void ring(Bell& bell) {
   futex_wake(bell.rung);
 }
 
+void abort_waits(Bell& bell) {
+  atomic(bell.aborted).store(1, std::memory_order_release);
+  ring(bell);
+}
+
+bool aborted(const Bell& bell) {
+  return atomic(const_cast<uint32_t&>(bell.aborted)).load(std::memory_order_acquire) != 0;
+}
+
 void sleep_while(std::atomic<uint32_t>& word, uint32_t value) {
   while (word.load(std::memory_order_acquire) == value)
     syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
@@ -53,6 +66,19 @@ void sleep_while(std::atomic<uint32_t>& word, uint32_t value) {
 
 void wake_all(std::atomic<uint32_t>& word) {
   syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+
+int pauses_for(int ranks) {
+  cpu_set_t cpus;
+  CPU_ZERO(&cpus);
+  if (sched_getaffinity(0, sizeof cpus, &cpus) != 0) return 0;
+  // A rank that spins on a core that its neighbour needs delays the very thing it waits for.
+  return ranks <= CPU_COUNT(&cpus) ? kPauses : 0;
+}
+
+std::string seconds(std::chrono::nanoseconds t) {
+  std::string s = std::to_string(std::chrono::duration<double>(t).count());
+  return s.substr(0, s.find('.') + 2) + " s";
 }
 
 Wait::Ladder::Ladder(Wait& wait)
@@ -71,7 +97,7 @@ void Wait::Ladder::yield() {
 
 Verdict Wait::Ladder::rest() {
   Bell& bell = wait_.bell_;
-  if (atomic(bell.aborted).load(std::memory_order_acquire) != 0) return Verdict::aborted;
+  if (aborted(bell)) return Verdict::aborted;
   if (yields_ > 0) {
     yield();
     return Verdict::ok;

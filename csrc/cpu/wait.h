@@ -11,6 +11,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <string>
 
 #include "core/status.h"
 
@@ -32,6 +33,9 @@ inline void store_release(uint64_t& word, uint64_t value) {
 // Wakes the owner if it sleeps. Call `publish_barrier` once between what was published and this.
 void ring(Bell& bell);
 bool asleep(const Bell& bell);
+// Ends the waits of the owner, now and from now on.
+void abort_waits(Bell& bell);
+bool aborted(const Bell& bell);
 // The store that was published must be visible before the look at `asleep`; without it the owner
 // may go to sleep on the old value while this rank believes it awake.
 inline void publish_barrier() { std::atomic_thread_fence(std::memory_order_seq_cst); }
@@ -40,6 +44,12 @@ inline void publish_barrier() { std::atomic_thread_fence(std::memory_order_seq_c
 // std::atomic it never yields. Returns when `word` is no longer `value`.
 void sleep_while(std::atomic<uint32_t>& word, uint32_t value);
 void wake_all(std::atomic<uint32_t>& word);
+
+// How often so many ranks poll before they yield.
+int pauses_for(int ranks);
+
+// As "30.0 s".
+std::string seconds(std::chrono::nanoseconds t);
 
 class Wait {
  public:

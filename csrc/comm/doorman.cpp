@@ -1,0 +1,285 @@
+#include "comm/doorman.h"
+
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <system_error>
+#include <utility>
+
+#include "comm/agreement.h"
+#include "comm/rendezvous.h"
+
+namespace ringkern {
+namespace {
+
+// Strangers whose greeting is awaited, beyond one of each rank; the oldest makes room.
+constexpr size_t kMaxStrangers = 16;
+constexpr Milliseconds kLongestPause{100};
+// What has been set is there; a store that takes longer is in trouble.
+constexpr Milliseconds kStoreAnswers{10000};
+
+Fd make_bell() {
+  Fd fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!fd) throw std::system_error(errno, std::generic_category(), "eventfd");
+  return fd;
+}
+
+// A forked child may hold a copy of the descriptor, and closing alone would leave the socket open.
+void hang_up(const Fd& socket) { ::shutdown(socket.get(), SHUT_RDWR); }
+
+std::string not_whole(int peer, int rank) {
+  return "the greeting of " + rank_text(peer) + " did not arrive whole: it is malformed, or " +
+         rank_text(rank) + " has too many open files (ulimit -n)";
+}
+
+}  // namespace
+
+Doorman::Doorman(std::shared_ptr<Store> store, const std::string& name, int rank, int ranks,
+                 const Terms& terms, PeerCalls calls)
+    : store_(std::move(store)),
+      rank_(rank),
+      ranks_(ranks),
+      terms_(terms),
+      calls_(std::move(calls)),
+      address_(my_address(terms, random_id())),
+      prefix_(unique_prefix(*store_, name, {rank, ranks})),
+      listener_(listen_on(socket_name(address_.socket))),
+      bell_(make_bell()) {
+  store_->set(key("address", rank_), to_bytes(address_));
+  // Peers look at this counter, because to wait for a key would keep others from the store.
+  if (store_->add(key("present", rank_), 1) != 1)
+    throw RendezvousError(rank_text(rank_) + " came twice: two processes have the same rank, or "
+                          "ranks do not make the same groups in the same order");
+  thread_ = std::thread([this] { work(); });
+}
+
+Doorman::~Doorman() {
+  {
+    std::lock_guard lock(mutex_);
+    orders_.leave = true;
+  }
+  wake();
+  thread_.join();
+  hang_up(listener_);
+  for (const Line& line : lines_) hang_up(line.socket);
+}
+
+std::string Doorman::key(const char* what, int rank) const {
+  return prefix_ + "/" + what + "/" + std::to_string(rank);
+}
+
+void Doorman::wake() {
+  const uint64_t one = 1;
+  (void)!::write(bell_.get(), &one, sizeof one);
+}
+
+void Doorman::knock_at(int peer) {
+  {
+    std::lock_guard lock(mutex_);
+    orders_.peers.push_back(peer);
+  }
+  wake();
+}
+
+void Doorman::tell_all(const std::string& reason) {
+  {
+    std::lock_guard lock(mutex_);
+    if (orders_.reason.empty()) orders_.reason = printable(reason);
+  }
+  wake();
+}
+
+void Doorman::work() {
+  for (;;) {
+    std::vector<pollfd> watched{{bell_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
+    for (const Line& line : lines_) watched.push_back({line.socket.get(), POLLIN, 0});
+    try {
+      readable(watched, until_next_errand());
+      if (!take_orders()) return;
+      for (size_t i = watched.size() - 2; i-- > 0;)
+        if (watched[i + 2].revents != 0 && !hear(lines_[i]))
+          lines_.erase(lines_.begin() + ptrdiff_t(i));
+      if (watched[1].revents != 0) accept_strangers();
+    } catch (const std::system_error& e) {
+      hang_up(listener_);
+      listener_ = Fd();  // or it would be readable for ever
+      calls_.told(rank_, rank_text(rank_) + " cannot be reached by others any more: " + e.what());
+    }
+    const auto now = Clock::now();
+    std::erase_if(errands_, [&](Errand& e) { return e.next <= now && run(e); });
+  }
+}
+
+// False when it is time to leave.
+bool Doorman::take_orders() {
+  uint64_t count;
+  (void)!::read(bell_.get(), &count, sizeof count);
+  Orders orders;
+  {
+    std::lock_guard lock(mutex_);
+    std::swap(orders.peers, orders_.peers);
+    orders.reason = orders_.reason;
+    orders.leave = orders_.leave;
+  }
+  const auto met = [&](int peer) {
+    return std::any_of(lines_.begin(), lines_.end(), [&](const Line& l) {
+      return l.stage == Line::Stage::met && l.peer == peer;
+    });
+  };
+  for (const int peer : orders.peers)
+    if (!met(peer)) errands_.push_back({peer, {}, Milliseconds(1), {}});
+  if (reason_.empty() && !orders.reason.empty()) {
+    reason_ = orders.reason;
+    for (const Line& line : lines_) tell(line);
+  }
+  return !orders.leave;
+}
+
+void Doorman::tell(const Line& line) const {
+  if (line.stage != Line::Stage::met || reason_.empty()) return;
+  try {
+    send_message(line.socket, reason_, -1);
+  } catch (const std::system_error&) {
+    // It has gone already.
+  }
+}
+
+void Doorman::accept_strangers() {
+  while (auto socket = accept_from(listener_)) {
+    if (peer_uid(*socket) != own_uid()) continue;
+    const auto strange = [](const Line& l) { return l.stage == Line::Stage::stranger; };
+    if (size_t(std::count_if(lines_.begin(), lines_.end(), strange)) >=
+        kMaxStrangers + size_t(ranks_))
+      lines_.erase(std::find_if(lines_.begin(), lines_.end(), strange));
+    lines_.push_back({Line::Stage::stranger, std::move(*socket)});
+  }
+}
+
+// Whether the line is to be kept.
+bool Doorman::hear(Line& line) {
+  try {
+    Message message;
+    const Received received = receive_message(line.socket, message);
+    if (received == Received::nothing_yet) return true;
+    switch (line.stage) {
+      case Line::Stage::stranger:
+        return received != Received::closed &&
+               greeted(line, received == Received::message, message);
+      case Line::Stage::asked:
+        answered(line, received, message);
+        return true;
+      case Line::Stage::met:
+        if (received == Received::closed) calls_.lost(line.peer, nullptr);
+        else calls_.told(line.peer, printable(message.bytes));
+        return received != Received::closed;
+    }
+  } catch (const std::exception&) {
+    if (line.peer >= 0) calls_.lost(line.peer, std::current_exception());
+  }
+  return false;
+}
+
+// Whether it is a peer. One that cannot be met learns why.
+bool Doorman::greeted(Line& line, bool whole, Message& message) {
+  if (!is_greeting(message.bytes, address_.session)) return false;
+  Hello hello{};
+  std::memcpy(&hello, message.bytes.data(), std::min(message.bytes.size(), sizeof hello));
+  if (hello.from < 0 || hello.from >= ranks_ || hello.from == rank_) return false;
+  line.peer = hello.from;
+  line.session = address_.session;
+  Offer mine;
+  try {
+    const Greeting greeting = read_greeting(message.bytes, my_hello_to(line), line.peer);
+    if (!whole) throw RendezvousError(not_whole(line.peer, rank_));
+    mine = calls_.make_offer(line.peer);
+    calls_.map(line.peer, {greeting.offer, message.fd.get()});
+  } catch (const std::exception& e) {
+    const std::string why = rank_text(rank_) + " cannot exchange messages with " +
+                            rank_text(line.peer) + ": " + printable(e.what());
+    calls_.lost(line.peer, std::current_exception());
+    greet(line, {why, -1});
+    return false;
+  }
+  greet(line, mine);
+  line.stage = Line::Stage::met;
+  tell(line);
+  std::erase_if(errands_, [&](const Errand& e) { return e.peer == line.peer; });
+  return true;
+}
+
+void Doorman::answered(Line& line, Received received, Message& message) {
+  const std::string name = rank_text(line.peer);
+  if (received == Received::closed)
+    throw TransportError(name + " ended before it answered " + rank_text(rank_));
+  const Greeting greeting = read_greeting(message.bytes, my_hello_to(line), line.peer);
+  if (received == Received::broken) throw RendezvousError(not_whole(line.peer, rank_));
+  if (!message.fd) throw SharedMemoryError(printable(greeting.offer));
+  calls_.map(line.peer, {greeting.offer, message.fd.get()});
+  line.stage = Line::Stage::met;
+  tell(line);
+}
+
+Hello Doorman::my_hello_to(const Line& line) const {
+  return my_hello(terms_, line.session, ranks_, rank_, line.peer);
+}
+
+void Doorman::greet(const Line& line, const Offer& offer) const {
+  Hello hello = my_hello_to(line);
+  hello.offer_bytes = uint32_t(offer.bytes.size());
+  try {
+    send_message(line.socket, to_bytes(hello) + offer.bytes, offer.fd);
+  } catch (const std::system_error& e) {
+    throw TransportError(rank_text(rank_) + " cannot greet " + rank_text(line.peer) + ": " +
+                         e.what() + ". That process has ended");
+  }
+}
+
+// Goes as far as it can without waiting; whether that was all the way.
+bool Doorman::run(Errand& errand) {
+  const int peer = errand.peer;
+  try {
+    errand.next = Clock::now() + errand.pause;
+    errand.pause = std::min(errand.pause * 3 / 2 + Milliseconds(1), kLongestPause);
+    if (!errand.address) {
+      if (store_->add(key("present", peer), 0) == 0) return false;
+      errand.address =
+          read_address(store_->get(key("address", peer), kStoreAnswers), peer, address_, rank_);
+      check_reachable(address_, rank_, *errand.address, peer);
+    }
+    const std::string name = rank_text(peer) + " (pid " + std::to_string(errand.address->pid) + ")";
+    std::optional<Fd> socket;
+    try {
+      socket = connect_to(socket_name(errand.address->socket));
+    } catch (const std::system_error& e) {
+      throw TransportError(rank_text(rank_) + " cannot connect to " + name + ": " + e.what() +
+                           ". Either that process has ended or left the group, or the two are in "
+                           "different network namespaces (docker: --network=host)");
+    }
+    if (!socket) return false;
+    if (const uid_t theirs = peer_uid(*socket), mine = own_uid(); theirs != mine)
+      throw TransportError(rank_text(rank_) + " runs as user " + std::to_string(mine) + ", " + name +
+                           " as user " + std::to_string(theirs) + ": start all ranks as the same "
+                           "user, in one user namespace");
+    Line line{Line::Stage::asked, std::move(*socket), peer, errand.address->session};
+    greet(line, calls_.make_offer(peer));
+    lines_.push_back(std::move(line));
+  } catch (const std::exception&) {
+    calls_.lost(peer, std::current_exception());
+  }
+  return true;
+}
+
+// For poll(): -1 where there is none.
+Milliseconds Doorman::until_next_errand() const {
+  if (errands_.empty()) return Milliseconds(-1);
+  auto next = Clock::time_point::max();
+  for (const Errand& e : errands_) next = std::min(next, e.next);
+  return std::max(Milliseconds(0), std::chrono::ceil<Milliseconds>(next - Clock::now()));
+}
+
+}  // namespace ringkern

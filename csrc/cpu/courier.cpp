@@ -1,0 +1,275 @@
+#include "cpu/courier.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "comm/doorman.h"
+#include "cpu/mail.h"
+
+namespace ringkern::cpu {
+namespace {
+
+std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
+
+std::string ago(Clock::time_point then) {
+  const auto s = std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - then).count();
+  return s < 1 ? "just now" : std::to_string(s) + " s ago";
+}
+
+}  // namespace
+
+class Courier::Body {
+ public:
+  Body(std::shared_ptr<Store> store, const std::string& name, int rank, int ranks,
+       Milliseconds timeout);
+
+  void post(std::vector<Message> messages);
+  void abort(const std::string& reason) { poison(rank_text(rank_) + " was aborted: " + reason); }
+  void close(Milliseconds patience);
+  bool in_callback() const { return std::this_thread::get_id() == thread_.get_id(); }
+
+ private:
+  // What others have for the courier's thread.
+  struct News {
+    std::vector<Message> posted;
+    std::vector<int> met;
+    std::vector<std::pair<int, std::exception_ptr>> lost;
+  };
+
+  PeerCalls peer_calls();
+  void check(const Message& message) const;
+  void tell_thread();  // with the lock held
+  void poison(const std::string& reason);
+  bool take_news();
+  void finish(Message&& message, std::exception_ptr error, int source);
+  void work();
+  Verdict work_until_something_fails();
+
+  const std::string name_;
+  const int rank_, ranks_;
+  const Milliseconds timeout_;
+
+  std::mutex closing_;  // one close() at a time
+  std::mutex mutex_;    // guards what follows
+  std::condition_variable finished_;
+  News news_;
+  size_t unfinished_ = 0;
+  std::string poisoned_;  // why this courier is unusable; empty while it is not
+  Clock::time_point poisoned_at_;
+  bool closed_ = false;
+  bool running_ = false;  // the inbox is there
+
+  std::atomic<bool> fresh_{false};     // there are news
+  std::atomic<bool> stopping_{false};  // nothing is left to do
+  std::unique_ptr<Inbox> inbox_;
+  std::unique_ptr<Mail> mail_;
+  std::unique_ptr<Doorman> doorman_;
+  std::thread thread_;
+};
+
+Courier::Body::Body(std::shared_ptr<Store> store, const std::string& name, int rank, int ranks,
+                    Milliseconds timeout)
+    : name_(name), rank_(rank), ranks_(ranks), timeout_(timeout) {
+  if (ranks < 1 || ranks > kMaxRanks)
+    throw UsageError("messages are exchanged by 1 to " + std::to_string(kMaxRanks) +
+                     " ranks, not " + std::to_string(ranks));
+  if (rank < 0 || rank >= ranks)
+    throw UsageError(rank_text(rank) + " is not among the " + std::to_string(ranks) + " ranks");
+  if (timeout.count() <= 0) throw UsageError("the timeout must be positive");
+  if (ranks == 1) return;  // nobody to meet
+  inbox_ = std::make_unique<Inbox>(rank, ranks, message_geometry());
+  mail_ = std::make_unique<Mail>(
+      *inbox_, rank, ranks, timeout,
+      Mail::Calls{[this](int peer) { doorman_->knock_at(peer); },
+                  [this](Message&& message, std::exception_ptr error, int source) {
+                    finish(std::move(message), error, source);
+                  }});
+  running_ = true;
+  Terms terms;
+  terms.geometry = inbox_->geometry();
+  terms.segment_bytes = inbox_->bytes();
+  doorman_ = std::make_unique<Doorman>(std::move(store), name + "/messages", rank, ranks, terms,
+                                       peer_calls());
+  thread_ = std::thread([this] { work(); });
+}
+
+PeerCalls Courier::Body::peer_calls() {
+  PeerCalls calls;
+  calls.make_offer = [this](int peer) {
+    inbox_->open(peer);
+    return Offer{"", inbox_->fd()};
+  };
+  calls.map = [this](int peer, const Offer& offer) {
+    inbox_->map(peer, offer.fd);
+    std::lock_guard lock(mutex_);
+    news_.met.push_back(peer);
+    tell_thread();
+  };
+  calls.lost = [this](int peer, std::exception_ptr why) {
+    std::lock_guard lock(mutex_);
+    news_.lost.emplace_back(peer, why);
+    tell_thread();
+  };
+  calls.told = [this](int, const std::string& reason) { poison(reason); };
+  return calls;
+}
+
+// ---- calls of other threads ---------------------------------------------------------------------
+
+void Courier::Body::check(const Message& m) const {
+  const std::string what = rank_text(rank_) + (m.sends ? " cannot send to " : " cannot receive from ");
+  if (m.peer == rank_) throw UsageError(what + "itself");
+  const bool anyone = !m.sends && m.peer == kAnySource && ranks_ > 1;
+  if (!anyone && (m.peer < 0 || m.peer >= ranks_))
+    throw UsageError(what + rank_text(m.peer) + ": there are " + std::to_string(ranks_) + " ranks");
+  if (m.bytes < 0)
+    throw UsageError("a message cannot have " + std::to_string(m.bytes) + " bytes");
+  if (m.bytes > 0 && m.data == nullptr)
+    throw UsageError("a message of " + std::to_string(m.bytes) + " bytes needs data");
+  if (int(m.protocol) >= kProtocols) throw UsageError("unknown protocol");
+  if (m.timeout.count() < 0) throw UsageError("the timeout of a message must not be negative");
+}
+
+void Courier::Body::post(std::vector<Message> messages) {
+  for (const Message& m : messages) check(m);
+  std::lock_guard lock(mutex_);
+  if (closed_) throw UsageError("the messages of group '" + name_ + "' are closed");
+  if (!poisoned_.empty())
+    throw AbortedError("the messages of group '" + name_ + "' became unusable " +
+                       ago(poisoned_at_) + ": " + poisoned_);
+  if (messages.empty()) return;
+  unfinished_ += messages.size();
+  for (Message& m : messages) news_.posted.push_back(std::move(m));
+  tell_thread();
+}
+
+void Courier::Body::tell_thread() {
+  fresh_.store(true, std::memory_order_release);
+  publish_barrier();
+  if (running_ && asleep(inbox_->bell())) ring(inbox_->bell());
+}
+
+void Courier::Body::poison(const std::string& reason) {
+  std::lock_guard lock(mutex_);
+  if (!poisoned_.empty()) return;  // the first reason is the cause of the others
+  poisoned_ = reason;
+  poisoned_at_ = Clock::now();
+  if (running_) abort_waits(inbox_->bell());
+}
+
+void Courier::Body::close(Milliseconds patience) {
+  if (in_callback())
+    throw UsageError("the messages of group '" + name_ + "' cannot be closed in a callback of "
+                     "one of them, which would wait for itself");
+  std::lock_guard once(closing_);
+  std::unique_lock lock(mutex_);
+  closed_ = true;
+  const auto idle = [this] { return unfinished_ == 0; };
+  if (patience != Milliseconds::max() && !finished_.wait_for(lock, patience, idle)) {
+    lock.unlock();
+    poison(rank_text(rank_) + " closed its messages before they had finished");
+    lock.lock();
+  }
+  finished_.wait(lock, idle);
+  if (!running_) return;
+  stopping_ = true;
+  tell_thread();
+  if (!poisoned_.empty()) doorman_->tell_all(poisoned_);  // the thread may have had nothing to fail
+  lock.unlock();
+  thread_.join();
+  doorman_.reset();
+  lock.lock();
+  running_ = false;
+  mail_.reset();
+  inbox_.reset();
+}
+
+// ---- the courier's thread -----------------------------------------------------------------------
+
+bool Courier::Body::take_news() {
+  if (!fresh_.exchange(false, std::memory_order_acquire)) return false;
+  News news;
+  {
+    std::lock_guard lock(mutex_);
+    std::swap(news, news_);
+  }
+  for (const int peer : news.met) mail_->met(peer);
+  for (const auto& [peer, why] : news.lost) mail_->lost(peer, why);
+  for (Message& message : news.posted) mail_->add(std::move(message));
+  return true;
+}
+
+void Courier::Body::finish(Message&& message, std::exception_ptr error, int source) {
+  if (message.done) message.done(error, source);
+  message.done = nullptr;  // what it holds is released before anyone is told that it is done
+  std::lock_guard lock(mutex_);
+  if (--unfinished_ == 0) finished_.notify_all();
+}
+
+void Courier::Body::work() {
+  if (work_until_something_fails() == Verdict::ok) return;
+  poison(mail_->failure().empty() ? "another rank gave up" : mail_->failure());
+  std::string reason;
+  {
+    std::lock_guard lock(mutex_);
+    reason = poisoned_;
+  }
+  doorman_->tell_all(reason);
+  take_news();  // nothing is posted any more
+  mail_->abort(reason);
+}
+
+Verdict Courier::Body::work_until_something_fails() {
+  Bell& bell = inbox_->bell();
+  const int pauses = pauses_for(ranks_);
+  Wait::Clock::time_point yield_from;
+  while (!stopping_) {
+    const auto until = std::min(mail_->deadline(), Clock::now() + std::chrono::hours(1));
+    Wait wait(bell, pauses, until - Clock::now(), yield_from);
+    wait.until([this] { return take_news() | mail_->step(); });
+    if (Clock::now() >= mail_->deadline()) mail_->expire(Clock::now());
+    // Where something moves all the time, no wait ends otherwise.
+    if (!mail_->failure().empty() || aborted(bell)) return Verdict::aborted;
+  }
+  return Verdict::ok;
+}
+
+// ---- what is left of it in a forked child -------------------------------------------------------
+
+Courier::Courier(std::shared_ptr<Store> store, std::string name, int rank, int ranks,
+                 Milliseconds timeout)
+    : born_in_(int(::getpid())),
+      name_(std::move(name)),
+      body_(std::make_unique<Body>(std::move(store), name_, rank, ranks, timeout)) {}
+
+Courier::~Courier() { close(); }
+
+bool Courier::forked() const { return int(::getpid()) != born_in_; }
+
+void Courier::post(std::vector<Message> messages) {
+  if (forked())
+    throw UsageError("group '" + name_ + "' was made in process " + std::to_string(born_in_) +
+                     " and is used in process " + std::to_string(::getpid()) +
+                     ", which was forked from it. Start ranks with spawn, or initialise "
+                     "torch.distributed in the child.");
+  body_->post(std::move(messages));
+}
+
+void Courier::abort(const std::string& reason) {
+  if (!forked()) body_->abort(reason);
+}
+
+void Courier::close(Milliseconds patience) {
+  // Threads, callbacks and locks belong to the parent.
+  if (forked()) (void)body_.release();
+  else body_->close(patience);
+}
+
+bool Courier::in_callback() const { return !forked() && body_->in_callback(); }
+
+}  // namespace ringkern::cpu
