@@ -8,6 +8,16 @@ version: str
 protocols: tuple[str, ...]
 
 def build_info() -> dict[str, Any]: ...
+def make_backend(
+    store: dist.Store,
+    rank: int,
+    size: int,
+    global_ranks: list[int],
+    timeout_s: float,
+    protocol: str,
+    thresholds: dict[str, tuple[int, int]],
+) -> dist.distributed_c10d.Backend: ...
+def close_backends(patience_s: float) -> None: ...
 
 class Plan:
     def __init__(

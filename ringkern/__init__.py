@@ -34,7 +34,7 @@ if _C.torch_version.split(".")[:2] != torch.__version__.split(".")[:2]:
         f"{torch.__version__}; {_REBUILD}"
     )
 
-from . import errors, functional, local  # noqa: E402
+from . import backend, errors, functional, local  # noqa: E402
 from .comm import Communicator  # noqa: E402
 from .ops import ring_all_gather, ring_all_reduce, ring_reduce_scatter  # noqa: E402
 
@@ -54,6 +54,7 @@ def build_info() -> dict[str, Any]:
 
 __all__ = [
     "Communicator",
+    "backend",
     "build_info",
     "errors",
     "functional",

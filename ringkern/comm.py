@@ -221,3 +221,4 @@ _PATIENCE_AT_EXIT_S = 5.0
 def _close_all() -> None:
     for ring in list(open_rings):
         ring._c.close(_PATIENCE_AT_EXIT_S)
+    _C.close_backends(_PATIENCE_AT_EXIT_S)

@@ -104,6 +104,11 @@ void Communicator::check_callable() {
   check_healthy();
 }
 
+bool Communicator::failed() {
+  std::lock_guard lock(state_);
+  return !poisoned_.empty();
+}
+
 void Communicator::check_healthy() {
   std::lock_guard lock(state_);
   if (!poisoned_.empty())

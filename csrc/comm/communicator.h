@@ -44,6 +44,8 @@ class Communicator {
   // Ends every wait of this rank and, hop by hop, of the whole ring. Any thread, any number of
   // times.
   void abort(const std::string& reason);
+  // Whether it was aborted or has failed, and is unusable therefore.
+  bool failed();
   // Finishes what was called, then gives everything back; what has not finished after `patience` is
   // aborted. Any number of times.
   void close(Milliseconds patience = Milliseconds::max());

@@ -53,6 +53,17 @@ class Thresholds {
   std::map<c10::DeviceType, std::pair<int64_t, int64_t>> sizes_;
 };
 
+// Releases the GIL where it is held: c10d calls a backend without.
+class WithoutGil {
+ public:
+  WithoutGil() {
+    if (PyGILState_Check()) released_.emplace();
+  }
+
+ private:
+  std::optional<py::gil_scoped_release> released_;
+};
+
 // Threads between Python and the end of a call. An interpreter that ends kills a thread that asks
 // for the GIL by unwinding it, which C++ answers with std::terminate. So those whose calls have
 // ended because of it come back first.
@@ -74,7 +85,7 @@ class Callers {
 
    private:
     Callers& callers_;
-    std::optional<py::gil_scoped_release> no_gil_;
+    std::optional<WithoutGil> no_gil_;
   };
 
   // Closes the communicator that they call, without the GIL; waits for calls in flight, and not for

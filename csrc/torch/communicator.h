@@ -1,10 +1,10 @@
-// The communicator as Python sees it: tensors in, collectives run, Work out.
+// The communicator as torch sees it: tensors in, collectives run, Work out.
 #pragma once
 
 #include <c10/core/DeviceGuard.h>
-#include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <unordered_map>
 
@@ -12,45 +12,11 @@
 #include "torch/devices.h"
 #include "torch/store.h"
 #include "torch/tensors.h"
+#include "torch/work.h"
 
 namespace ringkern::torch_ext {
 
-// An asynchronous collective: `wait()`, `is_completed()` and `get_future()` as torch has them.
-class RingWork final : public c10d::Work {
- public:
-  RingWork(c10d::OpType type, Prepared call)
-      : Work(/*rank=*/-1, type), call_(std::move(call)),
-        future_(c10::make_intrusive<c10::ivalue::Future>(
-            c10::ListType::create(c10::TensorType::get()),
-            call_.device.is_cpu() ? std::vector<c10::Device>{}
-                                  : std::vector<c10::Device>{call_.device})) {}
-
-  // Called once: when the result is there (CPU), or enqueued on the current stream (CUDA).
-  void complete(std::exception_ptr error) {
-    if (!error) {
-      try {
-        call_.finish();
-      } catch (...) {
-        error = std::current_exception();
-      }
-    }
-    if (error) {
-      future_->setError(error);
-    } else {
-      future_->markCompleted(c10::IValue(result()));
-    }
-    finish(error);
-  }
-
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
-  std::vector<at::Tensor> result() override {
-    return {call_.result.defined() ? call_.result : call_.out};
-  }
-
- private:
-  const Prepared call_;
-  const c10::intrusive_ptr<c10::ivalue::Future> future_;
-};
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 class TorchCommunicator {
  public:
@@ -62,7 +28,7 @@ class TorchCommunicator {
 
   // Python frees it under the GIL, which callbacks of calls in flight need to finish.
   ~TorchCommunicator() {
-    py::gil_scoped_release no_gil;
+    const WithoutGil no_gil;
     if (!comm_->in_callback()) {
       comm_->close();
       return;
@@ -77,60 +43,94 @@ class TorchCommunicator {
     thresholds_.set(device, ll_below, ll128_below);
   }
 
-  c10::intrusive_ptr<c10d::Work> all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op,
-                                            const std::string& protocol, bool async_op) {
-    return launch(c10d::OpType::ALLREDUCE, prepare_all_reduce(tensor, op_of(op), ranks()), protocol,
-                  async_op);
+  WorkPtr all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op,
+                     const std::string& protocol, bool async_op) {
+    return launch(c10d::OpType::ALLREDUCE, tensor, prepare_all_reduce(tensor, op_of(op), ranks()),
+                  protocol, async_op);
   }
-  c10::intrusive_ptr<c10d::Work> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
-                                                const c10d::ReduceOp& op,
-                                                const std::string& protocol, bool async_op) {
-    return launch(c10d::OpType::_REDUCE_SCATTER_BASE,
+  WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                         const c10d::ReduceOp& op, const std::string& protocol, bool async_op) {
+    return launch(c10d::OpType::_REDUCE_SCATTER_BASE, output,
                   prepare_reduce_scatter(output, input, op_of(op), rank(), ranks()), protocol,
                   async_op);
   }
-  c10::intrusive_ptr<c10d::Work> all_gather(const at::Tensor& output, const at::Tensor& input,
-                                            const std::string& protocol, bool async_op) {
-    return launch(c10d::OpType::_ALLGATHER_BASE,
+  WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input,
+                     const std::string& protocol, bool async_op) {
+    return launch(c10d::OpType::_ALLGATHER_BASE, output,
                   prepare_all_gather(output, input, rank(), ranks()), protocol, async_op);
+  }
+
+  // Runs the tasks of a call. Synchronous on a CPU: returns when it is done; on CUDA: when it is
+  // enqueued on the current stream, or, asynchronous, on `stream`.
+  WorkPtr launch(Call call, const std::string& protocol, bool async_op,
+                 std::optional<c10::Stream> stream) {
+    const Device& device = device_on(call.device);
+    for (Prepared& task : call.tasks) choose_protocol(task, protocol);
+    const Callers::Scope no_gil(callers_);
+    const auto tasks = tasks_of(call);
+    const c10::Device on = call.device;
+    if (on.is_cpu() && async_op) {
+      auto work = c10::make_intrusive<RingWork>(std::move(call), int(tasks.size()));
+      for (const Task& task : tasks)
+        comm_->run_async(device, task, [work](std::exception_ptr e) { work->end_part(e); });
+      return work;
+    }
+    const c10::OptionalStreamGuard stream_guard(stream);
+    const c10::OptionalDeviceGuard device_guard(on.is_cpu() ? std::nullopt : std::optional(on));
+    auto work = c10::make_intrusive<RingWork>(std::move(call), 1);
+    for (Task task : tasks) {
+      task.stream = current_stream(on);
+      comm_->run(device, task);
+    }
+    work->end_part(nullptr);
+    return work;
   }
 
   int rank() const { return comm_->rank(); }
   int ranks() const { return comm_->ranks(); }
   double timeout_s() const { return double(comm_->timeout().count()) / 1000; }
+  bool failed() { return comm_->failed(); }
   void abort(const std::string& reason) { comm_->abort(reason); }
   void close(double patience_s) { callers_.close(*comm_, patience_s); }
 
  private:
-  c10::intrusive_ptr<c10d::Work> launch(c10d::OpType type, Prepared call,
-                                        const std::string& protocol, bool async_op) {
-    call.task.protocol = thresholds_.choose(protocol, call.device.type(),
-                                            call.task.reduction.dtype, call.task.count);
-    const Device& device = device_on(call.device);
+  // The quick way, of one task.
+  WorkPtr launch(c10d::OpType type, const at::Tensor& output, Prepared task,
+                 const std::string& protocol, bool async_op) {
+    if (async_op) return launch(call_of(type, output, std::move(task)), protocol, true, {});
+    choose_protocol(task, protocol);
+    const Device& device = device_on(task.device);
     const Callers::Scope no_gil(callers_);
-    if (call.device.is_cpu() && async_op) return launch_on_worker(type, std::move(call), device);
-    c10::DeviceGuard device_guard(call.device);
-    call.task.stream = current_stream(call.device);
-    comm_->run(device, call.task);
-    if (!async_op) {
-      call.finish();
-      return nullptr;
-    }
-    auto work = c10::make_intrusive<RingWork>(type, std::move(call));
-    work->complete(nullptr);
-    return work;
+    const c10::DeviceGuard device_guard(task.device);
+    task.task.stream = current_stream(task.device);
+    comm_->run(device, task.task);
+    task.finish();
+    return nullptr;
   }
 
-  c10::intrusive_ptr<c10d::Work> launch_on_worker(c10d::OpType type, Prepared call,
-                                                  const Device& device) {
-    const Task task = call.task;
-    auto work = c10::make_intrusive<RingWork>(type, std::move(call));
-    comm_->run_async(device, task, [work](std::exception_ptr error) { work->complete(error); });
-    return work;
+  static Call call_of(c10d::OpType type, const at::Tensor& output, Prepared task) {
+    Call call;
+    call.type = type;
+    call.device = task.device;
+    call.outputs = {output};
+    call.tasks.push_back(std::move(task));
+    return call;
   }
 
-  // Made once for each device, under the GIL.
+  static std::vector<Task> tasks_of(const Call& call) {
+    std::vector<Task> tasks;
+    for (const Prepared& task : call.tasks) tasks.push_back(task.task);
+    return tasks;
+  }
+
+  void choose_protocol(Prepared& task, const std::string& protocol) const {
+    task.task.protocol = thresholds_.choose(protocol, task.device.type(),
+                                            task.task.reduction.dtype, task.task.count);
+  }
+
+  // Made once for each device.
   const Device& device_on(c10::Device device) {
+    std::lock_guard lock(devices_mutex_);
     auto found = devices_.find(device);
     if (found == devices_.end())
       found = devices_.emplace(device, device_for(device, rank(), ranks(), comm_->timeout())).first;
@@ -139,6 +139,7 @@ class TorchCommunicator {
 
   Callers callers_;
   Thresholds thresholds_;
+  std::mutex devices_mutex_;
   std::unordered_map<c10::Device, Device> devices_;  // outlives the communicator that uses them
   std::unique_ptr<Communicator> comm_;
 };

@@ -30,11 +30,13 @@ inline Device cpu_device(int rank, int ranks, Milliseconds timeout) {
 }
 
 #if RK_WITH_CUDA
-inline Device cuda_device(int index, int rank, int ranks, Milliseconds timeout) {
+inline Device cuda_device(int index, int rank, int ranks, Milliseconds timeout,
+                          int channels = cuda::default_geometry().channels) {
   Device device;
   device.name = "cuda:" + std::to_string(index);
   device.terms.device = "cuda";
   device.terms.geometry = cuda::default_geometry();
+  device.terms.geometry.channels = channels;
   device.terms.segment_bytes = cuda::segment_bytes(device.terms.geometry);
   device.terms.workers = cuda::kPlanWorkers;
   device.make_transport = [=, bytes = device.terms.segment_bytes] {
@@ -60,6 +62,15 @@ inline Device device_for(c10::Device device, int rank, int ranks, Milliseconds t
   if (device.is_cpu()) return cpu_device(rank, ranks, timeout);
 #if RK_WITH_CUDA
   if (device.is_cuda()) return cuda_device(device.index(), rank, ranks, timeout);
+#endif
+  throw_no_kernels(device);
+}
+
+// What a link between a pair of ranks is made of: `place` 0 sends and 1 receives. A rank may have
+// many, so they are smaller than those of the ring.
+inline Device pair_device_for(c10::Device device, int place, Milliseconds timeout) {
+#if RK_WITH_CUDA
+  if (device.is_cuda()) return cuda_device(device.index(), place, 2, timeout, /*channels=*/4);
 #endif
   throw_no_kernels(device);
 }

@@ -4,6 +4,7 @@
 #include <torch/headeronly/version.h>
 
 #include "cpu/simd.h"
+#include "torch/backend.h"
 #include "torch/communicator.h"
 #include "torch/local.h"
 #include "torch/plan.h"
@@ -87,6 +88,21 @@ PYBIND11_MODULE(_C, m) {
            py::call_guard<py::gil_scoped_release>())
       .def("close", &TorchCommunicator::close, py::arg("patience_s") = -1.0,
            py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "make_backend",
+      [](c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+         const std::vector<int64_t>& global_ranks, double timeout_s, const std::string& protocol,
+         const std::map<std::string, std::pair<int64_t, int64_t>>& thresholds) {
+        return c10::intrusive_ptr<c10d::Backend>(c10::make_intrusive<RingBackend>(
+            std::move(store), rank, size, global_ranks, timeout_s, protocol, thresholds));
+      },
+      py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("global_ranks"),
+      py::arg("timeout_s"), py::arg("protocol"), py::arg("thresholds"),
+      py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "close_backends",
+      [](double patience_s) { OpenBackends::all().close(milliseconds(patience_s)); },
+      py::arg("patience_s"));
   py::class_<TorchLocalRing>(m, "LocalRing")
       .def(py::init<const std::vector<std::string>&, double>(), py::arg("devices"),
            py::arg("timeout_s"))

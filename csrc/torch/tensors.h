@@ -11,6 +11,7 @@
 #include <array>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "comm/ports.h"
 
@@ -112,40 +113,60 @@ inline Reduction reduction_for(const OpCall& call, DType dtype, int ranks) {
   return Reduction::of(call.op, dtype, ranks, call.factor);
 }
 
-// A task and the tensors that it works on. `result`, where defined, is the user's tensor, to be
-// filled from `out` afterwards.
+// A user's tensor, and where its value will be.
+struct Copy {
+  at::Tensor to, from;
+};
+using Copies = std::vector<Copy>;
+
+inline void copy_all(const Copies& copies) {
+  if (copies.empty()) return;
+  at::AutoDispatchBelowADInplaceOrView guard;
+  for (const Copy& copy : copies) copy.to.copy_(copy.from);
+}
+
+// A task and the tensors that it works on.
 struct Prepared {
   Task task;
-  at::Tensor in, out, result;
+  at::Tensor in, out;
+  Copies copies;  // to be made afterwards
   c10::Device device = at::kCPU;
 
-  void finish() const {
-    if (!result.defined()) return;
-    at::AutoDispatchBelowADInplaceOrView guard;
-    result.copy_(out);
-  }
+  void finish() const { copy_all(copies); }
 };
 
-// Whether memory holds the elements in logical order and as they are. A view by torch's negative
-// bit has its sign elsewhere.
-inline bool is_plain(const at::Tensor& t) { return t.is_contiguous() && !t.is_neg(); }
+// Whether memory holds the elements in logical order and as they are. A view by torch's negative or
+// conjugate bit has its sign elsewhere.
+inline bool is_plain(const at::Tensor& t) {
+  return t.is_contiguous() && !t.is_neg() && !t.is_conj();
+}
+
+// The elements of `t` in logical order: `t` itself, or a copy.
+inline at::Tensor plain(const at::Tensor& t) {
+  return t.resolve_conj().resolve_neg().contiguous();
+}
+
+// torch's way of saying that a tensor was written to.
+inline void bump_version(const at::Tensor& t) {
+  if (!t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
+}
 
 inline Prepared prepare(Collective collective, const at::Tensor& out, const at::Tensor& in,
                         const Reduction& reduction, int64_t count) {
   at::AutoDispatchBelowADInplaceOrView guard;
   Prepared p;
   p.device = out.device();
-  p.in = in.resolve_neg().contiguous();
+  p.in = plain(in);
   // Ranks may lay the same values out differently, so memory order will not do: elements are
   // matched in logical order, through a copy.
   p.out = is_plain(out) ? out : out.is_same(in) ? p.in : at::empty(out.sizes(), out.options());
-  if (!is_plain(out)) p.result = out;
+  if (!is_plain(out)) p.copies.push_back({out, p.out});
   p.task.collective = collective;
   p.task.reduction = reduction;
   p.task.in = p.in.const_data_ptr();
   p.task.out = p.out.mutable_data_ptr();
   p.task.count = count;
-  if (!out.is_inference()) out.unsafeGetTensorImpl()->bump_version();
+  bump_version(out);
   return p;
 }
 
@@ -157,6 +178,22 @@ inline Reduction check_all_reduce(const at::Tensor& t, const OpCall& op, int ran
 
 inline Prepared prepare_all_reduce(const at::Tensor& t, const OpCall& op, int ranks) {
   return prepare(Collective::all_reduce, t, t, check_all_reduce(t, op, ranks), t.numel());
+}
+
+// In place is what torch means by it: the shard is this rank's part of the whole.
+inline void check_apart(const at::Tensor& output, const at::Tensor& input, const at::Tensor& shard,
+                        const at::Tensor& whole, const std::string& shard_name,
+                        const std::string& whole_name, int rank) {
+  if (output.is_contiguous() && input.is_contiguous() && shard.numel() > 0) {
+    const auto* s = static_cast<const char*>(shard.const_data_ptr());
+    const auto* w = static_cast<const char*>(whole.const_data_ptr());
+    const bool in_place = s == w + rank * int64_t(shard.nbytes());
+    if (!in_place && s < w + whole.nbytes() && w < s + shard.nbytes())
+      throw py::value_error("output and input overlap; in place, " + shard_name +
+                            " must be exactly this rank's part of " + whole_name);
+  } else if (at::get_overlap_status(output, input) == at::MemOverlapStatus::Partial) {
+    throw py::value_error("output and input overlap; give tensors of their own memory");
+  }
 }
 
 // The shapes of reduce-scatter and all-gather: `whole` holds a shard for each rank.
@@ -177,17 +214,7 @@ inline DType check_pair(const at::Tensor& output, const at::Tensor& input, const
                           " elements and " + shard_name + " has " + std::to_string(shard.numel()) +
                           "; with " + std::to_string(ranks) + " ranks " + whole_name +
                           " must have " + std::to_string(shard.numel() * ranks));
-  // In place is what torch means by it: the shard is this rank's part of the whole.
-  if (output.is_contiguous() && input.is_contiguous() && shard.numel() > 0) {
-    const auto* s = static_cast<const char*>(shard.const_data_ptr());
-    const auto* w = static_cast<const char*>(whole.const_data_ptr());
-    const bool in_place = s == w + rank * int64_t(shard.nbytes());
-    if (!in_place && s < w + whole.nbytes() && w < s + shard.nbytes())
-      throw py::value_error(std::string("output and input overlap; in place, ") + shard_name +
-                            " must be exactly this rank's part of " + whole_name);
-  } else if (at::get_overlap_status(output, input) == at::MemOverlapStatus::Partial) {
-    throw py::value_error("output and input overlap; give tensors of their own memory");
-  }
+  check_apart(output, input, shard, whole, shard_name, whole_name, rank);
   return dtype;
 }
 

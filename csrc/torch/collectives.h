@@ -1,0 +1,297 @@
+// The collectives of torch.distributed as calls: what each accepts, which tasks over the ring or
+// messages between pairs of ranks it is, and how lists of tensors are served by one of each.
+//
+// What is moved and not reduced travels as bytes, and may be of any dtype.
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "torch/tensors.h"
+#include "torch/work.h"
+
+namespace ringkern::torch_ext {
+
+using Tensors = std::vector<at::Tensor>;
+
+// This rank's place, for checks and for who sends to whom.
+struct Seat {
+  int rank = 0, ranks = 1;
+};
+
+// ---- Checks. Roles are the names that torch.distributed gives its arguments.
+
+inline std::string nth(const std::string& list, size_t i) {
+  return list + "[" + std::to_string(i) + "]";
+}
+
+inline std::string shape_text(const at::Tensor& t) { return c10::str(t.sizes()); }
+
+// A dense tensor of any dtype.
+inline void check_dense(const at::Tensor& t, const std::string& role) {
+  if (!t.defined()) throw py::type_error(role + " is undefined; give a tensor");
+  if (t.is_nested() || t.layout() != at::kStrided || t.is_quantized())
+    throw py::value_error(role + " is not a dense tensor; ringkern takes dense tensors: call "
+                                 ".to_dense() or .dequantize() first");
+}
+
+inline void check_target(const at::Tensor& t, const std::string& role) {
+  check_dense(t, role);
+  check_written(t, role.c_str());
+}
+
+inline void check_same_kind(const at::Tensor& a, const std::string& role_a, const at::Tensor& b,
+                            const std::string& role_b) {
+  if (a.scalar_type() != b.scalar_type())
+    throw py::value_error(role_a + " is torch." + torch_name(a.scalar_type()) + " and " + role_b +
+                          " is torch." + torch_name(b.scalar_type()) +
+                          "; they must have the same dtype");
+  if (a.device() != b.device())
+    throw py::value_error(role_a + " is on " + a.device().str() + " and " + role_b + " on " +
+                          b.device().str() + "; they must be on the same device");
+}
+
+inline void check_numel(const at::Tensor& t, const std::string& role, int64_t wanted,
+                        const std::string& why) {
+  if (t.numel() != wanted)
+    throw py::value_error(role + " has " + std::to_string(t.numel()) + " elements, shape " +
+                          shape_text(t) + ", and must have " + std::to_string(wanted) + ", " + why);
+}
+
+inline void check_length(size_t length, const std::string& list, size_t wanted,
+                         const std::string& why = "one for each rank of the group") {
+  if (length != wanted)
+    throw py::value_error(list + " has " + std::to_string(length) + " tensors and must have " +
+                          std::to_string(wanted) + ", " + why);
+}
+
+inline const at::Tensor& only_one(const Tensors& tensors, const std::string& role) {
+  check_length(tensors.size(), "the list of " + role, 1, "one tensor a rank");
+  return tensors.front();
+}
+
+inline int check_root(int64_t root, int64_t root_tensor, const Seat& seat) {
+  if (root < 0 || root >= seat.ranks)
+    throw py::value_error("the root is rank " + std::to_string(root) + ", which is not among the " +
+                          std::to_string(seat.ranks) + " ranks of the group");
+  if (root_tensor != 0)
+    throw py::value_error("the root tensor is number " + std::to_string(root_tensor) +
+                          "; each rank has one tensor, number 0");
+  return int(root);
+}
+
+// ---- Parts of a call
+
+// Where the value of `t` is to be put: in place, or to be copied there when the call is over.
+inline at::Tensor target(const at::Tensor& t, Copies& copies) {
+  bump_version(t);
+  if (is_plain(t)) return t;
+  at::AutoDispatchBelowADInplaceOrView guard;
+  at::Tensor buffer = at::empty(t.sizes(), t.options().memory_format(at::MemoryFormat::Contiguous));
+  copies.push_back({t, buffer});
+  return buffer;
+}
+
+// A task that moves `bytes` of two tensors that are plain; `in` or `out` may be undefined.
+inline Prepared moved(Collective collective, const at::Tensor& out, const at::Tensor& in,
+                      int64_t bytes, int root = 0) {
+  Prepared p;
+  p.device = (out.defined() ? out : in).device();
+  p.in = in, p.out = out;
+  p.task.collective = collective;
+  p.task.reduction.dtype = DType::u8;
+  p.task.in = in.defined() ? in.const_data_ptr() : nullptr;
+  p.task.out = out.defined() ? out.mutable_data_ptr() : nullptr;
+  p.task.count = bytes;
+  p.task.root = root;
+  return p;
+}
+
+// How the elements of a tensor are reduced: complex numbers as pairs of real ones, booleans as
+// bytes, of which a sum is 0 or 1.
+struct Elements {
+  Reduction reduction;
+  int64_t each = 1;  // of the reduction's dtype
+};
+
+inline Elements elements_of(const at::Tensor& t, const std::string& role, OpCall op, int ranks) {
+  check_dense(t, role);
+  at::ScalarType type = t.scalar_type();
+  Elements e;
+  if (t.is_complex()) {
+    if (op.op != Op::sum && op.op != Op::avg && op.op != Op::premul_sum)
+      throw py::type_error(role + " is complex, and op " + name_of(op.op) +
+                           " is not defined for complex numbers; sum, avg and premul_sum are");
+    type = c10::toRealValueType(type);
+    e.each = 2;
+  } else if (type == at::kBool) {
+    type = at::kByte;
+    if (op.op == Op::sum) op.op = Op::max;
+    if (op.op == Op::prod) op.op = Op::min;
+  }
+  const auto dtype = dtype_of(type);
+  if (!dtype)
+    throw py::type_error(role + " is of dtype torch." + torch_name(t.scalar_type()) +
+                         ", which ringkern does not reduce; it reduces " + dtype_names() +
+                         ", bool and complex numbers: convert it first");
+  e.reduction = reduction_for(op, *dtype, ranks);
+  return e;
+}
+
+// A task that reduces; the tensors are plain, and `out` may be undefined.
+inline Prepared reduced(Collective collective, const at::Tensor& out, const at::Tensor& in,
+                        const Elements& elements, int64_t numel, int root = 0) {
+  Prepared p = moved(collective, out, in, numel * elements.each, root);
+  p.task.reduction = elements.reduction;
+  return p;
+}
+
+// Tensors of one size that lie one behind the other are one tensor.
+inline bool side_by_side(const Tensors& tensors) {
+  const auto* at = static_cast<const char*>(tensors.front().const_data_ptr());
+  for (const at::Tensor& t : tensors) {
+    if (!is_plain(t) || t.const_data_ptr() != at) return false;
+    at += t.nbytes();
+  }
+  return true;
+}
+
+// One tensor whose parts will be the values of those in the list.
+inline at::Tensor whole_target(const Tensors& list, Copies& copies) {
+  for (const at::Tensor& t : list) bump_version(t);
+  if (side_by_side(list)) return list.front();
+  at::AutoDispatchBelowADInplaceOrView guard;
+  const auto n = int64_t(list.size());
+  at::Tensor whole = at::empty({n * list.front().numel()}, list.front().options().memory_format(
+                                                               at::MemoryFormat::Contiguous));
+  for (int64_t i = 0; i < n; ++i)
+    copies.push_back({list[size_t(i)],
+                      whole.narrow(0, i * list.front().numel(), list.front().numel())
+                          .view(list[size_t(i)].sizes())});
+  return whole;
+}
+
+inline at::Tensor whole_source(const Tensors& list) {
+  if (side_by_side(list)) return list.front();
+  at::AutoDispatchBelowADInplaceOrView guard;
+  Tensors flat;
+  for (const at::Tensor& t : list) flat.push_back(plain(t).view({-1}));
+  return at::cat(flat);
+}
+
+inline bool alike_in_size(const Tensors& list) {
+  return std::all_of(list.begin(), list.end(),
+                     [&](const at::Tensor& t) { return t.numel() == list.front().numel(); });
+}
+
+// ---- The collectives over the ring. Each adds its tasks and copies to a call.
+
+inline void add_all_reduce(Call& call, const at::Tensor& t, const OpCall& op, const Seat& seat,
+                           const std::string& role) {
+  const Elements elements = elements_of(t, role, op, seat.ranks);
+  check_written(t, role.c_str());
+  at::AutoDispatchBelowADInplaceOrView guard;
+  const at::Tensor buffer = plain(t);
+  if (!buffer.is_same(t)) call.copies.push_back({t, buffer});
+  bump_version(t);
+  call.tasks.push_back(
+      reduced(Collective::all_reduce, buffer, buffer, elements, t.numel()));
+}
+
+inline void add_broadcast(Call& call, const at::Tensor& t, int root, const Seat& seat) {
+  check_target(t, "tensor");
+  at::AutoDispatchBelowADInplaceOrView guard;
+  const bool mine = root == seat.rank;
+  const at::Tensor buffer = mine ? plain(t) : target(t, call.copies);
+  call.tasks.push_back(moved(Collective::broadcast, buffer, buffer, int64_t(buffer.nbytes()), root));
+}
+
+// `out` is defined on the root alone.
+inline void add_reduce(Call& call, const at::Tensor& out, const at::Tensor& in, const OpCall& op,
+                       int root, const Seat& seat, const std::string& role) {
+  const Elements elements = elements_of(in, role, op, seat.ranks);
+  at::AutoDispatchBelowADInplaceOrView guard;
+  const at::Tensor source = plain(in);
+  at::Tensor buffer;
+  if (root == seat.rank) buffer = target(out, call.copies);
+  call.tasks.push_back(reduced(Collective::reduce, buffer, source, elements, in.numel(), root));
+}
+
+inline void add_all_gather(Call& call, const at::Tensor& out, const at::Tensor& in,
+                           const Seat& seat) {
+  check_target(out, "output_tensor");
+  check_dense(in, "input_tensor");
+  check_same_kind(out, "output_tensor", in, "input_tensor");
+  check_numel(out, "output_tensor", in.numel() * seat.ranks,
+              "those of input_tensor times the number of ranks");
+  check_apart(out, in, in, out, "input_tensor", "output_tensor", seat.rank);
+  at::AutoDispatchBelowADInplaceOrView guard;
+  const at::Tensor source = plain(in);
+  call.tasks.push_back(moved(Collective::all_gather, target(out, call.copies), source,
+                             int64_t(source.nbytes())));
+}
+
+// Tensors of one size are an all-gather; of several, which all ranks know, a broadcast each.
+inline void add_all_gather(Call& call, const Tensors& outs, const at::Tensor& in, const Seat& seat,
+                           const std::string& list) {
+  check_length(outs.size(), list, size_t(seat.ranks));
+  check_dense(in, "tensor");
+  for (size_t r = 0; r < outs.size(); ++r) {
+    check_target(outs[r], nth(list, r));
+    check_same_kind(outs[r], nth(list, r), in, "tensor");
+  }
+  check_numel(in, "tensor", outs[size_t(seat.rank)].numel(),
+              "as " + nth(list, size_t(seat.rank)) + ", where this rank's goes");
+  at::AutoDispatchBelowADInplaceOrView guard;
+  const at::Tensor source = plain(in);
+  if (alike_in_size(outs)) {
+    call.tasks.push_back(moved(Collective::all_gather, whole_target(outs, call.copies), source,
+                               int64_t(source.nbytes())));
+    return;
+  }
+  for (int r = 0; r < seat.ranks; ++r) {
+    const at::Tensor out = target(outs[size_t(r)], call.copies);
+    call.tasks.push_back(moved(Collective::broadcast, out, r == seat.rank ? source : out,
+                               int64_t(out.nbytes()), r));
+  }
+}
+
+inline void add_reduce_scatter(Call& call, const at::Tensor& out, const at::Tensor& in,
+                               const OpCall& op, const Seat& seat) {
+  const Elements elements = elements_of(in, "input", op, seat.ranks);
+  check_target(out, "output");
+  check_same_kind(out, "output", in, "input");
+  check_numel(in, "input", out.numel() * seat.ranks, "those of output times the number of ranks");
+  check_apart(out, in, out, in, "output", "input", seat.rank);
+  at::AutoDispatchBelowADInplaceOrView guard;
+  const at::Tensor source = plain(in);
+  call.tasks.push_back(reduced(Collective::reduce_scatter, target(out, call.copies), source,
+                               elements, out.numel()));
+}
+
+// Tensors of one size are a reduce-scatter; of several, which all ranks know, a reduce each.
+inline void add_reduce_scatter(Call& call, const at::Tensor& out, const Tensors& ins,
+                               const OpCall& op, const Seat& seat, const std::string& list) {
+  check_length(ins.size(), list, size_t(seat.ranks));
+  check_target(out, "output");
+  Elements elements;
+  for (size_t r = 0; r < ins.size(); ++r) {
+    elements = elements_of(ins[r], nth(list, r), op, seat.ranks);
+    check_same_kind(out, "output", ins[r], nth(list, r));
+  }
+  check_numel(out, "output", ins[size_t(seat.rank)].numel(),
+              "as " + nth(list, size_t(seat.rank)) + ", this rank's part");
+  if (alike_in_size(ins)) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    const at::Tensor source = whole_source(ins);
+    call.tasks.push_back(reduced(Collective::reduce_scatter, target(out, call.copies), source,
+                                 elements, out.numel()));
+    return;
+  }
+  for (int r = 0; r < seat.ranks; ++r)
+    add_reduce(call, out, ins[size_t(r)], op, r, seat, nth(list, size_t(r)));
+}
+
+}  // namespace ringkern::torch_ext

@@ -1,0 +1,126 @@
+// What a profiler is told of a call: torch's record of a collective, in which NCCL's stand, too, and
+// an NVTX range. The event with the backend's name ("ringkern:all_reduce") is the Work's.
+#pragma once
+
+#include <ATen/record_function.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+#include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
+#if RK_WITH_CUDA
+#include <nvtx3/nvToolsExt.h>
+#endif
+
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "torch/work.h"
+
+namespace ringkern::torch_ext {
+
+// The names that these calls have in NCCL's records.
+inline const char* record_name(c10d::OpType type) {
+  using enum c10d::OpType;
+  switch (type) {
+    case BROADCAST: return "broadcast";
+    case ALLREDUCE: return "allreduce";
+    case ALLREDUCE_COALESCED: return "allreduce_coalesced";
+    case _ALLREDUCE_SPARSE: return "allreduce_sparse";
+    case REDUCE: return "reduce";
+    case ALLGATHER: return "all_gather";
+    case _ALLGATHER_BASE: return "_allgather_base";
+    case ALLGATHER_COALESCED: return "allgather_into_tensor_coalesced";
+    case REDUCE_SCATTER: return "reduce_scatter";
+    case _REDUCE_SCATTER_BASE: return "_reduce_scatter_base";
+    case REDUCE_SCATTER_TENSOR_COALESCED: return "reduce_scatter_tensor_coalesced";
+    case GATHER: return "gather";
+    case SCATTER: return "scatter";
+    case ALLTOALL: return "all_to_all";
+    case ALLTOALL_BASE: return "all_to_allv";
+    case SEND: return "send";
+    case RECV: return "recv";
+    case RECVANYSOURCE: return "recvAnySource";
+    case BARRIER: return "barrier";
+    default: return "unknown";
+  }
+}
+
+// A group, as a record names it.
+struct GroupRecord {
+  std::string name, description;
+  int rank = 0, size = 1;
+  int first = 0, stride = 1;  // of its ranks in the default group; stride -1: none
+};
+
+inline GroupRecord group_record(int rank, int size, const std::vector<int64_t>& global_ranks) {
+  GroupRecord group;
+  group.rank = rank, group.size = size;
+  if (global_ranks.empty()) return group;  // the default group
+  group.first = int(global_ranks.front());
+  for (size_t i = 1; i < global_ranks.size(); ++i) {
+    const int step = int(global_ranks[i] - global_ranks[i - 1]);
+    if (i == 1) group.stride = step;
+    if (step != group.stride) group.stride = -1;
+  }
+  return group;
+}
+
+// From here to the end of its scope.
+class Record {
+ public:
+  Record(const GroupRecord& group, const Call& call, const std::vector<at::Tensor>& inputs,
+         uint64_t sequence, bool async_op) {
+#if RK_WITH_CUDA
+    nvtxRangePushA(call.title);
+#endif
+    if (at::hasCallbacks()) begin(group, call, inputs, sequence, async_op);
+  }
+  ~Record() {
+#if RK_WITH_CUDA
+    nvtxRangePop();
+#endif
+  }
+  Record(const Record&) = delete;
+  Record& operator=(const Record&) = delete;
+
+ private:
+  static int64_t elements(const std::vector<at::Tensor>& tensors) {
+    return std::accumulate(
+        tensors.begin(), tensors.end(), int64_t(0),
+        [](int64_t n, const at::Tensor& t) { return n + (t.defined() ? t.numel() : 0); });
+  }
+
+  void begin(const GroupRecord& group, const Call& call, const std::vector<at::Tensor>& inputs,
+             uint64_t sequence, bool async_op) {
+    const std::string name = record_name(call.type);
+    const auto& tensors = inputs.empty() ? call.outputs : inputs;
+    const at::ScalarType dtype =
+        tensors.empty() || !tensors[0].defined() ? at::kByte : tensors[0].scalar_type();
+    const auto names = std::make_tuple(group.name, group.description);
+    const std::vector<int64_t> no_splits;
+    info_.emplace(c10::DebugInfoKind::PARAM_COMMS_INFO,
+                  std::make_shared<torch::ParamCommsDebugInfo>(
+                      names, group.rank, std::string(name), elements(inputs),
+                      elements(call.outputs), dtype, no_splits, no_splits, group.first,
+                      group.stride, group.size, async_op));
+    function_.emplace(at::RecordScope::FUNCTION);
+    if (!function_->isActive()) return;
+    const auto number = std::make_tuple(int64_t(sequence), c10d::isP2POp(call.type));
+    const std::vector<c10::IValue> values = {
+        c10::IValue(inputs), number,      names,        group.rank,  name,
+        no_splits,           no_splits,   group.first,  group.stride, group.size,
+        async_op};
+    const c10::ArrayRef<const c10::IValue> view(values.data(), values.size());
+    if (function_->needsInputs())
+      function_->before(at::kParamCommsCallName, view);
+    else
+      function_->before(at::kParamCommsCallName);
+  }
+
+  std::optional<c10::DebugInfoGuard> info_;
+  std::optional<at::RecordFunction> function_;
+};
+
+}  // namespace ringkern::torch_ext

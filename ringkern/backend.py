@@ -1,0 +1,47 @@
+"""``"ringkern"`` as a torch.distributed backend. Importing ringkern registers it.
+
+>>> import torch.distributed as dist, ringkern
+>>> dist.init_process_group("ringkern")                      # doctest: +SKIP
+>>> dist.init_process_group("cpu:gloo,cuda:ringkern")        # doctest: +SKIP
+
+The collectives themselves are in C++ (``csrc/torch/backend.h``); torch calls them without Python.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ringkern_autoload
+
+from . import _C, tuner
+from .config import config
+
+
+def create(options: Any, backend_options: Any = None) -> Any:
+    """A rank's part of a process group, as ``init_process_group`` and ``new_group`` ask for it.
+
+    Args:
+        options: torch's ``_DistributedBackendOptions``: store, place in the group, timeout.
+        backend_options: the caller's ``pg_options``; ringkern has none.
+
+    Raises:
+        TypeError: ``backend_options`` are given.
+    """
+    if backend_options is not None:
+        raise TypeError(
+            f"pg_options is {type(backend_options).__name__}; the backend 'ringkern' has no "
+            "options: leave it out. RINGKERN_PROTOCOL in the environment chooses the protocol"
+        )
+    size = options.group_size
+    return _C.make_backend(
+        options.store,
+        options.group_rank,
+        size,
+        options.global_ranks_in_group,
+        options.timeout.total_seconds(),
+        config.protocol,
+        {device: tuner.thresholds(device, size) for device in tuner.DEVICES},
+    )
+
+
+ringkern_autoload.register()
