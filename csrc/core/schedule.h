@@ -21,11 +21,12 @@
 //   recv                    x                                      x
 //
 // Chains use the same verbs, one a loop, and are pipelined: a rank passes a chunk on while the next
-// one is on its way to it. With k = 4 and root 1:
+// one is on its way to it.
 //
-//   broadcast   1 -- copy_send --> 2 -- recv_copy_send --> 3 -- recv_copy_send --> 0  recv
-//   reduce      2 -- send --> 3 -- recv_reduce_send --> 0 -- recv_reduce_send --> 1  recv_reduce_copy
-//   send_recv   1 -- send --> 2  recv
+//               first       those between     last               with k = 4 and root 1
+//   broadcast   copy_send   recv_copy_send    recv               1 --> 2 --> 3 --> 0
+//   reduce      send        recv_reduce_send  recv_reduce_copy   2 --> 3 --> 0 --> 1
+//   send_recv   send                          recv               1 --> 2
 #pragma once
 
 #include "core/plan.h"
@@ -66,31 +67,22 @@ RK_HD constexpr bool is_chain(Collective c) {
   return c == Collective::broadcast || c == Collective::reduce || c == Collective::send_recv;
 }
 
-// How many hops behind the start of the chain the rank at position r stands; `root` is one, too.
-RK_HD constexpr int hops_behind_start(Collective c, int r, int k, int root) {
-  const int start = c == Collective::reduce ? root + 1 : root;
-  return (r - start + k) % k;
+// Steps of one loop of a ring. All-reduce: 1 + (k-2) + 1 + (k-2) + 1; its two halves: k each.
+RK_HD constexpr int steps(Collective c, int k) {
+  return c == Collective::all_reduce ? 2 * k - 1 : k;
 }
 
-// Steps of one loop of the rank at position r. All-reduce: 1 + (k-2) + 1 + (k-2) + 1; its two
-// halves: k each. A chain: one, but for those whom a message of send_recv does not concern.
-RK_HD constexpr int steps(Collective c, int r, int k, int root) {
-  if (c == Collective::all_reduce) return 2 * k - 1;
-  if (!is_chain(c)) return k;
-  return c == Collective::send_recv && hops_behind_start(c, r, k, root) > 1 ? 0 : 1;
+// Where the rank at position r begins. On a chain, that is its only step: how many hops behind the
+// start it stands.
+RK_HD constexpr int first_step(Collective c, int r, int k, int root) {
+  if (!is_chain(c)) return 0;
+  return (r - root + k - (c == Collective::reduce ? 1 : 0)) % k;
 }
 
-RK_HD constexpr Verb verb_on_chain(Collective c, int hops, int k) {
-  if (hops == 0) return c == Collective::broadcast ? Verb::copy_send : Verb::send;
-  const bool last = hops == k - 1;
-  if (c == Collective::reduce) return last ? Verb::recv_reduce_copy : Verb::recv_reduce_send;
-  return last || c == Collective::send_recv ? Verb::recv : Verb::recv_copy_send;
-}
-
-// Step j of the rank at position r, for k >= 2.
-RK_HD constexpr Step step(Collective c, int r, int k, int root, int j) {
-  if (is_chain(c)) return {verb_on_chain(c, hops_behind_start(c, r, k, root), k), r};
-  if (c == Collective::all_gather) {
+// Step j of the rank at position r, for k >= 2. The links of a chain are steps of a ring: those of
+// a broadcast of an all-gather, those of a reduce of a reduce-scatter.
+RK_HD constexpr Step step(Collective c, int r, int k, int j) {
+  if (c == Collective::all_gather || c == Collective::broadcast) {
     const int owner = (r - j + k) % k;
     if (j == 0) return {Verb::copy_send, owner};         // my shard, to my output and to next
     if (j < k - 1) return {Verb::recv_copy_send, owner};  // the others', as they come by
@@ -98,8 +90,10 @@ RK_HD constexpr Step step(Collective c, int r, int k, int root, int j) {
   }
   const int owner = (r - 1 - j + 2 * k) % k;
   if (j == 0) return {Verb::send, owner};
+  if (c == Collective::send_recv) return {Verb::recv, owner};
   if (j < k - 1) return {Verb::recv_reduce_send, owner};
-  if (c == Collective::reduce_scatter) return {Verb::recv_reduce_copy, owner};
+  if (c == Collective::reduce_scatter || c == Collective::reduce)
+    return {Verb::recv_reduce_copy, owner};
   if (j == k - 1) return {Verb::recv_reduce_copy_send, owner};
   if (j < 2 * k - 2) return {Verb::recv_copy_send, owner};
   return {Verb::recv, owner};
@@ -109,14 +103,18 @@ RK_HD constexpr Step step(Collective c, int r, int k, int root, int j) {
 // a Verdict; the first that is not `ok` ends the collective with nothing half-done published.
 template <class Link>
 RK_HD Verdict run_schedule(const Plan& plan, int rank, int channel, Link& link) {
-  const int k = plan.ranks, r = plan.position(rank), root = plan.position(plan.root);
-  const int n = steps(plan.collective, r, k, root);
-  for (int64_t loop = 0; loop < plan.loops; ++loop) {
-    for (int j = 0; j < n; ++j) {
-      const Step s = step(plan.collective, r, k, root, j);
-      const Verdict verdict = link.perform(s.verb, plan, plan.chunk_of(channel, loop, s.owner));
-      if (verdict != Verdict::ok) return verdict;
-    }
+  const Collective c = plan.collective;
+  const int k = plan.ranks, r = plan.position(rank);
+  int j = first_step(c, r, k, plan.position(plan.root));
+  if (c == Collective::send_recv && j > 1) return Verdict::ok;  // of two other ranks
+  // One loop over loops and steps: GPU kernels have no register left for a number of steps.
+  for (int64_t loop = 0; loop < plan.loops;) {
+    const Step s = step(c, r, k, j);
+    const Verdict verdict = link.perform(s.verb, plan, plan.chunk_of(channel, loop, s.owner));
+    if (verdict != Verdict::ok) return verdict;
+    if (!is_chain(c) && ++j < steps(c, k)) continue;
+    if (!is_chain(c)) j = 0;
+    ++loop;
   }
   return Verdict::ok;
 }

@@ -79,6 +79,36 @@ void a_trace_counts_slices() {
   });
 }
 
+// What a rank gives to the next one, that one takes: as many slots, in every loop.
+void the_ends_of_a_link_agree() {
+  const Geometry g = geometry(2, 8, 64, 64, 128);
+  for (int c = 0; c < kCollectives; ++c)
+    for (int p = 0; p < kProtocols; ++p)
+      for (int ranks = 2; ranks <= 6; ++ranks)
+        for (int root = 0; root < (is_chain(Collective(c)) ? ranks : 1); ++root)
+          for (const bool reversed : {false, true}) {
+            Plan plan = Plan::make(Collective(c), Protocol(p), ranks, 1000, 4, 1, g, 0, root);
+            plan.reversed = reversed;
+            const auto slots = [&](int rank, bool (*of)(Verb)) {
+              std::vector<int> all;
+              for (const TraceEntry& e : trace(plan, rank, 1))
+                if (of(e.verb)) all.push_back(e.slices);
+              return all;
+            };
+            int links = 0;
+            for (int rank = 0; rank < ranks; ++rank) {
+              const std::vector<int> sent = slots(rank, &sends);
+              CHECK(sent == slots(plan.next(rank), &receives));
+              CHECK(sent.empty() || int64_t(sent.size()) >= plan.loops);
+              links += !sent.empty();
+            }
+            const int hops = Collective(c) == Collective::send_recv ? 1
+                             : is_chain(Collective(c))              ? ranks - 1
+                                                                    : ranks;
+            CHECK_EQ(links, hops);
+          }
+}
+
 // FIFOs and counters lie side by side, each at the alignment that its lines need.
 void segments_do_not_overlap() {
   for (const Geometry& g : geometries()) {
@@ -148,7 +178,19 @@ constexpr Plan constant = Plan::make(Collective::all_reduce, Protocol::simple, 4
 static_assert(constant.chunk == 128 && constant.loops == 2);
 static_assert(constant.chunk_of(0, 0, 3).in == 384 && constant.chunk_of(0, 0, 3).count == 128);
 static_assert(constant.slices(128) == 2 && constant.slice(128, 1).first == 64);
-static_assert(step(Collective::all_reduce, 0, 4, 0, 3).verb == Verb::recv_reduce_copy_send);
+static_assert(step(Collective::all_reduce, 0, 4, 3).verb == Verb::recv_reduce_copy_send);
+static_assert(constant.root == 0);
+constexpr Plan chain = Plan::make(Collective::reduce, Protocol::simple, 4, 1000, 4, 1,
+                                  geometry(2, 8, 256, 32, 128), /*channels=*/1, /*root=*/2);
+static_assert(chain.root == 2 && chain.channels == 1 && chain.chunk == 128 && chain.loops == 8);
+// The one chunk of a loop, whoever asks.
+static_assert(chain.chunk_of(0, 7, 3).in == 896 && chain.chunk_of(0, 7, 0).in == 896);
+static_assert(chain.chunk_of(0, 7, 1).out == 896 && chain.chunk_of(0, 7, 1).count == 104);
+static_assert(first_step(Collective::reduce, 3, 4, 2) == 0);
+static_assert(first_step(Collective::reduce, 2, 4, 2) == 3);
+static_assert(first_step(Collective::broadcast, 2, 4, 2) == 0);
+static_assert(first_step(Collective::broadcast, 1, 4, 2) == 3);
+static_assert(first_step(Collective::all_gather, 1, 4, 2) == 0);
 
 }  // namespace
 }  // namespace ringkern
@@ -157,6 +199,7 @@ int main() {
   using namespace ringkern;
   slices_tile_a_chunk();
   a_trace_counts_slices();
+  the_ends_of_a_link_agree();
   segments_do_not_overlap();
   geometries_that_cannot_be();
   a_chunk_and_a_slice_fit();

@@ -92,6 +92,7 @@ class Run:
     """What the ranks did. Chunks that are not empty are named by their first element."""
 
     outputs: list[list[Span]]
+    sent: Counter[int] = field(default_factory=Counter)  # slots, by each rank
     reduced: Counter[int] = field(default_factory=Counter)
     copied: Counter[int] = field(default_factory=Counter)
 
@@ -145,12 +146,11 @@ class Ring:
     def lengths(self) -> tuple[int, int]:
         """Elements of the input and of the output."""
         whole = self.count * len(self.traces)
-        shorter_out = self.collective == "reduce_scatter"
-        shorter_in = self.collective == "all_gather"
-        if self.collective == "all_reduce":
-            return self.count, self.count
-        assert shorter_in or shorter_out, self.collective
-        return (self.count, whole) if shorter_in else (whole, self.count)
+        if self.collective == "reduce_scatter":
+            return whole, self.count
+        if self.collective == "all_gather":
+            return self.count, whole
+        return self.count, self.count
 
 
 class _Rank:
@@ -189,6 +189,7 @@ class _Rank:
         piece = self._move(row, result)
         if row.verb in SENDS:
             to.append(piece)
+            result.sent[self.number] += 1
         self.slot += 1
         if self.slot == row.slots:
             self.row, self.slot = self.row + 1, 0

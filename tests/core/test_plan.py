@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringkern._C import Plan
+from tests.core.expected import CHAINS, COLLECTIVES
 
-COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather")
 LINE_BYTES = {"simple": 16, "ll": 32, "ll128": 128}  # what slot_bytes is a multiple of
 GRAIN_BYTES = {"simple": 8, "ll": 16, "ll128": 120}  # for one worker
 
@@ -57,6 +58,7 @@ def cases(draw: st.DrawFn) -> Case:
         "slot_bytes": LINE_BYTES[protocol]
         * draw(st.one_of(st.integers(1, 40), st.sampled_from([512, 4800, 2**15]))),
         "reversed": draw(st.booleans()),
+        "root": draw(st.integers(0, ranks - 1)),
     }
     element_bytes = draw(st.sampled_from([1, 2, 4, 8]))
     case = Case(draw(st.sampled_from(COLLECTIVES)), protocol, ranks, 1, element_bytes, options)
@@ -85,7 +87,8 @@ def test_chunks_tile_the_tensor(case: Case) -> None:
     assert plan.loops == -(-count // span)
     for loop in some_loops(plan.loops):
         first, last = loop * span, min(count, (loop + 1) * span)
-        # An all-reduce cuts the tensor once; the others cut each rank's shard alike.
+        # An all-reduce cuts the tensor once; the others cut each rank's shard alike. Of a chain,
+        # the one thing that is cut is everybody's.
         for shard in range(1 if whole else k):
             at = first
             for channel in range(plan.channels):
@@ -133,6 +136,21 @@ def test_short_chunks_are_whole_grains(case: Case) -> None:
 
 @given(cases())
 @settings(max_examples=100)
+def test_a_chain_is_cut_alike_for_every_root(case: Case) -> None:
+    plan = Case(**(vars(case) | {"collective": "broadcast"})).plan()
+    for collective, root in itertools.product(CHAINS, {0, case.ranks // 2, case.ranks - 1}):
+        options = case.options | {"root": root}
+        other = Case(**(vars(case) | {"collective": collective, "options": options})).plan()
+        assert (other.loops, other.chunk) == (plan.loops, plan.chunk)
+        for loop in some_loops(plan.loops):
+            for channel, owner in itertools.product(
+                range(plan.channels), {0, case.ranks // 2, case.ranks - 1}
+            ):
+                assert other.chunk_of(channel, loop, owner) == plan.chunk_of(channel, loop, 0)
+
+
+@given(cases())
+@settings(max_examples=100)
 def test_the_ring_is_a_ring(case: Case) -> None:
     plan, k = case.plan(), case.ranks
     assert plan.position(0) == 0
@@ -160,6 +178,8 @@ def test_the_ring_is_a_ring(case: Case) -> None:
         ({"ranks": 0}, "ranks must be 1 to 1024"),
         ({"ranks": 1025}, "ranks must be 1 to 1024"),
         ({"count": -1}, "count must not be negative"),
+        ({"root": -1}, "root must be one of the ranks"),
+        ({"root": 4}, "root must be one of the ranks"),
         ({"element_bytes": 0}, "element_bytes must be 1 to 8"),
         ({"element_bytes": 16}, "element_bytes must be 1 to 8"),
     ],

@@ -8,9 +8,16 @@ from dataclasses import dataclass
 import pytest
 
 from ringkern._C import Plan
-from tests.core.simulator import SCHEDULERS, Deadlock, Mismatch, Ring, Run, Span
+from tests.core.expected import (
+    CHAINS,
+    COLLECTIVES,
+    check_complete,
+    check_run,
+    expected_output,
+    make_ring,
+)
+from tests.core.simulator import SCHEDULERS
 
-COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather")
 PROTOCOLS = ("simple", "ll", "ll128")
 # On the wire; the smallest that hold 16 bytes of data, and some that no power of two divides.
 SLOT_BYTES = {"simple": (16, 48), "ll": (32, 112), "ll128": (128, 384)}
@@ -37,7 +44,14 @@ GEOMETRIES = (
 
 
 def make_plan(
-    collective: str, protocol: str, ranks: int, count: int, g: Geometry, reversed: bool = False
+    collective: str,
+    protocol: str,
+    ranks: int,
+    count: int,
+    g: Geometry,
+    *,
+    reversed: bool = False,
+    root: int = 0,
 ) -> Plan:
     return Plan(
         collective,
@@ -50,17 +64,7 @@ def make_plan(
         slots=g.slots,
         slot_bytes=SLOT_BYTES[protocol][g.size],
         reversed=reversed,
-    )
-
-
-def make_ring(plan: Plan, collective: str, count: int, slots: int, channel: int = 0) -> Ring:
-    ranks = range(plan.ranks)
-    return Ring(
-        [plan.trace(rank, channel) for rank in ranks],
-        [plan.next(rank) for rank in ranks],
-        collective,
-        count,
-        slots,
+        root=root,
     )
 
 
@@ -72,78 +76,36 @@ def counts_of(collective: str, plan: Plan) -> list[int]:
     return sorted({n for n in (*edges, (8 if k <= 4 else 2) * loop + 7) if n >= 0})
 
 
-def contributors(collective: str, plan: Plan, owner: int) -> tuple[int, ...]:
-    """Who takes part in the chunk of a position, in order: the ranks after it, and it last."""
-    k = plan.ranks
-    if collective == "all_gather":
-        return (plan.position(owner),)
-    return tuple(plan.position((owner + 1 + hop) % k) for hop in range(k))
-
-
-def expected_output(collective: str, plan: Plan, rank: int) -> list[Span]:
-    """The spans that an output must hold at the end, by the chunk table, empty ones left out."""
-    owners = [plan.position(rank)] if collective == "reduce_scatter" else range(plan.ranks)
-    spans = []
-    for channel, loop, owner in itertools.product(range(plan.channels), range(plan.loops), owners):
-        _, out, count = plan.chunk_of(channel, loop, owner)
-        if count:
-            spans.append(Span(out, count, contributors(collective, plan, owner)))
-    return sorted(spans)
-
-
-def check_complete(spans: list[Span], length: int) -> None:
-    """Spans lie end to end from 0 to `length`: each element once."""
-    at = 0
-    for span in spans:
-        assert span.first == at, f"element {at} is missing or twice"
-        at += span.count
-    assert at == length
-
-
-def check_run(collective: str, count: int, plan: Plan, runs: list[Run], out_length: int) -> None:
-    """`runs`: one of each channel."""
-    k = plan.ranks
-    for rank in range(k):
-        spans = sorted(s for run in runs for s in run.outputs[rank] if s.count)
-        check_complete(spans, out_length)
-        assert spans == expected_output(collective, plan, rank)
-    reduced = [n for run in runs for n in run.reduced.values()]
-    copied = [n for run in runs for n in run.copied.values()]
-    assert all(n == k - 1 for n in reduced + copied)
-    chunks = sum(
-        plan.chunk_of(channel, loop, owner)[2] > 0
-        for channel in range(plan.channels)
-        for loop in range(plan.loops)
-        for owner in range(k)
-    )
-    assert len(reduced) == (0 if collective == "all_gather" else chunks)
-    assert len(copied) == (0 if collective == "reduce_scatter" else chunks)
+def roots_of(collective: str, k: int) -> range:
+    return range(k if collective in CHAINS else 1)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize("k", range(2, 17))
 def test_every_chunk_goes_round(k: int, collective: str, protocol: str) -> None:
-    """Reduced k-1 times, copied k-1 times, in order; outputs complete; no deadlock."""
+    """Reduced k-1 times, copied k-1 times, in order; outputs complete, and no others touched; no
+    deadlock."""
     schedulers = itertools.cycle(SCHEDULERS)
-    for g, reversed in itertools.product(GEOMETRIES, (False, True)):
+    roots = roots_of(collective, k)
+    for g, reversed, root in itertools.product(GEOMETRIES, (False, True), roots):
         for count in counts_of(collective, make_plan(collective, protocol, k, 1, g)):
-            plan = make_plan(collective, protocol, k, count, g, reversed)
+            plan = make_plan(collective, protocol, k, count, g, reversed=reversed, root=root)
             runs = [
                 make_ring(plan, collective, count, g.slots, channel).run(next(schedulers), count)
                 for channel in range(g.channels)
             ]
-            out_length = count * k if collective == "all_gather" else count
-            check_run(collective, count, plan, runs, out_length)
+            check_run(collective, count, plan, runs, root)
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize("k", [2, 3, 4, 7])
 def test_no_order_of_the_ranks_deadlocks(k: int, collective: str) -> None:
-    for g, protocol in itertools.product(GEOMETRIES, PROTOCOLS):
+    for g, protocol, root in itertools.product(GEOMETRIES, PROTOCOLS, roots_of(collective, k)):
         parts = k if collective == "all_reduce" else 1
         count = 3 * parts * make_plan(collective, protocol, k, 1, g).chunk + 5
-        ring = make_ring(make_plan(collective, protocol, k, count, g), collective, count, g.slots)
+        plan = make_plan(collective, protocol, k, count, g, root=root)
+        ring = make_ring(plan, collective, count, g.slots)
         runs = [ring.run(name, seed) for name in SCHEDULERS for seed in range(4)]
         assert all(run == runs[0] for run in runs)
 
@@ -154,7 +116,7 @@ def test_one_rank_has_nothing_to_do_with_others(collective: str) -> None:
         for count in counts_of(collective, make_plan(collective, protocol, 1, 1, g)):
             plan = make_plan(collective, protocol, 1, count, g)
             assert all(plan.trace(0, channel) == [] for channel in range(g.channels))
-            check_complete(expected_output(collective, plan, 0), count)
+            check_complete(expected_output(collective, plan, 0, root=0), count)
 
 
 def test_chunk_sizes_at_the_edge_of_32_bits() -> None:
@@ -162,15 +124,13 @@ def test_chunk_sizes_at_the_edge_of_32_bits() -> None:
     for collective, protocol, count in itertools.product(
         COLLECTIVES, PROTOCOLS, (2**31 - 1, 2**31 + 1, 2**32 + 5, 2**40 + 3)
     ):
-        plan = Plan(collective, protocol, 3, count, 1, slot_bytes=2**37, slots=3)
+        plan = Plan(collective, protocol, 3, count, 1, slot_bytes=2**37, slots=3, root=2)
         run = make_ring(plan, collective, count, slots=3).run()
-        check_run(
-            collective, count, plan, [run], count * 3 if collective == "all_gather" else count
-        )
+        check_run(collective, count, plan, [run], root=2)
 
 
 def test_verbs_of_four_ranks() -> None:
-    """The picture in csrc/core/schedule.h."""
+    """The pictures in csrc/core/schedule.h."""
     plan = Plan("all_reduce", "ll", 4, 16, 4)
     for rank in range(4):
         rows = plan.trace(rank)
@@ -184,95 +144,14 @@ def test_verbs_of_four_ranks() -> None:
             "recv",
         ]
         assert [at // 4 for _, at, *_ in rows] == [(rank - 1 - j) % 4 for j in range(7)]
-
-
-# ---- the bench can fail -------------------------------------------------------------------------
-
-
-def planted(k: int = 3, slots: int = 8) -> Ring:
-    """All-reduce of three loops; chunks of two slots each."""
-    plan = Plan("all_reduce", "simple", k, 24 * k, 4, slot_bytes=16, slots=8)
-    ring = make_ring(plan, "all_reduce", 24 * k, slots)
-    ring.traces = [list(rows) for rows in ring.traces]
-    assert plan.loops == 3
-    assert all(row[4] == 2 for rows in ring.traces for row in rows)
-    return ring
-
-
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-@pytest.mark.parametrize("entry", range(15))
-def test_a_dropped_entry_is_found(entry: int, scheduler: str) -> None:
-    ring = planted()
-    assert len(ring.traces[1]) == 15
-    del ring.traces[1][entry]
-    with pytest.raises((Deadlock, Mismatch)):
-        ring.run(scheduler)
-
-
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-@pytest.mark.parametrize("k", [2, 3, 5])
-def test_too_few_slots_deadlock(k: int, scheduler: str) -> None:
-    """Chunks of two slots need a third; the plan does not cut chunks where slots are two."""
-    for slots in (1, 2):
-        with pytest.raises(Deadlock):
-            planted(k, slots).run(scheduler)
-    planted(k, slots=3).run(scheduler)
-
-
-@pytest.mark.parametrize("k", [2, 3, 5])
-def test_a_single_slot_deadlocks(k: int) -> None:
-    plan = Plan("all_reduce", "ll", k, 100 * k, 4, slots=2)
-    with pytest.raises(Deadlock):
-        make_ring(plan, "all_reduce", 100 * k, slots=1).run()
-    make_ring(plan, "all_reduce", 100 * k, slots=2).run()
-
-
-def test_swapped_entries_are_found() -> None:
-    ring = planted()
-    rows = ring.traces[2]
-    rows[1], rows[2] = rows[2], rows[1]
-    with pytest.raises((Deadlock, Mismatch)):
-        ring.run()
-
-
-def test_a_wrong_offset_is_found() -> None:
-    ring = planted()
-    verb, at, out, count, slots = ring.traces[0][1]
-    ring.traces[0][1] = (verb, at + 1, out + 1, count, slots)
-    with pytest.raises(Mismatch, match="expects"):
-        ring.run()
-
-
-def test_an_access_out_of_bounds_is_found() -> None:
-    ring = planted()
-    ring.count -= 1
-    with pytest.raises(Mismatch, match="of 71"):
-        ring.run()
-
-
-def test_ranks_that_cut_differently_are_found() -> None:
-    ring = planted()
-    other = Plan("all_reduce", "simple", 3, 72, 4, slot_bytes=32, slots=8)
-    ring.traces[1] = other.trace(1)
-    with pytest.raises(Mismatch, match="expects"):
-        ring.run()
-
-
-def test_reading_what_was_overwritten_is_found() -> None:
-    ring = planted(k=2)
-    # Rank 0 finishes its chunk, and is then asked to add it again.
-    ring.traces[0].insert(2, ring.traces[0][1])
-    with pytest.raises((Mismatch, Deadlock)):
-        ring.run()
-
-
-def test_a_missing_contribution_is_found() -> None:
-    """A rank that forwards without adding its part: every size fits, and the result is wrong."""
-    ring = planted(k=3)
-    for i, (verb, *rest) in enumerate(ring.traces[1]):
-        if verb == "recv_reduce_send":
-            ring.traces[1][i] = ("recv_copy_send", *rest)
-    run = ring.run()
-    plan = Plan("all_reduce", "simple", 3, 72, 4, slot_bytes=16, slots=8)
-    with pytest.raises(AssertionError):
-        check_run("all_reduce", 72, plan, [run], 72)
+    chains = {
+        "broadcast": {1: "copy_send", 2: "recv_copy_send", 3: "recv_copy_send", 0: "recv"},
+        "reduce": {2: "send", 3: "recv_reduce_send", 0: "recv_reduce_send", 1: "recv_reduce_copy"},
+        "send_recv": {1: "send", 2: "recv", 3: None, 0: None},
+    }
+    for collective, verbs in chains.items():
+        plan = Plan(collective, "simple", 4, 64, 4, slot_bytes=16, slots=8, root=1)
+        for rank, verb in verbs.items():
+            # One chunk of two slots a loop, wherever the rank stands.
+            expected = [(verb, at, at, 8, 2) for at in range(0, 64, 8)] if verb else []
+            assert plan.trace(rank) == expected

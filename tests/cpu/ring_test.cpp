@@ -10,7 +10,9 @@ namespace {
 
 constexpr Protocol kAllProtocols[] = {Protocol::simple, Protocol::ll, Protocol::ll128};
 constexpr Collective kAllCollectives[] = {Collective::all_reduce, Collective::reduce_scatter,
-                                          Collective::all_gather};
+                                          Collective::all_gather, Collective::broadcast,
+                                          Collective::reduce,     Collective::send_recv};
+static_assert(std::size(kAllCollectives) == kCollectives);
 
 Geometry geometry(int slots, int64_t simple, int64_t ll, int64_t ll128) {
   Geometry g;
@@ -29,9 +31,9 @@ std::vector<Geometry> geometries() {
           geometry(8, 1024, 16 * 130, 128 * 17), geometry(kMaxSlots, 32, 64, 128)};
 }
 
-// The n-th operation, or the next that the type accepts; an all-gather has none.
+// The n-th operation, or the next that the type accepts; what only passes data on has none.
 Op some_op(Collective collective, DType dtype, int n) {
-  if (collective == Collective::all_gather) return Op::sum;
+  if (!reduces(collective)) return Op::sum;
   for (;; ++n)
     if (const Op op = Op(n % kOps); accepts(op, kind_of(dtype))) return op;
 }
@@ -50,7 +52,10 @@ void every_shape(int ranks) {
                                     chunk - 1, chunk, chunk + 1, loop - 1, loop, loop + 1,
                                     3 * loop + loop / 2 + 1}) {
           const Op op = some_op(collective, dtype, n);
-          calls.push_back({collective, protocol, dtype, op, count, n % 2 == 1, n % 5 * 3});
+          Call call{collective, protocol, dtype, op, count, n % 2 == 1, n % 5 * 3};
+          call.root = n / 2 % ranks;
+          call.nulls = n / 4 % 2 == 1;
+          calls.push_back(call);
           ++n;
         }
         ++n;  // not in step with the lists
@@ -66,10 +71,12 @@ void every_type_and_operation() {
     for (const Protocol protocol : kAllProtocols)
       for (int dtype = 0; dtype < kDTypes; ++dtype)
         for (int op = 0; op < kOps; ++op)
-          for (const Collective collective : {Collective::all_reduce, Collective::reduce_scatter})
-            if (accepts(Op(op), kind_of(DType(dtype))))
-              calls.push_back(
-                  {collective, protocol, DType(dtype), Op(op), 67, (dtype + op) % 2 == 0});
+          for (const Collective collective : kAllCollectives)
+            if (reduces(collective) && accepts(Op(op), kind_of(DType(dtype)))) {
+              Call call{collective, protocol, DType(dtype), Op(op), 67, (dtype + op) % 2 == 0};
+              call.root = dtype % ranks;
+              calls.push_back(call);
+            }
     run_calls(ring, calls, 1);
   }
 }
@@ -83,13 +90,15 @@ void any_calls_in_a_row(int ranks, uint64_t seed) {
   std::vector<Call> calls;
   for (int i = 0; i < 60; ++i) {
     Call call;
-    call.collective = kAllCollectives[pick(3)];
+    call.collective = kAllCollectives[pick(kCollectives)];
     call.protocol = kAllProtocols[pick(3)];
     call.dtype = DType(pick(kDTypes));
     call.op = some_op(call.collective, call.dtype, pick(kOps));
     call.count = pick(2) ? pick(40) : pick(2000);
     call.in_place = pick(2);
     call.misaligned = pick(16);
+    call.root = pick(ranks);
+    call.nulls = pick(2);
     calls.push_back(call);
   }
   ThreadRing ring(ranks, g);
@@ -105,7 +114,8 @@ void large_calls_with_the_default_slots() {
   std::vector<Call> calls;
   for (const Protocol protocol : kAllProtocols)
     for (const Collective collective : kAllCollectives)
-      calls.push_back({collective, protocol, DType::f32, Op::sum, 300'001, false, 0});
+      for (const int root : {1, 0})
+        calls.push_back({collective, protocol, DType::f32, Op::sum, 300'001, false, 0, 1, root});
   run_calls(ring, calls, 2);
 }
 
@@ -125,12 +135,13 @@ std::string text_of(const std::exception_ptr& error, bool& timed_out) {
 
 // All ranks but `absent` make the call. What they throw, and whether any ran out of time.
 std::vector<std::string> without_one(ThreadRing& ring, int absent, Protocol protocol, int64_t count,
-                                     bool& timed_out, const std::function<void()>& meanwhile) {
+                                     bool& timed_out, const std::function<void()>& meanwhile,
+                                     Collective collective = Collective::all_reduce) {
   const auto errors = ring.on_threads([&](int rank) {
     if (rank == absent) return meanwhile();
     std::vector<char> data(size_t(count), 1);
-    ring.engine(rank).run({Collective::all_reduce, protocol, Reduction::of(Op::sum, DType::i8, 1),
-                           data.data(), data.data(), count});
+    ring.engine(rank).run({collective, protocol, Reduction::of(Op::sum, DType::i8, 1), data.data(),
+                           data.data(), count});
   });
   timed_out = false;
   std::vector<std::string> texts(errors.size());
@@ -194,11 +205,37 @@ void a_timeout_names_the_peer() {
     CHECK_CONTAINS(texts[0], "rank 0 waited for data from rank 1 (wants step 1, has seen 0) and "
                              "nothing came for 0.2 s. Did every rank make this call");
 
-    ThreadRing three(3, g, std::chrono::milliseconds(200));
-    texts = without_one(three, 1, protocol, 1000, timed_out, [] {});
-    CHECK(timed_out);  // one of the two; it then aborts the other
-    CHECK_CONTAINS(texts[0], "rank 0 waited for a free slot at rank 1 (wants step 1, has seen 0)");
-    CHECK_CONTAINS(texts[2], "rank 2 waited for data from rank 1 (wants step 1, has seen 0)");
+    for (const Collective collective : {Collective::all_reduce, Collective::broadcast}) {
+      ThreadRing three(3, g, std::chrono::milliseconds(200));
+      texts = without_one(three, 1, protocol, 1000, timed_out, [] {}, collective);
+      CHECK(timed_out);  // one of the two; it then aborts the other
+      CHECK_CONTAINS(texts[0], std::string(name_of(collective)) + " int8[1000] over ");
+      CHECK_CONTAINS(texts[0],
+                     "rank 0 waited for a free slot at rank 1 (wants step 1, has seen 0)");
+      CHECK_CONTAINS(texts[2], "rank 2 waited for data from rank 1 (wants step 1, has seen 0)");
+    }
+  }
+}
+
+// A message from rank 1 that does not come: its receiver waits, for as long as it was told to, and
+// those it does not concern do not.
+void only_the_receiver_of_a_message_waits() {
+  for (const Protocol protocol : kAllProtocols) {
+    ThreadRing ring(4, geometry(3, 64, 64, 128));
+    const auto errors = ring.on_threads([&](int rank) {
+      if (rank == 1) return;
+      std::vector<char> data(1000);
+      Task task{Collective::send_recv, protocol, Reduction::of(Op::sum, DType::i8, 4), data.data(),
+                data.data(), 1000, /*root=*/1};
+      task.timeout = Milliseconds(200);
+      ring.engine(rank).run(task);
+    });
+    CHECK(!errors[0] && !errors[3]);
+    bool timed_out = false;
+    CHECK_CONTAINS(text_of(errors[2], timed_out),
+                   "rank 2 waited for data from rank 1 (wants step 1, has seen 0) and nothing came "
+                   "for 0.2 s");
+    CHECK(timed_out);
   }
 }
 
@@ -212,4 +249,5 @@ int main() {
   abort_ends_every_wait();
   a_rank_that_comes_to_an_aborted_ring_tells_the_next();
   a_timeout_names_the_peer();
+  only_the_receiver_of_a_message_waits();
 }

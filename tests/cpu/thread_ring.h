@@ -66,6 +66,12 @@ class ThreadRing {
   std::vector<std::unique_ptr<cpu::Engine>> engines_;
 };
 
+// Whether inputs are combined, or one is passed on.
+constexpr bool reduces(Collective c) {
+  return c == Collective::all_reduce || c == Collective::reduce_scatter ||
+         c == Collective::reduce;
+}
+
 struct Call {
   Collective collective = Collective::all_reduce;
   Protocol protocol = Protocol::simple;
@@ -75,7 +81,18 @@ struct Call {
   bool in_place = false;
   int misaligned = 0;  // bytes
   double factor = 0.75;
+  int root = 0;
+  bool nulls = false;  // in place of what a rank does not read or write
 
+  bool reads(int rank) const {
+    return rank == root ||
+           (collective != Collective::broadcast && collective != Collective::send_recv);
+  }
+  bool writes(int rank, int ranks) const {
+    if (collective == Collective::reduce) return rank == root;
+    if (collective == Collective::send_recv) return rank == (root + 1) % ranks;
+    return true;
+  }
   int64_t in_count(int ranks) const {
     return collective == Collective::reduce_scatter ? ranks * count : count;
   }
@@ -88,7 +105,8 @@ inline std::string shown(const Call& c, const ThreadRing& ring) {
   return std::string(name_of(c.collective)) + " " + name_of(c.protocol) + " " + name_of(c.dtype) +
          "[" + std::to_string(c.count) + "] " + name_of(c.op) + (c.in_place ? " in place" : "") +
          " + " + std::to_string(c.misaligned) + " bytes, " + std::to_string(ring.ranks()) +
-         " ranks, " + std::to_string(ring.geometry().slots) + " slots of " +
+         " ranks, root " + std::to_string(c.root) + ", " +
+         std::to_string(ring.geometry().slots) + " slots of " +
          std::to_string(ring.geometry().slot_bytes[int(c.protocol)]);
 }
 
@@ -107,12 +125,12 @@ T combined(Combine how, T incoming, T mine) {
   fail(__FILE__, __LINE__, "no such operation");
 }
 
-// The element that position `owner` finishes: every rank's contribution in the order of the ring.
+// The element that rank `owner` finishes: every rank's contribution in the order of the ring.
 template <class T>
 T finished(const Reduction& r, const std::vector<const T*>& inputs, int64_t i, int owner) {
   const int k = int(inputs.size());
-  const auto input = [&](int position) {
-    const T x = inputs[size_t(position % k)][i];
+  const auto input = [&](int rank) {
+    const T x = inputs[size_t(rank % k)][i];
     if constexpr (!std::is_integral_v<T>)
       if (r.scale == Reduction::Scale::multiply_input)
         return scale<Reduction::Scale::multiply_input>(x, static_cast<wide_t<T>>(r.factor));
@@ -126,32 +144,37 @@ T finished(const Reduction& r, const std::vector<const T*>& inputs, int64_t i, i
   return result;
 }
 
-// The outputs of all ranks.
+// The outputs of all ranks; of those that have none, nothing.
 template <class T>
 std::vector<Bytes> expected(const Call& call, const Geometry& g, const std::vector<Bytes>& inputs) {
   const int k = int(inputs.size());
   const int64_t out_count = call.out_count(k);
-  std::vector<Bytes> outputs(inputs.size(), Bytes(size_t(out_count) * sizeof(T)));
+  std::vector<Bytes> outputs(inputs.size());
+  for (int r = 0; r < k; ++r)
+    if (call.writes(r, k)) outputs[size_t(r)].resize(size_t(out_count) * sizeof(T));
   std::vector<const T*> in;
   for (const Bytes& b : inputs) in.push_back(reinterpret_cast<const T*>(b.data()));
   const Reduction reduction = Reduction::of(call.op, call.dtype, k, call.factor);
   const Plan plan = Plan::make(call.collective, call.protocol, k, call.count, sizeof(T), 1, g);
   std::vector<int> times(size_t(out_count) * size_t(k), 0);
   for (int64_t loop = 0; loop < plan.loops; ++loop)
-    for (int owner = 0; owner < k; ++owner) {
-      const Chunk c = plan.chunk_of(0, loop, owner);
+    for (int part = 0; part < (is_chain(call.collective) ? 1 : k); ++part) {
+      const Chunk c = plan.chunk_of(0, loop, part);
+      const int owner = is_chain(call.collective) ? call.root : part;
       for (int64_t i = 0; i < c.count; ++i) {
-        const T x = call.collective == Collective::all_gather
-                        ? in[size_t(owner)][c.in + i]
-                        : finished(reduction, in, c.in + i, owner);
+        const T x = reduces(call.collective) ? finished(reduction, in, c.in + i, owner)
+                                             : in[size_t(owner)][c.in + i];
         for (int r = 0; r < k; ++r) {
+          if (!call.writes(r, k)) continue;
           if (call.collective == Collective::reduce_scatter && r != owner) continue;
           reinterpret_cast<T*>(outputs[size_t(r)].data())[c.out + i] = x;
           ++times[size_t(r * out_count + c.out + i)];
         }
       }
     }
-  for (const int n : times) CHECK_EQ(n, 1);  // the plan covers every element, once
+  for (int r = 0; r < k; ++r)
+    for (int64_t i = 0; i < out_count; ++i)  // the plan covers every element, once
+      CHECK_EQ(times[size_t(r * out_count + i)], int(call.writes(r, k)));
   return outputs;
 }
 
@@ -215,23 +238,29 @@ inline void run_calls(ThreadRing& ring, const std::vector<Call>& calls, uint64_t
     for (size_t c = 0; c < calls.size(); ++c) {
       const Call& call = calls[c];
       const Bytes& input = inputs[c][size_t(rank)];
-      const Bytes& want = wanted[c][size_t(rank)];
-      const size_t shard = size_t(rank * call.count * size_of(call.dtype));
+      const size_t element = size_t(size_of(call.dtype));
+      const size_t shard = size_t(rank * call.count) * element;
       const bool gathers = call.collective == Collective::all_gather;
-      Guarded in(input.size(), call.misaligned), out(want.size(), call.misaligned);
+      Guarded in(input.size(), call.misaligned);
+      Guarded out(size_t(call.out_count(k)) * element, call.misaligned);
       in.fill(input);
       Task task{call.collective, call.protocol,
                 Reduction::of(call.op, call.dtype, k, call.factor), in.data(), out.data(),
-                call.count};
+                call.count, call.root};
       if (call.in_place && gathers) {
         task.in = out.data() + shard;
         out.fill(input, shard);
       } else if (call.in_place) {
         task.out = in.data() + (call.collective == Collective::reduce_scatter ? shard : 0);
       }
+      const auto* target = static_cast<const unsigned char*>(task.out);
+      const bool writes = call.writes(rank, k);
+      const Bytes want = writes ? wanted[c][size_t(rank)] : Bytes(target, target + out.size);
+      if (call.nulls && !call.reads(rank)) task.in = nullptr;
+      if (call.nulls && !writes) task.out = nullptr;
       if (before) before(rank, c);
       ring.engine(rank).run(task);
-      if (!std::equal(want.begin(), want.end(), static_cast<const unsigned char*>(task.out)))
+      if (!std::equal(want.begin(), want.end(), target))
         fail(__FILE__, __LINE__, "rank " + std::to_string(rank) + ", call " + std::to_string(c) +
                                      ": wrong result of " + shown(call, ring));
       CHECK(in.intact() && out.intact());

@@ -49,11 +49,12 @@ void default_geometry_suits_the_kernels() {
 
 void shapes_follow_the_size() {
   constexpr Geometry g = default_geometry();
-  for (int p = 0; p < kProtocols; ++p) {
+  for (int i = 0; i < kProtocols * kCollectives; ++i) {
     int before = 0;
     for (int64_t count = 1; count < int64_t(1) << 34; count *= 3) {
       Task task;
-      task.protocol = Protocol(p);
+      task.collective = Collective(i / kProtocols);
+      task.protocol = Protocol(i % kProtocols);
       task.count = count;
       const Shape shape = shape_of(task, 4, g);
       CHECK(shape.channels >= 1 && shape.channels <= g.channels);
@@ -64,6 +65,25 @@ void shapes_follow_the_size() {
     }
     CHECK_EQ(before, g.channels);
   }
+}
+
+// Every rank moves all of what goes down a chain, and a part of what an all-reduce cuts.
+void a_chain_is_as_wide_as_what_it_moves() {
+  for (int p = 0; p < kProtocols; ++p)
+    for (const int64_t count : {int64_t(100), int64_t(10'000), int64_t(300'000)}) {
+      Task task;
+      task.protocol = Protocol(p);
+      task.count = 4 * count;
+      const Shape whole = shape_of(task, 4, default_geometry());
+      task.count = count;
+      for (const Collective chain :
+           {Collective::broadcast, Collective::reduce, Collective::send_recv}) {
+        task.collective = chain;
+        const Shape shape = shape_of(task, 4, default_geometry());
+        CHECK_EQ(shape.channels, whole.channels);
+        CHECK_EQ(shape.threads, whole.threads);
+      }
+    }
 }
 
 void without_a_gpu_all_say_so() {
@@ -109,6 +129,7 @@ int main() {
   every_collective_has_its_kernel();
   default_geometry_suits_the_kernels();
   shapes_follow_the_size();
+  a_chain_is_as_wide_as_what_it_moves();
   without_a_gpu_all_say_so();
   bad_geometry_is_refused();
   a_first_call_in_a_graph_says_what_to_do();

@@ -68,6 +68,24 @@ void one_launch_a_device() {
   CHECK(ring.drain(Milliseconds(1)));
 }
 
+void every_launch_is_told_the_root() {
+  runtime = {};
+  LocalRing ring(kDevices, kTimeout);
+  for (int c = 0; c < kCollectives; ++c)
+    for (int root = 0; root < int(kDevices.size()); ++root) {
+      runtime.launches.clear();
+      std::vector<Task> tasks = tasks_on(kDevices);
+      for (Task& task : tasks) task.collective = Collective(c), task.root = root;
+      ring.run(tasks);
+      CHECK_EQ(runtime.launches.size(), size_t(3));
+      for (const Launch& launch : runtime.launches) {
+        const Plan& plan = launch.args.plan;
+        CHECK(plan.collective == Collective(c) && plan.root == root && plan.ranks == 6);
+        CHECK(plan.count == 100'000 && plan.loops == runtime.launches[0].args.plan.loops);
+      }
+    }
+}
+
 void neighbours_have_access() {
   runtime = {};
   runtime.access = {{0, 1}};  // somebody else was first
@@ -134,19 +152,23 @@ void a_ring_of_one_takes_no_memory() {
   LocalRing ring({1}, kTimeout);
   CHECK(runtime.memory.empty());
   const std::vector<float> in(10, 1.5f);
-  std::vector<float> out(10);
-  Task task;
-  task.in = in.data();
-  task.out = out.data();
-  task.count = 10;
-  ring.run({&task, 1});
-  CHECK(in == out);
+  for (int c = 0; c < kCollectives; ++c) {
+    std::vector<float> out(10);
+    Task task;
+    task.collective = Collective(c);
+    task.in = in.data();
+    task.out = out.data();
+    task.count = 10;
+    ring.run({&task, 1});
+    CHECK(in == out);
+  }
 }
 
 }  // namespace
 
 int main() {
   one_launch_a_device();
+  every_launch_is_told_the_root();
   neighbours_have_access();
   a_launch_that_fails_ends_the_others();
   the_cause_is_thrown();

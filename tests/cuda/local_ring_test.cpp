@@ -48,6 +48,7 @@ struct Call {
   Protocol protocol;
   Op op;
   int64_t count, offset;
+  int root;
 };
 
 template <class T>
@@ -58,22 +59,26 @@ void run_call(LocalRing& ring, const std::vector<int>& devices, DType dtype, con
   const int64_t e = sizeof(T), n = call.count;
   const int64_t in_count = call.collective == Collective::reduce_scatter ? n * k : n;
   const int64_t out_count = call.collective == Collective::all_gather ? n * k : n;
-  std::vector<std::vector<T>> in(ranks);
-  for (auto& x : in) x.resize(size_t(in_count));
+  std::vector<std::vector<T>> in(ranks), before(ranks);
   std::vector<std::unique_ptr<Buffer>> sources, targets;
   Task task;
   task.collective = call.collective;
   task.protocol = call.protocol;
   task.reduction = Reduction::of(call.op, dtype, k, 0.75);
   task.count = n;
+  task.root = call.root;
   std::vector<Task> tasks(ranks, task);
   for (int r = 0; r < k; ++r) {
-    for (T& x : in[size_t(r)]) x = test::sample<T>(random);
+    in[size_t(r)].resize(size_t(in_count));
+    before[size_t(r)].resize(size_t(out_count));
+    for (auto* values : {&in[size_t(r)], &before[size_t(r)]})
+      for (T& x : *values) x = test::sample<T>(random);
     const int device = devices[size_t(r)];
     sources.push_back(std::make_unique<Buffer>(device, in_count * e, call.offset * e));
     targets.push_back(
         std::make_unique<Buffer>(device, out_count * e, (call.offset * 3 + r) % 7 * e));
     sources.back()->fill(in[size_t(r)].data(), 0, in_count * e);
+    targets.back()->fill(before[size_t(r)].data(), 0, out_count * e);
     tasks[size_t(r)].in = sources.back()->get();
     tasks[size_t(r)].out = targets.back()->get();
   }
@@ -81,8 +86,8 @@ void run_call(LocalRing& ring, const std::vector<int>& devices, DType dtype, con
   CHECK(ring.drain(Milliseconds(60000)));
   const Shape shape = shape_of(task, k, ring.geometry());
   const Plan plan = Plan::make(call.collective, call.protocol, k, n, int(e), kPlanWorkers,
-                               ring.geometry(), shape.channels);
-  const auto expected = test::model(plan, task.reduction, in);
+                               ring.geometry(), shape.channels, call.root);
+  const auto expected = test::model(plan, task.reduction, in, before);
   for (int r = 0; r < k; ++r) {
     const auto found = targets[size_t(r)]->contents();
     if (std::memcmp(found.data(), expected[size_t(r)].data(), found.size()) != 0)
@@ -102,7 +107,8 @@ void run_ring(const std::vector<int>& devices) {
         for (const int64_t count : {int64_t(1), int64_t(17), int64_t(1000 + round),
                                     int64_t(DType(d) == DType::f32 ? 1500001 : 100003 + d)}) {
           Call call{Collective(random() % kCollectives), Protocol(p), Op::sum, count,
-                    int64_t(random() % 3 == 0 ? 0 : random() % 16)};
+                    int64_t(random() % 3 == 0 ? 0 : random() % 16),
+                    int(random() % devices.size())};
           do call.op = Op(random() % kOps);
           while (!accepts(call.op, kind_of(DType(d))));
           with_dtype(DType(d), [&](auto tag) {

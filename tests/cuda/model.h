@@ -41,31 +41,51 @@ T scaled(const Reduction& r, Reduction::Scale when, T x) {
   return x;
 }
 
-// What each rank should hold, in the order in which the plan's chunks travel.
+// Whether a rank gives its input; of a broadcast and of a message, the root alone.
+inline bool reads(const Plan& plan, int rank) {
+  return rank == plan.root || (plan.collective != Collective::broadcast &&
+                               plan.collective != Collective::send_recv);
+}
+// Whether a rank has an output. What lies where another one passes its own must stay.
+inline bool writes(const Plan& plan, int rank) {
+  if (plan.collective == Collective::reduce) return rank == plan.root;
+  if (plan.collective == Collective::send_recv) return rank == plan.next(plan.root);
+  return true;
+}
+
+// What each rank should hold, in the order in which the plan's chunks travel. `out`: what the
+// outputs held before; where nothing is given, zeros.
 template <class T>
 std::vector<std::vector<T>> model(const Plan& plan, const Reduction& reduction,
-                                  const std::vector<std::vector<T>>& in) {
+                                  const std::vector<std::vector<T>>& in,
+                                  std::vector<std::vector<T>> out = {}) {
   using enum Reduction::Scale;
+  using enum Collective;
   const int k = plan.ranks;
   const int64_t n = plan.count;
-  std::vector<std::vector<T>> out(
-      size_t(k), std::vector<T>(size_t(plan.collective == Collective::all_gather ? n * k : n)));
+  const Collective collective = plan.collective;
+  const bool chain = collective == broadcast || collective == reduce || collective == send_recv;
+  const bool reduces = collective != all_gather && collective != broadcast &&
+                       collective != send_recv;
+  out.resize(size_t(k));
+  for (auto& x : out) x.resize(size_t(collective == all_gather ? n * k : n));
   for (int channel = 0; channel < plan.channels; ++channel)
     for (int64_t loop = 0; loop < plan.loops; ++loop)
-      for (int owner = 0; owner < k; ++owner) {
-        const Chunk c = plan.chunk_of(channel, loop, owner);
+      for (int part = 0; part < (chain ? 1 : k); ++part) {
+        const Chunk c = plan.chunk_of(channel, loop, part);
+        const int owner = chain ? plan.root : part;  // where the chunk is complete, or begins
         for (int64_t i = 0; i < c.count; ++i) {
-          const auto part = [&](int rank) {
+          const auto input = [&](int rank) {
             return scaled(reduction, multiply_input, in[size_t(rank)][size_t(c.in + i)]);
           };
-          T x = part(plan.collective == Collective::all_gather ? owner : (owner + 1) % k);
-          if (plan.collective != Collective::all_gather) {
+          T x = input(reduces ? (owner + 1) % k : owner);
+          if (reduces) {
             for (int hop = 2; hop <= k; ++hop)
-              x = combined(reduction.combine, x, part((owner + hop) % k));
+              x = combined(reduction.combine, x, input((owner + hop) % k));
             x = scaled(reduction, divide_result, x);
           }
           for (int rank = 0; rank < k; ++rank)
-            if (plan.collective != Collective::reduce_scatter || rank == owner)
+            if (writes(plan, rank) && (collective != reduce_scatter || rank == owner))
               out[size_t(rank)][size_t(c.out + i)] = x;
         }
       }

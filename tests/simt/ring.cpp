@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "core/schedule.h"
 #include "cuda/model.h"
 
 namespace simt {
@@ -114,7 +115,9 @@ int64_t Ring::choose_count(const Plan& p, int element) {
   // Of several channels, the last one should have something to do now and then.
   const int64_t loop = p.loop_span() * element;
   const int64_t bytes = loop <= 8 << 10 && random_.one_in(3) ? loop + 16 : most_bytes_;
-  const int64_t most = bytes / element / (p.collective == Collective::all_reduce ? 1 : ranks_);
+  const bool shards = p.collective == Collective::reduce_scatter ||
+                      p.collective == Collective::all_gather;
+  const int64_t most = bytes / element / (shards ? ranks_ : 1);
   if (random_.one_in(8)) return int64_t(random_.below(2));
   const int64_t spans[] = {p.chunk, p.chunk, p.chunk * p.parts(), p.loop_span(),
                            (2 + int64_t(random_.below(4))) * p.loop_span()};
@@ -132,19 +135,23 @@ void Ring::add_call() {
   auto op = random_.one_in(2) ? Op::sum : Op(random_.below(kOps));
   if (!accepts(op, kind_of(dtype))) op = Op::sum;
   call.reduction = Reduction::of(op, dtype, ranks_, 0.75);
+  const int root = is_chain(collective) ? int(random_.below(uint64_t(ranks_))) : 0;
   // The plan must be the same on all ranks, whatever threads each of them launches.
   const auto plan = [&](int64_t count) {
     return Plan::make(collective, protocol, ranks_, count, size_of(dtype), workers_of(threads_),
-                      geometry_, 1 + int(random_.below(uint64_t(geometry_.channels))));
+                      geometry_, 1 + int(random_.below(uint64_t(geometry_.channels))), root);
   };
   call.plan = plan(1);
   call.plan = plan(choose_count(call.plan, size_of(dtype)));
   call.in_place = random_.one_in(2);
+  call.nulls = is_chain(collective) && random_.one_in(2);
   const Plan& p = call.plan;
   cover(name_of(collective), name_of(protocol));
   cover("dtype", name_of(dtype));
   cover("op", name_of(op));
   cover("in place", int(call.in_place));
+  if (is_chain(collective)) cover("root", root == 0 ? "0" : root == ranks_ - 1 ? "last" : "other");
+  if (is_chain(collective)) cover("null", int(call.nulls));
   if (p.count <= 1) cover("count", p.count);
   if (p.count == p.chunk - 1) cover("count", "chunk - 1");
   if (p.count == p.chunk) cover("count", "chunk");
@@ -181,7 +188,7 @@ void Ring::fill(Call& call) {
   const auto offset = [&] { return e * int64_t(random() % 16); };
   const bool aligned = random_.one_in(2);
   cover("aligned", int(aligned));
-  std::vector<std::vector<T>> in;
+  std::vector<std::vector<T>> in, out;
   for (int r = 0; r < ranks_; ++r) {
     in.push_back(numbers<T>(in_count, random));
     const std::string of = " of rank " + std::to_string(r) + ", call " +
@@ -197,8 +204,12 @@ void Ring::fill(Call& call) {
                                         : whole + (scatters ? r * n * e : 0));
     memory().write(call.in.back(), in.back().data(), in_count * e);
     call.input.push_back(bytes_of(in.back()));
+    out.emplace_back(size_t(out_count));
+    memory().read(call.out.back(), out.back().data(), out_count * e);
+    if (call.nulls && !test::reads(call.plan, r)) call.in.back() = nullptr;
+    if (call.nulls && !test::writes(call.plan, r)) call.out.back() = nullptr;
   }
-  for (const auto& x : test::model(call.plan, call.reduction, in))
+  for (const auto& x : test::model(call.plan, call.reduction, in, out))
     call.expected.push_back(bytes_of(x));
 }
 
@@ -258,10 +269,11 @@ void Ring::print() const {
               long(geometry_.slot_bytes[1]), long(geometry_.slot_bytes[2]),
               static_cast<unsigned long>(first_step_));
   for (const Call& c : calls_)
-    std::printf("  %s %s %s[%ld] over %d channels%s, chunk %ld, %ld loops\n",
+    std::printf("  %s %s %s[%ld] over %d channels%s, root %d, chunk %ld, %ld loops\n",
                 name_of(c.plan.collective), name_of(c.plan.protocol),
                 name_of(c.reduction.dtype), long(c.plan.count), c.plan.channels,
-                c.in_place ? ", in place" : "", long(c.plan.chunk), long(c.plan.loops));
+                c.in_place ? ", in place" : "", c.plan.root, long(c.plan.chunk),
+                long(c.plan.loops));
 }
 
 }  // namespace simt

@@ -44,7 +44,8 @@ struct Call {
   Plan plan;
   Reduction reduction;
   bool in_place = false;
-  // Of each rank.
+  bool nulls = false;  // in place of what a rank does not read or write
+  // Of each rank: what it holds, and where. A rank without an output has one that must stay.
   std::vector<std::vector<std::byte>> input, expected;
   std::vector<std::byte*> in, out;
 };
@@ -77,7 +78,10 @@ class Ring {
   void corrupt();
   void look_at_report();
   void check_results();
-  void check_call(size_t call, int rank) const;
+  void check_output(size_t call, int rank) const;
+  void check_input(size_t call, int rank) const;
+  void compare(size_t call, int rank, const char* what, const std::byte* at,
+               const std::vector<std::byte>& expected) const;
   void check_counters();
   void check_survivors();
   WaitReport report_of(int rank);

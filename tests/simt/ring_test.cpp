@@ -25,12 +25,19 @@ constexpr const char* kRequired[] = {
     "slots 2", "slots 3", "slots 8", "slots as many as ranks", "launches of all ranks",
     "launches of each rank", "aligned 0", "aligned 1", "in place 0", "in place 1", "count 0",
     "count 1", "count chunk - 1", "count chunk", "count chunk + 1", "loops 2", "loops more",
-    "LL flags wrapped 1", "all_reduce simple", "all_reduce ll", "all_reduce ll128",
-    "reduce_scatter simple", "reduce_scatter ll", "reduce_scatter ll128", "all_gather simple",
-    "all_gather ll", "all_gather ll128", "dtype float32", "dtype float64", "dtype float16",
-    "dtype bfloat16", "dtype int8", "dtype uint8", "dtype int32", "dtype int64",
-    "dtype float8_e4m3fn", "dtype float8_e5m2", "trouble none", "trouble killed",
-    "trouble aborted", "trouble corrupted"};
+    "LL flags wrapped 1", "root 0", "root last", "root other", "null 0", "null 1", "trouble none",
+    "trouble killed", "trouble aborted", "trouble corrupted"};
+
+// And what the lists of types.h name.
+std::vector<std::string> required() {
+  std::vector<std::string> all(std::begin(kRequired), std::end(kRequired));
+  for (int d = 0; d < kDTypes; ++d) all.push_back(std::string("dtype ") + name_of(DType(d)));
+  for (int op = 0; op < kOps; ++op) all.push_back(std::string("op ") + name_of(Op(op)));
+  for (int c = 0; c < kCollectives; ++c)
+    for (int p = 0; p < kProtocols; ++p)
+      all.push_back(std::string(name_of(Collective(c))) + " " + name_of(Protocol(p)));
+  return all;
+}
 
 uint64_t current_seed = 0;
 
@@ -166,9 +173,10 @@ int main(int argc, char** argv) {
         }
       });
   if (run.wished.empty() && run.seeds >= 2000)
-    for (const char* what : kRequired)
+    for (const std::string& what : required())
       if (coverage[what] == 0) {
-        std::fprintf(stderr, "not tried in %lu seeds: %s\n", (unsigned long)run.seeds, what);
+        std::fprintf(stderr, "not tried in %lu seeds: %s\n", (unsigned long)run.seeds,
+                     what.c_str());
         ++failed;
       }
   failed += died;

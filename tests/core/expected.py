@@ -1,0 +1,103 @@
+"""What a schedule must come to: who contributes to each chunk, who sends, and who has an output."""
+
+from __future__ import annotations
+
+import itertools
+
+from ringkern._C import Plan
+from tests.core.simulator import Ring, Run, Span
+
+CHAINS = ("broadcast", "reduce", "send_recv")
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", *CHAINS)
+
+
+def make_ring(plan: Plan, collective: str, count: int, slots: int, channel: int = 0) -> Ring:
+    ranks = range(plan.ranks)
+    return Ring(
+        [plan.trace(rank, channel) for rank in ranks],
+        [plan.next(rank) for rank in ranks],
+        collective,
+        count,
+        slots,
+    )
+
+
+def contributors(collective: str, plan: Plan, owner: int, root: int) -> tuple[int, ...]:
+    """Who takes part in the chunk of a position, in order: the ranks after it, and it last.
+
+    On a chain, chunks belong to the root."""
+    k = plan.ranks
+    if collective in ("broadcast", "send_recv"):
+        return (root,)
+    if collective == "all_gather":
+        return (plan.position(owner),)
+    last = plan.position(root) if collective == "reduce" else owner
+    return tuple(plan.position((last + 1 + hop) % k) for hop in range(k))
+
+
+def writers(collective: str, plan: Plan, root: int) -> set[int]:
+    """The ranks that have an output."""
+    only = {"reduce": {root}, "send_recv": {plan.next(root)}}
+    return only.get(collective, set(range(plan.ranks)))
+
+
+def senders(collective: str, plan: Plan, root: int) -> set[int]:
+    """The ranks that use the link to the next one."""
+    everyone = set(range(plan.ranks))
+    only = {"broadcast": everyone - {plan.prev(root)}, "reduce": everyone - {root}}
+    return (only | {"send_recv": {root}}).get(collective, everyone)
+
+
+def owners(collective: str, plan: Plan) -> range:
+    """Whose chunks a loop has; a chain has one."""
+    return range(1 if collective in CHAINS else plan.ranks)
+
+
+def expected_output(collective: str, plan: Plan, rank: int, root: int) -> list[Span]:
+    """The spans that an output must hold at the end, by the chunk table, empty ones left out."""
+    if rank not in writers(collective, plan, root):
+        return []
+    mine = [plan.position(rank)]
+    of = mine if collective == "reduce_scatter" else owners(collective, plan)
+    spans = []
+    for channel, loop, owner in itertools.product(range(plan.channels), range(plan.loops), of):
+        _, out, count = plan.chunk_of(channel, loop, owner)
+        if count:
+            spans.append(Span(out, count, contributors(collective, plan, owner, root)))
+    return sorted(spans)
+
+
+def check_complete(spans: list[Span], length: int) -> None:
+    """Spans lie end to end from 0 to `length`: each element once."""
+    at = 0
+    for span in spans:
+        assert span.first == at, f"element {at} is missing or twice"
+        at += span.count
+    assert at == length
+
+
+def check_run(collective: str, count: int, plan: Plan, runs: list[Run], root: int = 0) -> None:
+    """`runs`: one of each channel."""
+    k = plan.ranks
+    for rank in range(k):
+        everything = [s for run in runs for s in run.outputs[rank]]
+        if rank in writers(collective, plan, root):
+            spans = sorted(s for s in everything if s.count)
+            check_complete(spans, count * k if collective == "all_gather" else count)
+            assert spans == expected_output(collective, plan, rank, root)
+        else:
+            assert everything == [], "not even an empty chunk"
+    sent = {rank for run in runs for rank in run.sent}
+    assert sent == (senders(collective, plan, root) if count else set())
+    chunks = sum(
+        plan.chunk_of(channel, loop, owner)[2] > 0
+        for channel in range(plan.channels)
+        for loop in range(plan.loops)
+        for owner in owners(collective, plan)
+    )
+    reduced = [n for run in runs for n in run.reduced.values()]
+    copied = [n for run in runs for n in run.copied.values()]
+    reduces = collective in ("all_reduce", "reduce_scatter", "reduce")
+    copies = {"reduce_scatter": 0, "reduce": 0, "send_recv": 1}.get(collective, k - 1)
+    assert reduced == [k - 1] * (chunks if reduces else 0)
+    assert copied == [copies] * (chunks if copies else 0)
