@@ -16,8 +16,6 @@ const char* const kFormed = "formed";
 
 }  // namespace
 
-std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
-
 std::string printable(const std::string& text) {
   std::string out = text.substr(0, kMaxText);
   for (char& c : out)

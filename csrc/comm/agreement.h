@@ -54,7 +54,6 @@ class Agreement {
   const Clock::time_point deadline_;
 };
 
-std::string rank_text(int rank);
 // Text from another rank, fit for a message: at most 1000 printable ASCII characters.
 std::string printable(const std::string& text);
 

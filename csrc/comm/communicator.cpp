@@ -128,7 +128,8 @@ void Communicator::run(const Device& device, const Task& task) {
 }
 
 void Communicator::run_async(const Device& device, const Task& task,
-                             std::function<void(std::exception_ptr)> done) {
+                             std::function<void(std::exception_ptr)> done,
+                             std::function<void()> before) {
   check_callable();
   std::unique_lock turn(turn_, std::defer_lock);
   // In a callback, whoever has the turn waits for the callback to end: nothing runs beside it.
@@ -136,10 +137,11 @@ void Communicator::run_async(const Device& device, const Task& task,
     turn.lock();
     check_callable();
   }
-  worker_->post([this, &device, task, done = std::move(done)]() mutable {
+  worker_->post([this, &device, task, done = std::move(done),
+                 before = std::move(before)]() mutable {
     std::exception_ptr error;
     try {
-      execute(device, task);
+      execute(device, task, before);
     } catch (...) {
       error = std::current_exception();
     }
@@ -150,11 +152,13 @@ void Communicator::run_async(const Device& device, const Task& task,
   });
 }
 
-void Communicator::execute(const Device& device, const Task& task) {
+void Communicator::execute(const Device& device, const Task& task,
+                           const std::function<void()>& before) {
   check_healthy();  // what came before may have failed
   try {
     Ring& ring = ring_on(device);
     check_healthy();  // abort() may have come before the ring was there
+    if (before) before();
     ring.executor->run(task);
   } catch (const AbortedError& e) {
     const std::string text = e.what(), reason = poison(text);
@@ -164,6 +168,11 @@ void Communicator::execute(const Device& device, const Task& task) {
     poison(e.what());
     throw;
   }
+}
+
+bool Communicator::connected(const Device& device) {
+  std::lock_guard lock(state_);
+  return rings_.contains(device.name);
 }
 
 Communicator::Ring& Communicator::ring_on(const Device& device) {

@@ -38,8 +38,12 @@ class Communicator {
   void run(const Device& device, const Task& task);
   // Returns at once; `done` is called on the communicator's thread with the error, or null, and may
   // make asynchronous calls of its own. `device` outlives the call.
+  // `before`, if any, is called there, too, just before the task is run.
   void run_async(const Device& device, const Task& task,
-                 std::function<void(std::exception_ptr)> done);
+                 std::function<void(std::exception_ptr)> done,
+                 std::function<void()> before = nullptr);
+  // Whether a call on this device would find its neighbours at once.
+  bool connected(const Device& device);
 
   // Ends every wait of this rank and, hop by hop, of the whole ring. Any thread, any number of
   // times.
@@ -67,7 +71,8 @@ class Communicator {
 
   void check_callable();  // not in a forked child, not closed, not failed
   void check_healthy();   // not failed
-  void execute(const Device& device, const Task& task);
+  void execute(const Device& device, const Task& task,
+               const std::function<void()>& before = nullptr);
   Ring& ring_on(const Device& device);
   Ring connect(const Device& device);
   static void dissolve(Ring& ring, Milliseconds patience);

@@ -52,9 +52,7 @@ Doorman::Doorman(std::shared_ptr<Store> store, const std::string& name, int rank
       bell_(make_bell()) {
   store_->set(key("address", rank_), to_bytes(address_));
   // Peers look at this counter, because to wait for a key would keep others from the store.
-  if (store_->add(key("present", rank_), 1) != 1)
-    throw RendezvousError(rank_text(rank_) + " came twice: two processes have the same rank, or "
-                          "ranks do not make the same groups in the same order");
+  store_->add(key("present", rank_), 1);
   thread_ = std::thread([this] { work(); });
 }
 
@@ -235,7 +233,7 @@ void Doorman::greet(const Line& line, const Offer& offer) const {
     send_message(line.socket, to_bytes(hello) + offer.bytes, offer.fd);
   } catch (const std::system_error& e) {
     throw TransportError(rank_text(rank_) + " cannot greet " + rank_text(line.peer) + ": " +
-                         e.what() + ". That process has ended");
+                         e.what() + ". That process has ended or left the group");
   }
 }
 

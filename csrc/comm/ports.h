@@ -16,6 +16,8 @@ namespace ringkern {
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 
+inline std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
+
 // The classes of failure that Python turns into exceptions of its own (`ringkern.errors`).
 struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;

@@ -14,8 +14,6 @@
 namespace ringkern::cpu {
 namespace {
 
-std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
-
 std::string ago(Clock::time_point then) {
   const auto s = std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - then).count();
   return s < 1 ? "just now" : std::to_string(s) + " s ago";
@@ -205,6 +203,7 @@ bool Courier::Body::take_news() {
 }
 
 void Courier::Body::finish(Message&& message, std::exception_ptr error, int source) {
+  if (error) poison(mail_->failure());  // first: who is told of it finds nothing else to use
   if (message.done) message.done(error, source);
   message.done = nullptr;  // what it holds is released before anyone is told that it is done
   std::lock_guard lock(mutex_);
@@ -213,7 +212,7 @@ void Courier::Body::finish(Message&& message, std::exception_ptr error, int sour
 
 void Courier::Body::work() {
   if (work_until_something_fails() == Verdict::ok) return;
-  poison(mail_->failure().empty() ? "another rank gave up" : mail_->failure());
+  poison(mail_->failure());  // without a message, if its link is damaged
   std::string reason;
   {
     std::lock_guard lock(mutex_);
@@ -231,10 +230,14 @@ Verdict Courier::Body::work_until_something_fails() {
   while (!stopping_) {
     const auto until = std::min(mail_->deadline(), Clock::now() + std::chrono::hours(1));
     Wait wait(bell, pauses, until - Clock::now(), yield_from);
-    wait.until([this] { return take_news() | mail_->step(); });
+    wait.until([&] {
+      const bool news = take_news();
+      // Before the step: a rank that gave up has left, too, and the reason is what counts.
+      return aborted(bell) || mail_->step() || news;
+    });
+    if (aborted(bell)) return Verdict::aborted;
     if (Clock::now() >= mail_->deadline()) mail_->expire(Clock::now());
-    // Where something moves all the time, no wait ends otherwise.
-    if (!mail_->failure().empty() || aborted(bell)) return Verdict::aborted;
+    if (!mail_->failure().empty()) return Verdict::aborted;
   }
   return Verdict::ok;
 }

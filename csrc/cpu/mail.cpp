@@ -13,22 +13,6 @@ namespace {
 
 // What a link may move before it is the next one's turn.
 constexpr int64_t kTurn = 64 << 10;
-constexpr Milliseconds kLongest = std::chrono::hours(24 * 365);  // a deadline that is a time_point
-
-std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
-
-std::string text_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& e) {
-    return e.what();
-  }
-}
-
-template <class E>
-std::exception_ptr make(const std::string& text) {
-  return std::make_exception_ptr(E(text));
-}
 
 }  // namespace
 
@@ -56,7 +40,7 @@ Mail::Mail(const Inbox& inbox, int rank, int ranks, Milliseconds timeout, Calls 
 void Mail::add(Message message) {
   const int with = message.peer;
   if (message.timeout.count() == 0) message.timeout = timeout_;
-  message.timeout = std::min(message.timeout, kLongest);
+  message.timeout = std::min(message.timeout, kLongestTimeout);
   Posted posted{std::move(message), orders_++, Clock::now()};
   deadline_ = std::min(deadline_, posted.since + posted.message.timeout);
   if (!posted.message.sends && takes_arrival(posted)) return;
@@ -102,7 +86,7 @@ bool Mail::fits(Arrival& a) {
   const Message& m = a.taker->message;
   if (a.header.bytes == m.bytes) return true;
   fail(*a.taker,
-       make<UsageError>(rank_text(a.from) + " sent " + std::to_string(a.header.bytes) +
+       failure_of<UsageError>(rank_text(a.from) + " sent " + std::to_string(a.header.bytes) +
                         " bytes to " + rank_text(rank_) + " (tag " + std::to_string(m.tag) +
                         "), which expects " + std::to_string(m.bytes) +
                         ": the two ends of a message must agree on its size"));
@@ -133,6 +117,7 @@ bool Mail::step() {
     if (lost) fail_lost(p, /*receives=*/!received);
     moved |= received || sent;
   }
+  if (!moved && !from_anyone_.empty()) fail_if_all_are_lost();
   return moved || !failure_.empty();
 }
 
@@ -239,100 +224,6 @@ void Mail::begin_arrival(int from, const Header& header) {
                std::to_string(header.bytes) + " bytes from " + rank_text(from) + " (tag " +
                std::to_string(header.tag) + ") aside until it is received. Receive messages in " +
                "the order in which they are sent";
-}
-
-// ---- failing ------------------------------------------------------------------------------------
-
-template <class F>
-void Mail::for_each_posted(F&& f) {
-  for (Peer& p : peers_) {
-    for (Posted& posted : p.sends) f(posted, p.sent_at);
-    for (Posted& posted : p.wanted) f(posted, p.received_at);
-  }
-  for (Posted& posted : from_anyone_) f(posted, received_at_);
-  for (Arrival& a : arrivals_)
-    if (a.taker) f(*a.taker, peer(a.from).received_at);
-}
-
-void Mail::fail(Posted& posted, std::exception_ptr error) {
-  if (posted.failed) return;
-  posted.failed = true;
-  if (failure_.empty()) failure_ = text_of(error);
-  calls_.finish(std::move(posted.message), error, posted.message.peer);
-}
-
-void Mail::lost(int rank, std::exception_ptr why) {
-  Peer& p = peer(rank);
-  // Two that have met may have met twice, and one time not have been the lucky one.
-  if (p.lost || (why && p.met)) return;
-  p.lost = true;
-  p.why_lost = why;
-}
-
-bool Mail::everybody_lost() const {
-  for (int r = 0; r < ranks_; ++r)
-    if (r != rank_ && !peers_[size_t(r)].lost) return false;
-  return true;
-}
-
-// `receives`: nothing more has come of what it left behind.
-void Mail::fail_lost(int rank, bool receives) {
-  const auto error = [&](const Posted& posted) {
-    if (peer(rank).why_lost) return peer(rank).why_lost;
-    return make<TransportError>(story(posted) + ", and " + rank_text(rank) + " has ended or left "
-                                "the group. Look for the first error among the ranks");
-  };
-  for (Posted& posted : peer(rank).sends) fail(posted, error(posted));
-  if (!receives) return;
-  for (Posted& posted : peer(rank).wanted) fail(posted, error(posted));
-  if (!from_anyone_.empty() && everybody_lost())
-    for (Posted& posted : from_anyone_) fail(posted, error(posted));
-  for (Arrival& a : arrivals_)
-    if (a.taker && a.from == rank) fail(*a.taker, error(*a.taker));
-}
-
-void Mail::expire(Clock::time_point now) {
-  deadline_ = now + kLongest;
-  for_each_posted([&](Posted& posted, Clock::time_point moved) {
-    const auto at = std::max(posted.since, moved) + posted.message.timeout;
-    if (at > now) deadline_ = std::min(deadline_, at);
-    else fail(posted, make<TimeoutError>(timeout_text(posted)));
-  });
-}
-
-void Mail::abort(const std::string& reason) {
-  for_each_posted([&](Posted& posted, Clock::time_point) {
-    fail(posted, make<AbortedError>(story(posted) + " when the messages of its group were aborted, "
-                                    "here or by another rank. They are unusable now; make a new "
-                                    "group. The reason: " + reason));
-  });
-}
-
-std::string Mail::story(const Posted& posted) {
-  const Message& m = posted.message;
-  const std::string other = m.peer == kAnySource ? "any rank" : rank_text(m.peer);
-  return rank_text(rank_) + (m.sends ? " waited for room to send a message to "
-                                     : " waited for a message from ") +
-         other + " (tag " + std::to_string(m.tag) + ", " + std::to_string(m.bytes) + " bytes)";
-}
-
-std::string Mail::timeout_text(const Posted& posted) {
-  const Message& m = posted.message;
-  const std::string limit = seconds(m.timeout), end = " The messages of this group are unusable "
-                                                      "now; make a new group.";
-  if (m.peer != kAnySource && !peer(m.peer).met)
-    return story(posted) + ", and " + rank_text(m.peer) + " did not come within the timeout of " +
-           limit + ". Does it run, and has it made this group?" + end;
-  std::string text = story(posted) + " and nothing " + (m.sends ? "moved" : "came") + " for " +
-                     limit + ", the timeout of " + limit + ". Did ";
-  text += m.peer == kAnySource ? "any rank" : rank_text(m.peer);
-  text += m.sends ? " receive it, with this tag and size?" : " send it, with this tag?";
-  int named = 0;
-  for (const Arrival& a : arrivals_)
-    if (!m.sends && !a.taker && (m.peer == kAnySource || a.from == m.peer) && named++ < 4)
-      text += (named == 1 ? " What has come from " : ", from ") + rank_text(a.from) + " has tag " +
-              std::to_string(a.header.tag);
-  return text + (named > 0 ? "." : "") + end;
 }
 
 }  // namespace ringkern::cpu

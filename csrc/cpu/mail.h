@@ -13,6 +13,13 @@ namespace ringkern::cpu {
 
 Geometry message_geometry();
 
+inline constexpr Milliseconds kLongestTimeout = std::chrono::hours(24 * 365);  // has a time_point
+
+template <class E>
+std::exception_ptr failure_of(const std::string& text) {
+  return std::make_exception_ptr(E(text));
+}
+
 class Mail {
  public:
   struct Calls {
@@ -93,7 +100,7 @@ class Mail {
 
   void fail(Posted& posted, std::exception_ptr error);
   void fail_lost(int rank, bool receives);
-  bool everybody_lost() const;
+  void fail_if_all_are_lost();
   std::string story(const Posted& posted);
   std::string timeout_text(const Posted& posted);
   template <class F>

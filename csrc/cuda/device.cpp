@@ -38,6 +38,16 @@ void check_device(int device) {
                          ", numbered from 0 (see CUDA_VISIBLE_DEVICES)");
 }
 
+cudaStream_t make_stream(int device) {
+  const OnDevice guard(device);
+  int least = 0, greatest = 0;
+  check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
+  cudaStream_t stream = nullptr;
+  check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest),
+        "cudaStreamCreateWithPriority");
+  return stream;
+}
+
 OnDevice::OnDevice(int device) {
   int current = -1;
   check(cudaGetDevice(&current), "cudaGetDevice");

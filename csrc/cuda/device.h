@@ -21,6 +21,10 @@ void check(cudaError_t error, const char* call, const char* remedy = "");
 // Throws TransportError that says which devices there are, unless `device` is one of them.
 void check_device(int device);
 
+// A stream that is nobody else's, before others where the device has to choose. It is never
+// destroyed: allocators may have noted it.
+cudaStream_t make_stream(int device);
+
 // Makes a device the thread's current one, until the end of the scope.
 class OnDevice {
  public:

@@ -9,6 +9,8 @@
 namespace ringkern::cuda {
 namespace {
 
+constexpr int64_t kBlock = 2 << 20;
+
 std::string mib(int64_t bytes) {
   const int64_t tenths = bytes * 10 >> 20;
   return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " MiB";
@@ -26,14 +28,19 @@ IpcTransport::IpcTransport(int device, int64_t bytes) : device_(device), bytes_(
   check_device(device);
   const OnDevice guard(device);
   const std::string need = "A rank needs " + mib(bytes) + " of device memory for its FIFOs";
-  check(cudaMalloc(&mine_, size_t(bytes)), "cudaMalloc",
+  // Smaller allocations share a block, and a handle is one to the whole block.
+  check(cudaMalloc(&mine_, size_t(align_up(bytes, kBlock))), "cudaMalloc",
         (need + "; free some, or use another GPU").c_str());
-  cudaError_t error = cudaMemset(mine_, 0, size_t(bytes));
-  // Before anybody gets a handle: a neighbour's first write must not be cleared.
-  if (error == cudaSuccess) error = cudaDeviceSynchronize();
+  // Before anybody gets a handle: a neighbour's first write must not be cleared. On a stream of its
+  // own, or it would wait for kernels that wait for their peers.
+  cudaStream_t stream = nullptr;
+  cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+  if (error == cudaSuccess) error = cudaMemsetAsync(mine_, 0, size_t(bytes), stream);
+  if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
+  if (stream != nullptr) (void)cudaStreamDestroy(stream);
   if (error == cudaSuccess) return;
   (void)cudaFree(mine_);
-  check(error, "cudaMemset", need.c_str());
+  check(error, "cudaMemsetAsync", need.c_str());
 }
 
 IpcTransport::~IpcTransport() {

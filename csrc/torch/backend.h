@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -316,13 +317,17 @@ class RingBackend final : public c10d::Backend {
     return all;
   }
 
-  // CUDA: what the user has enqueued comes before the barrier; then the host is what waits.
-  void wait_for_device(const c10d::BarrierOptions& o) const {
+  // CUDA: what the user has enqueued comes before the barrier, and what this group has; then the
+  // host is what waits.
+  void wait_for_device(const c10d::BarrierOptions& o) {
     auto device = o.device ? o.device : getBoundDeviceId();
     if (!o.device_ids.empty()) device = c10::Device(c10::kCUDA, c10::DeviceIndex(o.device_ids[0]));
     if (!device || device->is_cpu()) return;
     const c10::impl::VirtualGuardImpl guard(device->type());
     guard.getStream(device->has_index() ? *device : guard.getDevice()).synchronize();
+    messenger_->synchronize();
+    std::lock_guard lock(mutex_);
+    for (const auto& [on, stream] : side_streams_) stream.synchronize();
   }
 
   Call message(c10d::OpType type, const char* title, const at::Tensor& t) const {
@@ -351,7 +356,7 @@ class RingBackend final : public c10d::Backend {
     const Record record(group(), call, ins, ++sequence_, o.asyncOp);
     for (Prepared& task : call.tasks) task.task.timeout = timeout_of(o);
     std::optional<c10::Stream> stream;
-    if (!call.device.is_cpu() && o.asyncOp) stream = side_stream(call);
+    if (!call.device.is_cpu() && o.asyncOp) stream = side_stream(call.device);
     return noted(ring_->launch(std::move(call), protocol_, o.asyncOp, stream));
   }
   template <class Options>
@@ -381,16 +386,16 @@ class RingBackend final : public c10d::Backend {
   }
 
   // Asynchronous calls run beside what the user enqueues, after what has been enqueued.
-  static c10::Stream side_stream(const Call& call) {
-    const c10::impl::VirtualGuardImpl impl(call.device.type());
-    const c10::Stream side = impl.getStreamFromGlobalPool(call.device, /*isHighPriority=*/true);
-    c10::Event called(call.device.type());
-    called.record(impl.getStream(call.device));
-    called.block(side);
-    for (const Prepared& task : call.tasks)
-      for (const at::Tensor& t : {task.in, task.out})
-        if (t.defined()) impl.recordDataPtrOnStream(t.storage().data_ptr(), side);
-    return side;
+  c10::Stream side_stream(c10::Device device) {
+    const c10::impl::VirtualGuardImpl impl(device.type());
+    c10::Event called(device.type());
+    called.record(impl.getStream(device));
+    std::lock_guard lock(mutex_);
+    auto found = side_streams_.find(device);
+    if (found == side_streams_.end())
+      found = side_streams_.emplace(device, make_stream(device)).first;
+    called.block(found->second);
+    return found->second;
   }
 
   const Seat seat_;
@@ -406,6 +411,7 @@ class RingBackend final : public c10d::Backend {
   std::mutex mutex_;  // guards what follows
   bool coalescing_ = false;
   std::vector<WorkPtr> coalesced_;
+  std::unordered_map<c10::Device, c10::Stream> side_streams_;
 };
 
 inline WorkPtr RingBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& o) {

@@ -148,11 +148,11 @@ inline Prepared reduced(Collective collective, const at::Tensor& out, const at::
   return p;
 }
 
-// Tensors of one size that lie one behind the other are one tensor.
+// Tensors of one size that lie one behind the other, in one storage, are one tensor.
 inline bool side_by_side(const Tensors& tensors) {
   const auto* at = static_cast<const char*>(tensors.front().const_data_ptr());
   for (const at::Tensor& t : tensors) {
-    if (!is_plain(t) || t.const_data_ptr() != at) return false;
+    if (!is_plain(t) || t.const_data_ptr() != at || !t.is_alias_of(tensors.front())) return false;
     at += t.nbytes();
   }
   return true;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <c10/core/Device.h>
+#include <c10/core/Stream.h>
 #include <pybind11/pybind11.h>
 
 #include "comm/communicator.h"
@@ -62,6 +63,17 @@ inline Device device_for(c10::Device device, int rank, int ranks, Milliseconds t
   if (device.is_cpu()) return cpu_device(rank, ranks, timeout);
 #if RK_WITH_CUDA
   if (device.is_cuda()) return cuda_device(device.index(), rank, ranks, timeout);
+#endif
+  throw_no_kernels(device);
+}
+
+// A stream of ringkern's own, as torch knows those that it did not make: by their address. torch's
+// pools are shared with the user, and what waits for a peer there may keep the peer waiting.
+inline c10::Stream make_stream(c10::Device device) {
+#if RK_WITH_CUDA
+  if (device.is_cuda())
+    return c10::Stream(c10::Stream::UNSAFE, device,
+                       reinterpret_cast<c10::StreamId>(cuda::make_stream(device.index())));
 #endif
   throw_no_kernels(device);
 }

@@ -11,17 +11,20 @@ namespace ringkern::torch_ext {
 // What a rank gives itself is copied, not sent.
 inline void add_own(Call& call, const at::Tensor& to, const at::Tensor& from) {
   bump_version(to);
-  if (!to.is_same(from)) call.copies.push_back({to, from.view_as(to)});
+  at::AutoDispatchBelowADInplaceOrView guard;
+  if (!to.is_same(from)) call.copies.push_back({to, from.reshape(to.sizes())});
 }
 
 inline void add_send(Call& call, const at::Tensor& t, int peer) {
   at::AutoDispatchBelowADInplaceOrView guard;
-  call.transfers.push_back({true, peer, plain(t)});
+  call.transfers.push_back({true, peer, plain(t), {}});
 }
 
 inline void add_receive(Call& call, const at::Tensor& t, int peer) {
   at::AutoDispatchBelowADInplaceOrView guard;
-  call.transfers.push_back({false, peer, target(t, call.copies)});
+  Transfer transfer{false, peer, {}, {}};
+  transfer.buffer = target(t, transfer.copies);
+  call.transfers.push_back(std::move(transfer));
 }
 
 // `list` is the root's: of every rank a tensor like `one`.
@@ -135,6 +138,7 @@ inline void add_all_to_all(Call& call, const at::Tensor& out, const at::Tensor& 
       (seat.ranks > 1 && out.numel() > 0 && out.is_alias_of(in) &&
        at::get_overlap_status(out, in) == at::MemOverlapStatus::Full))
     throw py::value_error("output and input overlap; give tensors of their own memory");
+  bump_version(out);  // its parts, made below autograd, do not count for it
   at::AutoDispatchBelowADInplaceOrView guard;
   add_all_to_all(call, parts_of(out, "output", out_sizes, "output_split_sizes", seat),
                  parts_of(in, "input", in_sizes, "input_split_sizes", seat), seat);

@@ -2,11 +2,13 @@
 // pairs of ranks that are made when they are first needed.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "cpu/courier.h"
 #include "torch/calls.h"
@@ -23,7 +25,7 @@ class Messenger {
         courier_(std::make_unique<cpu::Courier>(store_, name_ + "/cpu", seat.rank, seat.ranks,
                                                 timeout)) {}
 
-  // CPU: returns at once; the work is complete when all have arrived. CUDA: when all are enqueued.
+  // Returns at once; the work is complete when all have arrived (CPU), or are enqueued (CUDA).
   // `tag`: what the two ends of each transfer have alike, on a CPU; on CUDA they are in order.
   c10::intrusive_ptr<RingWork> post(Call call, uint64_t tag, const Thresholds& thresholds,
                                     const std::string& protocol, Milliseconds timeout) {
@@ -41,8 +43,8 @@ class Messenger {
       m.protocol = thresholds.choose(protocol, at::kCPU, DType::u8, m.bytes);
       m.data = const_cast<void*>(t.buffer.const_data_ptr());  // of what is sent, only read
       m.timeout = timeout;
-      m.done = [work, any = t.peer == cpu::kAnySource](std::exception_ptr error, int source) {
-        if (any) work->set_source(source);
+      m.done = [work, sends = t.sends](std::exception_ptr error, int source) {
+        if (!sends) work->set_source(source);
         work->end_part(error);
       };
       messages.push_back(std::move(m));
@@ -53,13 +55,19 @@ class Messenger {
 
   void abort(const std::string& reason) {
     courier_->abort(reason);
-    std::lock_guard lock(mutex_);
-    for (auto& [ends, pair] : pairs_) pair->comm.abort(reason);
+    for (const auto& pair : pairs()) pair->comm.abort(reason);
   }
   void close(Milliseconds patience) {
+    const auto end = Clock::now() + patience;
     courier_->close(patience);
-    std::lock_guard lock(mutex_);
-    for (auto& [ends, pair] : pairs_) pair->comm.close(patience);
+    for (const auto& pair : pairs()) {
+      const auto left = std::chrono::duration_cast<Milliseconds>(end - Clock::now());
+      pair->comm.close(std::max(left, Milliseconds(0)));
+    }
+  }
+  // CUDA: until all that was enqueued is done.
+  void synchronize() {
+    for (const auto& pair : pairs()) pair->stream.synchronize();
   }
 
  private:
@@ -68,69 +76,99 @@ class Messenger {
   // A ring of two, of which one only sends. Each direction has its own, so that ranks that send to
   // each other first do not wait for each other.
   struct Pair {
-    Pair(Device d, const std::shared_ptr<Store>& store, const std::string& name, int place,
-         Milliseconds timeout, c10::Stream s)
-        : device(std::move(d)), comm(store, name, place, 2, timeout), stream(s) {}
+    Pair(c10::Device d, const std::shared_ptr<Store>& store, const std::string& name, int place,
+         Milliseconds timeout)
+        : where(d), device(pair_device_for(d, place, timeout)), stream(make_stream(d)),
+          comm(store, name, place, 2, timeout) {}
 
-    const Device device;  // outlives the communicator that uses it
-    Communicator comm;
+    const c10::Device where;
+    const Device device;
     const c10::Stream stream;  // its launches are in order whatever the user's streams are
+    Communicator comm;         // ends before what it uses
   };
 
-  Pair& pair_for(const Transfer& transfer, c10::Device device) {
+  std::vector<std::shared_ptr<Pair>> pairs() {
+    std::lock_guard lock(mutex_);
+    std::vector<std::shared_ptr<Pair>> all;
+    for (const auto& [ends, pair] : pairs_) all.push_back(pair);
+    return all;
+  }
+
+  std::shared_ptr<Pair> pair_for(const Transfer& transfer, c10::Device device) {
     const Ends ends = transfer.sends ? Ends{seat_.rank, transfer.peer}
                                      : Ends{transfer.peer, seat_.rank};
     std::lock_guard lock(mutex_);
     auto& pair = pairs_[ends];
     if (!pair) {
-      const int place = transfer.sends ? 0 : 1;
-      const c10::impl::VirtualGuardImpl impl(device.type());
-      pair = std::make_unique<Pair>(
-          pair_device_for(device, place, timeout_), store_,
-          name_ + "/" + std::to_string(ends.first) + ">" + std::to_string(ends.second), place,
-          timeout_, impl.getStreamFromGlobalPool(device));
+      const std::string name =
+          name_ + "/" + std::to_string(ends.first) + ">" + std::to_string(ends.second);
+      pair = std::make_shared<Pair>(device, store_, name, transfer.sends ? 0 : 1, timeout_);
     }
-    return *pair;
+    if (pair->where != device)
+      throw py::value_error("tensor is on " + device.str() + ", and rank " +
+                            std::to_string(transfer.peer) + " exchanges tensors on " +
+                            pair->where.str() + " with this rank; use one device for a pair");
+    return pair;
   }
 
+  // What can go at once does. A link that is not there yet is made on the link's own thread: made
+  // here, in the order of the calls, ranks that send to each other would wait in a circle.
   c10::intrusive_ptr<RingWork> enqueue(Call call, const Thresholds& thresholds,
                                        const std::string& protocol) {
     const c10::Device device = call.device;
-    // Links that do not exist yet are made one after the other, by both ends: in one order on all
-    // ranks, or ranks would wait for each other in a circle.
-    std::vector<Transfer> transfers = call.transfers;
-    const auto ends = [&](const Transfer& t) {
-      return t.sends ? Ends{seat_.rank, t.peer} : Ends{t.peer, seat_.rank};
-    };
-    std::stable_sort(transfers.begin(), transfers.end(),
-                     [&](const auto& a, const auto& b) { return ends(a) < ends(b); });
-    auto work = c10::make_intrusive<RingWork>(std::move(call), 1);
-    const c10::impl::VirtualGuardImpl impl(device.type());
     const c10::DeviceGuard device_guard(device);
-    const c10::Stream joint = impl.getStreamFromGlobalPool(device);
-    c10::Event called(device.type());
-    called.record(impl.getStream(device));
-    called.block(joint);
-    for (const Transfer& transfer : transfers) {
-      Pair& pair = pair_for(transfer, device);
-      called.block(pair.stream);
-      Task task;
-      task.collective = Collective::send_recv;
-      task.reduction.dtype = DType::u8;
-      task.in = transfer.buffer.const_data_ptr();
-      task.out = const_cast<void*>(task.in);
-      task.count = int64_t(transfer.buffer.nbytes());
-      task.protocol = thresholds.choose(protocol, device.type(), DType::u8, task.count);
-      task.stream = pair.stream.native_handle();
-      impl.recordDataPtrOnStream(transfer.buffer.storage().data_ptr(), pair.stream);
-      pair.comm.run(pair.device, task);
-      c10::Event sent(device.type());
-      sent.record(pair.stream);
-      sent.block(joint);
+    const c10::impl::VirtualGuardImpl impl(device.type());
+    std::vector<Transfer> transfers = std::exchange(call.transfers, {});
+    // Empty ones are known to be empty at both ends.
+    std::erase_if(transfers, [](const Transfer& t) { return t.buffer.numel() == 0; });
+    std::vector<std::shared_ptr<Pair>> links;
+    for (const Transfer& t : transfers) links.push_back(pair_for(t, device));
+    copy_all(std::exchange(call.copies, {}));  // a rank's own part, before all others
+    for (const Transfer& t : transfers) {
+      call.held.push_back(t.buffer);
+      for (const Copy& copy : t.copies) call.held.push_back(copy.to);
     }
-    const c10::StreamGuard stream_guard(joint);
-    work->end_part(nullptr);
+    auto called = std::make_shared<c10::Event>(device.type());
+    called->record(impl.getStream(device));
+    auto work =
+        c10::make_intrusive<RingWork>(std::move(call), std::max(1, int(transfers.size())));
+    if (transfers.empty()) work->end_part(nullptr);
+    for (size_t i = 0; i < transfers.size(); ++i) {
+      const std::shared_ptr<Pair>& pair = links[i];
+      const Task task = task_of(transfers[i], *pair, thresholds, protocol);
+      const auto before = [called, pair] { called->block(pair->stream); };
+      const auto done = [work, pair, copies = transfers[i].copies](std::exception_ptr error) {
+        const c10::StreamGuard guard(pair->stream);
+        if (!error) copy_all(copies);
+        work->end_part(error);
+      };
+      if (pair->comm.connected(pair->device)) {
+        before();
+        std::exception_ptr error;
+        try {
+          pair->comm.run(pair->device, task);
+        } catch (...) {
+          error = std::current_exception();
+        }
+        done(error);
+      } else {
+        pair->comm.run_async(pair->device, task, done, before);
+      }
+    }
     return work;
+  }
+
+  static Task task_of(const Transfer& transfer, const Pair& pair, const Thresholds& thresholds,
+                      const std::string& protocol) {
+    Task task;
+    task.collective = Collective::send_recv;
+    task.reduction.dtype = DType::u8;
+    task.in = transfer.buffer.const_data_ptr();
+    task.out = const_cast<void*>(task.in);
+    task.count = int64_t(transfer.buffer.nbytes());
+    task.protocol = thresholds.choose(protocol, pair.where.type(), DType::u8, task.count);
+    task.stream = pair.stream.native_handle();
+    return task;
   }
 
   const std::shared_ptr<Store> store_;
@@ -139,7 +177,7 @@ class Messenger {
   const Milliseconds timeout_;
   const std::unique_ptr<cpu::Courier> courier_;
   std::mutex mutex_;
-  std::map<Ends, std::unique_ptr<Pair>> pairs_;  // on CUDA
+  std::map<Ends, std::shared_ptr<Pair>> pairs_;  // on CUDA
 };
 
 }  // namespace ringkern::torch_ext

@@ -8,7 +8,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <atomic>
-#include <optional>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -16,11 +16,12 @@
 
 namespace ringkern::torch_ext {
 
-// A message to or from another rank. The buffer is plain.
+// A message to or from another rank.
 struct Transfer {
   bool sends = true;
   int peer = 0;
-  at::Tensor buffer;
+  at::Tensor buffer;  // plain
+  Copies copies;      // that bring what has come to the user's tensor
 };
 
 // One call: what it is, the parts that it is done in, and what it gives back. It has tasks or
@@ -34,88 +35,154 @@ struct Call {
   Copies copies;                    // that fill them when everything else is done
   const char* title = nullptr;      // in a profile; null: none
   std::vector<at::Tensor> inputs;   // shown there
+  std::vector<at::Tensor> held;     // in use until it is done, besides those of its parts
 
   void finish() const {
     for (const Prepared& task : tasks) task.finish();
+    for (const Transfer& transfer : transfers) copy_all(transfer.copies);
     copy_all(copies);
+  }
+
+  // All whose memory is in use until the call is done.
+  template <class F>
+  void for_each_tensor(F&& f) const {
+    const auto both = [&](const Copies& c) {
+      for (const Copy& copy : c) f(copy.to), f(copy.from);
+    };
+    for (const Prepared& task : tasks) f(task.in), f(task.out), both(task.copies);
+    for (const Transfer& transfer : transfers) f(transfer.buffer), both(transfer.copies);
+    both(copies);
+    for (const at::Tensor& t : held) f(t);
   }
 };
 
 class RingWork : public c10d::Work {
  public:
+  using Future = c10::ivalue::Future;
+
   // `parts`: how often `end_part` will be called.
   RingWork(Call call, int parts)
       : Work(/*rank=*/-1, call.type, call.title, call.inputs), call_(std::move(call)),
-        future_(c10::make_intrusive<c10::ivalue::Future>(
-            c10::ListType::create(c10::TensorType::get()),
-            call_.device.is_cpu() ? std::vector<c10::Device>{}
-                                  : std::vector<c10::Device>{call_.device})),
-        parts_(parts) {}
+        outputs_(call_.outputs), parts_(parts) {}
 
-  // A part has its result (CPU), or has it enqueued on the current stream (CUDA); or failed. From
-  // any thread; the first failure is what the call ends in.
-  void end_part(std::exception_ptr error) {
-    if (error) {
-      std::lock_guard lock(mutex_);
-      if (!error_) error_ = error;
-    }
-    if (parts_.fetch_sub(1) == 1) complete(error_);
+  // The memory of what nobody has waited for may be in use for a while yet.
+  ~RingWork() override {
+    if (streams_.empty()) return;
+    const c10::impl::VirtualGuardImpl impl(device().type());
+    call_.for_each_tensor([&](const at::Tensor& t) {
+      if (!t.defined()) return;
+      for (const c10::Stream& s : streams_) impl.recordDataPtrOnStream(t.storage().data_ptr(), s);
+    });
   }
 
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
-  std::vector<at::Tensor> result() override { return call_.outputs; }
+  // A part has its result (CPU), or has it enqueued on the current stream (CUDA); or failed. From
+  // any thread; the first failure is what the call ends in. The last part finishes the call.
+  void end_part(std::exception_ptr error) {
+    std::unique_lock lock(state_);
+    if (error && !error_) error_ = error;
+    const bool last = --parts_ == 0;
+    lock.unlock();
+    if (last && !error_) {
+      try {
+        call_.finish();
+      } catch (...) {
+        error_ = std::current_exception();
+      }
+    }
+    note_stream();
+    if (last) complete();
+  }
+
+  // CUDA: true when the device has done it.
+  bool isCompleted() override {
+    if (!Work::isCompleted()) return false;
+    std::lock_guard lock(state_);
+    for (const c10::Event& event : events_)
+      if (!event.query()) return false;
+    return true;
+  }
+  // CUDA: the current stream waits for what was enqueued on others.
+  void synchronize() override {
+    std::lock_guard lock(state_);
+    if (events_.empty()) return;
+    const c10::impl::VirtualGuardImpl impl(device().type());
+    for (const c10::Event& event : events_) event.block(impl.getStream(device()));
+    release();
+  }
+  void blockCurrentStream() override { synchronize(); }
+
+  std::vector<at::Tensor> result() override { return outputs_; }
+  c10::intrusive_ptr<Future> getFuture() override {
+    std::unique_lock lock(state_);
+    if (future_) return future_;
+    future_ = c10::make_intrusive<Future>(
+        c10::ListType::ofTensors(),
+        device().is_cpu() ? std::vector<c10::Device>{} : std::vector<c10::Device>{device()});
+    const bool ended = ended_;
+    lock.unlock();
+    if (ended) fulfil();
+    return future_;
+  }
+
   int sourceRank() const override {
     if (source_ < 0)
-      throw py::value_error("source_rank() is known of a receive from any source only, and once it "
-                            "has completed");
+      throw py::value_error("source_rank() is known of a receive, once it has completed");
     return source_;
   }
   void set_source(int rank) { source_ = rank; }
 
-  // CUDA: the current stream waits for what was enqueued on another one.
-  void synchronize() override {
-    if (!event_) return;
-    const c10::impl::VirtualGuardImpl guard(call_.device.type());
-    event_->block(guard.getStream(call_.device));
-  }
-  bool wait(std::chrono::milliseconds timeout) override {
-    const bool done = Work::wait(timeout);
-    synchronize();
-    return done;
-  }
-  void blockCurrentStream() override { synchronize(); }
-
  private:
-  void complete(std::exception_ptr error) {
-    if (!error) {
-      try {
-        call_.finish();
-        note_stream();
-      } catch (...) {
-        error = std::current_exception();
-      }
-    }
-    if (error) {
-      future_->setError(error);
-    } else {
-      future_->markCompleted(c10::IValue(result()));
-    }
-    finish(error);
-  }
+  c10::Device device() const { return call_.device; }
 
   void note_stream() {
-    if (call_.device.is_cpu()) return;
-    const c10::impl::VirtualGuardImpl guard(call_.device.type());
-    event_.emplace(call_.device.type());
-    event_->record(guard.getStream(call_.device));
+    if (device().is_cpu()) return;
+    const c10::impl::VirtualGuardImpl impl(device().type());
+    const c10::Stream stream = impl.getStream(device());
+    c10::Event event(device().type());
+    event.record(stream);
+    std::lock_guard lock(state_);
+    events_.push_back(std::move(event));
+    streams_.push_back(stream);
   }
 
-  const Call call_;
-  const c10::intrusive_ptr<c10::ivalue::Future> future_;
-  std::atomic<int> parts_;
+  void complete() {
+    std::unique_lock lock(state_);
+    ended_ = true;
+    if (device().is_cpu()) release();
+    const bool asked = bool(future_);
+    lock.unlock();
+    if (asked) fulfil();
+    finish(error_);
+  }
+
+  // Once, by whoever comes second: the end of the call, or whoever asks for the future.
+  void fulfil() {
+    if (error_) return future_->setError(error_);
+    if (device().is_cpu()) return future_->markCompleted(c10::IValue(outputs_));
+    // A future has one stream of a device, and that is torch's for those who ask.
+    const c10::impl::VirtualGuardImpl impl(device().type());
+    const c10::Stream joint = impl.getStreamFromGlobalPool(device());
+    for (const c10::Event& event : events_) event.block(joint);
+    const c10::StreamGuard guard(joint);
+    future_->markCompleted(c10::IValue(outputs_));
+  }
+
+  // Of what is over only the outputs are kept.
+  void release() {
+    call_.tasks.clear(), call_.transfers.clear(), call_.copies.clear(), call_.inputs.clear();
+    call_.held.clear(), streams_.clear();
+  }
+
+  Call call_;
+  const std::vector<at::Tensor> outputs_;
+  std::mutex state_;  // guards what follows; torch's own is held when it calls synchronize()
+  int parts_;         // not ended yet
+  bool ended_ = false;
   std::exception_ptr error_;  // the first part's that failed
+  c10::intrusive_ptr<Future> future_;  // made when somebody asks for it
   std::atomic<int> source_{-1};
-  std::optional<c10::Event> event_;  // of the stream that has the result
+  std::vector<c10::Event> events_;  // CUDA: of the streams that the parts are on
+  std::vector<c10::Stream> streams_;
 };
 
 // Several calls that are waited for as one.
@@ -155,14 +222,14 @@ class JointWork final : public c10d::Work {
   }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
     c10::List<c10::intrusive_ptr<c10::ivalue::Future>> futures(
-        c10::FutureType::create(c10::ListType::create(c10::TensorType::get())));
+        c10::FutureType::create(c10::ListType::ofTensors()));
     for (const auto& work : works_) futures.push_back(work->getFuture());
     return c10::collectAll(futures)->then(
         [results = result()](c10::ivalue::Future& all) {
           if (all.hasError()) std::rethrow_exception(all.exception_ptr());
           return c10::IValue(results);
         },
-        c10::ListType::create(c10::TensorType::get()));
+        c10::ListType::ofTensors());
   }
 
  private:
