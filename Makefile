@@ -1,5 +1,6 @@
 # make demo    from nothing: environment, build, data-parallel training with 4 ranks
 # make test    from nothing: environment, build, every test
+# make conformance  torch's own tests of backends on ringkern's: tests/conformance
 # make build   the extension, into ringkern/; only what has changed
 # make lint    style and types                 make format     rewrite to that style
 # make bench   the ring against Gloo           make sanitize   C++ tests under ASan, UBSan, TSan
@@ -13,6 +14,7 @@
 PYTHON ?= python3
 RANKS ?= 4
 TEST_TIMEOUT ?= 1800
+CONFORMANCE_TIMEOUT ?= 600
 
 VENV := .venv
 CALLERS_PATH := $(PATH)
@@ -25,7 +27,8 @@ unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 SOURCES := setup.py pyproject.toml CMakeLists.txt $(wildcard cmake/* build_backend/*.py) \
   $(shell find csrc tests -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu')
 
-.PHONY: demo test ctest pytest build lint format bench simt mutants gpu sanitize clean distclean
+.PHONY: demo test ctest pytest conformance build lint format bench simt mutants gpu sanitize clean \
+  distclean
 .NOTPARALLEL:
 
 demo: build
@@ -42,6 +45,10 @@ ctest: build
 pytest: build
 	timeout $$([ ! -t 0 ] || echo --foreground) --kill-after=30 $(TEST_TIMEOUT) \
 	  python -m pytest $(PYTEST_ARGS)
+
+conformance: build
+	timeout $$([ ! -t 0 ] || echo --foreground) --kill-after=30 $(CONFORMANCE_TIMEOUT) \
+	  python -m tests.conformance $(CONFORMANCE_ARGS)
 
 build: $(BUILD)/.built
 
