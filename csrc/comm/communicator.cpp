@@ -116,7 +116,8 @@ void Communicator::check_healthy() {
                        poisoned_);
 }
 
-void Communicator::run(const Device& device, const Task& task) {
+void Communicator::run(const Device& device, const Task& task,
+                       const std::function<void()>& before) {
   check_callable();
   if (calling_back == this)
     throw UsageError("a synchronous call in the callback of an asynchronous one would wait for "
@@ -124,7 +125,7 @@ void Communicator::run(const Device& device, const Task& task) {
   std::lock_guard turn(turn_);
   check_callable();  // it may have been closed while this call waited for its turn
   worker_->drain();  // asynchronous calls came first
-  execute(device, task);
+  execute(device, task, before);
 }
 
 void Communicator::run_async(const Device& device, const Task& task,

@@ -34,11 +34,11 @@ class Communicator {
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  // Runs after everything that was called before it; returns when the executor does.
-  void run(const Device& device, const Task& task);
+  // Runs after everything that was called before it; returns when the executor does. `before`, if
+  // any, is called when it is this task's turn.
+  void run(const Device& device, const Task& task, const std::function<void()>& before = nullptr);
   // Returns at once; `done` is called on the communicator's thread with the error, or null, and may
-  // make asynchronous calls of its own. `device` outlives the call.
-  // `before`, if any, is called there, too, just before the task is run.
+  // make asynchronous calls of its own; so is `before`. `device` outlives the call.
   void run_async(const Device& device, const Task& task,
                  std::function<void(std::exception_ptr)> done,
                  std::function<void()> before = nullptr);

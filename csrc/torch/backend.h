@@ -278,17 +278,17 @@ class RingBackend final : public c10d::Backend {
     ring_->abort("the process group was aborted");
     messenger_->abort("the process group was aborted");
   }
-  void shutdown() override { close(timeout_); }
+  void shutdown() override { close(kPatience); }
   // Finishes what was called, but waits no longer than `patience`.
   void close(Milliseconds patience) {
     const WithoutGil no_gil;
-    messenger_->close(std::min<Milliseconds>(patience, kMessagePatience));
+    messenger_->close(patience);
     ring_->close(double(patience.count()) / 1000);
   }
 
  private:
-  // A message that nobody has taken by then will hardly be taken later.
-  static constexpr Milliseconds kMessagePatience{5000};
+  // What has not finished by then, when the group is destroyed, waits for a rank that will not come.
+  static constexpr Milliseconds kPatience{5000};
 
   template <class Options>
   Milliseconds timeout_of(const Options& o) const {

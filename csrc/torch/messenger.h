@@ -143,10 +143,9 @@ class Messenger {
         work->end_part(error);
       };
       if (pair->comm.connected(pair->device)) {
-        before();
         std::exception_ptr error;
         try {
-          pair->comm.run(pair->device, task);
+          pair->comm.run(pair->device, task, before);
         } catch (...) {
           error = std::current_exception();
         }

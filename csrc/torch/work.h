@@ -8,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <atomic>
+#include <condition_variable>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -63,12 +64,12 @@ class RingWork : public c10d::Work {
   // `parts`: how often `end_part` will be called.
   RingWork(Call call, int parts)
       : Work(/*rank=*/-1, call.type, call.title, call.inputs), call_(std::move(call)),
-        outputs_(call_.outputs), parts_(parts) {}
+        device_(call_.device), outputs_(call_.outputs), parts_(parts) {}
 
   // The memory of what nobody has waited for may be in use for a while yet.
   ~RingWork() override {
     if (streams_.empty()) return;
-    const c10::impl::VirtualGuardImpl impl(device().type());
+    const c10::impl::VirtualGuardImpl impl(device_.type());
     call_.for_each_tensor([&](const at::Tensor& t) {
       if (!t.defined()) return;
       for (const c10::Stream& s : streams_) impl.recordDataPtrOnStream(t.storage().data_ptr(), s);
@@ -80,16 +81,16 @@ class RingWork : public c10d::Work {
   void end_part(std::exception_ptr error) {
     std::unique_lock lock(state_);
     if (error && !error_) error_ = error;
-    const bool last = --parts_ == 0;
+    const bool last = --parts_ == 0, ok = !error_;
     lock.unlock();
-    if (last && !error_) {
-      try {
-        call_.finish();
-      } catch (...) {
-        error_ = std::current_exception();
-      }
+    try {
+      if (last && ok) call_.finish();
+      note_stream();
+    } catch (...) {
+      lock.lock();
+      if (!error_) error_ = std::current_exception();
+      lock.unlock();
     }
-    note_stream();
     if (last) complete();
   }
 
@@ -101,15 +102,20 @@ class RingWork : public c10d::Work {
       if (!event.query()) return false;
     return true;
   }
-  // CUDA: the current stream waits for what was enqueued on others.
+  // CUDA: the current stream waits for what is enqueued on others, once all is.
   void synchronize() override {
-    std::lock_guard lock(state_);
-    if (events_.empty()) return;
-    const c10::impl::VirtualGuardImpl impl(device().type());
-    for (const c10::Event& event : events_) event.block(impl.getStream(device()));
-    release();
+    if (device_.is_cpu()) return;
+    std::unique_lock lock(state_);
+    all_ended_.wait(lock, [this] { return ended_; });
+    const c10::impl::VirtualGuardImpl impl(device_.type());
+    for (const c10::Event& event : events_) event.block(impl.getStream(device_));
   }
   void blockCurrentStream() override { synchronize(); }
+  bool wait(std::chrono::milliseconds timeout) override {
+    Work::wait(timeout);  // synchronizes
+    release();
+    return true;
+  }
 
   std::vector<at::Tensor> result() override { return outputs_; }
   c10::intrusive_ptr<Future> getFuture() override {
@@ -117,7 +123,7 @@ class RingWork : public c10d::Work {
     if (future_) return future_;
     future_ = c10::make_intrusive<Future>(
         c10::ListType::ofTensors(),
-        device().is_cpu() ? std::vector<c10::Device>{} : std::vector<c10::Device>{device()});
+        device_.is_cpu() ? std::vector<c10::Device>{} : std::vector<c10::Device>{device_});
     const bool ended = ended_;
     lock.unlock();
     if (ended) fulfil();
@@ -132,13 +138,11 @@ class RingWork : public c10d::Work {
   void set_source(int rank) { source_ = rank; }
 
  private:
-  c10::Device device() const { return call_.device; }
-
   void note_stream() {
-    if (device().is_cpu()) return;
-    const c10::impl::VirtualGuardImpl impl(device().type());
-    const c10::Stream stream = impl.getStream(device());
-    c10::Event event(device().type());
+    if (device_.is_cpu()) return;
+    const c10::impl::VirtualGuardImpl impl(device_.type());
+    const c10::Stream stream = impl.getStream(device_);
+    c10::Event event(device_.type());
     event.record(stream);
     std::lock_guard lock(state_);
     events_.push_back(std::move(event));
@@ -146,11 +150,12 @@ class RingWork : public c10d::Work {
   }
 
   void complete() {
+    if (device_.is_cpu()) release();
     std::unique_lock lock(state_);
     ended_ = true;
-    if (device().is_cpu()) release();
     const bool asked = bool(future_);
     lock.unlock();
+    all_ended_.notify_all();
     if (asked) fulfil();
     finish(error_);
   }
@@ -158,10 +163,10 @@ class RingWork : public c10d::Work {
   // Once, by whoever comes second: the end of the call, or whoever asks for the future.
   void fulfil() {
     if (error_) return future_->setError(error_);
-    if (device().is_cpu()) return future_->markCompleted(c10::IValue(outputs_));
+    if (device_.is_cpu()) return future_->markCompleted(c10::IValue(outputs_));
     // A future has one stream of a device, and that is torch's for those who ask.
-    const c10::impl::VirtualGuardImpl impl(device().type());
-    const c10::Stream joint = impl.getStreamFromGlobalPool(device());
+    const c10::impl::VirtualGuardImpl impl(device_.type());
+    const c10::Stream joint = impl.getStreamFromGlobalPool(device_);
     for (const c10::Event& event : events_) event.block(joint);
     const c10::StreamGuard guard(joint);
     future_->markCompleted(c10::IValue(outputs_));
@@ -169,15 +174,19 @@ class RingWork : public c10d::Work {
 
   // Of what is over only the outputs are kept.
   void release() {
-    call_.tasks.clear(), call_.transfers.clear(), call_.copies.clear(), call_.inputs.clear();
-    call_.held.clear(), streams_.clear();
+    Call over;  // goes after the lock: the end of a tensor may have to wait for the GIL
+    std::lock_guard lock(state_);
+    std::swap(over, call_);
+    streams_.clear();
   }
 
   Call call_;
+  const c10::Device device_;
   const std::vector<at::Tensor> outputs_;
   std::mutex state_;  // guards what follows; torch's own is held when it calls synchronize()
   int parts_;         // not ended yet
   bool ended_ = false;
+  std::condition_variable all_ended_;
   std::exception_ptr error_;  // the first part's that failed
   c10::intrusive_ptr<Future> future_;  // made when somebody asks for it
   std::atomic<int> source_{-1};
