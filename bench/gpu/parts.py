@@ -33,6 +33,7 @@ PARTS = (
     Part("graph", 90, "captured once, replayed 1,000 times with changing inputs", ("build",)),
     Part("ipc", 120, "2 and 4 processes over CUDA IPC", ("build",), True),
     Part("missing_peer", 120, "a rank that never calls: who is named, and when", ("build",), True),
+    Part("backend", 240, 'init_process_group("ringkern"): every call, DDP', ("build",), True),
     Part("ll128_probe", 60, "litmus tests of what LL128, LL and Simple rely on"),
     Part("sanitizer", 180, "compute-sanitizer: memcheck, racecheck, synccheck", ("build",)),
     Part("limits", 90, "copies, launches, hops, and the ring's bytes without its waits"),

@@ -137,6 +137,7 @@ _TELL: dict[str, Callable[[dict[str, Any]], str]] = {
     "graph": _graph,
     "ipc": _cases,
     "missing_peer": _missing_peer,
+    "backend": _cases,
     "ll128_probe": _probe,
     "sanitizer": _sanitizer,
     "limits": _limits,

@@ -1,0 +1,126 @@
+"""``init_process_group("ringkern")`` on CUDA tensors: a rank a process, every call, to the bit.
+
+The values are integers in floats, small enough that no order of additions rounds. The checks are in
+two files: of what the calls give (``backend_calls``), and of when: streams, memory, a captured
+graph, DDP (``backend_streams``). Each check has all ranks of a size for itself; where it raises or
+does not come back, the processes are ended and the next check starts others.
+
+Where the processes share a GPU they take turns on it: the cases are few.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from bench.gpu import backend_calls, backend_streams
+from bench.gpu.backend_rank import Rank
+from bench.gpu.ipc import place
+from bench.gpu.missing_peer import EXIT_S, end
+from bench.gpu.part import Context, Failed
+from tests.ranks import RankError, Ranks, RankTimeout
+
+SIZES = (2, 4)
+DEADLINE = timedelta(seconds=30)  # of a wait in a call
+ANSWER_S = 60.0  # of a check
+MOST_LOST = 3  # checks without an answer, after which those that are left would have none either
+_SHOWN = 20  # of what was wrong
+
+CHECKS: dict[str, Callable[[Rank], None]] = {
+    **backend_calls.CHECKS,
+    **backend_streams.CHECKS,
+}
+
+
+def run(context: Context) -> None:
+    context.use_ringkern()
+    wrong: list[str] = []
+    rows: list[dict[str, Any]] = []
+    complete = True
+    gpus = 0 if context.rehearsal else len(context.machine["gpus"])
+    for size in SIZES[:1] if context.quick else SIZES:
+        ranks = Ranks(size, timeout_s=ANSWER_S)
+        try:
+            lost = 0
+            for name in CHECKS:
+                if context.left(0.8) < 0 or lost == MOST_LOST:
+                    complete = False
+                    break
+                row, whats = check(ranks, name, context.device)
+                lost += not row["cases"]
+                rows.append(row)
+                wrong += whats
+                context.note(gpus=gpus, **totals(rows), complete=complete, what=wrong[:_SHOWN])
+            wrong += badly_ended(ranks)
+        finally:
+            ranks.kill()
+    context.note(complete=complete, what=wrong[:_SHOWN])
+    if wrong:
+        raise Failed(f"{len(wrong)} wrong; first: {wrong[0]}")
+    if not rows:
+        raise Failed("not one check was run in time")
+
+
+def check(ranks: Ranks, name: str, device: str) -> tuple[dict[str, Any], list[str]]:
+    """One check on all ranks: its row of the figures, and what was wrong."""
+    row: dict[str, Any] = {"processes": ranks.size, "check": name, "cases": 0, "wrong": 0}
+    try:
+        found = ranks.run(check_on_rank, name, device)
+    except (RankError, RankTimeout, EOFError, OSError) as error:
+        print(error, flush=True)  # for the log
+        return {**row, "wrong": 1}, [f"k={ranks.size} {name}: {cause(error)}"]
+    whats = [f"k={ranks.size} {name}: {what}" for _, of_rank in found for what in of_rank]
+    return {**row, "cases": sum(cases for cases, _ in found), "wrong": len(whats)}, whats
+
+
+def cause(error: Exception) -> str:
+    """Who raised what, or did not answer, without the traceback."""
+    lines = itertools.takewhile(lambda line: "Traceback" not in line, str(error).splitlines())
+    return f"{type(error).__name__}: {' '.join(lines)}"[:500]
+
+
+def totals(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of all checks so far."""
+    return {key: sum(row[key] for row in rows) for key in ("cases", "wrong")} | {"rows": rows}
+
+
+def badly_ended(ranks: Ranks) -> list[str]:
+    """Whether the processes end by themselves, as a program does that has done its work."""
+    codes, seconds = end(ranks)
+    if not any(codes) and seconds <= EXIT_S:
+        return []
+    return [f"k={len(codes)}: the ranks ended with {codes} after {seconds} s"]
+
+
+_joined = False  # this process is a rank of ringkern's group
+
+
+def check_on_rank(rank: int, size: int, name: str, device: str) -> tuple[int, list[str]]:
+    """One rank of a check: how many cases it was, and what was wrong."""
+    global _joined
+    here = place(rank, device)
+    if not _joined:
+        join(rank, size)
+        _joined = True
+    at = Rank(rank, size, here)
+    CHECKS[name](at)
+    return at.settle()
+
+
+def join(rank: int, size: int) -> None:
+    """In place of the Gloo group in which the processes came: ringkern's is the default one."""
+    import ringkern  # noqa: F401  (registers the backend)
+
+    store = dist.distributed_c10d._get_default_store()
+    dist.destroy_process_group()
+    dist.init_process_group(
+        "ringkern",
+        store=dist.PrefixStore("backend", store),
+        rank=rank,
+        world_size=size,
+        timeout=DEADLINE,
+    )
