@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import multiprocessing as mp
 import os
 import tempfile
@@ -28,14 +29,14 @@ class RankTimeout(AssertionError):
 
 
 class Ranks:
-    """``size`` processes in one gloo group, in which ``fn(rank, size, *args)`` can be run.
+    """``size`` processes in one group, in which ``fn(rank, size, *args)`` can be run.
 
     ``fn`` is a function of a module, so that spawned processes can import it. Where a rank raises,
     or does not answer in time, all are killed, and the next call starts fresh ones.
     """
 
-    def __init__(self, size: int, timeout_s: float = 60.0) -> None:
-        self.size, self.timeout_s = size, timeout_s
+    def __init__(self, size: int, timeout_s: float = 60.0, backend: str = "gloo") -> None:
+        self.size, self.timeout_s, self.backend = size, timeout_s, backend
         self._processes: list[mp.process.BaseProcess] = []
         self._pipes: list[Connection] = []
         self._file = ""  # where the ranks meet
@@ -109,7 +110,7 @@ class Ranks:
         for rank in range(self.size):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_serve, args=(theirs, rank, self.size, self._file), daemon=True
+                target=_serve, args=(theirs, rank, self.size, self._file, self.backend), daemon=True
             )
             process.start()
             theirs.close()
@@ -131,13 +132,15 @@ class Ranks:
             return []
 
 
-def _serve(pipe: Connection, rank: int, size: int, file: str) -> None:
+def _serve(pipe: Connection, rank: int, size: int, file: str, backend: str) -> None:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    if backend != "gloo":
+        importlib.import_module(backend)  # which registers it
     dist.init_process_group(
-        "gloo",
+        backend,
         init_method=f"file://{file}",
         rank=rank,
         world_size=size,

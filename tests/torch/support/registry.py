@@ -1,0 +1,83 @@
+"""A row of the table and the probe behind it."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+ROWS: list[Row] = []
+
+SECTIONS = (
+    *("Collectives", "Messages", "Objects", "Groups", "Without communication", "Work"),
+    *("Deadlines", "Profiler and debugging", "Functional collectives"),
+)
+
+# Remarks.
+TORCH_ASKS = "torch itself refuses it for other backends than Gloo"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A function of torch.distributed, or something that it can be asked for.
+
+    The probe runs on all ranks, ``probe(rank, size, *args)``, once for each case; it raises where
+    something fails or a result is wrong, and may return a string for the cell.
+    """
+
+    section: str
+    names: tuple[str, ...]  # torch's public names that the probe calls
+    feature: str  # "" for the plain call
+    probe: Callable[..., Any]
+    cases: Mapping[str, tuple[Any, ...]]
+    remark: str  # for the last column: what outcomes alone do not say
+
+    @property
+    def key(self) -> str:
+        return ", ".join(self.names) + (f": {self.feature}" if self.feature else "")
+
+
+class Outcome(NamedTuple):
+    """What one case of a probe showed with one backend."""
+
+    verdict: str  # "yes", "no", "wrong result" or "hangs"
+    text: str = ""  # what the probe returned, or what was raised
+
+
+def row(
+    section: str,
+    names: str,
+    feature: str = "",
+    *,
+    cases: Mapping[str, tuple[Any, ...]] | None = None,
+    remark: str = "",
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Adds a row whose probe is the decorated function. ``names`` are separated by spaces."""
+
+    def add(probe: Callable[..., Any]) -> Callable[..., Any]:
+        ROWS.append(Row(section, tuple(names.split()), feature, probe, cases or {"": ()}, remark))
+        return probe
+
+    return add
+
+
+class WrongResultError(AssertionError):
+    """A call returned without an error, and left wrong elements in a tensor."""
+
+
+class UnexpectedError(AssertionError):
+    """A call returned, and something else than elements is not as it should be."""
+
+
+def expect(condition: object, text: str) -> None:
+    if not condition:
+        raise UnexpectedError(text)
+
+
+def perform(rank: int, size: int, module: str, name: str, *args: Any) -> Any:
+    """Runs a probe in a rank. By name, since ``functools.partial`` and wrappers are not pickled."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch, that a function is deprecated
+        return getattr(importlib.import_module(module), name)(rank, size, *args)
