@@ -288,7 +288,7 @@ class RingBackend final : public c10d::Backend {
 
  private:
   // What has not finished by then, when the group is destroyed, waits for a rank that will not come.
-  static constexpr Milliseconds kPatience{5000};
+  static constexpr Milliseconds kPatience{2000};
 
   template <class Options>
   Milliseconds timeout_of(const Options& o) const {
