@@ -14,7 +14,7 @@ from typing import Any
 import ringkern_autoload
 
 from . import _C, tuner
-from .config import config
+from .config import config, timeout_seconds
 
 
 def create(options: Any, backend_options: Any = None) -> Any:
@@ -26,6 +26,7 @@ def create(options: Any, backend_options: Any = None) -> Any:
 
     Raises:
         TypeError: ``backend_options`` are given.
+        ValueError: the timeout is not positive.
     """
     if backend_options is not None:
         raise TypeError(
@@ -38,7 +39,7 @@ def create(options: Any, backend_options: Any = None) -> Any:
         options.group_rank,
         size,
         options.global_ranks_in_group,
-        options.timeout.total_seconds(),
+        timeout_seconds(options.timeout),
         config.protocol,
         {device: tuner.thresholds(device, size) for device in tuner.DEVICES},
     )

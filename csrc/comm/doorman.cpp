@@ -260,9 +260,9 @@ bool Doorman::run(Errand& errand) {
     }
     if (!socket) return false;
     if (const uid_t theirs = peer_uid(*socket), mine = own_uid(); theirs != mine)
-      throw TransportError(rank_text(rank_) + " runs as user " + std::to_string(mine) + ", " + name +
-                           " as user " + std::to_string(theirs) + ": start all ranks as the same "
-                           "user, in one user namespace");
+      throw TransportError(rank_text(rank_) + " runs as user " + std::to_string(mine) + ", " +
+                           name + " as user " + std::to_string(theirs) + ": start all ranks as "
+                           "the same user, in one user namespace");
     Line line{Line::Stage::asked, std::move(*socket), peer, errand.address->session};
     greet(line, calls_.make_offer(peer));
     lines_.push_back(std::move(line));

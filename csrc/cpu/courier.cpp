@@ -120,7 +120,8 @@ PeerCalls Courier::Body::peer_calls() {
 // ---- calls of other threads ---------------------------------------------------------------------
 
 void Courier::Body::check(const Message& m) const {
-  const std::string what = rank_text(rank_) + (m.sends ? " cannot send to " : " cannot receive from ");
+  const std::string what =
+      rank_text(rank_) + (m.sends ? " cannot send to " : " cannot receive from ");
   if (m.peer == rank_) throw UsageError(what + "itself");
   const bool anyone = !m.sends && m.peer == kAnySource && ranks_ > 1;
   if (!anyone && (m.peer < 0 || m.peer >= ranks_))

@@ -6,7 +6,8 @@ namespace ringkern::cpu {
 
 LinkMemory link_memory(void* segment, const Geometry& g) {
   auto* const at = static_cast<std::byte*>(segment) + kBellBytes;
-  return {static_cast<Bell*>(segment), reinterpret_cast<LinkCounters*>(at), at + g.counters_bytes()};
+  return {static_cast<Bell*>(segment), reinterpret_cast<LinkCounters*>(at),
+          at + g.counters_bytes()};
 }
 
 Ends::Ends(const LinkMemory& my, const LinkMemory& next, const LinkMemory& prev, const Geometry& g,

@@ -77,9 +77,10 @@ void Mail::expire(Clock::time_point now) {
 
 void Mail::abort(const std::string& reason) {
   for_each_posted([&](Posted& posted, Clock::time_point) {
-    fail(posted, failure_of<AbortedError>(story(posted) + " when the messages of its group were aborted, "
-                                    "here or by another rank. They are unusable now; make a new "
-                                    "group. The reason: " + reason));
+    fail(posted, failure_of<AbortedError>(
+                     story(posted) + " when the messages of its group were aborted, here or by "
+                     "another rank. They are unusable now; make a new group. The reason: " +
+                     reason));
   });
 }
 

@@ -98,7 +98,8 @@ class RingBackend final : public c10d::Backend {
   WorkPtr allreduce_coalesced(Tensors& tensors,
                               const c10d::AllreduceCoalescedOptions& o) override {
     check_some(tensors.size(), "tensors");
-    Call call = begin(c10d::OpType::ALLREDUCE_COALESCED, "ringkern:all_reduce", tensors, tensors, o);
+    Call call = begin(c10d::OpType::ALLREDUCE_COALESCED, "ringkern:all_reduce", tensors, tensors,
+                      o);
     const OpCall op = op_of(o.reduceOp);
     for (size_t i = 0; i < tensors.size(); ++i)
       add_all_reduce(call, tensors[i], op, seat_, nth("tensors", i));
@@ -161,7 +162,8 @@ class RingBackend final : public c10d::Backend {
                          const c10d::ReduceScatterOptions& o) override {
     const at::Tensor& out = only_one(outs, "output");
     check_length(ins.size(), "the list of input_list", 1, "that of this rank");
-    Call call = begin(c10d::OpType::REDUCE_SCATTER, "ringkern:reduce_scatter", ins.front(), outs, o);
+    Call call = begin(c10d::OpType::REDUCE_SCATTER, "ringkern:reduce_scatter", ins.front(), outs,
+                      o);
     add_reduce_scatter(call, out, ins.front(), op_of(o.reduceOp), seat_, "input_list");
     return over_ring(std::move(call), ins.front(), o);
   }
@@ -287,7 +289,7 @@ class RingBackend final : public c10d::Backend {
   }
 
  private:
-  // What has not finished by then, when the group is destroyed, waits for a rank that will not come.
+  // What has not finished by then, when the group is destroyed, waits for who will not come.
   static constexpr Milliseconds kPatience{2000};
 
   template <class Options>
@@ -361,15 +363,17 @@ class RingBackend final : public c10d::Backend {
   }
   template <class Options>
   WorkPtr between_pairs(Call call, const Tensors& ins, const Options& o) {
-    const uint64_t number = ++sequence_;
-    const Record record(group(), call, ins, number, o.asyncOp);
-    return noted(messenger_->post(std::move(call), kCollectiveTag | number, thresholds_, protocol_,
-                                  timeout_of(o)));
+    const Record record(group(), call, ins, ++sequence_, o.asyncOp);
+    WorkPtr work = messenger_->post(std::move(call), kCollectiveTag | exchanges_, thresholds_,
+                                    protocol_, timeout_of(o));
+    ++exchanges_;  // not before: the other ranks count no call that this one could not make
+    return noted(std::move(work));
   }
   WorkPtr deliver(Call call, const Tensors& tensors, int tag) {
     if (at::hasCallbacks()) call.inputs = tensors;
     const Record record(group(), call, tensors, sequence_, true);
-    return noted(messenger_->post(std::move(call), uint64_t(tag), thresholds_, protocol_, timeout_));
+    return noted(
+        messenger_->post(std::move(call), uint64_t(tag), thresholds_, protocol_, timeout_));
   }
   static constexpr uint64_t kCollectiveTag = uint64_t(1) << 63;  // no user's
 
@@ -404,7 +408,8 @@ class RingBackend final : public c10d::Backend {
   const std::string protocol_;
   const std::shared_ptr<Store> store_;
   Thresholds thresholds_;
-  std::atomic<uint64_t> sequence_{0};  // of collectives
+  std::atomic<uint64_t> sequence_{0};   // of collectives
+  std::atomic<uint64_t> exchanges_{0};  // of those between pairs
   uint64_t monitored_barriers_ = 0;
   std::unique_ptr<TorchCommunicator> ring_;
   std::unique_ptr<Messenger> messenger_;

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "torch/devices.h"
 #include "torch/tensors.h"
 #include "torch/work.h"
 
@@ -28,6 +29,11 @@ inline std::string nth(const std::string& list, size_t i) {
 }
 
 inline std::string shape_text(const at::Tensor& t) { return c10::str(t.sizes()); }
+
+// Before the call counts as one of the group's.
+inline void check_device(c10::Device device) {
+  if (!device.is_cpu() && !(RK_WITH_CUDA && device.is_cuda())) throw_no_kernels(device);
+}
 
 // A dense tensor of any dtype.
 inline void check_dense(const at::Tensor& t, const std::string& role) {
@@ -99,6 +105,7 @@ inline Prepared moved(Collective collective, const at::Tensor& out, const at::Te
                       int64_t bytes, int root = 0) {
   Prepared p;
   p.device = (out.defined() ? out : in).device();
+  check_device(p.device);
   p.in = in, p.out = out;
   p.task.collective = collective;
   p.task.reduction.dtype = DType::u8;
@@ -205,7 +212,8 @@ inline void add_broadcast(Call& call, const at::Tensor& t, int root, const Seat&
   at::AutoDispatchBelowADInplaceOrView guard;
   const bool mine = root == seat.rank;
   const at::Tensor buffer = mine ? plain(t) : target(t, call.copies);
-  call.tasks.push_back(moved(Collective::broadcast, buffer, buffer, int64_t(buffer.nbytes()), root));
+  call.tasks.push_back(
+      moved(Collective::broadcast, buffer, buffer, int64_t(buffer.nbytes()), root));
 }
 
 // `out` is defined on the root alone.

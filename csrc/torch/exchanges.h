@@ -16,11 +16,13 @@ inline void add_own(Call& call, const at::Tensor& to, const at::Tensor& from) {
 }
 
 inline void add_send(Call& call, const at::Tensor& t, int peer) {
+  check_device(t.device());
   at::AutoDispatchBelowADInplaceOrView guard;
   call.transfers.push_back({true, peer, plain(t), {}});
 }
 
 inline void add_receive(Call& call, const at::Tensor& t, int peer) {
+  check_device(t.device());
   at::AutoDispatchBelowADInplaceOrView guard;
   Transfer transfer{false, peer, {}, {}};
   transfer.buffer = target(t, transfer.copies);
@@ -53,9 +55,10 @@ inline void add_gather(Call& call, const std::vector<Tensors>& outs, const at::T
   }
   check_length(outs.size(), "the list of gather_list", 1, "that of the root");
   check_list_of_root(outs.front(), "gather_list", in, "tensor", seat);
+  for (size_t r = 0; r < outs.front().size(); ++r)
+    check_written(outs.front()[r], nth("gather_list", r).c_str());
   for (int r = 0; r < seat.ranks; ++r) {
     const at::Tensor& out = outs.front()[size_t(r)];
-    check_written(out, "gather_list");
     if (r == seat.rank)
       add_own(call, out, in);
     else
@@ -81,6 +84,12 @@ inline void add_scatter(Call& call, const at::Tensor& out, const std::vector<Ten
   }
 }
 
+// As far as torch can tell.
+inline bool overlap(const at::Tensor& a, const at::Tensor& b) {
+  const auto found = at::get_overlap_status(a, b);
+  return found == at::MemOverlapStatus::Full || found == at::MemOverlapStatus::Partial;
+}
+
 inline void add_all_to_all(Call& call, const Tensors& outs, const Tensors& ins, const Seat& seat) {
   const std::string out_list = "output_tensor_list", in_list = "input_tensor_list";
   check_length(outs.size(), out_list, size_t(seat.ranks));
@@ -92,6 +101,12 @@ inline void add_all_to_all(Call& call, const Tensors& outs, const Tensors& ins, 
     check_same_kind(ins[r], nth(in_list, r), ins[0], nth(in_list, 0));
   }
   const auto me = size_t(seat.rank);
+  // What arrives would change what has not been sent yet. A rank's own part may stay where it is.
+  for (size_t a = 0; a < outs.size(); ++a)
+    for (size_t b = 0; b < ins.size(); ++b)
+      if ((a != me || b != me) && overlap(outs[a], ins[b]))
+        throw py::value_error(nth(out_list, a) + " and " + nth(in_list, b) +
+                              " overlap; give tensors of their own memory");
   check_numel(outs[me], nth(out_list, me), ins[me].numel(),
               "as " + nth(in_list, me) + ", which goes there");
   add_own(call, outs[me], ins[me]);
@@ -117,7 +132,10 @@ inline Tensors parts_of(const at::Tensor& t, const std::string& role,
                             " equal parts; give " + sizes_role);
     split.assign(size_t(seat.ranks), rows / seat.ranks);
   }
-  check_length(split.size(), sizes_role, size_t(seat.ranks));
+  if (split.size() != size_t(seat.ranks))
+    throw py::value_error(sizes_role + " has " + std::to_string(split.size()) +
+                          " sizes and must have " + std::to_string(seat.ranks) +
+                          ", one for each rank of the group");
   for (size_t r = 0; r < split.size(); ++r)
     if (split[r] < 0)
       throw py::value_error(nth(sizes_role, r) + " is " + std::to_string(split[r]) +
@@ -138,10 +156,11 @@ inline void add_all_to_all(Call& call, const at::Tensor& out, const at::Tensor& 
       (seat.ranks > 1 && out.numel() > 0 && out.is_alias_of(in) &&
        at::get_overlap_status(out, in) == at::MemOverlapStatus::Full))
     throw py::value_error("output and input overlap; give tensors of their own memory");
-  bump_version(out);  // its parts, made below autograd, do not count for it
   at::AutoDispatchBelowADInplaceOrView guard;
-  add_all_to_all(call, parts_of(out, "output", out_sizes, "output_split_sizes", seat),
-                 parts_of(in, "input", in_sizes, "input_split_sizes", seat), seat);
+  const Tensors outs = parts_of(out, "output", out_sizes, "output_split_sizes", seat);
+  const Tensors ins = parts_of(in, "input", in_sizes, "input_split_sizes", seat);
+  add_all_to_all(call, outs, ins, seat);
+  bump_version(out);  // the parts, made below autograd, do not count for it
 }
 
 }  // namespace ringkern::torch_ext

@@ -1,5 +1,5 @@
-// What a profiler is told of a call: torch's record of a collective, in which NCCL's stand, too, and
-// an NVTX range. The event with the backend's name ("ringkern:all_reduce") is the Work's.
+// What a profiler is told of a call: torch's record of a collective, as there is of NCCL's, and an
+// NVTX range. The event with the backend's name ("ringkern:all_reduce") is the Work's.
 #pragma once
 
 #include <ATen/record_function.h>

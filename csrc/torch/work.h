@@ -1,5 +1,5 @@
-// What torch holds of a call in progress: `wait()`, `is_completed()` and `get_future()` as torch has
-// them.
+// What torch holds of a call in progress: `wait()`, `is_completed()` and `get_future()` as torch
+// has them.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -94,14 +94,18 @@ class RingWork : public c10d::Work {
     if (last) complete();
   }
 
-  // CUDA: true when the device has done it.
+  // True where the future is done, too. CUDA: when the device has done it.
   bool isCompleted() override {
-    if (!Work::isCompleted()) return false;
     std::lock_guard lock(state_);
     for (const c10::Event& event : events_)
       if (!event.query()) return false;
-    return true;
+    return ended_;
   }
+  std::exception_ptr exception() const override {
+    std::lock_guard lock(state_);
+    return ended_ ? error_ : nullptr;
+  }
+  bool isSuccess() const override { return !exception(); }
   // CUDA: the current stream waits for what is enqueued on others, once all is.
   void synchronize() override {
     if (device_.is_cpu()) return;
@@ -183,8 +187,8 @@ class RingWork : public c10d::Work {
   Call call_;
   const c10::Device device_;
   const std::vector<at::Tensor> outputs_;
-  std::mutex state_;  // guards what follows; torch's own is held when it calls synchronize()
-  int parts_;         // not ended yet
+  mutable std::mutex state_;  // guards what follows; torch holds its own around synchronize()
+  int parts_;                 // not ended yet
   bool ended_ = false;
   std::condition_variable all_ended_;
   std::exception_ptr error_;  // the first part's that failed

@@ -47,8 +47,8 @@ void a_death_is_told() {
     const size_t m = rank == 0 ? r.box.receive(1, 2, 1) : r.box.send(1, 2, Bytes(2 << 20));
     r.barrier("met");
     check_outcome(r.box.outcome(m), "TransportError",
-                  rank == 0 ? "rank 0 waited for a message from rank 1 (tag 2, 1 bytes), and rank 1 "
-                              "has ended or left the group"
+                  rank == 0 ? "rank 0 waited for a message from rank 1 (tag 2, 1 bytes), and "
+                              "rank 1 has ended or left the group"
                             : "rank 2 waited for room to send a message to rank 1 (tag 2");
   }, SIGKILL);
 }

@@ -173,7 +173,8 @@ int mappings() {
   CHECK(maps != nullptr);
   char line[512];
   int n = 0;
-  while (std::fgets(line, sizeof line, maps) != nullptr) n += std::strstr(line, "ringkern") != nullptr;
+  while (std::fgets(line, sizeof line, maps) != nullptr)
+    n += std::strstr(line, "ringkern") != nullptr;
   std::fclose(maps);
   return n;
 }
