@@ -138,19 +138,22 @@ void Communicator::run_async(const Device& device, const Task& task,
     turn.lock();
     check_callable();
   }
-  worker_->post([this, &device, task, done = std::move(done),
-                 before = std::move(before)]() mutable {
-    std::exception_ptr error;
-    try {
-      execute(device, task, before);
-    } catch (...) {
-      error = std::current_exception();
-    }
-    calling_back = this;
-    done(error);
-    done = nullptr;  // what it holds may be the last to hold this communicator
-    calling_back = nullptr;
-  });
+  // `run` and `tell` are one after the other.
+  auto error = std::make_shared<std::exception_ptr>();
+  worker_->post(
+      [this, &device, task, error, before = std::move(before)] {
+        try {
+          execute(device, task, before);
+        } catch (...) {
+          *error = std::current_exception();
+        }
+      },
+      [this, error, done = std::move(done)]() mutable {
+        calling_back = this;
+        done(*error);
+        done = nullptr;  // what it holds may be the last to hold this communicator
+        calling_back = nullptr;
+      });
 }
 
 void Communicator::execute(const Device& device, const Task& task,

@@ -124,13 +124,7 @@ bool Doorman::take_orders() {
     orders.reason = orders_.reason;
     orders.leave = orders_.leave;
   }
-  const auto met = [&](int peer) {
-    return std::any_of(lines_.begin(), lines_.end(), [&](const Line& l) {
-      return l.stage == Line::Stage::met && l.peer == peer;
-    });
-  };
-  for (const int peer : orders.peers)
-    if (!met(peer)) errands_.push_back({peer, {}, Milliseconds(1), {}});
+  for (const int peer : orders.peers) errands_.push_back({peer, {}, Milliseconds(1), {}});
   if (reason_.empty() && !orders.reason.empty()) {
     reason_ = orders.reason;
     for (const Line& line : lines_) tell(line);
@@ -206,7 +200,6 @@ bool Doorman::greeted(Line& line, bool whole, Message& message) {
   greet(line, mine);
   line.stage = Line::Stage::met;
   tell(line);
-  std::erase_if(errands_, [&](const Errand& e) { return e.peer == line.peer; });
   return true;
 }
 

@@ -1,7 +1,7 @@
 // How two ranks meet when one of them first needs the other: each has a doorman, a thread with a
 // socket whose address is in the store, who knocks at others' and answers those who knock. The
-// connection stays open; its end of file tells that the other rank is gone, and the last word of one
-// that gives up goes over it.
+// connection stays open; its end of file tells that the other rank is gone, and the last word of
+// one that gives up goes over it.
 #pragma once
 
 #include <functional>

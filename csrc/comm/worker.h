@@ -1,4 +1,6 @@
-// The thread that runs asynchronous collectives, in the order in which they were posted.
+// The threads that run asynchronous collectives, one at a time and in the order in which they were
+// posted. As a rule there is one; while it calls back its caller, who may wait there for what comes
+// next, another goes on.
 #pragma once
 
 #include <chrono>
@@ -7,6 +9,7 @@
 #include <functional>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 namespace ringkern {
 
@@ -14,16 +17,16 @@ class Worker {
  public:
   ~Worker() { stop(); }
 
-  // Tasks must not throw.
-  void post(std::function<void()> task) {
+  // Neither may throw. `tell` is called when `run` has returned, on the same thread and beside the
+  // `run` of others; both may post.
+  void post(std::function<void()> run, std::function<void()> tell) {
     std::lock_guard lock(mutex_);
-    if (!thread_.joinable()) thread_ = std::thread([this] { work(); });
-    tasks_.push_back(std::move(task));
+    tasks_.push_back({std::move(run), std::move(tell)});
     ++pending_;
-    posted_.notify_one();
+    find_somebody();
   }
 
-  // Returns when everything posted so far has run.
+  // Returns when everything posted so far has run and was told.
   void drain() {
     std::unique_lock lock(mutex_);
     done_.wait(lock, [this] { return pending_ == 0; });
@@ -35,27 +38,51 @@ class Worker {
     return done_.wait_for(lock, patience, [this] { return pending_ == 0; });
   }
 
-  // Runs what was posted, then ends the thread.
+  // Runs what was posted, then ends the threads.
   void stop() {
-    {
-      std::lock_guard lock(mutex_);
-      stopping_ = true;
-      posted_.notify_one();
+    std::unique_lock lock(mutex_);
+    stopping_ = true;
+    posted_.notify_all();
+    while (!threads_.empty()) {
+      std::thread last = std::move(threads_.back());
+      threads_.pop_back();
+      lock.unlock();
+      last.join();
+      lock.lock();  // it may have needed another one
     }
-    if (thread_.joinable()) thread_.join();
   }
 
  private:
+  struct Task {
+    std::function<void()> run, tell;
+  };
+
+  // With the lock held: sees that the next task is run, if there is one and none is running.
+  void find_somebody() {
+    if (running_ || tasks_.empty()) return;
+    if (idle_ > 0) posted_.notify_one();
+    else threads_.emplace_back([this] { work(); });
+  }
+
   void work() {
     std::unique_lock lock(mutex_);
     for (;;) {
-      posted_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });
+      ++idle_;
+      posted_.wait(lock, [this] { return !running_ && (stopping_ || !tasks_.empty()); });
+      --idle_;
       if (tasks_.empty()) return;
-      auto task = std::move(tasks_.front());
+      Task task = std::move(tasks_.front());
       tasks_.pop_front();
+      running_ = true;
       lock.unlock();
-      task();
-      task = nullptr;  // what it captured is released before anyone is told that it is done
+      task.run();
+      lock.lock();
+      running_ = false;
+      find_somebody();
+      if (stopping_) posted_.notify_all();
+      lock.unlock();
+      task.tell();
+      task = {};  // what it captured is released before anyone is told that it is done
       lock.lock();
       if (--pending_ == 0) done_.notify_all();
     }
@@ -63,10 +90,11 @@ class Worker {
 
   std::mutex mutex_;
   std::condition_variable posted_, done_;
-  std::deque<std::function<void()>> tasks_;
+  std::deque<Task> tasks_;
   size_t pending_ = 0;
-  bool stopping_ = false;
-  std::thread thread_;
+  int idle_ = 0;  // threads
+  bool running_ = false, stopping_ = false;
+  std::vector<std::thread> threads_;
 };
 
 }  // namespace ringkern

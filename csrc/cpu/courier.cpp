@@ -178,7 +178,6 @@ void Courier::Body::close(Milliseconds patience) {
   if (!running_) return;
   stopping_ = true;
   tell_thread();
-  if (!poisoned_.empty()) doorman_->tell_all(poisoned_);  // the thread may have had nothing to fail
   lock.unlock();
   thread_.join();
   doorman_.reset();
@@ -213,7 +212,8 @@ void Courier::Body::finish(Message&& message, std::exception_ptr error, int sour
 
 void Courier::Body::work() {
   if (work_until_something_fails() == Verdict::ok) return;
-  poison(mail_->failure());  // without a message, if its link is damaged
+  // A reason there must be: without one the courier would pass for sound.
+  poison(mail_->failure().empty() ? "another rank gave up" : mail_->failure());
   std::string reason;
   {
     std::lock_guard lock(mutex_);
@@ -240,7 +240,7 @@ Verdict Courier::Body::work_until_something_fails() {
     if (Clock::now() >= mail_->deadline()) mail_->expire(Clock::now());
     if (!mail_->failure().empty()) return Verdict::aborted;
   }
-  return Verdict::ok;
+  return aborted(bell) ? Verdict::aborted : Verdict::ok;
 }
 
 // ---- what is left of it in a forked child -------------------------------------------------------

@@ -13,8 +13,8 @@ namespace ringkern::cpu {
 inline constexpr int64_t kBellBytes = sizeof(Bell);
 inline int64_t segment_bytes(const Geometry& g) { return kBellBytes + g.bytes(); }
 
-// What of a rank's memory its links with one neighbour on each side use: on a ring all of a segment,
-// between two ranks that send each other messages a part of each one's inbox.
+// What of a rank's memory its links with one neighbour on each side use: on a ring all of a
+// segment, between two ranks that send each other messages a part of each one's inbox.
 struct LinkMemory {
   Bell* bell = nullptr;
   LinkCounters* counters = nullptr;  // of each protocol

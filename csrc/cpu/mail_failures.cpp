@@ -36,8 +36,7 @@ void Mail::fail(Posted& posted, std::exception_ptr error) {
 
 void Mail::lost(int rank, std::exception_ptr why) {
   Peer& p = peer(rank);
-  // Two that have met may have met twice, and one time not have been the lucky one.
-  if (p.lost || (why && p.met)) return;
+  if (p.lost) return;  // two may meet twice, and end twice
   p.lost = true;
   p.why_lost = why;
 }

@@ -1,7 +1,7 @@
 // An anonymous memory file: nothing appears in /dev/shm and nothing is left behind however a rank
 // dies. It is sealed, so that no process that has it can make it shorter under those that use it,
-// and what a rank uses of it is allocated first, so that lack of memory is an error and not a SIGBUS
-// in a collective.
+// and what a rank uses of it is allocated first, so that lack of memory is an error and not a
+// SIGBUS in a collective.
 #pragma once
 
 #include <string>

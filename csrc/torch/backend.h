@@ -319,11 +319,18 @@ class RingBackend final : public c10d::Backend {
     return all;
   }
 
+  static bool has_devices(c10::DeviceType type) {
+    return c10::impl::hasDeviceGuardImpl(type) &&
+           c10::impl::VirtualGuardImpl(type).deviceCount() > 0;
+  }
+
   // CUDA: what the user has enqueued comes before the barrier, and what this group has; then the
   // host is what waits.
   void wait_for_device(const c10d::BarrierOptions& o) {
     auto device = o.device ? o.device : getBoundDeviceId();
-    if (!o.device_ids.empty()) device = c10::Device(c10::kCUDA, c10::DeviceIndex(o.device_ids[0]));
+    // Wrappers give them where there is no CUDA, too, and Gloo takes no notice.
+    if (!o.device_ids.empty() && has_devices(c10::kCUDA))
+      device = c10::Device(c10::kCUDA, c10::DeviceIndex(o.device_ids[0]));
     if (!device || device->is_cpu()) return;
     const c10::impl::VirtualGuardImpl guard(device->type());
     guard.getStream(device->has_index() ? *device : guard.getDevice()).synchronize();

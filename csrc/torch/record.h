@@ -86,6 +86,19 @@ class Record {
   Record& operator=(const Record&) = delete;
 
  private:
+  // What NCCL's records have in this place: the other end of a message, the root of what has one.
+  static int rank_of(const Call& call, int rank) {
+    using enum c10d::OpType;
+    if (call.type == BROADCAST || call.type == REDUCE) return call.tasks.front().task.root;
+    if (call.type == SEND || call.type == RECV || call.type == RECVANYSOURCE)
+      return call.transfers.front().peer;
+    // Who is not the root of a gather or a scatter has one transfer; the root's go the other way.
+    if (call.type == GATHER || call.type == SCATTER)
+      for (const Transfer& t : call.transfers)
+        if (t.sends == (call.type == GATHER)) return t.peer;
+    return rank;
+  }
+
   static int64_t elements(const std::vector<at::Tensor>& tensors) {
     return std::accumulate(
         tensors.begin(), tensors.end(), int64_t(0),
@@ -95,6 +108,7 @@ class Record {
   void begin(const GroupRecord& group, const Call& call, const std::vector<at::Tensor>& inputs,
              uint64_t sequence, bool async_op) {
     const std::string name = record_name(call.type);
+    const int rank = rank_of(call, group.rank);
     const auto& tensors = inputs.empty() ? call.outputs : inputs;
     const at::ScalarType dtype =
         tensors.empty() || !tensors[0].defined() ? at::kByte : tensors[0].scalar_type();
@@ -102,14 +116,14 @@ class Record {
     const std::vector<int64_t> no_splits;
     info_.emplace(c10::DebugInfoKind::PARAM_COMMS_INFO,
                   std::make_shared<torch::ParamCommsDebugInfo>(
-                      names, group.rank, std::string(name), elements(inputs),
+                      names, rank, std::string(name), elements(inputs),
                       elements(call.outputs), dtype, no_splits, no_splits, group.first,
                       group.stride, group.size, async_op));
     function_.emplace(at::RecordScope::FUNCTION);
     if (!function_->isActive()) return;
     const auto number = std::make_tuple(int64_t(sequence), c10d::isP2POp(call.type));
     const std::vector<c10::IValue> values = {
-        c10::IValue(inputs), number,      names,        group.rank,  name,
+        c10::IValue(inputs), number,      names,        rank,         name,
         no_splits,           no_splits,   group.first,  group.stride, group.size,
         async_op};
     const c10::ArrayRef<const c10::IValue> view(values.data(), values.size());

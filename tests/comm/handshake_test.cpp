@@ -218,21 +218,8 @@ void bad_messages_of_a_rank_fail_the_ring() {
   check_bad_rank(broken, [](const Fd& socket, const Hello& hello) {
     send_message(socket, to_bytes(hello) + std::string(kMaxMessage, 'x'), -1);
   });
-  check_bad_rank(broken, [](const Fd& socket, Hello hello) {  // two descriptors
-    iovec data{&hello, sizeof hello};
-    alignas(cmsghdr) char control[CMSG_SPACE(2 * sizeof(int))] = {};
-    msghdr header{};
-    header.msg_iov = &data;
-    header.msg_iovlen = 1;
-    header.msg_control = control;
-    header.msg_controllen = sizeof control;
-    cmsghdr* c = CMSG_FIRSTHDR(&header);
-    c->cmsg_level = SOL_SOCKET;
-    c->cmsg_type = SCM_RIGHTS;
-    c->cmsg_len = CMSG_LEN(2 * sizeof(int));
-    const int fds[] = {socket.get(), socket.get()};
-    std::memcpy(CMSG_DATA(c), fds, sizeof fds);
-    CHECK(::sendmsg(socket.get(), &header, MSG_NOSIGNAL) > 0);
+  check_bad_rank(broken, [](const Fd& socket, const Hello& hello) {
+    send_with_two_fds(socket, to_bytes(hello));
   });
   check_bad_rank("which is not what it announces", [](const Fd& socket, Hello hello) {
     hello.offer_bytes = 99;

@@ -3,8 +3,10 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <sys/socket.h>
 
 #include <atomic>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <thread>
@@ -23,6 +25,24 @@ inline int open_files() {
   while (::readdir(dir) != nullptr) ++n;
   ::closedir(dir);
   return n;
+}
+
+// A message as nobody should send it.
+inline void send_with_two_fds(const Fd& socket, std::string bytes) {
+  iovec data{bytes.data(), bytes.size()};
+  alignas(cmsghdr) char control[CMSG_SPACE(2 * sizeof(int))] = {};
+  msghdr header{};
+  header.msg_iov = &data;
+  header.msg_iovlen = 1;
+  header.msg_control = control;
+  header.msg_controllen = sizeof control;
+  cmsghdr* c = CMSG_FIRSTHDR(&header);
+  c->cmsg_level = SOL_SOCKET;
+  c->cmsg_type = SCM_RIGHTS;
+  c->cmsg_len = CMSG_LEN(2 * sizeof(int));
+  const int fds[] = {socket.get(), socket.get()};
+  std::memcpy(CMSG_DATA(c), fds, sizeof fds);
+  CHECK(::sendmsg(socket.get(), &header, MSG_NOSIGNAL) > 0);
 }
 
 // What came of a call on one rank. `kind` is empty when nothing was thrown.

@@ -1,0 +1,105 @@
+// The worker's order, and that it goes on while whoever is told of something waits for the next.
+#include "comm/worker.h"
+
+#include <atomic>
+#include <future>
+
+#include "check.h"
+
+using ringkern::Worker;
+
+namespace {
+
+constexpr std::chrono::seconds kLimit{20};
+
+void check_soon(std::future<void> future) {
+  CHECK(future.wait_for(kLimit) == std::future_status::ready);
+}
+
+void one_at_a_time_in_order() {
+  Worker worker;
+  std::vector<int> ran;  // without a lock: ThreadSanitizer sees whether two run at once
+  std::atomic<int> told{0};
+  for (int i = 0; i < 1000; ++i)
+    worker.post([&ran, i] { ran.push_back(i); }, [&told] { ++told; });
+  worker.drain();
+  CHECK(told == 1000);
+  for (int i = 0; i < 1000; ++i) CHECK(ran[size_t(i)] == i);
+}
+
+void one_who_is_told_waits_for_what_it_posts() {
+  Worker worker;
+  std::promise<void> inner, innermost, outer;
+  worker.post([] {}, [&] {
+    worker.post([] {}, [&] {
+      worker.post([&] { innermost.set_value(); }, [] {});
+      check_soon(innermost.get_future());
+      inner.set_value();
+    });
+    check_soon(inner.get_future());
+    outer.set_value();
+  });
+  check_soon(outer.get_future());
+  worker.drain();
+}
+
+void one_who_is_told_waits_for_what_was_posted_before() {
+  Worker worker;
+  std::promise<void> go, second, told;
+  auto started = go.get_future();
+  worker.post([&] { started.wait(); }, [&] {
+    check_soon(second.get_future());
+    told.set_value();
+  });
+  worker.post([&] { second.set_value(); }, [] {});
+  go.set_value();
+  check_soon(told.get_future());
+}
+
+void one_who_is_told_waits_for_what_another_thread_posts() {
+  Worker worker;
+  std::promise<void> first, second, told;
+  worker.post([] {}, [&] {
+    first.set_value();
+    check_soon(second.get_future());
+    told.set_value();
+  });
+  check_soon(first.get_future());
+  worker.post([&] { second.set_value(); }, [] {});
+  check_soon(told.get_future());
+}
+
+void stopping_runs_what_was_posted() {
+  std::atomic<int> ran{0};
+  {
+    Worker worker;
+    worker.post([] {}, [&] {
+      for (int i = 0; i < 10; ++i) worker.post([&] { ++ran; }, [&] { ++ran; });
+    });
+    worker.stop();
+  }
+  CHECK(ran == 20);
+}
+
+void draining_does_not_wait_longer_than_it_is_told() {
+  Worker worker;
+  std::promise<void> go;
+  auto future = go.get_future();
+  worker.post([&] { future.wait(); }, [] {});
+  CHECK(!worker.drain(std::chrono::milliseconds(1)));
+  go.set_value();
+  CHECK(worker.drain(kLimit));
+}
+
+}  // namespace
+
+int main() {
+  for (int i = 0; i < 50; ++i) {
+    one_at_a_time_in_order();
+    one_who_is_told_waits_for_what_it_posts();
+    one_who_is_told_waits_for_what_was_posted_before();
+    one_who_is_told_waits_for_what_another_thread_posts();
+    stopping_runs_what_was_posted();
+  }
+  draining_does_not_wait_longer_than_it_is_told();
+}
