@@ -20,6 +20,8 @@ from unittest import mock
 import torch.distributed as dist
 from torch.testing._internal import common_distributed, common_utils
 
+from tests.conformance.known import OF_MPI
+
 MODULE = "torch.testing._internal.distributed.distributed_test"
 GROUP_TIMEOUT_S = 30  # under the runner's: a rank that waits in vain tells for whom
 
@@ -29,9 +31,6 @@ PROFILED = (
     "CUDA_PROFILING_SUPPORTED_BACKENDS",
     "SEND_RECV_PROFILING_SUPPORTED_BACKENDS",
 )
-
-# Why tests for CPU tensors are skipped which are of collectives that ringkern has.
-OF_MPI = ("Only MPI supports CPU all_to_all_single", "Only MPI supports all_to_all")
 
 
 class _AsGloo(str):
