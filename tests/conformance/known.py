@@ -29,7 +29,7 @@ KNOWN = (
 )
 
 
-# Why tests for CPU tensors are skipped which are of collectives that ringkern has: it is asked them.
+# Why tests for CPU tensors are skipped whose collectives ringkern has: it is asked them, too.
 OF_MPI = ("Only MPI supports CPU all_to_all_single", "Only MPI supports all_to_all")
 
 

@@ -17,6 +17,9 @@ using Bytes = std::vector<unsigned char>;
 
 inline constexpr Milliseconds kLong{60000};  // no test waits for it unless it is about the timeout
 
+inline constexpr size_t kTooMuch = 2 << 20;  // for a link that nobody reads
+inline constexpr Protocol kAll[] = {Protocol::simple, Protocol::ll, Protocol::ll128};
+
 // What every byte of a message is made of, so that none can be another's.
 inline Bytes contents(int from, int to, uint64_t tag, size_t n) {
   Bytes bytes(n);
@@ -155,6 +158,30 @@ struct Rank {
     store->get(name + " all", kLong);
   }
 };
+
+// What a courier says once it is unusable.
+inline std::string refusal(Rank& r) {
+  try {
+    r.courier.post({{true, (r.rank + 1) % r.ranks, 0, {}, nullptr, 0, {}, nullptr}});
+  } catch (const AbortedError& e) {
+    return e.what();
+  }
+  return "none";
+}
+
+inline void check_message(Rank& r, size_t message, const std::string& kind,
+                   const std::vector<std::string>& texts) {
+  for (const std::string& text : texts) check_outcome(r.box.outcome(message), kind, text);
+}
+
+// Back and forth; when it returns, whatever else the couriers could do they have had time for.
+inline void talk(Rank& r, int with, uint64_t tag) {
+  for (int i = 0; i < 50; ++i) {
+    if (r.rank < with) r.box.send(with, tag, Bytes(1));
+    r.box.wait_for(r.box.receive(with, tag, 1));
+    if (r.rank > with) r.box.send(with, tag, Bytes(1));
+  }
+}
 
 // One thread a rank, each with a courier of its own.
 inline void on_couriers(int ranks, const std::function<void(Rank&)>& body,

@@ -1,0 +1,190 @@
+// How couriers end, and what that means for those who still wait for them.
+#include <optional>
+
+#include "cpu/couriers.h"
+
+using namespace ringkern;
+using namespace ringkern::test;
+
+namespace {
+
+void abort_reaches_everybody() {
+  on_couriers(4, [](Rank& r) {
+    // 0 - 1 - 2 - 3: rank 1 and rank 2 have nothing under way when rank 0 gives up.
+    for (const int end : {r.rank - 1, r.rank}) {
+      if (end < 0 || end > 2) continue;
+      const int with = end == r.rank ? r.rank + 1 : r.rank - 1;
+      r.box.send(with, 1, Bytes(1));
+      r.box.receive(with, 1, 1);
+    }
+    r.box.check();
+    r.barrier("met");
+    if (r.rank == 3) {
+      const size_t m = r.box.receive(2, 2, 1);
+      r.store->set("waits", "");
+      check_message(r, m, "AbortedError", {"rank 3 waited for a message from rank 2 (tag 2",
+                                           "The reason: rank 0 was aborted: enough"});
+      r.store->set("done", "");
+    } else if (r.rank == 0) {
+      const size_t m = r.box.receive(1, 2, 1);
+      r.store->get("waits", kLong);
+      r.courier.abort("enough");
+      r.courier.abort("and again");
+      check_message(r, m, "AbortedError", {"The reason: rank 0 was aborted: enough"});
+      CHECK_CONTAINS(refusal(r), "rank 0 was aborted: enough");
+    }
+    r.store->get("done", kLong);
+    CHECK_CONTAINS(refusal(r), "rank 0 was aborted: enough");
+  });
+}
+
+// Rank 1 has never sent anything when it gives up, or leaves.
+void who_waits_for_a_first_message_learns_of_the_end(bool aborts) {
+  on_couriers(2, [&](Rank& r) {
+    if (r.rank == 0) {
+      const size_t m = r.box.receive(1, 1, 1);
+      r.store->set("waits", "");
+      if (aborts) check_message(r, m, "AbortedError", {"rank 1 was aborted: enough"});
+      else check_message(r, m, "TransportError", {"rank 1"});  // how far they were is told, too
+      r.store->set("told", "");
+    } else {
+      r.store->get("waits", kLong);
+      if (aborts) r.courier.abort("enough");
+      else r.courier.close();
+      r.store->get("told", kLong);
+    }
+  });
+}
+
+// Nothing is under way, so that nobody but the doorman learns of it; then a peer comes.
+void who_comes_late_learns_of_an_abort() {
+  const auto store = std::make_shared<MemoryStore>();
+  Rank zero(store, 0, 2), one(store, 1, 2);
+  zero.courier.abort("enough");
+  check_message(one, one.box.receive(0, 1, 1), "AbortedError", {"rank 0 was aborted: enough"});
+}
+
+void what_was_sent_outlives_the_sender(bool met_before) {
+  const auto store = std::make_shared<MemoryStore>();
+  Rank zero(store, 0, 3);
+  {
+    Rank one(store, 1, 3);
+    if (met_before) {
+      zero.box.send(1, 1, Bytes(1));
+      one.box.receive(0, 1, 1);
+    }
+    one.box.send(0, 7, contents(1, 0, 7, 100000));
+    one.box.send(0, 8, contents(1, 0, 8, 1000), Protocol::ll);
+    one.box.check();
+  }
+  const size_t last = zero.box.receive(1, 8, 1000), first = zero.box.receive(kAnySource, 7, 100000);
+  zero.box.check();
+  CHECK(zero.box.bytes(last) == contents(1, 0, 8, 1000));
+  CHECK(zero.box.bytes(first) == contents(1, 0, 7, 100000));
+  const size_t any = zero.box.receive(kAnySource, 7, 1);  // rank 2 may still send one
+  const size_t more = zero.box.receive(1, 7, 1);
+  check_message(zero, more, "TransportError",
+                {"rank 0 waited for a message from rank 1 (tag 7, 1 bytes), and rank 1 has ended"});
+  CHECK_EQ(zero.box.outcome(any).kind, std::string("AbortedError"));
+}
+
+void nobody_is_left_for_any_source() {
+  const auto store = std::make_shared<MemoryStore>();
+  Rank zero(store, 0, 3);
+  size_t m;
+  {
+    Rank one(store, 1, 3), two(store, 2, 3);
+    for (Rank* r : {&one, &two}) r->box.send(0, 1, Bytes(1));
+    m = zero.box.receive(kAnySource, 2, 1);
+    for (Rank* r : {&one, &two}) r->box.check();
+    zero.box.wait_for(zero.box.receive(kAnySource, 1, 1));
+    zero.box.wait_for(zero.box.receive(kAnySource, 1, 1));
+    CHECK(!zero.box.done(m));
+  }
+  check_message(zero, m, "TransportError", {"waited for a message from any rank (tag 2, 1 bytes), "
+                                            "and all others have ended or left the group"});
+}
+
+void nothing_can_be_sent_to_who_has_left() {
+  const auto store = std::make_shared<MemoryStore>();
+  for (const bool met : {false, true}) {
+    Rank zero(store, 0, 2);
+    std::optional<Rank> one(std::in_place, store, 1, 2);
+    size_t unread = 0;
+    if (met) {
+      zero.box.wait_for(zero.box.send(1, 1, Bytes(1)));
+      unread = zero.box.send(1, 2, Bytes(kTooMuch));
+    }
+    one.reset();
+    if (met)
+      check_message(zero, unread, "TransportError",
+                    {"rank 0 waited for room to send a message to rank 1 (tag 2", "has ended"});
+    else
+      check_message(zero, zero.box.send(1, 1, Bytes(1)), "TransportError",
+                    {"rank 0 cannot connect to rank 1 (pid ", "has ended or left the group"});
+  }
+}
+
+void close_finishes_what_was_posted() {
+  on_couriers(2, [](Rank& r) {
+    const int other = 1 - r.rank;
+    const size_t sent = r.box.send(other, 1, contents(r.rank, other, 1, kTooMuch));
+    const size_t received = r.box.receive(other, 1, kTooMuch);
+    r.courier.close();
+    CHECK(r.box.done(sent) && r.box.done(received));
+    CHECK(r.box.bytes(received) == contents(other, r.rank, 1, kTooMuch));
+    r.courier.close();
+    CHECK_THROWS(UsageError, "the messages of group 'group' are closed",
+                 r.box.send(other, 1, Bytes(1)));
+    r.courier.abort("too late");
+  });
+}
+
+void close_loses_patience() {
+  on_couriers(2, [](Rank& r) {
+    if (r.rank == 0) {
+      const size_t m = r.box.receive(1, 1, 1);
+      r.courier.close(Milliseconds(50));
+      CHECK(r.box.done(m));
+      const std::string text = "rank 0 closed its messages before they had finished";
+      check_message(r, m, "AbortedError", {text});
+      r.store->set("closed", "");
+    } else {
+      const size_t m = r.box.receive(0, 1, 1);
+      const std::string kind = r.box.outcome(m).kind;
+      // By whether they had met.
+      CHECK(kind == "AbortedError" || kind == "TransportError");
+      r.store->get("closed", kLong);
+    }
+  });
+}
+
+void abort_and_close_tell_the_reason() {
+  for (int i = 0; i < 20; ++i) {
+    const auto store = std::make_shared<MemoryStore>();
+    Rank zero(store, 0, 2), one(store, 1, 2);
+    zero.box.send(1, 1, Bytes(1));
+    one.box.receive(0, 1, 1);
+    for (Rank* r : {&zero, &one}) r->box.check();
+    const size_t m = one.box.receive(0, 2, 1);
+    zero.courier.abort("enough");
+    zero.courier.close();
+    check_message(one, m, "AbortedError", {"rank 0 was aborted: enough"});
+  }
+}
+
+}  // namespace
+
+int main() {
+  const int fds = open_files();
+  abort_reaches_everybody();
+  for (const bool aborts : {false, true}) who_waits_for_a_first_message_learns_of_the_end(aborts);
+  who_comes_late_learns_of_an_abort();
+  for (const bool met_before : {false, true}) what_was_sent_outlives_the_sender(met_before);
+  nobody_is_left_for_any_source();
+  nothing_can_be_sent_to_who_has_left();
+  close_finishes_what_was_posted();
+  close_loses_patience();
+  abort_and_close_tell_the_reason();
+  CHECK_EQ(open_files(), fds);
+}

@@ -1,0 +1,295 @@
+// The mail of a few ranks, stepped by hand on one thread: what is matched with what, when a link is
+// left alone, and what is said of a message that fails. Nothing here depends on time.
+#include "cpu/mail.h"
+
+#include <memory>
+#include <random>
+
+#include "check.h"
+#include "cpu/ll.h"
+
+using namespace ringkern;
+using namespace ringkern::cpu;
+
+namespace {
+
+constexpr Milliseconds kTimeout{1000};
+
+// What came of a message.
+struct Result {
+  std::vector<char> bytes;
+  bool done = false;
+  std::string error;
+  int source = -2;
+};
+using Shared = std::shared_ptr<Result>;
+
+struct Desk {
+  Inbox inbox;
+  std::vector<int> knocked;
+  Mail mail;
+
+  Desk(int rank, int ranks)
+      : inbox(rank, ranks, message_geometry()),
+        mail(inbox, rank, ranks, kTimeout,
+             {[this](int peer) { knocked.push_back(peer); },
+              [](Message&& m, std::exception_ptr error, int source) { m.done(error, source); }}) {}
+
+  Shared add(bool sends, int peer, uint64_t tag, std::vector<char> bytes,
+             Protocol protocol = Protocol::simple, Milliseconds timeout = Milliseconds(0)) {
+    const auto result = std::make_shared<Result>();
+    result->bytes = std::move(bytes);
+    mail.add({sends, peer, tag, protocol, result->bytes.data(), int64_t(result->bytes.size()),
+              timeout, [result](std::exception_ptr error, int source) {
+                CHECK(!result->done);
+                result->done = true;
+                result->source = source;
+                try {
+                  if (error) std::rethrow_exception(error);
+                } catch (const std::exception& e) {
+                  result->error = e.what();
+                }
+              }});
+    return result;
+  }
+  Shared send(int to, uint64_t tag, std::vector<char> bytes, Protocol p = Protocol::simple) {
+    return add(true, to, tag, std::move(bytes), p);
+  }
+  Shared receive(int from, uint64_t tag, size_t n) {
+    return add(false, from, tag, std::vector<char>(n));
+  }
+  // Returns how many steps it takes until nothing moves.
+  int run() {
+    int steps = 0;
+    while (mail.step()) ++steps;
+    return steps;
+  }
+};
+
+// Ranks that have all met.
+struct Office {
+  std::vector<std::unique_ptr<Desk>> desks;
+
+  explicit Office(int ranks) {
+    for (int r = 0; r < ranks; ++r) desks.push_back(std::make_unique<Desk>(r, ranks));
+    for (int a = 0; a < ranks; ++a)
+      for (int b = 0; b < ranks; ++b)
+        if (a != b) (*this)[a].inbox.open(b);
+    for (int a = 0; a < ranks; ++a)
+      for (int b = 0; b < ranks; ++b)
+        if (a != b) {
+          (*this)[a].inbox.map(b, (*this)[b].inbox.fd());
+          (*this)[a].mail.met(b);
+        }
+  }
+  Desk& operator[](int rank) { return *desks[size_t(rank)]; }
+  void run() {
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (const auto& desk : desks) moved |= desk->run() > 0;
+    }
+  }
+};
+
+std::vector<char> text(size_t n, char c) { return std::vector<char>(n, c); }
+
+void a_step_is_one_turn_of_each_link() {
+  Office office(3);
+  const size_t turn = 64 << 10;
+  const Shared large = office[1].send(0, 1, text(4 * turn, 'x'));
+  const Shared small = office[2].send(0, 1, text(1, 'y'));
+  office[1].run();
+  office[2].run();
+  CHECK(large->done && small->done);
+  const Shared a = office[0].receive(1, 1, 4 * turn), b = office[0].receive(2, 1, 1);
+  CHECK(office[0].mail.step());
+  CHECK(b->done && !a->done);
+  CHECK_EQ(office[0].run(), 3);
+  CHECK(a->done && a->bytes == large->bytes && b->bytes == small->bytes);
+  CHECK(!office[0].mail.step());
+}
+
+// One that lies half aside has its receiver; the next receive is for the next message.
+void a_message_has_one_receiver() {
+  Office office(2);
+  const size_t n = 1 << 20;
+  const Shared first = office[1].send(0, 1, text(n, 'a'));
+  const Shared second = office[1].send(0, 1, text(n, 'b'));
+  office[1].run();
+  const Shared other = office[0].receive(1, 2, 1);  // so that the first is taken aside
+  office[0].run();
+  CHECK(!first->done);
+  const Shared a = office[0].receive(1, 1, n), b = office[0].receive(1, 1, n);
+  office.run();
+  CHECK(first->done && second->done && a->done && b->done && !other->done);
+  CHECK(a->bytes == first->bytes && b->bytes == second->bytes);
+}
+
+void what_lies_aside_is_taken_in_the_order_of_arrival() {
+  Office office(3);
+  for (const int from : {2, 1}) {
+    office[from].send(0, 1, text(3, char('0' + from)));
+    office[from].send(0, 1, text(3, char('5' + from)));
+    office[from].run();
+    office[0].receive(from, 9, 1);
+    office[0].run();
+  }
+  const int sources[] = {2, 2, 1, 1};
+  const char bytes[] = {'2', '7', '1', '6'};
+  for (int i = 0; i < 4; ++i) {
+    const Shared m = office[0].receive(kAnySource, 1, 3);
+    CHECK(m->done);
+    CHECK_EQ(m->source, sources[i]);
+    CHECK(m->bytes == text(3, bytes[i]));
+  }
+}
+
+void damaged_headers_are_refused() {
+  const auto receive = [](uint64_t protocol, int64_t bytes) {
+    Office office(2);
+    struct {
+      uint64_t tag;
+      int64_t bytes;
+      uint64_t protocol;
+    } header{7, bytes, protocol};
+    // As rank 1 would write it.
+    Ends to = office[1].inbox.ends(0, Protocol::ll);
+    auto* const lines = reinterpret_cast<LL*>(to.to_slot());
+    for (int i = 0; i < 3; ++i)
+      lines[i].write(reinterpret_cast<std::byte*>(&header) + 8 * i, to.sent());
+    to.advance(Verb::send, false);
+    const Shared m = office[0].receive(1, 7, 0);
+    CHECK(office[0].mail.step());
+    if (office[0].mail.failure().empty()) CHECK(m->done && m->error.empty());
+    else CHECK(!m->done);
+    return office[0].mail.failure();
+  };
+  CHECK_EQ(receive(2, 0), std::string());
+  CHECK_EQ(receive(3, 0), std::string("the header of a message from rank 1 to rank 0 is damaged "
+                                      "(tag 7, 0 bytes, protocol 3)"));
+  CHECK_CONTAINS(receive(uint64_t(1) << 32, 0), "is damaged");
+  CHECK_CONTAINS(receive(0, -5), "is damaged (tag 7, -5 bytes, protocol 0)");
+}
+
+void messages_expire() {
+  Office office(3);
+  Desk& zero = office[0];
+  const auto start = Clock::now();
+  CHECK(zero.mail.deadline() == Clock::time_point::max());
+  const Shared never = zero.add(false, 1, 1, text(1, 0), {}, Milliseconds::max());
+  CHECK(zero.mail.deadline() > start + std::chrono::hours(1000));
+  const Shared later = zero.add(false, 2, 1, text(1, 0), {}, 2 * kTimeout);
+  const Shared soon = zero.add(false, 1, 2, text(1, 0));
+  const Shared any = zero.add(false, kAnySource, 3, text(1, 0), {}, 3 * kTimeout);
+  const auto added = Clock::now();
+  CHECK(zero.mail.deadline() >= start + kTimeout && zero.mail.deadline() <= added + kTimeout);
+  zero.mail.expire(start + kTimeout / 2);
+  CHECK(!soon->done);
+  CHECK(zero.mail.deadline() >= start + kTimeout && zero.mail.deadline() <= added + kTimeout);
+  zero.mail.expire(added + kTimeout);
+  CHECK(soon->done && !later->done && !never->done && !any->done);
+  CHECK_CONTAINS(soon->error, "rank 0 waited for a message from rank 1 (tag 2, 1 bytes) and "
+                              "nothing came for 1.0 s, the timeout of 1.0 s. Did rank 1 send it");
+  CHECK_EQ(soon->error, zero.mail.failure());
+  zero.mail.abort("enough");
+  for (const Shared& m : {later, never, any}) CHECK_CONTAINS(m->error, "The reason: enough");
+  CHECK_EQ(any->source, kAnySource);
+  CHECK_EQ(later->source, 2);
+}
+
+// Time begins anew whenever something moves on the link: in the direction of the message, and for
+// any source on any link.
+void what_moves_has_more_time() {
+  Office office(3);
+  Desk &zero = office[0], &one = office[1];
+  const Shared sent = one.send(0, 1, text(8 << 20, 'x')), behind = one.send(0, 2, text(1, 'y'));
+  const Shared other_way = one.receive(0, 1, 1), other_link = one.receive(2, 1, 1);
+  const Shared any = one.receive(kAnySource, 2, 1);
+  one.run();
+  const auto full = Clock::now();
+  while (Clock::now() == full) continue;
+  zero.receive(1, 1, 8 << 20);
+  zero.run();
+  CHECK(one.mail.step());
+  one.mail.expire(full + kTimeout);  // what was sent has moved since
+  CHECK(!sent->done && !behind->done && other_way->done && other_link->done && any->done);
+
+  Office second(3);
+  Desk &a = second[0], &b = second[1];
+  const Shared first = a.receive(1, 1, 1), next = a.receive(1, 2, 1), from_2 = a.receive(2, 1, 1);
+  const Shared from_any = a.receive(kAnySource, 3, 1), to_1 = a.send(1, 1, text(8 << 20, 'x'));
+  a.run();
+  const auto posted = Clock::now();
+  while (Clock::now() == posted) continue;
+  b.send(0, 1, text(1, 'z'));
+  b.run();
+  CHECK(a.mail.step() && first->done && first->error.empty());
+  a.mail.expire(posted + kTimeout);
+  CHECK(!next->done && !from_any->done && from_2->done && to_1->done);
+}
+
+void who_has_ended_is_heard_out() {
+  Office office(3);
+  Desk& zero = office[0];
+  for (const int from : {1, 2})
+    for (uint64_t tag = 1; tag < 3; ++tag) office[from].send(0, tag, text(100000, char(from)));
+  office[1].run();
+  office[2].run();
+  for (const int from : {1, 2}) zero.mail.lost(from, nullptr);
+  const Shared any = zero.receive(kAnySource, 1, 100000), his = zero.receive(2, 2, 100000);
+  CHECK_EQ(zero.run() > 0, true);
+  CHECK(any->done && any->error.empty() && his->done && his->error.empty());
+  const Shared last = zero.receive(kAnySource, 1, 100000);
+  zero.run();
+  CHECK(last->done && last->error.empty() && last->source != any->source);
+  // Half of a message is none, also where it lies aside for somebody else's sake.
+  Office second(3);
+  second[1].send(0, 1, text(8 << 20, 'x'));
+  second[1].run();
+  const Shared half = second[0].receive(1, 1, 8 << 20), other = second[0].receive(2, 1, 1);
+  second[0].run();
+  CHECK(!half->done);
+  second[0].mail.lost(1, nullptr);
+  second[0].mail.step();
+  CHECK_CONTAINS(half->error, "rank 0 waited for a message from rank 1 (tag 1, 8388608 bytes), and "
+                              "rank 1 has ended or left the group");
+  CHECK(!other->done);
+}
+
+void why_a_peer_was_lost_is_told() {
+  Office office(3);
+  const auto why = std::make_exception_ptr(SharedMemoryError("no memory"));
+  const Shared sent = office[0].send(1, 1, text(1, 'x')), received = office[0].receive(1, 1, 1);
+  office[0].mail.lost(1, why);
+  office[0].mail.lost(1, std::make_exception_ptr(SharedMemoryError("another")));
+  CHECK(office[0].mail.step());
+  CHECK_EQ(sent->error, std::string("no memory"));
+  CHECK_EQ(received->error, std::string("no memory"));
+}
+
+void a_peer_is_knocked_at_once() {
+  Desk zero(0, 4);
+  for (int i = 0; i < 2; ++i) {
+    zero.send(1, 1, text(1, 'x'));
+    zero.receive(2, 1, 1);
+    zero.receive(kAnySource, 1, 1);
+  }
+  CHECK(zero.knocked == std::vector<int>({1, 2}));
+  zero.mail.met(3);
+  zero.send(3, 1, {});
+  CHECK_EQ(zero.knocked.size(), size_t(2));
+}
+
+}  // namespace
+
+int main() {
+  a_step_is_one_turn_of_each_link();
+  a_message_has_one_receiver();
+  what_lies_aside_is_taken_in_the_order_of_arrival();
+  damaged_headers_are_refused();
+  messages_expire();
+  what_moves_has_more_time();
+  who_has_ended_is_heard_out();
+  why_a_peer_was_lost_is_told();
+  a_peer_is_knocked_at_once();
+}

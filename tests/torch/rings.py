@@ -1,0 +1,74 @@
+"""ringkern process groups of the ranks of tests/ranks.py, and the values that ranks put in."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+import ringkern  # noqa: F401  (registers the backend, where no entry point has)
+from tests import reference
+from tests.reference import PROTOCOLS
+
+_kept: dict[float, dist.ProcessGroup] = {}
+
+
+def ring(timeout_s: float = 60.0) -> dist.ProcessGroup:
+    """The group of all ranks of a pool, kept from test to test. All ranks ask for it."""
+    if timeout_s not in _kept:
+        _kept[timeout_s] = dist.new_group(backend="ringkern", timeout=timedelta(seconds=timeout_s))
+    return _kept[timeout_s]
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """What is in it, in logical order: to compare values of any dtype to the bit."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(bytes_of(a), bytes_of(b))
+
+
+def any_bits(dtype: torch.dtype, shape: tuple[int, ...], rank: int, seed: int = 0) -> torch.Tensor:
+    """A rank's values, which any rank can make: all bits are random, NaNs and infinities too."""
+    n = torch.Size(shape).numel()
+    random = torch.Generator().manual_seed(seed * 1024 + rank)
+    most = 2 if dtype == torch.bool else 256
+    raw = torch.randint(0, most, (n * dtype.itemsize,), dtype=torch.uint8, generator=random)
+    return raw.view(dtype).view(shape)
+
+
+def normal(dtype: torch.dtype, shape: tuple[int, ...], rank: int, seed: int = 0) -> torch.Tensor:
+    """As `any_bits`, but plain numbers."""
+    random = torch.Generator().manual_seed(seed * 1024 + rank)
+    values = 3 * torch.randn(shape, dtype=torch.float64, generator=random)
+    if not dtype.is_floating_point and not dtype.is_complex:
+        values = (10 * values).abs() if dtype == torch.uint8 else 10 * values
+    return values.to(dtype)
+
+
+def reduced(
+    inputs: list[torch.Tensor], op: str, root: int | None = None, factor: float = 1.0
+) -> list[torch.Tensor]:
+    """What an all-reduce may give, to the bit, or a reduce to `root`.
+
+    An all-reduce: one for each protocol. They differ in how the tensor is cut, and so in the order
+    in which the ranks' values meet.
+    """
+    first = inputs[0]
+    if first.is_complex():
+        parts = [torch.view_as_real(x) for x in inputs]
+        return [torch.view_as_complex(x) for x in reduced(parts, op, root, factor)]
+    if first.dtype == torch.bool:
+        op = {"sum": "bor", "max": "bor", "prod": "band", "min": "band"}.get(op, op)
+        parts = [x.view(torch.uint8) for x in inputs]
+        return [x.view(torch.bool) for x in reduced(parts, op, root, factor)]
+    flat = [x.contiguous().view(-1) for x in inputs]
+    if root is not None:
+        # One chain, which ends at the root: as the root's part of a reduce-scatter.
+        whole = [x.repeat(len(inputs)) for x in flat]
+        results = [reference.ring_reduce_scatter(whole, op, "simple", root, factor)]
+    else:
+        results = [reference.ring_all_reduce(flat, op, p, factor) for p in PROTOCOLS]
+    return [x.view(first.shape) for x in results]
