@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/worker.h"
 #include "cpu/courier.h"
 #include "torch/calls.h"
 #include "torch/devices.h"
@@ -31,7 +32,10 @@ class Messenger {
                                     const std::string& protocol, Milliseconds timeout) {
     if (!call.device.is_cpu()) return enqueue(std::move(call), thresholds, protocol);
     const std::vector<Transfer> transfers = call.transfers;
-    auto work = c10::make_intrusive<RingWork>(std::move(call), std::max(1, int(transfers.size())));
+    // A callback may wait for the next message, which the courier's thread has to move.
+    auto work = c10::make_intrusive<RingWork>(
+        std::move(call), std::max(1, int(transfers.size())),
+        [this](std::function<void()> tell) { tellers_.post([] {}, std::move(tell)); });
     if (transfers.empty()) work->end_part(nullptr);
     std::vector<cpu::Message> messages;
     for (const Transfer& t : transfers) {
@@ -60,6 +64,7 @@ class Messenger {
   void close(Milliseconds patience) {
     const auto end = Clock::now() + patience;
     courier_->close(patience);
+    tellers_.drain(patience);
     for (const auto& pair : pairs()) {
       const auto left = std::chrono::duration_cast<Milliseconds>(end - Clock::now());
       pair->comm.close(std::max(left, Milliseconds(0)));
@@ -174,6 +179,7 @@ class Messenger {
   const std::string name_;
   const Seat seat_;
   const Milliseconds timeout_;
+  Worker tellers_;
   const std::unique_ptr<cpu::Courier> courier_;
   std::mutex mutex_;
   std::map<Ends, std::shared_ptr<Pair>> pairs_;  // on CUDA

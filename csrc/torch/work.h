@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <functional>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -60,11 +61,13 @@ struct Call {
 class RingWork : public c10d::Work {
  public:
   using Future = c10::ivalue::Future;
+  using Elsewhere = std::function<void(std::function<void()>)>;
 
-  // `parts`: how often `end_part` will be called.
-  RingWork(Call call, int parts)
+  // `parts`: how often `end_part` will be called. `elsewhere`: runs what is given to it on another
+  // thread, for the callbacks of the future, where they must not keep the thread that ends a part.
+  RingWork(Call call, int parts, Elsewhere elsewhere = nullptr)
       : Work(/*rank=*/-1, call.type, call.title, call.inputs), call_(std::move(call)),
-        device_(call_.device), outputs_(call_.outputs), parts_(parts) {}
+        device_(call_.device), outputs_(call_.outputs), elsewhere_(std::move(elsewhere)), parts_(parts) {}
 
   // The memory of what nobody has waited for may be in use for a while yet.
   ~RingWork() override {
@@ -160,6 +163,11 @@ class RingWork : public c10d::Work {
     const bool asked = bool(future_);
     lock.unlock();
     all_ended_.notify_all();
+    if (asked && elsewhere_)
+      return elsewhere_([self = c10::intrusive_ptr<RingWork>::reclaim_copy(this)] {
+        self->fulfil();
+        self->finish(self->error_);
+      });
     if (asked) fulfil();
     finish(error_);
   }
@@ -187,6 +195,7 @@ class RingWork : public c10d::Work {
   Call call_;
   const c10::Device device_;
   const std::vector<at::Tensor> outputs_;
+  const Elsewhere elsewhere_;
   mutable std::mutex state_;  // guards what follows; torch holds its own around synchronize()
   int parts_;                 // not ended yet
   bool ended_ = false;
