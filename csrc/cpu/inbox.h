@@ -2,8 +2,8 @@
 // rank the counters of the links to and from it and the FIFOs of the link from it.
 //
 // The file has room for all, but memory is taken for the head alone, and for the FIFOs of a rank
-// when the two meet. Two ranks that have met are to each other what neighbours on a ring of two are:
-// each is next and prev of the other.
+// when the two meet. Two ranks that have met are to each other what neighbours on a ring of two
+// are: each is next and prev of the other.
 #pragma once
 
 #include <vector>

@@ -67,7 +67,8 @@ class RingWork : public c10d::Work {
   // thread, for the callbacks of the future, where they must not keep the thread that ends a part.
   RingWork(Call call, int parts, Elsewhere elsewhere = nullptr)
       : Work(/*rank=*/-1, call.type, call.title, call.inputs), call_(std::move(call)),
-        device_(call_.device), outputs_(call_.outputs), elsewhere_(std::move(elsewhere)), parts_(parts) {}
+        device_(call_.device), outputs_(call_.outputs), elsewhere_(std::move(elsewhere)),
+        parts_(parts) {}
 
   // The memory of what nobody has waited for may be in use for a while yet.
   ~RingWork() override {
