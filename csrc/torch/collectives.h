@@ -35,6 +35,14 @@ inline void check_device(c10::Device device) {
   if (!device.is_cpu() && !(RK_WITH_CUDA && device.is_cuda())) throw_no_kernels(device);
 }
 
+inline void add_task(Call& call, Prepared task) {
+  if (!call.tasks.empty() && call.tasks.front().device != task.device)
+    throw py::value_error("tensors of one call are on " + call.tasks.front().device.str() +
+                          " and on " + task.device.str() + "; they must be on the same device");
+  check_device(task.device);
+  call.tasks.push_back(std::move(task));
+}
+
 // A dense tensor of any dtype.
 inline void check_dense(const at::Tensor& t, const std::string& role) {
   if (!t.defined()) throw py::type_error(role + " is undefined; give a tensor");
@@ -73,6 +81,18 @@ inline void check_length(size_t length, const std::string& list, size_t wanted,
                           std::to_string(wanted) + ", " + why);
 }
 
+// Whether what a rank writes to `t` would change what it reads of the list, or the other way round.
+// Its own part of the list, number `own`, may be `t` itself.
+inline bool in_the_way(const at::Tensor& t, const Tensors& list, int own) {
+  for (size_t i = 0; i < list.size(); ++i) {
+    const auto found = at::get_overlap_status(t, list[i]);
+    if (found == at::MemOverlapStatus::Partial ||
+        (found == at::MemOverlapStatus::Full && int(i) != own))
+      return true;
+  }
+  return false;
+}
+
 inline const at::Tensor& only_one(const Tensors& tensors, const std::string& role) {
   check_length(tensors.size(), "the list of " + role, 1, "one tensor a rank");
   return tensors.front();
@@ -105,7 +125,6 @@ inline Prepared moved(Collective collective, const at::Tensor& out, const at::Te
                       int64_t bytes, int root = 0) {
   Prepared p;
   p.device = (out.defined() ? out : in).device();
-  check_device(p.device);
   p.in = in, p.out = out;
   p.task.collective = collective;
   p.task.reduction.dtype = DType::u8;
@@ -203,8 +222,7 @@ inline void add_all_reduce(Call& call, const at::Tensor& t, const OpCall& op, co
   const at::Tensor buffer = plain(t);
   if (!buffer.is_same(t)) call.copies.push_back({t, buffer});
   bump_version(t);
-  call.tasks.push_back(
-      reduced(Collective::all_reduce, buffer, buffer, elements, t.numel()));
+  add_task(call, reduced(Collective::all_reduce, buffer, buffer, elements, t.numel()));
 }
 
 inline void add_broadcast(Call& call, const at::Tensor& t, int root, const Seat& seat) {
@@ -212,8 +230,7 @@ inline void add_broadcast(Call& call, const at::Tensor& t, int root, const Seat&
   at::AutoDispatchBelowADInplaceOrView guard;
   const bool mine = root == seat.rank;
   const at::Tensor buffer = mine ? plain(t) : target(t, call.copies);
-  call.tasks.push_back(
-      moved(Collective::broadcast, buffer, buffer, int64_t(buffer.nbytes()), root));
+  add_task(call, moved(Collective::broadcast, buffer, buffer, int64_t(buffer.nbytes()), root));
 }
 
 // `out` is defined on the root alone.
@@ -224,7 +241,7 @@ inline void add_reduce(Call& call, const at::Tensor& out, const at::Tensor& in, 
   const at::Tensor source = plain(in);
   at::Tensor buffer;
   if (root == seat.rank) buffer = target(out, call.copies);
-  call.tasks.push_back(reduced(Collective::reduce, buffer, source, elements, in.numel(), root));
+  add_task(call, reduced(Collective::reduce, buffer, source, elements, in.numel(), root));
 }
 
 inline void add_all_gather(Call& call, const at::Tensor& out, const at::Tensor& in,
@@ -237,8 +254,8 @@ inline void add_all_gather(Call& call, const at::Tensor& out, const at::Tensor& 
   check_apart(out, in, in, out, "input_tensor", "output_tensor", seat.rank);
   at::AutoDispatchBelowADInplaceOrView guard;
   const at::Tensor source = plain(in);
-  call.tasks.push_back(moved(Collective::all_gather, target(out, call.copies), source,
-                             int64_t(source.nbytes())));
+  add_task(call, moved(Collective::all_gather, target(out, call.copies), source,
+                       int64_t(source.nbytes())));
 }
 
 // Tensors of one size are an all-gather; of several, which all ranks know, a broadcast each.
@@ -253,16 +270,16 @@ inline void add_all_gather(Call& call, const Tensors& outs, const at::Tensor& in
   check_numel(in, "tensor", outs[size_t(seat.rank)].numel(),
               "as " + nth(list, size_t(seat.rank)) + ", where this rank's goes");
   at::AutoDispatchBelowADInplaceOrView guard;
-  const at::Tensor source = plain(in);
+  const at::Tensor source = in_the_way(in, outs, seat.rank) ? plain(in).clone() : plain(in);
   if (alike_in_size(outs)) {
-    call.tasks.push_back(moved(Collective::all_gather, whole_target(outs, call.copies), source,
-                               int64_t(source.nbytes())));
+    add_task(call, moved(Collective::all_gather, whole_target(outs, call.copies), source,
+                         int64_t(source.nbytes())));
     return;
   }
   for (int r = 0; r < seat.ranks; ++r) {
     const at::Tensor out = target(outs[size_t(r)], call.copies);
-    call.tasks.push_back(moved(Collective::broadcast, out, r == seat.rank ? source : out,
-                               int64_t(out.nbytes()), r));
+    add_task(call, moved(Collective::broadcast, out, r == seat.rank ? source : out,
+                         int64_t(out.nbytes()), r));
   }
 }
 
@@ -275,8 +292,8 @@ inline void add_reduce_scatter(Call& call, const at::Tensor& out, const at::Tens
   check_apart(out, in, out, in, "output", "input", seat.rank);
   at::AutoDispatchBelowADInplaceOrView guard;
   const at::Tensor source = plain(in);
-  call.tasks.push_back(reduced(Collective::reduce_scatter, target(out, call.copies), source,
-                               elements, out.numel()));
+  add_task(call, reduced(Collective::reduce_scatter, target(out, call.copies), source, elements,
+                         out.numel()));
 }
 
 // Tensors of one size are a reduce-scatter; of several, which all ranks know, a reduce each.
@@ -291,15 +308,21 @@ inline void add_reduce_scatter(Call& call, const at::Tensor& out, const Tensors&
   }
   check_numel(out, "output", ins[size_t(seat.rank)].numel(),
               "as " + nth(list, size_t(seat.rank)) + ", this rank's part");
+  at::AutoDispatchBelowADInplaceOrView guard;
+  at::Tensor result = out;
+  if (in_the_way(out, ins, seat.rank)) {
+    bump_version(out);
+    result = at::empty(out.sizes(), out.options().memory_format(at::MemoryFormat::Contiguous));
+    call.copies.push_back({out, result});
+  }
   if (alike_in_size(ins)) {
-    at::AutoDispatchBelowADInplaceOrView guard;
     const at::Tensor source = whole_source(ins);
-    call.tasks.push_back(reduced(Collective::reduce_scatter, target(out, call.copies), source,
-                                 elements, out.numel()));
+    add_task(call, reduced(Collective::reduce_scatter, target(result, call.copies), source,
+                           elements, out.numel()));
     return;
   }
   for (int r = 0; r < seat.ranks; ++r)
-    add_reduce(call, out, ins[size_t(r)], op, r, seat, nth(list, size_t(r)));
+    add_reduce(call, result, ins[size_t(r)], op, r, seat, nth(list, size_t(r)));
 }
 
 }  // namespace ringkern::torch_ext

@@ -57,10 +57,12 @@ inline void add_gather(Call& call, const std::vector<Tensors>& outs, const at::T
   check_list_of_root(outs.front(), "gather_list", in, "tensor", seat);
   for (size_t r = 0; r < outs.front().size(); ++r)
     check_written(outs.front()[r], nth("gather_list", r).c_str());
+  at::AutoDispatchBelowADInplaceOrView guard;
+  const at::Tensor own = in_the_way(in, outs.front(), root) ? in.clone() : in;
   for (int r = 0; r < seat.ranks; ++r) {
     const at::Tensor& out = outs.front()[size_t(r)];
     if (r == seat.rank)
-      add_own(call, out, in);
+      add_own(call, out, own);
     else
       add_receive(call, out, r);
   }
@@ -75,8 +77,10 @@ inline void add_scatter(Call& call, const at::Tensor& out, const std::vector<Ten
   }
   check_length(ins.size(), "the list of scatter_list", 1, "that of the root");
   check_list_of_root(ins.front(), "scatter_list", out, "tensor", seat);
+  at::AutoDispatchBelowADInplaceOrView guard;
+  const bool busy = in_the_way(out, ins.front(), root);
   for (int r = 0; r < seat.ranks; ++r) {
-    const at::Tensor& in = ins.front()[size_t(r)];
+    const at::Tensor in = busy ? ins.front()[size_t(r)].clone() : ins.front()[size_t(r)];
     if (r == seat.rank)
       add_own(call, out, in);
     else

@@ -135,6 +135,11 @@ REDUCTIONS: Cases = {
         ValueError,
         "tensors[1] has elements that share memory",
     ),
+    "all_reduce_coalesced on two devices": (
+        lambda r, k, g: raw(g).allreduce_coalesced([ones(3), ones(3, device="meta")]),
+        ValueError,
+        "tensors of one call are on cpu and on meta; they must be on the same device",
+    ),
     "maximum of sparse tensors": (
         lambda r, k, g: dist.all_reduce(sparse(), OPS.MAX, group=g),
         ValueError,
