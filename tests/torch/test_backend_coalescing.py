@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
+from ringkern.errors import CollectiveTimeoutError
 from tests.ranks import Ranks
 from tests.torch.rings import ring
 
@@ -122,6 +124,65 @@ def _joint_work(rank: int, size: int) -> None:
 
 def test_the_work_of_coalesced_calls(ranks: Pool) -> None:
     ranks(2).run(_joint_work)
+
+
+def _pending(rank: int, size: int) -> None:
+    """One of the calls is done long before the other."""
+    group, store = ring(), dist.distributed_c10d._get_default_store()
+    xs = [torch.full((3,), rank + 1.0) for _ in range(2)]
+    if rank == 0:
+        with coalescing(group, CPU, async_ops=True) as manager:
+            dist.isend(xs[0], 1, group)
+            dist.all_reduce(xs[1], group=group, async_op=True)
+    else:
+        with coalescing(group, CPU, async_ops=True) as manager:
+            dist.irecv(xs[0], 0, group)
+        manager.wait()
+        store.wait(["coalesced"])
+        with coalescing(group, CPU, async_ops=True) as manager:
+            dist.all_reduce(xs[1], group=group, async_op=True)
+    (work,) = manager.works
+    if rank == 0:
+        assert not work.is_completed()
+        assert not work.get_future().done()
+        with pytest.raises(RuntimeError, match=r"[Tt]imed out"):
+            work.wait(timedelta(milliseconds=20))
+        store.set("coalesced", "go")
+    assert work.wait() is True
+    assert work.is_completed()
+    assert [x.tolist() for x in xs] == [[1.0] * 3, [3.0] * 3]
+
+
+def test_coalesced_calls_are_done_when_all_are(ranks: Pool) -> None:
+    ranks(2).run(_pending)
+
+
+def _failing(rank: int, size: int) -> None:
+    """One of the calls fails."""
+    group = dist.new_group(backend="ringkern")
+    dist.all_reduce(torch.ones(3), group=group)
+    dist.barrier()
+    group.set_timeout(timedelta(seconds=0.3))
+    if rank == 0:
+        with coalescing(group, CPU, async_ops=True) as manager:
+            dist.isend(torch.ones(3), 1, group)
+            dist.all_reduce(torch.ones(3), group=group, async_op=True)
+        (work,) = manager.works
+        with pytest.raises(CollectiveTimeoutError, match="nothing came for"):
+            work.wait()
+        assert work.is_completed()
+        assert not work.is_success()
+        assert "nothing came for" in str(work.exception())
+        with pytest.raises(RuntimeError, match="nothing came for"):
+            work.get_future().wait()
+    else:
+        dist.recv(torch.ones(3), 0, group)
+    dist.barrier()
+    dist.destroy_process_group(group)
+
+
+def test_a_coalesced_call_that_fails(ranks: Pool) -> None:
+    ranks(2).run(_failing)
 
 
 @pytest.mark.filterwarnings("ignore:.*will be deprecated")

@@ -260,36 +260,6 @@ def test_all_gather_of_shapes_that_differ(ranks: Pool) -> None:
     ranks(2).run(_shapes_differ)
 
 
-# ---- sparse tensors -----------------------------------------------------------------------------
-
-
-def _sparse(rank: int, size: int) -> None:
-    def make(r: int, dtype: torch.dtype, dense: int) -> torch.Tensor:
-        n = [0, 3, 7, 2][r]
-        random = torch.Generator().manual_seed(r)
-        where = torch.randint(0, 5, (2, n), generator=random)  # with repetitions
-        values = torch.randint(0, 9, (n, *[2] * dense), generator=random).to(dtype)
-        return torch.sparse_coo_tensor(where, values, (5, 5, *[2] * dense))
-
-    for dtype in (torch.float32, torch.float64, torch.int64, torch.float16):
-        for dense in (0, 1):
-            x = make(rank, dtype, dense)
-            dist.all_reduce(x, group=ring())
-            assert x.is_sparse
-            assert x.is_coalesced()
-            want = sum(make(r, torch.float64, dense).to_dense() for r in range(size))
-            assert torch.equal(x.to_dense().double(), want), (dtype, dense)
-            work = dist.all_reduce(x, group=ring(), async_op=True)
-            assert work is not None
-            work.wait()
-            assert torch.equal(x.to_dense().double(), want * size), (dtype, dense)
-
-
-@sizes
-def test_sparse_all_reduce(ranks: Pool, size: int) -> None:
-    ranks(size).run(_sparse)
-
-
 # ---- shapes -------------------------------------------------------------------------------------
 
 

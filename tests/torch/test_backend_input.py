@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from tests.ranks import Ranks
-from tests.torch.bad_collectives import MOVES, OPS, REDUCTIONS, ones, sparse
+from tests.torch.bad_collectives import MOVES, OPS, REDUCTIONS, ones
 from tests.torch.bad_exchanges import PAIRS
 from tests.torch.rings import ring
 
@@ -201,16 +201,3 @@ def _sizes_differ(rank: int, size: int) -> str:
 def test_a_message_of_another_size(ranks: Pool) -> None:
     text = ranks(2).run(_sizes_differ)[1]
     assert "rank 0 sent 12 bytes to rank 1 (tag 0), which expects 16" in text
-
-
-def _sparse_tensors_differ(rank: int, size: int) -> str:
-    x = sparse(torch.float32 if rank == 0 else torch.float64)
-    with pytest.raises(ValueError, match="sparse tensors that differ") as caught:
-        dist.all_reduce(x, group=ring(SOON_S))
-    check_that_it_works(rank, size, ring(SOON_S))
-    return str(caught.value)
-
-
-def test_sparse_tensors_that_differ(ranks: Pool) -> None:
-    """Found on all ranks before anything is added."""
-    assert "rank 1 and rank 0 have" in ranks(2).run(_sparse_tensors_differ)[0]

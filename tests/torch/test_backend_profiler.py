@@ -1,5 +1,4 @@
-"""What a profile shows of the backend: one event a call, as Gloo's, and torch's record of a
-collective, as NCCL's. NVTX ranges: test_backend_nvtx.py."""
+"""What a profile shows: one event a call, as Gloo's, and torch's record of it, as NCCL's."""
 
 from __future__ import annotations
 
