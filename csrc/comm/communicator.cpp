@@ -24,11 +24,6 @@ int watch_forks() {
 // wait for them.
 constexpr Milliseconds kPartingTimeout{2000};
 
-std::string ago(Clock::time_point then) {
-  const auto s = std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - then).count();
-  return s < 1 ? "just now" : std::to_string(s) + " s ago";
-}
-
 // The communicator whose callback runs on this thread, which is then that communicator's own: what
 // waits for the thread there would wait for itself.
 thread_local const Communicator* calling_back = nullptr;
@@ -90,11 +85,7 @@ bool Communicator::forked() const {
 
 void Communicator::check_callable() {
   if (forked())
-    throw UsageError("communicator '" + name_ + "' was made in process " +
-                     std::to_string(born_in_) + " and is used in process " +
-                     std::to_string(getpid()) +
-                     ", which was forked from it. Start ranks with spawn, or initialise "
-                     "torch.distributed in the child.");
+    throw UsageError(forked_text("communicator '" + name_ + "'", born_in_, int(getpid())));
   {
     std::lock_guard lock(state_);
     if (closed_)

@@ -32,11 +32,6 @@ Fd make_bell() {
 // A forked child may hold a copy of the descriptor, and closing alone would leave the socket open.
 void hang_up(const Fd& socket) { ::shutdown(socket.get(), SHUT_RDWR); }
 
-std::string not_whole(int peer, int rank) {
-  return "the greeting of " + rank_text(peer) + " did not arrive whole: it is malformed, or " +
-         rank_text(rank) + " has too many open files (ulimit -n)";
-}
-
 }  // namespace
 
 Doorman::Doorman(std::shared_ptr<Store> store, const std::string& name, int rank, int ranks,

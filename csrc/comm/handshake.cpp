@@ -210,4 +210,9 @@ Greeting read_greeting(const std::string& bytes, const Hello& mine, int from) {
   return g;
 }
 
+std::string not_whole(int from, int my_rank) {
+  return "the greeting of " + rank_text(from) + " did not arrive whole: it is malformed, or " +
+         rank_text(my_rank) + " has too many open files (ulimit -n)";
+}
+
 }  // namespace ringkern

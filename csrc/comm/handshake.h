@@ -73,6 +73,8 @@ struct Greeting {
   std::string offer;
 };
 Greeting read_greeting(const std::string& bytes, const Hello& mine, int from);
+// Of a greeting whose message was broken.
+std::string not_whole(int from, int my_rank);
 
 template <class T>
 std::string to_bytes(const T& value) {

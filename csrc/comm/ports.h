@@ -18,6 +18,18 @@ using Milliseconds = std::chrono::milliseconds;
 
 inline std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 
+inline std::string ago(Clock::time_point then) {
+  const auto s = std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - then).count();
+  return s < 1 ? "just now" : std::to_string(s) + " s ago";
+}
+
+// "group 'x'", which belongs to process `born_in`, cannot be used in `here`, a child of it.
+inline std::string forked_text(const std::string& what, int born_in, int here) {
+  return what + " was made in process " + std::to_string(born_in) + " and is used in process " +
+         std::to_string(here) + ", which was forked from it. Start ranks with spawn, or " +
+         "initialise torch.distributed in the child.";
+}
+
 // The classes of failure that Python turns into exceptions of its own (`ringkern.errors`).
 struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;

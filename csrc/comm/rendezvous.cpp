@@ -161,10 +161,7 @@ void Exchange::await_next() {
 }
 
 void Exchange::take_greeting(Met& from, int rank, Received received, Message&& message) const {
-  if (received == Received::broken)
-    throw RendezvousError("the greeting of " + rank_text(rank) + " did not arrive whole: it is " +
-                          "malformed, or " + rank_text(place_.rank) + " has too many open files "
-                          "(ulimit -n)");
+  if (received == Received::broken) throw RendezvousError(not_whole(rank, place_.rank));
   const Hello mine = my_hello(terms_, session_, place_.size, place_.rank, rank);
   from.greeting = read_greeting(message.bytes, mine, rank);
   from.fd = std::move(message.fd);

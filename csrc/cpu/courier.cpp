@@ -12,15 +12,6 @@
 #include "cpu/mail.h"
 
 namespace ringkern::cpu {
-namespace {
-
-std::string ago(Clock::time_point then) {
-  const auto s = std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - then).count();
-  return s < 1 ? "just now" : std::to_string(s) + " s ago";
-}
-
-}  // namespace
-
 class Courier::Body {
  public:
   Body(std::shared_ptr<Store> store, const std::string& name, int rank, int ranks,
@@ -257,10 +248,7 @@ bool Courier::forked() const { return int(::getpid()) != born_in_; }
 
 void Courier::post(std::vector<Message> messages) {
   if (forked())
-    throw UsageError("group '" + name_ + "' was made in process " + std::to_string(born_in_) +
-                     " and is used in process " + std::to_string(::getpid()) +
-                     ", which was forked from it. Start ranks with spawn, or initialise "
-                     "torch.distributed in the child.");
+    throw UsageError(forked_text("group '" + name_ + "'", born_in_, int(::getpid())));
   body_->post(std::move(messages));
 }
 

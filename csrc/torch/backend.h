@@ -64,10 +64,8 @@ class RingBackend final : public c10d::Backend {
         protocol_(std::move(protocol)), store_(std::make_shared<C10dStore>(store)),
         ring_(std::make_unique<TorchCommunicator>(store, "backend", rank, size, timeout_s)),
         messenger_(std::make_unique<Messenger>(store_, "backend/pairs", seat_, timeout_)) {
-    for (const auto& [device, sizes] : below) {
-      thresholds_.set(device, sizes.first, sizes.second);
+    for (const auto& [device, sizes] : below)
       ring_->set_thresholds(device, sizes.first, sizes.second);
-    }
     init();
     OpenBackends::all().add(this, [this](Milliseconds patience) { close(patience); });
   }
@@ -83,54 +81,53 @@ class RingBackend final : public c10d::Backend {
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& o) override {
     const at::Tensor& t = only_one(tensors, "tensor");
-    Call call = begin(c10d::OpType::BROADCAST, "ringkern:broadcast", tensors, {t}, o);
+    Call call = begin(c10d::OpType::BROADCAST, "ringkern:broadcast", tensors, {t});
     add_broadcast(call, t, check_root(o.rootRank, o.rootTensor, seat_), seat_);
-    return over_ring(std::move(call), tensors, o);
+    return over_ring(std::move(call), o);
   }
 
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& o) override {
     const at::Tensor& t = only_one(tensors, "tensor");
     if (t.defined() && t.is_sparse()) return allreduce_sparse(tensors, o);
-    Call call = begin(c10d::OpType::ALLREDUCE, "ringkern:all_reduce", tensors, {t}, o);
+    Call call = begin(c10d::OpType::ALLREDUCE, "ringkern:all_reduce", tensors, {t});
     add_all_reduce(call, t, op_of(o.reduceOp), seat_, "tensor");
-    return over_ring(std::move(call), tensors, o);
+    return over_ring(std::move(call), o);
   }
   WorkPtr allreduce_coalesced(Tensors& tensors,
                               const c10d::AllreduceCoalescedOptions& o) override {
     check_some(tensors.size(), "tensors");
-    Call call = begin(c10d::OpType::ALLREDUCE_COALESCED, "ringkern:all_reduce", tensors, tensors,
-                      o);
+    Call call = begin(c10d::OpType::ALLREDUCE_COALESCED, "ringkern:all_reduce", tensors, tensors);
     const OpCall op = op_of(o.reduceOp);
     for (size_t i = 0; i < tensors.size(); ++i)
       add_all_reduce(call, tensors[i], op, seat_, nth("tensors", i));
-    return over_ring(std::move(call), tensors, o);
+    return over_ring(std::move(call), o);
   }
   // Done when it returns.
   WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& o) override;
 
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& o) override {
     const at::Tensor& t = only_one(tensors, "tensor");
-    Call call = begin(c10d::OpType::REDUCE, "ringkern:reduce", tensors, {t}, o);
+    Call call = begin(c10d::OpType::REDUCE, "ringkern:reduce", tensors, {t});
     const int root = check_root(o.rootRank, o.rootTensor, seat_);
     check_target(t, "tensor");
     add_reduce(call, t, t, op_of(o.reduceOp), root, seat_, "tensor");
-    return over_ring(std::move(call), tensors, o);
+    return over_ring(std::move(call), o);
   }
 
   WorkPtr allgather(std::vector<Tensors>& outs, Tensors& ins,
                     const c10d::AllgatherOptions& o) override {
     const at::Tensor& in = only_one(ins, "tensor");
     check_length(outs.size(), "the list of tensor_list", 1, "that of this rank");
-    Call call = begin(c10d::OpType::ALLGATHER, "ringkern:all_gather", ins, outs.front(), o);
+    Call call = begin(c10d::OpType::ALLGATHER, "ringkern:all_gather", ins, outs.front());
     add_all_gather(call, outs.front(), in, seat_, "tensor_list");
-    return over_ring(std::move(call), ins, o);
+    return over_ring(std::move(call), o);
   }
   WorkPtr _allgather_base(at::Tensor& out, at::Tensor& in,
                           const c10d::AllgatherOptions& o) override {
     Tensors ins{in};
-    Call call = begin(c10d::OpType::_ALLGATHER_BASE, "ringkern:all_gather", ins, {out}, o);
+    Call call = begin(c10d::OpType::_ALLGATHER_BASE, "ringkern:all_gather", ins, {out});
     add_all_gather(call, out, in, seat_);
-    return over_ring(std::move(call), ins, o);
+    return over_ring(std::move(call), o);
   }
   // `outs`: of each rank, what it gave for each tensor.
   WorkPtr allgather_coalesced(std::vector<Tensors>& outs, Tensors& ins,
@@ -141,93 +138,92 @@ class RingBackend final : public c10d::Backend {
       check_length(outs[r].size(), nth("output_tensor_lists", r), ins.size(),
                    "one for each of input_tensor_list");
     Call call = begin(c10d::OpType::ALLGATHER_COALESCED, "ringkern:all_gather", ins,
-                      flattened(outs), o);
+                      flattened(outs));
     for (size_t i = 0; i < ins.size(); ++i) {
       Tensors of_all;
       for (const Tensors& of_rank : outs) of_all.push_back(of_rank[i]);
       add_all_gather(call, of_all, ins[i], seat_, "output_tensor_lists");
     }
-    return over_ring(std::move(call), ins, o);
+    return over_ring(std::move(call), o);
   }
   WorkPtr allgather_into_tensor_coalesced(Tensors& outs, Tensors& ins,
                                           const c10d::AllgatherOptions& o) override {
     check_some(ins.size(), "input_tensors");
     check_length(outs.size(), "output_tensors", ins.size(), "one for each of input_tensors");
-    Call call = begin(c10d::OpType::ALLGATHER_COALESCED, "ringkern:all_gather", ins, outs, o);
+    Call call = begin(c10d::OpType::ALLGATHER_COALESCED, "ringkern:all_gather", ins, outs);
     for (size_t i = 0; i < ins.size(); ++i) add_all_gather(call, outs[i], ins[i], seat_);
-    return over_ring(std::move(call), ins, o);
+    return over_ring(std::move(call), o);
   }
 
   WorkPtr reduce_scatter(Tensors& outs, std::vector<Tensors>& ins,
                          const c10d::ReduceScatterOptions& o) override {
     const at::Tensor& out = only_one(outs, "output");
     check_length(ins.size(), "the list of input_list", 1, "that of this rank");
-    Call call = begin(c10d::OpType::REDUCE_SCATTER, "ringkern:reduce_scatter", ins.front(), outs,
-                      o);
+    Call call = begin(c10d::OpType::REDUCE_SCATTER, "ringkern:reduce_scatter", ins.front(), outs);
     add_reduce_scatter(call, out, ins.front(), op_of(o.reduceOp), seat_, "input_list");
-    return over_ring(std::move(call), ins.front(), o);
+    return over_ring(std::move(call), o);
   }
   WorkPtr _reduce_scatter_base(at::Tensor& out, at::Tensor& in,
                                const c10d::ReduceScatterOptions& o) override {
     Tensors ins{in};
-    Call call = begin(c10d::OpType::_REDUCE_SCATTER_BASE, "ringkern:reduce_scatter", ins, {out}, o);
+    Call call = begin(c10d::OpType::_REDUCE_SCATTER_BASE, "ringkern:reduce_scatter", ins, {out});
     add_reduce_scatter(call, out, in, op_of(o.reduceOp), seat_);
-    return over_ring(std::move(call), ins, o);
+    return over_ring(std::move(call), o);
   }
   WorkPtr reduce_scatter_tensor_coalesced(Tensors& outs, Tensors& ins,
                                           const c10d::ReduceScatterOptions& o) override {
     check_some(ins.size(), "input_tensors");
     check_length(outs.size(), "output_tensors", ins.size(), "one for each of input_tensors");
     Call call = begin(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, "ringkern:reduce_scatter", ins,
-                      outs, o);
+                      outs);
     const OpCall op = op_of(o.reduceOp);
     for (size_t i = 0; i < ins.size(); ++i)
       add_reduce_scatter(call, outs[i], ins[i], op, seat_);
-    return over_ring(std::move(call), ins, o);
+    return over_ring(std::move(call), o);
   }
 
   WorkPtr gather(std::vector<Tensors>& outs, Tensors& ins, const c10d::GatherOptions& o) override {
     const at::Tensor& in = only_one(ins, "tensor");
-    Call call = begin(c10d::OpType::GATHER, "ringkern:gather", ins, flattened(outs), o);
+    Call call = begin(c10d::OpType::GATHER, "ringkern:gather", ins, flattened(outs));
     add_gather(call, outs, in, check_root(o.rootRank, 0, seat_), seat_);
-    return between_pairs(std::move(call), ins, o);
+    return between_pairs(std::move(call), o);
   }
   WorkPtr scatter(Tensors& outs, std::vector<Tensors>& ins,
                   const c10d::ScatterOptions& o) override {
     const at::Tensor& out = only_one(outs, "tensor");
     const Tensors given = flattened(ins);
-    Call call = begin(c10d::OpType::SCATTER, "ringkern:scatter", given, outs, o);
+    Call call = begin(c10d::OpType::SCATTER, "ringkern:scatter", given, outs);
     add_scatter(call, out, ins, check_root(o.rootRank, 0, seat_), seat_);
-    return between_pairs(std::move(call), given, o);
+    return between_pairs(std::move(call), o);
   }
   WorkPtr alltoall(Tensors& outs, Tensors& ins, const c10d::AllToAllOptions& o) override {
-    Call call = begin(c10d::OpType::ALLTOALL, "ringkern:all_to_all", ins, outs, o);
+    Call call = begin(c10d::OpType::ALLTOALL, "ringkern:all_to_all", ins, outs);
     add_all_to_all(call, outs, ins, seat_);
-    return between_pairs(std::move(call), ins, o);
+    return between_pairs(std::move(call), o);
   }
   WorkPtr alltoall_base(at::Tensor& out, at::Tensor& in, std::vector<int64_t>& out_sizes,
                         std::vector<int64_t>& in_sizes, const c10d::AllToAllOptions& o) override {
     Tensors ins{in};
-    Call call = begin(c10d::OpType::ALLTOALL_BASE, "ringkern:all_to_all", ins, {out}, o);
+    Call call = begin(c10d::OpType::ALLTOALL_BASE, "ringkern:all_to_all", ins, {out});
     add_all_to_all(call, out, in, out_sizes, in_sizes, seat_);
-    return between_pairs(std::move(call), ins, o);
+    return between_pairs(std::move(call), o);
   }
 
   WorkPtr send(Tensors& tensors, int peer, int tag) override {
     const at::Tensor& t = only_one(tensors, "tensor");
     check_dense(t, "tensor");
     check_peer(peer, "dst", tag);
-    Call call = message(c10d::OpType::SEND, "ringkern:send", t);
+    Call call = begin(c10d::OpType::SEND, "ringkern:send", tensors, {t});
     add_send(call, t, peer);
-    return deliver(std::move(call), tensors, tag);
+    return deliver(std::move(call), tag);
   }
   WorkPtr recv(Tensors& tensors, int peer, int tag) override {
     const at::Tensor& t = only_one(tensors, "tensor");
     check_target(t, "tensor");
     check_peer(peer, "src", tag);
-    Call call = message(c10d::OpType::RECV, "ringkern:recv", t);
+    Call call = begin(c10d::OpType::RECV, "ringkern:recv", tensors, {t});
     add_receive(call, t, peer);
-    return deliver(std::move(call), tensors, tag);
+    return deliver(std::move(call), tag);
   }
   WorkPtr recvAnysource(Tensors& tensors, int tag) override {
     const at::Tensor& t = only_one(tensors, "tensor");
@@ -236,18 +232,18 @@ class RingBackend final : public c10d::Backend {
       throw py::value_error("tensor is on " + t.device().str() +
                             ": from any source only CPU tensors are received; give src");
     check_tag(tag);
-    Call call = message(c10d::OpType::RECVANYSOURCE, "ringkern:recvAnySource", t);
+    Call call = begin(c10d::OpType::RECVANYSOURCE, "ringkern:recvAnySource", tensors, {t});
     add_receive(call, t, cpu::kAnySource);
-    return deliver(std::move(call), tensors, tag);
+    return deliver(std::move(call), tag);
   }
 
   WorkPtr barrier(const c10d::BarrierOptions& o) override {
     wait_for_device(o);
     const at::Tensor token = at::zeros({1}, at::kByte);
-    Call call = begin(c10d::OpType::BARRIER, "ringkern:barrier", {}, {}, o);
+    Call call = begin(c10d::OpType::BARRIER, "ringkern:barrier", {}, {});
     call.device = at::kCPU;
     add_all_reduce(call, token, {Op::max}, seat_, "tensor");
-    return over_ring(std::move(call), {}, o);  // the user gives no tensor
+    return over_ring(std::move(call), o);  // the user gives no tensor
   }
   void monitoredBarrier(const c10d::BarrierOptions& o, bool wait_all_ranks) override {
     const bool unset = o.timeout == c10d::kUnsetTimeout;  // 0 is a timeout
@@ -339,17 +335,7 @@ class RingBackend final : public c10d::Backend {
     for (const auto& [on, stream] : side_streams_) stream.synchronize();
   }
 
-  Call message(c10d::OpType type, const char* title, const at::Tensor& t) const {
-    Call call;
-    call.type = type;
-    call.title = title;
-    call.outputs = {t};
-    call.device = t.device();
-    return call;
-  }
-  template <class Options>
-  Call begin(c10d::OpType type, const char* title, const Tensors& ins, Tensors outs,
-             const Options&) {
+  static Call begin(c10d::OpType type, const char* title, const Tensors& ins, Tensors outs) {
     Call call;
     call.type = type;
     call.title = title;
@@ -361,26 +347,25 @@ class RingBackend final : public c10d::Backend {
   }
 
   template <class Options>
-  WorkPtr over_ring(Call call, const Tensors& ins, const Options& o) {
-    const Record record(group(), call, ins, ++sequence_, o.asyncOp);
-    for (Prepared& task : call.tasks) task.task.timeout = timeout_of(o);
+  WorkPtr over_ring(Call call, const Options& o) {
+    const Record record(group(), call, ++sequence_, o.asyncOp);
     std::optional<c10::Stream> stream;
     if (!call.device.is_cpu() && o.asyncOp) stream = side_stream(call.device);
-    return noted(ring_->launch(std::move(call), protocol_, o.asyncOp, stream));
+    return noted(ring_->launch(std::move(call), protocol_, o.asyncOp, timeout_of(o), stream));
   }
   template <class Options>
-  WorkPtr between_pairs(Call call, const Tensors& ins, const Options& o) {
-    const Record record(group(), call, ins, ++sequence_, o.asyncOp);
-    WorkPtr work = messenger_->post(std::move(call), kCollectiveTag | exchanges_, thresholds_,
-                                    protocol_, timeout_of(o));
+  WorkPtr between_pairs(Call call, const Options& o) {
+    const Record record(group(), call, ++sequence_, o.asyncOp);
+    WorkPtr work = post(std::move(call), kCollectiveTag | exchanges_, timeout_of(o));
     ++exchanges_;  // not before: the other ranks count no call that this one could not make
     return noted(std::move(work));
   }
-  WorkPtr deliver(Call call, const Tensors& tensors, int tag) {
-    if (at::hasCallbacks()) call.inputs = tensors;
-    const Record record(group(), call, tensors, sequence_, true);
-    return noted(
-        messenger_->post(std::move(call), uint64_t(tag), thresholds_, protocol_, timeout_));
+  WorkPtr deliver(Call call, int tag) {
+    const Record record(group(), call, sequence_, true);
+    return noted(post(std::move(call), uint64_t(tag), timeout_));
+  }
+  WorkPtr post(Call call, uint64_t tag, Milliseconds timeout) {
+    return messenger_->post(std::move(call), tag, ring_->thresholds(), protocol_, timeout);
   }
   static constexpr uint64_t kCollectiveTag = uint64_t(1) << 63;  // no user's
 
@@ -414,7 +399,6 @@ class RingBackend final : public c10d::Backend {
   std::atomic<Milliseconds> timeout_;
   const std::string protocol_;
   const std::shared_ptr<Store> store_;
-  Thresholds thresholds_;
   std::atomic<uint64_t> sequence_{0};   // of collectives
   std::atomic<uint64_t> exchanges_{0};  // of those between pairs
   uint64_t monitored_barriers_ = 0;
@@ -430,16 +414,15 @@ inline WorkPtr RingBackend::allreduce_sparse(Tensors& tensors, const c10d::Allre
   const at::Tensor& t = only_one(tensors, "tensor");
   if (op_of(o.reduceOp).op != Op::sum)
     throw py::value_error("tensor is sparse; sparse tensors are summed: give ReduceOp.SUM");
-  Call call = begin(c10d::OpType::_ALLREDUCE_SPARSE, "ringkern:sparse_all_reduce", tensors, {t}, o);
-  const Record record(group(), call, tensors, ++sequence_, o.asyncOp);
+  Call call = begin(c10d::OpType::_ALLREDUCE_SPARSE, "ringkern:sparse_all_reduce", tensors, {t});
+  const Record record(group(), call, ++sequence_, o.asyncOp);
   sum_sparse(t, seat_.rank, seat_.ranks, [&](const at::Tensor& in) {
     std::vector<int64_t> sizes = in.sizes().vec();
     sizes.insert(sizes.begin(), seat_.ranks);
     const at::Tensor out = at::empty(sizes, in.options());
     Call gather;
     add_all_gather(gather, out, in, seat_);
-    for (Prepared& task : gather.tasks) task.task.timeout = timeout_of(o);
-    ring_->launch(std::move(gather), protocol_, /*async_op=*/false, {});
+    ring_->launch(std::move(gather), protocol_, /*async_op=*/false, timeout_of(o), {});
     return out;
   });
   auto work = c10::make_intrusive<RingWork>(std::move(call), 1);

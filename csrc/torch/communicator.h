@@ -60,12 +60,18 @@ class TorchCommunicator {
                   prepare_all_gather(output, input, rank(), ranks()), protocol, async_op);
   }
 
-  // Runs the tasks of a call. Synchronous on a CPU: returns when it is done; on CUDA: when it is
-  // enqueued on the current stream, or, asynchronous, on `stream`.
-  WorkPtr launch(Call call, const std::string& protocol, bool async_op,
+  const Thresholds& thresholds() const { return thresholds_; }
+
+  // Runs the tasks of a call; `timeout`: for each wait; 0: the communicator's. Synchronous on a
+  // CPU: returns when it is done; on CUDA: when it is enqueued on the current stream, or,
+  // asynchronous, on `stream`.
+  WorkPtr launch(Call call, const std::string& protocol, bool async_op, Milliseconds timeout,
                  std::optional<c10::Stream> stream) {
     const Device& device = device_on(call.device);
-    for (Prepared& task : call.tasks) choose_protocol(task, protocol);
+    for (Prepared& task : call.tasks) {
+      choose_protocol(task, protocol);
+      task.task.timeout = timeout;
+    }
     const Callers::Scope no_gil(callers_);
     const auto tasks = tasks_of(call);
     const c10::Device on = call.device;
@@ -97,7 +103,8 @@ class TorchCommunicator {
   // The quick way, of one task.
   WorkPtr launch(c10d::OpType type, const at::Tensor& output, Prepared task,
                  const std::string& protocol, bool async_op) {
-    if (async_op) return launch(call_of(type, output, std::move(task)), protocol, true, {});
+    if (async_op)
+      return launch(call_of(type, output, std::move(task)), protocol, true, Milliseconds(0), {});
     choose_protocol(task, protocol);
     const Device& device = device_on(task.device);
     const Callers::Scope no_gil(callers_);

@@ -126,7 +126,6 @@ inline void add_all_to_all(Call& call, const Tensors& outs, const Tensors& ins, 
 inline Tensors parts_of(const at::Tensor& t, const std::string& role,
                         const std::vector<int64_t>& sizes, const std::string& sizes_role,
                         const Seat& seat) {
-  check_dense(t, role);
   const int64_t rows = t.dim() == 0 ? 1 : t.size(0);
   std::vector<int64_t> split = sizes;
   if (split.empty()) {
@@ -156,9 +155,9 @@ inline void add_all_to_all(Call& call, const at::Tensor& out, const at::Tensor& 
   check_target(out, "output");
   check_dense(in, "input");
   check_same_kind(out, "output", in, "input");
-  if (at::get_overlap_status(out, in) == at::MemOverlapStatus::Partial ||
-      (seat.ranks > 1 && out.numel() > 0 && out.is_alias_of(in) &&
-       at::get_overlap_status(out, in) == at::MemOverlapStatus::Full))
+  const auto found = at::get_overlap_status(out, in);
+  if (found == at::MemOverlapStatus::Partial ||
+      (found == at::MemOverlapStatus::Full && seat.ranks > 1 && out.numel() > 0))
     throw py::value_error("output and input overlap; give tensors of their own memory");
   at::AutoDispatchBelowADInplaceOrView guard;
   const Tensors outs = parts_of(out, "output", out_sizes, "output_split_sizes", seat);

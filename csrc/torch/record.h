@@ -70,12 +70,11 @@ inline GroupRecord group_record(int rank, int size, const std::vector<int64_t>& 
 // From here to the end of its scope.
 class Record {
  public:
-  Record(const GroupRecord& group, const Call& call, const std::vector<at::Tensor>& inputs,
-         uint64_t sequence, bool async_op) {
+  Record(const GroupRecord& group, const Call& call, uint64_t sequence, bool async_op) {
 #if RK_WITH_CUDA
     nvtxRangePushA(call.title);
 #endif
-    if (at::hasCallbacks()) begin(group, call, inputs, sequence, async_op);
+    if (at::hasCallbacks()) begin(group, call, sequence, async_op);
   }
   ~Record() {
 #if RK_WITH_CUDA
@@ -105,8 +104,8 @@ class Record {
         [](int64_t n, const at::Tensor& t) { return n + (t.defined() ? t.numel() : 0); });
   }
 
-  void begin(const GroupRecord& group, const Call& call, const std::vector<at::Tensor>& inputs,
-             uint64_t sequence, bool async_op) {
+  void begin(const GroupRecord& group, const Call& call, uint64_t sequence, bool async_op) {
+    const std::vector<at::Tensor>& inputs = call.inputs;
     const std::string name = record_name(call.type);
     const int rank = rank_of(call, group.rank);
     const auto& tensors = inputs.empty() ? call.outputs : inputs;

@@ -172,25 +172,11 @@ void ranks_that_disagree_on_the_order_do_not_meet() {
 }
 
 void a_store_that_fails_ends_the_wait() {
-  struct Broken final : Store {
-    MemoryStore store;
-    std::atomic<int> left{20};
-    void use() {
-      if (--left < 0) throw std::runtime_error("the store is gone");
-    }
-    void set(const std::string& key, const std::string& value) override {
-      use();
-      store.set(key, value);
-    }
-    std::string get(const std::string& key, Milliseconds timeout) override {
-      use();
-      return store.get(key, timeout);
-    }
-    int64_t add(const std::string& key, int64_t amount) override {
-      use();
-      return store.add(key, amount);
-    }
-  } store;
+  std::atomic<int> left{20};
+  FrailStore store;
+  store.use = [&left] {
+    if (--left < 0) throw std::runtime_error("the store is gone");
+  };
   const std::vector<Outcome> outcomes = on_threads(2, [&](int rank) {  // of three
     return Joiner{store, "ring", place_of(rank, 3)}.join();
   });

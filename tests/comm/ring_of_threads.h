@@ -45,6 +45,25 @@ inline void send_with_two_fds(const Fd& socket, std::string bytes) {
   CHECK(::sendmsg(socket.get(), &header, MSG_NOSIGNAL) > 0);
 }
 
+// A store in memory that may be gone: `use` is called before each use, and may throw.
+struct FrailStore final : Store {
+  std::function<void()> use;
+  MemoryStore store;
+
+  void set(const std::string& key, const std::string& value) override {
+    use();
+    store.set(key, value);
+  }
+  std::string get(const std::string& key, Milliseconds timeout) override {
+    use();
+    return store.get(key, timeout);
+  }
+  int64_t add(const std::string& key, int64_t amount) override {
+    use();
+    return store.add(key, amount);
+  }
+};
+
 // What came of a call on one rank. `kind` is empty when nothing was thrown.
 struct Outcome {
   std::string kind, text;

@@ -127,28 +127,13 @@ void what_is_posted_meanwhile_fails_too() {
 }
 
 void a_store_that_fails_is_the_reason() {
-  struct Broken final : Store {
-    MemoryStore store;
-    std::atomic<bool> broken{false};
-    void use() {
-      if (broken) throw std::runtime_error("the store is gone");
-    }
-    void set(const std::string& key, const std::string& value) override {
-      use();
-      store.set(key, value);
-    }
-    std::string get(const std::string& key, Milliseconds timeout) override {
-      use();
-      return store.get(key, timeout);
-    }
-    int64_t add(const std::string& key, int64_t amount) override {
-      use();
-      return store.add(key, amount);
-    }
+  std::atomic<bool> broken{false};
+  const auto store = std::make_shared<FrailStore>();
+  store->use = [&broken] {
+    if (broken) throw std::runtime_error("the store is gone");
   };
-  const auto store = std::make_shared<Broken>();
   Rank r(store, 0, 2);
-  store->broken = true;
+  broken = true;
   check_message(r, r.box.receive(1, 1, 1), "another", {"the store is gone"});
 }
 

@@ -9,17 +9,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 import ringkern
 from tests.torch.test_backend_input import check_that_it_works
-from tests.torch.test_launchers import LIMIT_S, free_port
+from tests.torch.test_launchers import LIMIT_S, init, run_by_torchrun, spawn
 
 
 def program(
@@ -43,12 +41,7 @@ def program(
 def _one_job_after_another(rank: int, size: int, methods: list[str]) -> None:
     torch.set_num_threads(1)
     for method in methods:
-        if method.startswith("env://"):
-            os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=method.removeprefix("env://"))
-            os.environ.update(RANK=str(rank), WORLD_SIZE=str(size))
-            dist.init_process_group("ringkern")
-        else:
-            dist.init_process_group("ringkern", init_method=method, rank=rank, world_size=size)
+        init("ringkern", rank, size, method)
         assert dist.get_backend() == "ringkern"
         group = dist.group.WORLD
         assert group is not None
@@ -57,21 +50,7 @@ def _one_job_after_another(rank: int, size: int, methods: list[str]) -> None:
 
 
 def test_spawn(tmp_path: Path) -> None:
-    methods = [
-        f"env://{free_port()}",
-        f"tcp://localhost:{free_port()}",
-        f"file://{tmp_path / 'store'}",
-    ]
-    context = mp.spawn(_one_job_after_another, args=(3, methods), nprocs=3, join=False)
-    end = time.monotonic() + LIMIT_S
-    try:
-        while not context.join(timeout=1):  # raises what a rank raised
-            assert time.monotonic() < end, "the ranks have not ended"
-    finally:
-        for process in context.processes:
-            if process.is_alive():
-                process.kill()
-            process.join()
+    spawn(_one_job_after_another, 3, tmp_path)
 
 
 SCRIPT = """
@@ -99,22 +78,7 @@ def test_torchrun(tmp_path: Path, arguments: list[str]) -> None:
     """Nothing of ringkern is imported here. A rank may forget to destroy the group."""
     script = tmp_path / "job.py"
     script.write_text(SCRIPT)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    with subprocess.Popen(
-        [*torchrun, "--nproc-per-node", "2", str(script), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    ) as job:
-        try:
-            output, errors = job.communicate(timeout=LIMIT_S)
-        except subprocess.TimeoutExpired:
-            job.terminate()  # it ends its ranks, which would outlive its death
-            raise
-    assert job.returncode == 0, errors
-    assert output.count("rank is done") == 2
-    assert errors == ""
+    run_by_torchrun(script, *arguments)
 
 
 # ---- with and without the import ----------------------------------------------------------------

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -26,15 +27,59 @@ def free_port() -> int:
         return port
 
 
+def init(backend: str, rank: int, size: int, method: str) -> None:
+    """``method``: as torch has it, but for a port that follows env://."""
+    if method.startswith("env://"):
+        os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=method.removeprefix("env://"))
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(size))
+        dist.init_process_group(backend, init_method="env://")
+    else:
+        dist.init_process_group(backend, init_method=method, rank=rank, world_size=size)
+
+
+def spawn(job: Callable[[int, int, list[str]], None], size: int, directory: Path) -> None:
+    """Runs ``job(rank, size, methods)`` on ranks that are ended whatever comes of it."""
+    methods = [
+        f"env://{free_port()}",
+        f"tcp://localhost:{free_port()}",
+        f"file://{directory / 'store'}",
+    ]
+    context = mp.spawn(job, args=(size, methods), nprocs=size, join=False)
+    end = time.monotonic() + LIMIT_S
+    try:
+        while not context.join(timeout=1):  # raises what a rank raised
+            assert time.monotonic() < end, "the ranks have not ended"
+    finally:
+        for process in context.processes:
+            if process.is_alive():
+                process.kill()
+            process.join()
+
+
+def run_by_torchrun(script: Path, *arguments: str) -> None:
+    """Two ranks, each of which says that it is done, and nothing else on stderr."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    with subprocess.Popen(
+        [*torchrun, "--nproc-per-node", "2", str(script), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ) as job:
+        try:
+            output, errors = job.communicate(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            job.terminate()  # it ends its ranks, which would outlive its death
+            raise
+    assert job.returncode == 0, errors
+    assert output.count("rank is done") == 2
+    assert errors == ""
+
+
 def _one_job_after_another(rank: int, size: int, methods: list[str]) -> None:
     torch.set_num_threads(1)
     for method in methods:
-        if method.startswith("env://"):
-            os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=method.removeprefix("env://"))
-            os.environ.update(RANK=str(rank), WORLD_SIZE=str(size))
-            dist.init_process_group("gloo", init_method="env://")
-        else:
-            dist.init_process_group("gloo", init_method=method, rank=rank, world_size=size)
+        init("gloo", rank, size, method)
         x = values(rank)
         ringkern.ring_all_reduce(x)
         assert torch.equal(x, summed(size)), method
@@ -45,21 +90,7 @@ def _one_job_after_another(rank: int, size: int, methods: list[str]) -> None:
 
 
 def test_spawn(tmp_path: Path) -> None:
-    methods = [
-        f"env://{free_port()}",
-        f"tcp://localhost:{free_port()}",
-        f"file://{tmp_path / 'store'}",
-    ]
-    context = mp.spawn(_one_job_after_another, args=(2, methods), nprocs=2, join=False)
-    end = time.monotonic() + LIMIT_S
-    try:
-        while not context.join(timeout=1):  # raises what a rank raised
-            assert time.monotonic() < end, "the ranks have not ended"
-    finally:
-        for process in context.processes:
-            if process.is_alive():
-                process.kill()
-            process.join()
+    spawn(_one_job_after_another, 2, tmp_path)
 
 
 SCRIPT = """
@@ -77,19 +108,4 @@ print("rank is done")
 def test_torchrun(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(SCRIPT)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    with subprocess.Popen(
-        [*torchrun, "--nproc-per-node", "2", str(script)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    ) as job:
-        try:
-            output, errors = job.communicate(timeout=LIMIT_S)
-        except subprocess.TimeoutExpired:
-            job.terminate()  # it ends its ranks, which would outlive its death
-            raise
-    assert job.returncode == 0, errors
-    assert output.count("rank is done") == 2
-    assert errors == ""
+    run_by_torchrun(script)
