@@ -6,6 +6,7 @@ import torch.distributed as dist
 torch_version: str
 version: str
 protocols: tuple[str, ...]
+algorithms: tuple[str, ...]
 
 def build_info() -> dict[str, Any]: ...
 def make_backend(
@@ -14,10 +15,21 @@ def make_backend(
     size: int,
     global_ranks: list[int],
     timeout_s: float,
+    algorithm: str,
     protocol: str,
-    thresholds: dict[str, tuple[int, int]],
+    limits: dict[str, tuple[int, int, int, int, int]],
 ) -> dist.distributed_c10d.Backend: ...
 def close_backends(patience_s: float) -> None: ...
+def quick_all_reduce(
+    tensor: Any,
+    op: Any,
+    group: dist.ProcessGroup | None,
+    async_op: bool,
+    protocol: str,
+    algorithm: str,
+    /,
+) -> bool: ...
+def remember(group: dist.ProcessGroup, communicator: Communicator) -> None: ...
 
 class Plan:
     def __init__(
@@ -55,11 +67,12 @@ class Communicator:
     def __init__(
         self, store: dist.Store, name: str, rank: int, size: int, timeout_s: float
     ) -> None: ...
-    def set_thresholds(self, device: str, ll_below: int, ll128_below: int) -> None: ...
+    def set_limits(self, device: str, limits: tuple[int, int, int, int, int]) -> None: ...
     def all_reduce(
         self,
         tensor: torch.Tensor,
         op: dist.ReduceOp | dist.ReduceOp.RedOpType,
+        algorithm: str,
         protocol: str,
         async_op: bool,
     ) -> dist.Work | None: ...
@@ -74,6 +87,8 @@ class Communicator:
     def all_gather(
         self, output: torch.Tensor, input: torch.Tensor, protocol: str, async_op: bool
     ) -> dist.Work | None: ...
+    def time_all_reduce(self, tensor: torch.Tensor, calls: int) -> list[int]: ...
+    def choice(self, dtype: str, count: int) -> tuple[str, str]: ...
     @property
     def rank(self) -> int: ...
     @property
@@ -85,11 +100,12 @@ class Communicator:
 
 class LocalRing:
     def __init__(self, devices: list[str], timeout_s: float) -> None: ...
-    def set_thresholds(self, ll_below: int, ll128_below: int) -> None: ...
+    def set_limits(self, limits: tuple[int, int, int, int, int]) -> None: ...
     def all_reduce(
         self,
         tensors: list[torch.Tensor],
         op: dist.ReduceOp | dist.ReduceOp.RedOpType,
+        algorithm: str,
         protocol: str,
     ) -> None: ...
     def reduce_scatter(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .config import PROTOCOLS, config
+from .config import ALGORITHMS, PROTOCOLS, config
 
 Op = dist.ReduceOp | dist.ReduceOp.RedOpType
 
@@ -52,6 +52,13 @@ def reduce_op(op: Op) -> Op:
             f"BOR, BXOR, or {_FACTOR}"
         )
     return op
+
+
+def algorithm_name(algorithm: str) -> str:
+    """``algorithm``, or what the environment says in its place."""
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"unknown algorithm {algorithm!r}; choose one of {', '.join(ALGORITHMS)}")
+    return config.algorithm if algorithm == "auto" else algorithm
 
 
 def protocol_name(protocol: str) -> str:

@@ -31,7 +31,8 @@ def create(options: Any, backend_options: Any = None) -> Any:
     if backend_options is not None:
         raise TypeError(
             f"pg_options is {type(backend_options).__name__}; the backend 'ringkern' has no "
-            "options: leave it out. RINGKERN_PROTOCOL in the environment chooses the protocol"
+            "options: leave it out. RINGKERN_ALGORITHM and RINGKERN_PROTOCOL in the environment "
+            "choose the algorithm and the protocol"
         )
     size = options.group_size
     return _C.make_backend(
@@ -40,8 +41,9 @@ def create(options: Any, backend_options: Any = None) -> Any:
         size,
         options.global_ranks_in_group,
         timeout_seconds(options.timeout),
+        config.algorithm,
         config.protocol,
-        {device: tuner.thresholds(device, size) for device in tuner.DEVICES},
+        {device: tuner.limits(device, size) for device in tuner.DEVICES},
     )
 
 

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from . import _C, tuner
-from .arguments import Op, as_tensor, protocol_name, reduce_op
-from .config import timeout_seconds
+from .arguments import Op, algorithm_name, as_tensor, protocol_name, reduce_op
+from .config import config, timeout_seconds
 from .errors import CommUsageError
 
 
@@ -73,7 +73,7 @@ class Communicator:
     ) -> None:
         self._c = _C.Communicator(store, name, rank, size, timeout_seconds(timeout))
         for device in tuner.DEVICES:
-            self._c.set_thresholds(device, *tuner.thresholds(device, size))
+            self._c.set_limits(device, tuner.limits(device, size))
         open_rings.add(self)
 
     @property
@@ -93,10 +93,13 @@ class Communicator:
         async_op: bool = False,
         *,
         protocol: str = "auto",
+        algorithm: str = "auto",
     ) -> dist.Work | None:
         """See :func:`ringkern.ring_all_reduce`."""
         tensor = as_tensor(tensor, "tensor", written=True)
-        return self._c.all_reduce(tensor, reduce_op(op), protocol_name(protocol), async_op)
+        return self._c.all_reduce(
+            tensor, reduce_op(op), algorithm_name(algorithm), protocol_name(protocol), async_op
+        )
 
     def reduce_scatter(
         self,
@@ -210,6 +213,8 @@ def communicator_for(group: dist.ProcessGroup | None) -> Communicator:
     if found is None:
         # Another thread may have been first: all must use the same.
         found = _by_group.setdefault(resolved, Communicator(resolved))
+        if config.algorithm == config.protocol == "auto":
+            _C.remember(resolved, found._c)
     return found
 
 

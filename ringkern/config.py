@@ -3,6 +3,7 @@
 ===================== ======= ==================================================================
 variable              default meaning
 ===================== ======= ==================================================================
+RINGKERN_ALGORITHM    auto    algorithm of every all-reduce that says ``algorithm="auto"``
 RINGKERN_PROTOCOL     auto    protocol of every call that says ``protocol="auto"``
 RINGKERN_TIMEOUT      600     seconds that a rank waits for a neighbour before it raises
 ===================== ======= ==================================================================
@@ -19,6 +20,7 @@ from datetime import timedelta
 
 from . import _C
 
+ALGORITHMS = ("auto", *_C.algorithms)
 PROTOCOLS = ("auto", *_C.protocols)
 
 # Read while ringkern is built, and no concern of a program that uses it.
@@ -43,6 +45,7 @@ class Config:
 
     protocol: str = "auto"
     timeout_s: float = 600.0
+    algorithm: str = "auto"
 
 
 def read(environ: Mapping[str, str]) -> Config:
@@ -51,15 +54,14 @@ def read(environ: Mapping[str, str]) -> Config:
     Raises:
         ValueError: a variable has a value that it cannot have; the text names both.
     """
-    known = {"RINGKERN_PROTOCOL", "RINGKERN_TIMEOUT"}
+    known = {"RINGKERN_ALGORITHM", "RINGKERN_PROTOCOL", "RINGKERN_TIMEOUT"}
     for name in environ:
         if name.startswith("RINGKERN_") and name not in known | _BUILD_VARIABLES:
             near = _near(name, known)
             hint = f"; did you mean {near}?" if near else ""
             warnings.warn(f"unknown environment variable {name}{hint}", stacklevel=2)
-    protocol = environ.get("RINGKERN_PROTOCOL", Config.protocol)
-    if protocol not in PROTOCOLS:
-        raise ValueError(f"RINGKERN_PROTOCOL={protocol!r}: choose one of {', '.join(PROTOCOLS)}")
+    algorithm = _one_of(environ, "RINGKERN_ALGORITHM", Config.algorithm, ALGORITHMS)
+    protocol = _one_of(environ, "RINGKERN_PROTOCOL", Config.protocol, PROTOCOLS)
     text = environ.get("RINGKERN_TIMEOUT", str(Config.timeout_s))
     try:
         timeout_s = float(text)
@@ -69,7 +71,16 @@ def read(environ: Mapping[str, str]) -> Config:
         raise ValueError(
             f"RINGKERN_TIMEOUT={text!r}: give a number of seconds, {SHORTEST_TIMEOUT_S} or more"
         )
-    return Config(protocol, timeout_s)
+    return Config(protocol, timeout_s, algorithm)
+
+
+def _one_of(
+    environ: Mapping[str, str], name: str, default: str, choices: tuple[str, ...]
+) -> str:
+    value = environ.get(name, default)
+    if value not in choices:
+        raise ValueError(f"{name}={value!r}: choose one of {', '.join(choices)}")
+    return value
 
 
 def timeout_seconds(timeout: timedelta | None) -> float:

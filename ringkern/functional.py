@@ -57,7 +57,7 @@ def all_reduce(
 
 
 def all_reduce_in_graph(
-    tensor: Any, op: Any, group: dist.ProcessGroup | None, protocol: str
+    tensor: Any, op: Any, group: dist.ProcessGroup | None, algorithm: str, protocol: str
 ) -> bool:
     """:func:`ringkern.ring_all_reduce` while torch.compile traces; False if it cannot be there."""
     # With a factor it is of another type, which cannot be compared in a graph.
@@ -68,7 +68,7 @@ def all_reduce_in_graph(
     )
     if not names or not fits:
         return False
-    torch.ops.ringkern.all_reduce_(tensor, names[0], _group_name(group), protocol)
+    torch.ops.ringkern.all_reduce_(tensor, names[0], _group_name(group), algorithm, protocol)
     return True
 
 
@@ -93,7 +93,7 @@ _library.define(
     "all_reduce(Tensor x, str op, str group) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
 )
 _library.define(
-    "all_reduce_(Tensor(a!) x, str op, str group, str protocol) -> ()",
+    "all_reduce_(Tensor(a!) x, str op, str group, str algorithm, str protocol) -> ()",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
@@ -104,8 +104,10 @@ def _all_reduce(x: torch.Tensor, op: str, group: str) -> torch.Tensor:
     return result
 
 
-def _all_reduce_(x: torch.Tensor, op: str, group: str, protocol: str) -> None:
-    communicator_for(_group_of(group)).all_reduce(x, _op_value(op), protocol=protocol)
+def _all_reduce_(x: torch.Tensor, op: str, group: str, algorithm: str, protocol: str) -> None:
+    communicator_for(_group_of(group)).all_reduce(
+        x, _op_value(op), protocol=protocol, algorithm=algorithm
+    )
 
 
 for _key in ("CPU", "CUDA"):
@@ -117,7 +119,7 @@ def _all_reduce_fake(x: torch.Tensor, op: str, group: str) -> torch.Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _all_reduce_fake_(x: torch.Tensor, op: str, group: str, protocol: str) -> None:
+def _all_reduce_fake_(x: torch.Tensor, op: str, group: str, algorithm: str, protocol: str) -> None:
     return None
 
 
@@ -142,14 +144,16 @@ torch.library.register_autograd(
 )
 
 
-def _all_reduce_autograd(x: torch.Tensor, op: str, group: str, protocol: str) -> None:
+def _all_reduce_autograd(
+    x: torch.Tensor, op: str, group: str, algorithm: str, protocol: str
+) -> None:
     if torch.is_grad_enabled() and x.requires_grad:
         raise RuntimeError(
             "ring_all_reduce changes a tensor that requires grad, and the gradient would be "
             "silently wrong; use ringkern.functional.all_reduce, or torch.no_grad()"
         )
     with torch._C._AutoDispatchBelowAutograd():
-        torch.ops.ringkern.all_reduce_(x, op, group, protocol)
+        torch.ops.ringkern.all_reduce_(x, op, group, algorithm, protocol)
 
 
 _library.impl("all_reduce_", _all_reduce_autograd, "Autograd")

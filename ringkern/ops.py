@@ -9,9 +9,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import functional
+from . import _C, functional
 from .arguments import Op
 from .comm import communicator_for, untraced
+
+
+_is_traced = torch.compiler.is_dynamo_compiling
+_quick_all_reduce = _C.quick_all_reduce
 
 
 def _call(
@@ -36,13 +40,14 @@ def ring_all_reduce(
     async_op: bool = False,
     *,
     protocol: str = "auto",
+    algorithm: str = "auto",
 ) -> dist.Work | None:
     """Reduces ``tensor`` over all ranks, in place; afterwards it is bit-identical on all of them.
 
     A drop-in for :func:`torch.distributed.all_reduce`. Every rank of the group calls it, in the
-    same order, with a tensor of the same number of elements and the same dtype, and the same ``op``
-    and ``protocol``. Under ``torch.compile`` it is part of the graph, unless ``async_op`` is set or
-    ``op`` is ``PREMUL_SUM``.
+    same order, with a tensor of the same number of elements and the same dtype, and the same
+    ``op``, ``protocol`` and ``algorithm``. Under ``torch.compile`` it is part of the graph, unless
+    ``async_op`` is set or ``op`` is ``PREMUL_SUM``.
 
     On CUDA the call is enqueued on torch's current stream. It can be captured in a CUDA graph once
     the group has made a call on that device; all ranks replay it as often and in the same order.
@@ -58,7 +63,9 @@ def ring_all_reduce(
             dtype of the tensor; integers wrap.
         group: the process group; ``None``: the default one.
         async_op: return at once with a handle.
-        protocol: ``"auto"``, or ``"simple"``, ``"ll"``, ``"ll128"``.
+        protocol: ``"auto"``, or ``"simple"``, ``"ll"``, ``"ll128"``; alone, it asks for the ring.
+        algorithm: ``"auto"``, or ``"ring"``, or, straight from rank to rank, ``"one_shot"`` (on a
+            CPU over LL and Simple, on CUDA over LL) and ``"two_shot"`` (over Simple and LL).
 
     Returns:
         A ``torch.distributed.Work`` (``wait()``, ``is_completed()``, ``get_future()``) if
@@ -74,12 +81,21 @@ def ring_all_reduce(
         CommAbortedError: the communicator was aborted or has failed before.
         RendezvousError, TransportError: first call only: the ranks could not be connected.
     """
+    # First, because here a small tensor's time is made of such lines.
+    if not _is_traced() and _quick_all_reduce(tensor, op, group, async_op, protocol, algorithm):
+        return None
     if torch.compiler.is_compiling():
-        if not async_op and functional.all_reduce_in_graph(tensor, op, group, protocol):
+        if not async_op and functional.all_reduce_in_graph(
+            tensor, op, group, algorithm, protocol
+        ):
             return None
         torch._dynamo.graph_break(msg=_NOT_IN_A_GRAPH)
-        return _outside_graph("all_reduce", group, tensor, op, async_op, protocol=protocol)
-    return communicator_for(group).all_reduce(tensor, op, async_op, protocol=protocol)
+        return _outside_graph(
+            "all_reduce", group, tensor, op, async_op, protocol=protocol, algorithm=algorithm
+        )
+    return communicator_for(group).all_reduce(
+        tensor, op, async_op, protocol=protocol, algorithm=algorithm
+    )
 
 
 def ring_reduce_scatter(

@@ -1,4 +1,4 @@
-"""Which protocol ``protocol="auto"`` means, by the size of the tensor. A simple rule for now."""
+"""Which way ``"auto"`` means, by the size of the tensor. A simple rule for now."""
 
 from __future__ import annotations
 
@@ -6,28 +6,35 @@ from typing import NamedTuple
 
 DEVICES = ("cpu", "cuda")
 
-
-class Thresholds(NamedTuple):
-    """Bytes of one rank's part: LL below the first, LL128 below the second, else Simple."""
-
-    ll_below: int
-    ll128_below: int
+# More than any tensor has.
+_ANY = 2**62
 
 
-def thresholds(device: str, size: int) -> Thresholds:
-    """The thresholds for ``size`` ranks on a kind of device.
+class Limits(NamedTuple):
+    """Bytes of one rank's part below which ``"auto"`` is what the field says, in this order.
 
-    What a rank sends in one step is the tensor divided by the ranks, and the protocols change
-    places at about the same bytes a step, whatever the number of ranks.
+    The first three are of an all-reduce with neither algorithm nor protocol given; the last two of
+    everything else. What is above all of them is the ring over Simple.
+    """
 
-    On a CPU the three are equal up to some hundred bytes a step, and Simple leads from there on
-    (2 ranks, a core each: 2.2, 2.1 and 2.1 us at 1 KiB; 2.7, 2.3 and 2.1 us at 4 KiB; 34, 19 and
-    12 us at 64 KiB, for LL, LL128 and Simple).
+    one_shot_ll: int
+    one_shot: int
+    two_shot: int
+    ring_ll: int
+    ring_ll128: int
 
-    On a GPU nothing has been measured yet: LL while its data, twice the size on the wire, is small;
-    and never LL128 unasked, because it needs memory that shows 128 bytes at once, which is not
-    probed.
+
+def limits(device: str, size: int) -> Limits:
+    """The limits for ``size`` ranks on a kind of device.
+
+    On a CPU two_shot is the quickest from some hundred bytes on, whatever the number of ranks, and
+    one_shot below that; see docs/cpu.md. What a rank sends in one step of the ring is the tensor
+    divided by the ranks, and there the protocols change places at about the same bytes a step.
+
+    On a GPU nothing has been measured yet: the ring, over LL while its data, twice the size on the
+    wire, is small; and never LL128 unasked, because it needs memory that shows 128 bytes at once,
+    which is not probed.
     """
     if device == "cpu":
-        return Thresholds(ll_below=256 * size, ll128_below=1024 * size)
-    return Thresholds(ll_below=16 * 1024 * size, ll128_below=0)
+        return Limits(512, 512, _ANY, ring_ll=256 * size, ring_ll128=1024 * size)
+    return Limits(0, 0, 0, ring_ll=16 * 1024 * size, ring_ll128=0)

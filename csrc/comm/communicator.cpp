@@ -119,6 +119,14 @@ void Communicator::run(const Device& device, const Task& task,
   execute(device, task, before);
 }
 
+bool Communicator::run_now(const Device& device, const Task& task) {
+  if (!usable_.load(std::memory_order_acquire) || forked()) return false;
+  const std::unique_lock turn(turn_, std::try_to_lock);
+  if (!turn || worker_->busy() || last_device_ != &device || !usable_) return false;
+  attempt([&] { last_executor_->run(task); });
+  return true;
+}
+
 void Communicator::run_async(const Device& device, const Task& task,
                              std::function<void(std::exception_ptr)> done,
                              std::function<void()> before) {
@@ -147,14 +155,10 @@ void Communicator::run_async(const Device& device, const Task& task,
       });
 }
 
-void Communicator::execute(const Device& device, const Task& task,
-                           const std::function<void()>& before) {
-  check_healthy();  // what came before may have failed
+template <class F>
+void Communicator::attempt(const F& run) {
   try {
-    Ring& ring = ring_on(device);
-    check_healthy();  // abort() may have come before the ring was there
-    if (before) before();
-    ring.executor->run(task);
+    run();
   } catch (const AbortedError& e) {
     const std::string text = e.what(), reason = poison(text);
     if (text.find(reason) != std::string::npos) throw;
@@ -163,6 +167,19 @@ void Communicator::execute(const Device& device, const Task& task,
     poison(e.what());
     throw;
   }
+}
+
+void Communicator::execute(const Device& device, const Task& task,
+                           const std::function<void()>& before) {
+  check_healthy();  // what came before may have failed
+  attempt([&] {
+    Ring& ring = ring_on(device);
+    check_healthy();  // abort() may have come before the ring was there
+    last_device_ = &device;
+    last_executor_ = ring.executor.get();
+    if (before) before();
+    ring.executor->run(task);
+  });
 }
 
 bool Communicator::connected(const Device& device) {
@@ -190,9 +207,13 @@ Communicator::Ring Communicator::connect(const Device& device) {
     segments.mine = ring.transport->mine();
     return ring.transport->offer();
   };
-  const auto map = [&](const Offer& next, const Offer& prev) {
-    segments.next = ring.transport->map(next, place.next);
-    segments.prev = ring.transport->map(prev, place.prev);
+  const auto map = [&](const std::vector<Offer>& offers) {
+    segments.all.resize(offers.size(), segments.mine);
+    for (int peer = 0; peer < ranks_; ++peer)
+      if (peer != rank_)
+        segments.all[size_t(peer)] = ring.transport->map(offers[size_t(peer)], peer);
+    segments.next = segments.all[size_t(place.next)];
+    segments.prev = segments.all[size_t(place.prev)];
     // Here, because it may fail, and a failure up to here is every rank's.
     ring.executor = device.make_executor(segments);
   };
@@ -211,6 +232,7 @@ std::string Communicator::poison(const std::string& reason) {
   if (poisoned_.empty()) {  // the first reason is the cause of the others
     poisoned_ = reason;
     poisoned_at_ = Clock::now();
+    usable_ = false;
   }
   return poisoned_;
 }
@@ -239,6 +261,7 @@ void Communicator::close(Milliseconds patience) {
     std::lock_guard lock(state_);
     if (closed_) return;
     closed_ = true;
+    usable_ = false;
   }
   std::unique_lock turn(turn_, std::defer_lock);  // a call of another thread
   if (patience == Milliseconds::max()) {

@@ -24,6 +24,7 @@ struct Device {
   std::function<std::unique_ptr<Executor>(const Segments&)> make_executor;
 };
 
+// Devices that are given to it outlive it.
 class Communicator {
  public:
   // `name` is the same on all ranks and may be used again for a later communicator. `timeout`
@@ -37,8 +38,11 @@ class Communicator {
   // Runs after everything that was called before it; returns when the executor does. `before`, if
   // any, is called when it is this task's turn.
   void run(const Device& device, const Task& task, const std::function<void()>& before = nullptr);
+  // The same where nothing is in its way: no other call in progress, and a call with this device was
+  // the last one. Otherwise nothing happens, and the answer is false. Takes no lock but an open one.
+  bool run_now(const Device& device, const Task& task);
   // Returns at once; `done` is called on the communicator's thread with the error, or null, and may
-  // make asynchronous calls of its own; so is `before`. `device` outlives the call.
+  // make asynchronous calls of its own; so is `before`.
   void run_async(const Device& device, const Task& task,
                  std::function<void(std::exception_ptr)> done,
                  std::function<void()> before = nullptr);
@@ -71,6 +75,8 @@ class Communicator {
 
   void check_callable();  // not in a forked child, not closed, not failed
   void check_healthy();   // not failed
+  template <class F>
+  void attempt(const F& run);  // what it throws makes this communicator unusable
   void execute(const Device& device, const Task& task,
                const std::function<void()>& before = nullptr);
   Ring& ring_on(const Device& device);
@@ -87,6 +93,10 @@ class Communicator {
   const int generation_;  // of forks: differs in a forked child
 
   std::timed_mutex turn_;  // one collective at a time
+  std::atomic<bool> usable_{true};  // neither failed nor closed
+  // Where the last collective ran. Belongs to whoever runs the next.
+  const Device* last_device_ = nullptr;
+  Executor* last_executor_ = nullptr;
   std::mutex state_;       // guards what follows; never held while a collective runs
   std::map<std::string, Ring> rings_;
   std::string poisoned_;  // why this communicator is unusable; empty while it is not

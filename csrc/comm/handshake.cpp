@@ -210,6 +210,21 @@ Greeting read_greeting(const std::string& bytes, const Hello& mine, int from) {
   return g;
 }
 
+std::string passed_on(const Terms& terms, const Id& session, int owner, const std::string& offer) {
+  return to_bytes(PassedOn{kMagic, terms.version, session, owner, uint32_t(offer.size())}) + offer;
+}
+
+std::string read_passed_on(const std::string& bytes, const Hello& mine, int owner, int from) {
+  PassedOn p{};
+  std::memcpy(&p, bytes.data(), std::min(bytes.size(), sizeof p));
+  if (!is_greeting(bytes, mine.session) || bytes.size() < sizeof p ||
+      bytes.size() - sizeof p != p.offer_bytes || p.owner != owner)
+    throw RendezvousError(rank_text(from) + " should have passed the offer of " +
+                          rank_text(owner) + " to " + rank_text(mine.from) +
+                          ", and sent something else");
+  return bytes.substr(sizeof p);
+}
+
 std::string not_whole(int from, int my_rank) {
   return "the greeting of " + rank_text(from) + " did not arrive whole: it is malformed, or " +
          rank_text(my_rank) + " has too many open files (ulimit -n)";

@@ -14,7 +14,7 @@ namespace ringkern {
 
 // Changes whenever ranks of two versions could not work together: these structs, the layout of
 // segments, flags and counters, or the order in which the ring moves chunks.
-inline constexpr uint32_t kWireVersion = 1;
+inline constexpr uint32_t kWireVersion = 2;
 
 // 128 random bits: nobody guesses a socket's name, and no two rings take each other's ranks.
 using Id = std::array<uint8_t, 16>;
@@ -51,9 +51,18 @@ struct Hello {
   int64_t size, channels, slots, slot_bytes[kProtocols], segment_bytes, workers, ll_flag_bits;
 };
 
+// An offer of `owner`, on its way round the ring.
+struct PassedOn {
+  uint32_t magic, version;
+  Id session;
+  int32_t owner;
+  uint32_t offer_bytes;  // what follows this struct
+};
+
 // Without padding and little-endian, so that the bytes in memory are the bytes on the wire.
 static_assert(std::endian::native == std::endian::little);
 static_assert(std::is_trivially_copyable_v<Address> && sizeof(Address) == 160);
+static_assert(std::is_trivially_copyable_v<PassedOn> && sizeof(PassedOn) == 32);
 static_assert(std::is_trivially_copyable_v<Hello> && sizeof(Hello) == 56 + 9 * 8);
 
 Address my_address(const Terms& terms, const Id& session);
@@ -73,7 +82,11 @@ struct Greeting {
   std::string offer;
 };
 Greeting read_greeting(const std::string& bytes, const Hello& mine, int from);
-// Of a greeting whose message was broken.
+// An offer that came from another rank and goes round the ring, and what is read of it. Throws
+// RendezvousError.
+std::string passed_on(const Terms& terms, const Id& session, int owner, const std::string& offer);
+std::string read_passed_on(const std::string& bytes, const Hello& mine, int owner, int from);
+// Of a message that was broken.
 std::string not_whole(int from, int my_rank);
 
 template <class T>

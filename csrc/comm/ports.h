@@ -7,6 +7,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "core/plan.h"
 #include "core/status.h"
@@ -89,11 +90,12 @@ class Transport {
   virtual void abandon() {}
 };
 
-// One rank's view of the ring's memory.
+// One rank's view of everybody's memory.
 struct Segments {
   void* mine = nullptr;
   void* next = nullptr;
   void* prev = nullptr;
+  std::vector<void*> all;  // by rank, this one's among them
 };
 
 // One collective, ready to run. Sizes in elements of `reduction.dtype`, as in Plan; `in` and `out`
@@ -106,8 +108,12 @@ struct Task {
   void* out = nullptr;
   int64_t count = 0;
   int root = 0;  // of a broadcast, a reduce or a message
+  Algorithm algorithm = Algorithm::ring;  // of an all-reduce; everything else has the ring
   void* stream = nullptr;
   Milliseconds timeout{0};  // for each wait on a CPU; 0: the executor's
+  // Called on a CPU, if at all, before the thread gives its core away for the first time.
+  void (*rests)(void* with) = nullptr;
+  void* with = nullptr;
 };
 
 // Runs the schedule of one rank on one device.

@@ -21,8 +21,7 @@ class Exchange {
 
   void publish();
   void run(const Offer& mine);
-  Offer next_offer() const { return {next_.greeting.offer, next_.fd.get()}; }
-  Offer prev_offer() const { return {prev_.greeting.offer, prev_.fd.get()}; }
+  std::vector<Offer> offers() const;
   Neighbours take();
 
  private:
@@ -39,6 +38,8 @@ class Exchange {
   void accept_prev();
   bool is_from_prev(size_t pending);
   void await_next();
+  void pass_round();
+  std::pair<Received, Message> await_message(const Fd& socket, int rank, const std::string& to_do);
   void take_greeting(Met& from, int rank, Received received, Message&& message) const;
 
   Agreement& agreement_;
@@ -49,6 +50,7 @@ class Exchange {
   Fd listener_;
   std::vector<Fd> pending_;
   Met next_, prev_;
+  std::vector<Message> others_;  // offers of those behind prev, from the nearest on
 };
 
 void Exchange::publish() {
@@ -68,6 +70,7 @@ void Exchange::run(const Offer& mine) {
   accept_prev();
   greet(prev_, place_.prev, mine);
   await_next();
+  pass_round();
 }
 
 Address Exchange::address_of(int rank) {
@@ -144,19 +147,49 @@ bool Exchange::is_from_prev(size_t i) {
 }
 
 void Exchange::await_next() {
-  const std::string name = rank_text(place_.next);
-  Message message;
+  auto [received, message] = await_message(next_.socket, place_.next, "to answer");
+  take_greeting(next_, place_.next, received, std::move(message));
+}
+
+// The offers of the ranks that are no neighbours come round the ring: each rank passes on what it
+// got from prev, so that nobody connects to everybody.
+void Exchange::pass_round() {
+  const int back = place_.prev - place_.rank + place_.size;
+  Offer last = {prev_.greeting.offer, prev_.fd.get()};
+  int owner = place_.prev;
+  for (int i = 3; i < place_.size; ++i) {
+    try {
+      send_message(next_.socket, passed_on(terms_, session_, owner, last.bytes), last.fd);
+    } catch (const std::system_error& e) {
+      throw Lost(rank_text(place_.rank) + " cannot pass the offer of " + rank_text(owner) + " to " +
+                 rank_text(place_.next) + ": " + e.what());
+    }
+    owner = (owner + back) % place_.size;
+    auto [received, message] =
+        await_message(prev_.socket, place_.prev, "to pass the offer of " + rank_text(owner));
+    if (received == Received::broken)
+      throw RendezvousError(not_whole(place_.prev, place_.rank));
+    const Hello mine = my_hello(terms_, session_, place_.size, place_.rank, place_.prev);
+    others_.push_back({read_passed_on(message.bytes, mine, owner, place_.prev),
+                       std::move(message.fd)});
+    last = {others_.back().bytes, others_.back().fd.get()};
+  }
+}
+
+std::pair<Received, Message> Exchange::await_message(const Fd& socket, int rank,
+                                                     const std::string& to_do) {
+  const std::string name = rank_text(rank);
   for (;;) {
-    pollfd watched{next_.socket.get(), POLLIN, 0};
+    pollfd watched{socket.get(), POLLIN, 0};
     if (!readable({&watched, 1}, agreement_.slice())) {
-      agreement_.look(name + " to answer");
+      agreement_.look(name + " " + to_do);
       continue;
     }
-    const Received received = receive_message(next_.socket, message);
+    Message message;
+    const Received received = receive_message(socket, message);
     if (received == Received::closed)
       throw Lost(name + " ended before it answered " + rank_text(place_.rank));
-    if (received != Received::nothing_yet)
-      return take_greeting(next_, place_.next, received, std::move(message));
+    if (received != Received::nothing_yet) return {received, std::move(message)};
   }
 }
 
@@ -165,6 +198,18 @@ void Exchange::take_greeting(Met& from, int rank, Received received, Message&& m
   const Hello mine = my_hello(terms_, session_, place_.size, place_.rank, rank);
   from.greeting = read_greeting(message.bytes, mine, rank);
   from.fd = std::move(message.fd);
+}
+
+std::vector<Offer> Exchange::offers() const {
+  std::vector<Offer> offers(size_t(place_.size));
+  offers[size_t(place_.next)] = {next_.greeting.offer, next_.fd.get()};
+  offers[size_t(place_.prev)] = {prev_.greeting.offer, prev_.fd.get()};
+  int owner = place_.prev;
+  for (const Message& other : others_) {
+    owner = (owner + place_.prev - place_.rank + place_.size) % place_.size;
+    offers[size_t(owner)] = {other.bytes, other.fd.get()};
+  }
+  return offers;
 }
 
 Neighbours Exchange::take() {
@@ -177,14 +222,14 @@ Neighbours Exchange::take() {
 Neighbours join_ring(Store& store, const std::string& prefix, const Place& place,
                      const Terms& terms, Milliseconds timeout,
                      const std::function<Offer()>& make_offer,
-                     const std::function<void(const Offer& next, const Offer& prev)>& map) {
+                     const std::function<void(const std::vector<Offer>& offers)>& map) {
   if (place.size == 1) return {};
   Agreement agreement(store, prefix, place.rank, place.size, timeout);
   Exchange exchange(agreement, place, terms);
   try {
     exchange.publish();
     exchange.run(make_offer());
-    map(exchange.next_offer(), exchange.prev_offer());
+    map(exchange.offers());
     agreement.agree();
   } catch (const Lost& lost) {
     if (auto reason = agreement.refuse(lost.what())) throw RendezvousError(*reason);

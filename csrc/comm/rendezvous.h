@@ -4,6 +4,7 @@
 #pragma once
 
 #include <functional>
+#include <vector>
 
 #include "comm/handshake.h"
 #include "comm/socket.h"
@@ -30,8 +31,8 @@ struct Neighbours {
 // `place.size`. A ring of one has no neighbours: neither function is called.
 //
 // `make_offer` is called once this rank is known to the others; the descriptor in its offer stays
-// the caller's. `map` is called with the offers of the neighbours, which with two ranks come from
-// the same one; their descriptors are closed when it returns. What either throws is told to all
+// the caller's. `map` is called with the offers of all ranks, by rank, but for this one's, which is
+// empty; their descriptors are closed when it returns. What either throws is told to all
 // ranks and comes out of here. Everything else that fails is a RendezvousError (a rank did not
 // come, is of another version, or failed) or a TransportError (a rank cannot be reached).
 //
@@ -40,7 +41,7 @@ struct Neighbours {
 Neighbours join_ring(Store& store, const std::string& prefix, const Place& place,
                      const Terms& terms, Milliseconds timeout,
                      const std::function<Offer()>& make_offer,
-                     const std::function<void(const Offer& next, const Offer& prev)>& map);
+                     const std::function<void(const std::vector<Offer>& offers)>& map);
 
 // A prefix for the keys of one ring: the store may still hold those of an earlier one of the same
 // name and size. The n-th call of each rank gives the same prefix: a rank that comes late to a ring

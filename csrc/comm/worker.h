@@ -3,6 +3,7 @@
 // next, another goes on.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -25,6 +26,10 @@ class Worker {
     ++pending_;
     find_somebody();
   }
+
+  // Whether anything has been posted and not run, or not told. Before it says no, everything that
+  // was done is visible to the caller.
+  bool busy() const { return pending_.load(std::memory_order_acquire) != 0; }
 
   // Returns when everything posted so far has run and was told.
   void drain() {
@@ -91,7 +96,7 @@ class Worker {
   std::mutex mutex_;
   std::condition_variable posted_, done_;
   std::deque<Task> tasks_;
-  size_t pending_ = 0;
+  std::atomic<size_t> pending_{0};  // written with the lock held
   int idle_ = 0;  // threads
   bool running_ = false, stopping_ = false;
   std::vector<std::thread> threads_;

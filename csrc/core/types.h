@@ -38,6 +38,9 @@ enum class Kind : uint8_t { floating, integer };
 
 #define RK_PROTOCOLS(X) X(simple) X(ll) X(ll128)
 
+// Which way an all-reduce takes: round the ring, or straight from rank to rank (core/direct.h).
+#define RK_ALGORITHMS(X) X(ring) X(one_shot) X(two_shot)
+
 // The ring, all the way round, and chains along it: `send_recv` is the chain of one hop, from the
 // root to the rank after it.
 #define RK_COLLECTIVES(X) \
@@ -50,12 +53,14 @@ enum class DType : uint8_t { RK_DTYPES(RK_ENUMERATOR) };
 enum class Combine : uint8_t { RK_COMBINES(RK_ENUMERATOR) };
 enum class Op : uint8_t { RK_OPS(RK_ENUMERATOR) };
 enum class Protocol : uint8_t { RK_PROTOCOLS(RK_ENUMERATOR) };
+enum class Algorithm : uint8_t { RK_ALGORITHMS(RK_ENUMERATOR) };
 enum class Collective : uint8_t { RK_COLLECTIVES(RK_ENUMERATOR) };
 
 inline constexpr int kDTypes = 0 RK_DTYPES(RK_ONE);
 inline constexpr int kCombines = 0 RK_COMBINES(RK_ONE);
 inline constexpr int kOps = 0 RK_OPS(RK_ONE);
 inline constexpr int kProtocols = 0 RK_PROTOCOLS(RK_ONE);
+inline constexpr int kAlgorithms = 0 RK_ALGORITHMS(RK_ONE);
 inline constexpr int kCollectives = 0 RK_COLLECTIVES(RK_ONE);
 
 RK_HD constexpr const char* name_of(DType t) {
@@ -88,6 +93,7 @@ RK_HD constexpr Kind kind_of(DType t) {
 #define RK_CASE(e, ...) case decltype(v)::e: return #e;
 constexpr const char* name_of(Op v) { switch (v) { RK_OPS(RK_CASE) } return "?"; }
 constexpr const char* name_of(Protocol v) { switch (v) { RK_PROTOCOLS(RK_CASE) } return "?"; }
+constexpr const char* name_of(Algorithm v) { switch (v) { RK_ALGORITHMS(RK_CASE) } return "?"; }
 constexpr const char* name_of(Collective v) { switch (v) { RK_COLLECTIVES(RK_CASE) } return "?"; }
 #undef RK_CASE
 

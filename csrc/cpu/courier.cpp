@@ -140,7 +140,7 @@ void Courier::Body::post(std::vector<Message> messages) {
 
 void Courier::Body::tell_thread() {
   fresh_.store(true, std::memory_order_release);
-  publish_barrier();
+  publish_barrier(inbox_->bell());
   if (running_ && asleep(inbox_->bell())) ring(inbox_->bell());
 }
 

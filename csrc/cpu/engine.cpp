@@ -26,6 +26,12 @@ Verdict run_protocol(const LinkContext& context, const Plan& plan, int rank) {
   throw UsageError("unknown protocol");
 }
 
+std::string no_such_way(const Task& task) {
+  return std::string("a CPU has no ") + name_of(task.algorithm) + " " + name_of(task.collective) +
+         " over " + name_of(task.protocol) +
+         "; all_reduce has one_shot over ll and simple, and two_shot over simple";
+}
+
 }  // namespace
 
 Geometry default_geometry() {
@@ -39,44 +45,57 @@ Geometry default_geometry() {
 Engine::Engine(const Segments& segments, const Geometry& geometry, int rank, int ranks,
                std::chrono::nanoseconds timeout)
     : segments_(segments), geometry_(geometry), rank_(rank), ranks_(ranks), timeout_(timeout),
-      pauses_(pauses_for(ranks)) {
+      pauses_(pauses_for(ranks)), mesh_(segments, mesh_offset(geometry), rank) {
   if (!geometry.valid() || geometry.channels != 1)
     throw UsageError("the CPU engine takes one channel and at least two slots of 16 bytes");
+  if (ranks > 1) set_up(bell_of(segments.mine));
 }
 
 void Engine::run(const Task& task) {
   if (ranks_ == 1) return run_alone(task);
-  if (aborted(bell_of(segments_.mine))) {
-    abort();  // the neighbour on the other side may wait for this rank, and has not been told
+  if (task.algorithm != Algorithm::ring && (task.collective != Collective::all_reduce ||
+                                            !direct_runs_over(task.algorithm, task.protocol)))
+    throw UsageError(no_such_way(task));
+  Bell& bell = bell_of(segments_.mine);
+  if (aborted(bell)) {
+    abort();  // a rank that was not told may wait for this one
     throw AbortedError("a neighbour has aborted the communicator");
   }
-  const int element_bytes = size_of(task.reduction.dtype);
-  const Plan plan = Plan::make(task.collective, task.protocol, ranks_, task.count, element_bytes,
-                               /*workers=*/1, geometry_, /*channels=*/1, task.root);
   const std::chrono::nanoseconds timeout = task.timeout.count() > 0 ? task.timeout : timeout_;
   const Reducer reducer(task.reduction);
-  Wait wait(bell_of(segments_.mine), pauses_, timeout, yield_from_);
+  Wait wait(bell, pauses_, timeout, yield_from_);
+  wait.on_rest(task.rests, task.with);
   WaitReport report;
+  const Verdict verdict = task.algorithm == Algorithm::ring
+                              ? run_ring(task, reducer, wait, report)
+                              : mesh_.run(task, reducer, wait, report);
+  if (verdict != Verdict::ok) [[unlikely]] fail(task, timeout, report);
+}
+
+Verdict Engine::run_ring(const Task& task, const Reducer& reducer, Wait& wait,
+                         WaitReport& report) {
+  const Plan plan = Plan::make(task.collective, task.protocol, ranks_, task.count,
+                               size_of(task.reduction.dtype), /*workers=*/1, geometry_,
+                               /*channels=*/1, task.root);
   const LinkContext context{Ends(segments_, geometry_, task.protocol), wait, reducer,
                             static_cast<const std::byte*>(task.in),
                             static_cast<std::byte*>(task.out), report};
-  if (run_protocol(context, plan, rank_) != Verdict::ok) fail(plan, task, timeout, report);
+  return run_protocol(context, plan, rank_);
 }
 
 void Engine::abort() {
-  // A neighbour that waits sees its word, fails, and tells its own neighbours in turn.
-  for (void* segment : {segments_.mine, segments_.next, segments_.prev})
-    if (segment != nullptr) abort_waits(bell_of(segment));
+  for (void* segment : segments_.all) abort_waits(bell_of(segment));
 }
 
-void Engine::fail(const Plan& plan, const Task& task, std::chrono::nanoseconds timeout,
-                  const WaitReport& r) {
+void Engine::fail(const Task& task, std::chrono::nanoseconds timeout, const WaitReport& r) {
   abort();
   const bool data = r.what == WaitFor::data;
-  const int peer = data ? plan.prev(rank_) : plan.next(rank_);
+  const int peer = r.peer >= 0 ? r.peer : (rank_ + (data ? ranks_ - 1 : 1)) % ranks_;
+  const std::string way =
+      task.algorithm == Algorithm::ring ? "" : name_of(task.algorithm) + std::string(", ");
   const std::string what =
       std::string(name_of(task.collective)) + " " + name_of(task.reduction.dtype) + "[" +
-      std::to_string(task.count) + "] over " + name_of(task.protocol) + ": rank " +
+      std::to_string(task.count) + "] over " + way + name_of(task.protocol) + ": rank " +
       std::to_string(rank_) + " waited for " + (data ? "data from rank " : "a free slot at rank ") +
       std::to_string(peer) + " (wants step " + std::to_string(r.wanted) + ", has seen " +
       std::to_string(r.seen) + ")";

@@ -22,7 +22,8 @@ class Engine final : public Executor {
   void abort() override;
 
  private:
-  [[noreturn]] void fail(const Plan& plan, const Task& task, std::chrono::nanoseconds timeout,
+  Verdict run_ring(const Task& task, const Reducer& reducer, Wait& wait, WaitReport& report);
+  [[noreturn]] void fail(const Task& task, std::chrono::nanoseconds timeout,
                          const WaitReport& report);
 
   const Segments segments_;
@@ -30,6 +31,7 @@ class Engine final : public Executor {
   const int rank_, ranks_;
   const std::chrono::nanoseconds timeout_;
   const int pauses_;
+  Mesh mesh_;
   Wait::Clock::time_point yield_from_;  // see Wait
 };
 

@@ -28,9 +28,8 @@ void Ends::advance(Verb verb, bool publish_tail) {
     ++mine.sent.value;
     if (publish_tail) store_release(next_tail, mine.sent.value);
   }
-  publish_barrier();
-  if (sends(verb) && asleep(next_bell)) ring(next_bell);
-  if (receives(verb) && asleep(prev_bell)) ring(prev_bell);
+  if (sends(verb)) wake(next_bell);
+  if (receives(verb)) wake(prev_bell);
 }
 
 void move(const Reducer& reducer, Verb verb, const Block& b) {

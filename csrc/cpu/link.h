@@ -4,14 +4,17 @@
 
 #include "comm/ports.h"
 #include "core/schedule.h"
+#include "cpu/mesh.h"
 #include "cpu/simd.h"
 #include "cpu/wait.h"
 
 namespace ringkern::cpu {
 
-// A rank's segment on a CPU: its bell, then the FIFOs as the geometry lays them out.
+// A rank's segment on a CPU: its bell, then the FIFOs as the geometry lays them out, then what the
+// mesh needs.
 inline constexpr int64_t kBellBytes = sizeof(Bell);
-inline int64_t segment_bytes(const Geometry& g) { return kBellBytes + g.bytes(); }
+inline int64_t mesh_offset(const Geometry& g) { return align_up(kBellBytes + g.bytes(), 4096); }
+inline int64_t segment_bytes(const Geometry& g) { return mesh_offset(g) + MeshGeometry::bytes(); }
 
 // What of a rank's memory its links with one neighbour on each side use: on a ring all of a
 // segment, between two ranks that send each other messages a part of each one's inbox.
@@ -51,10 +54,7 @@ struct Ends {
   // Ends a step: the slot that was read goes back to prev, the slot that was filled is counted, and
   // whoever sleeps on either is woken. `publish_tail`: the flags are not in the data (Simple).
   void advance(Verb verb, bool publish_tail);
-  void wake_next() const {
-    publish_barrier();
-    if (asleep(next_bell)) ring(next_bell);
-  }
+  void wake_next() const { wake(next_bell); }
 };
 
 // Where one block of elements comes from and goes to. Unused pointers are null.

@@ -37,8 +37,12 @@ LocalRing::LocalRing(int ranks, Milliseconds timeout) {
     if (ranks > 1) {
       LocalTransport& mine = *transports_[size_t(r)];
       const int next = (r + 1) % ranks, prev = (r + ranks - 1) % ranks;
-      segments = {mine.mine(), mine.map(transports_[size_t(next)]->offer(), next),
-                  mine.map(transports_[size_t(prev)]->offer(), prev)};
+      for (int p = 0; p < ranks; ++p)
+        segments.all.push_back(p == r ? mine.mine()
+                                      : mine.map(transports_[size_t(p)]->offer(), p));
+      segments.mine = mine.mine();
+      segments.next = segments.all[size_t(next)];
+      segments.prev = segments.all[size_t(prev)];
     }
     engines_.push_back(std::make_unique<Engine>(segments, geometry, r, ranks, timeout));
   }

@@ -5,6 +5,8 @@
 // give the bits that `combine` and `scale` of reduce/ops.h give.
 #pragma once
 
+#include <cstring>
+
 #include "core/types.h"
 
 namespace ringkern {
@@ -40,12 +42,21 @@ class Reducer {
 
   // out = mine, as it enters the ring: multiplied for premul_sum.
   void input(void* out, const void* mine, int64_t n) const;
+  bool scales_input() const { return multiply_ != nullptr; }
   // out = incoming (op) mine, and the same to `next` where that is not null. `finishes`: the chunk
   // is complete with this rank's part, and is divided for avg.
   void reduce(void* out, void* next, const void* incoming, const void* mine, int64_t n,
               bool finishes) const;
+  // The same where both are as they enter the ring already.
+  void combine(void* out, void* next, const void* a, const void* b, int64_t n,
+               bool finishes) const {
+    if (divide_ == nullptr || !finishes) return reduce_(out, next, a, b, n);
+    combine_divided(out, next, a, b, n);
+  }
 
  private:
+  void combine_divided(void* out, void* next, const void* a, const void* b, int64_t n) const;
+
   int64_t element_bytes_;
   ReduceLoop reduce_;
   ScaleLoop multiply_ = nullptr;  // null where there is nothing to multiply
@@ -53,6 +64,9 @@ class Reducer {
   double factor_;
 };
 
+inline void copy_one(void* out, const void* in, int64_t bytes) {
+  if (bytes > 0) memcpy(out, in, size_t(bytes));
+}
 // The same bytes to two places.
 void copy_two(void* out, void* next, const void* in, int64_t bytes);
 

@@ -63,29 +63,32 @@ void Reducer::input(void* out, const void* mine, int64_t n) const {
   }
 }
 
+// A scale is a pass of its own, over blocks that stay in the innermost cache.
+
 void Reducer::reduce(void* out, void* next, const void* incoming, const void* mine, int64_t n,
                      bool finishes) const {
-  const ScaleLoop divide = finishes ? divide_ : nullptr;
-  if (!multiply_ && !divide) return reduce_(out, next, incoming, mine, n);
+  if (!multiply_) return combine(out, next, incoming, mine, n, finishes);
+  alignas(64) char block[kBlockBytes];
+  const int64_t block_elements = kBlockBytes / element_bytes_;
+  for (int64_t i = 0; i < n; i += block_elements) {
+    const int64_t some = min64(block_elements, n - i), at = i * element_bytes_;
+    multiply_(block, static_cast<const char*>(mine) + at, some, factor_);
+    combine(static_cast<char*>(out) + at, next ? static_cast<char*>(next) + at : nullptr,
+            static_cast<const char*>(incoming) + at, block, some, finishes);
+  }
+}
 
-  // A scale is a pass of its own, over blocks that stay in the innermost cache.
+void Reducer::combine_divided(void* out, void* next, const void* a, const void* b,
+                              int64_t n) const {
   alignas(64) char block[kBlockBytes];
   const int64_t block_elements = kBlockBytes / element_bytes_;
   for (int64_t i = 0; i < n; i += block_elements) {
     const int64_t some = min64(block_elements, n - i), at = i * element_bytes_;
     char* const to = static_cast<char*>(out) + at;
-    char* const to_next = next ? static_cast<char*>(next) + at : nullptr;
-    const char* const a = static_cast<const char*>(incoming) + at;
-    const char* b = static_cast<const char*>(mine) + at;
-    if (multiply_) {
-      multiply_(block, b, some, factor_);
-      b = block;
-    }
-    reduce_(divide ? block : to, divide ? nullptr : to_next, a, b, some);
-    if (divide) {
-      divide(to, block, some, factor_);
-      if (to_next) memcpy(to_next, to, size_t(some * element_bytes_));
-    }
+    reduce_(block, nullptr, static_cast<const char*>(a) + at, static_cast<const char*>(b) + at,
+            some);
+    divide_(to, block, some, factor_);
+    if (next) memcpy(static_cast<char*>(next) + at, to, size_t(some * element_bytes_));
   }
 }
 

@@ -2,12 +2,14 @@
 
 #include <limits.h>
 #include <linux/futex.h>
+#include <linux/membarrier.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace ringkern::cpu {
 namespace {
@@ -41,8 +43,16 @@ std::atomic_ref<uint32_t> atomic(uint32_t& word) { return std::atomic_ref<uint32
 
 }  // namespace
 
-bool asleep(const Bell& bell) {
-  return atomic(const_cast<uint32_t&>(bell.asleep)).load(std::memory_order_relaxed) != 0;
+// The kernel makes the barrier on the threads of all processes that are registered.
+bool register_for_membarrier() {
+  return syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0;
+}
+const bool has_membarrier = register_for_membarrier();
+
+void set_up(Bell& bell) {
+  // Once more: this may be a child of the process that was registered.
+  const bool registered = has_membarrier && register_for_membarrier();
+  atomic(bell.barriers).store(registered ? 1 : 0, std::memory_order_relaxed);
 }
 
 void ring(Bell& bell) {
@@ -53,10 +63,6 @@ void ring(Bell& bell) {
 void abort_waits(Bell& bell) {
   atomic(bell.aborted).store(1, std::memory_order_release);
   ring(bell);
-}
-
-bool aborted(const Bell& bell) {
-  return atomic(const_cast<uint32_t&>(bell.aborted)).load(std::memory_order_acquire) != 0;
 }
 
 void sleep_while(std::atomic<uint32_t>& word, uint32_t value) {
@@ -83,7 +89,9 @@ std::string seconds(std::chrono::nanoseconds t) {
 
 Wait::Ladder::Ladder(Wait& wait)
     : wait_(wait), start_(Clock::now()), now_(start_),
-      yields_(start_ < wait.yield_from_ ? 0 : kYields) {}
+      yields_(start_ < wait.yield_from_ ? 0 : kYields) {
+  if (const auto rests = std::exchange(wait.rests_, nullptr)) rests(wait.with_);
+}
 
 void Wait::Ladder::yield() {
   --yields_;
@@ -109,7 +117,10 @@ Verdict Wait::Ladder::rest() {
                std::min<std::chrono::nanoseconds>(kLongestSleep, wait_.timeout_ - waited));
   rung_ = atomic(bell.rung).load(std::memory_order_acquire);
   atomic(bell.asleep).store(1, std::memory_order_relaxed);
-  publish_barrier();  // the poll that follows must not be older than the announcement
+  // The poll that follows must not be older than the announcement; nor, of those that do without a
+  // fence, what they see of it.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (bell.barriers != 0) syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0);
   announced_ = true;
   return Verdict::ok;
 }

@@ -18,9 +18,10 @@
 namespace ringkern::cpu {
 
 struct alignas(kCacheLine) Bell {
-  uint32_t rung;     // the futex: changes when somebody rings
-  uint32_t asleep;   // the owner sleeps, or is about to
-  uint32_t aborted;  // the ring is dead; written by the owner or by a neighbour
+  uint32_t rung;      // the futex: changes when somebody rings
+  uint32_t asleep;    // the owner sleeps, or is about to
+  uint32_t aborted;   // the ring is dead; written by the owner or by a neighbour
+  uint32_t barriers;  // the owner makes the barrier of all when it goes to sleep: `wake`
 };
 
 inline uint64_t load_acquire(uint64_t& word) {
@@ -30,15 +31,34 @@ inline void store_release(uint64_t& word, uint64_t value) {
   std::atomic_ref<uint64_t>(word).store(value, std::memory_order_release);
 }
 
-// Wakes the owner if it sleeps. Call `publish_barrier` once between what was published and this.
+// To be called once by the owner, before anybody looks.
+void set_up(Bell& bell);
 void ring(Bell& bell);
-bool asleep(const Bell& bell);
+inline bool asleep(const Bell& bell) {
+  return std::atomic_ref(const_cast<uint32_t&>(bell.asleep)).load(std::memory_order_relaxed) != 0;
+}
 // Ends the waits of the owner, now and from now on.
 void abort_waits(Bell& bell);
-bool aborted(const Bell& bell);
+inline bool aborted(const Bell& bell) {
+  return std::atomic_ref(const_cast<uint32_t&>(bell.aborted)).load(std::memory_order_acquire) != 0;
+}
+
 // The store that was published must be visible before the look at `asleep`; without it the owner
-// may go to sleep on the old value while this rank believes it awake.
-inline void publish_barrier() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+// may go to sleep on the old value while this rank believes it awake. A fence here would wait, at
+// each step of each call, for the cache line to come from the other core. So where the system has
+// membarrier(2), the sleeper makes the barrier on all processors, and here the compiler's is enough.
+extern const bool has_membarrier;
+inline void publish_barrier(const Bell& bell) {
+  if (has_membarrier && bell.barriers != 0)
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+  else
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+// Wakes the owner if it sleeps: after everything that it may wait for has been published.
+inline void wake(Bell& bell) {
+  publish_barrier(bell);
+  if (asleep(bell)) ring(bell);
+}
 
 // The wait of a process's own threads between their calls: without a deadline, and unlike that of
 // std::atomic it never yields. Returns when `word` is no longer `value`.
@@ -60,12 +80,20 @@ class Wait {
   Wait(Bell& bell, int pauses, std::chrono::nanoseconds timeout, Clock::time_point& yield_from)
       : bell_(bell), pauses_(pauses), timeout_(timeout), yield_from_(yield_from) {}
 
+  // Called before the first rest of all, once.
+  void on_rest(void (*rests)(void*), void* with) {
+    rests_ = rests;
+    with_ = with;
+  }
+
   // Polls `ready()` until it is true, the ring is aborted, or nothing has come for `timeout`.
   template <class Ready>
   Verdict until(Ready&& ready) {
-    for (int i = 0; i <= pauses_; ++i) {
+    if (ready()) return Verdict::ok;
+    // A pause takes as long as half of a hop, so the first polls go without.
+    for (int i = 0; i < pauses_; ++i) {
+      if (i >= kPolls) pause();
       if (ready()) return Verdict::ok;
-      pause();
     }
     Ladder ladder(*this);
     Verdict verdict = Verdict::ok;
@@ -78,6 +106,8 @@ class Wait {
   }
 
  private:
+  static constexpr int kPolls = 64;
+
   // The slow part of a wait, free of the condition so that it is compiled once.
   class Ladder {
    public:
@@ -110,6 +140,8 @@ class Wait {
   int pauses_;
   std::chrono::nanoseconds timeout_;
   Clock::time_point& yield_from_;
+  void (*rests_)(void*) = nullptr;
+  void* with_ = nullptr;
 };
 
 }  // namespace ringkern::cpu

@@ -54,18 +54,17 @@ class OpenBackends {
 
 class RingBackend final : public c10d::Backend {
  public:
-  // `protocol`: of every call; "auto": by its size, below the thresholds.
+  // `wish`: of every call; `limits`: of "auto", for each kind of device.
   // `global_ranks`: of the group, in the default one; none: this is the default one.
   RingBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
-              const std::vector<int64_t>& global_ranks, double timeout_s, std::string protocol,
-              const std::map<std::string, std::pair<int64_t, int64_t>>& below)
+              const std::vector<int64_t>& global_ranks, double timeout_s, const Wish& wish,
+              const std::map<std::string, Limits>& limits)
       : Backend(rank, size), seat_{rank, size},
         group_(group_record(rank, size, global_ranks)), timeout_(milliseconds(timeout_s)),
-        protocol_(std::move(protocol)), store_(std::make_shared<C10dStore>(store)),
+        wish_(wish), store_(std::make_shared<C10dStore>(store)),
         ring_(std::make_unique<TorchCommunicator>(store, "backend", rank, size, timeout_s)),
         messenger_(std::make_unique<Messenger>(store_, "backend/pairs", seat_, timeout_)) {
-    for (const auto& [device, sizes] : below)
-      ring_->set_thresholds(device, sizes.first, sizes.second);
+    for (const auto& [device, most] : limits) ring_->set_limits(device, most);
     init();
     OpenBackends::all().add(this, [this](Milliseconds patience) { close(patience); });
   }
@@ -351,7 +350,7 @@ class RingBackend final : public c10d::Backend {
     const Record record(group(), call, ++sequence_, o.asyncOp);
     std::optional<c10::Stream> stream;
     if (!call.device.is_cpu() && o.asyncOp) stream = side_stream(call.device);
-    return noted(ring_->launch(std::move(call), protocol_, o.asyncOp, timeout_of(o), stream));
+    return noted(ring_->launch(std::move(call), wish_, o.asyncOp, timeout_of(o), stream));
   }
   template <class Options>
   WorkPtr between_pairs(Call call, const Options& o) {
@@ -365,7 +364,7 @@ class RingBackend final : public c10d::Backend {
     return noted(post(std::move(call), uint64_t(tag), timeout_));
   }
   WorkPtr post(Call call, uint64_t tag, Milliseconds timeout) {
-    return messenger_->post(std::move(call), tag, ring_->thresholds(), protocol_, timeout);
+    return messenger_->post(std::move(call), tag, ring_->thresholds(), wish_, timeout);
   }
   static constexpr uint64_t kCollectiveTag = uint64_t(1) << 63;  // no user's
 
@@ -397,7 +396,7 @@ class RingBackend final : public c10d::Backend {
   const Seat seat_;
   GroupRecord group_;
   std::atomic<Milliseconds> timeout_;
-  const std::string protocol_;
+  const Wish wish_;
   const std::shared_ptr<Store> store_;
   std::atomic<uint64_t> sequence_{0};   // of collectives
   std::atomic<uint64_t> exchanges_{0};  // of those between pairs
@@ -422,7 +421,7 @@ inline WorkPtr RingBackend::allreduce_sparse(Tensors& tensors, const c10d::Allre
     const at::Tensor out = at::empty(sizes, in.options());
     Call gather;
     add_all_gather(gather, out, in, seat_);
-    ring_->launch(std::move(gather), protocol_, /*async_op=*/false, timeout_of(o), {});
+    ring_->launch(std::move(gather), wish_, /*async_op=*/false, timeout_of(o), {});
     return out;
   });
   auto work = c10::make_intrusive<RingWork>(std::move(call), 1);

@@ -1,4 +1,4 @@
-// What a call from Python needs, whoever the ranks are: a protocol, a stream, and care at exit.
+// What a call from Python needs, whoever the ranks are: a stream, and care at exit.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -6,14 +6,12 @@
 
 #include <algorithm>
 #include <atomic>
-#include <map>
 #include <optional>
 #include <string>
 #include <thread>
-#include <utility>
 
 #include "comm/communicator.h"
-#include "torch/names.h"
+#include "torch/choice.h"
 
 namespace ringkern::torch_ext {
 
@@ -28,30 +26,6 @@ inline void* current_stream(c10::Device device) {
   const c10::impl::VirtualGuardImpl guard(device.type());
   return guard.getStream(device).native_handle();
 }
-
-// Which protocol "auto" is: on each kind of device LL below the first size, LL128 below the second,
-// else Simple; bytes of one rank's part.
-class Thresholds {
- public:
-  void set(const std::string& device, int64_t ll_below, int64_t ll128_below) {
-    sizes_[c10::Device(device).type()] = {ll_below, ll128_below};
-  }
-
-  Protocol choose(const std::string& name, c10::DeviceType device, DType dtype,
-                  int64_t count) const {
-    if (name != "auto") return parse<Protocol>(name, kProtocols, "protocol");
-    const auto found = sizes_.find(device);
-    if (found == sizes_.end()) return Protocol::simple;
-    const auto [ll_below, ll128_below] = found->second;
-    const int64_t bytes = count * size_of(dtype);
-    return bytes < ll_below      ? Protocol::ll
-           : bytes < ll128_below ? Protocol::ll128
-                                 : Protocol::simple;
-  }
-
- private:
-  std::map<c10::DeviceType, std::pair<int64_t, int64_t>> sizes_;
-};
 
 // Releases the GIL where it is held: c10d calls a backend without.
 class WithoutGil {

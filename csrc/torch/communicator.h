@@ -3,10 +3,13 @@
 
 #include <c10/core/DeviceGuard.h>
 
+#include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <unordered_map>
+#include <utility>
 
 #include "torch/calls.h"
 #include "torch/devices.h"
@@ -28,6 +31,7 @@ class TorchCommunicator {
 
   // Python frees it under the GIL, which callbacks of calls in flight need to finish.
   ~TorchCommunicator() {
+    if (on_end_) on_end_(this);
     const WithoutGil no_gil;
     if (!comm_->in_callback()) {
       comm_->close();
@@ -39,25 +43,72 @@ class TorchCommunicator {
     }).detach();
   }
 
-  void set_thresholds(const std::string& device, int64_t ll_below, int64_t ll128_below) {
-    thresholds_.set(device, ll_below, ll128_below);
+  void set_limits(const std::string& device, const Limits& limits) {
+    thresholds_.set(device, limits);
   }
 
   WorkPtr all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op,
-                     const std::string& protocol, bool async_op) {
+                     const Wish& wish, bool async_op) {
     return launch(c10d::OpType::ALLREDUCE, tensor, prepare_all_reduce(tensor, op_of(op), ranks()),
-                  protocol, async_op);
+                  wish, async_op);
   }
+  // The same for a dense tensor on a CPU, synchronous and by "auto", once the ring is connected; in
+  // a tenth of the time. Otherwise nothing happens, and the answer is false. With the GIL.
+  bool all_reduce_now(const at::Tensor& tensor, Op op) {
+    const at::TensorImpl& t = *tensor.unsafeGetTensorImpl();
+    if (cpu_ == nullptr || !is_ordinary(t)) return false;
+    const auto dtype = dtype_of(c10::typeMetaToScalarType(t.dtype()));
+    if (!dtype || !accepts(op, kind_of(*dtype))) return false;
+    Task task;
+    task.reduction = Reduction::of(op, *dtype, ranks());
+    task.count = t.numel();
+    task.in = task.out = tensor.mutable_data_ptr();
+    const Way way = thresholds_.choose({}, c10::DeviceType::CPU, task.collective, *dtype,
+                                       task.count);
+    task.algorithm = way.algorithm;
+    task.protocol = way.protocol;
+    // Where it ends within microseconds, letting the GIL go would take a good part of them.
+    std::optional<Callers::Scope> no_gil;
+    const std::pair<std::optional<Callers::Scope>&, Callers&> gil(no_gil, callers_);
+    task.rests = [](void* with) {
+      auto& [scope, callers] = *static_cast<decltype(gil)*>(with);
+      scope.emplace(callers);
+    };
+    task.with = const_cast<void*>(static_cast<const void*>(&gil));
+    if (task.count * size_of(*dtype) > kKeepsGil) std::exchange(task.rests, nullptr)(task.with);
+    if (!comm_->run_now(*cpu_, task)) return false;
+    bump_version(tensor);
+    return true;
+  }
+
+  // What "auto" is for an all-reduce of so many elements on a CPU: algorithm and protocol.
+  std::pair<std::string, std::string> choice(const std::string& dtype, int64_t count) const {
+    const Way way = thresholds_.choose({}, c10::DeviceType::CPU, Collective::all_reduce,
+                                       parse<DType>(dtype, kDTypes, "dtype"), count);
+    return {name_of(way.algorithm), name_of(way.protocol)};
+  }
+
+  // Nanoseconds that each of so many calls of all_reduce took.
+  std::vector<int64_t> time_all_reduce(const at::Tensor& tensor, int64_t calls) {
+    std::vector<int64_t> times(static_cast<size_t>(calls));
+    for (int64_t& time : times) {
+      const auto start = Clock::now();
+      if (!all_reduce_now(tensor, Op::sum)) all_reduce(tensor, c10d::ReduceOp::SUM, {}, false);
+      time = std::chrono::nanoseconds(Clock::now() - start).count();
+    }
+    return times;
+  }
+
   WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input,
-                         const c10d::ReduceOp& op, const std::string& protocol, bool async_op) {
+                         const c10d::ReduceOp& op, const Wish& wish, bool async_op) {
     return launch(c10d::OpType::_REDUCE_SCATTER_BASE, output,
-                  prepare_reduce_scatter(output, input, op_of(op), rank(), ranks()), protocol,
+                  prepare_reduce_scatter(output, input, op_of(op), rank(), ranks()), wish,
                   async_op);
   }
   WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input,
-                     const std::string& protocol, bool async_op) {
+                     const Wish& wish, bool async_op) {
     return launch(c10d::OpType::_ALLGATHER_BASE, output,
-                  prepare_all_gather(output, input, rank(), ranks()), protocol, async_op);
+                  prepare_all_gather(output, input, rank(), ranks()), wish, async_op);
   }
 
   const Thresholds& thresholds() const { return thresholds_; }
@@ -65,11 +116,11 @@ class TorchCommunicator {
   // Runs the tasks of a call; `timeout`: for each wait; 0: the communicator's. Synchronous on a
   // CPU: returns when it is done; on CUDA: when it is enqueued on the current stream, or,
   // asynchronous, on `stream`.
-  WorkPtr launch(Call call, const std::string& protocol, bool async_op, Milliseconds timeout,
+  WorkPtr launch(Call call, const Wish& wish, bool async_op, Milliseconds timeout,
                  std::optional<c10::Stream> stream) {
     const Device& device = device_on(call.device);
     for (Prepared& task : call.tasks) {
-      choose_protocol(task, protocol);
+      choose_way(task, wish);
       task.task.timeout = timeout;
     }
     const Callers::Scope no_gil(callers_);
@@ -86,11 +137,14 @@ class TorchCommunicator {
     auto work = c10::make_intrusive<RingWork>(std::move(call), 1);
     for (Task task : tasks) {
       task.stream = current_stream(on);
-      comm_->run(device, task);
+      if (!comm_->run_now(device, task)) comm_->run(device, task);
     }
     work->end_part(nullptr);
     return work;
   }
+
+  // Called first when this ends, with the GIL.
+  void on_end(void (*tell)(const TorchCommunicator*)) { on_end_ = tell; }
 
   int rank() const { return comm_->rank(); }
   int ranks() const { return comm_->ranks(); }
@@ -102,15 +156,16 @@ class TorchCommunicator {
  private:
   // The quick way, of one task.
   WorkPtr launch(c10d::OpType type, const at::Tensor& output, Prepared task,
-                 const std::string& protocol, bool async_op) {
+                 const Wish& wish, bool async_op) {
     if (async_op)
-      return launch(call_of(type, output, std::move(task)), protocol, true, Milliseconds(0), {});
-    choose_protocol(task, protocol);
+      return launch(call_of(type, output, std::move(task)), wish, true, Milliseconds(0), {});
+    choose_way(task, wish);
     const Device& device = device_on(task.device);
     const Callers::Scope no_gil(callers_);
     const c10::DeviceGuard device_guard(task.device);
     task.task.stream = current_stream(task.device);
-    comm_->run(device, task.task);
+    if (!comm_->run_now(device, task.task)) comm_->run(device, task.task);
+    if (task.device.is_cpu()) cpu_ = &device;
     task.finish();
     return nullptr;
   }
@@ -130,9 +185,20 @@ class TorchCommunicator {
     return tasks;
   }
 
-  void choose_protocol(Prepared& task, const std::string& protocol) const {
-    task.task.protocol = thresholds_.choose(protocol, task.device.type(),
-                                            task.task.reduction.dtype, task.task.count);
+  void choose_way(Prepared& prepared, const Wish& wish) const {
+    Task& task = prepared.task;
+    const Way way = thresholds_.choose(wish, prepared.device.type(), task.collective,
+                                       task.reduction.dtype, task.count);
+    task.algorithm = way.algorithm;
+    task.protocol = way.protocol;
+  }
+
+  // A contiguous tensor of a CPU, and nothing else besides.
+  static bool is_ordinary(const at::TensorImpl& t) {
+    static constexpr c10::DispatchKeySet all(
+        {c10::DispatchKey::CPU, c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::AutogradCPU,
+         c10::DispatchKey::AutocastCPU});
+    return (t.key_set() | all) == all && t.is_cpu() && t.is_contiguous();
   }
 
   // Made once for each device.
@@ -144,7 +210,11 @@ class TorchCommunicator {
     return found->second;
   }
 
+  static constexpr int64_t kKeepsGil = 16 << 10;  // bytes
+
+  void (*on_end_)(const TorchCommunicator*) = nullptr;
   Callers callers_;
+  std::atomic<const Device*> cpu_{nullptr};  // once there was a call on it
   Thresholds thresholds_;
   std::mutex devices_mutex_;
   std::unordered_map<c10::Device, Device> devices_;  // outlives the communicator that uses them

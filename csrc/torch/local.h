@@ -95,30 +95,29 @@ class TorchLocalRing {
     comm_.reset();
   }
 
-  void set_thresholds(int64_t ll_below, int64_t ll128_below) {
-    thresholds_.set(c10::DeviceTypeName(devices_.front().type(), /*lower_case=*/true), ll_below,
-                    ll128_below);
+  void set_limits(const Limits& limits) {
+    thresholds_.set(c10::DeviceTypeName(devices_.front().type(), /*lower_case=*/true), limits);
   }
 
-  void all_reduce(const Tensors& tensors, const c10d::ReduceOp& op, const std::string& protocol) {
+  void all_reduce(const Tensors& tensors, const c10d::ReduceOp& op, const Wish& wish) {
     check_places(tensors, "tensors");
     const OpCall call = op_of(op);
-    run(Collective::all_reduce, tensors, tensors, protocol,
+    run(Collective::all_reduce, tensors, tensors, wish,
         [&](size_t r) { return check_all_reduce(tensors[r], call, ranks()); });
   }
   void reduce_scatter(const Tensors& outputs, const Tensors& inputs, const c10d::ReduceOp& op,
-                      const std::string& protocol) {
+                      const Wish& wish) {
     check_places(outputs, "outputs");
     check_places(inputs, "inputs");
     const OpCall call = op_of(op);
-    run(Collective::reduce_scatter, outputs, inputs, protocol, [&](size_t r) {
+    run(Collective::reduce_scatter, outputs, inputs, wish, [&](size_t r) {
       return check_reduce_scatter(outputs[r], inputs[r], call, int(r), ranks());
     });
   }
-  void all_gather(const Tensors& outputs, const Tensors& inputs, const std::string& protocol) {
+  void all_gather(const Tensors& outputs, const Tensors& inputs, const Wish& wish) {
     check_places(outputs, "outputs");
     check_places(inputs, "inputs");
-    run(Collective::all_gather, outputs, inputs, protocol,
+    run(Collective::all_gather, outputs, inputs, wish,
         [&](size_t r) { return check_all_gather(outputs[r], inputs[r], int(r), ranks()); });
   }
 
@@ -193,20 +192,21 @@ class TorchLocalRing {
   // Whatever is wrong is thrown before a tensor of any rank has changed.
   template <class Check>
   void run(Collective collective, const Tensors& outs, const Tensors& ins,
-           const std::string& protocol, const Check& check) {
+           const Wish& wish, const Check& check) {
     std::vector<Reduction> reductions;
     for (size_t r = 0; r < outs.size(); ++r) reductions.push_back(checked(check, r));
     check_alike(outs, ins);
     check_apart(outs, ins);
     const int64_t count = std::min(outs[0].numel(), ins[0].numel());
-    const Protocol chosen =
-        thresholds_.choose(protocol, devices_.front().type(), reductions[0].dtype, count);
+    const Way way = thresholds_.choose(wish, devices_.front().type(), collective,
+                                       reductions[0].dtype, count);
     std::vector<Prepared> calls;
     std::vector<Task> tasks;
     for (size_t r = 0; r < outs.size(); ++r) {
       calls.push_back(prepare(collective, outs[r], ins[r], reductions[r], count));
       tasks.push_back(calls.back().task);
-      tasks.back().protocol = chosen;
+      tasks.back().algorithm = way.algorithm;
+      tasks.back().protocol = way.protocol;
       tasks.back().stream = current_stream(devices_[r]);
     }
     const Callers::Scope no_gil(callers_);

@@ -8,6 +8,7 @@
 #include "torch/communicator.h"
 #include "torch/local.h"
 #include "torch/plan.h"
+#include "torch/quick.h"
 
 namespace ringkern::torch_ext {
 namespace {
@@ -42,6 +43,31 @@ void translate(std::exception_ptr error) {
   std::rethrow_exception(error);
 }
 
+// pybind11 translates what its own functions throw; this one is not.
+PyObject* translated_quick_all_reduce(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  try {
+    return quick_all_reduce(self, args, count);
+  } catch (py::error_already_set& e) {
+    e.restore();
+  } catch (const py::builtin_exception& e) {
+    e.set_error();
+  } catch (...) {
+    try {
+      translate(std::current_exception());
+    } catch (const std::exception& e) {
+      PyErr_SetString(PyExc_RuntimeError, e.what());
+    }
+  }
+  return nullptr;
+}
+PyMethodDef quick_all_reduce_method = {
+    "quick_all_reduce", reinterpret_cast<PyCFunction>(
+                            reinterpret_cast<void (*)()>(&translated_quick_all_reduce)),
+    METH_FASTCALL, nullptr};
+
+// As tuner.py has them.
+Limits limits_of(const std::array<int64_t, 5>& l) { return {l[0], l[1], l[2], l[3], l[4]}; }
+
 py::dict build_info() {
   using namespace py::literals;
   py::dict info("version"_a = RINGKERN_VERSION, "torch"_a = TORCH_VERSION,
@@ -56,6 +82,7 @@ py::dict build_info() {
   info["dtypes"] = names<DType>(kDTypes);
   info["ops"] = names<Op>(kOps);
   info["protocols"] = names<Protocol>(kProtocols);
+  info["algorithms"] = names<Algorithm>(kAlgorithms);
   return info;
 }
 
@@ -67,20 +94,53 @@ PYBIND11_MODULE(_C, m) {
   m.attr("torch_version") = TORCH_VERSION;
   m.attr("version") = RINGKERN_VERSION;
   m.attr("protocols") = py::tuple(names<Protocol>(kProtocols));
+  m.attr("algorithms") = py::tuple(names<Algorithm>(kAlgorithms));
   m.def("build_info", &build_info);
   bind_plan(m);
+  m.add_object("quick_all_reduce", py::reinterpret_steal<py::object>(
+                                       PyCFunction_New(&quick_all_reduce_method, nullptr)));
+  m.def(
+      "remember",
+      [](const py::object& group, TorchCommunicator* communicator) {
+        QuickGroups::all().add(group, communicator);
+      },
+      py::arg("group"), py::arg("communicator"));
   py::class_<TorchCommunicator>(m, "Communicator")
       .def(py::init<c10::intrusive_ptr<c10d::Store>, std::string, int, int, double>(),
            py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("size"),
            py::arg("timeout_s"))
-      .def("set_thresholds", &TorchCommunicator::set_thresholds, py::arg("device"),
-           py::arg("ll_below"), py::arg("ll128_below"))
-      .def("all_reduce", &TorchCommunicator::all_reduce, py::arg("tensor"), py::arg("op"),
-           py::arg("protocol"), py::arg("async_op"))
-      .def("reduce_scatter", &TorchCommunicator::reduce_scatter, py::arg("output"),
-           py::arg("input"), py::arg("op"), py::arg("protocol"), py::arg("async_op"))
-      .def("all_gather", &TorchCommunicator::all_gather, py::arg("output"), py::arg("input"),
-           py::arg("protocol"), py::arg("async_op"))
+      .def(
+          "set_limits",
+          [](TorchCommunicator& c, const std::string& device, const std::array<int64_t, 5>& l) {
+            c.set_limits(device, limits_of(l));
+          },
+          py::arg("device"), py::arg("limits"))
+      .def(
+          "all_reduce",
+          [](TorchCommunicator& c, const at::Tensor& tensor, const c10d::ReduceOp& op,
+             const std::string& algorithm, const std::string& protocol, bool async_op) {
+            return c.all_reduce(tensor, op, Wish::of(algorithm, protocol), async_op);
+          },
+          py::arg("tensor"), py::arg("op"), py::arg("algorithm"), py::arg("protocol"),
+          py::arg("async_op"))
+      .def(
+          "reduce_scatter",
+          [](TorchCommunicator& c, const at::Tensor& output, const at::Tensor& input,
+             const c10d::ReduceOp& op, const std::string& protocol, bool async_op) {
+            return c.reduce_scatter(output, input, op, Wish::of("auto", protocol), async_op);
+          },
+          py::arg("output"), py::arg("input"), py::arg("op"), py::arg("protocol"),
+          py::arg("async_op"))
+      .def(
+          "all_gather",
+          [](TorchCommunicator& c, const at::Tensor& output, const at::Tensor& input,
+             const std::string& protocol, bool async_op) {
+            return c.all_gather(output, input, Wish::of("auto", protocol), async_op);
+          },
+          py::arg("output"), py::arg("input"), py::arg("protocol"), py::arg("async_op"))
+      .def("time_all_reduce", &TorchCommunicator::time_all_reduce, py::arg("tensor"),
+           py::arg("calls"))
+      .def("choice", &TorchCommunicator::choice, py::arg("dtype"), py::arg("count"))
       .def_property_readonly("rank", &TorchCommunicator::rank)
       .def_property_readonly("size", &TorchCommunicator::ranks)
       .def_property_readonly("timeout_s", &TorchCommunicator::timeout_s)
@@ -91,13 +151,17 @@ PYBIND11_MODULE(_C, m) {
   m.def(
       "make_backend",
       [](c10::intrusive_ptr<c10d::Store> store, int rank, int size,
-         const std::vector<int64_t>& global_ranks, double timeout_s, const std::string& protocol,
-         const std::map<std::string, std::pair<int64_t, int64_t>>& thresholds) {
+         const std::vector<int64_t>& global_ranks, double timeout_s, const std::string& algorithm,
+         const std::string& protocol,
+         const std::map<std::string, std::array<int64_t, 5>>& limits) {
+        std::map<std::string, Limits> of_devices;
+        for (const auto& [device, l] : limits) of_devices.emplace(device, limits_of(l));
         return c10::intrusive_ptr<c10d::Backend>(c10::make_intrusive<RingBackend>(
-            std::move(store), rank, size, global_ranks, timeout_s, protocol, thresholds));
+            std::move(store), rank, size, global_ranks, timeout_s, Wish::of(algorithm, protocol),
+            of_devices));
       },
       py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("global_ranks"),
-      py::arg("timeout_s"), py::arg("protocol"), py::arg("thresholds"),
+      py::arg("timeout_s"), py::arg("algorithm"), py::arg("protocol"), py::arg("limits"),
       py::call_guard<py::gil_scoped_release>());
   m.def(
       "close_backends",
@@ -106,14 +170,31 @@ PYBIND11_MODULE(_C, m) {
   py::class_<TorchLocalRing>(m, "LocalRing")
       .def(py::init<const std::vector<std::string>&, double>(), py::arg("devices"),
            py::arg("timeout_s"))
-      .def("set_thresholds", &TorchLocalRing::set_thresholds, py::arg("ll_below"),
-           py::arg("ll128_below"))
-      .def("all_reduce", &TorchLocalRing::all_reduce, py::arg("tensors"), py::arg("op"),
-           py::arg("protocol"))
-      .def("reduce_scatter", &TorchLocalRing::reduce_scatter, py::arg("outputs"),
-           py::arg("inputs"), py::arg("op"), py::arg("protocol"))
-      .def("all_gather", &TorchLocalRing::all_gather, py::arg("outputs"), py::arg("inputs"),
-           py::arg("protocol"))
+      .def(
+          "set_limits",
+          [](TorchLocalRing& r, const std::array<int64_t, 5>& l) { r.set_limits(limits_of(l)); },
+          py::arg("limits"))
+      .def(
+          "all_reduce",
+          [](TorchLocalRing& r, const Tensors& tensors, const c10d::ReduceOp& op,
+             const std::string& algorithm, const std::string& protocol) {
+            r.all_reduce(tensors, op, Wish::of(algorithm, protocol));
+          },
+          py::arg("tensors"), py::arg("op"), py::arg("algorithm"), py::arg("protocol"))
+      .def(
+          "reduce_scatter",
+          [](TorchLocalRing& r, const Tensors& outputs, const Tensors& inputs,
+             const c10d::ReduceOp& op, const std::string& protocol) {
+            r.reduce_scatter(outputs, inputs, op, Wish::of("auto", protocol));
+          },
+          py::arg("outputs"), py::arg("inputs"), py::arg("op"), py::arg("protocol"))
+      .def(
+          "all_gather",
+          [](TorchLocalRing& r, const Tensors& outputs, const Tensors& inputs,
+             const std::string& protocol) {
+            r.all_gather(outputs, inputs, Wish::of("auto", protocol));
+          },
+          py::arg("outputs"), py::arg("inputs"), py::arg("protocol"))
       .def_property_readonly("size", &TorchLocalRing::ranks)
       .def_property_readonly("timeout_s", &TorchLocalRing::timeout_s)
       .def("abort", &TorchLocalRing::abort, py::arg("reason"),

@@ -26,9 +26,13 @@ struct Rank {
     Joiner joiner{store, prefix, place};
     joiner.make_offer = [&] { return transport.offer(); };
     Segments segments{transport.mine()};
-    joiner.map = [&](const Offer& next, const Offer& prev) {
-      segments.next = transport.map(next, place.next);
-      segments.prev = transport.map(prev, place.prev);
+    joiner.map_all = [&](const std::vector<Offer>& offers) {
+      for (int peer = 0; peer < place.size; ++peer)
+        segments.all.push_back(peer == place.rank
+                                   ? transport.mine()
+                                   : transport.map(offers[size_t(peer)], peer));
+      segments.next = segments.all[size_t(place.next)];
+      segments.prev = segments.all[size_t(place.prev)];
     };
     neighbours = joiner.join();
     engine = std::make_unique<cpu::Engine>(segments, small(), place.rank, place.size,

@@ -115,10 +115,15 @@ struct Joiner {
   Terms terms = some_terms();
   Milliseconds timeout{20000};  // no test waits for it unless it is about the timeout
   std::function<Offer()> make_offer = [] { return Offer{"some bytes", -1}; };
-  std::function<void(const Offer&, const Offer&)> map = [](const Offer&, const Offer&) {};
+  std::function<void(const Offer& next, const Offer& prev)> map = [](const Offer&, const Offer&) {};
+  std::function<void(const std::vector<Offer>&)> map_all = [](const std::vector<Offer>&) {};
 
   Neighbours join() const {
-    return join_ring(store, prefix, place, terms, timeout, make_offer, map);
+    return join_ring(store, prefix, place, terms, timeout, make_offer,
+                     [this](const std::vector<Offer>& offers) {
+                       map(offers[size_t(place.next)], offers[size_t(place.prev)]);
+                       map_all(offers);
+                     });
   }
 };
 

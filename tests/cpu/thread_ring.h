@@ -29,10 +29,11 @@ class ThreadRing {
       memory_.emplace_back(std::aligned_alloc(kCacheLine, bytes), std::free);
       std::memset(memory_.back().get(), 0, bytes);
     }
+    std::vector<void*> all;
+    for (int r = 0; r < ranks; ++r) all.push_back(at(r));
     for (int r = 0; r < ranks; ++r) {
       Segments s;
-      if (ranks > 1)
-        s = {at(r), at((r + 1) % ranks), at((r + ranks - 1) % ranks)};
+      if (ranks > 1) s = {at(r), at((r + 1) % ranks), at((r + ranks - 1) % ranks), all};
       engines_.push_back(std::make_unique<cpu::Engine>(s, geometry, r, ranks, timeout));
     }
   }

@@ -1,0 +1,253 @@
+#include "cpu/mesh.h"
+
+#include <cstring>
+
+namespace ringkern::cpu {
+
+Mesh::Mesh(const Segments& segments, int64_t offset, int rank) : rank_(rank) {
+  for (void* segment : segments.all) {
+    auto* const at = static_cast<std::byte*>(segment) + offset;
+    auto* const lines = at + sizeof(Board);
+    peers_.push_back({static_cast<Bell*>(segment), reinterpret_cast<Board*>(at),
+                      reinterpret_cast<DirectLine*>(lines), lines + MeshGeometry::lines_bytes()});
+  }
+}
+
+// One call.
+struct Mesh::Context {
+  const std::vector<Peer>& peers;
+  const int rank, ranks;
+  const uint64_t base;  // rounds of earlier calls
+  const Reducer& reducer;
+  const std::byte* const in;
+  std::byte* const out;
+  Wait& wait;
+  WaitReport& report;
+
+  int64_t bytes(int64_t elements) const { return elements * reducer.element_bytes(); }
+
+  // To be called after everything that somebody may sleep for.
+  void wake_all() const {
+    for (int p = 0; p < ranks; ++p)
+      if (p != rank) wake(*peers[size_t(p)].bell);
+  }
+
+  // `seen`: where the step that was last seen can be read, for the report.
+  template <class Ready, class Seen>
+  Verdict await(int peer, Protocol protocol, uint64_t wanted, Ready&& ready, Seen&& seen) {
+    const Verdict verdict = wait.until(ready);
+    if (verdict == Verdict::ok) [[likely]] return verdict;
+    report = {verdict, WaitFor::data, protocol, 0, peer, wanted, seen()};
+    return verdict;
+  }
+};
+
+// ---- LL, one_shot -------------------------------------------------------------------------------
+
+class Mesh::Lines {
+ public:
+  explicit Lines(Context& context) : x_(context) {}
+
+  Verdict stage(const DirectPlan&, const Span& chunk, int64_t i) {
+    const int64_t total = x_.bytes(chunk.count);
+    const std::byte* in = x_.in + x_.bytes(chunk.first);
+    if (x_.reducer.scales_input()) {
+      x_.reducer.input(mine_, in, chunk.count);
+      in = mine_;
+    }
+    DirectLine* line = slot(x_.rank, i);
+    int64_t done = 0;
+    for (; done + kData <= total; done += kData, ++line) {
+      std::memcpy(line->data, in + done, kData);
+      store_release(line->flag, flag(i));
+    }
+    if (done < total) {
+      std::memcpy(line->data, in + done, size_t(total - done));
+      store_release(line->flag, flag(i));
+    }
+    x_.wake_all();
+    return Verdict::ok;
+  }
+
+  Verdict reduce(const DirectPlan&, const Span& chunk, int64_t i) {
+    const int64_t total = x_.bytes(chunk.count);
+    const std::byte* const mine =
+        x_.reducer.scales_input() ? mine_ : x_.in + x_.bytes(chunk.first);
+    const void* sum = nullptr;
+    for (int p = 0; p < x_.ranks; ++p) {
+      const std::byte* theirs = mine;
+      if (p != x_.rank) {
+        const Verdict verdict = unpack(p, i, total);
+        if (verdict != Verdict::ok) return verdict;
+        theirs = incoming_;
+      }
+      const bool last = p + 1 == x_.ranks;
+      void* const to = last ? x_.out + x_.bytes(chunk.first) : sum_;
+      if (sum == nullptr) {
+        // The next one to be unpacked would overwrite it.
+        if (theirs == incoming_ && x_.ranks > 2) std::memcpy(sum_, incoming_, size_t(total));
+        sum = theirs == incoming_ && x_.ranks > 2 ? sum_ : theirs;
+      } else {
+        x_.reducer.combine(to, nullptr, sum, theirs, chunk.count, last);
+        sum = to;
+      }
+    }
+    return Verdict::ok;
+  }
+
+  Verdict collect(const DirectPlan&, const Span&, int64_t) { return Verdict::ok; }
+
+ private:
+  static constexpr int64_t kData = sizeof(DirectLine::data);
+
+  uint64_t flag(int64_t i) const { return x_.base + uint64_t(i) + 1; }  // 0 is fresh memory
+  DirectLine* slot(int peer, int64_t i) const {
+    const uint64_t place = (x_.base + uint64_t(i)) % DirectPlan::slots(MeshGeometry::kLineAhead);
+    return x_.peers[size_t(peer)].lines + int64_t(place) * MeshGeometry::kLines;
+  }
+
+  // A whole line is copied, also where less is wanted of the last one.
+  Verdict unpack(int peer, int64_t i, int64_t bytes) {
+    DirectLine* line = slot(peer, i);
+    for (int64_t done = 0; done < bytes; done += kData, ++line) {
+      const auto ready = [&] { return load_acquire(line->flag) == flag(i); };
+      if (!ready()) [[unlikely]] {
+        const Verdict verdict =
+            x_.await(peer, Protocol::ll, flag(i), ready, [&] { return load_acquire(line->flag); });
+        if (verdict != Verdict::ok) return verdict;
+      }
+      std::memcpy(incoming_ + done, line->data, kData);
+    }
+    return Verdict::ok;
+  }
+
+  Context& x_;
+  alignas(64) std::byte mine_[MeshGeometry::line_slot_data()];
+  alignas(64) std::byte incoming_[MeshGeometry::line_slot_data()];
+  alignas(64) std::byte sum_[MeshGeometry::line_slot_data()];
+};
+
+// ---- Simple -------------------------------------------------------------------------------------
+
+class Mesh::Slots {
+ public:
+  explicit Slots(Context& context) : x_(context) {}
+
+  Verdict stage(const DirectPlan& plan, const Span& chunk, int64_t i) {
+    std::byte* const to = slot(x_.rank, i);
+    const std::byte* const in = x_.in + x_.bytes(chunk.first);
+    if (plan.algorithm == Algorithm::one_shot || x_.reducer.scales_input()) {
+      x_.reducer.input(to, in, chunk.count);
+    } else {  // my own part is wanted by nobody
+      const Span mine = plan.part_of(chunk, x_.rank);
+      const int64_t before = min64(mine.first, chunk.count), after = before + mine.count;
+      x_.reducer.input(to, in, before);
+      x_.reducer.input(to + x_.bytes(after), in + x_.bytes(after), chunk.count - after);
+    }
+    publish(board(x_.rank).staged, i);
+    return Verdict::ok;
+  }
+
+  Verdict reduce(const DirectPlan& plan, const Span& chunk, int64_t i) {
+    for (int p = 0; p < x_.ranks; ++p) {
+      const Verdict verdict = await(p, &Board::staged, i);
+      if (verdict != Verdict::ok) return verdict;
+    }
+    const bool two_shot = plan.algorithm == Algorithm::two_shot;
+    const Span span = two_shot ? plan.part_of(chunk, x_.rank) : Span{0, chunk.count};
+    const int64_t at = x_.bytes(chunk.first + span.first);
+    const auto theirs = [&](int p) { return slot(p, i) + x_.bytes(span.first); };
+    const auto version_of = [&](int p) -> const std::byte* {
+      return p == x_.rank && !x_.reducer.scales_input() ? x_.in + at : theirs(p);
+    };
+    if (x_.ranks == 2) {
+      x_.reducer.combine(x_.out + at, two_shot ? theirs(1 - x_.rank) : nullptr, version_of(0),
+                         version_of(1), span.count, true);
+    } else {
+      reduce_blocks(x_.out + at, two_shot, version_of, theirs, span.count);
+    }
+    if (two_shot) publish(board(x_.rank).reduced, i);
+    return Verdict::ok;
+  }
+
+  Verdict collect(const DirectPlan& plan, const Span& chunk, int64_t i) {
+    for (int j = 1; j < x_.ranks; ++j) {
+      const int p = (x_.rank + j) % x_.ranks;
+      const Verdict verdict = await(p, &Board::reduced, i);
+      if (verdict != Verdict::ok) return verdict;
+      const Span part = plan.part_of(chunk, p);
+      copy_one(x_.out + x_.bytes(chunk.first + part.first), slot(x_.rank, i) + x_.bytes(part.first),
+           x_.bytes(part.count));
+    }
+    return Verdict::ok;
+  }
+
+ private:
+  static constexpr int64_t kBlockBytes = 4096;  // stays in the first-level cache
+
+  Board& board(int peer) const { return *x_.peers[size_t(peer)].board; }
+  std::byte* slot(int peer, int64_t i) const {
+    const uint64_t place = (x_.base + uint64_t(i)) % DirectPlan::slots(MeshGeometry::kAhead);
+    return x_.peers[size_t(peer)].slots + int64_t(place) * MeshGeometry::kSlotBytes;
+  }
+
+  void publish(StepCounter& counter, int64_t i) const {
+    store_release(counter.value, x_.base + uint64_t(i) + 1);
+    x_.wake_all();
+  }
+  Verdict await(int peer, StepCounter Board::*counter, int64_t i) {
+    if (peer == x_.rank) return Verdict::ok;
+    uint64_t& value = (board(peer).*counter).value;
+    const uint64_t wanted = x_.base + uint64_t(i) + 1;
+    return x_.await(peer, Protocol::simple, wanted, [&] { return load_acquire(value) >= wanted; },
+                    [&] { return load_acquire(value); });
+  }
+
+  // More than two ranks: block by block, so that what is half done stays at hand.
+  template <class VersionOf, class Theirs>
+  void reduce_blocks(std::byte* out, bool give, VersionOf&& version_of, Theirs&& theirs,
+                     int64_t count) {
+    alignas(64) std::byte sum[kBlockBytes];
+    const int64_t some = kBlockBytes / x_.reducer.element_bytes();
+    for (int64_t done = 0; done < count; done += some) {
+      const int64_t n = min64(some, count - done), at = x_.bytes(done);
+      const std::byte* first = version_of(0) + at;
+      for (int p = 1; p < x_.ranks; ++p) {
+        const bool last = p + 1 == x_.ranks;
+        std::byte* const to = last ? out + at : sum;
+        x_.reducer.combine(to, nullptr, first, version_of(p) + at, n, last);
+        first = to;
+      }
+      for (int p = 0; p < x_.ranks && give; ++p)
+        if (p != x_.rank) copy_one(theirs(p) + at, out + at, x_.bytes(n));
+    }
+  }
+
+  Context& x_;
+};
+
+// -------------------------------------------------------------------------------------------------
+
+Verdict Mesh::run(const Task& task, const Reducer& reducer, Wait& wait, WaitReport& report) {
+  const bool lines = task.protocol == Protocol::ll;
+  const int ranks = int(peers_.size());
+  uint64_t& rounds = lines ? line_rounds_ : rounds_;
+  const DirectPlan plan = DirectPlan::make(
+      task.algorithm, ranks, task.count, int(reducer.element_bytes()),
+      lines ? MeshGeometry::line_slot_data() : MeshGeometry::kSlotBytes, /*channels=*/1,
+      lines ? MeshGeometry::kLineAhead : MeshGeometry::kAhead);
+  Context context{peers_, rank_, ranks, rounds, reducer, static_cast<const std::byte*>(task.in),
+                  static_cast<std::byte*>(task.out), wait, report};
+  Verdict verdict;
+  if (lines) {
+    Lines mesh(context);
+    verdict = run_direct(plan, 0, mesh);
+  } else {
+    Slots mesh(context);
+    verdict = run_direct(plan, 0, mesh);
+  }
+  rounds += uint64_t(plan.rounds);
+  return verdict;
+}
+
+}  // namespace ringkern::cpu

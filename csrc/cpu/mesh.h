@@ -1,0 +1,81 @@
+// The direct all-reduces of core/direct.h on a CPU: a rank stages in its own memory, and the others
+// read it there.
+//
+// Two ways to say that something is there. LL, for one line or a few: the flag is in the line, next
+// to the data, so that both make one journey. Simple, for all else: data, and then a counter.
+//
+// MAPPING    LL: 56 bytes of data a line of 64. Simple: a chunk a slot; by two_shot, a rank reduces
+//            its part of everybody's slot and writes the result back where it came from. So each
+//            cache line travels on a load, which the processor sees coming, and every store finds
+//            its line at hand.
+// ORDERING   data first, then the flag or counter with release; a reader acquires it first.
+// POLLING    the flag or counter of the one who writes it.
+// REUSE      as in core/direct.h; by two_shot a slot is free once its owner has copied the results.
+#pragma once
+
+#include <vector>
+
+#include "comm/ports.h"
+#include "core/direct.h"
+#include "cpu/simd.h"
+#include "cpu/wait.h"
+
+namespace ringkern::cpu {
+
+struct DirectLine {
+  std::byte data[56];
+  uint64_t flag;
+};
+static_assert(sizeof(DirectLine) == 64);
+
+// What a rank shows to all others. Each counter has one writer.
+struct Board {
+  StepCounter staged;   // rounds that this rank has staged, over its life
+  StepCounter reduced;  // rounds of which it has given the others its part (two_shot)
+};
+
+// In a rank's segment, behind the FIFOs.
+struct MeshGeometry {
+  static constexpr int kLineAhead = 0, kAhead = 1;
+  static constexpr int64_t kLines = 64;             // of a slot
+  static constexpr int64_t kSlotBytes = 128 << 10;  // a quarter of a second-level cache, for four
+
+  static constexpr int64_t line_slot_data() { return kLines * int64_t(sizeof(DirectLine::data)); }
+  static constexpr int64_t lines_bytes() {
+    return DirectPlan::slots(kLineAhead) * kLines * int64_t(sizeof(DirectLine));
+  }
+  static constexpr int64_t bytes() {
+    return int64_t(sizeof(Board)) + lines_bytes() + DirectPlan::slots(kAhead) * kSlotBytes;
+  }
+};
+
+// Whether a CPU has the algorithm over this protocol.
+constexpr bool direct_runs_over(Algorithm a, Protocol p) {
+  return p == Protocol::simple || (p == Protocol::ll && a == Algorithm::one_shot);
+}
+
+// One rank's view of the mesh, and how far it has come.
+class Mesh {
+ public:
+  // `offset`: of the mesh's memory in everybody's segment.
+  Mesh(const Segments& segments, int64_t offset, int rank);
+
+  Verdict run(const Task& task, const Reducer& reducer, Wait& wait, WaitReport& report);
+
+ private:
+  struct Peer {
+    Bell* bell;
+    Board* board;
+    DirectLine* lines;
+    std::byte* slots;
+  };
+  struct Context;
+  class Lines;
+  class Slots;
+
+  std::vector<Peer> peers_;  // by rank, this one's among them
+  const int rank_;
+  uint64_t rounds_ = 0, line_rounds_ = 0;  // of earlier calls
+};
+
+}  // namespace ringkern::cpu

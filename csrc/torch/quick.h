@@ -1,0 +1,89 @@
+// ring_all_reduce's short way into C++, for the call that most programs make most: a dense CPU tensor,
+// one of torch's own ops, everything else left as it is. What is not so, or not yet connected, takes
+// the long way, which also finds out what is wrong.
+//
+// pybind11's call costs more than the all-reduce of a small tensor, so this one is CPython's own.
+#pragma once
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <array>
+
+#include "torch/communicator.h"
+
+namespace ringkern::torch_ext {
+
+// Whose calls are short: the communicators of a few process groups, the last that were looked up.
+// Under the GIL.
+class QuickGroups {
+ public:
+  static QuickGroups& all() {
+    static QuickGroups* const groups = new QuickGroups;  // Python may end before C++ does
+    return *groups;
+  }
+
+  // Null unless `group` is known.
+  TorchCommunicator* find(PyObject* group) const {
+    for (const Known& k : known_)
+      if (k.group == group)
+        // Another object may have its address now.
+        return PyWeakref_GetObject(k.alive.ptr()) == group ? k.communicator : nullptr;
+    return nullptr;
+  }
+  void add(const py::object& group, TorchCommunicator* communicator) {
+    Known& place = known_[next_++ % known_.size()];
+    place = {group.ptr(), py::weakref(group), communicator};
+    communicator->on_end([](const TorchCommunicator* c) { all().remove(c); });
+  }
+  void remove(const TorchCommunicator* communicator) {
+    for (Known& k : known_)
+      if (k.communicator == communicator) k = {};
+  }
+
+ private:
+  struct Known {
+    PyObject* group = nullptr;  // compared only
+    py::object alive;           // a weak reference
+    TorchCommunicator* communicator = nullptr;
+  };
+  std::array<Known, 4> known_;
+  size_t next_ = 0;
+};
+
+// What a call is compared with.
+struct QuickNames {
+  PyObject* automatic = PyUnicode_InternFromString("auto");
+  PyObject* world = PyUnicode_InternFromString("WORLD");
+  py::object group = py::module_::import("torch.distributed").attr("group");
+  std::array<std::pair<py::object, Op>, 8> ops;
+
+  QuickNames() {
+    const py::object op = py::module_::import("torch.distributed").attr("ReduceOp");
+    ops = {{{op.attr("SUM"), Op::sum}, {op.attr("AVG"), Op::avg}, {op.attr("MAX"), Op::max},
+            {op.attr("MIN"), Op::min}, {op.attr("PRODUCT"), Op::prod}, {op.attr("BAND"), Op::band},
+            {op.attr("BOR"), Op::bor}, {op.attr("BXOR"), Op::bxor}}};
+  }
+  static const QuickNames& get() {
+    static const QuickNames* const names = new QuickNames;
+    return *names;
+  }
+};
+
+// quick_all_reduce(tensor, op, group, async_op, protocol, algorithm): whether it is done.
+inline PyObject* quick_all_reduce(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  static const QuickNames& names = QuickNames::get();
+  if (count != 6 || args[3] != Py_False || args[4] != names.automatic ||
+      args[5] != names.automatic || !THPVariable_CheckTypeExact(Py_TYPE(args[0])))
+    Py_RETURN_FALSE;
+  const auto group = py::reinterpret_steal<py::object>(
+      args[2] != Py_None ? Py_NewRef(args[2]) : PyObject_GetAttr(names.group.ptr(), names.world));
+  if (!group) throw py::error_already_set();
+  TorchCommunicator* const communicator = QuickGroups::all().find(group.ptr());
+  if (communicator == nullptr) Py_RETURN_FALSE;
+  for (const auto& [object, op] : names.ops)
+    if (object.ptr() == args[1])
+      return PyBool_FromLong(communicator->all_reduce_now(THPVariable_Unpack(args[0]), op));
+  Py_RETURN_FALSE;
+}
+
+}  // namespace ringkern::torch_ext
