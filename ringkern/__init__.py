@@ -37,6 +37,7 @@ if _C.torch_version.split(".")[:2] != torch.__version__.split(".")[:2]:
 from . import backend, errors, functional, local  # noqa: E402
 from .comm import Communicator  # noqa: E402
 from .ops import ring_all_gather, ring_all_reduce, ring_reduce_scatter  # noqa: E402
+from .shared import empty, is_shared, shared_memory, zeros  # noqa: E402
 
 __version__: str = _C.version
 
@@ -56,10 +57,14 @@ __all__ = [
     "Communicator",
     "backend",
     "build_info",
+    "empty",
     "errors",
     "functional",
+    "is_shared",
     "local",
     "ring_all_gather",
     "ring_all_reduce",
     "ring_reduce_scatter",
+    "shared_memory",
+    "zeros",
 ]

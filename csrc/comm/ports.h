@@ -66,11 +66,12 @@ class Store {
   virtual int64_t add(const std::string& key, int64_t amount) = 0;
 };
 
-// What a neighbour needs to map a segment: a handle of some bytes, or a file descriptor, or both.
-// Whoever receives one owns the descriptor.
+// What a rank needs to map a segment of another: a handle of some bytes, or file descriptors, or
+// both. Whoever receives one owns the descriptors.
 struct Offer {
   std::string bytes;
   int fd = -1;
+  int second_fd = -1;
 };
 
 // Owns this rank's segment and the mappings of its neighbours' (shared memory, CUDA IPC, or plain

@@ -13,6 +13,8 @@ namespace {
 // Connections whose greeting is awaited at a time; beyond that the oldest is dropped.
 constexpr size_t kMaxPending = 16;
 
+Offer offer_in(const Message& m) { return {m.bytes, m.fd.get(), m.second_fd.get()}; }
+
 // The exchange of greetings and offers with both neighbours.
 class Exchange {
  public:
@@ -28,8 +30,10 @@ class Exchange {
   // What is known of a neighbour. The socket stays open after an error, too: the neighbour must see
   // this rank's vote before the end of file, or it would blame the wrong one.
   struct Met {
-    Fd socket, fd;
+    Fd socket, fd, second_fd;
     Greeting greeting;
+
+    Offer offer() const { return {greeting.offer, fd.get(), second_fd.get()}; }
   };
 
   Address address_of(int rank);
@@ -110,7 +114,7 @@ void Exchange::greet(const Met& to, int rank, const Offer& mine) const {
     throw TransportError("an offer of " + std::to_string(mine.bytes.size()) +
                          " bytes does not fit in a greeting");
   try {
-    send_message(to.socket, bytes, mine.fd);
+    send_message(to.socket, bytes, mine.fd, mine.second_fd);
   } catch (const std::system_error& e) {
     throw Lost(rank_text(place_.rank) + " cannot greet " + rank_text(rank) + ": " + e.what());
   }
@@ -155,11 +159,12 @@ void Exchange::await_next() {
 // got from prev, so that nobody connects to everybody.
 void Exchange::pass_round() {
   const int back = place_.prev - place_.rank + place_.size;
-  Offer last = {prev_.greeting.offer, prev_.fd.get()};
+  Offer last = prev_.offer();
   int owner = place_.prev;
   for (int i = 3; i < place_.size; ++i) {
     try {
-      send_message(next_.socket, passed_on(terms_, session_, owner, last.bytes), last.fd);
+      send_message(next_.socket, passed_on(terms_, session_, owner, last.bytes), last.fd,
+                   last.second_fd);
     } catch (const std::system_error& e) {
       throw Lost(rank_text(place_.rank) + " cannot pass the offer of " + rank_text(owner) + " to " +
                  rank_text(place_.next) + ": " + e.what());
@@ -171,8 +176,8 @@ void Exchange::pass_round() {
       throw RendezvousError(not_whole(place_.prev, place_.rank));
     const Hello mine = my_hello(terms_, session_, place_.size, place_.rank, place_.prev);
     others_.push_back({read_passed_on(message.bytes, mine, owner, place_.prev),
-                       std::move(message.fd)});
-    last = {others_.back().bytes, others_.back().fd.get()};
+                       std::move(message.fd), std::move(message.second_fd)});
+    last = offer_in(others_.back());
   }
 }
 
@@ -198,16 +203,17 @@ void Exchange::take_greeting(Met& from, int rank, Received received, Message&& m
   const Hello mine = my_hello(terms_, session_, place_.size, place_.rank, rank);
   from.greeting = read_greeting(message.bytes, mine, rank);
   from.fd = std::move(message.fd);
+  from.second_fd = std::move(message.second_fd);
 }
 
 std::vector<Offer> Exchange::offers() const {
   std::vector<Offer> offers(size_t(place_.size));
-  offers[size_t(place_.next)] = {next_.greeting.offer, next_.fd.get()};
-  offers[size_t(place_.prev)] = {prev_.greeting.offer, prev_.fd.get()};
+  offers[size_t(place_.next)] = next_.offer();
+  offers[size_t(place_.prev)] = prev_.offer();
   int owner = place_.prev;
   for (const Message& other : others_) {
     owner = (owner + place_.prev - place_.rank + place_.size) % place_.size;
-    offers[size_t(owner)] = {other.bytes, other.fd.get()};
+    offers[size_t(owner)] = offer_in(other);
   }
   return offers;
 }

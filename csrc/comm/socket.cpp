@@ -42,8 +42,8 @@ Fd make_socket() {
   return fd;
 }
 
-// Takes every descriptor out of a received message; keeps the first. False if there were more.
-bool take_fds(msghdr& header, Fd& kept) {
+// Takes every descriptor out of a received message; keeps two. False if there were more.
+bool take_fds(msghdr& header, Message& message) {
   int count = 0;
   for (cmsghdr* c = CMSG_FIRSTHDR(&header); c != nullptr; c = CMSG_NXTHDR(&header, c)) {
     if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
@@ -52,10 +52,12 @@ bool take_fds(msghdr& header, Fd& kept) {
       int fd;
       std::memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof(int));
       Fd owned(fd);
-      if (count++ == 0) kept = std::move(owned);
+      if (count == 0) message.fd = std::move(owned);
+      else if (count == 1) message.second_fd = std::move(owned);
+      ++count;
     }
   }
-  return count <= 1;
+  return count <= 2;
 }
 
 }  // namespace
@@ -108,20 +110,22 @@ bool readable(std::span<pollfd> sockets, Milliseconds timeout) {
   return n > 0;
 }
 
-void send_message(const Fd& socket, const std::string& bytes, int fd) {
+void send_message(const Fd& socket, const std::string& bytes, int fd, int second_fd) {
   iovec data{const_cast<char*>(bytes.data()), bytes.size()};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  const int fds[] = {fd, second_fd};
+  const size_t fds_bytes = sizeof(int) * (second_fd >= 0 ? 2 : 1);
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof fds)] = {};
   msghdr header{};
   header.msg_iov = &data;
   header.msg_iovlen = 1;
   if (fd >= 0) {
     header.msg_control = control;
-    header.msg_controllen = sizeof control;
+    header.msg_controllen = CMSG_SPACE(fds_bytes);
     cmsghdr* c = CMSG_FIRSTHDR(&header);
     c->cmsg_level = SOL_SOCKET;
     c->cmsg_type = SCM_RIGHTS;
-    c->cmsg_len = CMSG_LEN(sizeof(int));
-    std::memcpy(CMSG_DATA(c), &fd, sizeof(int));
+    c->cmsg_len = CMSG_LEN(fds_bytes);
+    std::memcpy(CMSG_DATA(c), fds, fds_bytes);
   }
   // One small message a direction: it always fits in the socket's buffer, so this need not wait.
   while (::sendmsg(socket.get(), &header, MSG_NOSIGNAL) < 0)
@@ -145,8 +149,8 @@ Received receive_message(const Fd& socket, Message& message) {
   }
   bytes.resize(size_t(n));
   message.bytes = std::move(bytes);
-  const bool one_fd = take_fds(header, message.fd);
-  if (!one_fd || (header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) return Received::broken;
+  const bool expected = take_fds(header, message);
+  if (!expected || (header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) return Received::broken;
   return n == 0 ? Received::closed : Received::message;
 }
 

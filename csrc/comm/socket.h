@@ -40,7 +40,7 @@ inline constexpr size_t kMaxMessage = 4096;
 
 struct Message {
   std::string bytes;
-  Fd fd;
+  Fd fd, second_fd;
 };
 
 Fd listen_on(const std::string& name);
@@ -55,8 +55,8 @@ uid_t own_uid();
 // Whether something can be read from one of them; `revents` tells from which.
 bool readable(std::span<pollfd> sockets, Milliseconds timeout);
 
-void send_message(const Fd& socket, const std::string& bytes, int fd);
-// `broken`: longer than kMaxMessage, more than one descriptor, or one that found no room here. The
+void send_message(const Fd& socket, const std::string& bytes, int fd, int second_fd = -1);
+// `broken`: longer than kMaxMessage, more than two descriptors, or one that found no room here. The
 // message holds what came of it.
 enum class Received { message, nothing_yet, closed, broken };
 Received receive_message(const Fd& socket, Message& message);

@@ -1,6 +1,7 @@
 #include "cpu/engine.h"
 
 #include <string>
+#include <utility>
 
 #include "cpu/ll.h"
 #include "cpu/ll128.h"
@@ -43,9 +44,9 @@ Geometry default_geometry() {
 }
 
 Engine::Engine(const Segments& segments, const Geometry& geometry, int rank, int ranks,
-               std::chrono::nanoseconds timeout)
+               std::chrono::nanoseconds timeout, std::shared_ptr<const Arenas> arenas)
     : segments_(segments), geometry_(geometry), rank_(rank), ranks_(ranks), timeout_(timeout),
-      pauses_(pauses_for(ranks)), mesh_(segments, mesh_offset(geometry), rank) {
+      pauses_(pauses_for(ranks)), mesh_(segments, mesh_offset(geometry), rank, std::move(arenas)) {
   if (!geometry.valid() || geometry.channels != 1)
     throw UsageError("the CPU engine takes one channel and at least two slots of 16 bytes");
   if (ranks > 1) set_up(bell_of(segments.mine));
@@ -66,9 +67,14 @@ void Engine::run(const Task& task) {
   Wait wait(bell, pauses_, timeout, yield_from_);
   wait.on_rest(task.rests, task.with);
   WaitReport report;
-  const Verdict verdict = task.algorithm == Algorithm::ring
-                              ? run_ring(task, reducer, wait, report)
-                              : mesh_.run(task, reducer, wait, report);
+  Verdict verdict;
+  try {
+    verdict = task.algorithm == Algorithm::ring ? run_ring(task, reducer, wait, report)
+                                                : mesh_.run(task, reducer, wait, report);
+  } catch (...) {
+    abort();  // the others must not wait for a rank that has found them at odds
+    throw;
+  }
   if (verdict != Verdict::ok) [[unlikely]] fail(task, timeout, report);
 }
 

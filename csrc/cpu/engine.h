@@ -15,8 +15,9 @@ Geometry default_geometry();
 class Engine final : public Executor {
  public:
   // `segments` hold `segment_bytes(geometry)` each and outlive the engine.
+  // `arenas`: of tensors that need no copy; may be null.
   Engine(const Segments& segments, const Geometry& geometry, int rank, int ranks,
-         std::chrono::nanoseconds timeout);
+         std::chrono::nanoseconds timeout, std::shared_ptr<const Arenas> arenas = nullptr);
 
   void run(const Task& task) override;
   void abort() override;

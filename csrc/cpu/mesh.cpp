@@ -1,21 +1,25 @@
 #include "cpu/mesh.h"
 
 #include <cstring>
+#include <string>
+#include <utility>
 
 namespace ringkern::cpu {
 
-Mesh::Mesh(const Segments& segments, int64_t offset, int rank) : rank_(rank) {
+Mesh::Mesh(const Segments& segments, int64_t offset, int rank,
+           std::shared_ptr<const Arenas> arenas)
+    : rank_(rank), arenas_(std::move(arenas)) {
   for (void* segment : segments.all) {
     auto* const at = static_cast<std::byte*>(segment) + offset;
     auto* const lines = at + sizeof(Board);
     peers_.push_back({static_cast<Bell*>(segment), reinterpret_cast<Board*>(at),
-                      reinterpret_cast<DirectLine*>(lines), lines + MeshGeometry::lines_bytes()});
+                      reinterpret_cast<DirectLine*>(lines), lines + MeshGeometry::lines_bytes(), {}});
   }
 }
 
 // One call.
 struct Mesh::Context {
-  const std::vector<Peer>& peers;
+  std::vector<Peer>& peers;
   const int rank, ranks;
   const uint64_t base;  // rounds of earlier calls
   const Reducer& reducer;
@@ -127,6 +131,28 @@ class Mesh::Lines {
   alignas(64) std::byte sum_[MeshGeometry::line_slot_data()];
 };
 
+// Of more than two ranks: block by block, so that what is half done stays at hand. `out` is this
+// rank's; the others, where `give`, get the result at `theirs`.
+template <class VersionOf, class Theirs>
+void Mesh::reduce_blocks(const Context& x, std::byte* out, bool give, VersionOf&& version_of,
+                         Theirs&& theirs, int64_t count) {
+  constexpr int64_t kBlockBytes = 4096;  // stays in the first-level cache
+  alignas(64) std::byte sum[kBlockBytes];
+  const int64_t some = kBlockBytes / x.reducer.element_bytes();
+  for (int64_t done = 0; done < count; done += some) {
+    const int64_t n = min64(some, count - done), at = x.bytes(done);
+    const std::byte* first = version_of(0) + at;
+    for (int p = 1; p < x.ranks; ++p) {
+      const bool last = p + 1 == x.ranks;
+      std::byte* const to = last ? out + at : sum;
+      x.reducer.combine(to, nullptr, first, version_of(p) + at, n, last);
+      first = to;
+    }
+    for (int p = 0; p < x.ranks && give; ++p)
+      if (p != x.rank) copy_one(theirs(p) + at, out + at, x.bytes(n));
+  }
+}
+
 // ---- Simple -------------------------------------------------------------------------------------
 
 class Mesh::Slots {
@@ -160,11 +186,12 @@ class Mesh::Slots {
     const auto version_of = [&](int p) -> const std::byte* {
       return p == x_.rank && !x_.reducer.scales_input() ? x_.in + at : theirs(p);
     };
+    std::byte* give_to = nullptr;
     if (x_.ranks == 2) {
-      x_.reducer.combine(x_.out + at, two_shot ? theirs(1 - x_.rank) : nullptr, version_of(0),
-                         version_of(1), span.count, true);
+      if (two_shot) give_to = theirs(1 - x_.rank);
+      x_.reducer.combine(x_.out + at, give_to, version_of(0), version_of(1), span.count, true);
     } else {
-      reduce_blocks(x_.out + at, two_shot, version_of, theirs, span.count);
+      reduce_blocks(x_, x_.out + at, two_shot, version_of, theirs, span.count);
     }
     if (two_shot) publish(board(x_.rank).reduced, i);
     return Verdict::ok;
@@ -183,8 +210,6 @@ class Mesh::Slots {
   }
 
  private:
-  static constexpr int64_t kBlockBytes = 4096;  // stays in the first-level cache
-
   Board& board(int peer) const { return *x_.peers[size_t(peer)].board; }
   std::byte* slot(int peer, int64_t i) const {
     const uint64_t place = (x_.base + uint64_t(i)) % DirectPlan::slots(MeshGeometry::kAhead);
@@ -203,27 +228,93 @@ class Mesh::Slots {
                     [&] { return load_acquire(value); });
   }
 
-  // More than two ranks: block by block, so that what is half done stays at hand.
-  template <class VersionOf, class Theirs>
-  void reduce_blocks(std::byte* out, bool give, VersionOf&& version_of, Theirs&& theirs,
-                     int64_t count) {
-    alignas(64) std::byte sum[kBlockBytes];
-    const int64_t some = kBlockBytes / x_.reducer.element_bytes();
-    for (int64_t done = 0; done < count; done += some) {
-      const int64_t n = min64(some, count - done), at = x_.bytes(done);
-      const std::byte* first = version_of(0) + at;
-      for (int p = 1; p < x_.ranks; ++p) {
-        const bool last = p + 1 == x_.ranks;
-        std::byte* const to = last ? out + at : sum;
-        x_.reducer.combine(to, nullptr, first, version_of(p) + at, n, last);
-        first = to;
-      }
-      for (int p = 0; p < x_.ranks && give; ++p)
-        if (p != x_.rank) copy_one(theirs(p) + at, out + at, x_.bytes(n));
+  Context& x_;
+};
+
+// ---- in place -----------------------------------------------------------------------------------
+
+// A two_shot of tensors that are all in arenas. Whether they are, each rank knows of its own; so it
+// shows where its tensor is, and looks at what the others do in this call. If one stages, all do.
+class Mesh::InPlace {
+ public:
+  InPlace(Context& context, DType dtype, int64_t count) : x_(context), dtype_(dtype), count_(count) {}
+
+  // Whether all are in place, if `ok`.
+  Verdict meet(int64_t place, bool& all) {
+    Arrival& mine = x_.peers[size_t(x_.rank)].board->arrival;
+    mine.place = place;
+    mine.bytes = x_.bytes(count_);
+    mine.dtype = uint64_t(dtype_);
+    store_release(mine.round, x_.base + 1);
+    x_.wake_all();
+    all = true;
+    for (int p = 0; p < x_.ranks; ++p) {
+      if (p == x_.rank) continue;
+      Board& board = *x_.peers[size_t(p)].board;
+      const auto ready = [&] {
+        return load_acquire(board.arrival.round) > x_.base ||
+               load_acquire(board.staged.value) > x_.base;
+      };
+      const Verdict verdict = x_.await(p, Protocol::simple, x_.base + 1, ready,
+                                       [&] { return load_acquire(board.staged.value); });
+      if (verdict != Verdict::ok) return verdict;
+      all = all && load_acquire(board.arrival.round) > x_.base;
     }
+    return Verdict::ok;
+  }
+
+  Verdict reduce(const Arenas& arenas) {
+    const DirectPlan plan =
+        DirectPlan::make(Algorithm::two_shot, x_.ranks, count_, int(x_.bytes(1)),
+                         /*slot_bytes=*/x_.bytes(count_) + kMostPadding, /*channels=*/1, 0);
+    const Span mine = plan.part_of(plan.chunk_of(0, 0), x_.rank);
+    const int64_t at = x_.bytes(mine.first);
+    std::byte* tensors[kMaxRanks];
+    for (int p = 0; p < x_.ranks; ++p) tensors[p] = tensor_of(p, arenas) + at;
+    const auto theirs = [&](int p) { return tensors[p]; };
+    if (x_.ranks == 2)
+      x_.reducer.combine(tensors[x_.rank], tensors[1 - x_.rank], tensors[0], tensors[1],
+                         mine.count, true);
+    else
+      reduce_blocks(x_, tensors[x_.rank], true, theirs, theirs, mine.count);
+    store_release(x_.peers[size_t(x_.rank)].board->reduced.value, x_.base + 1);
+    x_.wake_all();
+    for (int p = 0; p < x_.ranks; ++p) {
+      if (p == x_.rank) continue;
+      uint64_t& reduced = x_.peers[size_t(p)].board->reduced.value;
+      const Verdict verdict =
+          x_.await(p, Protocol::simple, x_.base + 1, [&] { return load_acquire(reduced) > x_.base; },
+                   [&] { return load_acquire(reduced); });
+      if (verdict != Verdict::ok) return verdict;
+    }
+    return Verdict::ok;
+  }
+
+ private:
+  static constexpr int64_t kMostPadding = DirectPlan::kGrainBytes * kMaxRanks;
+
+  std::byte* tensor_of(int p, const Arenas& arenas) {
+    if (p == x_.rank) return x_.out;
+    Peer& peer = x_.peers[size_t(p)];
+    const Arrival& theirs = peer.board->arrival;
+    const int64_t bytes = x_.bytes(count_), place = theirs.place;
+    if (theirs.bytes != bytes || theirs.dtype != uint64_t(dtype_))
+      throw Error("rank " + std::to_string(x_.rank) + " reduces " + std::to_string(bytes) +
+                  " bytes of " + name_of(dtype_) + " in this call, and rank " + std::to_string(p) +
+                  " " + std::to_string(theirs.bytes) + " bytes of " +
+                  (theirs.dtype < kDTypes ? name_of(DType(theirs.dtype)) : "?") +
+                  ". All ranks must give tensors of the same size and dtype; the communicator is "
+                  "unusable now");
+    if (place < 0 || p >= int(arenas.of.size()) || arenas.of[size_t(p)] == nullptr)
+      throw TransportError("rank " + std::to_string(p) + " names memory that it has not offered");
+    if (place + bytes > peer.arena.bytes)
+      peer.arena = arenas.of[size_t(p)]->view(place + bytes);
+    return peer.arena.base + place;
   }
 
   Context& x_;
+  const DType dtype_;
+  const int64_t count_;
 };
 
 // -------------------------------------------------------------------------------------------------
@@ -238,16 +329,26 @@ Verdict Mesh::run(const Task& task, const Reducer& reducer, Wait& wait, WaitRepo
       lines ? MeshGeometry::kLineAhead : MeshGeometry::kAhead);
   Context context{peers_, rank_, ranks, rounds, reducer, static_cast<const std::byte*>(task.in),
                   static_cast<std::byte*>(task.out), wait, report};
-  Verdict verdict;
+  // Counted before it is known which way the call goes: it is the same number for all.
+  rounds += uint64_t(plan.rounds);
+  const int64_t place = arenas_ == nullptr || arenas_->mine == nullptr ||
+                                task.algorithm != Algorithm::two_shot || task.in != task.out ||
+                                reducer.scales_input() || plan.rounds == 0
+                            ? -1
+                            : arenas_->mine->place_of(task.out, context.bytes(task.count));
+  if (place >= 0) {
+    InPlace mesh(context, task.reduction.dtype, task.count);
+    bool all = false;
+    const Verdict verdict = mesh.meet(place, all);
+    if (verdict != Verdict::ok) return verdict;
+    if (all) return mesh.reduce(*arenas_);
+  }
   if (lines) {
     Lines mesh(context);
-    verdict = run_direct(plan, 0, mesh);
-  } else {
-    Slots mesh(context);
-    verdict = run_direct(plan, 0, mesh);
+    return run_direct(plan, 0, mesh);
   }
-  rounds += uint64_t(plan.rounds);
-  return verdict;
+  Slots mesh(context);
+  return run_direct(plan, 0, mesh);
 }
 
 }  // namespace ringkern::cpu

@@ -8,15 +8,19 @@
 //            its part of everybody's slot and writes the result back where it came from. So each
 //            cache line travels on a load, which the processor sees coming, and every store finds
 //            its line at hand.
+//            Tensors that all ranks have in their arenas are not staged at all: each rank reduces
+//            its part of everybody's tensor, in place.
 // ORDERING   data first, then the flag or counter with release; a reader acquires it first.
 // POLLING    the flag or counter of the one who writes it.
 // REUSE      as in core/direct.h; by two_shot a slot is free once its owner has copied the results.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "comm/ports.h"
 #include "core/direct.h"
+#include "cpu/arena.h"
 #include "cpu/simd.h"
 #include "cpu/wait.h"
 
@@ -28,10 +32,18 @@ struct DirectLine {
 };
 static_assert(sizeof(DirectLine) == 64);
 
+// Where the tensor of a call is in a rank's arena.
+struct alignas(kCacheLine) Arrival {
+  int64_t place, bytes;
+  uint64_t dtype;
+  uint64_t round;  // the first of the call, from 1; written last
+};
+
 // What a rank shows to all others. Each counter has one writer.
 struct Board {
   StepCounter staged;   // rounds that this rank has staged, over its life
   StepCounter reduced;  // rounds of which it has given the others its part (two_shot)
+  Arrival arrival;      // its last call with a tensor in its arena
 };
 
 // In a rank's segment, behind the FIFOs.
@@ -57,9 +69,10 @@ constexpr bool direct_runs_over(Algorithm a, Protocol p) {
 // One rank's view of the mesh, and how far it has come.
 class Mesh {
  public:
-  // `offset`: of the mesh's memory in everybody's segment.
-  Mesh(const Segments& segments, int64_t offset, int rank);
+  // `offset`: of the mesh's memory in everybody's segment. `arenas` may be null.
+  Mesh(const Segments& segments, int64_t offset, int rank, std::shared_ptr<const Arenas> arenas);
 
+  // Throws Error where the ranks are found at odds about the tensor.
   Verdict run(const Task& task, const Reducer& reducer, Wait& wait, WaitReport& report);
 
  private:
@@ -68,13 +81,19 @@ class Mesh {
     Board* board;
     DirectLine* lines;
     std::byte* slots;
+    PeerArena::View arena;  // as far as it has been mapped
   };
   struct Context;
   class Lines;
   class Slots;
+  class InPlace;
+  template <class VersionOf, class Theirs>
+  static void reduce_blocks(const Context& context, std::byte* out, bool give,
+                            VersionOf&& version_of, Theirs&& theirs, int64_t count);
 
   std::vector<Peer> peers_;  // by rank, this one's among them
   const int rank_;
+  const std::shared_ptr<const Arenas> arenas_;
   uint64_t rounds_ = 0, line_rounds_ = 0;  // of earlier calls
 };
 

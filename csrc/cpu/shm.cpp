@@ -15,13 +15,29 @@ constexpr size_t kPage = 4096;
 
 }  // namespace
 
-ShmTransport::ShmTransport(int64_t bytes) : bytes_(bytes), file_(bytes) {
+ShmTransport::ShmTransport(int64_t bytes, std::shared_ptr<Arenas> arenas)
+    : bytes_(bytes), file_(bytes), arenas_(std::move(arenas)) {
   file_.allocate(0, bytes);
   mine_ = mappings_.map(file_.fd(), 0, bytes);
+  if (arenas_ == nullptr) return;
+  try {
+    arenas_->mine = &Arena::mine();
+  } catch (const SharedMemoryError&) {
+    // No tensor of this rank is there, then, and who asks for one learns why.
+  }
+}
+
+Offer ShmTransport::offer() {
+  const bool has_arena = arenas_ != nullptr && arenas_->mine != nullptr;
+  return {"", file_.fd(), has_arena ? arenas_->mine->fd() : -1};
 }
 
 void* ShmTransport::map(const Offer& offer, int peer) {
   check_memory_of(peer, offer.fd, bytes_);
+  if (arenas_ != nullptr && arenas_->mine != nullptr && offer.second_fd >= 0) {
+    if (arenas_->of.size() <= size_t(peer)) arenas_->of.resize(size_t(peer) + 1);
+    arenas_->of[size_t(peer)] = PeerArena::of(peer, offer.second_fd, arenas_->mine->bytes());
+  }
   return mappings_.map(offer.fd, 0, bytes_, "mmap of the memory of rank " + std::to_string(peer));
 }
 

@@ -7,18 +7,18 @@
 #include <mutex>
 #include <vector>
 
-#include "cpu/memory_file.h"
+#include "cpu/arena.h"
 
 namespace ringkern::cpu {
 
 // A segment is a memory file, allocated at once and whole.
 class ShmTransport final : public Transport {
  public:
-  // Throws SharedMemoryError.
-  explicit ShmTransport(int64_t bytes);
+  // `arenas`, if any, is told where the tensors of each rank are. Throws SharedMemoryError.
+  explicit ShmTransport(int64_t bytes, std::shared_ptr<Arenas> arenas = nullptr);
 
   void* mine() override { return mine_; }
-  Offer offer() override { return {"", file_.fd()}; }
+  Offer offer() override;
   // Does not keep the descriptor. Throws TransportError unless it is a sealed memory file of the
   // same user and of exactly the size of this rank's own.
   void* map(const Offer& offer, int peer) override;
@@ -28,6 +28,7 @@ class ShmTransport final : public Transport {
   MemoryFile file_;
   Mappings mappings_;
   void* mine_ = nullptr;
+  const std::shared_ptr<Arenas> arenas_;
 };
 
 // Where the ranks of one process keep their segments. A neighbour's segment lives as long as anyone

@@ -21,11 +21,12 @@ inline Device cpu_device(int rank, int ranks, Milliseconds timeout) {
   device.name = device.terms.device = "cpu";
   device.terms.geometry = cpu::default_geometry();
   device.terms.segment_bytes = cpu::segment_bytes(device.terms.geometry);
-  device.make_transport = [bytes = device.terms.segment_bytes] {
-    return std::make_unique<cpu::ShmTransport>(bytes);
+  const auto arenas = std::make_shared<cpu::Arenas>();
+  device.make_transport = [=, bytes = device.terms.segment_bytes] {
+    return std::make_unique<cpu::ShmTransport>(bytes, arenas);
   };
   device.make_executor = [=, geometry = device.terms.geometry](const Segments& segments) {
-    return std::make_unique<cpu::Engine>(segments, geometry, rank, ranks, timeout);
+    return std::make_unique<cpu::Engine>(segments, geometry, rank, ranks, timeout, arenas);
   };
   return device;
 }

@@ -9,6 +9,7 @@
 #include "torch/local.h"
 #include "torch/plan.h"
 #include "torch/quick.h"
+#include "torch/shared.h"
 
 namespace ringkern::torch_ext {
 namespace {
@@ -99,6 +100,19 @@ PYBIND11_MODULE(_C, m) {
   bind_plan(m);
   m.add_object("quick_all_reduce", py::reinterpret_steal<py::object>(
                                        PyCFunction_New(&quick_all_reduce_method, nullptr)));
+  m.def("shared_empty",
+        [](const std::vector<int64_t>& sizes, const py::object& dtype) {
+          return shared_empty(sizes, py::cast<at::ScalarType>(dtype));
+        },
+        py::arg("sizes"), py::arg("dtype"));
+  m.def("is_shared", &is_shared, py::arg("tensor"));
+  m.def(
+      "share_by_default",
+      [](bool on) {
+        static SharedByDefault shared;
+        on ? shared.begin() : shared.end();
+      },
+      py::arg("on"));
   m.def(
       "remember",
       [](const py::object& group, TorchCommunicator* communicator) {

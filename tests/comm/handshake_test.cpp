@@ -219,7 +219,7 @@ void bad_messages_of_a_rank_fail_the_ring() {
     send_message(socket, to_bytes(hello) + std::string(kMaxMessage, 'x'), -1);
   });
   check_bad_rank(broken, [](const Fd& socket, const Hello& hello) {
-    send_with_two_fds(socket, to_bytes(hello));
+    send_with_three_fds(socket, to_bytes(hello));
   });
   check_bad_rank("which is not what it announces", [](const Fd& socket, Hello hello) {
     hello.offer_bytes = 99;

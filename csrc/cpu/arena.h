@@ -1,0 +1,85 @@
+// Memory of this process for tensors that the other ranks reach in place, so that an all-reduce of
+// them copies nothing: one memory file a process, whatever the number of its groups. Peers map it when
+// they first meet a tensor in it.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "cpu/memory_file.h"
+
+namespace ringkern::cpu {
+
+class Arena {
+ public:
+  // Of this process, and never freed; a forked child has its own. Throws SharedMemoryError.
+  static Arena& mine();
+  explicit Arena(int64_t bytes);
+
+  // At a cache line, or, where large, at a huge page. Throws SharedMemoryError.
+  void* allocate(int64_t bytes);
+  // In a forked child it does nothing: the memory is the parent's.
+  void free(void* at);
+  // Counted from the start of the file; -1: it is not, or not whole, in the arena.
+  int64_t place_of(const void* at, int64_t bytes) const {
+    const int64_t place = static_cast<const std::byte*>(at) - base_;
+    return place >= 0 && place <= bytes_ - bytes ? place : -1;
+  }
+
+  int fd() const { return file_.fd(); }
+  int64_t bytes() const { return bytes_; }
+  int64_t bytes_in_use() const;
+  int64_t bytes_committed() const;
+
+ private:
+  using Blocks = std::map<int64_t, int64_t>;  // place, bytes
+
+  void commit(int64_t at, int64_t bytes);
+  void release_granules(int64_t at, int64_t bytes);
+
+  const int64_t bytes_;
+  const int born_in_;  // pid
+  MemoryFile file_;
+  Mappings mappings_;
+  std::byte* base_ = nullptr;
+  mutable std::mutex mutex_;
+  Blocks free_, used_;
+  std::vector<bool> committed_;  // granules that have memory
+};
+
+// Another process's arena, as this one sees it. Shared by all groups that the two have in common.
+class PeerArena {
+ public:
+  // `fd` stays the caller's. Throws TransportError unless it is a sealed memory file of the same user
+  // and as large as this process's.
+  static std::shared_ptr<PeerArena> of(int peer, int fd, int64_t bytes);
+  PeerArena(int fd, int64_t bytes);
+  ~PeerArena();
+  PeerArena(const PeerArena&) = delete;
+  PeerArena& operator=(const PeerArena&) = delete;
+
+  // The start of the file, of which at least so much can be reached, and how much that is. It stays
+  // where it is for as long as this lives.
+  struct View {
+    std::byte* base = nullptr;
+    int64_t bytes = 0;
+  };
+  View view(int64_t at_least);
+
+ private:
+  const int fd_;
+  const int64_t bytes_;
+  std::mutex mutex_;
+  Mappings mappings_;
+  View widest_;
+};
+
+// What a rank of a group knows of everybody's arenas, by rank; null where there is none.
+struct Arenas {
+  Arena* mine = nullptr;
+  std::vector<std::shared_ptr<PeerArena>> of;
+};
+
+}  // namespace ringkern::cpu
