@@ -74,9 +74,7 @@ def read(environ: Mapping[str, str]) -> Config:
     return Config(protocol, timeout_s, algorithm)
 
 
-def _one_of(
-    environ: Mapping[str, str], name: str, default: str, choices: tuple[str, ...]
-) -> str:
+def _one_of(environ: Mapping[str, str], name: str, default: str, choices: tuple[str, ...]) -> str:
     value = environ.get(name, default)
     if value not in choices:
         raise ValueError(f"{name}={value!r}: choose one of {', '.join(choices)}")

@@ -13,7 +13,6 @@ from . import _C, functional
 from .arguments import Op
 from .comm import communicator_for, untraced
 
-
 _is_traced = torch.compiler.is_dynamo_compiling
 _quick_all_reduce = _C.quick_all_reduce
 
@@ -85,9 +84,7 @@ def ring_all_reduce(
     if not _is_traced() and _quick_all_reduce(tensor, op, group, async_op, protocol, algorithm):
         return None
     if torch.compiler.is_compiling():
-        if not async_op and functional.all_reduce_in_graph(
-            tensor, op, group, algorithm, protocol
-        ):
+        if not async_op and functional.all_reduce_in_graph(tensor, op, group, algorithm, protocol):
             return None
         torch._dynamo.graph_break(msg=_NOT_IN_A_GRAPH)
         return _outside_graph(

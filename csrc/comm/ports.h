@@ -112,7 +112,7 @@ struct Task {
   Algorithm algorithm = Algorithm::ring;  // of an all-reduce; everything else has the ring
   void* stream = nullptr;
   Milliseconds timeout{0};  // for each wait on a CPU; 0: the executor's
-  // Called on a CPU, if at all, before the thread gives its core away for the first time.
+  // Called on a CPU, if at all, when a wait takes more than some microseconds, and once only.
   void (*rests)(void* with) = nullptr;
   void* with = nullptr;
 };

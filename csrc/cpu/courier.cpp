@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <bit>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -217,7 +218,9 @@ void Courier::Body::work() {
 
 Verdict Courier::Body::work_until_something_fails() {
   Bell& bell = inbox_->bell();
-  const int pauses = pauses_for(ranks_);
+  int processors = 0;
+  for (const uint64_t word : my_processors()) processors += std::popcount(word);
+  const int pauses = pauses_for(ranks_, processors);
   Wait::Clock::time_point yield_from;
   while (!stopping_) {
     const auto until = std::min(mail_->deadline(), Clock::now() + std::chrono::hours(1));

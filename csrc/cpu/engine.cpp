@@ -46,7 +46,7 @@ Geometry default_geometry() {
 Engine::Engine(const Segments& segments, const Geometry& geometry, int rank, int ranks,
                std::chrono::nanoseconds timeout, std::shared_ptr<const Arenas> arenas)
     : segments_(segments), geometry_(geometry), rank_(rank), ranks_(ranks), timeout_(timeout),
-      pauses_(pauses_for(ranks)), mesh_(segments, mesh_offset(geometry), rank, std::move(arenas)) {
+      mesh_(segments, mesh_offset(geometry), rank, std::move(arenas)) {
   if (!geometry.valid() || geometry.channels != 1)
     throw UsageError("the CPU engine takes one channel and at least two slots of 16 bytes");
   if (ranks > 1) set_up(bell_of(segments.mine));
@@ -64,6 +64,7 @@ void Engine::run(const Task& task) {
   }
   const std::chrono::nanoseconds timeout = task.timeout.count() > 0 ? task.timeout : timeout_;
   const Reducer reducer(task.reduction);
+  if (pauses_ < 0) pauses_ = pauses_for(ranks_, mesh_.processors());
   Wait wait(bell, pauses_, timeout, yield_from_);
   wait.on_rest(task.rests, task.with);
   WaitReport report;

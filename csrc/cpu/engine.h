@@ -31,8 +31,8 @@ class Engine final : public Executor {
   const Geometry geometry_;
   const int rank_, ranks_;
   const std::chrono::nanoseconds timeout_;
-  const int pauses_;
   Mesh mesh_;
+  int pauses_ = -1;  // not known yet
   Wait::Clock::time_point yield_from_;  // see Wait
 };
 

@@ -1,5 +1,6 @@
 #include "cpu/mesh.h"
 
+#include <bit>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -15,6 +16,22 @@ Mesh::Mesh(const Segments& segments, int64_t offset, int rank,
     peers_.push_back({static_cast<Bell*>(segment), reinterpret_cast<Board*>(at),
                       reinterpret_cast<DirectLine*>(lines), lines + MeshGeometry::lines_bytes(), {}});
   }
+  if (peers_.empty()) return;
+  const Processors mine = my_processors();
+  for (size_t word = 0; word < mine.size(); ++word)
+    std::atomic_ref(peers_[size_t(rank)].board->processors[word])
+        .store(mine[word], std::memory_order_relaxed);
+}
+
+int Mesh::processors() const {
+  int count = 0;
+  for (size_t word = 0; word < Processors{}.size(); ++word) {
+    uint64_t all = 0;
+    for (const Peer& peer : peers_)
+      all |= std::atomic_ref(peer.board->processors[word]).load(std::memory_order_relaxed);
+    count += std::popcount(all);
+  }
+  return count;
 }
 
 // One call.

@@ -44,6 +44,7 @@ struct Board {
   StepCounter staged;   // rounds that this rank has staged, over its life
   StepCounter reduced;  // rounds of which it has given the others its part (two_shot)
   Arrival arrival;      // its last call with a tensor in its arena
+  Processors processors;  // that it had when it was connected; all ranks know them by the first call
 };
 
 // In a rank's segment, behind the FIFOs.
@@ -71,6 +72,10 @@ class Mesh {
  public:
   // `offset`: of the mesh's memory in everybody's segment. `arenas` may be null.
   Mesh(const Segments& segments, int64_t offset, int rank, std::shared_ptr<const Arenas> arenas);
+
+  // How many processors the ranks have between them. A rank that is pinned has one, and that says
+  // nothing.
+  int processors() const;
 
   // Throws Error where the ranks are found at odds about the tensor.
   Verdict run(const Task& task, const Reducer& reducer, Wait& wait, WaitReport& report);

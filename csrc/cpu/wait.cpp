@@ -9,15 +9,14 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <utility>
 
 namespace ringkern::cpu {
 namespace {
 
-// About 5 us of polling before the first yield: longer than a hop between ranks that run. A rank
-// whose core is wanted by another process yields it after that, and a small call then takes tens of
-// microseconds in place of hundreds.
-constexpr int kPauses = 200;
+// About 50 us of polling before the first yield: longer than it takes to wake a rank. With less, two
+// ranks of which one has slept for once would never meet awake again: each would find the other one
+// asleep, wake it, and be asleep when that comes.
+constexpr int kPauses = 2000;
 constexpr int kYields = 100;
 // A yield that took longer gave the core to somebody outside of the ring. The next one waits for so
 // many times as long, which bounds how much of its time a rank gives away.
@@ -74,12 +73,19 @@ void wake_all(std::atomic<uint32_t>& word) {
   syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
 
-int pauses_for(int ranks) {
-  cpu_set_t cpus;
-  CPU_ZERO(&cpus);
-  if (sched_getaffinity(0, sizeof cpus, &cpus) != 0) return 0;
-  // A rank that spins on a core that its neighbour needs delays the very thing it waits for.
-  return ranks <= CPU_COUNT(&cpus) ? kPauses : 0;
+int pauses_for(int ranks, int processors) {
+  // A rank that spins on a processor that its neighbour needs delays the very thing it waits for.
+  return ranks <= processors ? kPauses : 0;
+}
+
+Processors my_processors() {
+  Processors mine{};
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) == 0)
+    for (size_t i = 0; i < 64 * mine.size() && i < CPU_SETSIZE; ++i)
+      if (CPU_ISSET(i, &set)) mine[i / 64] |= uint64_t(1) << i % 64;
+  return mine;
 }
 
 std::string seconds(std::chrono::nanoseconds t) {
@@ -90,7 +96,7 @@ std::string seconds(std::chrono::nanoseconds t) {
 Wait::Ladder::Ladder(Wait& wait)
     : wait_(wait), start_(Clock::now()), now_(start_),
       yields_(start_ < wait.yield_from_ ? 0 : kYields) {
-  if (const auto rests = std::exchange(wait.rests_, nullptr)) rests(wait.with_);
+  wait.begin_rest();
 }
 
 void Wait::Ladder::yield() {

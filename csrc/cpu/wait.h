@@ -9,9 +9,11 @@
 // microseconds as a rule. So a rank whose yield took long sleeps instead, for a while.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <string>
+#include <utility>
 
 #include "core/status.h"
 
@@ -65,8 +67,11 @@ inline void wake(Bell& bell) {
 void sleep_while(std::atomic<uint32_t>& word, uint32_t value);
 void wake_all(std::atomic<uint32_t>& word);
 
-// How often so many ranks poll before they yield.
-int pauses_for(int ranks);
+// How often so many ranks poll before they yield, which have so many processors between them.
+int pauses_for(int ranks, int processors);
+// Those that this thread may run on; up to 1024.
+using Processors = std::array<uint64_t, 16>;
+Processors my_processors();
 
 // As "30.0 s".
 std::string seconds(std::chrono::nanoseconds t);
@@ -80,7 +85,7 @@ class Wait {
   Wait(Bell& bell, int pauses, std::chrono::nanoseconds timeout, Clock::time_point& yield_from)
       : bell_(bell), pauses_(pauses), timeout_(timeout), yield_from_(yield_from) {}
 
-  // Called before the first rest of all, once.
+  // Called once, when a wait has taken some microseconds, or before the first rest.
   void on_rest(void (*rests)(void*), void* with) {
     rests_ = rests;
     with_ = with;
@@ -94,6 +99,7 @@ class Wait {
     for (int i = 0; i < pauses_; ++i) {
       if (i >= kPolls) pause();
       if (ready()) return Verdict::ok;
+      if (i == kShortWait) begin_rest();
     }
     Ladder ladder(*this);
     Verdict verdict = Verdict::ok;
@@ -106,7 +112,11 @@ class Wait {
   }
 
  private:
-  static constexpr int kPolls = 64;
+  static constexpr int kPolls = 64, kShortWait = 200;
+
+  void begin_rest() {
+    if (const auto rests = std::exchange(rests_, nullptr)) rests(with_);
+  }
 
   // The slow part of a wait, free of the condition so that it is compiled once.
   class Ladder {

@@ -27,6 +27,7 @@ CURVES = {
         "gradient_as_bucket_view",
     ],
     "ddp_comm_hooks": ["powerSGD_hook", "fp16_compress_hook", "bfloat16_hook"],
+    "ddp_shared": ["ordinary", "shared"],
     "ddp_join": ["Join([model])", "model.join()", "Join([model, optimizer])"],
     "elastic": ["no rank dies", "rank 1 dies"],
     "evaluate": ["loss", "worst", "accuracy", "F1"],

@@ -1,0 +1,132 @@
+// The memory of shared tensors: who gets which part of it, what is taken from the system and given
+// back, and what other processes may map.
+#include "cpu/arena.h"
+
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "check.h"
+
+using namespace ringkern;
+using namespace ringkern::cpu;
+
+namespace {
+
+constexpr int64_t kMiB = 1 << 20;
+
+struct Block {
+  std::byte* at;
+  int64_t bytes;
+  unsigned char value;
+};
+
+void blocks_never_overlap_and_all_comes_back() {
+  Arena arena(64 * kMiB);
+  std::mt19937 random(1);
+  std::vector<Block> blocks;
+  for (int i = 0; i < 4000; ++i) {
+    if (blocks.size() > 30 || (!blocks.empty() && random() % 2 == 0)) {
+      const size_t which = random() % blocks.size();
+      const Block b = blocks[which];
+      for (int64_t j = 0; j < b.bytes; j += 61) CHECK_EQ(int(b.at[j]), int(b.value));
+      arena.free(b.at);
+      blocks.erase(blocks.begin() + ptrdiff_t(which));
+    } else {
+      const int64_t bytes = int64_t(random() % (random() % 8 == 0 ? 3 * kMiB : 5000));
+      auto* const at = static_cast<std::byte*>(arena.allocate(bytes));
+      CHECK_EQ(reinterpret_cast<uintptr_t>(at) % 128, 0u);
+      CHECK(arena.place_of(at, bytes) >= 0);
+      blocks.push_back({at, bytes, static_cast<unsigned char>(i)});
+      std::memset(at, i, size_t(bytes));
+    }
+  }
+  for (const Block& b : blocks) arena.free(b.at);
+  CHECK_EQ(arena.bytes_in_use(), 0);
+  // In one piece, from the start.
+  auto* const whole = arena.allocate(64 * kMiB);
+  CHECK_EQ(arena.place_of(whole, 64 * kMiB), 0);
+  CHECK_THROWS(SharedMemoryError, "free some", arena.allocate(1));
+  arena.free(whole);
+}
+
+void places_are_of_whole_blocks_in_the_arena() {
+  Arena arena(4 * kMiB);
+  auto* const first = static_cast<std::byte*>(arena.allocate(1000));
+  auto* const second = static_cast<std::byte*>(arena.allocate(1000));
+  CHECK_EQ(arena.place_of(second, 1) - arena.place_of(first, 1), second - first);
+  int elsewhere = 0;
+  CHECK_EQ(arena.place_of(&elsewhere, 4), -1);
+  CHECK_EQ(arena.place_of(nullptr, 4), -1);
+  CHECK_EQ(arena.place_of(first - 1, 4), -1);
+  CHECK_EQ(arena.place_of(first + 4 * kMiB - 4, 4), 4 * kMiB - 4);
+  CHECK_EQ(arena.place_of(first + 4 * kMiB - 4, 5), -1);
+}
+
+void memory_that_is_freed_goes_back_to_the_system() {
+  Arena arena(256 * kMiB);
+  CHECK_EQ(arena.bytes_committed(), 0);
+  void* const large = arena.allocate(100 * kMiB);
+  CHECK_EQ(arena.bytes_committed(), 100 * kMiB);
+  arena.free(large);
+  CHECK_EQ(arena.bytes_committed(), 32 * kMiB);  // some is kept
+  void* const again = arena.allocate(100 * kMiB);
+  CHECK(again == large);
+  CHECK_EQ(arena.bytes_committed(), 100 * kMiB);
+  arena.free(again);
+}
+
+void another_process_sees_what_is_there_and_what_comes() {
+  Arena arena(256 * kMiB);
+  auto* const word = static_cast<int*>(arena.allocate(sizeof(int)));
+  *word = 41;
+  const auto peer = PeerArena::of(1, arena.fd(), arena.bytes());
+  CHECK(PeerArena::of(1, arena.fd(), arena.bytes()) == peer);  // one for all groups
+  const PeerArena::View small = peer->view(4);
+  CHECK(small.base != static_cast<void*>(word));
+  CHECK_EQ(*reinterpret_cast<int*>(small.base + arena.place_of(word, 4)), 41);
+  auto* const far = static_cast<std::byte*>(arena.allocate(200 * kMiB)) + 200 * kMiB - 1;
+  const int64_t place = arena.place_of(far, 1);
+  const PeerArena::View large = peer->view(place + 1);
+  CHECK(large.bytes > place);
+  large.base[place] = std::byte{7};
+  CHECK_EQ(int(*far), 7);
+  *reinterpret_cast<int*>(small.base) = 42;  // the first view stays
+  CHECK_EQ(*word, 42);
+  CHECK_THROWS(TransportError, "does not have", peer->view(arena.bytes() + 1));
+}
+
+void a_file_of_another_size_is_refused() {
+  Arena arena(4 * kMiB);
+  CHECK_THROWS(TransportError, "rank 3", PeerArena::of(3, arena.fd(), 8 * kMiB));
+}
+
+void a_child_frees_nothing_of_its_parent() {
+  Arena arena(4 * kMiB);
+  void* const at = arena.allocate(1000);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    arena.free(at);
+    ::_exit(arena.bytes_in_use() > 0 && &Arena::mine() != &arena ? 0 : 1);
+  }
+  int status = 0;
+  CHECK(::waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  CHECK(arena.bytes_in_use() > 0);
+  arena.free(at);
+}
+
+}  // namespace
+
+int main() {
+  blocks_never_overlap_and_all_comes_back();
+  places_are_of_whole_blocks_in_the_arena();
+  memory_that_is_freed_goes_back_to_the_system();
+  another_process_sees_what_is_there_and_what_comes();
+  a_file_of_another_size_is_refused();
+  a_child_frees_nothing_of_its_parent();
+}
