@@ -34,7 +34,18 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "ringkern": __version__,
         "cpu_isa": build_info()["cpu_isa"],
+        "huge_pages": _huge_pages(),
     }
+
+
+def _huge_pages() -> str:
+    """When the kernel makes huge pages of a program's memory, as ``"madvise"``: where it asks."""
+    try:
+        text = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
+    except OSError:
+        return "unknown"
+    chosen = re.search(r"\[(\w+)\]", text)
+    return chosen[1] if chosen else "unknown"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +70,7 @@ class Report:
             f"# date: {self.date}",
             f"# command: {self.command}",
             f"# {settings.collective} of {self.ranks} ranks, in place, "
-            f"protocol {settings.protocol}; memory: {memory}",
+            f"algorithm {settings.algorithm}, protocol {settings.protocol}; memory: {memory}",
             f"# time: of a call; median of {perf.REPEATS} repeats, contenders in turn, each repeat "
             "as on its slowest rank",
             "#",

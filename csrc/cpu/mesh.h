@@ -51,7 +51,7 @@ struct Board {
 struct MeshGeometry {
   static constexpr int kLineAhead = 0, kAhead = 1;
   static constexpr int64_t kLines = 64;             // of a slot
-  static constexpr int64_t kSlotBytes = 128 << 10;  // a quarter of a second-level cache, for four
+  static constexpr int64_t kSlotBytes = 256 << 10;  // four fill a second-level cache
 
   static constexpr int64_t line_slot_data() { return kLines * int64_t(sizeof(DirectLine::data)); }
   static constexpr int64_t lines_bytes() {

@@ -5,6 +5,7 @@
 
 #include "cpu/simd.h"
 #include "torch/backend.h"
+#include "torch/bare.h"
 #include "torch/communicator.h"
 #include "torch/local.h"
 #include "torch/plan.h"
@@ -98,6 +99,7 @@ PYBIND11_MODULE(_C, m) {
   m.attr("algorithms") = py::tuple(names<Algorithm>(kAlgorithms));
   m.def("build_info", &build_info);
   bind_plan(m);
+  bind_bare(m);
   m.add_object("quick_all_reduce", py::reinterpret_steal<py::object>(
                                        PyCFunction_New(&quick_all_reduce_method, nullptr)));
   m.def("shared_empty",

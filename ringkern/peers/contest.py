@@ -1,0 +1,206 @@
+"""The coordinator: gives every contender the turn, size after size, and collects its times."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from dataclasses import field as made_by
+from pathlib import Path
+from typing import Any
+
+from . import memory
+from .contender import Contender, ContenderError
+from .field import Field
+from .rows import LIMIT, RINGKERN, Entrant, Row, has_limit
+from .samples import Block, Result, slowest, usual_placement
+
+# Of the limit, in bytes.
+CHUNKS = (4 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10)
+LONGEST_IN_LINES = 256 << 10  # above that, flags in lines are far from being the best
+MOST_CALLS = 10_000  # in a block
+BLOCK_S = 0.004
+LEAST_REPEATS, MOST_REPEATS = 9, 99
+MEMORY_SHARE = 0.25  # of the free memory, for the tensors of all contenders
+
+
+def run(field: Field) -> Iterator[Row]:
+    """Measures one size after the other.
+
+    Raises:
+        TimeoutError: there is no time left for the next one.
+    """
+    settings = field.settings
+    itemsize = memory.ITEMSIZE[settings.dtype]
+    # More than one small size may be rounded to one element.
+    for count in dict.fromkeys(max(1, size // itemsize) for size in settings.sizes):
+        if time.monotonic() > field.end:
+            raise TimeoutError(f"not through after {settings.timeout_s:g} s")
+        yield _Size(field, count * itemsize, count).measure()
+
+
+@dataclass
+class _Turns:
+    """What is known of an entrant while a size is measured."""
+
+    wrong: int | None = None
+    calls: int = 1
+    seconds: float = 0.0  # of a call
+    blocks: list[Block] = made_by(default_factory=list)
+
+
+class _Size:
+    """The contest over one size."""
+
+    def __init__(self, field: Field, size: int, count: int) -> None:
+        self._field, self._settings = field, field.settings
+        self._size, self._count = size, count
+        tensors = memory.span(size, self._settings.rotate) * self._settings.ranks
+        # The limit has tensors in shared memory, too. Where all together would be too much, a
+        # contender has its tensors in its turns only.
+        together = tensors * (len(field.contenders) + 1)
+        self._resident = together < MEMORY_SHARE * _free_memory()
+        self._turns: dict[Entrant, _Turns] = {}
+
+    def measure(self) -> Row:
+        field, settings = self._field, self._settings
+        for contender in field.contenders:
+            self._attempt(contender.name, self._enter, contender)
+        block = min(BLOCK_S, settings.seconds / max(1, len(self._turns)) / LEAST_REPEATS)
+        self._each(self._calibrate, block)
+        self._choose_chunks()
+        if settings.check:
+            self._each(self._check)
+        longest = sum(max(block, turns.seconds) for turns in self._turns.values())
+        repeats = int(settings.seconds / longest) if longest else 0
+        self._repeat(max(LEAST_REPEATS, min(MOST_REPEATS, repeats)) | 1)
+        choice = tuple(self._choice())
+        for contender in field.contenders:
+            self._attempt(contender.name, field.ask, contender.name, "release")
+        blocks = [block for turns in self._turns.values() for block in turns.blocks]
+        placement = usual_placement(blocks) if blocks else "unknown"
+        results = {
+            entrant: Result.of(turns.blocks, placement, turns.wrong)
+            for entrant, turns in self._turns.items()
+        }
+        return Row(self._size, self._count, placement, results, choice)
+
+    def _attempt(self, name: str, act: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+        """Does something with a contender. One that fails is ended, and its times do not count."""
+        try:
+            act(*args, **kwargs)
+        except ContenderError as error:
+            self._field.lose(name, error)
+        self._forget_lost()
+
+    def _forget_lost(self) -> None:
+        alive = {contender.name for contender in self._field.contenders}
+        self._turns = {e: turns for e, turns in self._turns.items() if e.contender in alive}
+
+    def _each(self, act: Callable[..., object], *args: Any) -> None:
+        for entrant in list(self._turns):
+            if entrant in self._turns:  # still
+                self._attempt(entrant.contender, self._with_memory, entrant, act, *args)
+
+    def _with_memory(self, entrant: Entrant, act: Callable[..., object], *args: Any) -> None:
+        if self._resident:
+            act(entrant, *args)
+            return
+        self._prepare(entrant.contender)
+        act(entrant, *args)
+        self._field.ask(entrant.contender, "release")
+
+    def _prepare(self, name: str) -> None:
+        rotate, dtype = self._settings.rotate, self._settings.dtype
+        self._field.ask(name, "prepare", size=self._size, rotate=rotate, dtype=dtype)
+
+    def _enter(self, contender: Contender) -> None:
+        modes = [mode for mode in self._settings.modes if mode in contender.modes]
+        if contender.name == LIMIT:
+            modes = limit_modes(contender.modes, self._size) if has_limit(self._settings) else []
+        if self._resident and modes:
+            self._prepare(contender.name)
+        self._turns |= {Entrant(contender.name, mode): _Turns() for mode in modes}
+
+    def _calibrate(self, entrant: Entrant, block: float) -> None:
+        """How long a call takes, and so how many fill a block: the same number on all ranks."""
+        turns, calls = self._turns[entrant], 3
+        for seconds in (block / 4, block):
+            times = self._time(entrant, max(1, self._settings.warmup), calls)
+            turns.seconds = max(1e-6 * times.median_us, 1e-9)
+            calls = max(1, min(MOST_CALLS, int(seconds / turns.seconds)))
+        turns.calls = calls
+
+    def _choose_chunks(self) -> None:
+        """Of each movement of the limit, the fastest chunk takes part."""
+        best: dict[str, Entrant] = {}
+        for entrant, turns in self._turns.items():
+            if entrant.contender == LIMIT:
+                movement = entrant.mode.split("/")[0]
+                other = best.setdefault(movement, entrant)
+                if turns.seconds < self._turns[other].seconds:
+                    best[movement] = entrant
+        kept = best.values()
+        self._turns = {e: t for e, t in self._turns.items() if e.contender != LIMIT or e in kept}
+
+    def _check(self, entrant: Entrant) -> None:
+        answers = self._field.ask(entrant.contender, "check", mode=entrant.mode)
+        self._turns[entrant].wrong = sum(answer["wrong"] for answer in answers)
+
+    def _repeat(self, repeats: int) -> None:
+        order = list(self._turns)
+        before = self._field.probe()
+        for _ in range(repeats):
+            for entrant in order:
+                if entrant not in self._turns:
+                    continue
+                self._attempt(entrant.contender, self._with_memory, entrant, self._turn)
+                after = self._field.probe()
+                self._forget_lost()
+                if entrant in self._turns and before is not None and after is not None:
+                    blocks = self._turns[entrant].blocks
+                    blocks[-1] = replace(blocks[-1], round_trips=(before, after))
+                before = after
+            order.reverse()  # nobody is always the first
+
+    def _turn(self, entrant: Entrant) -> None:
+        turns = self._turns[entrant]
+        # What others have left in the caches and in the predictors of branches is not the matter.
+        warmup = max(self._settings.warmup, turns.calls // 10)
+        turns.blocks.append(self._time(entrant, warmup, turns.calls))
+
+    def _time(self, entrant: Entrant, warmup: int, calls: int) -> Block:
+        asked = {"mode": entrant.mode, "warmup": warmup, "calls": calls}
+        answers = self._field.ask(entrant.contender, "time", **asked)
+        times = slowest([answer["times"] for answer in answers])
+        return Block(times, sum(answer["preempted"] for answer in answers))
+
+    def _choice(self) -> list[str]:
+        if RINGKERN not in {contender.name for contender in self._field.contenders}:
+            return []
+        asked = {"size": self._size, "dtype": self._settings.dtype}
+        found: list[str] = self._field.ask(RINGKERN, "choice", **asked)[0]["choice"]
+        return found
+
+
+def limit_modes(movements: tuple[str, ...], size: int) -> list[str]:
+    """The movements that can be tried with a size, each with its chunks."""
+    modes = []
+    for movement in movements:
+        if movement in ("one_shot", "scatter_gather"):
+            chunks = [chunk for chunk in CHUNKS if chunk <= size] or [CHUNKS[0]]
+            modes += [f"{movement}/{chunk}" for chunk in chunks]
+        elif movement != "flag_in_line" or size <= LONGEST_IN_LINES:
+            modes.append(f"{movement}/{CHUNKS[0]}")
+    return modes
+
+
+def _free_memory() -> int:
+    """Bytes that can be had without taking them from anybody."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

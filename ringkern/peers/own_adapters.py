@@ -1,0 +1,124 @@
+"""What a rank does with ringkern, and with the limit: the two that the running package has."""
+
+from __future__ import annotations
+
+import functools
+import mmap
+import os
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from .. import _C, build_info, ops
+from ..comm import communicator_for
+from ..shared import zeros
+from .adapters import Adapter, Bound
+from .memory import ITEMSIZE, Array, apart, private, span
+from .torch_adapters import TorchBound, tensors_of
+
+
+class RingKern(Adapter):
+    """``ringkern.ring_all_reduce``; in C++ the communicator's all-reduce.
+
+    ``options["shared"]``: of tensors that :func:`ringkern.zeros` has made.
+    """
+
+    dtypes = ("float32", "bfloat16", "float16")
+
+    def __init__(self, rank: int, ranks: int, options: dict[str, Any]) -> None:
+        super().__init__(rank, ranks, options)
+        torch.set_num_threads(1)
+        store = f"file://{options['folder']}/ringkern"
+        dist.init_process_group("gloo", store, world_size=ranks, rank=rank)
+        self._way = {"algorithm": options["algorithm"], "protocol": options["protocol"]}
+        self._ring = communicator_for(None)._c
+        if set(self._way.values()) == {"auto"}:  # which is what its loop in C++ takes
+            self.modes = ("py", "c")
+
+    def version(self) -> str:
+        return str(build_info()["version"])
+
+    def bind(self, size: int, rotate: int, dtype: str) -> Bound:
+        if self.options["shared"]:
+            places = apart(
+                zeros(span(size, rotate), dtype=torch.uint8).numpy(), size, rotate, dtype
+            )
+        else:
+            places = private(size, rotate, dtype)
+        call = ops.ring_all_reduce
+        if set(self._way.values()) != {"auto"}:
+            call = functools.partial(call, **self._way)
+        return TorchBound(places, tensors_of(places, dtype), call, self._loop)
+
+    def choice(self, size: int, dtype: str) -> list[str]:
+        if set(self._way.values()) != {"auto"}:
+            return list(self._way.values())  # as asked for
+        return list(self._ring.choice(dtype, size // ITEMSIZE[dtype]))
+
+    def close(self) -> None:
+        communicator_for(None).close()
+        dist.destroy_process_group()
+
+    def _loop(self, tensors: Sequence[Any], first: int, calls: int) -> list[int]:
+        if len(tensors) == 1:
+            return self._ring.time_all_reduce(tensors[0], calls)
+        turns = ((first + i) % len(tensors) for i in range(calls))
+        return [time for place in turns for time in self._ring.time_all_reduce(tensors[place], 1)]
+
+
+class Bare(Adapter):
+    """The limit, between two ranks. A mode is a movement and its chunk, as ``one_shot/65536``.
+
+    ``options["files"]``: descriptors of two memory files that both ranks have inherited.
+    """
+
+    modes = tuple(_C.Bare.movements)
+
+    def __init__(self, rank: int, ranks: int, options: dict[str, Any]) -> None:
+        super().__init__(rank, ranks, options)
+        torch.set_num_threads(1)
+        os.ftruncate(options["files"][0], _C.Bare.file_bytes)
+        self._bare = _C.Bare(rank, options["files"][0])
+
+    def round_trip_ns(self) -> float:
+        """A cache line there and back; both ranks call it."""
+        return self._bare.round_trip_ns()
+
+    def bind(self, size: int, rotate: int, dtype: str) -> Bound:
+        return _BareBound(self._bare, self.rank, self.options["files"][1], size, rotate, dtype)
+
+    def released(self) -> None:
+        os.ftruncate(self.options["files"][1], 0)
+
+
+class _BareBound(Bound):
+    def __init__(
+        self, bare: _C.Bare, rank: int, file: int, size: int, rotate: int, dtype: str
+    ) -> None:
+        super().__init__(private(size, rotate, dtype), [])
+        self._bare = bare
+        bytes_each = span(size, rotate)
+        os.ftruncate(file, 2 * bytes_each)
+        memory = np.frombuffer(mmap.mmap(file, 2 * bytes_each), np.uint8)
+        # Each rank clears all of it, which makes zeros of zeros: nobody sums yet.
+        shared = [
+            apart(memory[at : at + bytes_each], size, rotate, dtype) for at in (0, bytes_each)
+        ]
+        self._shared = shared[rank]
+        self._mine = tensors_of(self.places, dtype)
+        self._ours = [tensors_of(part, dtype) for part in (shared[rank], shared[1 - rank])]
+
+    def places_of(self, mode: str) -> Sequence[Array]:
+        return self._shared if mode.startswith("shared/") else self.places
+
+    def loop(self, mode: str, first: int, calls: int) -> array[int]:
+        movement, chunk = mode.split("/")
+        mine, theirs = self._ours if movement == "shared" else (self._mine, [])
+        # The loop begins with the first tensor that it is given.
+        mine, theirs = mine[first:] + mine[:first], theirs[first:] + theirs[:first]
+        times = self._bare.time_all_reduce(movement, mine, theirs, calls, int(chunk))
+        return array("q", times)

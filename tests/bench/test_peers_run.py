@@ -1,0 +1,194 @@
+"""The command line next to peers: real runs, names, and what is not installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ringkern.__main__ import main
+from ringkern.config import ALGORITHMS, PROTOCOLS
+from ringkern.peers import catalogue, install
+from ringkern.peers.contest import LONGEST_IN_LINES, run
+from ringkern.peers.field import Field
+from ringkern.peers.install import Folder, Installer, InstallError
+from ringkern.peers.rows import Settings
+
+LIMIT_S = 120
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ringkern", "bench", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="the limit needs two cores")
+def test_ringkern_gloo_and_the_limit(tmp_path: Path) -> None:
+    out, plot = tmp_path / "out.json", tmp_path / "out.png"
+    done = bench(
+        *("--vs", "gloo,mpich", "--modes", "c,py", "--seconds", "0.05"),
+        *("-b", "8", "-e", "32K", "-f", "64", "--rotate", "64K"),
+        *("--dir", str(tmp_path / "none"), "-J", str(out), "--plot", str(plot)),
+    )
+    assert done.returncode == 0, done.stderr
+    missing = "# left out: mpich: not installed; python -m ringkern peers install mpich\n"
+    assert missing in done.stderr
+    assert missing in done.stdout
+    assert "# Out of bounds values : 0 OK\n" in done.stdout
+    lines = [line.split() for line in done.stdout.splitlines() if not line.startswith("#")]
+    assert [line[0] for line in lines] == [size for size in ("8", "512", "32768") for _ in range(4)]
+    kinds = [("py", "plain"), ("c", "plain"), ("py", "shared"), ("c", "shared")]
+    assert [tuple(line[9:11]) for line in lines] == kinds * 3
+    for line in lines:
+        # Gloo's loop in C++ has not been compiled.
+        assert (line[8], line[-1]) == ("0", "gloo" if line[9] == "py" else "-")
+    found = json.loads(out.read_text())
+    assert set(found["versions"]) == {"ringkern", "ringkern:shared", "gloo"}
+    for row in found["rows"]:
+        assert row["placement"] != "unknown"
+        algorithm, protocol = row["choice"]
+        assert algorithm in ALGORITHMS
+        assert protocol in PROTOCOLS
+        names = {(r["contender"], r["mode"].split("/")[0]) for r in row["results"]}
+        movements = {("limit", m) for m in ("one_shot", "scatter_gather", "shared")}
+        assert names >= {("ringkern", "py"), ("ringkern:shared", "py"), ("gloo", "py")} | movements
+        assert all(r["wrong"] == 0 for r in row["results"])
+        assert all(b["round_trips_ns"] for r in row["results"] for b in r["blocks"])
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="the limit needs two cores")
+def test_a_way_that_is_asked_for() -> None:
+    done = bench(
+        *("--vs", "none", "--modes", "py,c", "--algo", "ring", "--proto", "ll", "-d", "bfloat16"),
+        *("-b", "6", "-e", "2K", "-f", "128", "--seconds", "0.02"),
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines() if not line.startswith("#")]
+    assert [line[:3] for line in lines] == [
+        [size, count, "bfloat16"] for size, count in (("6", "3"), ("768", "384")) for _ in range(2)
+    ]
+    # Its loop in C++ takes no way.
+    assert {tuple(line[8:10]) for line in lines} == {("0", "py")}
+    assert {tuple(line[12:14]) for line in lines} == {("ring", "ll")}
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="the limit needs two cores")
+def test_the_limit_is_right_at_any_length() -> None:
+    sizes = (4, 12, 56, 60, 1000, 65540, 300 << 10, (1 << 20) + 4)
+    settings = Settings(sizes=sizes, seconds=0.01, rotate=4 << 20, timeout_s=LIMIT_S)
+    with Field(settings, [catalogue.limit()]) as field:
+        for row in run(field):
+            assert len(row.results) == (4 if row.size < LONGEST_IN_LINES else 3)
+            assert {result.wrong for result in row.results.values()} == {0}, row.size
+        assert field.left_out == {}
+
+
+def test_ranks_end_with_the_coordinator(tmp_path: Path) -> None:
+    """Also where it is ended in the middle of a run."""
+    command = [sys.executable, "-m", "ringkern", "bench", "--modes", "py", "--seconds", "60"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("# ringkern")  # all are there
+        ranks = [int(pid) for pid in children(process.pid)]
+        assert len(ranks) >= 4
+        process.terminate()
+        assert process.wait(30) == 143
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in ranks):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("bench --vs nccl", "choose of gloo, mpich"),
+        ("bench --vs openmpi:fast", "openmpi:segring"),
+        ("bench --vs mpich --modes c++", "py,c"),
+        ("bench --vs mpich -o max", "op sum"),
+        ("bench --vs mpich --coll all_gather", "all_reduce"),
+        ("bench --vs mpich -d float64", "float32, float16, bfloat16"),
+        ("bench --plot /no/such/place/out.png", "no such directory"),
+        ("peers install nccl", "gloo, mpich"),
+        ("peers remove", "install"),
+    ],
+)
+def test_bad_arguments(arguments: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_status:
+        main(arguments.split())
+    assert exit_status.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_not_under_torchrun(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(SystemExit):
+        main(["bench", "--vs", "mpich"])
+    assert "without torchrun" in capsys.readouterr().err
+
+
+def test_a_peer_stands_for_its_configurations(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    for name in ("openmpi", "mpich"):
+        (tmp_path / name / "bin").mkdir(parents=True)
+        (tmp_path / name / "bin" / "mpiexec").touch()
+    asked = ["openmpi", "mpich:release_gather", "intelmpi", "vllm", "gloo"]
+    chosen, left_out = catalogue.select(asked, folder)
+    assert [each.name for each in chosen] == [
+        *("openmpi", "openmpi:nocma", "openmpi:segring", "openmpi:rabenseifner"),
+        *("mpich:release_gather", "gloo"),
+    ]
+    assert set(left_out) == {"intelmpi", "vllm"}
+    assert {each.peer for each in chosen} == {"openmpi", "mpich", "gloo"}
+    assert chosen[0].mpiexec[0] == str(tmp_path / "openmpi" / "bin" / "mpiexec")
+    assert "^cma" in chosen[1].mpiexec
+    assert chosen[4].variables["MPIR_CVAR_ALLREDUCE_POSIX_INTRA_ALGORITHM"] == "release_gather"
+    assert chosen[5].python == sys.executable  # there is no other environment
+
+
+def test_install_goes_on_after_a_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = []
+
+    def fails(to: Installer) -> None:
+        to.run("false")
+
+    def works(to: Installer) -> None:
+        to.run("echo", "compiled")
+        ran.append(to.folder.path)
+
+    monkeypatch.setattr(install, "PEERS", {"mpich": fails, "vllm": works})
+    assert install.main(["mpich", "vllm"], tmp_path / "peers") == 1
+    assert ran == [tmp_path / "peers"]
+    said = capsys.readouterr()
+    assert "vllm: installed" in said.out
+    assert "error: mpich: " in said.err
+    assert "install.log" in said.err
+    assert "$ echo compiled\ncompiled\n" in (tmp_path / "peers" / "install.log").read_text()
+    monkeypatch.setitem(install.PEERS, "gloo", lambda to: to.run("no-such-program"))
+    with pytest.raises(InstallError, match="no-such-program"):
+        Installer(Folder(tmp_path), print).install("gloo")
+
+
+def test_the_folder_follows_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert install.default_folder() == Path("/somewhere/ringkern/peers")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert install.default_folder() == Path.home() / ".cache" / "ringkern" / "peers"
