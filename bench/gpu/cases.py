@@ -12,6 +12,10 @@ import torch.distributed as dist
 from bench.gpu.part import Context, Failed
 
 PROTOCOLS = ("simple", "ll", "ll128")
+ALGORITHMS = ("one_shot", "two_shot")  # besides the ring; each over the protocol that it has
+# Every way of an all-reduce: its name, and how to ask for it.
+WAYS: dict[str, dict[str, Any]] = {name: {"protocol": name} for name in PROTOCOLS}
+WAYS |= {name: {"algorithm": name} for name in ALGORITHMS}
 FLOATS = ("float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 INTEGERS = ("int8", "uint8", "int32", "int64")
 FLOAT_OPS = ("sum", "prod", "min", "max", "avg", "premul_sum")

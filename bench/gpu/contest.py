@@ -17,7 +17,9 @@ from typing import Any
 import torch
 
 from bench.gpu import nccl, timing
+from bench.gpu.cases import ALGORITHMS, WAYS
 
+DIRECT_MOST = 16 << 20  # bytes up to which the algorithms besides the ring compete
 MEMORY_SHARE = 0.7  # of what is free
 LAUNCH = "launch"
 
@@ -27,13 +29,13 @@ class Settings:
     """A contest.
 
     Attributes:
-        protocols: of ringkern, each a contender.
+        ways: of ringkern, as in cases.WAYS, or "auto"; each a contender.
         sizes: bytes of a rank's tensor, float32.
         nccl: path of a libnccl, or "".
     """
 
     ranks: int
-    protocols: tuple[str, ...]
+    ways: tuple[str, ...]
     sizes: tuple[int, ...]
     device: str
     nccl: str = ""
@@ -80,13 +82,13 @@ def contend(
     buffers = timing.Buffers(settings.ranks, max(1, size // 4), settings.device)
     calls = timing.calls_for(size, settings.ranks)
 
-    def ringkern_call(protocol: str) -> Any:
-        return lambda: ring.all_reduce(buffers.tensors, protocol=protocol)
+    def ringkern_call(way: str) -> Any:
+        return lambda: ring.all_reduce(buffers.tensors, **WAYS.get(way, {}))
 
-    protocols = settings.protocols
-    contenders = [timing.Timed(f"ringkern/{p}", ringkern_call(p), calls) for p in protocols]
+    ways = [way for way in settings.ways if way not in ALGORITHMS or size <= DIRECT_MOST]
+    contenders = [timing.Timed(f"ringkern/{way}", ringkern_call(way), calls) for way in ways]
     if rival:
-        name = f"nccl/{protocols[0]}"
+        name = f"nccl/{ways[0]}"
         contenders.append(timing.Timed(name, lambda: rival.all_reduce(buffers.tensors), calls))
     for contender in contenders:
         contender.wrong = buffers.wrong_after(contender.call)
@@ -119,5 +121,5 @@ def run_contest(settings: Path, results: Path) -> None:
     """The process's work: settings from a file, results to another."""
     told = json.loads(settings.read_text())
     sys.path.insert(0, told.pop("site"))
-    told |= {"protocols": tuple(told["protocols"]), "sizes": tuple(told["sizes"])}
+    told |= {"ways": tuple(told["ways"]), "sizes": tuple(told["sizes"])}
     main(Settings(**told), results)

@@ -83,25 +83,25 @@ def within_a_process(context: Context, wrong: list[str]) -> None:
     replays = 100 if context.quick else REPLAYS
     for k in (2, 8):
         with Ring(["cuda:0"] * k, timeout=TIMEOUT) as ring:
-            for protocol in cases.PROTOCOLS:
+            for name, way in cases.WAYS.items():
                 for count in (1, 1001, 300_001):
                     checked = Checked("cuda:0", range(k), k, count)
-                    reduce = functools.partial(ring.all_reduce, protocol=protocol)
+                    reduce = functools.partial(ring.all_reduce, **way)
                     graph = checked.capture(reduce)
                     start = time.monotonic()
                     for _ in range(replays):
                         graph.replay()
                     steps, bad = checked.seen()
                     seconds = round(time.monotonic() - start, 3)
-                    row = {"k": k, "protocol": protocol, "count": count, "replays": replays}
+                    row = {"k": k, "protocol": name, "count": count, "replays": replays}
                     rows.append({**row, "wrong": bad, "seconds": seconds})
                     context.note(local=rows)
                     if bad or steps != replays + 1:
-                        wrong.append(f"local k={k} {protocol}[{count}]: {bad} wrong, {steps} steps")
+                        wrong.append(f"local k={k} {name}[{count}]: {bad} wrong, {steps} steps")
                     # A call outside of the graph goes on where the replays have stopped.
                     checked.once(reduce)
                     if checked.seen()[1] != bad:
-                        wrong.append(f"local k={k} {protocol}[{count}]: wrong after the replays")
+                        wrong.append(f"local k={k} {name}[{count}]: wrong after the replays")
 
 
 def between_processes(context: Context, wrong: list[str]) -> None:

@@ -69,9 +69,11 @@ def check(rank: int, size: int, device: str, protocol: str, count: int) -> tuple
 
     for dtype, op in DTYPES:
         given, expected = cases.all_reduce(here, op, dtype, size, count)
-        tensor = given[rank].clone()
-        ringkern.ring_all_reduce(tensor, cases.reduce_op(op), protocol=protocol)
-        compare(f"all_reduce {op} {dtype}", tensor, expected)
+        ways = [protocol, *(cases.ALGORITHMS if protocol == "ll" else ())]
+        for way in ways:
+            tensor = given[rank].clone()
+            ringkern.ring_all_reduce(tensor, cases.reduce_op(op), **cases.WAYS[way])
+            compare(f"all_reduce {way} {op} {dtype}", tensor, expected)
     given, expected = cases.all_reduce(here, "sum", "float32", size, count * size)
     output = given.new_empty(count)
     cases.poison(output)

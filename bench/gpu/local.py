@@ -17,7 +17,7 @@ from bench.gpu import cases
 from bench.gpu.part import Context
 
 COUNTS = (1, 1000, 40_009)
-LARGE = (("float32", 1_500_001), ("bfloat16", 2_000_003))  # several loops of every protocol
+LARGE = (("float32", 1_500_001), ("bfloat16", 2_000_003))  # several loops, or rounds, of every way
 TIMEOUT = timedelta(seconds=20)
 
 
@@ -49,18 +49,18 @@ def rows(device: str, dtype: torch.dtype, ranks: int, count: int) -> list[torch.
 
 
 def check_all_reduce(tally: cases.Tally, ring: Any, device: str, counts: tuple[int, ...]) -> None:
-    """Every protocol, dtype and op, in place."""
+    """Every way, dtype and op, in place."""
     for count in counts:
         for dtype, op in cases.every_dtype_and_op():
             if not tally.in_time():
                 return
             given, expected = cases.all_reduce(device, op, dtype, ring.size, count)
-            for protocol in cases.PROTOCOLS:
+            for name, way in cases.WAYS.items():
                 tensors = rows(device, given.dtype, ring.size, count)
                 for tensor, row in zip(tensors, given):
                     tensor.copy_(row)
-                ring.all_reduce(tensors, cases.reduce_op(op), protocol=protocol)
-                expect_all(tally, tensors, expected, f"all_reduce {protocol} {op}")
+                ring.all_reduce(tensors, cases.reduce_op(op), **way)
+                expect_all(tally, tensors, expected, f"all_reduce {name} {op}")
 
 
 def check_halves(tally: cases.Tally, ring: Any, device: str, count: int) -> None:
@@ -97,28 +97,28 @@ def check_large(
 ) -> None:
     for dtype, count in sizes:
         given, expected = cases.all_reduce(device, "sum", dtype, ring.size, count)
-        for protocol in cases.PROTOCOLS:
+        for name, way in cases.WAYS.items():
             if not tally.in_time():
                 return
             tensors = [row.clone() for row in given]
-            ring.all_reduce(tensors, protocol=protocol)
-            expect_all(tally, tensors, expected, f"all_reduce {protocol} sum")
+            ring.all_reduce(tensors, **way)
+            expect_all(tally, tensors, expected, f"all_reduce {name} sum")
 
 
 def check_random(tally: cases.Tally, ring: Any, device: str) -> None:
     generator = torch.Generator(device).manual_seed(ring.size)
     for dtype, tolerance in (("float32", 1e-5), ("bfloat16", 5e-2), ("float16", 1e-2)):
-        for protocol in cases.PROTOCOLS:
+        for name, way in cases.WAYS.items():
             shape = (ring.size, 30_011)
             values = torch.randn(shape, generator=generator, device=device, dtype=torch.float64)
             given = values.to(cases.dtype_of(dtype))
             tensors = [row.clone() for row in given]
-            ring.all_reduce(tensors, protocol=protocol)
-            expect_all(tally, tensors[1:], tensors[0], f"agreement of ranks, {protocol}")
+            ring.all_reduce(tensors, **way)
+            expect_all(tally, tensors[1:], tensors[0], f"agreement of ranks, {name}")
             wanted = given.double().sum(0)
             error = ((tensors[0].double() - wanted).norm() / wanted.norm()).item()
             if not error <= tolerance:  # NaN, too
-                tally.wrong.append(f"{protocol} {dtype} k={ring.size}: relative error {error:.2g}")
+                tally.wrong.append(f"{name} {dtype} k={ring.size}: relative error {error:.2g}")
 
 
 def expect_all(

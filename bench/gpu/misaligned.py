@@ -30,16 +30,16 @@ def run(context: Context) -> None:
         for dtype in ("float32", "bfloat16", "float64", "int8", "float8_e4m3fn"):
             starts = range(16 // cases.dtype_of(dtype).itemsize)
             counts = COUNTS[:3] if context.quick else COUNTS
-            for count, start, protocol in itertools.product(counts, starts, cases.PROTOCOLS):
+            for count, start, way in itertools.product(counts, starts, cases.WAYS):
                 if not tally.in_time():
                     break
-                check(tally, ring, device, dtype, count, start, protocol)
+                check(tally, ring, device, dtype, count, start, way)
         tally.settle()  # before the ring is closed: what went wrong in it is raised here
     tally.finish()
 
 
 def check(
-    tally: cases.Tally, ring: Any, device: str, dtype: str, count: int, start: int, protocol: str
+    tally: cases.Tally, ring: Any, device: str, dtype: str, count: int, start: int, way: str
 ) -> None:
     """``start``: rank 0's first element, counted from a multiple of 16 bytes."""
     given, expected = cases.all_reduce(device, "sum", dtype, ring.size, count)
@@ -55,5 +55,5 @@ def check(
         views.append(whole[rank, at : at + count])
         views[-1].copy_(given[rank])
         around[rank, at : at + count] = expected
-    ring.all_reduce(views, protocol=protocol)
-    tally.expect(whole, around, f"{protocol} {dtype}[{count}] from element {start}")
+    ring.all_reduce(views, **cases.WAYS[way])
+    tally.expect(whole, around, f"{way} {dtype}[{count}] from element {start}")

@@ -1,6 +1,6 @@
-// A reduced matrix of collectives for compute-sanitizer: every protocol and collective, a dtype of
-// each width, aligned and not, sizes of one element and of several loops. Results are checked, too:
-// what a tool slows down by a hundred also runs in another order.
+// A reduced matrix of collectives for compute-sanitizer: every protocol, collective and algorithm,
+// a dtype of each width, aligned and not, sizes of one element and of several loops. Results are
+// checked, too: what a tool slows down by a hundred also runs in another order.
 //
 // usage: sanitize [most ranks [large count]]
 #include <cuda_runtime_api.h>
@@ -55,6 +55,7 @@ T as(int value) {
 
 struct Case {
   Collective collective;
+  Algorithm algorithm;
   Protocol protocol;
   int64_t count, offset;
 };
@@ -67,6 +68,7 @@ bool run_case(LocalRing& ring, DType dtype, const Case& c) {
   const int64_t out_count = c.collective == Collective::all_gather ? n * k : n;
   Task task;
   task.collective = c.collective;
+  task.algorithm = c.algorithm;
   task.protocol = c.protocol;
   task.reduction = Reduction::of(Op::sum, dtype, k);
   task.count = n;
@@ -94,9 +96,9 @@ bool run_case(LocalRing& ring, DType dtype, const Case& c) {
           expected += value_of(q, c.collective == Collective::all_reduce ? i : r * n + i);
       const T wanted = as<T>(expected);
       if (std::memcmp(&out[size_t(i)], &wanted, sizeof wanted) == 0) continue;
-      std::printf("WRONG: %s %s %s[%lld], start %lld: rank %d of %d, element %lld\n",
-                  name_of(c.collective), name_of(c.protocol), name_of(dtype),
-                  static_cast<long long>(n), static_cast<long long>(c.offset), r, k,
+      std::printf("WRONG: %s %s %s %s[%lld], start %lld: rank %d of %d, element %lld\n",
+                  name_of(c.collective), name_of(c.algorithm), name_of(c.protocol),
+                  name_of(dtype), static_cast<long long>(n), static_cast<long long>(c.offset), r, k,
                   static_cast<long long>(i));
       return false;
     }
@@ -118,14 +120,19 @@ int main(int argc, char** argv) try {
     LocalRing ring(std::vector<int>(size_t(ranks), 0), Milliseconds(300000));
     for (int p = 0; p < kProtocols; ++p)
       for (const DType dtype : {DType::f32, DType::f64, DType::bf16, DType::i8})
-        for (int c = 0; c < kCollectives; ++c)
-          for (const int64_t count : {int64_t(1), int64_t(37), large}) {
-            const Case one{Collective(c), Protocol(p), count, count == 37 ? 1 : 0};
+        for (const int64_t count : {int64_t(1), int64_t(37), large}) {
+          const auto run = [&](Collective c, Algorithm a) {
+            const Case one{c, a, Protocol(p), count, count == 37 ? 1 : 0};
             with_dtype(dtype, [&](auto tag) {
               wrong += !run_case<typename decltype(tag)::type>(ring, dtype, one);
             });
             ++cases;
-          }
+          };
+          for (int c = 0; c < kCollectives; ++c) run(Collective(c), Algorithm::ring);
+          for (int a = 0; a < kAlgorithms; ++a)
+            if (direct_runs_over(Algorithm(a), Protocol(p)))
+              run(Collective::all_reduce, Algorithm(a));
+        }
   }
   std::printf("%d cases, %d wrong\n", cases, wrong);
   return wrong ? 1 : 0;

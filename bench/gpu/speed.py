@@ -1,8 +1,9 @@
 """Time and bus bandwidth of ranks of one process on one GPU, next to NCCL where one is given.
 
-Without NCCL, the three protocols compete in one process for each number of ranks. NCCL's protocol
-follows from its environment: with it there is a process for each protocol, in which it competes
-with ringkern's of the same name, and one in which both choose.
+Without NCCL, the ring over each of the three protocols and the direct algorithms compete in one
+process for each number of ranks. NCCL's protocol follows from its environment: with it there is a
+process for each protocol, in which it competes with ringkern's of the same name, and one in which
+both choose, and in which the direct algorithms compete, too.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 from bench.gpu import device, limits, nccl
 from bench.gpu.bounded import ROOT
-from bench.gpu.cases import PROTOCOLS
+from bench.gpu.cases import ALGORITHMS, PROTOCOLS, WAYS
 from bench.gpu.contest import LAUNCH, Settings
 from bench.gpu.part import Context, Failed, write_json
 
@@ -36,9 +37,9 @@ def run(context: Context) -> None:
     rows: list[dict[str, Any]] = []
     notes: list[str] = []
     broken: list[str] = []
-    groups: list[tuple[str, ...]] = [PROTOCOLS]
+    groups: list[tuple[str, ...]] = [tuple(WAYS)]
     if context.nccl:
-        groups = [("auto",), *((protocol,) for protocol in PROTOCOLS)]
+        groups = [("auto", *ALGORITHMS), *((protocol,) for protocol in PROTOCOLS)]
     contests = [(ranks, group) for group in groups for ranks in RANKS]
     for ranks, group in contests:
         if context.left() < 15:
@@ -80,7 +81,7 @@ def contest(
         done = {line["size_bytes"] for line in lines if "size_bytes" in line}
         settings = Settings(
             ranks=ranks,
-            protocols=group,
+            ways=group,
             sizes=tuple(size for size in sizes if size not in done),
             device="cpu" if context.rehearsal else "cuda:0",
             nccl=library,

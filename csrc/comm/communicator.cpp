@@ -280,16 +280,16 @@ void Communicator::close(Milliseconds patience) {
   for (auto& [name, ring] : rings) dissolve(ring, patience);
 }
 
-// What was enqueued on a device may still run; then the neighbours' kernels may still return
-// credits to this rank's memory.
-void Communicator::dissolve(Ring& ring, Milliseconds patience) {
+// What was enqueued on a device may still run; then the others' kernels may still write to this
+// rank's memory, as when they return credits.
+void Communicator::dissolve(Ring& ring, Milliseconds patience) const {
   if (!ring.executor->drain(patience)) {
     ring.executor->abort();
     ring.executor->drain(Milliseconds::max());
   }
   ring.executor.reset();
   if (ring.transport == nullptr || !ring.transport->unmap()) return;
-  if (!part_from(ring.neighbours, kPartingTimeout)) ring.transport->abandon();
+  if (!part_from(ring.neighbours, ranks_, kPartingTimeout)) ring.transport->abandon();
 }
 
 }  // namespace ringkern

@@ -81,7 +81,7 @@ class Communicator {
                const std::function<void()>& before = nullptr);
   Ring& ring_on(const Device& device);
   Ring connect(const Device& device);
-  static void dissolve(Ring& ring, Milliseconds patience);
+  void dissolve(Ring& ring, Milliseconds patience) const;
   std::string poison(const std::string& reason);  // returns the first reason
   bool forked() const;
 

@@ -1,13 +1,15 @@
-// How neighbours part: a rank that no longer uses its neighbours' memory says so over the socket,
-// and gives its own back when both have said the same.
+// How ranks part: a rank that no longer uses the others' memory says so over the sockets to its
+// neighbours, and gives its own back when all have said the same.
 #pragma once
 
 #include "comm/rendezvous.h"
 
 namespace ringkern {
 
-// Says goodbye to both neighbours and waits for theirs, or for the end of their processes. False if
-// one did neither within `timeout`.
-bool part_from(const Neighbours& neighbours, Milliseconds timeout);
+// Says goodbye to both neighbours and waits for theirs, as often as it takes the word to come from
+// the farthest rank. False if they did not say it within `timeout`, or one ended before it had said
+// all: then nothing is known of those behind it. Of at most three ranks there are none behind it,
+// and a rank that has ended has parted.
+bool part_from(const Neighbours& neighbours, int ranks, Milliseconds timeout);
 
 }  // namespace ringkern

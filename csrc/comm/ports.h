@@ -82,11 +82,12 @@ class Transport {
   virtual void* mine() = 0;
   virtual Offer offer() = 0;  // the descriptor stays the transport's
   // Checks the offer against `bytes`, the size that this rank expects: never a size a peer names.
+  // May be null, out of reach, where the peer is no neighbour on the ring.
   virtual void* map(const Offer& offer, int peer) = 0;
-  // Ends this rank's use of its neighbours' memory. True where a rank must not give its own back
-  // before they have done the same: the communicator then waits for their word.
+  // Ends this rank's use of the others' memory. True where a rank must not give its own back before
+  // they have done the same: the communicator then waits for their word.
   virtual bool unmap() { return false; }
-  // The neighbours did not say so: they may still write to this rank's memory, so it is never given
+  // The others did not say so: they may still write to this rank's memory, so it is never given
   // back.
   virtual void abandon() {}
 };

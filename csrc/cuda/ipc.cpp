@@ -24,7 +24,8 @@ struct IpcTransport::Ticket {
   int64_t pid;
 };
 
-IpcTransport::IpcTransport(int device, int64_t bytes) : device_(device), bytes_(bytes) {
+IpcTransport::IpcTransport(int device, int64_t bytes, int rank, int ranks)
+    : device_(device), bytes_(bytes), rank_(rank), ranks_(ranks) {
   check_device(device);
   const OnDevice guard(device);
   const std::string need = "A rank needs " + mib(bytes) + " of device memory for its FIFOs";
@@ -81,18 +82,20 @@ void* IpcTransport::map(const Offer& offer, int peer) {
                          "one process a rank, and see that they do not all believe to be pid " +
                          std::to_string(ticket.pid) + " in pid namespaces of their own "
                          "(docker: --pid=host, or one container for all ranks)");
-  for (const Mapping& m : mappings_)
-    if (m.peer == peer) return m.at;
   const OnDevice guard(device_);
   mappings_.reserve(mappings_.size() + 1);
   void* at = nullptr;
   const cudaError_t error =
       cudaIpcOpenMemHandle(&at, ticket.handle, cudaIpcMemLazyEnablePeerAccess);
+  if (error != cudaSuccess && !is_neighbour(peer)) {
+    (void)cudaGetLastError();  // or a later call of someone else would report it
+    return nullptr;
+  }
   check(error, ("cudaIpcOpenMemHandle of " + whose).c_str(),
         "Neighbours on the ring need one GPU, or two with peer access to each other (see "
         "nvidia-smi topo -p2p r), and their processes one pid and IPC namespace (docker: "
         "--ipc=host --pid=host, or one container for all ranks)");
-  mappings_.push_back({peer, at});
+  mappings_.push_back(at);
   return at;
 }
 
@@ -100,7 +103,7 @@ bool IpcTransport::unmap() {
   if (mappings_.empty()) return mine_ != nullptr;
   try {
     const OnDevice guard(device_);
-    for (const Mapping& m : mappings_) (void)cudaIpcCloseMemHandle(m.at);
+    for (void* at : mappings_) (void)cudaIpcCloseMemHandle(at);
   } catch (const Error&) {
     // As in the destructor.
   }

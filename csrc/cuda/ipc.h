@@ -14,29 +14,31 @@ namespace ringkern::cuda {
 class IpcTransport final : public Transport {
  public:
   // Allocates and clears `bytes` on `device`. Throws TransportError.
-  IpcTransport(int device, int64_t bytes);
+  IpcTransport(int device, int64_t bytes, int rank, int ranks);
   ~IpcTransport() override;
   IpcTransport(const IpcTransport&) = delete;
   IpcTransport& operator=(const IpcTransport&) = delete;
 
   void* mine() override { return mine_; }
   Offer offer() override;
-  // With two ranks, next and prev are the same and are opened once. Throws TransportError.
+  // Throws TransportError, but for memory out of reach of a rank that is no neighbour on the ring:
+  // then it returns null.
   void* map(const Offer& offer, int peer) override;
   bool unmap() override;
   void abandon() override { mine_ = nullptr; }
 
  private:
   struct Ticket;
-  struct Mapping {
-    int peer;
-    void* at;
-  };
+
+  bool is_neighbour(int peer) const {
+    return (peer + 1) % ranks_ == rank_ || (rank_ + 1) % ranks_ == peer;
+  }
 
   const int device_;
   const int64_t bytes_;
+  const int rank_, ranks_;
   void* mine_ = nullptr;
-  std::vector<Mapping> mappings_;
+  std::vector<void*> mappings_;
 };
 
 }  // namespace ringkern::cuda

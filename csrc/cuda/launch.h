@@ -3,8 +3,8 @@
 
 #include <type_traits>
 
-#include "core/plan.h"
 #include "core/status.h"
+#include "cuda/mesh.h"
 
 namespace ringkern::cuda {
 
@@ -38,6 +38,7 @@ struct RankArgs {
   std::byte* mine = nullptr;  // segments, as the geometry lays them out
   std::byte* next = nullptr;
   std::byte* prev = nullptr;
+  std::byte* const* all = nullptr;  // by rank, this one's among them; in device memory (direct)
   Mailbox* mailbox = nullptr;
   uint32_t* failed = nullptr;  // in device memory; once set, every launch of this rank ends at once
 };
@@ -50,12 +51,24 @@ struct LaunchArgs {
   uint64_t timeout_ns = 0;  // for each wait; 0: none
   RankArgs ranks[kMaxLocalRanks];
 };
-static_assert(sizeof(LaunchArgs) <= 4096, "kernel parameters");
+// The same for the direct all-reduces.
+struct DirectArgs {
+  DirectPlan plan;
+  Geometry geometry;  // of what lies before the mesh in a segment
+  MeshGeometry mesh;
+  Reduction reduction;
+  uint64_t timeout_ns = 0;
+  RankArgs ranks[kMaxLocalRanks];
+};
+static_assert(sizeof(LaunchArgs) <= 4096 && sizeof(DirectArgs) <= 4096, "kernel parameters");
 static_assert(std::is_trivially_copyable_v<LaunchArgs>);
+static_assert(std::is_trivially_copyable_v<DirectArgs>);
 
 // The kernel for a collective: a host function that cudaLaunchKernel takes, with one LaunchArgs.
 // Never null.
 const void* kernel_for(Protocol protocol, DType dtype, Combine combine);
+// The same for the direct all-reduces, with one DirectArgs.
+const void* direct_kernel_for(DType dtype, Combine combine);
 
 // A ring of one: out = in, multiplied where the reduction says so. Takes one AloneArgs.
 struct AloneArgs {

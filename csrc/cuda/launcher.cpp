@@ -23,6 +23,9 @@ constexpr Share share_of(Protocol p) {
   return {1, 1};
 }
 
+// The same of a direct all-reduce, whose chunk is small: more channels come before more rounds.
+constexpr Share kDirectShare = {1 << 10, 8 * 32};
+
 int to_int(int64_t v, int64_t least, int64_t most) { return int(std::clamp(v, least, most)); }
 
 template <class F>
@@ -30,7 +33,10 @@ void for_each_kernel(F&& f) {
   for (int p = 0; p < kProtocols; ++p)
     for (int d = 0; d < kDTypes; ++d)
       for (const Combine c : {Combine::sum, Combine::prod}) f(kernel_for(Protocol(p), DType(d), c));
-  for (int d = 0; d < kDTypes; ++d) f(alone_kernel(DType(d)));
+  for (int d = 0; d < kDTypes; ++d) {
+    for (const Combine c : {Combine::sum, Combine::prod}) f(direct_kernel_for(DType(d), c));
+    f(alone_kernel(DType(d)));
+  }
 }
 
 // The id of the capture that `stream` takes part in; 0 for none. The default stream never does, and
@@ -56,9 +62,11 @@ void check_geometry(const Geometry& g) {
 }  // namespace
 
 Shape shape_of(const Task& task, int ranks, const Geometry& geometry) {
-  const Share share = share_of(task.protocol);
+  const bool direct = task.algorithm != Algorithm::ring;
+  const Share share = direct ? kDirectShare : share_of(task.protocol);
   const int64_t bytes = task.count * size_of(task.reduction.dtype);
-  const int64_t part = task.collective == Collective::all_reduce ? div_up(bytes, ranks) : bytes;
+  const bool cut = !direct && task.collective == Collective::all_reduce;
+  const int64_t part = cut ? div_up(bytes, ranks) : bytes;
   Shape shape;
   shape.channels = to_int(div_up(part, share.channel), 1, geometry.channels);
   const int64_t chunk = div_up(part, shape.channels);
@@ -70,7 +78,7 @@ Shape shape_of(const Task& task, int ranks, const Geometry& geometry) {
 Launcher::Launcher(int device, std::vector<Seat> seats, int ranks, const Geometry& geometry,
                    Milliseconds timeout)
     : device_(device), seats_(std::move(seats)), ranks_(ranks), geometry_(geometry),
-      timeout_(timeout) {
+      mesh_(MeshGeometry::make(ranks, geometry.channels)), timeout_(timeout) {
   check_geometry(geometry);
   if (seats_.empty() || int(seats_.size()) > kMaxLocalRanks)
     throw UsageError("one launch serves 1 to " + std::to_string(kMaxLocalRanks) + " ranks, not " +
@@ -125,12 +133,30 @@ void Launcher::claim_memory() {
   check(cudaEventCreateWithFlags(&last_, cudaEventDisableTiming), "cudaEventCreate");
   check(cudaEventCreateWithFlags(&captured_, cudaEventDisableTiming), "cudaEventCreate");
   check(cudaStreamCreateWithFlags(&abort_stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+  if (mesh_.possible()) claim_tables();
+}
+
+// In memory that no other rank can write to, unlike the segments.
+void Launcher::claim_tables() {
+  std::vector<void*> tables;
+  for (const Seat& seat : seats_) {
+    tables.insert(tables.end(), seat.segments.all.begin(), seat.segments.all.end());
+    tables.resize(size_t(&seat - seats_.data() + 1) * size_t(ranks_), nullptr);
+  }
+  const size_t bytes = tables.size() * sizeof tables[0];
+  void* memory = nullptr;
+  check(cudaMalloc(&memory, bytes), "cudaMalloc");
+  tables_ = static_cast<std::byte**>(memory);
+  check(cudaMemcpyAsync(tables_, tables.data(), bytes, cudaMemcpyHostToDevice, abort_stream_),
+        "cudaMemcpyAsync");
+  check(cudaStreamSynchronize(abort_stream_), "cudaStreamSynchronize");
 }
 
 void Launcher::release() noexcept {
   if (abort_stream_ != nullptr) (void)cudaStreamDestroy(abort_stream_);
   if (captured_ != nullptr) (void)cudaEventDestroy(captured_);
   if (last_ != nullptr) (void)cudaEventDestroy(last_);
+  if (tables_ != nullptr) (void)cudaFree(tables_);
   if (poison_ != nullptr) (void)cudaFreeHost(poison_);
   if (mailboxes_ != nullptr) (void)cudaFreeHost(mailboxes_);
 }
@@ -145,36 +171,71 @@ Launcher::~Launcher() {
   }
 }
 
+void Launcher::check_task(const Task& task) const {
+  if (task.algorithm == Algorithm::ring) return;
+  const std::string what = name_of(task.algorithm);
+  if (task.collective != Collective::all_reduce || !direct_runs_over(task.algorithm, task.protocol))
+    throw UsageError(std::string(name_of(task.collective)) + " by " + what + " over " +
+                     name_of(task.protocol) + " is not there: one_shot and two_shot run over LL on "
+                     "CUDA, and are all-reduces. Use protocol ll, or algorithm ring");
+  if (ranks_ > 1 && !mesh_.possible())
+    throw UsageError(what + " on CUDA takes at most " + std::to_string(MeshGeometry::kMostRanks) +
+                     " ranks, not " + std::to_string(ranks_) + ": use algorithm ring");
+  for (const Seat& seat : seats_)
+    for (size_t peer = 0; ranks_ > 1 && peer < size_t(ranks_); ++peer)
+      if (peer >= seat.segments.all.size() || seat.segments.all[peer] == nullptr)
+        throw UsageError(what + " needs the memory of all ranks, and device " +
+                         std::to_string(device_) + " of rank " + std::to_string(seat.rank) +
+                         " has no access to that of " + rank_text(int(peer)) +
+                         " (see nvidia-smi topo -p2p r): use algorithm ring");
+}
+
 void Launcher::run(std::span<const Task> tasks) {
   const Task& task = tasks.front();
   throw_if_failed(task);
+  check_task(task);
   if (task.count == 0) return;
   const OnDevice guard(device_);
   if (ranks_ == 1) return run_alone(task);
   const Shape shape = shape_of(task, ranks_, geometry_);
-  const Plan plan = Plan::make(task.collective, task.protocol, ranks_, task.count,
-                               size_of(task.reduction.dtype), kPlanWorkers, geometry_,
-                               shape.channels, task.root);
-  LaunchArgs args = arguments(tasks, plan);
   const auto stream = static_cast<cudaStream_t>(task.stream);
+  const DType dtype = task.reduction.dtype;
+  const Combine combine = task.reduction.combine;
+  if (task.algorithm == Algorithm::ring) {
+    const Plan plan = Plan::make(task.collective, task.protocol, ranks_, task.count,
+                                 size_of(dtype), kPlanWorkers, geometry_, shape.channels,
+                                 task.root);
+    launch(kernel_for(task.protocol, dtype, combine), arguments<LaunchArgs>(tasks, plan),
+           shape.threads, stream);
+  } else {
+    const DirectPlan plan =
+        DirectPlan::make(task.algorithm, ranks_, task.count, size_of(dtype),
+                         mesh_.chunk_bytes(task.algorithm), shape.channels, /*ahead=*/0);
+    DirectArgs args = arguments<DirectArgs>(tasks, plan);
+    args.mesh = mesh_;
+    launch(direct_kernel_for(dtype, combine), args, shape.threads, stream);
+  }
+}
+
+template <class Args>
+void Launcher::launch(const void* kernel, Args args, int threads, cudaStream_t stream) {
+  const auto blocks = unsigned(args.plan.channels) * unsigned(seats_.size());
+  void* parameters[] = {&args};
   try {
     follow_last(stream);
-    const void* kernel =
-        kernel_for(task.protocol, task.reduction.dtype, task.reduction.combine);
-    void* parameters[] = {&args};
-    check(cudaLaunchKernel(kernel, dim3(unsigned(plan.channels) * unsigned(seats_.size())),
-                           dim3(unsigned(shape.threads)), parameters, 0, stream),
+    check(cudaLaunchKernel(kernel, dim3(blocks), dim3(unsigned(threads)), parameters, 0, stream),
           "cudaLaunchKernel");
     note_last(stream);
-    if (aborted_) poison_neighbours();  // by another thread, which may not have seen this launch
+    if (aborted_) poison_others();  // by another thread, which may not have seen this launch
   } catch (...) {
-    abort();  // the neighbours must not wait for what was not launched
+    abort();  // the others must not wait for what was not launched
     throw;
   }
 }
 
-LaunchArgs Launcher::arguments(std::span<const Task> tasks, const Plan& plan) const {
-  LaunchArgs args;
+template <class Args, class P>
+Args Launcher::arguments(std::span<const Task> tasks, const P& plan) const {
+  Args args;
   args.plan = plan;
   args.geometry = geometry_;
   args.reduction = tasks.front().reduction;
@@ -182,14 +243,16 @@ LaunchArgs Launcher::arguments(std::span<const Task> tasks, const Plan& plan) co
   for (size_t i = 0; i < seats_.size(); ++i) {
     const Segments& s = seats_[i].segments;
     auto* mine = static_cast<std::byte*>(s.mine);
+    auto* tail = reinterpret_cast<SegmentTail*>(mine + tail_offset(geometry_, ranks_));
     args.ranks[i] = {seats_[i].rank,
                      static_cast<const std::byte*>(tasks[i].in),
                      static_cast<std::byte*>(tasks[i].out),
                      mine,
                      static_cast<std::byte*>(s.next),
                      static_cast<std::byte*>(s.prev),
+                     tables_ + i * size_t(ranks_),
                      &mailboxes_[i],
-                     &reinterpret_cast<SegmentTail*>(mine + geometry_.bytes())->failed};
+                     &tail->failed};
   }
   return args;
 }
@@ -255,16 +318,16 @@ void Launcher::abort() {
     std::atomic_ref<uint32_t>(mailboxes_[i].aborted).store(1, std::memory_order_release);
   try {
     const OnDevice guard(device_);
-    poison_neighbours();
+    poison_others();
   } catch (const Error&) {
-    // The device is lost: the neighbours' deadlines will tell them.
+    // The device is lost: the others' deadlines will tell them.
   }
 }
 
-// For neighbours that wait for launches that will not come. Copies, because a kernel might find no
-// room beside those that wait; behind the last launch, because that still posts until it sees the
-// word.
-void Launcher::poison_neighbours() {
+// For those that wait for launches that will not come: neighbours on the ring, and in a direct
+// all-reduce anybody. Copies, because a kernel might find no room beside those that wait; behind
+// the last launch, because that still posts until it sees the word.
+void Launcher::poison_others() {
   if (launched_) (void)cudaStreamWaitEvent(abort_stream_, last_, 0);
   for (const Seat& seat : seats_) {
     const auto put = [&](void* at, size_t pitch, size_t bytes, int rows) {
@@ -272,8 +335,13 @@ void Launcher::poison_neighbours() {
                               cudaMemcpyHostToDevice, abort_stream_);
     };
     auto* mine = static_cast<std::byte*>(seat.segments.mine);
-    put(&reinterpret_cast<SegmentTail*>(mine + geometry_.bytes())->failed, sizeof *poison_,
-        sizeof(uint32_t), 1);
+    put(&reinterpret_cast<SegmentTail*>(mine + tail_offset(geometry_, ranks_))->failed,
+        sizeof *poison_, sizeof(uint32_t), 1);
+    for (void* other : seat.segments.all)
+      if (mesh_.possible() && other != nullptr)
+        put(&reinterpret_cast<MeshCounters*>(static_cast<std::byte*>(other) + geometry_.bytes())
+                 ->poisoned.value,
+            size_t(mesh_.channel_bytes()), sizeof *poison_, geometry_.channels);
     for (int p = 0; p < kProtocols; ++p) {
       const auto counters = [&](void* segment) {
         return reinterpret_cast<LinkCounters*>(static_cast<std::byte*>(segment) +

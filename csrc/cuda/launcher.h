@@ -12,15 +12,19 @@
 
 namespace ringkern::cuda {
 
-// What lies behind the FIFOs in a rank's segment.
+// What lies behind the FIFOs and the mesh in a rank's segment.
 struct SegmentTail {
   alignas(kCacheLine) uint32_t failed;
 };
-constexpr int64_t segment_bytes(const Geometry& g) {
-  return g.bytes() + int64_t(sizeof(SegmentTail));
+constexpr int64_t tail_offset(const Geometry& g, int ranks) {
+  return g.bytes() + MeshGeometry::make(ranks, g.channels).bytes();
+}
+constexpr int64_t segment_bytes(const Geometry& g, int ranks) {
+  return tail_offset(g, ranks) + int64_t(sizeof(SegmentTail));
 }
 
-// A rank of this process, and the segments that it uses.
+// A rank of this process, and the segments that it uses. Those of ranks that are no neighbours may
+// be null, out of reach: then there are no direct all-reduces.
 struct Seat {
   int rank = 0;
   Segments segments;
@@ -48,6 +52,8 @@ class Launcher {
   // One task for each seat; they differ in `in` and `out` only. Throws what an earlier launch
   // failed of, as soon as it is known.
   void run(std::span<const Task> tasks);
+  // Throws UsageError where a task is none that these ranks have kernels for.
+  void check_task(const Task& task) const;
   // Throws if it is known of an earlier launch that a wait ended so.
   void throw_if(Verdict verdict);
   // The same for any failure, abort() included; `task` is what cannot be started therefore.
@@ -63,18 +69,25 @@ class Launcher {
   void run_alone(const Task& task);
   void follow_last(cudaStream_t stream);
   void note_last(cudaStream_t stream);
-  LaunchArgs arguments(std::span<const Task> tasks, const Plan& plan) const;
-  void poison_neighbours();
+  template <class Args, class P>
+  Args arguments(std::span<const Task> tasks, const P& plan) const;
+  template <class Args>
+  void launch(const void* kernel, Args args, int threads, cudaStream_t stream);
+  void claim_tables();
+  void poison_others();
   void release() noexcept;
 
   const int device_;
   const std::vector<Seat> seats_;
   const int ranks_;
   const Geometry geometry_;
+  const MeshGeometry mesh_;
   const Milliseconds timeout_;
 
   Mailbox* mailboxes_ = nullptr;  // one a seat; host memory that the device sees
   uint64_t* poison_ = nullptr;    // kPoisoned, once a channel; host memory
+  // For each seat everybody's segment, by rank; device memory, because a launch has no room for it.
+  std::byte** tables_ = nullptr;
   std::atomic<bool> aborted_{false};
 
   // Launches follow each other on whatever streams: two that overlap would share counters.

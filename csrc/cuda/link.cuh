@@ -13,6 +13,14 @@ RK_DEVICE bool is_poster() { return thread_index() == thread_count() - 1; }
 
 enum BarrierId { kWholeBlock = 0, kWorkers = 1 };
 
+// Tells the neighbours in every protocol. The counters of a channel's protocols lie side by side.
+RK_DEVICE void poison_links(LinkCounters* next, LinkCounters* prev) {
+  RK_NO_UNROLL for (int p = 0; p < kProtocols; ++p) {
+    st_relaxed(&next[p].tail.value, kPoisoned);
+    st_relaxed(&prev[p].head.value, kPoisoned);
+  }
+}
+
 // Where this rank reads and writes, and how far it has come. Every thread keeps the counters; they
 // are loaded when the kernel starts and stored when it ends, so that a replayed launch goes on
 // where the last one stopped.
@@ -114,13 +122,7 @@ class Ends {
       st_weak<8>(&mine->received.value, received_);
       return;
     }
-    // The counters of a channel's protocols lie side by side.
-    LinkCounters* next = Post::get(post_.next) - int(P);
-    LinkCounters* prev = Post::get(post_.prev) - int(P);
-    RK_NO_UNROLL for (int p = 0; p < kProtocols; ++p) {
-      st_relaxed(&next[p].tail.value, kPoisoned);
-      st_relaxed(&prev[p].head.value, kPoisoned);
-    }
+    poison_links(Post::get(post_.next) - int(P), Post::get(post_.prev) - int(P));
   }
 
  private:

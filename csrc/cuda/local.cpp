@@ -17,23 +17,29 @@ int channels_for(int device, size_t ranks, int most) {
   return std::clamp(processors * kBlocksPerSM / int(ranks), 1, most);
 }
 
-int64_t segment_pitch(const Geometry& g) { return align_up(segment_bytes(g), 256); }
+int64_t segment_pitch(const Geometry& g, int ranks) {
+  return align_up(segment_bytes(g, ranks), 256);
+}
 
-// For the life of the process: others, torch among them, may have come to rely on it since.
-void enable_access(int from, int to) {
+// For the life of the process: others, torch among them, may have come to rely on it since. False
+// where there is none to enable; only neighbours on the ring must have it.
+bool enable_access(int from, int to, bool neighbours) {
+  if (from == to) return true;
   int possible = 0;
   check(cudaDeviceCanAccessPeer(&possible, from, to), "cudaDeviceCanAccessPeer");
   const std::string pair = "device " + std::to_string(from) + " and device " + std::to_string(to);
-  if (!possible)
+  if (!possible && neighbours)
     throw TransportError(pair + " are neighbours in the ring and have no access to each other's "
                          "memory. Put the ranks in an order in which neighbours have (see "
                          "nvidia-smi topo -p2p r), or on one device");
+  if (!possible) return false;
   const OnDevice guard(from);
   const cudaError_t error = cudaDeviceEnablePeerAccess(to, 0);
-  if (error == cudaErrorPeerAccessAlreadyEnabled)
-    (void)cudaGetLastError();  // or a later call of someone else would report it
-  else
+  const bool enabled = error == cudaSuccess || error == cudaErrorPeerAccessAlreadyEnabled;
+  if (!enabled && neighbours)
     check(error, ("cudaDeviceEnablePeerAccess between " + pair).c_str());
+  if (error != cudaSuccess) (void)cudaGetLastError();  // or a later call would report it
+  return enabled;
 }
 
 }  // namespace
@@ -64,9 +70,8 @@ LocalRing::LocalRing(const std::vector<int>& devices, Milliseconds timeout)
   }
   for (size_t r = 0; r < devices.size(); ++r) {
     const int device = devices[r], next = devices[(r + 1) % devices.size()];
-    if (device == next) continue;
-    enable_access(device, next);
-    enable_access(next, device);
+    enable_access(device, next, /*neighbours=*/true);
+    enable_access(next, device, /*neighbours=*/true);
   }
   try {
     if (ranks_ > 1) claim_memory();
@@ -80,7 +85,7 @@ LocalRing::LocalRing(const std::vector<int>& devices, Milliseconds timeout)
 void LocalRing::claim_memory() {
   for (Part& part : parts_) {
     const OnDevice guard(part.device);
-    const size_t bytes = size_t(segment_pitch(geometry_)) * part.ranks.size();
+    const size_t bytes = size_t(segment_pitch(geometry_, ranks_)) * part.ranks.size();
     check(cudaMalloc(&part.memory, bytes), "cudaMalloc",
           ("Device " + std::to_string(part.device) + " needs " + std::to_string(bytes >> 20) +
            " MiB for the FIFOs of its " + std::to_string(part.ranks.size()) +
@@ -95,12 +100,15 @@ void LocalRing::make_launchers(const std::vector<int>& devices, Milliseconds tim
   for (const Part& part : parts_)
     for (size_t i = 0; i < part.ranks.size() && part.memory != nullptr; ++i)
       segments[size_t(part.ranks[i])] =
-          static_cast<std::byte*>(part.memory) + int64_t(i) * segment_pitch(geometry_);
+          static_cast<std::byte*>(part.memory) + int64_t(i) * segment_pitch(geometry_, ranks_);
   const auto segment = [&](int rank) { return segments[size_t((rank + ranks_) % ranks_)]; };
   for (Part& part : parts_) {
+    std::vector<void*> all;
+    for (int r = 0; r < ranks_; ++r)
+      all.push_back(enable_access(part.device, devices[size_t(r)], false) ? segment(r) : nullptr);
     std::vector<Seat> seats;
     for (const int r : part.ranks)
-      seats.push_back({r, {segment(r), segment(r + 1), segment(r - 1)}});
+      seats.push_back({r, {segment(r), segment(r + 1), segment(r - 1), all}});
     part.launcher =
         std::make_unique<Launcher>(part.device, std::move(seats), ranks_, geometry_, timeout);
   }
@@ -125,6 +133,7 @@ void LocalRing::run(std::span<const Task> tasks) {
   if (int(tasks.size()) != ranks_)
     throw UsageError("a ring of " + std::to_string(ranks_) + " ranks takes as many tasks, not " +
                      std::to_string(tasks.size()));
+  for (Part& part : parts_) part.launcher->check_task(tasks.front());
   // Two rings on the same devices, used by two threads: were they launched in one order here and in
   // another there, each could wait behind the other.
   static std::mutex order;

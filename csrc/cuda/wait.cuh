@@ -62,12 +62,13 @@ RK_DEVICE Verdict look(const Post& post, uint64_t& since) {
 // Tells the host of the rank's first failed wait; lanes and blocks that end beside it or because of
 // it do not overwrite it.
 RK_DEVICE void record(const Post& post, Verdict verdict, WaitFor what, Protocol protocol,
-                      uint64_t wanted, uint64_t seen) {
+                      uint64_t wanted, uint64_t seen, int32_t peer) {
   if (!claim(Post::get(post.failed))) return;
   WaitReport* report = &Post::get(post.mailbox)->report;
   st_weak<sizeof report->what>(&report->what, uint64_t(what));
   st_weak<sizeof report->protocol>(&report->protocol, uint64_t(protocol));
   st_weak<sizeof report->channel>(&report->channel, uint64_t(Post::get(post.channel)));
+  if (peer >= 0) st_weak<sizeof report->peer>(&report->peer, uint64_t(peer));
   st_weak<sizeof report->wanted>(&report->wanted, wanted);
   st_weak<sizeof report->seen>(&report->seen, seen);
   st_release(reinterpret_cast<uint32_t*>(&report->verdict), uint32_t(verdict));
@@ -75,10 +76,11 @@ RK_DEVICE void record(const Post& post, Verdict verdict, WaitFor what, Protocol 
 
 // Called by a whole warp. `poll`, on each lane: whether what this lane waits for has come; a lane
 // that waits for nothing says yes. `seen`: the step that this lane last saw, for the report.
-// `what` and `wanted` are the lane's, too. What the lanes have seen precedes what all do next.
-template <class Poll, class Seen>
-RK_DEVICE Verdict wait(const Post& post, Protocol protocol, WaitFor what, uint64_t wanted,
-                       Poll poll, Seen seen) {
+// `what`, `wanted` and `peer` are the lane's, too; `peer`: whom it waits for, where that is not a
+// neighbour on the ring. What the lanes have seen precedes what all do next.
+template <class AnyPost, class Poll, class Seen>
+RK_DEVICE Verdict wait(const AnyPost& post, Protocol protocol, WaitFor what, uint64_t wanted,
+                       Poll poll, Seen seen, const int32_t& peer = -1) {
   uint64_t since = 0;
   for (uint32_t polls = 1;; ++polls) {
     const bool ready = poll();
@@ -92,7 +94,7 @@ RK_DEVICE Verdict wait(const Post& post, Protocol protocol, WaitFor what, uint64
     if (lane_index() == 0) verdict = look(post, since);
     verdict = Verdict(from_lane(uint32_t(verdict), 0));
     if (verdict == Verdict::ok) continue;
-    if (!ready) record(post, verdict, what, protocol, wanted, seen());
+    if (!ready) record(post, verdict, what, protocol, wanted, seen(), peer);
     return verdict;
   }
 }

@@ -76,9 +76,12 @@ class TorchCommunicator {
     };
     task.with = const_cast<void*>(static_cast<const void*>(&gil));
     if (task.count * size_of(*dtype) > kKeepsGil) std::exchange(task.rests, nullptr)(task.with);
-    if (!comm_->run_now(*cpu_, task)) return false;
-    bump_version(tensor);
-    return true;
+    bool done = true;  // an error, too, may leave another value behind
+    const auto bump = [&](const at::Tensor* t) {
+      if (done) bump_version(*t);
+    };
+    const std::unique_ptr<const at::Tensor, decltype(bump)> changed(&tensor, bump);
+    return done = comm_->run_now(*cpu_, task);
   }
 
   // What "auto" is for an all-reduce of so many elements on a CPU: algorithm and protocol.

@@ -39,10 +39,10 @@ inline Device cuda_device(int index, int rank, int ranks, Milliseconds timeout,
   device.terms.device = "cuda";
   device.terms.geometry = cuda::default_geometry();
   device.terms.geometry.channels = channels;
-  device.terms.segment_bytes = cuda::segment_bytes(device.terms.geometry);
+  device.terms.segment_bytes = cuda::segment_bytes(device.terms.geometry, ranks);
   device.terms.workers = cuda::kPlanWorkers;
   device.make_transport = [=, bytes = device.terms.segment_bytes] {
-    return std::make_unique<cuda::IpcTransport>(index, bytes);
+    return std::make_unique<cuda::IpcTransport>(index, bytes, rank, ranks);
   };
   device.make_executor = [=, geometry = device.terms.geometry](const Segments& segments) {
     return std::make_unique<cuda::Engine>(segments, geometry, rank, ranks, index, timeout);

@@ -5,8 +5,10 @@
 // pybind11's call costs more than the all-reduce of a small tensor, so this one is CPython's own.
 #pragma once
 
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
 #include <array>
 
 #include "torch/communicator.h"
@@ -31,7 +33,10 @@ class QuickGroups {
     return nullptr;
   }
   void add(const py::object& group, TorchCommunicator* communicator) {
-    Known& place = known_[next_++ % known_.size()];
+    if (find(group.ptr()) == communicator) return;
+    const auto same_address = [&](const Known& k) { return k.group == group.ptr(); };
+    const auto found = std::find_if(known_.begin(), known_.end(), same_address);
+    Known& place = found != known_.end() ? *found : known_[next_++ % known_.size()];
     place = {group.ptr(), py::weakref(group), communicator};
     communicator->on_end([](const TorchCommunicator* c) { all().remove(c); });
   }
@@ -75,6 +80,8 @@ inline PyObject* quick_all_reduce(PyObject*, PyObject* const* args, Py_ssize_t c
   if (count != 6 || args[3] != Py_False || args[4] != names.automatic ||
       args[5] != names.automatic || !THPVariable_CheckTypeExact(Py_TYPE(args[0])))
     Py_RETURN_FALSE;
+  // Whoever traces, as torch.export, wants to see the call, and no result of it.
+  if (c10::impl::TorchDispatchModeTLS::any_modes_set()) Py_RETURN_FALSE;
   const auto group = py::reinterpret_steal<py::object>(
       args[2] != Py_None ? Py_NewRef(args[2]) : PyObject_GetAttr(names.group.ptr(), names.world));
   if (!group) throw py::error_already_set();

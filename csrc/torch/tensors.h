@@ -166,6 +166,10 @@ inline Prepared prepare(Collective collective, const at::Tensor& out, const at::
   p.task.in = p.in.const_data_ptr();
   p.task.out = p.out.mutable_data_ptr();
   p.task.count = count;
+  if (count > 0 && p.device.type() != at::kMeta &&
+      (p.task.in == nullptr || p.task.out == nullptr))
+    throw py::type_error("a tensor has no memory: it only stands for one, as a FakeTensor does while "
+                         "a program is traced");
   bump_version(out);
   return p;
 }

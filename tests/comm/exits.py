@@ -93,6 +93,40 @@ def thread_waits(rank: int, size: int, folder: Path) -> None:
         time.sleep(0.1)
 
 
+def thread_waits_in_a_quick_call(rank: int, size: int, folder: Path) -> None:
+    ringkern.comm._PATIENCE_AT_EXIT_S = 0.5
+    join(rank, size, folder)
+    reduce_in_group()
+
+    def wait() -> None:
+        with contextlib.suppress(ringkern.errors.CommAbortedError):
+            ringkern.ring_all_reduce(torch.ones(10))
+
+    if rank == 0:
+        threading.Thread(target=wait, daemon=True).start()
+        time.sleep(0.1)
+
+
+def interrupted(rank: int, size: int, folder: Path) -> None:
+    """Ctrl-C while rank 0 waits in a quick call: it is heard when rank 1 has come."""
+    join(rank, size, folder)
+    reduce_in_group()
+    if rank == 0:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # as at a terminal
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    else:
+        time.sleep(0.5)
+    x = torch.full((10,), float(rank + 1))
+    try:
+        ringkern.ring_all_reduce(x)
+        time.sleep(0.2 if rank == 0 else 0)
+    except KeyboardInterrupt:
+        assert rank == 0
+        assert torch.equal(x, torch.full((10,), 3.0))
+        sys.exit(5)
+    assert rank == 1
+
+
 def sys_exit(rank: int, size: int, folder: Path) -> None:
     group_is_left_open(rank, size, folder)
     sys.exit(3)

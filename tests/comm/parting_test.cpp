@@ -1,9 +1,11 @@
-// How neighbours part: together, one after the other, or not at all.
+// How ranks part: together, one after the other, or not at all.
 #include "comm/parting.h"
 
 #include <sys/socket.h>
 
+#include <atomic>
 #include <thread>
+#include <vector>
 
 #include "check.h"
 
@@ -11,61 +13,110 @@ using namespace ringkern;
 
 namespace {
 
-struct Pair {
-  Fd a, b;
-  Pair() {
+constexpr Milliseconds kLong{20000};
+
+// The ranks of a ring, each with a socket to the next one.
+std::vector<Neighbours> ring_of(int ranks) {
+  std::vector<Neighbours> all(static_cast<size_t>(ranks));
+  for (size_t r = 0; r < all.size(); ++r) {
     int fds[2];
     CHECK(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) == 0);
-    a = Fd(fds[0]);
-    b = Fd(fds[1]);
+    all[r].next.socket = Fd(fds[0]);
+    all[(r + 1) % all.size()].prev.socket = Fd(fds[1]);
   }
-};
+  return all;
+}
 
-// Two ranks: each is the other's next and prev.
-struct TwoRanks {
-  Neighbours first, second;
-  TwoRanks() {
-    Pair x, y;
-    first.next.socket = std::move(x.a);
-    second.prev.socket = std::move(x.b);
-    first.prev.socket = std::move(y.a);
-    second.next.socket = std::move(y.b);
+void all_part() {
+  for (int ranks = 2; ranks <= 9; ++ranks) {
+    auto ring = ring_of(ranks);
+    std::atomic<int> parted = 0;
+    std::vector<std::thread> threads;
+    for (Neighbours& mine : ring)
+      threads.emplace_back([&] {
+        if (part_from(mine, ranks, kLong)) ++parted;
+        mine = Neighbours();  // nobody misses what it no longer says
+      });
+    for (std::thread& thread : threads) thread.join();
+    CHECK_EQ(int(parted), ranks);
   }
-};
+}
 
-void both_part() {
-  TwoRanks ranks;
+// Nobody gives its memory back while any rank, however far away, may still write to it.
+void nobody_parts_before_the_last() {
+  for (int ranks = 2; ranks <= 9; ++ranks) {
+    auto ring = ring_of(ranks);
+    std::atomic<int> parted = 0;
+    std::atomic<bool> last_has_begun = false, early = false;
+    std::vector<std::thread> threads;
+    for (size_t r = 1; r < ring.size(); ++r)
+      threads.emplace_back([&, r] {
+        if (!part_from(ring[r], ranks, kLong)) return;
+        if (!last_has_begun) early = true;
+        ++parted;
+      });
+    std::this_thread::sleep_for(Milliseconds(20));  // for those that would not wait
+    last_has_begun = true;
+    CHECK(part_from(ring[0], ranks, kLong));
+    for (std::thread& thread : threads) thread.join();
+    CHECK(!early);
+    CHECK_EQ(int(parted), ranks - 1);
+  }
+}
+
+void a_rank_that_ended_has_parted() {
+  auto ring = ring_of(2);
+  ring[1] = Neighbours();
+  CHECK(part_from(ring[0], 2, kLong));
+}
+
+// Of three, those that are left hear of each other directly.
+void one_of_three_that_ended_has_parted() {
+  auto ring = ring_of(3);
+  ring[1] = Neighbours();
   bool other = false;
-  std::thread thread([&] { other = part_from(ranks.second, Milliseconds(20000)); });
-  CHECK(part_from(ranks.first, Milliseconds(20000)));
+  std::thread thread([&] { other = part_from(ring[2], 3, kLong); });
+  CHECK(part_from(ring[0], 3, kLong));
   thread.join();
   CHECK(other);
 }
 
-void a_rank_that_ended_has_parted() {
-  TwoRanks ranks;
-  ranks.second = Neighbours();
-  CHECK(part_from(ranks.first, Milliseconds(20000)));
+// Of more, nobody knows what those behind it do; and nobody waits for long.
+void one_of_four_that_ended_leaves_the_others_unsure() {
+  auto ring = ring_of(4);
+  ring[1] = Neighbours();
+  std::atomic<int> parted = 0;
+  std::vector<std::thread> threads;
+  for (const size_t r : {0, 2, 3})
+    threads.emplace_back([&, r] {
+      if (part_from(ring[r], 4, kLong)) ++parted;
+      ring[r] = Neighbours();
+    });
+  for (std::thread& thread : threads) thread.join();
+  CHECK_EQ(int(parted), 0);
 }
 
 void a_goodbye_then_the_end() {
-  TwoRanks ranks;
-  CHECK(!part_from(ranks.second, Milliseconds(0)));  // says its own at least
-  ranks.second = Neighbours();
-  CHECK(part_from(ranks.first, Milliseconds(0)));
+  auto ring = ring_of(2);
+  CHECK(!part_from(ring[1], 2, Milliseconds(0)));  // says its own at least
+  ring[1] = Neighbours();
+  CHECK(part_from(ring[0], 2, Milliseconds(0)));
 }
 
 void a_rank_that_goes_on_is_not_waited_for_long() {
-  TwoRanks ranks;
-  CHECK(!part_from(ranks.first, Milliseconds(50)));
-  CHECK(part_from(ranks.second, Milliseconds(20000)));  // it finds the goodbye when it ends
+  auto ring = ring_of(2);
+  CHECK(!part_from(ring[0], 2, Milliseconds(50)));
+  CHECK(part_from(ring[1], 2, kLong));  // it finds the goodbye when it ends
 }
 
 }  // namespace
 
 int main() {
-  both_part();
+  all_part();
+  nobody_parts_before_the_last();
   a_rank_that_ended_has_parted();
+  one_of_three_that_ended_has_parted();
+  one_of_four_that_ended_leaves_the_others_unsure();
   a_goodbye_then_the_end();
   a_rank_that_goes_on_is_not_waited_for_long();
 }

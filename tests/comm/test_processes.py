@@ -205,6 +205,7 @@ def scenarios() -> Iterator[Callable[[str, int, Path], list[dict[str, Any]]]]:
         "callback_is_not_waited_for",
         "neighbour_never_calls",
         "thread_waits",
+        "thread_waits_in_a_quick_call",
         "forked_child_exits",
         "data_loader",
     ],
@@ -216,6 +217,11 @@ def test_ends_in_silence(scenarios: Scenario, tmp_path: Path, name: str) -> None
 @pytest.mark.parametrize(("name", "status"), [("sys_exit", 3), ("os_exit", 4)])
 def test_exit_status(scenarios: Scenario, tmp_path: Path, name: str, status: int) -> None:
     assert scenarios(name, 2, tmp_path) == [{"status": status, "stderr": ""}] * 2
+
+
+def test_an_interrupt_waits_for_the_call(scenarios: Scenario, tmp_path: Path) -> None:
+    first, second = scenarios("interrupted", 2, tmp_path)
+    assert (first["status"], second["status"]) == (5, 0)
 
 
 def test_exception(scenarios: Scenario, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
@@ -20,12 +21,17 @@ struct Launch {
   unsigned blocks, threads;
   cudaStream_t stream;
   cuda::LaunchArgs args;
+  std::optional<cuda::DirectArgs> direct;  // in place of args
+
+  int channels() const { return direct ? direct->plan.channels : args.plan.channels; }
+  const cuda::RankArgs* ranks() const { return direct ? direct->ranks : args.ranks; }
 };
 
 struct FakeRuntime {
   int devices = 3, current = 0;
   int processors = 132, blocks_each = 2;  // of each device
   bool peers = true;                      // have access to each other
+  std::set<std::pair<int, int>> apart;    // those that have none all the same
   int refuses = -1;                       // the device on which every launch fails
   int full = -1;                          // the device that has no memory left
   std::map<std::byte*, std::pair<int, size_t>> memory;
@@ -51,6 +57,7 @@ inline void* zeroed(size_t bytes) {
 
 namespace ringkern::cuda {
 const void* kernel_for(Protocol, DType, Combine) { return &test::runtime; }
+const void* direct_kernel_for(DType, Combine) { return &test::runtime.memory; }
 const void* alone_kernel(DType) { return &test::runtime; }
 }  // namespace ringkern::cuda
 
@@ -68,8 +75,8 @@ cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 cudaError_t cudaDeviceGetAttribute(int* v, cudaDeviceAttr, int) {
   return *v = runtime.processors, cudaSuccess;
 }
-cudaError_t cudaDeviceCanAccessPeer(int* possible, int, int) {
-  return *possible = runtime.peers, cudaSuccess;
+cudaError_t cudaDeviceCanAccessPeer(int* possible, int from, int to) {
+  return *possible = runtime.peers && !runtime.apart.contains({from, to}), cudaSuccess;
 }
 cudaError_t cudaDeviceEnablePeerAccess(int to, unsigned) {
   const bool fresh = runtime.access.insert({runtime.current, to}).second;
@@ -140,11 +147,16 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, const void*) { return cud
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* n, const void*, int, size_t) {
   return *n = runtime.blocks_each, cudaSuccess;
 }
-cudaError_t cudaLaunchKernel(const void*, dim3 blocks, dim3 threads, void** args, size_t,
+cudaError_t cudaLaunchKernel(const void* kernel, dim3 blocks, dim3 threads, void** args, size_t,
                              cudaStream_t stream) {
   if (runtime.current == runtime.refuses) return runtime.last = cudaErrorLaunchOutOfResources;
-  runtime.launches.push_back({runtime.current, blocks.x, threads.x, stream,
-                              *static_cast<ringkern::cuda::LaunchArgs*>(args[0])});
+  auto& launch = runtime.launches.emplace_back();
+  launch.device = runtime.current, launch.blocks = blocks.x, launch.threads = threads.x;
+  launch.stream = stream;
+  if (kernel == &runtime.memory)
+    launch.direct = *static_cast<ringkern::cuda::DirectArgs*>(args[0]);
+  else
+    launch.args = *static_cast<ringkern::cuda::LaunchArgs*>(args[0]);
   return cudaSuccess;
 }
 

@@ -29,13 +29,19 @@ void every_collective_has_its_kernel() {
       CHECK(kernel_for(Protocol(p), DType(d), Combine::max) ==
             kernel_for(Protocol(p), DType(d), Combine::bxor));
     }
-  CHECK_EQ(kernels.size(), size_t(2 * kProtocols * kDTypes));
+  for (int d = 0; d < kDTypes; ++d) {
+    kernels.insert(direct_kernel_for(DType(d), Combine::sum));
+    kernels.insert(direct_kernel_for(DType(d), Combine::max));
+    CHECK(direct_kernel_for(DType(d), Combine::max) == direct_kernel_for(DType(d), Combine::bxor));
+  }
+  CHECK(!kernels.contains(nullptr));
+  CHECK_EQ(kernels.size(), size_t(2 * (kProtocols + 1) * kDTypes));
 }
 
 void default_geometry_suits_the_kernels() {
   constexpr Geometry g = default_geometry();
   CHECK(g.valid());
-  CHECK(segment_bytes(g) <= 16 << 20);
+  for (int ranks = 1; ranks <= 64; ++ranks) CHECK(segment_bytes(g, ranks) <= 16 << 20);
   for (int p = 0; p < kProtocols; ++p) CHECK_EQ(g.slot_bytes[p] % 16, int64_t(0));
   CHECK_EQ(g.slot_bytes[int(Protocol::ll128)] % (kLL128Unit * 128), int64_t(0));
   // No slot is left half empty by the rounding to grains.
@@ -45,6 +51,34 @@ void default_geometry_suits_the_kernels() {
                                    kPlanWorkers, g);
       CHECK(plan.chunk * bytes * 20 >= g.slices(Protocol(p)) * g.slot_data_bytes(Protocol(p)) * 19);
     }
+}
+
+// No two things in a mesh share a byte, and a chunk of any dtype fits in what is there for it.
+void a_mesh_has_room_for_its_chunks() {
+  for (int ranks = 2; ranks <= MeshGeometry::kMostRanks; ++ranks) {
+    const MeshGeometry g = MeshGeometry::make(ranks, default_geometry().channels);
+    CHECK(g.possible() && g.slots == DirectPlan::slots(0) && g.slot_bytes > 0);
+    CHECK(g.channel_bytes() <= MeshGeometry::kChannelBytes && g.channel_bytes() % kCacheLine == 0);
+    CHECK_EQ(g.slot_bytes % 256, int64_t(0));
+    std::set<int> indices;
+    for (int peer = 0; peer < ranks; ++peer)
+      if (peer != 1) indices.insert(MeshGeometry::index(peer, 1));
+    CHECK(int(indices.size()) == ranks - 1);
+    CHECK(*indices.begin() == 0 && *indices.rbegin() == ranks - 2);
+    CHECK_EQ(MeshGeometry::peer_counter_offset(ranks - 1), g.inboxes_offset());
+    CHECK(g.inboxes_offset() + (ranks - 1) * g.inbox_bytes() <= g.channel_bytes());
+    for (const Algorithm a : {Algorithm::one_shot, Algorithm::two_shot})
+      for (const int bytes : {1, 2, 4, 8})
+        for (const int64_t count : {1, 1000, 1'000'000}) {
+          const DirectPlan p =
+              DirectPlan::make(a, ranks, count, bytes, g.chunk_bytes(a), g.channels, 0);
+          const bool two = a == Algorithm::two_shot;
+          CHECK((two ? p.part : p.chunk) * bytes * 2 <= (two ? g.half_bytes() : g.slot_bytes));
+          CHECK(p.part * bytes % line_data_bytes(Protocol::ll) == 0);  // a line has one owner
+        }
+  }
+  CHECK(!MeshGeometry::make(1, 32).possible() && MeshGeometry::make(1, 32).bytes() == 0);
+  CHECK(!MeshGeometry::make(33, 32).possible() && MeshGeometry::make(33, 32).bytes() == 0);
 }
 
 void shapes_follow_the_size() {
@@ -61,6 +95,26 @@ void shapes_follow_the_size() {
       CHECK(shape.channels >= before);
       CHECK(shape.threads >= 96 && shape.threads <= kMaxThreads && shape.threads % 32 == 0);
       CHECK_EQ(workers_of(shape.threads) % 32, 0);
+      before = shape.channels;
+    }
+    CHECK_EQ(before, g.channels);
+  }
+}
+
+// Whoever is shown all of a tensor has as much to do as if there were no other rank.
+void a_direct_shape_follows_the_size() {
+  constexpr Geometry g = default_geometry();
+  for (const Algorithm a : {Algorithm::one_shot, Algorithm::two_shot}) {
+    int before = 0;
+    for (int64_t count = 1; count < int64_t(1) << 34; count *= 3) {
+      Task task;
+      task.algorithm = a;
+      task.protocol = Protocol::ll;
+      task.count = count;
+      const Shape shape = shape_of(task, 4, g), other = shape_of(task, 8, g);
+      CHECK(shape.channels == other.channels && shape.threads == other.threads);
+      CHECK(shape.channels >= before && shape.channels <= g.channels);
+      CHECK(shape.threads >= 96 && shape.threads <= kMaxThreads && shape.threads % 32 == 0);
       before = shape.channels;
     }
     CHECK_EQ(before, g.channels);
@@ -90,7 +144,7 @@ void without_a_gpu_all_say_so() {
   CHECK(runtime_version() >= 12000);
   if (device_count() > 0) return;  // tests/cuda/local_ring_test.cpp then has one to run on
   const char* call = "cudaGetDeviceCount";
-  CHECK_THROWS(TransportError, call, IpcTransport(0, 1 << 20));
+  CHECK_THROWS(TransportError, call, IpcTransport(0, 1 << 20, 0, 2));
   CHECK_THROWS(TransportError, call, LocalRing({0, 0}, Milliseconds(1000)));
   CHECK_THROWS(TransportError, "nvidia-smi",
                Engine({}, default_geometry(), 0, 1, 0, Milliseconds(1000)));
@@ -112,7 +166,7 @@ void a_first_call_in_a_graph_says_what_to_do() {
 }
 
 void a_failed_wait_says_who_waited_for_whom() {
-  WaitReport r{Verdict::timed_out, WaitFor::data, Protocol::ll, 3, 17, 16};
+  WaitReport r{Verdict::timed_out, WaitFor::data, Protocol::ll, 3, -1, 17, 16};
   const Milliseconds timeout(2500);
   CHECK_THROWS(TimeoutError, "ll: rank 0 waited for data from rank 3 on channel 3 (wants step 17",
                throw_failure(r, 0, 4, timeout));
@@ -121,6 +175,9 @@ void a_failed_wait_says_who_waited_for_whom() {
   r.what = WaitFor::credit;
   CHECK_THROWS(AbortedError, "rank 3 waited for a free slot at rank 0",
                throw_failure(r, 3, 4, timeout));
+  r.peer = 1;  // a direct all-reduce says whom
+  CHECK_THROWS(AbortedError, "rank 3 waited for a free slot at rank 1",
+               throw_failure(r, 3, 4, timeout));
 }
 
 }  // namespace
@@ -128,7 +185,9 @@ void a_failed_wait_says_who_waited_for_whom() {
 int main() {
   every_collective_has_its_kernel();
   default_geometry_suits_the_kernels();
+  a_mesh_has_room_for_its_chunks();
   shapes_follow_the_size();
+  a_direct_shape_follows_the_size();
   a_chain_is_as_wide_as_what_it_moves();
   without_a_gpu_all_say_so();
   bad_geometry_is_refused();

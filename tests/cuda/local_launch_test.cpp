@@ -4,6 +4,9 @@
 
 #if RK_WITH_CUDA
 
+#include <algorithm>
+
+#include "cuda/engine.h"
 #include "cuda/fake_runtime.h"
 #include "cuda/local.h"
 
@@ -34,12 +37,12 @@ std::vector<Task> tasks_on(const std::vector<int>& devices, int64_t count = 100'
   return tasks;
 }
 
-size_t seats(const Launch& launch) { return launch.blocks / unsigned(launch.args.plan.channels); }
+size_t seats(const Launch& launch) { return launch.blocks / unsigned(launch.channels()); }
 
 void one_launch_a_device() {
   runtime = {};
   LocalRing ring(kDevices, kTimeout);
-  CHECK_EQ(runtime.memory.size(), size_t(3));
+  CHECK_EQ(runtime.memory.size(), size_t(6));  // on each device segments, and a table of all
   ring.run(tasks_on(kDevices));
   CHECK_EQ(runtime.launches.size(), size_t(3));
   std::map<int, RankArgs> ranks;
@@ -84,6 +87,132 @@ void every_launch_is_told_the_root() {
         CHECK(plan.count == 100'000 && plan.loops == runtime.launches[0].args.plan.loops);
       }
     }
+}
+
+std::vector<Task> direct_tasks(const std::vector<int>& devices, Algorithm algorithm) {
+  std::vector<Task> tasks = tasks_on(devices);
+  for (Task& task : tasks) task.algorithm = algorithm, task.protocol = Protocol::ll;
+  return tasks;
+}
+
+void a_direct_launch_is_told_of_everybody() {
+  for (const Algorithm algorithm : {Algorithm::one_shot, Algorithm::two_shot}) {
+    runtime = {};
+    LocalRing ring(kDevices, kTimeout);
+    ring.run(direct_tasks(kDevices, algorithm));
+    CHECK_EQ(runtime.launches.size(), size_t(3));
+    std::map<int, RankArgs> ranks;
+    for (const Launch& launch : runtime.launches) {
+      CHECK(launch.direct && launch.stream == stream_of(launch.device));
+      const DirectArgs& args = *launch.direct;
+      CHECK(args.plan.algorithm == algorithm && args.plan.ranks == 6 && args.plan.ahead == 0);
+      CHECK(args.plan.count == 100'000 && args.plan.rounds > 1);
+      CHECK(args.mesh.ranks == 6 && args.mesh.channels == ring.geometry().channels);
+      CHECK(args.plan.channels <= args.mesh.channels);
+      // A chunk, or a part of one, is no longer than the lines for it.
+      const bool two = algorithm == Algorithm::two_shot;
+      CHECK((two ? args.plan.part : args.plan.chunk) * 4 * 2 <=
+            (two ? args.mesh.half_bytes() : args.mesh.slot_bytes));
+      for (size_t i = 0; i < seats(launch); ++i)
+        CHECK(ranks.emplace(args.ranks[i].rank, args.ranks[i]).second);
+    }
+    CHECK_EQ(ranks.size(), kDevices.size());
+    for (const auto& [rank, args] : ranks) {
+      CHECK(args.in == in_of(size_t(rank)) && args.out == out_of(size_t(rank)));
+      CHECK(args.next == ranks[(rank + 1) % 6].mine && args.prev == ranks[(rank + 5) % 6].mine);
+      CHECK_EQ(runtime.device_of(reinterpret_cast<const std::byte*>(args.all)),
+               kDevices[size_t(rank)]);
+      for (int peer = 0; peer < 6; ++peer) CHECK(args.all[peer] == ranks[peer].mine);
+      // The mesh ends where the word begins that says that the rank has failed.
+      const MeshGeometry mesh = MeshGeometry::make(6, ring.geometry().channels);
+      CHECK(reinterpret_cast<std::byte*>(args.failed) ==
+            args.mine + ring.geometry().bytes() + mesh.bytes());
+    }
+  }
+}
+
+void what_is_not_there_is_refused() {
+  runtime = {};
+  LocalRing ring(kDevices, kTimeout);
+  for (int a = 1; a < kAlgorithms; ++a)
+    for (int c = 0; c < kCollectives; ++c)
+      for (int p = 0; p < kProtocols; ++p) {
+        std::vector<Task> tasks = direct_tasks(kDevices, Algorithm(a));
+        for (Task& task : tasks) task.collective = Collective(c), task.protocol = Protocol(p);
+        if (Collective(c) == Collective::all_reduce && Protocol(p) == Protocol::ll) continue;
+        CHECK_THROWS(UsageError, "one_shot and two_shot run over LL on CUDA", ring.run(tasks));
+      }
+  CHECK(runtime.launches.empty());
+  ring.run(direct_tasks(kDevices, Algorithm::one_shot));  // nothing has come to harm
+  CHECK_EQ(runtime.launches.size(), size_t(3));
+}
+
+void direct_takes_access_of_all_to_all() {
+  const std::vector<int> devices = {0, 1, 2, 1};
+  runtime = {};
+  runtime.apart = {{0, 2}, {2, 0}};
+  LocalRing ring(devices, kTimeout);
+  CHECK(!runtime.access.contains({0, 2}));
+  ring.run(tasks_on(devices));
+  CHECK_EQ(runtime.launches.size(), size_t(3));
+  CHECK_THROWS(UsageError, "device 0 of rank 0 has no access to that of rank 2",
+               ring.run(direct_tasks(devices, Algorithm::two_shot)));
+  CHECK_EQ(runtime.launches.size(), size_t(3));
+}
+
+void direct_takes_no_more_ranks_than_a_warp_has_lanes() {
+  for (const int ranks : {32, 33}) {
+    runtime = {};
+    std::vector<int> devices(size_t(ranks), 0);
+    devices.back() = 1;
+    LocalRing ring(devices, kTimeout);
+    if (ranks == 32) {
+      ring.run(direct_tasks(devices, Algorithm::one_shot));
+      CHECK_EQ(runtime.launches.size(), size_t(2));
+      continue;
+    }
+    ring.run(tasks_on(devices));
+    CHECK_THROWS(UsageError, "takes at most 32 ranks, not 33",
+                 ring.run(direct_tasks(devices, Algorithm::one_shot)));
+    CHECK_EQ(runtime.launches.size(), size_t(2));
+  }
+}
+
+// The word that each rank looks at, of every channel, and nothing beside it.
+void an_abort_is_told_to_all() {
+  runtime = {};
+  std::byte* segments[5];
+  Segments mine;
+  const Geometry geometry = default_geometry();
+  const MeshGeometry mesh = MeshGeometry::make(5, geometry.channels);
+  const auto bytes = size_t(segment_bytes(geometry, 5));
+  for (auto& segment : segments)
+    mine.all.push_back(segment = static_cast<std::byte*>(test::zeroed(bytes)));
+  mine.mine = segments[2], mine.next = segments[3], mine.prev = segments[1];
+  {
+    Engine engine(mine, geometry, 2, 5, 0, kTimeout);
+    engine.abort();
+  }
+  for (int r = 0; r < 5; ++r) {
+    for (int c = 0; c < geometry.channels; ++c) {
+      auto* at = segments[r] + geometry.bytes() + c * mesh.channel_bytes();
+      const auto* counters = reinterpret_cast<MeshCounters*>(at);
+      CHECK_EQ(counters->poisoned.value, kPoisoned);
+      CHECK_EQ(counters->finished.value, uint64_t(0));
+      CHECK(std::all_of(at + sizeof(MeshCounters), at + mesh.channel_bytes(),
+                        [](std::byte b) { return b == std::byte(0); }));
+      for (int p = 0; p < kProtocols; ++p) {
+        const auto* link = reinterpret_cast<LinkCounters*>(
+            segments[r] + geometry.counters_offset(c, Protocol(p)));
+        CHECK_EQ(link->tail.value, r == 3 ? kPoisoned : 0);
+        CHECK_EQ(link->head.value, r == 1 ? kPoisoned : 0);
+      }
+    }
+    const auto* tail =
+        reinterpret_cast<SegmentTail*>(segments[r] + tail_offset(geometry, 5));
+    CHECK_EQ(tail->failed != 0, r == 2);
+    std::free(segments[r]);
+  }
 }
 
 void neighbours_have_access() {
@@ -169,6 +298,11 @@ void a_ring_of_one_takes_no_memory() {
 int main() {
   one_launch_a_device();
   every_launch_is_told_the_root();
+  a_direct_launch_is_told_of_everybody();
+  what_is_not_there_is_refused();
+  direct_takes_access_of_all_to_all();
+  direct_takes_no_more_ranks_than_a_warp_has_lanes();
+  an_abort_is_told_to_all();
   neighbours_have_access();
   a_launch_that_fails_ends_the_others();
   the_cause_is_thrown();

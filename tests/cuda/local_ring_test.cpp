@@ -45,6 +45,7 @@ class Buffer {
 
 struct Call {
   Collective collective;
+  Algorithm algorithm;
   Protocol protocol;
   Op op;
   int64_t count, offset;
@@ -63,6 +64,7 @@ void run_call(LocalRing& ring, const std::vector<int>& devices, DType dtype, con
   std::vector<std::unique_ptr<Buffer>> sources, targets;
   Task task;
   task.collective = call.collective;
+  task.algorithm = call.algorithm;
   task.protocol = call.protocol;
   task.reduction = Reduction::of(call.op, dtype, k, 0.75);
   task.count = n;
@@ -87,12 +89,15 @@ void run_call(LocalRing& ring, const std::vector<int>& devices, DType dtype, con
   const Shape shape = shape_of(task, k, ring.geometry());
   const Plan plan = Plan::make(call.collective, call.protocol, k, n, int(e), kPlanWorkers,
                                ring.geometry(), shape.channels, call.root);
-  const auto expected = test::model(plan, task.reduction, in, before);
+  const bool direct = call.algorithm != Algorithm::ring;
+  const auto expected = direct ? test::direct_model(task.reduction, in)
+                               : test::model(plan, task.reduction, in, before);
   for (int r = 0; r < k; ++r) {
     const auto found = targets[size_t(r)]->contents();
     if (std::memcmp(found.data(), expected[size_t(r)].data(), found.size()) != 0)
       test::fail(__FILE__, __LINE__,
-                 std::string(name_of(call.collective)) + " " + name_of(call.protocol) + " " +
+                 std::string(name_of(call.collective)) + " " + name_of(call.algorithm) + " " +
+                     name_of(call.protocol) + " " +
                      name_of(dtype) + "[" + std::to_string(n) + "] " + name_of(call.op) +
                      ": rank " + std::to_string(r) + " of " + std::to_string(k) + " is wrong");
   }
@@ -106,13 +111,19 @@ void run_ring(const std::vector<int>& devices) {
       for (int d = 0; d < kDTypes; ++d)
         for (const int64_t count : {int64_t(1), int64_t(17), int64_t(1000 + round),
                                     int64_t(DType(d) == DType::f32 ? 1500001 : 100003 + d)}) {
-          Call call{Collective(random() % kCollectives), Protocol(p), Op::sum, count,
-                    int64_t(random() % 3 == 0 ? 0 : random() % 16),
+          Call call{Collective(random() % kCollectives), Algorithm::ring, Protocol(p), Op::sum,
+                    count, int64_t(random() % 3 == 0 ? 0 : random() % 16),
                     int(random() % devices.size())};
           do call.op = Op(random() % kOps);
           while (!accepts(call.op, kind_of(DType(d))));
           with_dtype(DType(d), [&](auto tag) {
             run_call<typename decltype(tag)::type>(ring, devices, DType(d), call, random);
+            if (Protocol(p) != Protocol::ll) return;
+            call.collective = Collective::all_reduce;
+            for (const Algorithm algorithm : {Algorithm::one_shot, Algorithm::two_shot}) {
+              call.algorithm = algorithm;
+              run_call<typename decltype(tag)::type>(ring, devices, DType(d), call, random);
+            }
           });
         }
 }

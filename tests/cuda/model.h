@@ -1,5 +1,6 @@
 // What a ring must leave on every rank, to the bit: the plan's chunks in the order in which they
-// travel. Knows nothing of CUDA; whoever runs the kernels compares with it.
+// travel; and what a direct all-reduce must. Knows nothing of CUDA; whoever runs the kernels
+// compares with it.
 #pragma once
 
 #include <random>
@@ -90,6 +91,22 @@ std::vector<std::vector<T>> model(const Plan& plan, const Reduction& reduction,
         }
       }
   return out;
+}
+
+// What each rank should hold after a direct all-reduce: in the order of the ranks.
+template <class T>
+std::vector<std::vector<T>> direct_model(const Reduction& reduction,
+                                         const std::vector<std::vector<T>>& in) {
+  using enum Reduction::Scale;
+  std::vector<T> out(in[0].size());
+  for (size_t i = 0; i < out.size(); ++i) {
+    out[i] = scaled(reduction, multiply_input, in[0][i]);
+    for (size_t rank = 1; rank < in.size(); ++rank)
+      out[i] = combined(reduction.combine, out[i],
+                        scaled(reduction, multiply_input, in[rank][i]));
+    out[i] = scaled(reduction, divide_result, out[i]);
+  }
+  return std::vector<std::vector<T>>(in.size(), out);
 }
 
 }  // namespace ringkern::test

@@ -31,7 +31,7 @@ HEAD = """\
 class Resources(NamedTuple):
     """A row: a kernel on an architecture, and what it takes."""
 
-    protocol: str  # or "alone", the kernel of a ring of one
+    protocol: str  # or "direct", the direct all-reduces; or "alone", the kernel of a ring of one
     dtype: str
     combine: str  # "sum", or "any": with a switch over the others
     arch: str
@@ -72,12 +72,15 @@ def dtypes() -> dict[str, str]:
 def name_of(mangled: str) -> tuple[str, str, str]:
     """Protocol, dtype and combine."""
     ring = re.search(r"11ring_kernelILNS_8ProtocolE(\d+)E(?:NS_)?(.+)Lb([01])EE", mangled)
+    direct = re.search(r"13direct_kernelI(?:NS_)?(.+)Lb([01])EE", mangled)
     alone = re.search(r"5aloneI(?:NS_)?(.+)EEv", mangled)
-    found = ring[2] if ring else alone[1] if alone else None
+    found = ring[2] if ring else direct[1] if direct else alone[1] if alone else None
     for begins, dtype in dtypes().items():
         if found and found.startswith(begins):
             if ring:
                 return protocols()[int(ring[1])], dtype, "sum" if ring[3] == "1" else "any"
+            if direct:
+                return "direct", dtype, "sum" if direct[2] == "1" else "any"
             return "alone", dtype, "-"
     raise ValueError(f"{mangled} is not a kernel that tests/cuda/resources.py knows")
 
@@ -138,7 +141,7 @@ TITLES = line_of(Resources._fields)
 
 def rows_of(kernels: Iterable[Resources]) -> list[Resources]:
     """In an order that does not depend on the compiler's."""
-    order = [*protocols(), "alone"]
+    order = [*protocols(), "direct", "alone"]
     names = list(dtypes().values())
 
     def place(row: Resources) -> tuple[int, int, str, int]:

@@ -39,9 +39,9 @@ def listed(rows: list[Resources]) -> str:
 
 
 def test_every_kernel_is_reported(build: Build) -> None:
-    rings = {
+    kernels = {
         (protocol, dtype, combine)
-        for protocol in resources.protocols()
+        for protocol in [*resources.protocols(), "direct"]
         for dtype in resources.dtypes().values()
         for combine in ("sum", "any")
     }
@@ -49,7 +49,7 @@ def test_every_kernel_is_reported(build: Build) -> None:
     for arch in build.archs:
         found = [row[:3] for row in build.kernels if row.arch == arch]
         assert len(found) == len(set(found))
-        assert set(found) == rings | alone
+        assert set(found) == kernels | alone
 
 
 def test_hopper_kernels_use_no_local_memory(build: Build) -> None:
@@ -78,6 +78,7 @@ def test_resources_are_those_of_the_table(build: Build) -> None:
 # ---- How reports are read ------------------------------------------------------------------------
 
 KERNEL = "_ZN8ringkern4cuda11ring_kernelILNS_8ProtocolE1E{}Lb{}EEEvNS0_10LaunchArgsE"
+DIRECT = "_ZN8ringkern4cuda13direct_kernelI{}Lb{}EEEvNS0_10DirectArgsE"
 REPORT = """\
 ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function '{kernel}' for 'sm_90'
@@ -96,6 +97,8 @@ ptxas info    : Compile time = 3.185 ms
 def test_names(mangled: str, dtype: str, combine: str) -> None:
     name = KERNEL.format(mangled, int(combine == "sum"))
     assert resources.name_of(name) == ("ll", dtype, combine)
+    name = DIRECT.format(mangled, int(combine == "sum"))
+    assert resources.name_of(name) == ("direct", dtype, combine)
 
 
 def test_an_unknown_kernel_is_an_error() -> None:

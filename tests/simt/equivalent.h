@@ -7,7 +7,7 @@ namespace simt {
 
 struct Equivalent {
   const char* mutant;     // Mutant::name()
-  const char* protocols;  // under which it survives: "all", or some of them
+  const char* protocols;  // under which it survives: "all", or some of them; and "direct"
   const char* argument;
 };
 
@@ -45,11 +45,10 @@ struct Rare {
 };
 
 inline constexpr Rare kRare[] = {
+    {"direct.cuh stage: agree dropped", "direct", 421},
     {"kernels.cuh ring_kernel: verdict == Verdict::ok always", "simple", 266},
-    {"kernels.cuh ring_kernel: verdict == Verdict::ok always", "ll", 804},
     {"link.cuh Ends: head != kPoisoned always", "ll", 2075},
     {"link.cuh begin: failed_ != 0 never", "simple", 266},
-    {"link.cuh begin: failed_ != 0 never", "ll", 804},
     {"link.cuh wait_slots: ahead one more if for_data", "ll", 266},
     {"link.cuh wait_slots: poll: !for_data taken for granted", "ll", 1572},
     {"link.cuh wait_slots: ld_acquire relaxed if for_data", "ll", 477},
@@ -57,11 +56,10 @@ inline constexpr Rare kRare[] = {
      "st_relaxed(&Post::get(post_.next)->tail.value, sent_ + 1) before the fence", "ll", 2040},
     {"ll.cuh rewrites: ll_rewrites_slot never", "ll", 327},
     {"ll.cuh move_lines: wait_slots not for data", "ll", 477},
-    {"ll.cuh move_lines: verdict != Verdict::ok ignored (1)", "ll", 1463},
-    {"ll128.cuh move_units: verdict != Verdict::ok ignored (1)", "ll128", 2083},
     {"simple.cuh perform: verdict != Verdict::ok ignored", "simple", 4578},
     {"wait.cuh look: ld_relaxed(Post::get(post.failed)) != 0 ignored", "simple", 596},
     {"wait.cuh look: ld_relaxed(Post::get(post.failed)) != 0 ignored", "ll", 261},
+    {"wait.cuh look: ld_relaxed(Post::get(post.failed)) != 0 ignored", "direct", 764},
 };
 
 }  // namespace simt

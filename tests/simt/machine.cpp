@@ -66,6 +66,7 @@ void Machine::start(Launch& launch) {
       t.watch = t.warp;
       t.launch = &launch;
       t.alive = t.together = true;
+      t.gave_up = false;
       t.fiber.prepare(&Machine::enter, &t);
       runnable_.push_back(&t);
     }

@@ -48,6 +48,7 @@ struct Thread : Agent {
   Block* block = nullptr;
   Launch* launch = nullptr;
   bool alive = false;
+  bool gave_up = false;  // a wait of its own has failed
   // Whether the warp is known to be together: since then, this lane has done nothing of its own.
   bool together = false;
   // What it brings to a meeting or a barrier, and takes away.
@@ -117,6 +118,8 @@ class Machine {
   uint64_t nanoseconds();
   void* shared_memory(size_t bytes);
   void use_shared(const void* at, bool store);
+  // Throws Failure if the thread has given up: it must not write a line then.
+  void check_goes_on() const;
 
  private:
   static void enter(void* thread);

@@ -20,35 +20,49 @@ constexpr uint64_t kSeeds = 500;
 // The kernels as they are, which must survive what catches the mutants.
 constexpr Mutant kOriginal = {0, "", "", 0, "", "as they are", "", ""};
 
-const Equivalent* argument_for(const Mutant& m, Protocol p) {
+// The kernels run in forms: rings over each protocol, and direct all-reduces.
+constexpr int kForms = kProtocols + 1;
+constexpr int kDirect = kProtocols;
+const char* name_of_form(int form) {
+  return form == kDirect ? "direct" : name_of(Protocol(form));
+}
+
+const Equivalent* argument_for(const Mutant& m, int form) {
   for (const Equivalent& e : kEquivalent) {
     const std::string protocols = e.protocols;
     if (m.name() == e.mutant &&
-        (protocols == "all" || (" " + protocols + " ").find(" " + std::string(name_of(p)) + " ") !=
-                                   std::string::npos))
+        (protocols == "all" || (" " + protocols + " ").find(" " + std::string(name_of_form(form)) +
+                                                            " ") != std::string::npos))
       return &e;
   }
   return nullptr;
 }
 
-// What the protocols share is weakened under each of them: one must not hide what another misses.
-bool concerns(const Mutant& m, Protocol p) {
+// What the forms share is weakened under each of them: one must not hide what another misses.
+bool concerns(const Mutant& m, int form) {
   const std::string file = m.file;
-  for (int q = 0; q < kProtocols; ++q)
-    if (file == name_of(Protocol(q)) + std::string(".cuh")) return p == Protocol(q);
-  return true;
+  if (m.rule == std::string("poisons") && std::string(m.kind).starts_with("no poison"))
+    return true;  // in several files
+  for (int f = 0; f < kForms; ++f)
+    if (file == name_of_form(f) + std::string(".cuh")) return form == f;
+  const bool of_rings = file == "kernels.cuh" || file == "link.cuh";
+  return !of_rings || form != kDirect;
 }
 
 // One seed; what it finds, or nothing.
-std::string try_seed(Protocol p, uint64_t seed, bool in_detail) {
+std::string try_seed(int form, uint64_t seed, bool in_detail) {
   Wish wish;
-  wish.protocol = p;
+  wish.direct = form == kDirect;
+  if (form == kDirect) wish.mixed = true;
+  else wish.protocol = Protocol(form);
   wish.verbose = in_detail;
   // More trouble than usual, and where it meets most others: there is much that only it shows.
   if (seed % 3 != 0) wish.trouble = Trouble(1 + seed / 3 % 3);
   if (seed % 3 == 2) wish.channels = wish.slots = 2;
   // And where the flags of LL come back soonest: their period is a multiple of 3.
   if (seed % 6 == 0) wish.slots = 3;
+  // Word of who gave up also goes round the ring; only with several ranks is that ever too late.
+  if (form == kDirect && seed % 4 == 1) wish.ranks = 5, wish.channels = 1;
   Coverage coverage;
   try {
     Ring(seed, wish, coverage).run();
@@ -59,41 +73,44 @@ std::string try_seed(Protocol p, uint64_t seed, bool in_detail) {
 }
 
 // Without the mutant, the same seed must find nothing.
-std::string checked(const std::string& found, Protocol p, uint64_t seed) {
+std::string checked(const std::string& found, int form, uint64_t seed) {
   const int mutant = std::exchange(active_mutant, 0);
-  const bool alone = mutant == 0 || try_seed(p, seed, false).empty();
+  const bool alone = mutant == 0 || try_seed(form, seed, false).empty();
   active_mutant = mutant;
   return alone ? found : "fails without it, too: " + found;
 }
 
 // The first seed that catches the mutant, and how.
-std::string hunt(const Mutant& m, Protocol p, uint64_t seeds) {
+std::string hunt(const Mutant& m, int form, uint64_t seeds) {
   active_mutant = m.number;
   mutant_ran = false;
   for (const Rare& r : kRare)
-    if (m.name() == r.mutant && name_of(p) == std::string(r.protocol))
-      if (const std::string found = try_seed(p, r.seed, false); !found.empty())
-        return checked(found, p, r.seed);
+    if (m.name() == r.mutant && name_of_form(form) == std::string(r.protocol))
+      if (const std::string found = try_seed(form, r.seed, false); !found.empty())
+        return checked(found, form, r.seed);
   for (uint64_t seed = 1; seed <= seeds; ++seed)
-    if (const std::string found = try_seed(p, seed, false); !found.empty())
-      return checked(found, p, seed);
+    if (const std::string found = try_seed(form, seed, false); !found.empty())
+      return checked(found, form, seed);
   return mutant_ran ? "survived" : "never ran";
 }
 
 // The memory is weakened, too: each protocol asks of it what it says and no more.
 int check_premises() {
   struct Premise {
-    Protocol protocol;
-    int atom, line_atom;
+    int form, atom, line_atom;
     bool enough;
   };
-  constexpr Premise kPremises[] = {{Protocol::simple, 4, 8, true},  {Protocol::ll, 8, 8, true},
-                                   {Protocol::ll, 4, 8, false},     {Protocol::ll128, 4, 128, true},
-                                   {Protocol::ll128, 8, 16, false}, {Protocol::ll128, 8, 8, false}};
+  constexpr int kSimple = int(Protocol::simple), kLL = int(Protocol::ll),
+                kLL128 = int(Protocol::ll128);
+  constexpr Premise kPremises[] = {{kSimple, 4, 8, true},   {kLL, 8, 8, true},
+                                   {kLL, 4, 8, false},      {kLL128, 4, 128, true},
+                                   {kLL128, 8, 16, false},  {kLL128, 8, 8, false},
+                                   {kDirect, 8, 8, true},   {kDirect, 4, 8, false}};
   int wrong = 0;
   for (const Premise& p : kPremises) {
     Wish wish;
-    wish.protocol = p.protocol;
+    wish.protocol = p.form == kDirect ? Protocol::ll : Protocol(p.form);
+    wish.direct = p.form == kDirect;
     wish.trouble = Trouble::none;
     wish.atom = p.atom;
     wish.line_atom = p.line_atom;
@@ -104,7 +121,7 @@ int check_premises() {
       } catch (const Failure&) {
         failed = true;
       }
-    std::printf("%-6s with %d bytes whole, and %d of a line: %s\n", name_of(p.protocol), p.atom,
+    std::printf("%-6s with %d bytes whole, and %d of a line: %s\n", name_of_form(p.form), p.atom,
                 p.line_atom, failed ? "fails" : "works");
     wrong += failed == p.enough;
   }
@@ -112,8 +129,8 @@ int check_premises() {
 }
 
 // What is wrong with the outcome, if anything is.
-std::string judge(const Mutant& m, Protocol p, const std::string& outcome) {
-  const bool argued = argument_for(m, p) != nullptr, caught = outcome.find('@') != outcome.npos;
+std::string judge(const Mutant& m, int form, const std::string& outcome) {
+  const bool argued = argument_for(m, form) != nullptr, caught = outcome.find('@') != outcome.npos;
   if (outcome.empty()) return "its process died";
   if (outcome.starts_with("fails")) return "the seed says nothing of the mutant";
   if (m.number == 0) return caught ? "fails without a mutant" : "";
@@ -136,15 +153,15 @@ int main(int argc, char** argv) {
   options.finish();
   std::vector<Mutant> mutants = {kOriginal};
   mutants.insert(mutants.end(), std::begin(kMutants), std::end(kMutants));
-  const size_t count = mutants.size() * kProtocols;
+  const size_t count = mutants.size() * kForms;
   const auto chosen = [&](size_t i) {
-    const Mutant& m = mutants[i / kProtocols];
-    return concerns(m, Protocol(i % kProtocols)) && (!only || int(*only) == m.number);
+    const Mutant& m = mutants[i / kForms];
+    return concerns(m, int(i % kForms)) && (!only || int(*only) == m.number);
   };
   if (seed && only) {
     active_mutant = int(*only);
-    for (int p = 0; p < kProtocols; ++p)
-      std::printf("%s\n", try_seed(Protocol(p), *seed, true).c_str());
+    for (int form = 0; form < kForms; ++form)
+      std::printf("%s\n", try_seed(form, *seed, true).c_str());
     return 0;
   }
   std::vector<std::string> outcomes(count);
@@ -155,8 +172,7 @@ int main(int argc, char** argv) {
         for (size_t i = size_t(job); i < count; i += jobs)
           if (chosen(i))
             text << i << " "
-                 << hunt(mutants[i / kProtocols], Protocol(i % kProtocols), seeds)
-                 << "\n";
+                 << hunt(mutants[i / kForms], int(i % kForms), seeds) << "\n";
         return text.str();
       },
       [&](int, const std::string& text) {
@@ -168,15 +184,15 @@ int main(int argc, char** argv) {
   int wrong = only ? 0 : check_premises(), caught = 0, equivalent = 0;
   for (const Mutant& m : mutants) {
     bool seen = false, excused = false;
-    for (size_t p = 0; p < kProtocols; ++p) {
-      const size_t i = size_t(m.number) * kProtocols + p;
+    for (int form = 0; form < kForms; ++form) {
+      const size_t i = size_t(m.number) * kForms + size_t(form);
       if (!chosen(i)) continue;
       const std::string& outcome = outcomes[i];
-      const std::string complaint = judge(m, Protocol(p), outcome);
-      std::printf("%3d %-6s %-18s %s%s%s\n", m.number, name_of(Protocol(p)), outcome.c_str(),
+      const std::string complaint = judge(m, form, outcome);
+      std::printf("%3d %-6s %-18s %s%s%s\n", m.number, name_of_form(form), outcome.c_str(),
                   m.name().c_str(), complaint.empty() ? "" : ": ", complaint.c_str());
       seen = seen || outcome.find('@') != outcome.npos;
-      excused = excused || argument_for(m, Protocol(p)) != nullptr;
+      excused = excused || argument_for(m, form) != nullptr;
       wrong += !complaint.empty();
     }
     caught += seen;

@@ -53,6 +53,10 @@ void Machine::use_shared(const void* at, bool store) {
                        "shared memory: ");
 }
 
+void Machine::check_goes_on() const {
+  if (current_->gave_up) throw Failure("goes on", "writes a line after it has given up");
+}
+
 // ---- Warps and blocks
 
 // What each of them did happens before what any of them does next.

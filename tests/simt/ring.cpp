@@ -11,9 +11,9 @@ namespace simt {
 
 namespace {
 
-constexpr uint64_t kTimeout = 1'000'000'000;  // nanoseconds
 constexpr int kThreads[] = {32, 32, 32, 32, 64, 64, 96, 96, 128, 256};
-using Kernel = void (*)(LaunchArgs);
+template <class Args>
+using Kernel = void (*)(Args);
 
 template <class T>
 std::vector<std::byte> bytes_of(const std::vector<T>& x) {
@@ -31,11 +31,15 @@ Ring::Ring(uint64_t seed, const Wish& wish, Coverage& coverage)
   const bool mixed = random_.one_in(4);
   const auto protocol = Protocol(random_.below(kProtocols));
   if (!wish_.protocol && !wish_.mixed) wish_.mixed = mixed, wish_.protocol = protocol;
+  // Whoever asks for none gets the seeds of a time before there were any.
+  if (!wish_.direct) wish_.direct = random_.one_in(3);
   cover("trouble", name_of(*wish_.trouble));
   choose_sizes();
+  if (*wish_.direct) choose_mesh();
   choose_machine(seed);
   make_segments();
-  const int calls = 1 + int(random_.below(random_.one_in(8) ? 12 : 4));
+  many_ = random_.one_in(8);
+  const int calls = 1 + int(random_.below(!many_ ? 4 : *wish_.direct ? 40 : 12));
   for (int i = 0; i < calls; ++i) add_call();
 }
 
@@ -71,6 +75,15 @@ void Ring::choose_sizes() {
   cover("launches", together_ ? "of all ranks" : "of each rank");
 }
 
+void Ring::choose_mesh() {
+  mesh_.ranks = ranks_;
+  mesh_.channels = geometry_.channels;
+  mesh_.slots = wish_.slots.value_or(random_.one_of({2, 2, 3}));
+  mesh_.slot_bytes = MeshGeometry::kSlotGrain * random_.one_of({1, 1, 2, 5});
+  mixed_in_ = random_.one_in(3);
+  cover("mesh slots", mesh_.slots);
+}
+
 void Ring::choose_machine(uint64_t seed) {
   settings_.seed = seed;
   settings_.memory.atom = wish_.atom.value_or(8);
@@ -94,10 +107,13 @@ void Ring::choose_machine(uint64_t seed) {
 }
 
 void Ring::make_segments() {
+  const Mailbox empty{};
   for (int r = 0; r < ranks_; ++r) {
     const std::string of = " of rank " + std::to_string(r);
-    segments_.push_back(memory().add("the segment" + of, Kind::shared, r, geometry_.bytes()));
+    segments_.push_back(
+        memory().add("the segment" + of, Kind::shared, r, geometry_.bytes() + mesh_.bytes()));
     mailboxes_.push_back(memory().add("the mailbox" + of, Kind::shared, r, sizeof(Mailbox)));
+    memory().write(mailboxes_.back(), &empty, sizeof empty);
     failed_.push_back(memory().add("the word 'failed'" + of, Kind::shared, r, sizeof(uint32_t)));
   }
   for (int r = 0; first_step_ != 0 && r < ranks_; ++r)
@@ -107,20 +123,27 @@ void Ring::make_segments() {
         for (StepCounter* s : {&l->tail, &l->head, &l->sent, &l->received})
           memory().write(&s->value, &first_step_, sizeof first_step_);
       }
+  for (int r = 0; *wish_.direct && r < ranks_; ++r) {
+    const int64_t bytes = ranks_ * int64_t(sizeof(std::byte*));
+    tables_.push_back(memory().add("the table of rank " + std::to_string(r), Kind::own, r, bytes));
+    memory().write(tables_.back(), segments_.data(), bytes);
+    for (int c = 0; first_step_ != 0 && c < geometry_.channels; ++c) {
+      memory().write(mesh_counters(r, c), &first_step_, sizeof first_step_);
+      for (int p = 0; p < ranks_; ++p)
+        if (p != r) memory().write(peer_counter(r, c, p), &first_step_, sizeof first_step_);
+    }
+  }
   memory().name_of_place = [this](const void* at) { return place_of(at); };
 }
 
 // Around the sizes at which something changes.
-int64_t Ring::choose_count(const Plan& p, int element) {
+int64_t Ring::choose_count(int64_t chunk, int64_t chunks, int64_t loop, int element, int parts) {
   // Of several channels, the last one should have something to do now and then.
-  const int64_t loop = p.loop_span() * element;
-  const int64_t bytes = loop <= 8 << 10 && random_.one_in(3) ? loop + 16 : most_bytes_;
-  const bool shards = p.collective == Collective::reduce_scatter ||
-                      p.collective == Collective::all_gather;
-  const int64_t most = bytes / element / (shards ? ranks_ : 1);
+  const int64_t bytes =
+      loop * element <= 8 << 10 && random_.one_in(3) ? loop * element + 16 : most_bytes_;
+  const int64_t most = bytes / element / parts;
   if (random_.one_in(8)) return int64_t(random_.below(2));
-  const int64_t spans[] = {p.chunk, p.chunk, p.chunk * p.parts(), p.loop_span(),
-                           (2 + int64_t(random_.below(4))) * p.loop_span()};
+  const int64_t spans[] = {chunk, chunk, chunks, loop, (2 + int64_t(random_.below(4))) * loop};
   const int64_t near = random_.one_of(spans) + int64_t(random_.below(3)) - 1;
   if (near <= most && !random_.one_in(4)) return near;
   return 1 + int64_t(random_.below(uint64_t(std::max<int64_t>(most, 1))));
@@ -142,23 +165,57 @@ void Ring::add_call() {
                       geometry_, 1 + int(random_.below(uint64_t(geometry_.channels))), root);
   };
   call.plan = plan(1);
-  call.plan = plan(choose_count(call.plan, size_of(dtype)));
+  if (*wish_.direct && !(mixed_in_ && random_.one_in(2))) {
+    choose_direct(call, size_of(dtype));
+  } else {
+    const Plan& one = call.plan;
+    const bool shards = collective == Collective::reduce_scatter ||
+                        collective == Collective::all_gather;
+    call.plan = plan(choose_count(one.chunk, one.chunk * one.parts(), one.loop_span(),
+                                  size_of(dtype), shards ? ranks_ : 1));
+  }
   call.in_place = random_.one_in(2);
-  call.nulls = is_chain(collective) && random_.one_in(2);
+  call.nulls = is_chain(call.plan.collective) && random_.one_in(2);
   const Plan& p = call.plan;
-  cover(name_of(collective), name_of(protocol));
+  if (!call.direct) cover(name_of(collective), name_of(protocol));
   cover("dtype", name_of(dtype));
   cover("op", name_of(op));
   cover("in place", int(call.in_place));
-  if (is_chain(collective)) cover("root", root == 0 ? "0" : root == ranks_ - 1 ? "last" : "other");
-  if (is_chain(collective)) cover("null", int(call.nulls));
+  if (is_chain(p.collective)) {
+    cover("root", root == 0 ? "0" : root == ranks_ - 1 ? "last" : "other");
+    cover("null", int(call.nulls));
+  }
   if (p.count <= 1) cover("count", p.count);
-  if (p.count == p.chunk - 1) cover("count", "chunk - 1");
-  if (p.count == p.chunk) cover("count", "chunk");
-  if (p.count == p.chunk + 1) cover("count", "chunk + 1");
-  if (p.loops > 1) cover("loops", p.loops == 2 ? "2" : "more");
+  if (!call.direct) {
+    if (p.count == p.chunk - 1) cover("count", "chunk - 1");
+    if (p.count == p.chunk) cover("count", "chunk");
+    if (p.count == p.chunk + 1) cover("count", "chunk + 1");
+    if (p.loops > 1) cover("loops", p.loops == 2 ? "2" : "more");
+  }
   with_dtype(dtype, [&](auto tag) { fill<typename decltype(tag)::type>(call); });
   calls_.push_back(std::move(call));
+}
+
+void Ring::choose_direct(Call& call, int element) {
+  const auto algorithm = random_.one_in(2) ? Algorithm::one_shot : Algorithm::two_shot;
+  const auto plan = [&](int64_t count) {
+    return DirectPlan::make(algorithm, ranks_, count, element, mesh_.chunk_bytes(algorithm),
+                            call.plan.channels, /*ahead=*/0);
+  };
+  // What a round moves at most.
+  const DirectPlan large = plan(int64_t(1) << 40);
+  // Where there are many, most are short: the flags of lines that they do not need come back.
+  const int64_t count = many_ && !random_.one_in(4)
+                            ? int64_t(random_.below(9))
+                            : choose_count(large.part, large.chunk,
+                                           large.chunk * large.channels, element, 1);
+  call.direct = plan(count);
+  call.plan.collective = Collective::all_reduce;
+  call.plan.root = 0;
+  call.plan.protocol = Protocol::ll;
+  call.plan.count = count;
+  const int64_t rounds = call.direct->rounds;
+  cover(name_of(algorithm), rounds < 3 ? std::to_string(rounds) + " rounds" : "more rounds");
 }
 
 // Numbers that could be taken for the flags of the steps to come, among others.
@@ -209,13 +266,16 @@ void Ring::fill(Call& call) {
     if (call.nulls && !test::reads(call.plan, r)) call.in.back() = nullptr;
     if (call.nulls && !test::writes(call.plan, r)) call.out.back() = nullptr;
   }
-  for (const auto& x : test::model(call.plan, call.reduction, in, out))
+  for (const auto& x : call.direct ? test::direct_model(call.reduction, in)
+                                   : test::model(call.plan, call.reduction, in, out))
     call.expected.push_back(bytes_of(x));
 }
 
-LaunchArgs Ring::arguments(const Call& call, const std::vector<int>& ranks) const {
-  LaunchArgs args;
-  args.plan = call.plan;
+template <class Args>
+Args Ring::arguments(const Call& call, const std::vector<int>& ranks) const {
+  Args args;
+  if constexpr (std::is_same_v<Args, DirectArgs>) args.plan = *call.direct, args.mesh = mesh_;
+  else args.plan = call.plan;
   args.geometry = geometry_;
   args.reduction = call.reduction;
   args.timeout_ns = timeout_ns_;
@@ -227,6 +287,7 @@ LaunchArgs Ring::arguments(const Call& call, const std::vector<int>& ranks) cons
                      segments_[r],
                      segments_[size_t(call.plan.next(int(r)))],
                      segments_[size_t(call.plan.prev(int(r)))],
+                     call.direct ? reinterpret_cast<std::byte**>(tables_[r]) : nullptr,
                      reinterpret_cast<Mailbox*>(mailboxes_[r]),
                      reinterpret_cast<uint32_t*>(failed_[r])};
   }
@@ -237,7 +298,7 @@ void Ring::start_next(int seat) {
   const size_t i = next_call_[size_t(seat)]++;
   if (i >= calls_.size()) {
     for (const int r : told_)
-      if (together_ || seat == r) poison_neighbours(r);
+      if (together_ || seat == r) poison_others(r);
     return;
   }
   const Call& call = calls_[i];
@@ -246,10 +307,16 @@ void Ring::start_next(int seat) {
     for (int r = 0; r < ranks_; ++r) launch.ranks.push_back(r);
   else
     launch.ranks = {seat};
-  const LaunchArgs& args = arguments_.emplace_back(arguments(call, launch.ranks));
-  const auto kernel = reinterpret_cast<Kernel>(const_cast<void*>(
-      kernel_for(call.plan.protocol, call.reduction.dtype, call.reduction.combine)));
-  launch.kernel = [kernel, &args] { kernel(args); };
+  const auto of = [&]<class Args>(const void* kernel, std::deque<Args>& all) {
+    const Args& args = all.emplace_back(arguments<Args>(call, launch.ranks));
+    const auto function = reinterpret_cast<Kernel<Args>>(const_cast<void*>(kernel));
+    return [function, &args] { function(args); };
+  };
+  const auto [dtype, combine] = std::pair(call.reduction.dtype, call.reduction.combine);
+  if (call.direct)
+    launch.kernel = of(direct_kernel_for(dtype, combine), direct_arguments_);
+  else
+    launch.kernel = of(kernel_for(call.plan.protocol, dtype, combine), arguments_);
   launch.channels = call.plan.channels;
   do launch.threads = random_.one_of(kThreads);
   while (launch.threads > threads_);
@@ -268,12 +335,18 @@ void Ring::print() const {
               geometry_.channels, threads_, geometry_.slots, long(geometry_.slot_bytes[0]),
               long(geometry_.slot_bytes[1]), long(geometry_.slot_bytes[2]),
               static_cast<unsigned long>(first_step_));
-  for (const Call& c : calls_)
+  for (const Call& c : calls_) {
+    if (const auto& d = c.direct)
+      std::printf("  %s %s[%ld] over %d channels%s, chunk %ld, %ld rounds\n",
+                  name_of(d->algorithm), name_of(c.reduction.dtype), long(d->count), d->channels,
+                  c.in_place ? ", in place" : "", long(d->chunk), long(d->rounds));
+    if (c.direct) continue;
     std::printf("  %s %s %s[%ld] over %d channels%s, root %d, chunk %ld, %ld loops\n",
                 name_of(c.plan.collective), name_of(c.plan.protocol),
                 name_of(c.reduction.dtype), long(c.plan.count), c.plan.channels,
                 c.in_place ? ", in place" : "", c.plan.root, long(c.plan.chunk),
                 long(c.plan.loops));
+  }
 }
 
 }  // namespace simt

@@ -27,10 +27,13 @@ enum class Trouble : uint8_t { SIMT_TROUBLES(RK_ENUMERATOR) };
 constexpr const char* name_of(Trouble t) { switch (t) { SIMT_TROUBLES(SIMT_CASE) } return "?"; }
 #undef SIMT_CASE
 
+inline constexpr uint64_t kTimeout = 1'000'000'000;  // nanoseconds; mostly
+
 // What is asked for; what is left out is up to the seed.
 struct Wish {
   std::optional<Protocol> protocol;
   bool mixed = false;  // each call has a protocol of its own
+  std::optional<bool> direct;  // whether there are direct all-reduces, perhaps among other calls
   std::optional<Trouble> trouble;
   std::optional<int> ranks, channels, slots, atom, line_atom;
   bool find_races = true;
@@ -42,6 +45,7 @@ using Coverage = std::map<std::string, uint64_t>;
 
 struct Call {
   Plan plan;
+  std::optional<DirectPlan> direct;  // in place of the plan, which has the same count and channels
   Reduction reduction;
   bool in_place = false;
   bool nulls = false;  // in place of what a rank does not read or write
@@ -62,38 +66,57 @@ class Ring {
   void choose_sizes();
   void choose_machine(uint64_t seed);
   void make_segments();
+  void choose_mesh();
   void add_call();
-  int64_t choose_count(const Plan& plan, int element);
+  void choose_direct(Call& call, int element);
+  int64_t choose_count(int64_t chunk, int64_t chunks, int64_t loop, int element, int parts);
   template <class T>
   std::vector<T> numbers(int64_t count, std::mt19937_64& random) const;
   template <class T>
   void fill(Call& call);
-  LaunchArgs arguments(const Call& call, const std::vector<int>& ranks) const;
+  template <class Args>
+  Args arguments(const Call& call, const std::vector<int>& ranks) const;
   void start_next(int seat);
   void plan_trouble();
   uint64_t make_trouble();
   void check_sleeper(int rank) const;
   void abort_next();
-  void poison_neighbours(int rank);
+  void poison_others(int rank);
   void corrupt();
   void look_at_report();
+  void check_report(int rank, const WaitReport& report) const;
   void check_results();
   void check_output(size_t call, int rank) const;
   void check_input(size_t call, int rank) const;
   void compare(size_t call, int rank, const char* what, const std::byte* at,
                const std::vector<std::byte>& expected) const;
   void check_counters();
+  void check_mesh_counters();
   void check_survivors();
+  void check_word(int rank) const;
   WaitReport report_of(int rank);
   bool gave_up(int rank) const;
   bool stopped(int rank) const;
   std::string place_of(const void* at) const;
+  std::string place_in_mesh(int rank, int64_t offset) const;
+  bool is_direct(size_t call) const { return call < calls_.size() && calls_[call].direct; }
   void print() const;
 
   Memory& memory() const { return machine().memory(); }
   LinkCounters* counters(int rank, int channel, Protocol p) const {
     return reinterpret_cast<LinkCounters*>(segments_[size_t(rank)] +
                                            geometry_.counters_offset(channel, p));
+  }
+  std::byte* mesh(int rank, int channel) const {
+    return segments_[size_t(rank)] + geometry_.bytes() + channel * mesh_.channel_bytes();
+  }
+  MeshCounters* mesh_counters(int rank, int channel) const {
+    return reinterpret_cast<MeshCounters*>(mesh(rank, channel));
+  }
+  // In which `peer` counts the rounds that it has finished, of those of `rank`.
+  uint64_t* peer_counter(int rank, int channel, int peer) const {
+    return reinterpret_cast<uint64_t*>(
+        mesh(rank, channel) + MeshGeometry::peer_counter_offset(MeshGeometry::index(peer, rank)));
   }
   template <class T>
   T read(const T* at) const {
@@ -107,20 +130,26 @@ class Ring {
   Wish wish_;  // nothing left out
   int ranks_ = 2, threads_ = 32;  // threads: the most of a block
   bool together_ = false;         // all ranks in one launch, as in one process
+  bool mixed_in_ = false;         // other calls among the direct ones
+  bool many_ = false;             // calls
   Geometry geometry_;
+  MeshGeometry mesh_;
   int64_t most_bytes_ = 0;        // of a tensor
   uint64_t first_step_ = 0;       // where the counters start
   uint64_t timeout_ns_ = 0;
   Settings settings_;
-  std::vector<std::byte*> segments_, mailboxes_, failed_;
+  std::vector<std::byte*> segments_, mailboxes_, failed_, tables_;
   std::vector<Call> calls_;
   std::vector<size_t> next_call_;  // of each seat: a rank, or all of them
   std::vector<size_t> completed_;  // calls, of each rank
   std::deque<Launch> launches_;
   std::deque<LaunchArgs> arguments_;
+  std::deque<DirectArgs> direct_arguments_;
   int victim_ = -1, other_ = -1;  // whom the trouble meets
+  int third_ = -1;  // stops with the other, so that the victim's word does not go round the ring
   int events_ = 0;
   std::set<int> told_;  // ranks that the host has aborted
+  bool all_told_ = false;  // and one of them had ended its last call: the host has told the others
 };
 
 }  // namespace simt

@@ -23,6 +23,10 @@ void Ring::plan_trouble() {
   if (*wish_.trouble == Trouble::none) return;
   if (*wish_.trouble == Trouble::aborted && !together_ && random_.one_in(2))
     other_ = (victim_ + 1 + int(random_.below(uint64_t(ranks_ - 1)))) % ranks_;
+  if (*wish_.direct && other_ >= 0 && ranks_ >= 4 && random_.one_in(2)) {
+    other_ = (victim_ + 1) % ranks_;
+    third_ = (victim_ + ranks_ - 1) % ranks_;
+  }
   // At the start, early, or any time.
   const uint64_t step = random_.below(random_.one_of<uint64_t>({1, 500, 5000, 50000}));
   machine().when_stuck = [this](int rank) { check_sleeper(rank); };
@@ -30,18 +34,25 @@ void Ring::plan_trouble() {
 }
 
 // Who has given up has no block that waits; and nobody waits for a neighbour that has given up, in
-// the same call or one before.
+// the same call or one before, nor in a direct all-reduce for anybody who gave up in one, or whom
+// the host has aborted behind its last call.
 void Ring::check_sleeper(int rank) const {
   const auto late = [&](const std::string& why) {
     throw Failure("late", "rank " + std::to_string(rank) + " waits though " + why);
   };
   if (gave_up(rank)) late("it has given up");
   if (*wish_.trouble == Trouble::corrupted) return;  // the word of it may have been written over
-  for (const int other : {(rank + 1) % ranks_, (rank + ranks_ - 1) % ranks_})
+  const size_t call = completed_[size_t(rank)];
+  if (all_told_ && is_direct(call)) late("the host has aborted another rank");
+  for (int other = 0; other < ranks_; ++other) {
+    const int hops = (other - rank + ranks_) % ranks_;
+    const bool near = hops == 1 || hops == ranks_ - 1;
+    if (!near && !(is_direct(call) && is_direct(completed_[size_t(other)]))) continue;
     // Of several channels, one may have come to its end where another has not.
     if (gave_up(other) && !stopped(other) && geometry_.channels == 1 &&
-        completed_[size_t(other)] <= completed_[size_t(rank)])
-      late("its neighbour, rank " + std::to_string(other) + ", has given up");
+        completed_[size_t(other)] <= call)
+      late("rank " + std::to_string(other) + " has given up");
+  }
 }
 
 uint64_t Ring::make_trouble() {
@@ -52,6 +63,7 @@ uint64_t Ring::make_trouble() {
       if (first) machine().kill(victim_);
       break;
     case Trouble::aborted:
+      if (first && third_ >= 0) machine().kill(third_);
       if (first && other_ >= 0) machine().kill(other_);
       else if (first || other_ >= 0) abort_next();
       break;
@@ -60,40 +72,49 @@ uint64_t Ring::make_trouble() {
   look_at_report();
   // Who has ended passes no word on: where one has stopped, the host may have to abort them all,
   // one after the other, when nobody can go on.
-  if (other_ >= 0 && !first && int(told_.size()) < ranks_ - 1) return ~uint64_t(0);
+  const int living = ranks_ - 1 - int(third_ >= 0);
+  if (other_ >= 0 && !first && int(told_.size()) < living) return ~uint64_t(0);
   if (!(first && other_ >= 0) && random_.one_in(32)) return 0;
   return machine().steps() + 1 + random_.below(random_.one_of<uint64_t>({20, 200, 5000}));
 }
 
 // The host aborts a rank, from the victim on round the ring: as Launcher::abort does, it tells the
-// rank's launches and, behind the last one, its neighbours, who may wait for launches that will not
+// rank's launches and, behind the last one, the others, who may wait for launches that will not
 // come.
 void Ring::abort_next() {
   int rank = (victim_ + int(told_.size())) % ranks_;
-  if (told_.contains(rank) || int(told_.size()) == ranks_) return;
-  if (rank == other_) rank = (victim_ + ranks_ - 1) % ranks_;
+  const int living = ranks_ - int(third_ >= 0 ? 2 : 0);
+  if ((told_.contains(rank) && third_ < 0) || int(told_.size()) == living) return;
+  if (third_ >= 0)
+    while (told_.contains(rank) || stopped(rank)) rank = (rank + 1) % ranks_;
+  else if (rank == other_)
+    rank = (victim_ + ranks_ - 1) % ranks_;
   told_.insert(rank);
   const uint32_t one = 1;
   auto* mailbox = reinterpret_cast<Mailbox*>(mailboxes_[size_t(rank)]);
   memory().store(memory().host(), &mailbox->aborted, &one, sizeof one, Order::release);
-  if (next_call_[size_t(together_ ? 0 : rank)] > calls_.size()) poison_neighbours(rank);
+  if (next_call_[size_t(together_ ? 0 : rank)] > calls_.size()) poison_others(rank);
 }
 
-void Ring::poison_neighbours(int rank) {
+void Ring::poison_others(int rank) {
   const uint32_t one = 1;
   Agent& host = memory().host();
   memory().store(host, failed_[size_t(rank)], &one, sizeof one, Order::release);
-  for (int c = 0; c < geometry_.channels; ++c)
+  const auto put = [&](uint64_t* at) {
+    memory().store(host, at, &kPoisoned, sizeof kPoisoned, Order::release);
+  };
+  all_told_ = true;
+  for (int c = 0; c < geometry_.channels; ++c) {
     for (int p = 0; p < kProtocols; ++p) {
-      const auto put = [&](uint64_t* at) {
-        memory().store(host, at, &kPoisoned, sizeof kPoisoned, Order::release);
-      };
       put(&counters((rank + 1) % ranks_, c, Protocol(p))->tail.value);
       put(&counters((rank + ranks_ - 1) % ranks_, c, Protocol(p))->head.value);
     }
+    for (int other = 0; *wish_.direct && other < ranks_; ++other)
+      put(&mesh_counters(other, c)->poisoned.value);
+  }
 }
 
-// What a neighbour that has lost its mind could write.
+// What another rank that has lost its mind could write.
 void Ring::corrupt() {
   const int c = int(random_.below(uint64_t(geometry_.channels)));
   const auto p = Protocol(random_.below(kProtocols));
@@ -106,6 +127,14 @@ void Ring::corrupt() {
   if (random_.one_in(2))
     at = segments_[size_t(victim_)] + geometry_.fifo_offset(c, p) +
          8 * int64_t(random_.below(uint64_t(geometry_.fifo_bytes(p)) / 8));
+  if (*wish_.direct && random_.one_in(2)) {
+    // All but what the rank itself keeps there.
+    const int64_t words = mesh_.channel_bytes() / 8, own = kCacheLine / 8;
+    at = mesh(victim_, c) + 8 * (own + int64_t(random_.below(uint64_t(words - own))));
+    if (random_.one_in(4))
+      at = peer_counter(victim_, c, (victim_ + 1 + int(random_.below(uint64_t(ranks_ - 1)))) %
+                                        ranks_);
+  }
   memory().write(at, &word, sizeof word);
 }
 
@@ -121,6 +150,7 @@ WaitReport Ring::report_of(int rank) {
   memory().load(host, &at->what, &r.what, sizeof r.what, Order::weak);
   memory().load(host, &at->protocol, &r.protocol, sizeof r.protocol, Order::weak);
   memory().load(host, &at->channel, &r.channel, sizeof r.channel, Order::weak);
+  memory().load(host, &at->peer, &r.peer, sizeof r.peer, Order::weak);
   memory().load(host, &at->wanted, &r.wanted, sizeof r.wanted, Order::weak);
   memory().load(host, &at->seen, &r.seen, sizeof r.seen, Order::weak);
   return r;
@@ -129,16 +159,59 @@ WaitReport Ring::report_of(int rank) {
 void Ring::look_at_report() {
   const int rank = int(random_.below(uint64_t(ranks_)));
   const WaitReport r = report_of(rank);
-  if (r.verdict == Verdict::ok || *wish_.trouble == Trouble::corrupted) return;
+  if (r.verdict == Verdict::ok) return;
+  check_report(rank, r);
+  if (*wish_.trouble == Trouble::corrupted) return;
   if (r.wanted <= r.seen || r.channel >= geometry_.channels || int(r.protocol) >= kProtocols ||
       (r.what == WaitFor::data && r.wanted != r.seen + 1))
     throw Failure("report", "rank " + std::to_string(rank) + " says it wanted step " +
                                 std::to_string(r.wanted) + " and saw " + std::to_string(r.seen));
 }
 
+// Who has given up has said so: on the ring to its neighbours, in every protocol; and if that was in
+// a direct all-reduce, to all. On one channel at least.
+void Ring::check_word(int rank) const {
+  const auto check = [&](const char* what, int other, auto&& at) {
+    bool told = false;
+    for (int c = 0; c < geometry_.channels; ++c) told = told || read(at(c)) == kPoisoned;
+    if (!told)
+      throw Failure("unsaid", "rank " + std::to_string(rank) + " gave up and did not tell rank " +
+                                  std::to_string(other) + what);
+  };
+  const int next = (rank + 1) % ranks_, prev = (rank + ranks_ - 1) % ranks_;
+  for (int p = 0; p < kProtocols; ++p) {
+    check(", its next", next, [&](int c) { return &counters(next, c, Protocol(p))->tail.value; });
+    check(", its previous", prev,
+          [&](int c) { return &counters(prev, c, Protocol(p))->head.value; });
+  }
+  for (int other = 0; other < ranks_ && is_direct(completed_[size_t(rank)]); ++other)
+    check("", other, [&](int c) { return &mesh_counters(other, c)->poisoned.value; });
+}
+
+// Only a direct all-reduce names somebody: a rank that may be waited for.
+void Ring::check_report(int rank, const WaitReport& report) const {
+  const auto direct = [](const Call& call) { return call.direct.has_value(); };
+  const bool all = std::all_of(calls_.begin(), calls_.end(), direct);
+  const bool any = std::any_of(calls_.begin(), calls_.end(), direct);
+  const bool named = report.peer >= 0;
+  if (report.peer < -1 || report.peer >= ranks_ || report.peer == rank || (named && !any) ||
+      (!named && all))
+    throw Failure("report", "rank " + std::to_string(rank) + " says it waited for rank " +
+                                std::to_string(report.peer));
+  // With one round, nobody waits for anybody but the one that has stopped.
+  const bool alone = *wish_.trouble == Trouble::killed && timeout_ns_ == kTimeout &&
+                     calls_.size() == 1 && all && calls_[0].direct->rounds == 1 &&
+                     calls_[0].direct->algorithm == Algorithm::one_shot;
+  if (alone && rank != victim_ && report.peer != victim_)
+    throw Failure("report", "rank " + std::to_string(rank) + " says it waited for rank " +
+                                std::to_string(report.peer) + ", but rank " +
+                                std::to_string(victim_) + " had stopped");
+}
+
 // Whether it was made to stop, or will be.
 bool Ring::stopped(int rank) const {
-  return (*wish_.trouble == Trouble::killed && rank == victim_) || rank == other_;
+  return (*wish_.trouble == Trouble::killed && rank == victim_) || rank == other_ ||
+         rank == third_;
 }
 
 bool Ring::gave_up(int rank) const {
@@ -176,6 +249,7 @@ void Ring::check_results() {
     for (size_t i = 0; i < calls_.size(); ++i) check_output(i, r), check_input(i, r);
   }
   check_counters();
+  if (*wish_.direct) check_mesh_counters();
 }
 
 // Where each link stands, and that its two ends agree.
@@ -197,10 +271,25 @@ void Ring::check_counters() {
       }
 }
 
+// All have finished the same rounds, and know it of each other.
+void Ring::check_mesh_counters() {
+  for (int c = 0; c < geometry_.channels; ++c) {
+    const uint64_t finished = read(&mesh_counters(0, c)->finished.value);
+    cover("mesh flags wrapped", int(finished / kLLFlagPeriod != first_step_ / kLLFlagPeriod));
+    for (int r = 0; r < ranks_; ++r)
+      for (int p = 0; p < ranks_; ++p)
+        if (finished != read(p == r ? &mesh_counters(r, c)->finished.value : peer_counter(r, c, p)))
+          throw Failure("counters", "rank " + std::to_string(r) + " channel " + std::to_string(c) +
+                                        " has another number of finished rounds of rank " +
+                                        std::to_string(p));
+  }
+}
+
 // What was done before a rank gave up is right, what is not its to write is as it was, and one that
 // gave up says why.
 void Ring::check_survivors() {
   machine().synchronise_host();
+  memory().drain(memory().host());
   bool timed_out = false, any = false;
   for (int r = 0; r < ranks_; ++r) {
     for (size_t i = 0; i < calls_.size(); ++i) {
@@ -210,12 +299,14 @@ void Ring::check_survivors() {
     }
     if (stopped(r)) continue;
     const WaitReport report = report_of(r);
+    if (report.verdict != Verdict::ok) check_report(r, report);
     // The host sets the word of the rank that it aborts; its wait may have had no part in it.
     if (!told_.contains(r) && gave_up(r) != (report.verdict != Verdict::ok))
       throw Failure("report", "rank " + std::to_string(r) +
                                   " gave up and left no report, or the other way round");
     if (!gave_up(r) && completed_[size_t(r)] < calls_.size())
       throw Failure("report", "rank " + std::to_string(r) + " neither ended nor gave up");
+    if (gave_up(r) && *wish_.trouble != Trouble::corrupted) check_word(r);
     timed_out = timed_out || report.verdict == Verdict::timed_out;
     any = any || gave_up(r);
   }
@@ -227,7 +318,8 @@ void Ring::check_survivors() {
 std::string Ring::place_of(const void* at) const {
   for (int r = 0; r < ranks_; ++r) {
     const int64_t offset = static_cast<const std::byte*>(at) - segments_[size_t(r)];
-    if (offset < 0 || offset >= geometry_.bytes()) continue;
+    if (offset < 0 || offset >= geometry_.bytes() + mesh_.bytes()) continue;
+    if (offset >= geometry_.bytes()) return place_in_mesh(r, offset - geometry_.bytes());
     for (int c = 0; c < geometry_.channels; ++c)
       for (int p = 0; p < kProtocols; ++p) {
         const std::string where = " of rank " + std::to_string(r) + ", channel " +
@@ -248,6 +340,24 @@ std::string Ring::place_of(const void* at) const {
       }
   }
   return "";
+}
+
+std::string Ring::place_in_mesh(int rank, int64_t offset) const {
+  const std::string where = " of rank " + std::to_string(rank) + ", channel " +
+                            std::to_string(offset / mesh_.channel_bytes()) + ", direct";
+  offset %= mesh_.channel_bytes();
+  if (offset < int64_t(sizeof(MeshCounters)))
+    return (offset < int64_t(sizeof(StepCounter)) ? "finished" : "poisoned") + where;
+  const auto written_by = [&](int64_t index) {
+    return ", which rank " + std::to_string(index < rank ? index : index + 1) + " writes";
+  };
+  const int64_t slots = offset - mesh_.inboxes_offset();
+  if (slots < 0)
+    return "finished" + where +
+           written_by((offset - int64_t(sizeof(MeshCounters))) / int64_t(sizeof(StepCounter)));
+  return "byte " + std::to_string(slots % mesh_.slot_bytes) + " of slot " +
+         std::to_string(slots / mesh_.slot_bytes % mesh_.slots) + where +
+         written_by(slots / mesh_.inbox_bytes());
 }
 
 }  // namespace simt

@@ -15,8 +15,8 @@ using namespace simt;
 
 constexpr const char* kUsage =
     "ring_test [--seeds N] [--first N] [--jobs N] [--seed N (this one, in detail)]\n"
-    "  [--protocol simple|ll|ll128|mixed] [--trouble none|killed|aborted|corrupted]\n"
-    "  [--ranks N] [--slots N] [--atom 4|8|16] [--line-atom 8|16|128] [--races 0|1]";
+    "  [--protocol simple|ll|ll128|mixed] [--direct 0|1]\n"
+    "  [--trouble none|killed|aborted|corrupted] [--ranks N] [--slots N] [--atom 4|8|16] [--line-atom 8|16|128] [--races 0|1]";
 
 // What seeds must have tried when there are many.
 constexpr const char* kRequired[] = {
@@ -26,7 +26,10 @@ constexpr const char* kRequired[] = {
     "launches of each rank", "aligned 0", "aligned 1", "in place 0", "in place 1", "count 0",
     "count 1", "count chunk - 1", "count chunk", "count chunk + 1", "loops 2", "loops more",
     "LL flags wrapped 1", "root 0", "root last", "root other", "null 0", "null 1", "trouble none",
-    "trouble killed", "trouble aborted", "trouble corrupted"};
+    "trouble killed", "trouble aborted", "trouble corrupted", "one_shot 0 rounds",
+    "one_shot 1 rounds", "one_shot 2 rounds", "one_shot more rounds", "two_shot 0 rounds",
+    "two_shot 1 rounds", "two_shot 2 rounds", "two_shot more rounds", "mesh slots 2",
+    "mesh slots 3", "mesh flags wrapped 1"};
 
 // And what the lists of types.h name.
 std::vector<std::string> required() {
@@ -107,6 +110,7 @@ Run parse_run(int argc, char** argv) {
   run.wish.slots = as_int("--slots");
   run.wish.atom = as_int("--atom");
   run.wish.line_atom = as_int("--line-atom");
+  if (const auto direct = options.number("--direct")) run.wish.direct = *direct != 0;
   run.wish.find_races = options.number("--races").value_or(1) != 0;
   run.wish.trouble = parse<Trouble>(options, "--trouble", [](Trouble t) { return name_of(t); }, 4);
   run.wish.protocol = parse<Protocol>(

@@ -22,7 +22,7 @@ class Rule(NamedTuple):
     kind: str
     text: str
     argument: int | None = None
-    everywhere: bool = False  # as one mutant for all calls, besides those for each
+    everywhere: bool = False  # as one mutant for all calls of a file, besides those for each
 
     def arguments(self) -> int:
         """How many a call must have."""
@@ -51,7 +51,10 @@ CALLS: dict[str, list[Rule]] = {
     "agree": [Rule("dropped", "({2})")],
     # waits
     "wait_slots": [Rule("not for data", "false", 0), Rule("not for credit", "false", 1)],
+    "wait_finished": [Rule("dropped", "Verdict::ok")],
     "look": [Rule("dropped", "Verdict::ok")],
+    # what a rank that gives up tells others
+    "poison_links": [Rule("dropped", "void()")],
     # flags
     "ll_flag": [Rule("constant", "0", 0), Rule("constant", "0", 0, everywhere=True)],
     "ll128_flag": [Rule("constant", "0", 0), Rule("constant", "0", 0, everywhere=True)],
@@ -122,6 +125,14 @@ def polls(s: Source) -> Iterator[Choice]:
                 yield Choice(*leaf, f"poll: {s.text(*leaf)} taken for granted", "true")
 
 
+def flags(s: Source) -> Iterator[Choice]:
+    """The flag of each word of a line is taken for the one that is wanted."""
+    for i in s.all_of("flag"):
+        if s.at(i - 1, "==") or s.at(i - 1, "!="):
+            weaker = "true" if s.at(i - 1, "==") else "false"
+            yield Choice(*s.operand(i), f"{s.text(*s.operand(i))} taken for granted", weaker)
+
+
 def reloads(s: Source) -> Iterator[Choice]:
     """What was loaded while polling is kept, where it should be loaded once more."""
     for call in s.calls("wait"):
@@ -185,6 +196,9 @@ def off_by_one(s: Source) -> Iterator[Choice]:
             for branch, sign in zip(branches, ("", "not ")):
                 kind = f"{s.text(i, i)} one more if {sign}{condition}"
                 yield Choice(*branch, kind, "(({0}) + 1)", (branch,))
+            if not branches:
+                whole = i + 2, s.find(";", i) - 1
+                yield Choice(*whole, f"{s.text(i, i)} one more", "(({0}) + 1)", (whole,))
 
 
 def counters(s: Source) -> Iterator[Choice]:
@@ -219,7 +233,9 @@ def early_stores(s: Source) -> Iterator[Choice]:
             i = end + 1
 
 
-STRUCTURES = [polls, reloads, poisons, aborts, off_by_one, counters, empty_chunks, early_stores]
+STRUCTURES = [
+    *(polls, flags, reloads, poisons, aborts, off_by_one, counters, empty_chunks, early_stores),
+]
 
 
 def called(s: Source, name: str) -> Iterator[Choice]:
@@ -235,7 +251,8 @@ def called(s: Source, name: str) -> Iterator[Choice]:
                 span = arguments[rule.argument]
                 if s.text(*span) != text:  # else it is as weak as it gets
                     kind += " everywhere" if rule.everywhere else ""
-                    yield Choice(*span, kind, text, arguments, kind if rule.everywhere else "")
+                    group = f"{s.name} {kind}" if rule.everywhere else ""
+                    yield Choice(*span, kind, text, arguments, group)
                 continue
             span = call, s.match(call + 1)
             condition = s.conditional(*arguments[0])[0] if arguments else ""

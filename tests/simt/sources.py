@@ -194,8 +194,9 @@ class Source:
     def poll_of(self, call: int) -> tuple[int, int]:
         """The body of the lambda that a call of `wait` polls with."""
         arguments = self.arguments(call)
-        first, last = arguments[4] if len(arguments) == 6 else (call, call)
-        if first == last and len(arguments) == 6:
+        known = len(arguments) in (6, 7)  # the last, whom it waits for, may be left out
+        first, last = arguments[4] if known else (call, call)
+        if first == last and known:
             name, begin = self.tokens[first], self.function_at(call).begin
             for i in range(call - 1, begin, -1):
                 if self.at(i, name, "=", "["):
@@ -208,6 +209,6 @@ class Source:
             raise self.error(
                 call,
                 "this wait does not poll with a lambda, in place or named just before, as its "
-                "fifth argument of six; teach `poll_of` its form",
+                "fifth argument of six or seven; teach `poll_of` its form",
             )
         return body, self.match(body)

@@ -75,7 +75,11 @@ RK_DEVICE void st_relaxed(uint64_t* p, uint64_t v) {
   simt::machine().store(p, &v, 8, simt::Order::relaxed);
 }
 RK_DEVICE void fence_acq_rel() { simt::machine().fence(); }
-RK_DEVICE bool claim(uint32_t* p) { return simt::machine().claim(p); }
+// Called by who gives up.
+RK_DEVICE bool claim(uint32_t* p) {
+  simt::machine().self().gave_up = true;
+  return simt::machine().claim(p);
+}
 
 // ---- LL
 
@@ -83,6 +87,7 @@ RK_DEVICE Words ld_relaxed16(const void* p) {
   return simulated_load<Words>(p, simt::Order::relaxed);
 }
 RK_DEVICE void st_relaxed16(void* p, Words v) {
+  simt::machine().check_goes_on();
   simt::machine().store(p, &v, 16, simt::Order::relaxed);
 }
 
@@ -95,6 +100,7 @@ RK_DEVICE Words ld_line16(const void* p) {
   return {t.words[0], t.words[1]};
 }
 RK_DEVICE void st_line16(void* p, Words v) {
+  simt::machine().check_goes_on();
   simt::Thread& t = simt::machine().self();
   t.at = p;
   t.words[0] = v.lo, t.words[1] = v.hi;

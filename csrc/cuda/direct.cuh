@@ -1,0 +1,341 @@
+// The direct all-reduces of core/direct.h on a GPU, over lines of LL: one journey, or two.
+//
+// MAPPING    8 bytes of data a line of 16. By one_shot, line i of a chunk belongs to worker i mod
+//            workers, who writes it into the inbox that each peer has for this rank. By two_shot,
+//            so does line i of a part, where it is reduced, and line i of a chunk, where it is
+//            staged and collected; there it is counted from behind this rank's own part, so that
+//            not all begin with the same rank.
+// ORDERING   none between lines, as in ll.cuh: each word carries the flag of its round.
+// POLLING    the lines, in the rank's own segment: those of several ranks at once, so that they are
+//            waited for together. `finished`, a lane for each peer, and only when what it last saw
+//            is used up.
+// REUSE      By core/direct.h a slot is free when its turn comes. But that is known by lines that
+//            have come, and those order nothing: by the memory model, what is written next could
+//            be seen by the load before, and a load could return a line of a period ago. So a rank
+//            that has finished a round says so, behind a barrier and a fence; and a warp hears it
+//            with an acquire before its first line of the round that uses the slot again. Mostly
+//            that word is there already. Slots are rewritten whole twice a period, as in ll.cuh.
+#pragma once
+
+#include "cuda/copy.cuh"
+
+namespace ringkern::cuda {
+
+struct DirectPost : Post {
+  uint64_t* poisoned;                         // mine
+  std::byte* peers[MeshGeometry::kMostRanks];  // the channel's memory of each rank, mine too
+};
+
+// Whoever gives up tells all ranks here, and its neighbours on the ring also where they poll there.
+RK_DEVICE Verdict look(const DirectPost& post, uint64_t& since) {
+  if (ld_relaxed(Post::get(post.poisoned)) == kPoisoned) return Verdict::aborted;
+  return look(static_cast<const Post&>(post), since);
+}
+
+template <class A>
+class LLMesh {
+ public:
+  // By all threads; `post` is the block's.
+  RK_DEVICE LLMesh(const DirectArgs& args, const RankArgs& rank, int channel, DirectPost& post,
+                   const A& arithmetic)
+      : geometry_(args.mesh), post_(post), arithmetic_(arithmetic), rank_(rank.rank) {
+    const int64_t offset = args.geometry.bytes() + channel * geometry_.channel_bytes();
+    auto* mine = reinterpret_cast<MeshCounters*>(rank.mine + offset);
+    // One after the other without a wait in between, so that a launch starts after one round trip.
+    failed_ = ld_relaxed(rank.failed);
+    round_ = ld_weak<8>(&mine->finished.value);
+    if (is_awaited(lane_index())) seen_ = ld_acquire(counter_of(rank.mine + offset, lane_index()));
+    slot_ = int(round_ % uint64_t(geometry_.slots));
+    if (thread_index() < geometry_.ranks) {
+      auto* peer = reinterpret_cast<std::byte*>(ld_weak<8>(&rank.all[thread_index()]));
+      st_shared(&post.peers[thread_index()], peer + offset);
+    }
+    if (thread_index() != 0) return;
+    const int64_t links = args.geometry.counters_offset(channel, Protocol(0));
+    st_shared(&post.in, rank.in);
+    st_shared(&post.out, rank.out);
+    st_shared(&post.mine, reinterpret_cast<LinkCounters*>(rank.mine + links));
+    st_shared(&post.next, reinterpret_cast<LinkCounters*>(rank.next + links));
+    st_shared(&post.prev, reinterpret_cast<LinkCounters*>(rank.prev + links));
+    st_shared(&post.mailbox, rank.mailbox);
+    st_shared(&post.failed, rank.failed);
+    st_shared(&post.timeout_ns, args.timeout_ns);
+    st_shared(&post.channel, channel);
+    st_shared(&post.poisoned, &mine->poisoned.value);
+  }
+
+  // Whether this launch may begin. Makes `post` known to all threads.
+  RK_DEVICE Verdict begin() const {
+    return agree(kWholeBlock, thread_count(), failed_ != 0 ? Verdict::aborted : Verdict::ok);
+  }
+
+  RK_DEVICE Verdict stage(const DirectPlan& plan, const Span& chunk, int64_t) {
+    Verdict verdict = Verdict::ok;
+    if (is_worker()) verdict = stage_lines(plan, chunk);
+    return agree(kWholeBlock, thread_count(), verdict);
+  }
+  RK_DEVICE Verdict reduce(const DirectPlan& plan, const Span& chunk, int64_t) {
+    Verdict verdict = Verdict::ok;
+    if (is_worker()) verdict = reduce_lines(plan, chunk);
+    verdict = agree(kWholeBlock, thread_count(), verdict);
+    return plan.algorithm == Algorithm::one_shot ? complete(verdict) : verdict;
+  }
+  RK_DEVICE Verdict collect(const DirectPlan& plan, const Span& chunk, int64_t) {
+    Verdict verdict = Verdict::ok;
+    if (is_worker()) verdict = collect_lines(plan, chunk);
+    return complete(agree(kWholeBlock, thread_count(), verdict));
+  }
+
+  // When the last round has ended. A rank that gave up tells everybody, wherever they poll.
+  RK_DEVICE void end(Verdict verdict) const {
+    if (!is_poster()) return;
+    if (verdict == Verdict::ok) {
+      st_weak<8>(&reinterpret_cast<MeshCounters*>(peer(rank_))->finished.value, round_);
+      return;
+    }
+    poison_links(Post::get(post_.next), Post::get(post_.prev));
+    RK_NO_UNROLL for (int p = 0; p < geometry_.ranks; ++p)
+      st_relaxed(&reinterpret_cast<MeshCounters*>(peer(p))->poisoned.value, kPoisoned);
+  }
+
+ private:
+  static constexpr int kData = line_data_bytes(Protocol::ll);
+  static constexpr int kLine = line_bytes(Protocol::ll);
+  static constexpr int kAtOnce = 4;  // ranks whose lines are loaded before the first is looked at
+
+  // Where a line is: whose part of the chunk, and which line of it.
+  struct Place {
+    int part, line;
+  };
+
+  RK_DEVICE std::byte* peer(int rank) const { return Post::get(post_.peers[rank]); }
+  RK_DEVICE bool is_awaited(int rank) const { return rank < geometry_.ranks && rank != rank_; }
+  // In which `peer` counts the rounds that it has finished, of those of this rank.
+  RK_DEVICE uint64_t* counter_of(std::byte* mine, int peer) const {
+    const int index = MeshGeometry::index(peer, rank_);
+    return reinterpret_cast<uint64_t*>(mine + MeshGeometry::peer_counter_offset(index));
+  }
+  // What `from` writes to `to` in this round; half 0 is staged, half 1 reduced.
+  RK_DEVICE std::byte* inbox(int from, int to, int half) const {
+    const int64_t slot = MeshGeometry::index(from, to) * geometry_.slots + slot_;
+    return peer(to) + geometry_.inboxes_offset() + slot * geometry_.slot_bytes +
+           half * geometry_.half_bytes();
+  }
+
+  RK_DEVICE static int lines_of(int64_t elements) {
+    return int(elements * A::kBytes + kData - 1) / kData;
+  }
+  RK_DEVICE Place place_of(const DirectPlan& plan, int lines, int i) const {
+    const int each = lines_of(plan.part), first = (rank_ + 1) * each;
+    int line = first < lines ? i + first : i;
+    if (line >= lines) line -= lines;
+    return {line / each, line % each};
+  }
+
+  // ---- The verbs, by a warp of workers
+
+  // Until everybody has finished the round whose lines this one's overwrite.
+  RK_DEVICE Verdict wait_finished() {
+    const int other = lane_index();
+    const uint64_t ahead = uint64_t(geometry_.slots);
+    const uint64_t step = round_ + 1;
+    const auto reached = [&] {
+      if (!is_awaited(other) || seen_ + ahead >= step) return true;
+      seen_ = ld_acquire(counter_of(peer(rank_), other));
+      return seen_ + ahead >= step;
+    };
+    return wait(post_, Protocol::ll, WaitFor::credit, step - ahead, reached,
+                [&] { return seen_; }, other);
+  }
+
+  RK_DEVICE Verdict stage_lines(const DirectPlan& plan, const Span& chunk) {
+    const Verdict verdict = wait_finished();
+    if (verdict != Verdict::ok) return verdict;
+    const bool all = plan.algorithm == Algorithm::one_shot;
+    const User user = user_at(chunk);
+    RK_NO_UNROLL for (int i = thread_index(); i < user.lines; i += worker_count()) {
+      if (all) {
+        write_to_all(0, i, load(user, i));
+      } else if (const Place at = place_of(plan, user.lines, i); at.part != rank_) {
+        const uint64_t value = load(user, at.part * lines_of(plan.part) + at.line);
+        write_line(inbox(rank_, at.part, 0) + kLine * at.line, value);
+      }
+    }
+    if (ll_rewrites_slot(round_, geometry_.slots)) rewrite(plan, chunk);
+    return Verdict::ok;
+  }
+
+  RK_DEVICE Verdict reduce_lines(const DirectPlan& plan, const Span& chunk) {
+    const bool all = plan.algorithm == Algorithm::one_shot;
+    const Span part = all ? Span{0, chunk.count} : plan.part_of(chunk, rank_);
+    const User user = user_at({chunk.first + part.first, part.count});
+    // A warp's lanes go through the loop together, also those that are past the end.
+    RK_NO_UNROLL for (int base = kWarp * warp_index(); base < user.lines; base += worker_count()) {
+      const int line = base + lane_index();
+      const bool active = line < user.lines;
+      const uint64_t mine = active ? load(user, line) : 0;
+      uint64_t value = 0, next[kAtOnce] = {};
+      RK_NO_UNROLL for (int rank = 0; rank < geometry_.ranks; ++rank) {
+        if (rank % kAtOnce == 0) {
+          const Verdict verdict = read_lines(rank, line, active, mine, next);
+          if (verdict != Verdict::ok) return verdict;
+        }
+        value = rank == 0 ? next[0] : arithmetic_.combine(value, next[0]);
+        // One combination in the code: the words are moved past it.
+        for (int i = 1; i < kAtOnce; ++i) next[i - 1] = next[i];
+      }
+      if (arithmetic_.divides(Verb::recv_reduce_copy)) value = arithmetic_.divide(value);
+      if (active) store(user, line, value);
+      if (active && !all) write_to_all(1, line, value);
+    }
+    return Verdict::ok;
+  }
+
+  RK_DEVICE Verdict collect_lines(const DirectPlan& plan, const Span& chunk) {
+    const User user = user_at(chunk);
+    RK_NO_UNROLL for (int base = kWarp * warp_index(); base < user.lines; base += worker_count()) {
+      const int i = base + lane_index();
+      const Place at = place_of(plan, user.lines, i);
+      const bool active = i < user.lines && at.part != rank_;
+      uint64_t value = 0;
+      const Verdict verdict = read_line(at, active, value);
+      if (verdict != Verdict::ok) return verdict;
+      if (active) store(user, at.part * lines_of(plan.part) + at.line, value);
+    }
+    return Verdict::ok;
+  }
+
+  // Ends a round: all threads come here from a barrier, with one verdict. If it is ok, all ranks
+  // are told that this one has read what they wrote, and has written what is its own.
+  RK_DEVICE Verdict complete(Verdict verdict) {
+    if (verdict != Verdict::ok) return verdict;
+    if (is_poster()) {
+      fence_acq_rel();
+      RK_NO_UNROLL for (int p = 0; p < geometry_.ranks; ++p)
+        if (p != rank_) {
+          const int index = MeshGeometry::index(rank_, p);
+          const int64_t counter = MeshGeometry::peer_counter_offset(index);
+          st_relaxed(reinterpret_cast<uint64_t*>(peer(p) + counter), round_ + 1);
+        }
+    }
+    ++round_, slot_ = slot_ + 1 == geometry_.slots ? 0 : slot_ + 1;
+    return Verdict::ok;
+  }
+
+  // ---- Lines
+
+  // What the ranks from `first` on wrote of a line that they staged, and what is mine of it.
+  RK_DEVICE Verdict read_lines(int first, int line, bool active, uint64_t mine,
+                               uint64_t (&data)[kAtOnce]) {
+    const uint32_t flag = ll_flag(round_);
+    const std::byte* from[kAtOnce] = {};
+    for (int i = 0; i < kAtOnce; ++i)
+      if (active && is_awaited(first + i)) from[i] = inbox(first + i, rank_, 0) + kLine * line;
+    int missing = -1;
+    const auto arrived = [&] {
+      Words w[kAtOnce] = {};
+      for (int i = 0; i < kAtOnce; ++i)
+        if (from[i] != nullptr) w[i] = ld_relaxed16(from[i]);
+      missing = -1;
+      for (int i = kAtOnce - 1; i >= 0; --i) {
+        data[i] = (w[i].hi << 32) | uint32_t(w[i].lo);
+        if (from[i] == nullptr) data[i] = mine;
+        else if (uint32_t(w[i].lo >> 32) != flag || uint32_t(w[i].hi >> 32) != flag)
+          missing = first + i;
+      }
+      return missing < 0;
+    };
+    return wait(post_, Protocol::ll, WaitFor::data, round_ + 1, arrived, [&] { return round_; },
+                missing);
+  }
+  // What somebody else has reduced.
+  RK_DEVICE Verdict read_line(const Place& at, bool active, uint64_t& data) {
+    const uint32_t flag = ll_flag(round_);
+    const std::byte* line = active ? inbox(at.part, rank_, 1) + kLine * at.line : nullptr;
+    const auto arrived = [&] {
+      if (!active) return true;
+      const Words w = ld_relaxed16(line);
+      data = (w.hi << 32) | uint32_t(w.lo);
+      return uint32_t(w.lo >> 32) == flag && uint32_t(w.hi >> 32) == flag;
+    };
+    return wait(post_, Protocol::ll, WaitFor::data, round_ + 1, arrived, [&] { return round_; },
+                at.part);
+  }
+  RK_DEVICE void write_line(std::byte* line, uint64_t data) const {
+    const uint64_t flag = uint64_t(ll_flag(round_)) << 32;
+    st_relaxed16(line, {flag | uint32_t(data), flag | (data >> 32)});
+  }
+  RK_DEVICE void write_to_all(int half, int line, uint64_t data) const {
+    RK_NO_UNROLL for (int i = 1; i < geometry_.ranks; ++i) {
+      const int to = rank_ + i < geometry_.ranks ? rank_ + i : rank_ + i - geometry_.ranks;
+      write_line(inbox(rank_, to, half) + kLine * line, data);
+    }
+  }
+
+  // Lines that this round does not need keep an older flag; before it could come back they are
+  // written again.
+  RK_DEVICE void rewrite(const DirectPlan& plan, const Span& chunk) const {
+    const bool two = plan.algorithm == Algorithm::two_shot;
+    const int half = int(geometry_.half_bytes() / kLine);
+    RK_NO_UNROLL for (int to = 0; to < geometry_.ranks; ++to) {
+      if (to == rank_) continue;
+      const int staged = lines_of(two ? plan.part_of(chunk, to).count : chunk.count);
+      const int reduced = two ? lines_of(plan.part_of(chunk, rank_).count) : 0;
+      RK_NO_UNROLL for (int i = thread_index(); i < 2 * half; i += worker_count())
+        if (i >= staged && (!two || i < half || i - half >= reduced))
+          write_line(inbox(rank_, to, 0) + kLine * i, 0);
+    }
+  }
+
+  // ---- The user's memory
+
+  struct User {
+    const std::byte* in;
+    std::byte* out;
+    int bytes, lines;
+    bool whole;  // lines can be accessed whole
+  };
+  RK_DEVICE User user_at(const Span& span) const {
+    const std::byte* in = Post::get(post_.in) + span.first * A::kBytes;
+    std::byte* out = Post::get(post_.out) + span.first * A::kBytes;
+    return {in, out, int(span.count * A::kBytes), lines_of(span.count), aligned(in, out, kData)};
+  }
+  RK_DEVICE uint64_t load(const User& user, int line) const {
+    const int left = user.bytes - kData * line;
+    const std::byte* at = user.in + kData * line;
+    const uint64_t value = user.whole && left >= kData ? ld_weak<kData>(at)
+                                                       : load_elements<A::kBytes>(at, left);
+    return arithmetic_.multiplies(Verb::send) ? arithmetic_.multiply(value) : value;
+  }
+  RK_DEVICE void store(const User& user, int line, uint64_t value) const {
+    const int left = user.bytes - kData * line;
+    std::byte* at = user.out + kData * line;
+    if (user.whole && left >= kData) return st_weak<kData>(at, value);
+    store_elements<A::kBytes>(at, value, left);
+  }
+
+  const MeshGeometry& geometry_;
+  const DirectPost& post_;
+  const A& arithmetic_;
+  const int rank_;
+  uint32_t failed_;
+  uint64_t round_;
+  int slot_;  // of the round
+  uint64_t seen_ = 0;  // of the counter that this lane polls
+};
+
+template <class T, bool sum>
+RK_KERNEL(kMaxThreads, kBlocksPerSM) direct_kernel(RK_ARGUMENT DirectArgs args) {
+  // As ring_kernel does.
+  const int channel = block_index() % args.plan.channels;
+  const RankArgs& rank = args.ranks[block_index() / args.plan.channels];
+  using A = Arithmetic<T, sum>;
+  const A arithmetic(args.reduction);
+  RK_SHARED(DirectPost, post);
+  LLMesh<A> mesh(args, rank, channel, post, arithmetic);
+  Verdict verdict = mesh.begin();
+  if (verdict == Verdict::ok) verdict = run_direct(args.plan, channel, mesh);
+  mesh.end(verdict);
+}
+
+}  // namespace ringkern::cuda

@@ -1,0 +1,71 @@
+// What a rank keeps for those who write to it directly (core/direct.h), behind the FIFOs of its
+// segment. Seen by the host and by the kernels.
+#pragma once
+
+#include "core/direct.h"
+#include "core/plan.h"
+
+namespace ringkern::cuda {
+
+// Of one channel; behind them, a counter for each peer: the rounds that it has finished.
+struct MeshCounters {
+  StepCounter finished;  // mine: rounds, over the life of the communicator
+  StepCounter poisoned;  // kPoisoned once somebody has given up; whoever does writes it
+};
+
+// For each channel the counters and an inbox for each peer: slots, each for what that peer writes
+// in a round. The first half of a slot is for what it stages, and, by two_shot, the second for what
+// it has reduced.
+struct MeshGeometry {
+  static constexpr int kMostRanks = 32;  // a lane polls for each
+  // With the FIFOs of cuda/engine.h, less than 16 MiB a rank.
+  static constexpr int64_t kChannelBytes = 34 << 10;
+
+  int ranks = 1;
+  int channels = 1;
+  int slots = DirectPlan::slots(0);
+  int64_t slot_bytes = 0;  // on the wire; both halves are whole grains of the plan
+
+  // The more ranks, the less for each. All ranks make the same of it.
+  static constexpr MeshGeometry make(int ranks, int channels) {
+    MeshGeometry g;
+    g.ranks = ranks;
+    g.channels = channels;
+    if (!g.possible()) return g;
+    const int64_t room = kChannelBytes - g.inboxes_offset();
+    g.slot_bytes = room / (g.slots * (ranks - 1)) / kSlotGrain * kSlotGrain;
+    return g;
+  }
+
+  // Whether ranks so many can write to each other directly. A ring of one has nobody to write to.
+  RK_HD constexpr bool possible() const { return ranks > 1 && ranks <= kMostRanks; }
+  RK_HD constexpr int64_t channel_bytes() const {
+    return inboxes_offset() + align_up((ranks - 1) * inbox_bytes(), kCacheLine);
+  }
+  RK_HD constexpr int64_t bytes() const { return possible() ? channels * channel_bytes() : 0; }
+
+  // Offsets within the memory of one channel. `index`: of a peer among those of a rank.
+  RK_HD static constexpr int index(int peer, int rank) { return peer < rank ? peer : peer - 1; }
+  RK_HD static constexpr int64_t peer_counter_offset(int index) {
+    return int64_t(sizeof(MeshCounters)) + index * int64_t(sizeof(StepCounter));
+  }
+  RK_HD constexpr int64_t inboxes_offset() const { return peer_counter_offset(ranks - 1); }
+  RK_HD constexpr int64_t inbox_bytes() const { return slots * slot_bytes; }
+
+  RK_HD constexpr int64_t half_bytes() const { return slot_bytes / 2; }
+  // Of user data, what a chunk may have.
+  constexpr int64_t chunk_bytes(Algorithm algorithm) const {
+    const int64_t data = slot_bytes / line_bytes(Protocol::ll) * line_data_bytes(Protocol::ll);
+    return algorithm == Algorithm::two_shot ? ranks * (data / 2) : data;
+  }
+
+  static constexpr int64_t kSlotGrain = 2 * DirectPlan::kGrainBytes *
+                                        line_bytes(Protocol::ll) / line_data_bytes(Protocol::ll);
+};
+
+// Whether CUDA has the algorithm over this protocol.
+constexpr bool direct_runs_over(Algorithm a, Protocol p) {
+  return a != Algorithm::ring && p == Protocol::ll;
+}
+
+}  // namespace ringkern::cuda
