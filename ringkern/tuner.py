@@ -27,14 +27,15 @@ class Limits(NamedTuple):
 def limits(device: str, size: int) -> Limits:
     """The limits for ``size`` ranks on a kind of device.
 
-    On a CPU two_shot is the quickest from some hundred bytes on, whatever the number of ranks, and
-    one_shot below that; see docs/cpu.md. What a rank sends in one step of the ring is the tensor
-    divided by the ranks, and there the protocols change places at about the same bytes a step.
+    On a CPU one_shot is the quickest up to some kilobytes, first over LL, and two_shot from there
+    on; see docs/cpu.md. What a rank sends in one step of the ring is the tensor divided by the
+    ranks, and there the protocols change places at about the same bytes a step.
 
     On a GPU nothing has been measured yet: the ring, over LL while its data, twice the size on the
     wire, is small; and never LL128 unasked, because it needs memory that shows 128 bytes at once,
     which is not probed.
     """
     if device == "cpu":
-        return Limits(512, 512, _ANY, ring_ll=256 * size, ring_ll128=1024 * size)
+        one_shot = 2 << 10 if size < 4 else 8 << 10
+        return Limits(1025, one_shot, _ANY, ring_ll=256 * size, ring_ll128=1024 * size)
     return Limits(0, 0, 0, ring_ll=16 * 1024 * size, ring_ll128=0)

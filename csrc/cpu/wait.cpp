@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace ringkern::cpu {
 namespace {
@@ -105,13 +106,20 @@ void Wait::Ladder::yield() {
   const auto took = Clock::now() - now_;
   now_ += took;
   if (took < kLongYield) return;
+  long_yield_ = took;
+  // Where ranks share cores it may have been a rank of this ring, at work on what is waited for.
+  if (wait_.pauses_ > 0) sleep_from_now_on();
+}
+
+void Wait::Ladder::sleep_from_now_on() {
   yields_ = 0;
-  wait_.yield_from_ = now_ + kRarity * took;
+  wait_.yield_from_ = now_ + kRarity * std::exchange(long_yield_, {});
 }
 
 Verdict Wait::Ladder::rest() {
   Bell& bell = wait_.bell_;
   if (aborted(bell)) return Verdict::aborted;
+  if (long_yield_.count() > 0) sleep_from_now_on();  // and what is waited for has not come
   if (yields_ > 0) {
     yield();
     return Verdict::ok;

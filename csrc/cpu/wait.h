@@ -6,7 +6,8 @@
 //
 // Yielding is quicker than sleeping where the core goes to a rank of this ring. A program that
 // computes keeps it for milliseconds, each time, whereas a rank that is woken has it back in
-// microseconds as a rule. So a rank whose yield took long sleeps instead, for a while.
+// microseconds as a rule. So a rank whose yield took long, and who was not given what it waits for
+// meanwhile, sleeps instead, for a while.
 #pragma once
 
 #include <array>
@@ -129,11 +130,13 @@ class Wait {
 
    private:
     void yield();
+    void sleep_from_now_on();
 
     Wait& wait_;
     const Clock::time_point start_;
     Clock::time_point now_;
     int yields_;  // left
+    Clock::duration long_yield_{0};  // that has just been taken
     uint32_t rung_ = 0;
     bool announced_ = false;
   };
