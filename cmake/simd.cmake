@@ -6,10 +6,11 @@
 set(RK_ISAS baseline)
 set(RK_ISA_FLAGS_baseline "")
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$" AND CMAKE_SIZEOF_VOID_P EQUAL 8)
-  list(APPEND RK_ISAS avx2 avx512)
+  list(APPEND RK_ISAS avx2 avx512 avx512bf16)
   set(RK_ISA_FLAGS_avx2 -mavx2 -mfma -mf16c)
   set(RK_ISA_FLAGS_avx512 ${RK_ISA_FLAGS_avx2}
     -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512)
+  set(RK_ISA_FLAGS_avx512bf16 ${RK_ISA_FLAGS_avx512} -mavx512bf16)
   target_compile_definitions(ringkern_flags INTERFACE RK_HAVE_AVX2=1 RK_HAVE_AVX512=1)
 endif()
 

@@ -26,7 +26,7 @@ struct Kernels {
   ScaleLoop divide[kDTypes] = {};
 };
 
-enum class Isa : uint8_t { baseline, avx2, avx512 };
+enum class Isa : uint8_t { baseline, avx2, avx512, avx512bf16 };
 
 // Null where the build or this CPU lacks it. For tests: everybody else wants the next one.
 const Kernels* kernels_for(Isa isa);

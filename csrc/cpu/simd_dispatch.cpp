@@ -1,5 +1,6 @@
 // Which copy of the loops this CPU runs, and what a link does with them.
 #include <cstring>
+#include <initializer_list>
 
 #include "cpu/simd.h"
 
@@ -16,6 +17,7 @@ namespace avx2 { extern const Kernels table; }
 #endif
 #if defined(RK_HAVE_AVX512)
 namespace avx512 { extern const Kernels table; }
+namespace avx512bf16 { extern const Kernels table; }
 #endif
 
 const Kernels* kernels_for(Isa isa) {
@@ -36,14 +38,22 @@ const Kernels* kernels_for(Isa isa) {
         return &avx512::table;
 #endif
       return nullptr;
+    case Isa::avx512bf16:
+#if defined(RK_HAVE_AVX512)
+      if (kernels_for(Isa::avx512) && __builtin_cpu_supports("avx512bf16"))
+        return &avx512bf16::table;
+#endif
+      return nullptr;
   }
   return nullptr;
 }
 
 const Kernels& kernels() {
-  static const Kernels* const best = kernels_for(Isa::avx512) ? kernels_for(Isa::avx512)
-                                     : kernels_for(Isa::avx2) ? kernels_for(Isa::avx2)
-                                                              : kernels_for(Isa::baseline);
+  static const Kernels* const best = [] {
+    for (const Isa isa : {Isa::avx512bf16, Isa::avx512, Isa::avx2})
+      if (const Kernels* const found = kernels_for(isa)) return found;
+    return kernels_for(Isa::baseline);
+  }();
   return *best;
 }
 

@@ -180,7 +180,7 @@ void test_copy_two() {
 int main() {
   using namespace ringkern;
   CHECK(kernels_for(Isa::baseline) != nullptr);
-  for (Isa isa : {Isa::baseline, Isa::avx2, Isa::avx512}) {
+  for (Isa isa : {Isa::baseline, Isa::avx2, Isa::avx512, Isa::avx512bf16}) {
     const Kernels* k = kernels_for(isa);
     if (!k) {
       std::printf("skipped: instruction set %d, which this CPU or this build lacks\n", int(isa));
