@@ -213,8 +213,8 @@ def communicator_for(group: dist.ProcessGroup | None) -> Communicator:
     if found is None:
         # Another thread may have been first: all must use the same.
         found = _by_group.setdefault(resolved, Communicator(resolved))
-        if config.algorithm == config.protocol == "auto":
-            _C.remember(resolved, found._c)
+    if config.algorithm == config.protocol == "auto":
+        _C.remember(resolved, found._c)
     return found
 
 

@@ -1,9 +1,11 @@
-"""The ring's order in plain torch: what the CPU engine must give, to the bit.
+"""The ring's order, and that of the direct all-reduces, in plain torch: what the CPU engine must
+give, to the bit.
 
 An all-reduce is cut in chunks, each owned by a rank. A chunk's partial result starts as the input
 of the rank after its owner and goes round the ring; each rank combines what comes in with its own
 input, and the owner's part is the last. Which elements make a chunk is asked of
-``ringkern._C.Plan``; the arithmetic is torch's, with these rules:
+``ringkern._C.Plan``. A direct all-reduce combines the inputs in the order of the ranks, whichever
+the element. The arithmetic is torch's, with these rules:
 
 - float16, bfloat16 and the float8 types are computed in float32 and rounded at every hop; too large
   a result is infinity, or the largest number in float8_e4m3fn, which has no infinity.
@@ -22,9 +24,18 @@ from typing import NamedTuple
 
 import torch
 
+from ringkern import tuner
 from ringkern._C import Plan
 
 PROTOCOLS = ("simple", "ll", "ll128")
+# The ways of an all-reduce that do not go round the ring, on a CPU: algorithm and protocol.
+DIRECT = (("one_shot", "ll"), ("one_shot", "simple"), ("two_shot", "simple"))
+# Everything that may be asked for; for other collectives the protocol counts.
+WAYS = (
+    *(("auto", protocol) for protocol in ("auto", *PROTOCOLS)),
+    *(("ring", protocol) for protocol in ("auto", *PROTOCOLS)),
+    *(("one_shot", "auto"), ("two_shot", "auto"), *DIRECT),
+)
 SMALL_FLOATS = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 FLOATS = (torch.float32, torch.float64, *SMALL_FLOATS)
 INTEGERS = (torch.int8, torch.uint8, torch.int32, torch.int64)
@@ -64,10 +75,57 @@ def chunks_of(
             yield Chunk(owner, *plan.chunk_of(0, loop, owner))
 
 
+class Way(NamedTuple):
+    algorithm: str
+    protocol: str
+
+
+def way_of(
+    collective: str, ranks: int, nbytes: int, algorithm: str = "auto", protocol: str = "auto"
+) -> Way:
+    """Which way a call goes on a CPU; ``nbytes``: of the tensor, or of one rank's part of it."""
+    limits = tuner.limits("cpu", ranks)
+    if collective == "all_reduce":
+        if algorithm == protocol == "auto":
+            if nbytes < limits.one_shot_ll:
+                return Way("one_shot", "ll")
+            if nbytes < limits.one_shot:
+                return Way("one_shot", "simple")
+            if nbytes < limits.two_shot:
+                return Way("two_shot", "simple")
+        elif algorithm == "one_shot" and protocol == "auto":
+            return Way("one_shot", "ll" if nbytes < limits.one_shot_ll else "simple")
+        elif algorithm in ("one_shot", "two_shot"):
+            return Way(algorithm, "simple" if protocol == "auto" else protocol)
+    if protocol == "auto":
+        small = "ll128" if nbytes < limits.ring_ll128 else "simple"
+        protocol = "ll" if nbytes < limits.ring_ll else small
+    return Way("ring", protocol)
+
+
+def all_reduce(
+    inputs: list[torch.Tensor],
+    op: str,
+    protocol: str = "auto",
+    factor: float = 1.0,
+    algorithm: str = "auto",
+) -> torch.Tensor:
+    """The result of every rank; ``inputs`` has each rank's tensor, contiguous and flat."""
+    way = way_of("all_reduce", len(inputs), inputs[0].nbytes, algorithm, protocol)
+    if way.algorithm == "ring":
+        return ring_all_reduce(inputs, op, way.protocol, factor)
+    return direct_all_reduce(inputs, op, factor)
+
+
+def direct_all_reduce(inputs: list[torch.Tensor], op: str, factor: float = 1.0) -> torch.Tensor:
+    """The result of every rank, by one_shot and by two_shot."""
+    return _reduce_chunk(inputs, len(inputs) - 1, op, factor)
+
+
 def ring_all_reduce(
     inputs: list[torch.Tensor], op: str, protocol: str, factor: float = 1.0
 ) -> torch.Tensor:
-    """The result of every rank; ``inputs`` has each rank's tensor, contiguous and flat."""
+    """The result of every rank, round the ring."""
     result = torch.empty_like(inputs[0])
     count, size = inputs[0].numel(), inputs[0].element_size()
     for chunk in chunks_of("all_reduce", protocol, len(inputs), count, size):
@@ -81,6 +139,8 @@ def ring_reduce_scatter(
     inputs: list[torch.Tensor], op: str, protocol: str, rank: int, factor: float = 1.0
 ) -> torch.Tensor:
     """The result of one rank."""
+    if protocol == "auto":
+        protocol = way_of("reduce_scatter", len(inputs), inputs[0].nbytes // len(inputs)).protocol
     count, size = inputs[0].numel() // len(inputs), inputs[0].element_size()
     result = torch.empty_like(inputs[0][:count])
     for chunk in chunks_of("reduce_scatter", protocol, len(inputs), count, size):

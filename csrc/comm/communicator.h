@@ -38,8 +38,8 @@ class Communicator {
   // Runs after everything that was called before it; returns when the executor does. `before`, if
   // any, is called when it is this task's turn.
   void run(const Device& device, const Task& task, const std::function<void()>& before = nullptr);
-  // The same where nothing is in its way: no other call in progress, and a call with this device was
-  // the last one. Otherwise nothing happens, and the answer is false. Takes no lock but an open one.
+  // The same where nothing is in its way: no other call is in progress, and the last one was with
+  // this device. Otherwise nothing happens, and the answer is false. Takes no lock but an open one.
   bool run_now(const Device& device, const Task& task);
   // Returns at once; `done` is called on the communicator's thread with the error, or null, and may
   // make asynchronous calls of its own; so is `before`.

@@ -18,8 +18,8 @@
 // before it waits for what came last.
 //
 // REUSE      A slot needs no credit. A rank stages round i when it has reduced round i-1-ahead: all
-//            had staged that one, and had reduced round i-2-2*ahead in the iteration before. So that
-//            many slots are enough for what is staged; and for results, which lie where their
+//            had staged that one, and had reduced round i-2-2*ahead in the iteration before. So
+//            that many slots are enough for what is staged; and for results, which lie where their
 //            reader is. Rounds are counted over the life of the communicator.
 #pragma once
 

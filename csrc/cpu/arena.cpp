@@ -13,7 +13,7 @@ namespace ringkern::cpu {
 namespace {
 
 constexpr int64_t kGranule = 2 << 20;  // memory is taken from the system and given back in these
-constexpr int64_t kKeptBytes = 32 << 20;  // of what is free, so that not every tensor asks for it anew
+constexpr int64_t kKeptBytes = 32 << 20;  // of a free block, so that not every tensor asks anew
 constexpr int64_t kLeastView = 64 << 20;
 
 // Addresses, not memory: as much as the machine has. The same on all ranks of a host.
@@ -52,7 +52,7 @@ void* Arena::allocate(int64_t bytes) {
     used_.emplace(at, size);
     return base_ + at;
   }
-  throw SharedMemoryError("no room for " + mib(double(bytes)) + " among the shared tensors, which " +
+  throw SharedMemoryError("no room for " + mib(double(bytes)) + " among the shared tensors, which "
                           "have " + mib(double(bytes_)) + " of addresses: free some");
 }
 

@@ -1,6 +1,6 @@
 // Memory of this process for tensors that the other ranks reach in place, so that an all-reduce of
-// them copies nothing: one memory file a process, whatever the number of its groups. Peers map it when
-// they first meet a tensor in it.
+// them copies nothing: one memory file a process, whatever the number of its groups. Peers map it
+// when they first meet a tensor in it.
 #pragma once
 
 #include <map>
@@ -52,8 +52,8 @@ class Arena {
 // Another process's arena, as this one sees it. Shared by all groups that the two have in common.
 class PeerArena {
  public:
-  // `fd` stays the caller's. Throws TransportError unless it is a sealed memory file of the same user
-  // and as large as this process's.
+  // `fd` stays the caller's. Throws TransportError unless it is a sealed memory file of the same
+  // user and as large as this process's.
   static std::shared_ptr<PeerArena> of(int peer, int fd, int64_t bytes);
   PeerArena(int fd, int64_t bytes);
   ~PeerArena();

@@ -141,8 +141,8 @@ void Courier::Body::post(std::vector<Message> messages) {
 
 void Courier::Body::tell_thread() {
   fresh_.store(true, std::memory_order_release);
-  publish_barrier(inbox_->bell());
-  if (running_ && asleep(inbox_->bell())) ring(inbox_->bell());
+  publish_barrier();
+  if (running_) ring_if_asleep(inbox_->bell());
 }
 
 void Courier::Body::poison(const std::string& reason) {

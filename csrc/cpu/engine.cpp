@@ -49,7 +49,6 @@ Engine::Engine(const Segments& segments, const Geometry& geometry, int rank, int
       mesh_(segments, mesh_offset(geometry), rank, std::move(arenas)) {
   if (!geometry.valid() || geometry.channels != 1)
     throw UsageError("the CPU engine takes one channel and at least two slots of 16 bytes");
-  if (ranks > 1) set_up(bell_of(segments.mine));
 }
 
 void Engine::run(const Task& task) {

@@ -28,8 +28,9 @@ void Ends::advance(Verb verb, bool publish_tail) {
     ++mine.sent.value;
     if (publish_tail) store_release(next_tail, mine.sent.value);
   }
-  if (sends(verb)) wake(next_bell);
-  if (receives(verb)) wake(prev_bell);
+  publish_barrier();
+  if (sends(verb)) ring_if_asleep(next_bell);
+  if (receives(verb)) ring_if_asleep(prev_bell);
 }
 
 void move(const Reducer& reducer, Verb verb, const Block& b) {

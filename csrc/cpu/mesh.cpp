@@ -14,7 +14,8 @@ Mesh::Mesh(const Segments& segments, int64_t offset, int rank,
     auto* const at = static_cast<std::byte*>(segment) + offset;
     auto* const lines = at + sizeof(Board);
     peers_.push_back({static_cast<Bell*>(segment), reinterpret_cast<Board*>(at),
-                      reinterpret_cast<DirectLine*>(lines), lines + MeshGeometry::lines_bytes(), {}});
+                      reinterpret_cast<DirectLine*>(lines), lines + MeshGeometry::lines_bytes(),
+                      {}});
   }
   if (peers_.empty()) return;
   const Processors mine = my_processors();
@@ -49,8 +50,9 @@ struct Mesh::Context {
 
   // To be called after everything that somebody may sleep for.
   void wake_all() const {
+    publish_barrier();
     for (int p = 0; p < ranks; ++p)
-      if (p != rank) wake(*peers[size_t(p)].bell);
+      if (p != rank) ring_if_asleep(*peers[size_t(p)].bell);
   }
 
   // `seen`: where the step that was last seen can be read, for the report.
@@ -254,7 +256,8 @@ class Mesh::Slots {
 // shows where its tensor is, and looks at what the others do in this call. If one stages, all do.
 class Mesh::InPlace {
  public:
-  InPlace(Context& context, DType dtype, int64_t count) : x_(context), dtype_(dtype), count_(count) {}
+  InPlace(Context& context, DType dtype, int64_t count)
+      : x_(context), dtype_(dtype), count_(count) {}
 
   // Whether all are in place, if `ok`.
   Verdict meet(int64_t place, bool& all) {
@@ -299,9 +302,9 @@ class Mesh::InPlace {
     for (int p = 0; p < x_.ranks; ++p) {
       if (p == x_.rank) continue;
       uint64_t& reduced = x_.peers[size_t(p)].board->reduced.value;
-      const Verdict verdict =
-          x_.await(p, Protocol::simple, x_.base + 1, [&] { return load_acquire(reduced) > x_.base; },
-                   [&] { return load_acquire(reduced); });
+      const auto ready = [&] { return load_acquire(reduced) > x_.base; };
+      const Verdict verdict = x_.await(p, Protocol::simple, x_.base + 1, ready,
+                                       [&] { return load_acquire(reduced); });
       if (verdict != Verdict::ok) return verdict;
     }
     return Verdict::ok;

@@ -44,7 +44,7 @@ struct Board {
   StepCounter staged;   // rounds that this rank has staged, over its life
   StepCounter reduced;  // rounds of which it has given the others its part (two_shot)
   Arrival arrival;      // its last call with a tensor in its arena
-  Processors processors;  // that it had when it was connected; all ranks know them by the first call
+  Processors processors;  // that it had when it was connected; known to all by the first call
 };
 
 // In a rank's segment, behind the FIFOs.

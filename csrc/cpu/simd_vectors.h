@@ -119,7 +119,7 @@ RK_INLINE void store_floats(void* p, Floats x) {
 }
 
 // A vector of integers that holds two bfloat16 a lane: each is the upper half of a float, so that a
-// mask or a shift makes it one. Widening, lane by lane, would take three times as many instructions.
+// mask or a shift makes it one. Widening, lane by lane, would take many more instructions.
 RK_INLINE Ints load_pairs(const void* p) {
   Ints pairs;
   memcpy(&pairs, p, sizeof pairs);
@@ -143,8 +143,8 @@ RK_INLINE __m512i interleaved() {
 #endif
 RK_INLINE Ints pairs_of(Floats upper, Floats lower) {
 #if defined(RK_X86_VECTORS_512) && defined(__AVX512BF16__)
-  // The instruction rounds as we do, but for denormals, which it takes for zeros, and NaNs, which it
-  // does not make one. It leaves the lower ones first.
+  // The instruction rounds as we do, but for denormals, which it takes for zeros, and for NaNs,
+  // which it does not make one. It leaves the lower ones first.
   constexpr int nan_or_denormal = 0x01 | 0x20 | 0x80;
   if (__builtin_expect(_mm512_kortestz(_mm512_fpclass_ps_mask(upper, nan_or_denormal),
                                        _mm512_fpclass_ps_mask(lower, nan_or_denormal)), 1)) {

@@ -2,7 +2,6 @@
 
 #include <limits.h>
 #include <linux/futex.h>
-#include <linux/membarrier.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -14,9 +13,9 @@
 namespace ringkern::cpu {
 namespace {
 
-// About 50 us of polling before the first yield: longer than it takes to wake a rank. With less, two
-// ranks of which one has slept for once would never meet awake again: each would find the other one
-// asleep, wake it, and be asleep when that comes.
+// About 50 us of polling before the first yield: longer than it takes to wake a rank. With less,
+// two ranks of which one has slept for once would never meet awake again: each would find the other
+// one asleep, wake it, and be asleep when that comes.
 constexpr int kPauses = 2000;
 constexpr int kYields = 100;
 // A yield that took longer gave the core to somebody outside of the ring. The next one waits for so
@@ -42,18 +41,6 @@ static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));  // it can be 
 std::atomic_ref<uint32_t> atomic(uint32_t& word) { return std::atomic_ref<uint32_t>(word); }
 
 }  // namespace
-
-// The kernel makes the barrier on the threads of all processes that are registered.
-bool register_for_membarrier() {
-  return syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0;
-}
-const bool has_membarrier = register_for_membarrier();
-
-void set_up(Bell& bell) {
-  // Once more: this may be a child of the process that was registered.
-  const bool registered = has_membarrier && register_for_membarrier();
-  atomic(bell.barriers).store(registered ? 1 : 0, std::memory_order_relaxed);
-}
 
 void ring(Bell& bell) {
   atomic(bell.rung).fetch_add(1, std::memory_order_release);
@@ -131,10 +118,7 @@ Verdict Wait::Ladder::rest() {
                std::min<std::chrono::nanoseconds>(kLongestSleep, wait_.timeout_ - waited));
   rung_ = atomic(bell.rung).load(std::memory_order_acquire);
   atomic(bell.asleep).store(1, std::memory_order_relaxed);
-  // The poll that follows must not be older than the announcement; nor, of those that do without a
-  // fence, what they see of it.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (bell.barriers != 0) syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0);
+  publish_barrier();  // the poll that follows must not be older than the announcement
   announced_ = true;
   return Verdict::ok;
 }

@@ -21,10 +21,9 @@
 namespace ringkern::cpu {
 
 struct alignas(kCacheLine) Bell {
-  uint32_t rung;      // the futex: changes when somebody rings
-  uint32_t asleep;    // the owner sleeps, or is about to
-  uint32_t aborted;   // the ring is dead; written by the owner or by a neighbour
-  uint32_t barriers;  // the owner makes the barrier of all when it goes to sleep: `wake`
+  uint32_t rung;     // the futex: changes when somebody rings
+  uint32_t asleep;   // the owner sleeps, or is about to
+  uint32_t aborted;  // the ring is dead; written by the owner or by a neighbour
 };
 
 inline uint64_t load_acquire(uint64_t& word) {
@@ -34,8 +33,6 @@ inline void store_release(uint64_t& word, uint64_t value) {
   std::atomic_ref<uint64_t>(word).store(value, std::memory_order_release);
 }
 
-// To be called once by the owner, before anybody looks.
-void set_up(Bell& bell);
 void ring(Bell& bell);
 inline bool asleep(const Bell& bell) {
   return std::atomic_ref(const_cast<uint32_t&>(bell.asleep)).load(std::memory_order_relaxed) != 0;
@@ -47,20 +44,15 @@ inline bool aborted(const Bell& bell) {
 }
 
 // The store that was published must be visible before the look at `asleep`; without it the owner
-// may go to sleep on the old value while this rank believes it awake. A fence here would wait, at
-// each step of each call, for the cache line to come from the other core. So where the system has
-// membarrier(2), the sleeper makes the barrier on all processors, and here the compiler's is enough.
-extern const bool has_membarrier;
-inline void publish_barrier(const Bell& bell) {
-  if (has_membarrier && bell.barriers != 0)
-    std::atomic_signal_fence(std::memory_order_seq_cst);
-  else
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-}
-// Wakes the owner if it sleeps: after everything that it may wait for has been published.
-inline void wake(Bell& bell) {
-  publish_barrier(bell);
+// may go to sleep on the old value while this rank believes it awake.
+inline void publish_barrier() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+// Wakes the owner if it sleeps. After a barrier, and that after all that the owner may wait for.
+inline void ring_if_asleep(Bell& bell) {
   if (asleep(bell)) ring(bell);
+}
+inline void wake(Bell& bell) {
+  publish_barrier();
+  ring_if_asleep(bell);
 }
 
 // The wait of a process's own threads between their calls: without a deadline, and unlike that of

@@ -76,12 +76,15 @@ class TorchCommunicator {
     };
     task.with = const_cast<void*>(static_cast<const void*>(&gil));
     if (task.count * size_of(*dtype) > kKeepsGil) std::exchange(task.rests, nullptr)(task.with);
-    bool done = true;  // an error, too, may leave another value behind
-    const auto bump = [&](const at::Tensor* t) {
-      if (done) bump_version(*t);
-    };
-    const std::unique_ptr<const at::Tensor, decltype(bump)> changed(&tensor, bump);
-    return done = comm_->run_now(*cpu_, task);
+    bool done = false;
+    try {
+      done = comm_->run_now(*cpu_, task);
+    } catch (...) {
+      bump_version(tensor);  // a part of it may have changed
+      throw;
+    }
+    if (done) bump_version(tensor);
+    return done;
   }
 
   // What "auto" is for an all-reduce of so many elements on a CPU: algorithm and protocol.

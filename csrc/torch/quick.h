@@ -1,6 +1,6 @@
-// ring_all_reduce's short way into C++, for the call that most programs make most: a dense CPU tensor,
-// one of torch's own ops, everything else left as it is. What is not so, or not yet connected, takes
-// the long way, which also finds out what is wrong.
+// ring_all_reduce's short way into C++, for the call that most programs make most: a dense CPU
+// tensor, one of torch's own ops, everything else left as it is. What is not so, or not yet
+// connected, takes the long way, which also finds out what is wrong.
 //
 // pybind11's call costs more than the all-reduce of a small tensor, so this one is CPython's own.
 #pragma once

@@ -46,7 +46,7 @@ class SharedAllocator final : public c10::Allocator {
 
 inline at::Tensor shared_empty(const std::vector<int64_t>& sizes, at::ScalarType dtype) {
   for (const int64_t size : sizes)
-    if (size < 0) throw py::value_error("a size is " + std::to_string(size) + ", which is negative");
+    if (size < 0) throw py::value_error("a size is negative: " + std::to_string(size));
   return at::detail::empty_generic(sizes, SharedAllocator::get(),
                                    c10::DispatchKeySet(c10::DispatchKey::CPU), dtype,
                                    std::nullopt);

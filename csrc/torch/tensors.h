@@ -168,8 +168,8 @@ inline Prepared prepare(Collective collective, const at::Tensor& out, const at::
   p.task.count = count;
   if (count > 0 && p.device.type() != at::kMeta &&
       (p.task.in == nullptr || p.task.out == nullptr))
-    throw py::type_error("a tensor has no memory: it only stands for one, as a FakeTensor does while "
-                         "a program is traced");
+    throw py::type_error("a tensor has no memory: it only stands for one, as a FakeTensor does "
+                         "while a program is traced");
   bump_version(out);
   return p;
 }

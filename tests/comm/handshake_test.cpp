@@ -31,7 +31,9 @@ void a_different_field_is_named() {
       CHECK(found != std::string::npos && found < second);
     }
   };
-  check("ringkern wire version 1, rank 2 has 8: install the same", [](Terms& t) { t.version = 8; });
+  const std::string version = std::to_string(kWireVersion);
+  check("ringkern wire version " + version + ", rank 2 has 8: install the same",
+        [](Terms& t) { t.version = 8; });
   check("device cpu, rank 2 has cuda: all ranks of a group", [](Terms& t) { t.device = "cuda"; });
   check("channels 1, rank 2 has 2", [](Terms& t) { t.geometry.channels = 2; });
   check("slots 8, rank 2 has 4", [](Terms& t) { t.geometry.slots = 4; });
@@ -52,7 +54,7 @@ void a_different_group_size_is_named() {
 void what_is_no_address_is_refused() {
   const Terms terms;
   const Address mine = my_address(terms, random_id());
-  const std::string bytes = to_bytes(mine);
+  const std::string bytes = to_bytes(mine), version = std::to_string(kWireVersion);
   CHECK_EQ(read_address(bytes, 1, mine, 0).pid, mine.pid);
   CHECK_THROWS(RendezvousError, "what rank 1 left in the store (0 bytes) is no address",
                read_address("", 1, mine, 0));
@@ -63,9 +65,9 @@ void what_is_no_address_is_refused() {
   CHECK_THROWS(RendezvousError, "of rank 1 has 161 bytes", read_address(bytes + "x", 1, mine, 0));
   Address newer = mine;
   newer.version = 9;
-  CHECK_THROWS(RendezvousError, "rank 0 has ringkern wire version 9, rank 1 has 1",
+  CHECK_THROWS(RendezvousError, "rank 0 has ringkern wire version 9, rank 1 has " + version,
                read_address(to_bytes(newer), 0, mine, 1));
-  CHECK_THROWS(RendezvousError, "rank 0 has ringkern wire version 1, rank 1 has 9",
+  CHECK_THROWS(RendezvousError, "rank 0 has ringkern wire version " + version + ", rank 1 has 9",
                read_address(to_bytes(newer).substr(0, 8), 1, mine, 0));  // and another size
 }
 
@@ -127,6 +129,28 @@ void greetings_are_checked() {
   CHECK_EQ(printable(std::string(5000, 'x')).size(), size_t(1000));
 }
 
+void offers_that_are_passed_on_are_checked() {
+  const Terms terms = some_terms();
+  const Id session = random_id();
+  const Hello mine = my_hello(terms, session, 4, 0, 3);
+  const std::string good = passed_on(terms, session, /*owner=*/2, "offer");
+  CHECK_EQ(read_passed_on(good, mine, 2, 3), "offer");
+  CHECK_EQ(read_passed_on(passed_on(terms, session, 2, ""), mine, 2, 3), "");
+  const auto refused = [&](const std::string& bytes, int owner) {
+    CHECK_THROWS(RendezvousError,
+                 "rank 3 should have passed the offer of rank " + std::to_string(owner) +
+                     " to rank 0, and sent something else",
+                 (void)read_passed_on(bytes, mine, owner, 3));
+  };
+  refused(good, 1);  // another rank's
+  refused(good.substr(0, good.size() - 1), 2);
+  refused(good + "x", 2);
+  refused(good.substr(0, sizeof(PassedOn) - 1), 2);
+  refused("", 2);
+  refused(passed_on(terms, random_id(), 2, "offer"), 2);  // of another ring
+  refused(to_bytes(my_hello(terms, session, 4, 3, 0)), 2);
+}
+
 // Whatever arrives is taken or refused by name; a sanitizer watches what else happens.
 void random_bytes_are_refused() {
   std::mt19937 random(1);
@@ -134,13 +158,16 @@ void random_bytes_are_refused() {
   const Id session = random_id();
   const Hello mine = my_hello(terms, session, 3, 0, 1);
   const Address address = my_address(terms, session);
-  const std::string valid[] = {to_bytes(my_hello(terms, session, 3, 1, 0)), to_bytes(address)};
-  for (int i = 0; i < 20000; ++i) {
-    std::string bytes = valid[i % 2];
+  const std::string valid[] = {to_bytes(my_hello(terms, session, 3, 1, 0)), to_bytes(address),
+                               passed_on(terms, session, 2, "some bytes")};
+  for (int i = 0; i < 30000; ++i) {
+    std::string bytes = valid[i % 3];
     for (unsigned n = random() % 4; n > 0; --n) bytes[random() % bytes.size()] = char(random());
     if (random() % 4 == 0) bytes.resize(random() % 400, char(random()));
     try {
-      if (i % 2 == 0) {
+      if (i % 3 == 2) {
+        CHECK(read_passed_on(bytes, mine, 2, 1).size() <= bytes.size());
+      } else if (i % 3 == 0) {
         if (is_greeting(bytes, session)) (void)read_greeting(bytes, mine, 1);
       } else {
         check_reachable(address, 0, read_address(bytes, 1, address, 0), 1);
@@ -261,6 +288,7 @@ int main() {
   garbage_in_the_store_fails_the_ring();
   ranks_that_cannot_reach_each_other_are_told_why();
   greetings_are_checked();
+  offers_that_are_passed_on_are_checked();
   random_bytes_are_refused();
   strangers_are_dropped();
   bad_messages_of_a_rank_fail_the_ring();

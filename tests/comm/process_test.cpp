@@ -16,6 +16,11 @@ Geometry small() {
   return g;
 }
 
+constexpr std::pair<Algorithm, Protocol> kWays[] = {
+    {Algorithm::ring, Protocol::simple},     {Algorithm::ring, Protocol::ll},
+    {Algorithm::ring, Protocol::ll128},      {Algorithm::one_shot, Protocol::ll},
+    {Algorithm::one_shot, Protocol::simple}, {Algorithm::two_shot, Protocol::simple}};
+
 // A rank with memory and an engine over it.
 struct Rank {
   cpu::ShmTransport transport{cpu::segment_bytes(small())};
@@ -25,7 +30,8 @@ struct Rank {
   Rank(Store& store, const std::string& prefix, const Place& place) {
     Joiner joiner{store, prefix, place};
     joiner.make_offer = [&] { return transport.offer(); };
-    Segments segments{transport.mine()};
+    Segments segments;
+    segments.mine = transport.mine();
     joiner.map_all = [&](const std::vector<Offer>& offers) {
       for (int peer = 0; peer < place.size; ++peer)
         segments.all.push_back(peer == place.rank
@@ -40,15 +46,19 @@ struct Rank {
   }
 };
 
+// More ranks than cores, too: that they end is what is tested there.
 void processes_reduce(int ranks) {
   SharedStore store;
   on_processes(ranks, [&](int rank) {
     const Place place = place_of(rank, ranks);
     Rank r(store, unique_prefix(store, "group", place), place);
-    for (int call = 0; call < 300; ++call) {
-      std::vector<int32_t> data(size_t(call * 7), rank + call);
+    for (int call = 0; call < 1200; ++call) {
+      // Each of all ways some hundred times, in another order each time.
+      const auto [algorithm, protocol] = kWays[(call + call / 6) % 6];
+      std::vector<int32_t> data(size_t(call % 100 == 0 ? 50'000 : call * 2), rank + call);
       Task task;
-      task.protocol = Protocol(call % kProtocols);
+      task.algorithm = algorithm;
+      task.protocol = protocol;
       task.reduction = Reduction::of(Op::sum, DType::i32, ranks);
       task.in = task.out = data.data();
       task.count = int64_t(data.size());
@@ -97,7 +107,7 @@ void the_death_of_a_neighbour_is_the_end_of_file() {
 
 int main() {
   const int fds = open_files();
-  for (int ranks = 2; ranks <= 4; ++ranks) processes_reduce(ranks);
+  for (const int ranks : {2, 3, 4, 8}) processes_reduce(ranks);
   a_rank_that_dies_while_it_joins_is_named();
   the_death_of_a_neighbour_is_the_end_of_file();
   CHECK_EQ(open_files(), fds);

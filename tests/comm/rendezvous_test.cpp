@@ -17,22 +17,32 @@ namespace {
 constexpr int64_t kBytes = 4096;
 constexpr Milliseconds kShort{300};
 
-// Each rank writes its number at the start of its segment; its neighbours must find it there.
-void ranks_see_their_neighbours_memory(int ranks, bool reversed) {
+// Each rank writes its number at the start of two segments; all others must find it there, with the
+// bytes of its offer.
+void ranks_see_each_others_memory(int ranks, bool reversed) {
   MemoryStore store;
   std::vector<std::unique_ptr<cpu::ShmTransport>> transports(static_cast<size_t>(ranks));
-  std::vector<int*> next_memory(size_t(ranks), nullptr), prev_memory(size_t(ranks), nullptr);
+  std::vector<std::unique_ptr<cpu::ShmTransport>> seconds(static_cast<size_t>(ranks));
   std::vector<Outcome> outcomes = on_threads(ranks, [&](int rank) {
-    auto& transport = transports[size_t(rank)];
+    auto &transport = transports[size_t(rank)], &second = seconds[size_t(rank)];
     Joiner joiner{store, "ring", place_of(rank, ranks, reversed)};
     joiner.make_offer = [&] {
       transport = std::make_unique<cpu::ShmTransport>(kBytes);
+      second = std::make_unique<cpu::ShmTransport>(kBytes);
       *static_cast<int*>(transport->mine()) = rank;
-      return transport->offer();
+      *static_cast<int*>(second->mine()) = 100 + rank;
+      return Offer{"of rank " + std::to_string(rank), transport->offer().fd, second->offer().fd};
     };
-    joiner.map = [&](const Offer& next, const Offer& prev) {
-      next_memory[size_t(rank)] = static_cast<int*>(transport->map(next, joiner.place.next));
-      prev_memory[size_t(rank)] = static_cast<int*>(transport->map(prev, joiner.place.prev));
+    joiner.map_all = [&](const std::vector<Offer>& offers) {
+      CHECK_EQ(int(offers.size()), ranks);
+      CHECK(offers[size_t(rank)].bytes.empty() && offers[size_t(rank)].fd < 0);
+      for (int peer = 0; peer < ranks; ++peer) {
+        if (peer == rank) continue;
+        const Offer& offer = offers[size_t(peer)];
+        CHECK_EQ(offer.bytes, "of rank " + std::to_string(peer));
+        CHECK_EQ(*static_cast<int*>(transport->map({"", offer.fd, -1}, peer)), peer);
+        CHECK_EQ(*static_cast<int*>(second->map({"", offer.second_fd, -1}, peer)), 100 + peer);
+      }
     };
     return joiner.join();
   });
@@ -40,13 +50,29 @@ void ranks_see_their_neighbours_memory(int ranks, bool reversed) {
   for (int rank = 0; rank < ranks; ++rank) {
     const Place place = place_of(rank, ranks, reversed);
     const Neighbours& n = outcomes[size_t(rank)].neighbours;
-    CHECK_EQ(*next_memory[size_t(rank)], place.next);
-    CHECK_EQ(*prev_memory[size_t(rank)], place.prev);
     CHECK_EQ(n.next.rank, place.next);
     CHECK_EQ(n.prev.rank, place.prev);
     CHECK_EQ(n.next.pid, int(::getpid()));
     CHECK_EQ(n.prev.pid, int(::getpid()));
   }
+}
+
+// Offers that have no file descriptor stay without, and are not taken for empty ones.
+void offers_without_a_file_go_round() {
+  std::atomic<int> right{0};
+  check_all(join_all(5, [&](Joiner& joiner) {
+    const int rank = joiner.place.rank;
+    joiner.make_offer = [rank] {
+      return rank == 3 ? Offer{std::string(3000, 'x'), -1} : Offer{std::string(size_t(rank), 'x')};
+    };
+    joiner.map_all = [&right, rank](const std::vector<Offer>& offers) {
+      for (int peer = 0; peer < 5; ++peer)
+        right += offers[size_t(peer)].fd < 0 &&
+                 int(offers[size_t(peer)].bytes.size()) ==
+                     (peer == rank ? 0 : peer == 3 ? 3000 : peer);
+    };
+  }), "", "");
+  CHECK_EQ(right, 25);
 }
 
 void a_ring_of_one_has_no_neighbours() {
@@ -241,7 +267,8 @@ int main() {
     const int fds = open_files();
     a_ring_of_one_has_no_neighbours();
     for (int ranks = 2; ranks <= 8; ++ranks)
-      for (const bool reversed : {false, true}) ranks_see_their_neighbours_memory(ranks, reversed);
+      for (const bool reversed : {false, true}) ranks_see_each_others_memory(ranks, reversed);
+    offers_without_a_file_go_round();
     the_end_of_a_neighbour_is_seen();
     a_missing_rank_is_named();
     a_rank_that_does_not_finish_is_named();

@@ -60,6 +60,28 @@ void calls_of_all_sizes() {
   }
 }
 
+// By the way of the tasks, whose order is that of the ranks; of integers, the sum of any.
+void calls_by_every_algorithm() {
+  for (const int ranks : {1, 2, 3, 5}) {
+    LocalRing ring(ranks, kLong);
+    uint64_t seed = 0;
+    for (const int64_t count : {1, 100'000, 20, 1'000})
+      for (const auto& [algorithm, protocol] :
+           {std::pair{Algorithm::one_shot, Protocol::ll},
+            std::pair{Algorithm::one_shot, Protocol::simple},
+            std::pair{Algorithm::two_shot, Protocol::simple}}) {
+        Calls calls(ranks, Collective::all_reduce, protocol, count, ++seed);
+        for (Task& task : calls.tasks) task.algorithm = algorithm;
+        ring.run(calls.tasks);
+        CHECK(calls.out == calls.expected());
+      }
+    if (ranks == 1) continue;
+    Calls calls(ranks, Collective::all_reduce, Protocol::ll128, 10, 1);
+    for (Task& task : calls.tasks) task.algorithm = Algorithm::two_shot;
+    CHECK_THROWS(UsageError, "a CPU has no two_shot all_reduce over ll128", ring.run(calls.tasks));
+  }
+}
+
 // Rank 1 has more to do than the others, who leave it: it waits for them, and says so.
 void the_cause_is_thrown() {
   LocalRing ring(3, Milliseconds(50));
@@ -93,6 +115,7 @@ void ends_unused() {
 
 int main() {
   calls_of_all_sizes();
+  calls_by_every_algorithm();
   the_cause_is_thrown();
   abort_from_another_thread();
   ends_unused();

@@ -1,7 +1,7 @@
 // Collectives of the CPU backend between threads: every protocol, in every shape of slots.
 #include <algorithm>
 
-#include "cpu/thread_ring.h"
+#include "cpu/without_one.h"
 
 using namespace ringkern;
 using namespace ringkern::test;
@@ -121,46 +121,19 @@ void large_calls_with_the_default_slots() {
 
 // ---- waits that fail ----------------------------------------------------------------------------
 
-std::string text_of(const std::exception_ptr& error, bool& timed_out) {
-  try {
-    if (error) std::rethrow_exception(error);
-  } catch (const TimeoutError& e) {
-    timed_out = true;
-    return e.what();
-  } catch (const AbortedError& e) {
-    return e.what();
-  }
-  fail(__FILE__, __LINE__, "a call without one rank came to an end");
+Task task_over(Protocol protocol, Collective collective = Collective::all_reduce) {
+  return {collective, protocol, Reduction::of(Op::sum, DType::i8, 1)};
 }
 
-// All ranks but `absent` make the call. What they throw, and whether any ran out of time.
-std::vector<std::string> without_one(ThreadRing& ring, int absent, Protocol protocol, int64_t count,
-                                     bool& timed_out, const std::function<void()>& meanwhile,
-                                     Collective collective = Collective::all_reduce) {
-  const auto errors = ring.on_threads([&](int rank) {
-    if (rank == absent) return meanwhile();
-    std::vector<char> data(size_t(count), 1);
-    ring.engine(rank).run({collective, protocol, Reduction::of(Op::sum, DType::i8, 1), data.data(),
-                           data.data(), count});
-  });
-  timed_out = false;
-  std::vector<std::string> texts(errors.size());
-  for (int r = 0; r < ring.ranks(); ++r)
-    if (r != absent) texts[size_t(r)] = text_of(errors[size_t(r)], timed_out);
-  return texts;
-}
-
-// One rank is told, and its word goes round: to ranks that sleep, and to those that come later.
+// One rank is told, and tells all others: those that sleep, and those that come later.
 void abort_ends_every_wait() {
   for (const Protocol protocol : kAllProtocols)
     for (const bool sleeping : {false, true})
       for (const int told : {0, 2, 4}) {
         ThreadRing ring(5, geometry(3, 64, 64, 128));
         bool timed_out;
-        const auto texts = without_one(ring, 4, protocol, 100'000, timed_out, [&] {
-          for (int r = 0; sleeping && r < 4; ++r)
-            while (!cpu::asleep(ring.bell(r)))
-              std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        const auto texts = without_one(ring, 4, task_over(protocol), 100'000, timed_out, [&] {
+          for (int r = 0; sleeping && r < 4; ++r) until_asleep(ring, r);
           ring.engine(told).abort();
           ring.engine(told).abort();  // once more changes nothing
         });
@@ -175,13 +148,13 @@ void abort_ends_every_wait() {
       }
 }
 
-// Rank 2 tells its neighbours 1 and 3. Rank 0, which waits for rank 3, learns of it only from them.
-void a_rank_that_comes_to_an_aborted_ring_tells_the_next() {
+// Rank 2 tells ranks 0, which waits for rank 3, and 1, which makes its call afterwards.
+void a_rank_that_comes_to_an_aborted_ring_is_told() {
   ThreadRing ring(4, geometry(3, 64, 64, 128));
   const auto errors = ring.on_threads([&](int rank) {
     if (rank >= 2) return;
     if (rank == 1) {
-      while (!cpu::asleep(ring.bell(0))) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      until_asleep(ring, 0);
       ring.engine(2).abort();
     }
     std::vector<char> data(100);
@@ -200,14 +173,14 @@ void a_timeout_names_the_peer() {
     const Geometry g = geometry(protocol == Protocol::simple ? 3 : 2, 64, 64, 128);
     bool timed_out;
     ThreadRing two(2, g, std::chrono::milliseconds(200));
-    auto texts = without_one(two, 1, protocol, 10, timed_out, [] {});
+    auto texts = without_one(two, 1, task_over(protocol), 10, timed_out, [] {});
     CHECK(timed_out);
     CHECK_CONTAINS(texts[0], "rank 0 waited for data from rank 1 (wants step 1, has seen 0) and "
                              "nothing came for 0.2 s. Did every rank make this call");
 
     for (const Collective collective : {Collective::all_reduce, Collective::broadcast}) {
       ThreadRing three(3, g, std::chrono::milliseconds(200));
-      texts = without_one(three, 1, protocol, 1000, timed_out, [] {}, collective);
+      texts = without_one(three, 1, task_over(protocol, collective), 1000, timed_out, [] {});
       CHECK(timed_out);  // one of the two; it then aborts the other
       CHECK_CONTAINS(texts[0], std::string(name_of(collective)) + " int8[1000] over ");
       CHECK_CONTAINS(texts[0],
@@ -247,7 +220,7 @@ int main() {
   for (uint64_t seed = 0; seed < 30; ++seed) any_calls_in_a_row(1 + int(seed % 5), seed);
   large_calls_with_the_default_slots();
   abort_ends_every_wait();
-  a_rank_that_comes_to_an_aborted_ring_tells_the_next();
+  a_rank_that_comes_to_an_aborted_ring_is_told();
   a_timeout_names_the_peer();
   only_the_receiver_of_a_message_waits();
 }

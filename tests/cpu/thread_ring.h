@@ -84,6 +84,7 @@ struct Call {
   double factor = 0.75;
   int root = 0;
   bool nulls = false;  // in place of what a rank does not read or write
+  Algorithm algorithm = Algorithm::ring;
 
   bool reads(int rank) const {
     return rank == root ||
@@ -104,9 +105,9 @@ struct Call {
 
 inline std::string shown(const Call& c, const ThreadRing& ring) {
   return std::string(name_of(c.collective)) + " " + name_of(c.protocol) + " " + name_of(c.dtype) +
-         "[" + std::to_string(c.count) + "] " + name_of(c.op) + (c.in_place ? " in place" : "") +
-         " + " + std::to_string(c.misaligned) + " bytes, " + std::to_string(ring.ranks()) +
-         " ranks, root " + std::to_string(c.root) + ", " +
+         "[" + std::to_string(c.count) + "] " + name_of(c.op) + " by " + name_of(c.algorithm) +
+         (c.in_place ? " in place" : "") + " + " + std::to_string(c.misaligned) + " bytes, " +
+         std::to_string(ring.ranks()) + " ranks, root " + std::to_string(c.root) + ", " +
          std::to_string(ring.geometry().slots) + " slots of " +
          std::to_string(ring.geometry().slot_bytes[int(c.protocol)]);
 }
@@ -145,16 +146,29 @@ T finished(const Reduction& r, const std::vector<const T*>& inputs, int64_t i, i
   return result;
 }
 
+// The same on every rank: the contributions in the order of the ranks, as on the ring in the part
+// of the last one.
+template <class T>
+std::vector<Bytes> expected_direct(const Call& call, const std::vector<const T*>& inputs) {
+  const int k = int(inputs.size());
+  const Reduction reduction = Reduction::of(call.op, call.dtype, k, call.factor);
+  Bytes output(size_t(call.count) * sizeof(T));
+  for (int64_t i = 0; i < call.count; ++i)
+    reinterpret_cast<T*>(output.data())[i] = finished(reduction, inputs, i, k - 1);
+  return std::vector<Bytes>(inputs.size(), output);
+}
+
 // The outputs of all ranks; of those that have none, nothing.
 template <class T>
 std::vector<Bytes> expected(const Call& call, const Geometry& g, const std::vector<Bytes>& inputs) {
   const int k = int(inputs.size());
   const int64_t out_count = call.out_count(k);
+  std::vector<const T*> in;
+  for (const Bytes& b : inputs) in.push_back(reinterpret_cast<const T*>(b.data()));
+  if (call.algorithm != Algorithm::ring) return expected_direct(call, in);
   std::vector<Bytes> outputs(inputs.size());
   for (int r = 0; r < k; ++r)
     if (call.writes(r, k)) outputs[size_t(r)].resize(size_t(out_count) * sizeof(T));
-  std::vector<const T*> in;
-  for (const Bytes& b : inputs) in.push_back(reinterpret_cast<const T*>(b.data()));
   const Reduction reduction = Reduction::of(call.op, call.dtype, k, call.factor);
   const Plan plan = Plan::make(call.collective, call.protocol, k, call.count, sizeof(T), 1, g);
   std::vector<int> times(size_t(out_count) * size_t(k), 0);
@@ -247,7 +261,7 @@ inline void run_calls(ThreadRing& ring, const std::vector<Call>& calls, uint64_t
       in.fill(input);
       Task task{call.collective, call.protocol,
                 Reduction::of(call.op, call.dtype, k, call.factor), in.data(), out.data(),
-                call.count, call.root};
+                call.count, call.root, call.algorithm};
       if (call.in_place && gathers) {
         task.in = out.data() + shard;
         out.fill(input, shard);

@@ -1,13 +1,19 @@
-// A wait yields while that helps, and sleeps where a yield gives the core to another program.
+// A wait yields while that helps, and sleeps where a yield gives the core to another program; who
+// sleeps is woken, and whoever waits is told before.
 #include "cpu/wait.h"
 
+#include <dlfcn.h>
 #include <errno.h>
+#include <linux/futex.h>
+#include <stdarg.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
+#include <random>
+#include <thread>
+
 #include "check.h"
-#include "cpu/local.h"
 
 using namespace ringkern;
 using namespace std::chrono_literals;
@@ -16,6 +22,8 @@ namespace {
 
 std::atomic<int> yields{0};
 std::atomic<std::chrono::nanoseconds> away{0ns};  // how long a yield takes, as if the core was busy
+// Called with the word where a sleep ended because nobody rang.
+std::atomic<void (*)(const uint32_t* word, uint32_t expected)> overslept{nullptr};
 
 }  // namespace
 
@@ -28,7 +36,28 @@ extern "C" int sched_yield() noexcept {
   return 0;
 }
 
+extern "C" long syscall(long number, ...) noexcept {
+  static const auto libc = reinterpret_cast<long (*)(long, ...)>(::dlsym(RTLD_NEXT, "syscall"));
+  va_list list;
+  va_start(list, number);
+  long a[6];
+  for (long& x : a) x = va_arg(list, long);
+  va_end(list);
+  const long result = libc(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+  if (number == SYS_futex && (a[1] & FUTEX_CMD_MASK) == FUTEX_WAIT && result == -1 &&
+      errno == ETIMEDOUT)
+    if (const auto tell = overslept.load())
+      tell(reinterpret_cast<const uint32_t*>(a[0]), uint32_t(a[2]));
+  return result;
+}
+
 namespace {
+
+// As a rank's that must not yield now: its waits sleep at once.
+cpu::Wait sleeping_wait(cpu::Bell& bell) {
+  static auto never = std::chrono::steady_clock::time_point::max();
+  return {bell, /*pauses=*/0, 60s, never};
+}
 
 void quick_yields_come_before_sleep() {
   cpu::Bell bell{};
@@ -42,32 +71,108 @@ void quick_yields_come_before_sleep() {
   CHECK(yields > 0);
 }
 
-// Each yield of a rank that lost its core is followed by a hundred times as long without one.
+// How often a wait yields, each time for long. What it waits for is there after the first, or, if
+// that brings nothing, when it is about to sleep.
+int slow_yields(int pauses, bool bring, std::chrono::steady_clock::time_point& yield_from) {
+  cpu::Bell bell{};
+  cpu::Wait wait(bell, pauses, 60s, yield_from);
+  const int before = yields;
+  away = 20ms;
+  CHECK(wait.until([&] { return (bring && yields > before) || cpu::asleep(bell); }) == Verdict::ok);
+  away = 0ns;
+  return yields - before;
+}
+
+// A rank that lost its core to another program sleeps, for a hundred times as long as that took.
+// Where there are more ranks than cores, it may have lost it to one of them, which has done its
+// part.
 void slow_yields_are_rare() {
-  constexpr auto kAway = 20ms;
-  for (const int ranks : {2, 8}) {
-    std::vector<float> memory(size_t(ranks) * 100);
-    std::vector<Task> tasks(static_cast<size_t>(ranks));
-    for (int r = 0; r < ranks; ++r) {
-      Task& task = tasks[size_t(r)];
-      task.reduction = Reduction::of(Op::sum, DType::f32, ranks);
-      task.in = task.out = memory.data() + r * 100;
-      task.count = 100;
-    }
-    cpu::LocalRing ring(ranks, Milliseconds(60'000));
+  constexpr int kOwnCore = 10, kSharedCore = 0;  // pauses
+  std::chrono::steady_clock::time_point yield_from;
+  CHECK_EQ(slow_yields(kOwnCore, true, yield_from), 1);
+  for (int i = 0; i < 5; ++i) CHECK_EQ(slow_yields(kOwnCore, true, yield_from), 0);
+  yield_from = {};
+  for (int i = 0; i < 5; ++i) CHECK_EQ(slow_yields(kSharedCore, true, yield_from), 1);
+  CHECK_EQ(slow_yields(kSharedCore, false, yield_from), 1);
+  for (int i = 0; i < 5; ++i) CHECK_EQ(slow_yields(kSharedCore, i % 2, yield_from), 0);
+}
+
+// Rests are told once, before the first; never where all was there in time.
+void who_waits_is_told_before_it_rests() {
+  for (const bool sleeps : {false, true}) {
+    cpu::Bell bell{};
+    std::chrono::steady_clock::time_point yield_from;
+    if (sleeps) yield_from = std::chrono::steady_clock::time_point::max();
+    cpu::Wait wait(bell, /*pauses=*/200, 60s, yield_from);
+    int told = 0;
+    wait.on_rest([](void* with) { ++*static_cast<int*>(with); }, &told);
     yields = 0;
-    away = kAway;
-    const auto start = std::chrono::steady_clock::now();
-    for (int call = 0; call < 20; ++call) ring.run(tasks);
-    const auto took = std::chrono::steady_clock::now() - start;
-    away = 0ns;
-    CHECK(yields <= ranks * (1 + took / (100 * kAway)));
+    CHECK(wait.until([] { return true; }) == Verdict::ok);
+    int polls = 0;
+    CHECK(wait.until([&] { return ++polls == 200; }) == Verdict::ok);
+    CHECK_EQ(told, 0);
+    CHECK_EQ(yields, 0);
+    for (int i = 0; i < 3; ++i) {
+      polls = 0;
+      CHECK(wait.until([&] {
+        CHECK_EQ(told, i > 0 || ++polls > 201 ? 1 : 0);
+        CHECK(told == 1 || (yields == 0 && !cpu::asleep(bell)));
+        polls += i > 0;
+        return polls == 203;
+      }) == Verdict::ok);
+      CHECK_EQ(told, 1);
+    }
   }
+  cpu::Bell bell{};  // nobody wants to know
+  cpu::Wait wait = sleeping_wait(bell);
+  int polls = 0;
+  CHECK(wait.until([&] { return ++polls == 3; }) == Verdict::ok);
+}
+
+// ---- one who sleeps, and one who wakes it -------------------------------------------------------
+
+cpu::Bell the_bell{};
+std::atomic<uint64_t> wanted{0}, woken{0};
+
+// What the sleeper waits for is there, and who published it believes that it has woken it, or that
+// it was awake; and it has not rung.
+void check_not_forgotten(const uint32_t* word, uint32_t expected) {
+  if (word != &the_bell.rung || woken.load() < wanted.load()) return;
+  CHECK(std::atomic_ref(the_bell.rung).load() != expected);
+}
+
+// The two meet at any distance of some hundred instructions. Without the fence of either, a wake is
+// lost sooner or later, in most runs of this.
+void no_wake_is_lost() {
+  overslept = check_not_forgotten;
+  constexpr uint64_t kTimes = 60'000;
+  uint64_t value = 0;
+  std::thread sleeper([&] {
+    for (uint64_t i = 1; i <= kTimes; ++i) {
+      cpu::Wait wait = sleeping_wait(the_bell);
+      wanted = i;
+      CHECK(wait.until([&] { return cpu::load_acquire(value) >= i; }) == Verdict::ok);
+    }
+  });
+  std::mt19937 random(1);
+  for (uint64_t i = 1; i <= kTimes; ++i) {
+    while (wanted.load() < i) std::this_thread::yield();
+    for (unsigned n = random() % 300; n > 0; --n)
+      std::atomic_signal_fence(std::memory_order_seq_cst);
+    cpu::store_release(value, i);
+    cpu::publish_barrier();
+    cpu::ring_if_asleep(the_bell);
+    woken = i;
+  }
+  sleeper.join();
+  overslept = nullptr;
 }
 
 }  // namespace
 
 int main() {
+  who_waits_is_told_before_it_rests();
+  no_wake_is_lost();
   quick_yields_come_before_sleep();
   slow_yields_are_rare();
 }

@@ -168,8 +168,8 @@ void Ring::look_at_report() {
                                 std::to_string(r.wanted) + " and saw " + std::to_string(r.seen));
 }
 
-// Who has given up has said so: on the ring to its neighbours, in every protocol; and if that was in
-// a direct all-reduce, to all. On one channel at least.
+// Who has given up has said so: on the ring to its neighbours, in every protocol; and if that was
+// in a direct all-reduce, to all. On one channel at least.
 void Ring::check_word(int rank) const {
   const auto check = [&](const char* what, int other, auto&& at) {
     bool told = false;

@@ -16,7 +16,8 @@ using namespace simt;
 constexpr const char* kUsage =
     "ring_test [--seeds N] [--first N] [--jobs N] [--seed N (this one, in detail)]\n"
     "  [--protocol simple|ll|ll128|mixed] [--direct 0|1]\n"
-    "  [--trouble none|killed|aborted|corrupted] [--ranks N] [--slots N] [--atom 4|8|16] [--line-atom 8|16|128] [--races 0|1]";
+    "  [--trouble none|killed|aborted|corrupted] [--ranks N] [--slots N]\n"
+    "  [--atom 4|8|16] [--line-atom 8|16|128] [--races 0|1]";
 
 // What seeds must have tried when there are many.
 constexpr const char* kRequired[] = {

@@ -9,7 +9,6 @@ import torch.distributed as dist
 
 import ringkern  # noqa: F401  (registers the backend, where no entry point has)
 from tests import reference
-from tests.reference import PROTOCOLS
 
 _kept: dict[float, dist.ProcessGroup] = {}
 
@@ -50,25 +49,19 @@ def normal(dtype: torch.dtype, shape: tuple[int, ...], rank: int, seed: int = 0)
 
 def reduced(
     inputs: list[torch.Tensor], op: str, root: int | None = None, factor: float = 1.0
-) -> list[torch.Tensor]:
-    """What an all-reduce may give, to the bit, or a reduce to `root`.
-
-    An all-reduce: one for each protocol. They differ in how the tensor is cut, and so in the order
-    in which the ranks' values meet.
-    """
+) -> torch.Tensor:
+    """What an all-reduce gives, to the bit, or a reduce to `root`."""
     first = inputs[0]
     if first.is_complex():
         parts = [torch.view_as_real(x) for x in inputs]
-        return [torch.view_as_complex(x) for x in reduced(parts, op, root, factor)]
+        return torch.view_as_complex(reduced(parts, op, root, factor))
     if first.dtype == torch.bool:
         op = {"sum": "bor", "max": "bor", "prod": "band", "min": "band"}.get(op, op)
         parts = [x.view(torch.uint8) for x in inputs]
-        return [x.view(torch.bool) for x in reduced(parts, op, root, factor)]
+        return reduced(parts, op, root, factor).view(torch.bool)
     flat = [x.contiguous().view(-1) for x in inputs]
-    if root is not None:
-        # One chain, which ends at the root: as the root's part of a reduce-scatter.
-        whole = [x.repeat(len(inputs)) for x in flat]
-        results = [reference.ring_reduce_scatter(whole, op, "simple", root, factor)]
-    else:
-        results = [reference.ring_all_reduce(flat, op, p, factor) for p in PROTOCOLS]
-    return [x.view(first.shape) for x in results]
+    if root is None:
+        return reference.all_reduce(flat, op, "auto", factor).view(first.shape)
+    # One chain, which ends at the root: as the root's part of a reduce-scatter.
+    whole = [x.repeat(len(inputs)) for x in flat]
+    return reference.ring_reduce_scatter(whole, op, "simple", root, factor).view(first.shape)

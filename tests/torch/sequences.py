@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 import ringkern
 from tests import reference
-from tests.reference import PROTOCOLS, bits_of
+from tests.reference import bits_of
 from tests.torch.layouts import DENSE, Memory
 
 DTYPES = {str(t).removeprefix("torch."): t for t in (*reference.FLOATS, *reference.INTEGERS)}
@@ -42,6 +42,7 @@ class Call:
     async_op: bool = False
     seed: int = 0
     factor: float = 1.0  # of premul_sum
+    algorithm: str = "auto"  # of an all-reduce
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -115,7 +116,9 @@ class Attempt:
     def start(self) -> None:
         call, options = self.call, {"async_op": self.call.async_op, "protocol": self.call.protocol}
         if call.collective == "all_reduce":
-            self.work = ringkern.ring_all_reduce(self.output.tensor, call.reduce_op, **options)
+            self.work = ringkern.ring_all_reduce(
+                self.output.tensor, call.reduce_op, algorithm=call.algorithm, **options
+            )
         elif call.collective == "reduce_scatter":
             self.work = ringkern.ring_reduce_scatter(
                 self.output.tensor, self.input.tensor, call.reduce_op, **options
@@ -157,6 +160,15 @@ def run_sequence(rank: int, size: int, calls: list[Call]) -> list[str]:
     return digests
 
 
+def expected_of(call: Call, inputs: list[torch.Tensor], rank: int) -> torch.Tensor:
+    """What the call must leave on a rank, to the bit."""
+    if call.collective == "all_gather":
+        return reference.ring_all_gather(inputs)
+    if call.collective == "reduce_scatter":
+        return reference.ring_reduce_scatter(inputs, call.op, call.protocol, rank, call.factor)
+    return reference.all_reduce(inputs, call.op, call.protocol, call.factor, call.algorithm)
+
+
 def _by_gloo(call: Call, rank: int, size: int) -> torch.Tensor | None:
     """What torch.distributed makes of the same call; None where Gloo lacks the dtype."""
     mine = values_of(call, rank, size)
@@ -176,7 +188,7 @@ def _check_result(
     call: Call, rank: int, size: int, result: torch.Tensor, gloo: torch.Tensor | None
 ) -> None:
     if call.collective == "all_gather":
-        everyone = reference.ring_all_gather([values_of(call, r, size) for r in range(size)])
+        everyone = expected_of(call, [values_of(call, r, size) for r in range(size)], rank)
         assert torch.equal(result, bits_of(everyone)), f"not what was sent: {call}"
         assert gloo is not None
         assert torch.equal(result, bits_of(gloo)), f"not what Gloo gathers: {call}"
@@ -187,16 +199,9 @@ def _check_result(
         return
     inputs = [values_of(call, r, size) for r in range(size)]
     mine = slice(rank * call.length, (rank + 1) * call.length) if scatter else slice(None)
-    # "auto" may take any of them.
-    protocols = PROTOCOLS if call.protocol == "auto" else (call.protocol,)
-    expected = [
-        reference.ring_reduce_scatter(inputs, call.op, p, rank, call.factor)
-        if scatter
-        else reference.ring_all_reduce(inputs, call.op, p, call.factor)
-        for p in protocols
-    ]
-    if not any(torch.equal(result, bits_of(x)) for x in expected):
-        _raise_difference(call, result, expected[0], [x[mine] for x in inputs])
+    expected = expected_of(call, inputs, rank)
+    if not torch.equal(result, bits_of(expected)):
+        _raise_difference(call, result, expected, [x[mine] for x in inputs])
     if gloo is not None:
         _check_gloo(call, result, gloo[mine], [x[mine] for x in inputs])
 

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from ringkern.config import PROTOCOLS, Config, read
+from ringkern.config import ALGORITHMS, PROTOCOLS, Config, read
 
 
 @pytest.fixture(autouse=True)
@@ -15,7 +15,7 @@ def _no_warning() -> None:
 
 
 def test_defaults() -> None:
-    assert read({}) == Config(protocol="auto", timeout_s=600.0)
+    assert read({}) == Config(protocol="auto", timeout_s=600.0, algorithm="auto")
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -29,6 +29,20 @@ def test_unknown_protocol(protocol: str) -> None:
         read({"RINGKERN_PROTOCOL": protocol})
     assert str(caught.value) == (
         f"RINGKERN_PROTOCOL={protocol!r}: choose one of auto, simple, ll, ll128"
+    )
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_algorithm(algorithm: str) -> None:
+    assert read({"RINGKERN_ALGORITHM": algorithm}) == Config(algorithm=algorithm)
+
+
+@pytest.mark.parametrize("algorithm", ["", "tree", "oneshot", "Ring", "two_shot "])
+def test_unknown_algorithm(algorithm: str) -> None:
+    with pytest.raises(ValueError, match="RINGKERN_ALGORITHM=") as caught:
+        read({"RINGKERN_ALGORITHM": algorithm})
+    assert str(caught.value) == (
+        f"RINGKERN_ALGORITHM={algorithm!r}: choose one of auto, ring, one_shot, two_shot"
     )
 
 
@@ -53,6 +67,7 @@ def test_wrong_timeout(text: str) -> None:
     ("name", "hint"),
     [
         ("RINGKERN_PROTOKOL", "; did you mean RINGKERN_PROTOCOL?"),
+        ("RINGKERN_ALGORYTHM", "; did you mean RINGKERN_ALGORITHM?"),
         ("RINGKERN_TIMEOUT_S", "; did you mean RINGKERN_TIMEOUT?"),
         ("RINGKERN_XYZ", ""),
     ],

@@ -45,12 +45,14 @@ def test_build_info() -> None:
         "dtypes",
         "ops",
         "protocols",
+        "algorithms",
     ]
     assert info["version"] == ringkern.__version__ == importlib.metadata.version("ringkern")
     assert info["torch"].split(".")[:2] == torch.__version__.split(".")[:2]
     assert info["compiler"].startswith("gcc ")
     assert isinstance(info["cpu_isa"], str)
     assert info["protocols"] == ["simple", "ll", "ll128"]
+    assert info["algorithms"] == ["ring", "one_shot", "two_shot"]
     assert info["ops"] == (
         ["sum", "prod", "min", "max", "avg", "premul_sum", "band", "bor", "bxor"]
     )
@@ -80,12 +82,16 @@ def test_all_is_documented_and_there() -> None:
         "Communicator",
         "backend",
         "build_info",
+        "empty",
         "errors",
         "functional",
+        "is_shared",
         "local",
         "ring_all_gather",
         "ring_all_reduce",
         "ring_reduce_scatter",
+        "shared_memory",
+        "zeros",
     ]
     for name in ringkern.__all__:
         assert getattr(ringkern, name).__doc__
@@ -199,7 +205,7 @@ print(ringkern.config.config)
     assert done.stdout.splitlines() == [
         "RINGKERN_PROTOCOL='tree': choose one of auto, simple, ll, ll128",
         "imported",
-        "Config(protocol='ll', timeout_s=7.5)",
+        "Config(protocol='ll', timeout_s=7.5, algorithm='auto')",
     ]
     assert "unknown environment variable RINGKERN_TIMEOUTS; did you mean RINGKERN_TIMEOUT?" in (
         done.stderr

@@ -14,11 +14,10 @@ import torch
 
 import ringkern
 from ringkern import local
-from tests import reference
 from tests.ranks import Ranks
-from tests.reference import PROTOCOLS, bits_of
+from tests.reference import PROTOCOLS, WAYS, bits_of
 from tests.torch.layouts import LAYOUTS
-from tests.torch.sequences import DTYPES, Attempt, Call, values_of
+from tests.torch.sequences import DTYPES, Attempt, Call, expected_of, values_of
 from tests.torch.test_api import summed, values
 from tests.torch.test_properties import FLOAT_OPS, INTEGER_OPS
 
@@ -49,6 +48,7 @@ def sample(size: int) -> list[Call]:
     for name, dtype in DTYPES.items():
         for op in FLOAT_OPS if dtype.is_floating_point else INTEGER_OPS:
             collective = draw.choice(COLLECTIVES)
+            algorithm, protocol = draw.choice(WAYS)
             calls.append(
                 Call(
                     collective,
@@ -56,11 +56,12 @@ def sample(size: int) -> list[Call]:
                     name,
                     draw.choice(LENGTHS),
                     tuple(draw.sample(LAYOUTS, 3)),
-                    draw.choice(("auto", *PROTOCOLS)),
+                    protocol,
                     draw.choice(("plain", "special", "bits")),
                     in_place=draw.random() < 0.3 and collective != "all_reduce",
                     seed=draw.randrange(1000),
                     factor=1.7 if op == "premul_sum" else 1.0,
+                    algorithm=algorithm,
                 )
             )
     draw.shuffle(calls)
@@ -72,24 +73,12 @@ def run(ring: local.Ring, call: Call) -> list[Attempt]:
     outputs = [attempt.output.tensor for attempt in attempts]
     inputs = [attempt.input.tensor for attempt in attempts]
     if call.collective == "all_reduce":
-        ring.all_reduce(outputs, call.reduce_op, protocol=call.protocol)
+        ring.all_reduce(outputs, call.reduce_op, protocol=call.protocol, algorithm=call.algorithm)
     elif call.collective == "reduce_scatter":
         ring.reduce_scatter(outputs, inputs, call.reduce_op, protocol=call.protocol)
     else:
         ring.all_gather(outputs, inputs, protocol=call.protocol)
     return attempts
-
-
-def expected_of(call: Call, size: int, protocol: str) -> list[torch.Tensor]:
-    inputs = [values_of(call, rank, size) for rank in range(size)]
-    if call.collective == "all_gather":
-        return [reference.ring_all_gather(inputs)] * size
-    if call.collective == "all_reduce":
-        return [reference.ring_all_reduce(inputs, call.op, protocol, call.factor)] * size
-    return [
-        reference.ring_reduce_scatter(inputs, call.op, protocol, rank, call.factor)
-        for rank in range(size)
-    ]
 
 
 @pytest.mark.parametrize("size", range(1, 9))
@@ -98,27 +87,29 @@ def test_bit_identical_to_the_model(size: int) -> None:
         for call in sample(size):
             attempts = run(ring, call)
             results = [attempt.output.flat() for attempt in attempts]
-            protocols = PROTOCOLS if call.protocol == "auto" else (call.protocol,)
-            assert any(
-                equal(results, [bits_of(x) for x in expected_of(call, size, protocol)])
-                for protocol in protocols
-            ), call
+            inputs = [values_of(call, rank, size) for rank in range(size)]
+            expected = [bits_of(expected_of(call, inputs, rank)) for rank in range(size)]
+            assert equal(results, expected), call
             for attempt in attempts:
                 attempt.check_memory()
 
 
 def _reduced(rank: int, size: int, call: Call) -> torch.Tensor:
     mine = values_of(call, rank, size)
-    ringkern.ring_all_reduce(mine, call.reduce_op, protocol=call.protocol)
+    ringkern.ring_all_reduce(mine, call.reduce_op, protocol=call.protocol, algorithm=call.algorithm)
     return mine
 
 
-@pytest.mark.parametrize("protocol", ["auto", *PROTOCOLS])
-def test_bit_identical_to_processes(ranks: Pool, protocol: str) -> None:
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
+def test_bit_identical_to_processes(ranks: Pool, way: tuple[str, str]) -> None:
+    algorithm, protocol = way
     for n in (5, 3000, 100_003):
-        call = Call("all_reduce", "avg", "float16", n, ("contiguous",), protocol, "special")
+        call = Call(
+            *("all_reduce", "avg", "float16", n, ("contiguous",), protocol, "special"),
+            algorithm=algorithm,
+        )
         tensors = [values_of(call, rank, 3) for rank in range(3)]
-        local.ring_all_reduce(tensors, call.reduce_op, protocol)
+        local.ring_all_reduce(tensors, call.reduce_op, protocol, algorithm)
         for mine, theirs in zip(tensors, ranks(3).run(_reduced, call)):
             assert torch.equal(bits_of(mine), bits_of(theirs))
 

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 import ringkern
 from ringkern._C import Plan
 from tests.ranks import RankError, Ranks
-from tests.reference import FLOATS, INTEGERS, PROTOCOLS, bits_of
+from tests.reference import DIRECT, FLOATS, INTEGERS, PROTOCOLS, WAYS, Way, bits_of
 from tests.torch.layouts import LAYOUTS
 from tests.torch.sequences import DTYPES, Call, run_sequence
 
@@ -36,15 +36,23 @@ INTEGER_OPS = ("sum", "prod", "min", "max", "band", "bor", "bxor")
 MOST_ELEMENTS = 300_000
 
 
+# Bytes: of a line, its data, a slot of lines, and a slot (csrc/cpu/mesh.h).
+DIRECT_EDGES = (56, 64, 64 * 56, 128 << 10)
+
+
 @st.composite
-def lengths(draw: st.DrawFn, collective: str, protocol: str, width: int, size: int) -> int:
+def lengths(draw: st.DrawFn, collective: str, way: Way, width: int, size: int) -> int:
     """0, 1, small ones, primes, and those around every edge of the plan, several loops included."""
-    plan = Plan(collective, protocol, size, 1, width)
     parts, most = (size, MOST_ELEMENTS)
     if collective != "all_reduce":
         parts, most = 1, MOST_ELEMENTS // size
-    loop = parts * plan.chunk
-    edges = (size, 16 // width, plan.grain, plan.chunk // 2, plan.chunk, loop, 2 * loop)
+    if way.algorithm == "ring":
+        plan = Plan(collective, way.protocol, size, 1, width)
+        loop = parts * plan.chunk
+        edges = (size, 16 // width, plan.grain, plan.chunk // 2, plan.chunk, loop, 2 * loop)
+    else:
+        loop = DIRECT_EDGES[2 if way.protocol == "ll" else 3] // width
+        edges = (size, *(n // width for n in DIRECT_EDGES), loop // size, 4 * loop)
     edge = st.sampled_from([n for n in edges if n <= most])
     length = draw(
         st.one_of(
@@ -64,13 +72,17 @@ def calls(draw: st.DrawFn, size: int) -> Call:
     dtype = DTYPES[name]
     floating = dtype.is_floating_point
     op = draw(st.sampled_from(FLOAT_OPS if floating else INTEGER_OPS))
-    protocol = draw(st.sampled_from(["auto", *PROTOCOLS]))
-    edges_of = draw(st.sampled_from(PROTOCOLS)) if protocol == "auto" else protocol
+    algorithm, protocol = draw(st.sampled_from(WAYS))
+    every = [Way("ring", p) for p in PROTOCOLS if protocol in ("auto", p)]
+    if collective == "all_reduce":
+        every += [Way(*way) for way in DIRECT if protocol in ("auto", way[1])]
+    edges_of = draw(st.sampled_from(every))
     return Call(
         collective=collective,
         op="sum" if collective == "all_gather" else op,
         dtype=name,
         length=draw(lengths(collective, edges_of, dtype.itemsize, size)),
+        algorithm=algorithm,
         layouts=tuple(draw(st.lists(st.sampled_from(LAYOUTS), min_size=1, max_size=size))),
         protocol=protocol,
         values=draw(st.sampled_from(["plain", "special", "bits"])),
@@ -104,12 +116,18 @@ def test_sequences_of_calls(ranks: Pools, size: int, data: st.DataObject) -> Non
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_every_dtype_and_op(ranks: Pools, protocol: str, size: int) -> None:
+@pytest.mark.parametrize("way", [*(("ring", p) for p in PROTOCOLS), *DIRECT], ids="-".join)
+def test_every_dtype_and_op(ranks: Pools, way: tuple[str, str], size: int) -> None:
     """Each pair once, with any bits for values, over more than a loop of LL."""
-    for collective in ("all_reduce", "reduce_scatter"):
+    algorithm, protocol = way
+    for collective in ("all_reduce", *(["reduce_scatter"] if algorithm == "ring" else [])):
         sequence = [
-            Call(collective, op, name, 10_007, ("offset",), protocol, "bits", seed=7, factor=1.7)
+            Call(
+                *(collective, op, name, 10_007, ("offset",), protocol, "bits"),
+                seed=7,
+                factor=1.7,
+                algorithm=algorithm,
+            )
             for name, dtype in DTYPES.items()
             for op in (FLOAT_OPS if dtype.is_floating_point else INTEGER_OPS)
         ]
@@ -120,10 +138,11 @@ def test_every_dtype_and_op(ranks: Pools, protocol: str, size: int) -> None:
 
 
 def reduce_rows(
-    rank: int, size: int, rows: list[torch.Tensor], op: str, protocol: str
+    rank: int, size: int, rows: list[torch.Tensor], op: str, algorithm: str, protocol: str
 ) -> torch.Tensor:
     mine = rows[rank].clone()
-    ringkern.ring_all_reduce(mine, getattr(dist.ReduceOp, op), protocol=protocol)
+    op_value = getattr(dist.ReduceOp, op)
+    ringkern.ring_all_reduce(mine, op_value, protocol=protocol, algorithm=algorithm)
     return mine
 
 
@@ -140,8 +159,8 @@ def test_nan_wins_whoever_holds_it(ranks: Pools, op: str, size: int) -> None:
             rows[:, holders == size] = 1.0
             given_ = [row.to(dtype) for row in rows]
             expected = (torch.amin if op == "MIN" else torch.amax)(rows, 0)
-            for protocol in PROTOCOLS:
-                for result in ranks(size).run(reduce_rows, given_, op, protocol):
+            for way in (*(("ring", p) for p in PROTOCOLS), *DIRECT):
+                for result in ranks(size).run(reduce_rows, given_, op, *way):
                     assert torch.equal(torch.isnan(result.float()), holders < size), dtype
                     assert torch.equal(torch.isnan(expected), holders < size)
                     assert (result.float()[holders == size] == 1.0).all()
@@ -164,7 +183,7 @@ def test_infinities_and_zeros(ranks: Pools, size: int) -> None:
                 ("MAX", [0.0, inf, -0.0, 1.0, nan]),
             ):
                 want = torch.tensor(expected)
-                for result in ranks(size).run(reduce_rows, given_, op, "auto"):
+                for result in ranks(size).run(reduce_rows, given_, op, "auto", "auto"):
                     got = result.float()
                     assert torch.equal(torch.isnan(got), torch.isnan(want)), (dtype, op)
                     number = ~torch.isnan(want)
@@ -177,10 +196,12 @@ def test_infinities_and_zeros(ranks: Pools, size: int) -> None:
 def many_in_flight(rank: int, size: int, calls_: int) -> bool:
     """Asynchronous calls that nobody waits for until the last is made, and then backwards."""
     tensors = [torch.full((37 * (i % 90),), rank + i, dtype=torch.int64) for i in range(calls_)]
-    works = [
-        ringkern.ring_all_reduce(t, async_op=True, protocol=PROTOCOLS[i % 3])
-        for i, t in enumerate(tensors)
-    ]
+    works = []
+    for i, tensor in enumerate(tensors):
+        algorithm, protocol = WAYS[i % len(WAYS)]
+        works.append(
+            ringkern.ring_all_reduce(tensor, async_op=True, protocol=protocol, algorithm=algorithm)
+        )
     last = torch.ones(5)
     ringkern.ring_all_reduce(last)  # in order, after all of them
     done = all(work.is_completed() for work in works)
@@ -205,3 +226,4 @@ def test_the_tables_are_those_of_the_build() -> None:
     assert set(info["dtypes"]) == {str(t).removeprefix("torch.") for t in (*FLOATS, *INTEGERS)}
     assert set(info["ops"]) == set(FLOAT_OPS) | set(INTEGER_OPS)
     assert tuple(info["protocols"]) == PROTOCOLS
+    assert set(info["algorithms"]) == {"ring", *(algorithm for algorithm, _ in DIRECT)}

@@ -1,0 +1,280 @@
+// Turns: which call may run at once, on the thread that makes it, and what becomes of those that
+// may not.
+#include "comm/communicator.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <latch>
+
+#include "check.h"
+#include "comm/memory_store.h"
+
+using namespace ringkern;
+using namespace ringkern::test;
+
+namespace {
+
+constexpr Milliseconds kLong{20000};
+
+// A device whose calls do what the test says, and are counted.
+struct FakeDevice {
+  std::function<void(const Task&)> call = [](const Task&) {};
+  std::atomic<int> calls{0}, aborts{0};
+  Device device;
+
+  explicit FakeDevice(const std::string& name = "cpu") {
+    device.name = name;
+    device.make_executor = [this](const Segments&) {
+      return std::make_unique<FakeExecutor>(*this);
+    };
+  }
+
+ private:
+  struct FakeExecutor final : Executor {
+    explicit FakeExecutor(FakeDevice& of) : of_(of) {}
+    void run(const Task& task) override {
+      ++of_.calls;
+      of_.call(task);
+    }
+    void abort() override { ++of_.aborts; }
+    FakeDevice& of_;
+  };
+};
+
+struct Alone : Communicator {
+  explicit Alone(Milliseconds timeout = kLong)
+      : Communicator(std::make_shared<MemoryStore>(), "alone", 0, 1, timeout) {}
+};
+
+Task numbered(int64_t number) {
+  Task task;
+  task.count = number;
+  return task;
+}
+
+void a_call_runs_at_once_where_the_last_one_ran() {
+  FakeDevice cpu, other("cuda:0");
+  Alone c;
+  std::vector<int64_t> order;
+  cpu.call = other.call = [&](const Task& task) { order.push_back(task.count); };
+  CHECK(!c.run_now(cpu.device, numbered(1)));  // nothing is connected
+  c.run(cpu.device, numbered(2));
+  CHECK(c.run_now(cpu.device, numbered(3)));
+  CHECK(c.run_now(cpu.device, numbered(4)));
+  CHECK(!c.run_now(other.device, numbered(5)));
+  c.run(other.device, numbered(6));
+  CHECK(!c.run_now(cpu.device, numbered(7)));
+  CHECK(c.run_now(other.device, numbered(8)));
+  c.run(cpu.device, numbered(9));
+  CHECK(c.run_now(cpu.device, numbered(10)));
+  CHECK(order == (std::vector<int64_t>{2, 3, 4, 6, 8, 9, 10}));
+  CHECK_EQ(cpu.calls, 5);
+}
+
+void not_while_another_thread_is_in_a_call() {
+  for (const bool quick : {false, true}) {
+    FakeDevice cpu;
+    Alone c;
+    c.run(cpu.device, {});
+    std::latch inside(1), go_on(1);
+    cpu.call = [&](const Task& task) {
+      if (task.count != 1) return;
+      inside.count_down();
+      go_on.wait();
+    };
+    std::thread another([&] {
+      if (quick) CHECK(c.run_now(cpu.device, numbered(1)));
+      else c.run(cpu.device, numbered(1));
+    });
+    inside.wait();
+    CHECK(!c.run_now(cpu.device, numbered(2)));  // and it does not wait
+    go_on.count_down();
+    another.join();
+    CHECK(c.run_now(cpu.device, numbered(3)));
+    CHECK_EQ(cpu.calls, 3);
+  }
+}
+
+// Two at a time would be in each other's way in the same slots.
+void threads_take_turns() {
+  FakeDevice cpu;
+  Alone c;
+  c.run(cpu.device, {});
+  int inside = 0, most = 0;  // no atomics: ThreadSanitizer sees whether the turns order them
+  cpu.call = [&](const Task&) {
+    most = std::max(most, ++inside);
+    --inside;
+  };
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&] {
+      for (int i = 0; i < 500; ++i)
+        if (!c.run_now(cpu.device, {})) c.run(cpu.device, {});
+    });
+  for (std::thread& thread : threads) thread.join();
+  CHECK_EQ(most, 1);
+  CHECK_EQ(cpu.calls, 2001);
+}
+
+// What was called before has to run before. A callback is a part of its call, and whoever calls in
+// it would wait for itself.
+void not_while_asynchronous_calls_are_under_way() {
+  FakeDevice cpu;
+  Alone c;
+  c.run(cpu.device, {});
+  std::latch inside(1), go_on(1), told(1), done(1);
+  std::vector<int64_t> order;
+  cpu.call = [&](const Task& task) {
+    order.push_back(task.count);
+    if (task.count != 1) return;
+    inside.count_down();
+    go_on.wait();
+  };
+  bool in_callback = true;
+  c.run_async(cpu.device, numbered(1), [](std::exception_ptr) {});
+  c.run_async(cpu.device, numbered(2), [&](std::exception_ptr error) {
+    CHECK(!error);
+    in_callback = c.run_now(cpu.device, numbered(3));
+    told.count_down();
+    done.wait();
+  });
+  inside.wait();
+  CHECK(!c.run_now(cpu.device, numbered(4)));  // while one runs and one waits
+  go_on.count_down();
+  told.wait();
+  CHECK(!in_callback);
+  CHECK(!c.run_now(cpu.device, numbered(5)));  // while a callback runs
+  done.count_down();
+  c.run(cpu.device, numbered(6));  // waits for all that
+  CHECK(c.run_now(cpu.device, numbered(7)));
+  CHECK(order == (std::vector<int64_t>{1, 2, 6, 7}));
+}
+
+// What a call on the worker's thread left is what the next one finds, without a lock between them.
+void an_asynchronous_call_may_be_the_last_one() {
+  FakeDevice cpu, other("cuda:0");
+  Alone c;
+  std::vector<int64_t> order;
+  other.call = cpu.call = [&](const Task& task) { order.push_back(task.count); };
+  for (int i = 0; i < 200; ++i) {
+    c.run(cpu.device, numbered(0));
+    c.run_async(other.device, numbered(1), [](std::exception_ptr) {});
+    while (!c.run_now(other.device, numbered(2))) std::this_thread::yield();
+    CHECK(!c.run_now(cpu.device, numbered(3)));
+    CHECK(order == (std::vector<int64_t>{0, 1, 2}));
+    order.clear();
+  }
+}
+
+void not_once_it_is_closed() {
+  FakeDevice cpu;
+  Alone c;
+  c.run(cpu.device, {});
+  c.close();
+  CHECK(!c.run_now(cpu.device, {}));
+  CHECK_THROWS(UsageError, "is closed", c.run(cpu.device, {}));
+  CHECK_EQ(cpu.calls, 1);
+}
+
+// Closed while a call runs: that one ends first, and nobody else's begins.
+void closing_waits_for_a_call_that_runs_at_once() {
+  FakeDevice cpu;
+  Alone c;
+  c.run(cpu.device, {});
+  std::latch inside(1), go_on(1);
+  bool ended = false;
+  cpu.call = [&](const Task&) {
+    inside.count_down();
+    go_on.wait();
+    ended = true;
+  };
+  std::thread caller([&] { CHECK(c.run_now(cpu.device, {})); });
+  inside.wait();
+  std::thread closer([&] {
+    c.close();
+    CHECK(ended);
+  });
+  std::this_thread::sleep_for(Milliseconds(20));  // or there would be nothing to wait for
+  go_on.count_down();
+  caller.join();
+  closer.join();
+  CHECK(!c.run_now(cpu.device, {}));
+}
+
+void not_once_it_is_aborted() {
+  FakeDevice cpu;
+  Alone c;
+  c.run(cpu.device, {});
+  c.abort("enough");
+  CHECK(!c.run_now(cpu.device, {}));
+  CHECK_THROWS(AbortedError, "aborted: enough", c.run(cpu.device, {}));
+  CHECK_EQ(cpu.calls, 1);
+  CHECK_EQ(cpu.aborts, 1);
+}
+
+// A wait that failed has left counters between two steps.
+void a_failure_is_the_end() {
+  FakeDevice cpu;
+  Alone c;
+  c.run(cpu.device, {});
+  cpu.call = [](const Task&) { throw TimeoutError("nobody came"); };
+  CHECK_THROWS(TimeoutError, "nobody came", c.run_now(cpu.device, {}));
+  CHECK(c.failed());
+  CHECK(!c.run_now(cpu.device, {}));
+  CHECK_THROWS(AbortedError, "became unusable just now: nobody came", c.run(cpu.device, {}));
+  CHECK_EQ(cpu.calls, 2);
+  c.close();  // and the turn is not taken
+}
+
+// A ring knows only that it was aborted; the communicator, why.
+void an_abort_gives_its_reason() {
+  FakeDevice cpu;
+  Alone c;
+  c.run(cpu.device, {});
+  cpu.call = [&](const Task&) {
+    c.abort("enough");
+    throw AbortedError("rank 0 waited.");
+  };
+  CHECK_THROWS(AbortedError, "rank 0 waited. The reason: aborted: enough",
+               c.run_now(cpu.device, {}));
+}
+
+void not_in_a_forked_child() {
+  FakeDevice cpu;
+  Alone c;
+  c.run(cpu.device, {});
+  const pid_t child = ::fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    ::alarm(20);
+    const bool refused = !c.run_now(cpu.device, {});
+    bool thrown = false;
+    try {
+      c.run(cpu.device, {});
+    } catch (const UsageError&) {
+      thrown = true;
+    }
+    ::_exit(refused && thrown && cpu.calls == 1 ? 0 : 1);
+  }
+  int status = 0;
+  CHECK_EQ(::waitpid(child, &status, 0), child);
+  CHECK_EQ(status, 0);
+  CHECK(c.run_now(cpu.device, {}));
+}
+
+}  // namespace
+
+int main() {
+  not_in_a_forked_child();  // first: without threads
+  a_call_runs_at_once_where_the_last_one_ran();
+  not_while_another_thread_is_in_a_call();
+  threads_take_turns();
+  not_while_asynchronous_calls_are_under_way();
+  an_asynchronous_call_may_be_the_last_one();
+  not_once_it_is_closed();
+  closing_waits_for_a_call_that_runs_at_once();
+  not_once_it_is_aborted();
+  a_failure_is_the_end();
+  an_abort_gives_its_reason();
+}

@@ -1,0 +1,144 @@
+// A rank that greets both neighbours as it should, and then does not pass on what it got.
+#include <unistd.h>
+
+#include "comm/agreement.h"
+#include "comm/ring_of_threads.h"
+
+using namespace ringkern;
+using namespace ringkern::test;
+
+namespace {
+
+constexpr int kRanks = 5, kBad = 2;
+constexpr Milliseconds kLong{20000};
+
+// What the bad rank has when all have been greeted.
+struct Met {
+  Fd next, prev;
+  Id session;
+};
+
+// Plays rank 2 up to where offers go round; then `then` is up to the test.
+void play(MemoryStore& store, const std::function<void(const Met&)>& then) {
+  const Terms terms = some_terms();
+  const Address mine = my_address(terms, random_id());
+  const Fd listener = listen_on(socket_name(mine.socket));
+  store.add("ring/stage/" + std::to_string(kBad), 1);
+  store.set("ring/rank/" + std::to_string(kBad), to_bytes(mine));
+  const auto address_of = [&](int rank) {
+    return read_address(store.get("ring/rank/" + std::to_string(rank), kLong), rank, mine, kBad);
+  };
+  Met met;
+  met.session = address_of(0).session;
+  const auto greet = [&](const Fd& socket, int to) {
+    send_message(socket, to_bytes(my_hello(terms, met.session, kRanks, kBad, to)), -1);
+  };
+  const auto hear = [](const Fd& socket) {
+    Message message;
+    pollfd watched{socket.get(), POLLIN, 0};
+    CHECK(readable({&watched, 1}, kLong));
+    CHECK(receive_message(socket, message) == Received::message);
+  };
+  while (!met.next)
+    if (auto socket = connect_to(socket_name(address_of(kBad + 1).socket)))
+      met.next = std::move(*socket);
+  greet(met.next, kBad + 1);
+  while (!met.prev) {
+    pollfd watched{listener.get(), POLLIN, 0};
+    CHECK(readable({&watched, 1}, kLong));
+    if (auto socket = accept_from(listener)) met.prev = std::move(*socket);
+  }
+  hear(met.prev);
+  greet(met.prev, kBad - 1);
+  hear(met.next);
+  then(met);
+}
+
+// The text of all others, whoever of them has noticed.
+void check_bad_rank(const std::string& text, const std::function<void(const Met&)>& then,
+                    Milliseconds timeout = kLong) {
+  const int fds = open_files();
+  MemoryStore store;
+  const std::vector<Outcome> outcomes = on_threads(kRanks, [&](int rank) -> Neighbours {
+    if (rank == kBad) {
+      play(store, [&](const Met& met) {
+        then(met);
+        store.get("ring/verdict", kLong);
+      });
+      return {};
+    }
+    Joiner joiner{store, "ring", place_of(rank, kRanks)};
+    joiner.timeout = timeout;
+    return joiner.join();
+  });
+  for (int rank = 0; rank < kRanks; ++rank)
+    if (rank != kBad) check_outcome(outcomes[size_t(rank)], "RendezvousError", text);
+  CHECK_EQ(open_files(), fds);
+}
+
+void what_is_no_offer_is_refused() {
+  const Terms terms = some_terms();
+  const std::string refused = "rank 2 should have passed the offer of rank 1 to rank 3, and sent "
+                              "something else";
+  check_bad_rank(refused, [&](const Met& m) { send_message(m.next, "garbage", -1); });
+  check_bad_rank(refused, [&](const Met& m) {  // of the rank before the right one
+    send_message(m.next, passed_on(terms, m.session, 0, "some bytes"), -1);
+  });
+  check_bad_rank(refused, [&](const Met& m) {  // of another ring
+    send_message(m.next, passed_on(terms, random_id(), 1, "some bytes"), -1);
+  });
+  check_bad_rank(refused, [&](const Met& m) {  // not what it announces
+    send_message(m.next, passed_on(terms, m.session, 1, "some bytes") + "x", -1);
+  });
+  check_bad_rank(refused, [&](const Met& m) {  // a second greeting
+    send_message(m.next, to_bytes(my_hello(terms, m.session, kRanks, kBad, kBad + 1)), -1);
+  });
+  // The first is right, the second is not.
+  check_bad_rank("rank 2 should have passed the offer of rank 0 to rank 3", [&](const Met& m) {
+    send_message(m.next, passed_on(terms, m.session, 1, "some bytes"), -1);
+    send_message(m.next, passed_on(terms, m.session, 1, "some bytes"), -1);
+  });
+  // Longer than any message, and with more descriptors than two.
+  check_bad_rank("rank 2 did not arrive whole", [&](const Met& m) {
+    send_message(m.next, passed_on(terms, m.session, 1, std::string(2 * kMaxMessage, 'x')), -1);
+  });
+  check_bad_rank("rank 2 did not arrive whole", [&](const Met& m) {
+    send_with_three_fds(m.next, passed_on(terms, m.session, 1, "some bytes"));
+  });
+}
+
+// Its sockets are closed, as the system does for a process that dies.
+void a_rank_that_dies_is_named() {
+  const int fds = open_files();
+  MemoryStore store;
+  const std::vector<Outcome> outcomes = on_threads(kRanks, [&](int rank) -> Neighbours {
+    if (rank == kBad) {
+      play(store, [](const Met&) {});
+      return {};
+    }
+    return Joiner{store, "ring", place_of(rank, kRanks)}.join();
+  });
+  for (int rank = 0; rank < kRanks; ++rank) {
+    if (rank == kBad) continue;
+    const std::string& text = outcomes[size_t(rank)].text;
+    CHECK_EQ(outcomes[size_t(rank)].kind, "RendezvousError");
+    // By who of its neighbours noticed first.
+    CHECK(text.find("rank 2 ended before it") != std::string::npos ||
+          text.find("cannot pass the offer of rank 0 to rank 2: ") != std::string::npos);
+  }
+  CHECK_EQ(open_files(), fds);
+}
+
+// It says nothing more, and lives: all wait as long as they were told to.
+void a_rank_that_keeps_an_offer_ends_the_wait() {
+  const std::string text = "came but did not finish connecting: rank";
+  check_bad_rank(text, [](const Met&) {}, Milliseconds(300));
+}
+
+}  // namespace
+
+int main() {
+  what_is_no_offer_is_refused();
+  a_rank_that_dies_is_named();
+  a_rank_that_keeps_an_offer_ends_the_wait();
+}
