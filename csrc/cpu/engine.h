@@ -10,6 +10,7 @@
 namespace ringkern::cpu {
 
 // Slots and their sizes: about 1.2 MiB a rank, so that the FIFOs of a few ranks stay in the caches.
+// The mesh has one more.
 Geometry default_geometry();
 
 class Engine final : public Executor {
