@@ -10,6 +10,8 @@
 namespace ringkern::cpu {
 namespace {
 
+constexpr int kUnspunCalls = 1000;
+
 Bell& bell_of(void* segment) { return *static_cast<Bell*>(segment); }
 
 template <class Link>
@@ -64,7 +66,7 @@ void Engine::run(const Task& task) {
   const std::chrono::nanoseconds timeout = task.timeout.count() > 0 ? task.timeout : timeout_;
   const Reducer reducer(task.reduction);
   if (pauses_ < 0) pauses_ = pauses_for(ranks_, mesh_.processors());
-  Wait wait(bell, pauses_, timeout, yield_from_);
+  Wait wait(bell, unspun_ > 0 ? 0 : pauses_, timeout, yield_from_);
   wait.on_rest(task.rests, task.with);
   WaitReport report;
   Verdict verdict;
@@ -75,6 +77,10 @@ void Engine::run(const Task& task) {
     abort();  // the others must not wait for a rank that has found them at odds
     throw;
   }
+  // The system may leave two ranks on one core, though there are enough: each looks as if it were
+  // at work there. Now and then polling is tried again.
+  if (wait.shared_a_core()) unspun_ = kUnspunCalls;
+  else if (unspun_ > 0) --unspun_;
   if (verdict != Verdict::ok) [[unlikely]] fail(task, timeout, report);
 }
 

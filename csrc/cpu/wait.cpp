@@ -22,6 +22,10 @@ constexpr int kYields = 100;
 // many times as long, which bounds how much of its time a rank gives away.
 constexpr std::chrono::nanoseconds kLongYield = std::chrono::microseconds(500);
 constexpr int kRarity = 100;
+// Where ranks share cores it is more often one of them, at work on its own.
+constexpr int kRarityOnSharedCores = 10;
+// A yield that took longer gave the core to somebody, and not back at once.
+constexpr std::chrono::nanoseconds kSwitch = std::chrono::microseconds(2);
 // A sleeper looks up this often even if nobody rings: bounds the harm of a neighbour that died
 // between publishing and ringing, and the delay after which a deadline is noticed.
 constexpr std::chrono::nanoseconds kLongestSleep = std::chrono::milliseconds(50);
@@ -92,21 +96,21 @@ void Wait::Ladder::yield() {
   sched_yield();
   const auto took = Clock::now() - now_;
   now_ += took;
-  if (took < kLongYield) return;
-  long_yield_ = took;
+  last_yield_ = took;
   // Where ranks share cores it may have been a rank of this ring, at work on what is waited for.
-  if (wait_.pauses_ > 0) sleep_from_now_on();
+  if (took >= kLongYield && wait_.pauses_ > 0) sleep_from_now_on();
 }
 
 void Wait::Ladder::sleep_from_now_on() {
   yields_ = 0;
-  wait_.yield_from_ = now_ + kRarity * std::exchange(long_yield_, {});
+  const int rarity = wait_.pauses_ > 0 ? kRarity : kRarityOnSharedCores;
+  wait_.yield_from_ = now_ + rarity * std::exchange(last_yield_, {});
 }
 
 Verdict Wait::Ladder::rest() {
   Bell& bell = wait_.bell_;
   if (aborted(bell)) return Verdict::aborted;
-  if (long_yield_.count() > 0) sleep_from_now_on();  // and what is waited for has not come
+  if (last_yield_ >= kLongYield) sleep_from_now_on();  // and what is waited for has not come
   if (yields_ > 0) {
     yield();
     return Verdict::ok;
@@ -123,7 +127,8 @@ Verdict Wait::Ladder::rest() {
   return Verdict::ok;
 }
 
-void Wait::Ladder::leave() {
+void Wait::Ladder::leave(Verdict verdict) {
+  if (verdict == Verdict::ok && !announced_ && last_yield_ >= kSwitch) wait_.shared_a_core_ = true;
   if (announced_) atomic(wait_.bell_.asleep).store(0, std::memory_order_relaxed);
 }
 

@@ -84,6 +84,10 @@ class Wait {
     with_ = with;
   }
 
+  // Whether a yield brought what was waited for, and took long enough for another one to run: a rank
+  // of this ring is on the same core, and polling keeps it from going on.
+  bool shared_a_core() const { return shared_a_core_; }
+
   // Polls `ready()` until it is true, the ring is aborted, or nothing has come for `timeout`.
   template <class Ready>
   Verdict until(Ready&& ready) {
@@ -100,7 +104,7 @@ class Wait {
       verdict = ladder.rest();
       if (verdict != Verdict::ok) break;
     }
-    ladder.leave();
+    ladder.leave(verdict);
     return verdict;
   }
 
@@ -118,7 +122,7 @@ class Wait {
     // Yields or sleeps once. Between two calls the caller polls: the order is announce, poll,
     // sleep.
     Verdict rest();
-    void leave();
+    void leave(Verdict verdict);
 
    private:
     void yield();
@@ -128,7 +132,7 @@ class Wait {
     const Clock::time_point start_;
     Clock::time_point now_;
     int yields_;  // left
-    Clock::duration long_yield_{0};  // that has just been taken
+    Clock::duration last_yield_{0};  // unless it was found to be in vain
     uint32_t rung_ = 0;
     bool announced_ = false;
   };
@@ -147,6 +151,7 @@ class Wait {
   Clock::time_point& yield_from_;
   void (*rests_)(void*) = nullptr;
   void* with_ = nullptr;
+  bool shared_a_core_ = false;
 };
 
 }  // namespace ringkern::cpu

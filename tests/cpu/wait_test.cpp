@@ -97,6 +97,26 @@ void slow_yields_are_rare() {
   for (int i = 0; i < 5; ++i) CHECK_EQ(slow_yields(kSharedCore, i % 2, yield_from), 0);
 }
 
+// A core that two ranks share, though there are enough, shows by a yield that brings what is waited
+// for; not by what comes by itself, nor after a time in which another program had the core.
+void a_shared_core_is_found() {
+  const auto found = [](std::chrono::nanoseconds takes, auto&& ready) {
+    cpu::Bell bell{};
+    std::chrono::steady_clock::time_point yield_from;
+    cpu::Wait wait(bell, /*pauses=*/10, 60s, yield_from);
+    away = takes;
+    const int before = yields;
+    CHECK(wait.until([&] { return ready(bell, before); }) == Verdict::ok);
+    away = 0ns;
+    return wait.shared_a_core();
+  };
+  const auto after_a_yield = [](const cpu::Bell&, int before) { return yields > before; };
+  CHECK(found(50us, after_a_yield));
+  CHECK(!found(20ms, after_a_yield));
+  CHECK(!found(50us, [](const cpu::Bell&, int) { return true; }));
+  CHECK(!found(50us, [](const cpu::Bell& bell, int) { return cpu::asleep(bell); }));
+}
+
 // Rests are told once, before the first; never where all was there in time.
 void who_waits_is_told_before_it_rests() {
   for (const bool sleeps : {false, true}) {
@@ -171,6 +191,7 @@ void no_wake_is_lost() {
 }  // namespace
 
 int main() {
+  a_shared_core_is_found();
   who_waits_is_told_before_it_rests();
   no_wake_is_lost();
   quick_yields_come_before_sleep();
