@@ -22,8 +22,9 @@ constexpr int kYields = 100;
 // many times as long, which bounds how much of its time a rank gives away.
 constexpr std::chrono::nanoseconds kLongYield = std::chrono::microseconds(500);
 constexpr int kRarity = 100;
-// Where ranks share cores it is more often one of them, at work on its own.
-constexpr int kRarityOnSharedCores = 10;
+// Where ranks share cores it is more often one of them, at work on its own; then a rank that slept
+// for long would make small calls, which come after that work, ten times as slow.
+constexpr int kRarityOnSharedCores = 1;
 // A yield that took longer gave the core to somebody, and not back at once.
 constexpr std::chrono::nanoseconds kSwitch = std::chrono::microseconds(2);
 // A sleeper looks up this often even if nobody rings: bounds the harm of a neighbour that died
