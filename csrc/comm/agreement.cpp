@@ -9,15 +9,14 @@ namespace {
 constexpr Milliseconds kLookEvery{100};
 constexpr Milliseconds kVerdictGrace{2000};
 constexpr Milliseconds kLongest = std::chrono::hours(24 * 365);  // a deadline that is a time_point
-constexpr size_t kMaxText = 1000;
 
 constexpr int64_t kRefused = int64_t(1) << 32;
 const char* const kFormed = "formed";
 
 }  // namespace
 
-std::string printable(const std::string& text) {
-  std::string out = text.substr(0, kMaxText);
+std::string printable(const std::string& text, size_t most) {
+  std::string out = text.substr(0, most);
   for (char& c : out)
     if (c < ' ' || c > '~') c = c == '\n' || c == '\t' ? ' ' : '?';
   return out;
@@ -40,6 +39,7 @@ Milliseconds Agreement::slice() const {
 void Agreement::look(const std::string& waiting_for) {
   if (store_.add(key("votes"), 0) >= kRefused)
     throw Lost("another rank gave up while " + rank_text(rank_) + " waited for " + waiting_for);
+  closer_();
   if (overdue()) throw Lost(who_is_late(waiting_for));
 }
 

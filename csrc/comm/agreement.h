@@ -5,8 +5,10 @@
 // size. Votes in keys of their own could be read differently by a rank that runs out of time.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "comm/ports.h"
 
@@ -28,8 +30,9 @@ class Agreement {
   std::string note_of(int rank, const std::string& waiting_for);
 
   // Every wait is cut in slices of `slice()`, with a `look()` between them, which throws Lost when
-  // another rank has given up or the time is over.
+  // another rank has given up, `closer` throws, or the time is over.
   Milliseconds slice() const;
+  void look_closer(std::function<void()> closer) { closer_ = std::move(closer); }
   void look(const std::string& waiting_for);
 
   // Votes for the ring and waits until all have. Throws Lost with the reason of who voted against.
@@ -52,9 +55,10 @@ class Agreement {
   const int rank_, size_;
   const Milliseconds timeout_;
   const Clock::time_point deadline_;
+  std::function<void()> closer_ = [] {};
 };
 
-// Text from another rank, fit for a message: at most 1000 printable ASCII characters.
-std::string printable(const std::string& text);
+// Text from another rank, fit for a message: at most so many printable ASCII characters.
+std::string printable(const std::string& text, size_t most = 1000);
 
 }  // namespace ringkern

@@ -3,9 +3,12 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <thread>
 #include <utility>
 
+#include "comm/news.h"
 #include "comm/parting.h"
+#include "comm/story.h"
 
 namespace ringkern {
 namespace {
@@ -23,10 +26,27 @@ int watch_forks() {
 // Long enough for ranks that end together; a rank that ends long before its neighbours does not
 // wait for them.
 constexpr Milliseconds kPartingTimeout{2000};
+constexpr Milliseconds kReasonComes{1000};
 
 // The communicator whose callback runs on this thread, which is then that communicator's own: what
 // waits for the thread there would wait for itself.
 thread_local const Communicator* calling_back = nullptr;
+
+std::string sentence(const std::string& text) {
+  return text.empty() || text.back() == '.' ? text : text + ".";
+}
+
+// The control page of a rank goes with its transport's offer: its descriptor is the last one.
+Offer with_page(Offer offer, int page) {
+  (offer.fd < 0 ? offer.fd : offer.second_fd < 0 ? offer.second_fd : offer.third_fd) = page;
+  return offer;
+}
+int take_page(Offer& offer) {
+  return std::exchange(offer.third_fd >= 0    ? offer.third_fd
+                       : offer.second_fd >= 0 ? offer.second_fd
+                                              : offer.fd,
+                       -1);
+}
 
 // A store that ends the rendezvous when `look` throws. Once: afterwards the other ranks are told
 // why, over the same store.
@@ -102,9 +122,10 @@ bool Communicator::failed() {
 
 void Communicator::check_healthy() {
   std::lock_guard lock(state_);
-  if (!poisoned_.empty())
-    throw AbortedError("communicator '" + name_ + "' became unusable " + ago(poisoned_at_) + ": " +
-                       poisoned_);
+  if (poisoned_.empty()) return;
+  throw AbortedError("communicator '" + name_ + "' became unusable " + ago(poisoned_at_) + ": " +
+                         poisoned_,
+                     poisoned_about_);
 }
 
 void Communicator::run(const Device& device, const Task& task,
@@ -123,7 +144,7 @@ bool Communicator::run_now(const Device& device, const Task& task) {
   if (!usable_.load(std::memory_order_acquire) || forked()) return false;
   const std::unique_lock turn(turn_, std::try_to_lock);
   if (!turn || worker_->busy() || last_device_ != &device || !usable_) return false;
-  attempt([&] { last_executor_->run(task); });
+  run_on(*last_ring_, task);
   return true;
 }
 
@@ -155,31 +176,75 @@ void Communicator::run_async(const Device& device, const Task& task,
       });
 }
 
-template <class F>
-void Communicator::attempt(const F& run) {
+void Communicator::execute(const Device& device, const Task& task,
+                           const std::function<void()>& before) {
+  check_healthy();  // what came before may have failed
+  const bool connects = !connected(device);
   try {
-    run();
-  } catch (const AbortedError& e) {
-    const std::string text = e.what(), reason = poison(text);
-    if (text.find(reason) != std::string::npos) throw;
-    throw AbortedError(text + " The reason: " + reason);  // abort() on this rank; a ring knows none
+    last_ring_ = &ring_on(device);
   } catch (const std::exception& e) {
     poison(e.what());
     throw;
   }
+  last_device_ = &device;
+  // The others were quicker, and this call is one of those that they failed in.
+  if (const auto failure = last_ring_->control->failure(); failure && connects) {
+    poison(failure->text, failure->about);
+    throw_as(failure->cause, failure->text, failure->about);
+  }
+  run_on(*last_ring_, task, before);
 }
 
-void Communicator::execute(const Device& device, const Task& task,
-                           const std::function<void()>& before) {
-  check_healthy();  // what came before may have failed
-  attempt([&] {
-    Ring& ring = ring_on(device);
-    check_healthy();  // abort() may have come before the ring was there
-    last_device_ = &device;
-    last_executor_ = ring.executor.get();
+void Communicator::run_on(Ring& ring, const Task& task, const std::function<void()>& before) {
+  Control& control = *ring.control;
+  if (control.failed()) [[unlikely]] {  // and nobody has told this rank yet
+    const auto failure = control.failure();
+    if (failure) poison(failure->text, failure->about);
+    check_healthy();
+  }
+  if (!usable_) [[unlikely]] check_healthy();  // abort() may have come before the ring was there
+  task.seq = control.begin(words_of(task));
+  try {
     if (before) before();
     ring.executor->run(task);
-  });
+  } catch (const TimeoutError& e) {
+    const Failure mine = timed_out(control, e);
+    fail(ring, &mine, e);
+  } catch (const AbortedError& e) {
+    fail(ring, nullptr, e);
+  } catch (const std::exception& e) {
+    const Facts about{rank_, task.seq};
+    control.fail(failure_of(Cause::failed, rank_, about,
+                            rank_text(rank_) + " failed in seq=" + std::to_string(task.seq) + ": " +
+                                e.what()));
+    ring.executor->abort();
+    poison(e.what(), about);
+    throw;
+  }
+  control.end(task.rested ? coarse_now() : 0);
+}
+
+// A wait of this rank has failed: for a reason of its own, or for one that another rank gives. What
+// came first is what all ranks say.
+void Communicator::fail(Ring& ring, const Failure* mine, const Error& here) {
+  Control& control = *ring.control;
+  if (mine != nullptr) control.fail(*mine);
+  ring.executor->abort();
+  // An executor that aborts its neighbours does so before its communicator can say why.
+  for (auto end = Clock::now() + kReasonComes; !control.failed() && Clock::now() < end;)
+    std::this_thread::sleep_for(Milliseconds(1));
+  std::optional<Failure> found = control.failure();
+  if (!found) found = failure_of(Cause::aborted, rank_, here.facts, here.what());
+  const Failure& first = *found;
+  poison(first.text, first.about);
+  Facts about = first.about;
+  if (about.seq == 0) about.seq = here.facts.seq;
+  about.phase = here.facts.phase;
+  const std::string place = here.what();
+  throw_as(first.cause,
+           first.text.find(place) != std::string::npos ? first.text
+                                                     : sentence(first.text) + " Here: " + place,
+           about);
 }
 
 bool Communicator::connected(const Device& device) {
@@ -192,56 +257,87 @@ Communicator::Ring& Communicator::ring_on(const Device& device) {
     std::lock_guard lock(state_);
     if (auto found = rings_.find(device.name); found != rings_.end()) return found->second;
   }
-  Ring ring = connect(device);
-  std::lock_guard lock(state_);
-  if (!poisoned_.empty()) ring.executor->abort();  // the neighbours do not know yet
-  return rings_.emplace(device.name, std::move(ring)).first->second;
+  Ring* ring;
+  {
+    Ring fresh = connect(device);
+    std::lock_guard lock(state_);
+    if (!poisoned_.empty()) end_waits(fresh, poisoned_);  // the others do not know yet
+    ring = &rings_.emplace(device.name, std::move(fresh)).first->second;
+  }
+  ring->watch->meet(ring->neighbours);
+  return *ring;
+}
+
+// Of all ranks, for this reason unless there was another.
+void Communicator::end_waits(Ring& ring, const std::string& reason) const {
+  ring.control->fail(failure_of(Cause::aborted, rank_, Facts{rank_}, reason));
+  ring.executor->abort();
 }
 
 Communicator::Ring Communicator::connect(const Device& device) {
   Ring ring;
   Segments segments;
+  std::string key;
   const Place place{rank_, ranks_, (rank_ + 1) % ranks_, (rank_ + ranks_ - 1) % ranks_};
   const auto offer = [&] {
+    ring.control = std::make_unique<Control>(rank_, ranks_);
     ring.transport = device.make_transport();
     segments.mine = ring.transport->mine();
-    return ring.transport->offer();
+    return with_page(ring.transport->offer(), ring.control->fd());
+  };
+  // What may fail is where a failure is every rank's: in `offer` and `map`.
+  const auto equip = [&] {
+    ring.executor = device.make_executor(segments);
+    ring.watch = std::make_unique<Watch>(Watched{
+        name_, device.name, timeout_, ring.control.get(),
+        [this, executor = ring.executor.get()](const Failure& failure) {
+          poison(failure.text, failure.about);
+          executor->abort();
+        },
+        key});
   };
   const auto map = [&](const std::vector<Offer>& offers) {
     segments.all.resize(offers.size(), segments.mine);
-    for (int peer = 0; peer < ranks_; ++peer)
-      if (peer != rank_)
-        segments.all[size_t(peer)] = ring.transport->map(offers[size_t(peer)], peer);
+    for (int peer = 0; peer < ranks_; ++peer) {
+      if (peer == rank_) continue;
+      Offer theirs = offers[size_t(peer)];
+      ring.control->map(peer, take_page(theirs));
+      segments.all[size_t(peer)] = ring.transport->map(theirs, peer);
+    }
+    segments.prev_calls = ring.control->calls_of(place.prev);
     segments.next = segments.all[size_t(place.next)];
     segments.prev = segments.all[size_t(place.prev)];
-    // Here, because it may fail, and a failure up to here is every rank's.
-    ring.executor = device.make_executor(segments);
+    equip();
   };
   if (ranks_ == 1) {
-    ring.executor = device.make_executor(segments);
+    ring.control = std::make_unique<Control>(rank_, ranks_);
+    equip();
     return ring;
   }
   WatchedStore store(*store_, [this] { check_healthy(); });
-  const std::string prefix = unique_prefix(store, name_ + "/" + device.terms.device, place);
-  ring.neighbours = join_ring(store, prefix, place, device.terms, timeout_, offer, map);
+  key = unique_prefix(store, name_ + "/" + device.terms.device, place);
+  ring.neighbours = join_ring(store, key, place, device.terms, timeout_, offer, map);
   return ring;
 }
 
-std::string Communicator::poison(const std::string& reason) {
-  std::lock_guard lock(state_);
-  if (poisoned_.empty()) {  // the first reason is the cause of the others
+void Communicator::poison(const std::string& reason, const Facts& about) {
+  {
+    std::lock_guard lock(state_);
+    if (!poisoned_.empty()) return;  // the first reason is the cause of the others
     poisoned_ = reason;
+    poisoned_about_ = about;
     poisoned_at_ = Clock::now();
     usable_ = false;
   }
-  return poisoned_;
+  NewsDesk::all().post(NewsKind::failure, "communicator '" + name_ + "': " + reason);
 }
 
 void Communicator::abort(const std::string& reason) {
   if (forked()) return;
-  poison("aborted: " + reason);
+  const std::string text = "aborted by " + rank_text(rank_) + ": " + reason;
+  poison(text, Facts{rank_});
   std::lock_guard lock(state_);
-  for (auto& [name, ring] : rings_) ring.executor->abort();
+  for (auto& [name, ring] : rings_) end_waits(ring, text);
 }
 
 void Communicator::close(Milliseconds patience) {
@@ -249,6 +345,7 @@ void Communicator::close(Milliseconds patience) {
     // The worker's thread and the neighbours belong to the parent: touch neither.
     (void)worker_.release();
     for (auto& [name, ring] : rings_) {
+      (void)ring.watch.release();
       (void)ring.executor.release();
       (void)ring.transport.release();
     }
@@ -283,10 +380,12 @@ void Communicator::close(Milliseconds patience) {
 // What was enqueued on a device may still run; then the others' kernels may still write to this
 // rank's memory, as when they return credits.
 void Communicator::dissolve(Ring& ring, Milliseconds patience) const {
+  ring.control->depart();
   if (!ring.executor->drain(patience)) {
     ring.executor->abort();
     ring.executor->drain(Milliseconds::max());
   }
+  ring.watch.reset();
   ring.executor.reset();
   if (ring.transport == nullptr || !ring.transport->unmap()) return;
   if (!part_from(ring.neighbours, ranks_, kPartingTimeout)) ring.transport->abandon();

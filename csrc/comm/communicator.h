@@ -12,6 +12,7 @@
 
 #include "comm/ports.h"
 #include "comm/rendezvous.h"
+#include "comm/watch.h"
 #include "comm/worker.h"
 
 namespace ringkern {
@@ -66,23 +67,27 @@ class Communicator {
   Milliseconds timeout() const { return timeout_; }
 
  private:
-  // One device's ring. The transport outlives the executor that uses its memory.
+  // One device's ring. What is first outlives what is last.
   struct Ring {
     Neighbours neighbours;
+    std::unique_ptr<Control> control;
     std::unique_ptr<Transport> transport;
     std::unique_ptr<Executor> executor;
+    std::unique_ptr<Watch> watch;
   };
 
   void check_callable();  // not in a forked child, not closed, not failed
   void check_healthy();   // not failed
-  template <class F>
-  void attempt(const F& run);  // what it throws makes this communicator unusable
+  // A call on a ring that is there; what it throws makes this communicator unusable.
+  void run_on(Ring& ring, const Task& task, const std::function<void()>& before = nullptr);
+  [[noreturn]] void fail(Ring& ring, const Failure* mine, const Error& here);
+  void end_waits(Ring& ring, const std::string& reason) const;
   void execute(const Device& device, const Task& task,
                const std::function<void()>& before = nullptr);
   Ring& ring_on(const Device& device);
   Ring connect(const Device& device);
   void dissolve(Ring& ring, Milliseconds patience) const;
-  std::string poison(const std::string& reason);  // returns the first reason
+  void poison(const std::string& reason, const Facts& about = {});  // the first reason stays
   bool forked() const;
 
   const std::shared_ptr<Store> store_;
@@ -96,10 +101,11 @@ class Communicator {
   std::atomic<bool> usable_{true};  // neither failed nor closed
   // Where the last collective ran. Belongs to whoever runs the next.
   const Device* last_device_ = nullptr;
-  Executor* last_executor_ = nullptr;
+  Ring* last_ring_ = nullptr;
   std::mutex state_;       // guards what follows; never held while a collective runs
   std::map<std::string, Ring> rings_;
   std::string poisoned_;  // why this communicator is unusable; empty while it is not
+  Facts poisoned_about_;
   Clock::time_point poisoned_at_;
   bool closed_ = false;
   std::unique_ptr<Worker> worker_;

@@ -82,7 +82,12 @@ void Doorman::knock_at(int peer) {
 void Doorman::tell_all(const std::string& reason) {
   {
     std::lock_guard lock(mutex_);
-    if (orders_.reason.empty()) orders_.reason = printable(reason);
+    if (orders_.reason.empty()) {
+      // What other ranks are told says whose reason it is: theirs, which this one passes on, or its
+      // own.
+      const bool says_whose = reason.starts_with("rank ");
+      orders_.reason = printable((says_whose ? "" : rank_text(rank_) + ": ") + reason);
+    }
   }
   wake();
 }
@@ -128,9 +133,12 @@ bool Doorman::take_orders() {
 }
 
 void Doorman::tell(const Line& line) const {
-  if (line.stage != Line::Stage::met || reason_.empty()) return;
+  if (line.stage == Line::Stage::met && !reason_.empty()) say(line, reason_);
+}
+
+void Doorman::say(const Line& line, const std::string& last_word) const {
   try {
-    send_message(line.socket, reason_, -1);
+    send_message(line.socket, printable(last_word), -1);
   } catch (const std::system_error&) {
     // It has gone already.
   }
@@ -165,8 +173,14 @@ bool Doorman::hear(Line& line) {
         else calls_.told(line.peer, printable(message.bytes));
         return received != Received::closed;
     }
-  } catch (const std::exception&) {
-    if (line.peer >= 0) calls_.lost(line.peer, std::current_exception());
+  } catch (const std::exception& e) {
+    if (line.peer < 0) {  // nothing that it has sent is an exception: this rank is deaf
+      calls_.told(rank_, rank_text(rank_) + " cannot hear who knocks: " + e.what());
+      return false;
+    }
+    calls_.lost(line.peer, std::current_exception());
+    // The peer has met this rank, for all it knows: an end of file alone would not say why.
+    if (line.stage != Line::Stage::stranger) say(line, rank_text(rank_) + ": " + e.what());
   }
   return false;
 }
@@ -201,7 +215,8 @@ bool Doorman::greeted(Line& line, bool whole, Message& message) {
 void Doorman::answered(Line& line, Received received, Message& message) {
   const std::string name = rank_text(line.peer);
   if (received == Received::closed)
-    throw TransportError(name + " ended before it answered " + rank_text(rank_));
+    throw TransportError(name + " ended before it answered " + rank_text(rank_) +
+                         ". Look for the first error among the ranks");
   const Greeting greeting = read_greeting(message.bytes, my_hello_to(line), line.peer);
   if (received == Received::broken) throw RendezvousError(not_whole(line.peer, rank_));
   if (!message.fd) throw SharedMemoryError(printable(greeting.offer));

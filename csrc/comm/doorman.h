@@ -67,6 +67,7 @@ class Doorman {
   void work();
   bool take_orders();
   void tell(const Line& line) const;
+  void say(const Line& line, const std::string& last_word) const;
   void accept_strangers();
   bool hear(Line& line);
   bool greeted(Line& line, bool whole, Message& message);

@@ -11,6 +11,7 @@
 #include <system_error>
 
 #include "comm/agreement.h"
+#include "comm/process.h"
 #include "comm/socket.h"
 
 namespace ringkern {
@@ -127,6 +128,7 @@ Address my_address(const Terms& terms, const Id& session) {
   ::gethostname(host, sizeof host - 1);
   copy_text(a.host, host);
   a.network = network_namespace();
+  a.pids = pid_namespace();
   a.pid = ::getpid();
   return a;
 }
@@ -182,6 +184,12 @@ void check_reachable(const Address& mine, int my_rank, const Address& peer, int 
              "in " + std::to_string(peer.network)) +
         "the Unix sockets of ringkern do not cross network namespaces; start all ranks of a host "
         "in one (docker: --network=host, or --network=container:NAME of the first)");
+}
+
+bool has_ended(const Address& mine, const Address& peer) {
+  if (peer.pids == 0 || peer.pids != mine.pids) return false;
+  const char state = process_state(peer.pid);
+  return state == 0 || state == 'Z';
 }
 
 bool is_greeting(const std::string& bytes, const Id& session) {

@@ -14,7 +14,7 @@ namespace ringkern {
 
 // Changes whenever ranks of two versions could not work together: these structs, the layout of
 // segments, flags and counters, or the order in which the ring moves chunks.
-inline constexpr uint32_t kWireVersion = 2;
+inline constexpr uint32_t kWireVersion = 3;
 
 // 128 random bits: nobody guesses a socket's name, and no two rings take each other's ranks.
 using Id = std::array<uint8_t, 16>;
@@ -38,6 +38,7 @@ struct Address {
   char boot[40];  // which host, and which start of it
   char host[64];  // its name, for messages
   uint64_t network;  // inode of the network namespace; 0 where it cannot be told
+  uint64_t pids;     // the same of the pid namespace
   int64_t pid;
 };
 
@@ -61,7 +62,7 @@ struct PassedOn {
 
 // Without padding and little-endian, so that the bytes in memory are the bytes on the wire.
 static_assert(std::endian::native == std::endian::little);
-static_assert(std::is_trivially_copyable_v<Address> && sizeof(Address) == 160);
+static_assert(std::is_trivially_copyable_v<Address> && sizeof(Address) == 168);
 static_assert(std::is_trivially_copyable_v<PassedOn> && sizeof(PassedOn) == 32);
 static_assert(std::is_trivially_copyable_v<Hello> && sizeof(Hello) == 56 + 9 * 8);
 
@@ -72,6 +73,9 @@ Hello my_hello(const Terms& terms, const Id& session, int size, int from, int to
 Address read_address(const std::string& bytes, int rank, const Address& mine, int my_rank);
 // Throws TransportError when its process cannot be reached from this one.
 void check_reachable(const Address& mine, int my_rank, const Address& peer, int peer_rank);
+
+// Whether its process has ended, as far as this one can see.
+bool has_ended(const Address& mine, const Address& peer);
 
 // Whether a greeting belongs to this ring; if not, it is a stranger's.
 bool is_greeting(const std::string& bytes, const Id& session);

@@ -7,8 +7,10 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "core/call.h"
 #include "core/plan.h"
 #include "core/status.h"
 
@@ -31,9 +33,18 @@ inline std::string forked_text(const std::string& what, int born_in, int here) {
          "initialise torch.distributed in the child.";
 }
 
+// What an error is about, as far as it is known.
+struct Facts {
+  int rank = -1;         // whose fault it is, or who was waited for; -1: nobody's
+  uint64_t seq = 0;      // of the call, counted from 1; 0: none
+  std::string phase{};   // how far this rank had come in it
+};
+
 // The classes of failure that Python turns into exceptions of its own (`ringkern.errors`).
 struct Error : std::runtime_error {
-  using std::runtime_error::runtime_error;
+  explicit Error(const std::string& text, Facts about = {})
+      : std::runtime_error(text), facts(std::move(about)) {}
+  Facts facts;
 };
 struct UsageError : Error {  // use after close, in a forked child, ...
   using Error::Error;
@@ -53,6 +64,12 @@ struct TimeoutError : Error {
 struct AbortedError : Error {
   using Error::Error;
 };
+struct PeerLostError : Error {  // a rank has died, or left before its time
+  using Error::Error;
+};
+struct MismatchError : Error {  // ranks make different calls where they should make the same
+  using Error::Error;
+};
 
 // Where ranks leave notes for each other before they are connected: torch's c10d stores, or one in
 // memory for ranks that are threads.
@@ -66,12 +83,11 @@ class Store {
   virtual int64_t add(const std::string& key, int64_t amount) = 0;
 };
 
-// What a rank needs to map a segment of another: a handle of some bytes, or file descriptors, or
-// both. Whoever receives one owns the descriptors.
+// What a rank needs to map a segment of another: a handle of some bytes, or file descriptors, the
+// first ones of these, or both. Whoever receives one owns the descriptors.
 struct Offer {
   std::string bytes;
-  int fd = -1;
-  int second_fd = -1;
+  int fd = -1, second_fd = -1, third_fd = -1;
 };
 
 // Owns this rank's segment and the mappings of its neighbours' (shared memory, CUDA IPC, or plain
@@ -98,6 +114,7 @@ struct Segments {
   void* next = nullptr;
   void* prev = nullptr;
   std::vector<void*> all;  // by rank, this one's among them
+  const CallLine* prev_calls = nullptr;  // what prev says of its calls: kCallLines; null: nothing
 };
 
 // One collective, ready to run. Sizes in elements of `reduction.dtype`, as in Plan; `in` and `out`
@@ -113,10 +130,16 @@ struct Task {
   Algorithm algorithm = Algorithm::ring;  // of an all-reduce; everything else has the ring
   void* stream = nullptr;
   Milliseconds timeout{0};  // for each wait on a CPU; 0: the executor's
+  mutable uint64_t seq = 0;  // on its ring, from 1: the communicator counts; 0: nobody does
+  mutable bool rested = false;  // a wait took more than some microseconds; the executor says so
   // Called on a CPU, if at all, when a wait takes more than some microseconds, and once only.
   void (*rests)(void* with) = nullptr;
   void* with = nullptr;
 };
+
+constexpr CallWords words_of(const Task& t) {
+  return words_of(t.collective, t.reduction, t.algorithm, t.protocol, t.root, t.count);
+}
 
 // Runs the schedule of one rank on one device.
 class Executor {

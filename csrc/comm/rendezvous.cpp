@@ -13,13 +13,17 @@ namespace {
 // Connections whose greeting is awaited at a time; beyond that the oldest is dropped.
 constexpr size_t kMaxPending = 16;
 
-Offer offer_in(const Message& m) { return {m.bytes, m.fd.get(), m.second_fd.get()}; }
+Offer offer_in(const Message& m) {
+  return {m.bytes, m.fd.get(), m.second_fd.get(), m.third_fd.get()};
+}
 
 // The exchange of greetings and offers with both neighbours.
 class Exchange {
  public:
   Exchange(Agreement& agreement, const Place& place, const Terms& terms)
-      : agreement_(agreement), place_(place), terms_(terms) {}
+      : agreement_(agreement), place_(place), terms_(terms) {
+    agreement_.look_closer([this] { check_neighbours_live(); });
+  }
 
   void publish();
   void run(const Offer& mine);
@@ -30,13 +34,16 @@ class Exchange {
   // What is known of a neighbour. The socket stays open after an error, too: the neighbour must see
   // this rank's vote before the end of file, or it would blame the wrong one.
   struct Met {
-    Fd socket, fd, second_fd;
+    Fd socket, fd, second_fd, third_fd;
     Greeting greeting;
 
-    Offer offer() const { return {greeting.offer, fd.get(), second_fd.get()}; }
+    Offer offer() const {
+      return {greeting.offer, fd.get(), second_fd.get(), third_fd.get()};
+    }
   };
 
   Address address_of(int rank);
+  void check_neighbours_live() const;
   void connect_next(const Address& next);
   void greet(const Met& to, int rank, const Offer& mine) const;
   void accept_prev();
@@ -53,6 +60,7 @@ class Exchange {
   Id session_{};
   Fd listener_;
   std::vector<Fd> pending_;
+  std::vector<std::pair<int, Address>> known_;  // the neighbours, as soon as they are
   Met next_, prev_;
   std::vector<Message> others_;  // offers of those behind prev, from the nearest on
 };
@@ -65,9 +73,14 @@ void Exchange::publish() {
 }
 
 void Exchange::run(const Offer& mine) {
-  const Address next = address_of(place_.next), prev = address_of(place_.prev);
-  check_reachable(address_, place_.rank, next, place_.next);
-  check_reachable(address_, place_.rank, prev, place_.prev);
+  const auto address_of_neighbour = [&](int rank) {
+    const Address address = address_of(rank);
+    check_reachable(address_, place_.rank, address, rank);
+    known_.push_back({rank, address});
+    return address;
+  };
+  const Address next = address_of_neighbour(place_.next);
+  address_of_neighbour(place_.prev);
   session_ = address_of(0).session;
   connect_next(next);
   greet(next_, place_.next, mine);  // before listening, or the whole ring would wait for a word
@@ -80,6 +93,14 @@ void Exchange::run(const Offer& mine) {
 Address Exchange::address_of(int rank) {
   const std::string bytes = agreement_.note_of(rank, "the address of " + rank_text(rank));
   return read_address(bytes, rank, address_, place_.rank);
+}
+
+// The end of a connection would tell, too, but not before there is one.
+void Exchange::check_neighbours_live() const {
+  for (const auto& [rank, address] : known_)
+    if (has_ended(address_, address))
+      throw Lost(rank_text(rank) + " (pid " + std::to_string(address.pid) +
+                 ") died while the ranks connected");
 }
 
 void Exchange::connect_next(const Address& next) {
@@ -114,7 +135,7 @@ void Exchange::greet(const Met& to, int rank, const Offer& mine) const {
     throw TransportError("an offer of " + std::to_string(mine.bytes.size()) +
                          " bytes does not fit in a greeting");
   try {
-    send_message(to.socket, bytes, mine.fd, mine.second_fd);
+    send_message(to.socket, bytes, mine.fd, mine.second_fd, mine.third_fd);
   } catch (const std::system_error& e) {
     throw Lost(rank_text(place_.rank) + " cannot greet " + rank_text(rank) + ": " + e.what());
   }
@@ -132,9 +153,10 @@ void Exchange::accept_prev() {
     agreement_.look(what);  // after strangers, too: they must not keep this rank from it
     if (watched[0].revents == 0) continue;
     auto socket = accept_from(listener_);
-    if (!socket || peer_uid(*socket) != own_uid()) continue;
+    if (!socket) continue;
     if (pending_.size() == kMaxPending) pending_.erase(pending_.begin());
-    pending_.push_back(std::move(*socket));
+    pending_.push_back(std::move(*socket));  // first: it must not close before this rank's vote
+    if (peer_uid(pending_.back()) != own_uid()) pending_.pop_back();
   }
 }
 
@@ -164,7 +186,7 @@ void Exchange::pass_round() {
   for (int i = 3; i < place_.size; ++i) {
     try {
       send_message(next_.socket, passed_on(terms_, session_, owner, last.bytes), last.fd,
-                   last.second_fd);
+                   last.second_fd, last.third_fd);
     } catch (const std::system_error& e) {
       throw Lost(rank_text(place_.rank) + " cannot pass the offer of " + rank_text(owner) + " to " +
                  rank_text(place_.next) + ": " + e.what());
@@ -176,7 +198,8 @@ void Exchange::pass_round() {
       throw RendezvousError(not_whole(place_.prev, place_.rank));
     const Hello mine = my_hello(terms_, session_, place_.size, place_.rank, place_.prev);
     others_.push_back({read_passed_on(message.bytes, mine, owner, place_.prev),
-                       std::move(message.fd), std::move(message.second_fd)});
+                       std::move(message.fd), std::move(message.second_fd),
+                       std::move(message.third_fd)});
     last = offer_in(others_.back());
   }
 }
@@ -193,7 +216,8 @@ std::pair<Received, Message> Exchange::await_message(const Fd& socket, int rank,
     Message message;
     const Received received = receive_message(socket, message);
     if (received == Received::closed)
-      throw Lost(name + " ended before it answered " + rank_text(place_.rank));
+      throw Lost(name + " ended before it answered " + rank_text(place_.rank) +
+                 ". Look for the first error among the ranks");
     if (received != Received::nothing_yet) return {received, std::move(message)};
   }
 }
@@ -204,6 +228,7 @@ void Exchange::take_greeting(Met& from, int rank, Received received, Message&& m
   from.greeting = read_greeting(message.bytes, mine, rank);
   from.fd = std::move(message.fd);
   from.second_fd = std::move(message.second_fd);
+  from.third_fd = std::move(message.third_fd);
 }
 
 std::vector<Offer> Exchange::offers() const {

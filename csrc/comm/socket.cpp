@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
+#include <iterator>
 #include <system_error>
 
 namespace ringkern {
@@ -42,9 +43,10 @@ Fd make_socket() {
   return fd;
 }
 
-// Takes every descriptor out of a received message; keeps two. False if there were more.
+// Takes every descriptor out of a received message; keeps three. False if there were more.
 bool take_fds(msghdr& header, Message& message) {
-  int count = 0;
+  Fd* const places[] = {&message.fd, &message.second_fd, &message.third_fd};
+  size_t count = 0;
   for (cmsghdr* c = CMSG_FIRSTHDR(&header); c != nullptr; c = CMSG_NXTHDR(&header, c)) {
     if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
     const size_t n = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
@@ -52,12 +54,11 @@ bool take_fds(msghdr& header, Message& message) {
       int fd;
       std::memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof(int));
       Fd owned(fd);
-      if (count == 0) message.fd = std::move(owned);
-      else if (count == 1) message.second_fd = std::move(owned);
+      if (count < std::size(places)) *places[count] = std::move(owned);
       ++count;
     }
   }
-  return count <= 2;
+  return count <= std::size(places);
 }
 
 }  // namespace
@@ -94,13 +95,20 @@ std::optional<Fd> accept_from(const Fd& listener) {
   }
 }
 
-uid_t peer_uid(const Fd& socket) {
+namespace {
+
+ucred credentials_of(const Fd& socket) {
   ucred credentials{};
   socklen_t length = sizeof credentials;
   if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0)
     fail("getsockopt(SO_PEERCRED)");
-  return credentials.uid;
+  return credentials;
 }
+
+}  // namespace
+
+uid_t peer_uid(const Fd& socket) { return credentials_of(socket).uid; }
+pid_t peer_pid(const Fd& socket) { return credentials_of(socket).pid; }
 
 uid_t own_uid() { return ::geteuid(); }
 
@@ -110,10 +118,11 @@ bool readable(std::span<pollfd> sockets, Milliseconds timeout) {
   return n > 0;
 }
 
-void send_message(const Fd& socket, const std::string& bytes, int fd, int second_fd) {
+void send_message(const Fd& socket, const std::string& bytes, int fd, int second_fd,
+                  int third_fd) {
   iovec data{const_cast<char*>(bytes.data()), bytes.size()};
-  const int fds[] = {fd, second_fd};
-  const size_t fds_bytes = sizeof(int) * (second_fd >= 0 ? 2 : 1);
+  const int fds[] = {fd, second_fd, third_fd};
+  const size_t fds_bytes = sizeof(int) * (third_fd >= 0 ? 3 : second_fd >= 0 ? 2 : 1);
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof fds)] = {};
   msghdr header{};
   header.msg_iov = &data;

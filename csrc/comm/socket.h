@@ -40,7 +40,7 @@ inline constexpr size_t kMaxMessage = 4096;
 
 struct Message {
   std::string bytes;
-  Fd fd, second_fd;
+  Fd fd, second_fd, third_fd;
 };
 
 Fd listen_on(const std::string& name);
@@ -50,13 +50,16 @@ std::optional<Fd> connect_to(const std::string& name);
 std::optional<Fd> accept_from(const Fd& listener);
 // The user that listens or has connected, as the kernel has it.
 uid_t peer_uid(const Fd& socket);
+pid_t peer_pid(const Fd& socket);  // 0 where it is not in this process's pid namespace
 uid_t own_uid();
 
 // Whether something can be read from one of them; `revents` tells from which.
 bool readable(std::span<pollfd> sockets, Milliseconds timeout);
 
-void send_message(const Fd& socket, const std::string& bytes, int fd, int second_fd = -1);
-// `broken`: longer than kMaxMessage, more than two descriptors, or one that found no room here. The
+// Those of the descriptors that are none, -1, come last.
+void send_message(const Fd& socket, const std::string& bytes, int fd, int second_fd = -1,
+                  int third_fd = -1);
+// `broken`: longer than kMaxMessage, more than three descriptors, or one that found no room here. The
 // message holds what came of it.
 enum class Received { message, nothing_yet, closed, broken };
 Received receive_message(const Fd& socket, Message& message);

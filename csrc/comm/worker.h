@@ -7,9 +7,11 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace ringkern {
@@ -19,12 +21,20 @@ class Worker {
   ~Worker() { stop(); }
 
   // Neither may throw. `tell` is called when `run` has returned, on the same thread and beside the
-  // `run` of others; both may post.
+  // `run` of others; both may post. Throws std::system_error where there is no thread for it and
+  // none can be had: then nothing was posted.
   void post(std::function<void()> run, std::function<void()> tell) {
     std::lock_guard lock(mutex_);
     tasks_.push_back({std::move(run), std::move(tell)});
     ++pending_;
-    find_somebody();
+    try {
+      find_somebody();
+    } catch (...) {
+      if (!threads_.empty()) return;  // one that tells comes to it later
+      tasks_.pop_back();  // or drain() would wait for ever
+      --pending_;
+      throw;
+    }
   }
 
   // Whether anything has been posted and not run, or not told. Before it says no, everything that
@@ -83,7 +93,11 @@ class Worker {
       task.run();
       lock.lock();
       running_ = false;
-      find_somebody();
+      try {
+        find_somebody();
+      } catch (const std::exception&) {
+        // No other thread can be had: this one runs what comes next, when it has told.
+      }
       if (stopping_) posted_.notify_all();
       lock.unlock();
       task.tell();

@@ -8,7 +8,7 @@
 #include <mutex>
 #include <vector>
 
-#include "cpu/memory_file.h"
+#include "comm/memory_file.h"
 
 namespace ringkern::cpu {
 

@@ -12,7 +12,7 @@
 #include <string>
 
 #include "core/config.h"
-#include "cpu/memory_file.h"
+#include "comm/memory_file.h"
 
 namespace ringkern::cpu {
 

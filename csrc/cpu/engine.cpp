@@ -77,6 +77,7 @@ void Engine::run(const Task& task) {
     abort();  // the others must not wait for a rank that has found them at odds
     throw;
   }
+  task.rested = wait.rested();
   // The system may leave two ranks on one core, though there are enough: each looks as if it were
   // at work there. Now and then polling is tried again.
   if (wait.shared_a_core()) unspun_ = kUnspunCalls;
@@ -91,7 +92,8 @@ Verdict Engine::run_ring(const Task& task, const Reducer& reducer, Wait& wait,
                                /*channels=*/1, task.root);
   const LinkContext context{Ends(segments_, geometry_, task.protocol), wait, reducer,
                             static_cast<const std::byte*>(task.in),
-                            static_cast<std::byte*>(task.out), report};
+                            static_cast<std::byte*>(task.out), report,
+                            SameCall(segments_.prev_calls, task.seq, words_of(task))};
   return run_protocol(context, plan, rank_);
 }
 
@@ -105,19 +107,18 @@ void Engine::fail(const Task& task, std::chrono::nanoseconds timeout, const Wait
   const int peer = r.peer >= 0 ? r.peer : (rank_ + (data ? ranks_ - 1 : 1)) % ranks_;
   const std::string way =
       task.algorithm == Algorithm::ring ? "" : name_of(task.algorithm) + std::string(", ");
-  const std::string what =
-      std::string(name_of(task.collective)) + " " + name_of(task.reduction.dtype) + "[" +
-      std::to_string(task.count) + "] over " + way + name_of(task.protocol) + ": rank " +
-      std::to_string(rank_) + " waited for " + (data ? "data from rank " : "a free slot at rank ") +
-      std::to_string(peer) + " (wants step " + std::to_string(r.wanted) + ", has seen " +
-      std::to_string(r.seen) + ")";
+  const std::string phase = std::string("waited for ") + (data ? "data from " : "a free slot at ") +
+                            rank_text(peer) + " (wants step " + std::to_string(r.wanted) +
+                            ", has seen " + std::to_string(r.seen) + ")";
+  const Facts about{peer, task.seq, phase};
+  const std::string what = std::string(name_of(task.collective)) + " " +
+                           name_of(task.reduction.dtype) + "[" + std::to_string(task.count) +
+                           "] over " + way + name_of(task.protocol) + ": " + rank_text(rank_) +
+                           " " + phase;
   if (r.verdict == Verdict::timed_out)
-    throw TimeoutError(what + " and nothing came for " + seconds(timeout) +
-                       ". Did every rank make this call within the timeout of the others, with "
-                       "the same size, dtype, op and protocol? The communicator is unusable now; "
-                       "make a new one.");
-  throw AbortedError(what + " when the communicator was aborted, here or by another rank. "
-                            "It is unusable now; make a new one.");
+    throw TimeoutError(what + " and nothing came for " + seconds(timeout) + ", the timeout.",
+                       about);
+  throw AbortedError(what + " when the ring was aborted.", about);
 }
 
 void run_alone(const Task& task) {

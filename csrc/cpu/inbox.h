@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cpu/link.h"
-#include "cpu/memory_file.h"
+#include "comm/memory_file.h"
 
 namespace ringkern::cpu {
 

@@ -64,9 +64,10 @@ class LineLink {
     const int64_t n = div_up(bytes, Line::kData);
     for (int64_t i = 0; i < n; ++i) {
       std::byte* data = incoming_ + i * Line::kData;
-      if (lines[i].read(data, step)) continue;
+      const auto ready = [&] { return lines[i].read(data, step) && x_.same_call.holds(); };
+      if (ready()) continue;
       x_.ends.wake_next();  // it may sleep on lines that this step has already written
-      const Verdict verdict = x_.wait.until([&] { return lines[i].read(data, step); });
+      const Verdict verdict = x_.wait.until(ready);
       if (verdict != Verdict::ok) return x_.checked(verdict, Line::kProtocol, WaitFor::data);
     }
     return Verdict::ok;

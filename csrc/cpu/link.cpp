@@ -1,6 +1,7 @@
 #include "cpu/link.h"
 
 #include <cstring>
+#include <type_traits>
 
 namespace ringkern::cpu {
 
@@ -31,6 +32,20 @@ void Ends::advance(Verb verb, bool publish_tail) {
   publish_barrier();
   if (sends(verb)) ring_if_asleep(next_bell);
   if (receives(verb)) ring_if_asleep(prev_bell);
+}
+
+bool SameCall::look() {
+  const auto load = [](const auto& word, std::memory_order order) {
+    return std::atomic_ref(const_cast<std::remove_cvref_t<decltype(word)>&>(word)).load(order);
+  };
+  const uint64_t seq = load(theirs_->seq, std::memory_order_acquire);
+  const CallWords words{load(theirs_->what, std::memory_order_relaxed),
+                        load(theirs_->count, std::memory_order_relaxed)};
+  std::atomic_thread_fence(std::memory_order_acquire);
+  if (load(theirs_->seq, std::memory_order_relaxed) != seq) return false;
+  // Of empty calls, which wait for nobody, prev may have made so many that this one's is gone.
+  if (seq > seq_ || (seq == seq_ && words == words_)) theirs_ = nullptr;
+  return theirs_ == nullptr;
 }
 
 void move(const Reducer& reducer, Verb verb, const Block& b) {

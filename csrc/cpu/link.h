@@ -69,6 +69,29 @@ struct Block {
 // What a verb does with a block's data.
 void move(const Reducer& reducer, Verb verb, const Block& block);
 
+// Whether what comes from prev is of this call: of another one it is not to be taken. Then nothing
+// comes, and the communicator finds out why.
+class SameCall {
+ public:
+  // What prev says of its calls may be null: then it is not asked.
+  SameCall(const CallLine* prev_calls, uint64_t seq, const CallWords& words)
+      : theirs_(prev_calls != nullptr && seq != 0 ? prev_calls + seq % kCallLines : nullptr),
+        seq_(seq), words_(words) {}
+
+  // To be asked when something has come, for prev has said so before.
+  bool holds() {
+    if (theirs_ == nullptr) [[likely]] return true;
+    return look();
+  }
+
+ private:
+  bool look();
+
+  const CallLine* theirs_;  // null once it is known
+  uint64_t seq_;
+  CallWords words_;
+};
+
 // Everything a link needs for one collective.
 struct LinkContext {
   Ends ends;
@@ -77,6 +100,7 @@ struct LinkContext {
   const std::byte* in;
   std::byte* out;
   WaitReport& report;
+  SameCall same_call{nullptr, 0, {}};
 
   Verdict wait_credit(Protocol p) {
     return checked(wait.until([&] { return ends.has_credit(); }), p, WaitFor::credit);

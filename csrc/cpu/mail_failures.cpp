@@ -46,7 +46,7 @@ void Mail::fail_lost(int rank, bool receives) {
   const auto end = [&](Posted& posted) {
     fail(posted, peer(rank).why_lost
                      ? peer(rank).why_lost
-                     : failure_of<TransportError>(story(posted) + ", and " + rank_text(rank) +
+                     : failure_of<PeerLostError>(story(posted) + ", and " + rank_text(rank) +
                                                   " has ended or left the group. Look for the "
                                                   "first error among the ranks"));
   };
@@ -61,7 +61,7 @@ void Mail::fail_if_all_are_lost() {
   for (int r = 0; r < ranks_; ++r)
     if (r != rank_ && !peer(r).lost) return;
   for (Posted& posted : from_anyone_)
-    fail(posted, failure_of<TransportError>(story(posted) + ", and all others have ended or left "
+    fail(posted, failure_of<PeerLostError>(story(posted) + ", and all others have ended or left "
                                                             "the group"));
 }
 

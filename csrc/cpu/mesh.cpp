@@ -35,6 +35,25 @@ int Mesh::processors() const {
   return count;
 }
 
+namespace {
+
+// What ranks must have alike, exact, in a word. The factor of a scale is a rank's own business.
+uint64_t call_word(const Task& task) {
+  return reduction_bits(task.reduction) | uint64_t(task.algorithm) << kReductionBits |
+         uint64_t(task.count) << (kReductionBits + 2);
+}
+// The same of a round of a one_shot over lines, in fewer bits: how long its chunk is, and whether it
+// is the last one. Calls whose rounds are all alike in that are of the same size.
+constexpr int kLineCallBits = kReductionBits + 12;
+uint64_t line_call_bits(uint64_t reduction, const DirectPlan& plan, const Span& chunk, int64_t i) {
+  constexpr int64_t kMost = MeshGeometry::line_slot_data();
+  static_assert(kMost + kMost / DirectPlan::kGrainBytes < 1 << (kLineCallBits - kReductionBits));
+  const int64_t size = i + 1 == plan.rounds ? chunk.count : kMost + chunk.count / plan.grain;
+  return reduction | uint64_t(size) << kReductionBits;
+}
+
+}  // namespace
+
 // One call.
 struct Mesh::Context {
   std::vector<Peer>& peers;
@@ -69,9 +88,13 @@ struct Mesh::Context {
 
 class Mesh::Lines {
  public:
-  explicit Lines(Context& context) : x_(context) {}
+  Lines(Context& context, const Task& task)
+      : x_(context), reduction_(reduction_bits(task.reduction)) {}
 
-  Verdict stage(const DirectPlan&, const Span& chunk, int64_t i) {
+  Verdict stage(const DirectPlan& plan, const Span& chunk, int64_t i) {
+    const uint64_t flag = (x_.base + uint64_t(i) + 1) << kLineCallBits |  // 0 is fresh memory
+                          line_call_bits(reduction_, plan, chunk, i);
+    flag_ = flag;
     const int64_t total = x_.bytes(chunk.count);
     const std::byte* in = x_.in + x_.bytes(chunk.first);
     if (x_.reducer.scales_input()) {
@@ -82,11 +105,11 @@ class Mesh::Lines {
     int64_t done = 0;
     for (; done + kData <= total; done += kData, ++line) {
       std::memcpy(line->data, in + done, kData);
-      store_release(line->flag, flag(i));
+      store_release(line->flag, flag);
     }
     if (done < total) {
       std::memcpy(line->data, in + done, size_t(total - done));
-      store_release(line->flag, flag(i));
+      store_release(line->flag, flag);
     }
     x_.wake_all();
     return Verdict::ok;
@@ -123,7 +146,6 @@ class Mesh::Lines {
  private:
   static constexpr int64_t kData = sizeof(DirectLine::data);
 
-  uint64_t flag(int64_t i) const { return x_.base + uint64_t(i) + 1; }  // 0 is fresh memory
   DirectLine* slot(int peer, int64_t i) const {
     const uint64_t place = (x_.base + uint64_t(i)) % DirectPlan::slots(MeshGeometry::kLineAhead);
     return x_.peers[size_t(peer)].lines + int64_t(place) * MeshGeometry::kLines;
@@ -132,11 +154,13 @@ class Mesh::Lines {
   // A whole line is copied, also where less is wanted of the last one.
   Verdict unpack(int peer, int64_t i, int64_t bytes) {
     DirectLine* line = slot(peer, i);
+    const uint64_t flag = flag_;
     for (int64_t done = 0; done < bytes; done += kData, ++line) {
-      const auto ready = [&] { return load_acquire(line->flag) == flag(i); };
+      const auto ready = [&] { return load_acquire(line->flag) == flag; };
       if (!ready()) [[unlikely]] {
         const Verdict verdict =
-            x_.await(peer, Protocol::ll, flag(i), ready, [&] { return load_acquire(line->flag); });
+            x_.await(peer, Protocol::ll, flag >> kLineCallBits, ready,
+                     [&] { return load_acquire(line->flag) >> kLineCallBits; });
         if (verdict != Verdict::ok) return verdict;
       }
       std::memcpy(incoming_ + done, line->data, kData);
@@ -145,6 +169,8 @@ class Mesh::Lines {
   }
 
   Context& x_;
+  const uint64_t reduction_;
+  uint64_t flag_ = 0;  // of the round at hand: with kLineAhead 0 a round is reduced when it is staged
   alignas(64) std::byte mine_[MeshGeometry::line_slot_data()];
   alignas(64) std::byte incoming_[MeshGeometry::line_slot_data()];
   alignas(64) std::byte sum_[MeshGeometry::line_slot_data()];
@@ -176,7 +202,7 @@ void Mesh::reduce_blocks(const Context& x, std::byte* out, bool give, VersionOf&
 
 class Mesh::Slots {
  public:
-  explicit Slots(Context& context) : x_(context) {}
+  Slots(Context& context, const Task& task) : x_(context), call_(call_word(task)) {}
 
   Verdict stage(const DirectPlan& plan, const Span& chunk, int64_t i) {
     std::byte* const to = slot(x_.rank, i);
@@ -189,13 +215,15 @@ class Mesh::Slots {
       x_.reducer.input(to, in, before);
       x_.reducer.input(to + x_.bytes(after), in + x_.bytes(after), chunk.count - after);
     }
-    publish(board(x_.rank).staged, i);
+    Staged& staged = board(x_.rank).staged;
+    std::atomic_ref(staged.calls[place(i)]).store(call_, std::memory_order_relaxed);
+    publish(staged.rounds, i);
     return Verdict::ok;
   }
 
   Verdict reduce(const DirectPlan& plan, const Span& chunk, int64_t i) {
     for (int p = 0; p < x_.ranks; ++p) {
-      const Verdict verdict = await(p, &Board::staged, i);
+      const Verdict verdict = await_staged(p, i);
       if (verdict != Verdict::ok) return verdict;
     }
     const bool two_shot = plan.algorithm == Algorithm::two_shot;
@@ -212,14 +240,15 @@ class Mesh::Slots {
     } else {
       reduce_blocks(x_, x_.out + at, two_shot, version_of, theirs, span.count);
     }
-    if (two_shot) publish(board(x_.rank).reduced, i);
+    if (two_shot) publish(board(x_.rank).reduced.value, i);
     return Verdict::ok;
   }
 
   Verdict collect(const DirectPlan& plan, const Span& chunk, int64_t i) {
     for (int j = 1; j < x_.ranks; ++j) {
       const int p = (x_.rank + j) % x_.ranks;
-      const Verdict verdict = await(p, &Board::reduced, i);
+      uint64_t& reduced = board(p).reduced.value;
+      const Verdict verdict = await(p, reduced, i, [&] { return load_acquire(reduced) >= round(i); });
       if (verdict != Verdict::ok) return verdict;
       const Span part = plan.part_of(chunk, p);
       copy_one(x_.out + x_.bytes(chunk.first + part.first), slot(x_.rank, i) + x_.bytes(part.first),
@@ -230,24 +259,34 @@ class Mesh::Slots {
 
  private:
   Board& board(int peer) const { return *x_.peers[size_t(peer)].board; }
+  uint64_t round(int64_t i) const { return x_.base + uint64_t(i) + 1; }
+  uint64_t place(int64_t i) const {
+    return (x_.base + uint64_t(i)) % DirectPlan::slots(MeshGeometry::kAhead);
+  }
   std::byte* slot(int peer, int64_t i) const {
-    const uint64_t place = (x_.base + uint64_t(i)) % DirectPlan::slots(MeshGeometry::kAhead);
-    return x_.peers[size_t(peer)].slots + int64_t(place) * MeshGeometry::kSlotBytes;
+    return x_.peers[size_t(peer)].slots + int64_t(place(i)) * MeshGeometry::kSlotBytes;
   }
 
-  void publish(StepCounter& counter, int64_t i) const {
-    store_release(counter.value, x_.base + uint64_t(i) + 1);
+  void publish(uint64_t& rounds, int64_t i) const {
+    store_release(rounds, round(i));
     x_.wake_all();
   }
-  Verdict await(int peer, StepCounter Board::*counter, int64_t i) {
+  Verdict await_staged(int peer, int64_t i) {
     if (peer == x_.rank) return Verdict::ok;
-    uint64_t& value = (board(peer).*counter).value;
-    const uint64_t wanted = x_.base + uint64_t(i) + 1;
-    return x_.await(peer, Protocol::simple, wanted, [&] { return load_acquire(value) >= wanted; },
-                    [&] { return load_acquire(value); });
+    Staged& staged = board(peer).staged;
+    std::atomic_ref call(staged.calls[place(i)]);
+    return await(peer, staged.rounds, i, [&] {
+      return load_acquire(staged.rounds) >= round(i) &&
+             call.load(std::memory_order_relaxed) == call_;
+    });
+  }
+  template <class Ready>
+  Verdict await(int peer, uint64_t& rounds, int64_t i, Ready&& ready) {
+    return x_.await(peer, Protocol::simple, round(i), ready, [&] { return load_acquire(rounds); });
   }
 
   Context& x_;
+  const uint64_t call_;
 };
 
 // ---- in place -----------------------------------------------------------------------------------
@@ -256,27 +295,28 @@ class Mesh::Slots {
 // shows where its tensor is, and looks at what the others do in this call. If one stages, all do.
 class Mesh::InPlace {
  public:
-  InPlace(Context& context, DType dtype, int64_t count)
-      : x_(context), dtype_(dtype), count_(count) {}
+  InPlace(Context& context, const Task& task)
+      : x_(context), call_(call_word(task)), count_(task.count) {}
 
   // Whether all are in place, if `ok`.
   Verdict meet(int64_t place, bool& all) {
     Arrival& mine = x_.peers[size_t(x_.rank)].board->arrival;
     mine.place = place;
-    mine.bytes = x_.bytes(count_);
-    mine.dtype = uint64_t(dtype_);
+    std::atomic_ref(mine.call).store(call_, std::memory_order_relaxed);
     store_release(mine.round, x_.base + 1);
     x_.wake_all();
     all = true;
     for (int p = 0; p < x_.ranks; ++p) {
       if (p == x_.rank) continue;
       Board& board = *x_.peers[size_t(p)].board;
+      const std::atomic_ref call(board.arrival.call);
       const auto ready = [&] {
-        return load_acquire(board.arrival.round) > x_.base ||
-               load_acquire(board.staged.value) > x_.base;
+        return (load_acquire(board.arrival.round) > x_.base &&
+                call.load(std::memory_order_relaxed) == call_) ||
+               load_acquire(board.staged.rounds) > x_.base;
       };
       const Verdict verdict = x_.await(p, Protocol::simple, x_.base + 1, ready,
-                                       [&] { return load_acquire(board.staged.value); });
+                                       [&] { return load_acquire(board.staged.rounds); });
       if (verdict != Verdict::ok) return verdict;
       all = all && load_acquire(board.arrival.round) > x_.base;
     }
@@ -316,15 +356,7 @@ class Mesh::InPlace {
   std::byte* tensor_of(int p, const Arenas& arenas) {
     if (p == x_.rank) return x_.out;
     Peer& peer = x_.peers[size_t(p)];
-    const Arrival& theirs = peer.board->arrival;
-    const int64_t bytes = x_.bytes(count_), place = theirs.place;
-    if (theirs.bytes != bytes || theirs.dtype != uint64_t(dtype_))
-      throw Error("rank " + std::to_string(x_.rank) + " reduces " + std::to_string(bytes) +
-                  " bytes of " + name_of(dtype_) + " in this call, and rank " + std::to_string(p) +
-                  " " + std::to_string(theirs.bytes) + " bytes of " +
-                  (theirs.dtype < kDTypes ? name_of(DType(theirs.dtype)) : "?") +
-                  ". All ranks must give tensors of the same size and dtype; the communicator is "
-                  "unusable now");
+    const int64_t bytes = x_.bytes(count_), place = peer.board->arrival.place;
     if (place < 0 || p >= int(arenas.of.size()) || arenas.of[size_t(p)] == nullptr)
       throw TransportError("rank " + std::to_string(p) + " names memory that it has not offered");
     if (place + bytes > peer.arena.bytes)
@@ -333,7 +365,7 @@ class Mesh::InPlace {
   }
 
   Context& x_;
-  const DType dtype_;
+  const uint64_t call_;
   const int64_t count_;
 };
 
@@ -357,17 +389,17 @@ Verdict Mesh::run(const Task& task, const Reducer& reducer, Wait& wait, WaitRepo
                             ? -1
                             : arenas_->mine->place_of(task.out, context.bytes(task.count));
   if (place >= 0) {
-    InPlace mesh(context, task.reduction.dtype, task.count);
+    InPlace mesh(context, task);
     bool all = false;
     const Verdict verdict = mesh.meet(place, all);
     if (verdict != Verdict::ok) return verdict;
     if (all) return mesh.reduce(*arenas_);
   }
   if (lines) {
-    Lines mesh(context);
+    Lines mesh(context, task);
     return run_direct(plan, 0, mesh);
   }
-  Slots mesh(context);
+  Slots mesh(context, task);
   return run_direct(plan, 0, mesh);
 }
 

@@ -26,6 +26,7 @@
 
 namespace ringkern::cpu {
 
+// The flag: of which call it is, and, above that, the round.
 struct DirectLine {
   std::byte data[56];
   uint64_t flag;
@@ -34,14 +35,22 @@ static_assert(sizeof(DirectLine) == 64);
 
 // Where the tensor of a call is in a rank's arena.
 struct alignas(kCacheLine) Arrival {
-  int64_t place, bytes;
-  uint64_t dtype;
+  int64_t place;
+  uint64_t call;   // as in Staged
   uint64_t round;  // the first of the call, from 1; written last
 };
 
+// Rounds that a rank has staged, over its life, and of which call each slot is: what is of another
+// call than a rank's own is never taken. In one cache line, so that to look costs nothing.
+struct alignas(kCacheLine) Staged {
+  uint64_t rounds;
+  uint64_t calls[DirectPlan::slots(1)];
+};
+static_assert(sizeof(Staged) == kCacheLine);
+
 // What a rank shows to all others. Each counter has one writer.
 struct Board {
-  StepCounter staged;   // rounds that this rank has staged, over its life
+  Staged staged;
   StepCounter reduced;  // rounds of which it has given the others its part (two_shot)
   Arrival arrival;      // its last call with a tensor in its arena
   Processors processors;  // that it had when it was connected; known to all by the first call
@@ -49,7 +58,7 @@ struct Board {
 
 // In a rank's segment, behind the FIFOs.
 struct MeshGeometry {
-  static constexpr int kLineAhead = 0, kAhead = 1;
+  static constexpr int kLineAhead = 0, kAhead = 1;  // Staged has as many slots
   static constexpr int64_t kLines = 64;             // of a slot
   static constexpr int64_t kSlotBytes = 256 << 10;  // four fill a second-level cache
 
@@ -77,7 +86,7 @@ class Mesh {
   // nothing.
   int processors() const;
 
-  // Throws Error where the ranks are found at odds about the tensor.
+  // Throws TransportError where a rank names memory that it has not offered.
   Verdict run(const Task& task, const Reducer& reducer, Wait& wait, WaitReport& report);
 
  private:

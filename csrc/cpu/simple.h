@@ -53,8 +53,10 @@ class SimpleLink {
 
   Verdict wait_data() {
     Ends& e = x_.ends;
-    return x_.checked(x_.wait.until([&] { return load_acquire(e.mine.tail.value) > e.received(); }),
-                      Protocol::simple, WaitFor::data);
+    const auto ready = [&] {
+      return load_acquire(e.mine.tail.value) > e.received() && x_.same_call.holds();
+    };
+    return x_.checked(x_.wait.until(ready), Protocol::simple, WaitFor::data);
   }
 
   LinkContext x_;

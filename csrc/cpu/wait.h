@@ -84,6 +84,8 @@ class Wait {
     with_ = with;
   }
 
+  bool rested() const { return rested_; }
+
   // Whether a yield brought what was waited for, and took long enough for somebody to run: a rank
   // of this ring is on the same core, and polling keeps it from going on.
   bool shared_a_core() const { return shared_a_core_; }
@@ -112,6 +114,7 @@ class Wait {
   static constexpr int kPolls = 64, kShortWait = 200;
 
   void begin_rest() {
+    rested_ = true;
     if (const auto rests = std::exchange(rests_, nullptr)) rests(with_);
   }
 
@@ -151,7 +154,7 @@ class Wait {
   Clock::time_point& yield_from_;
   void (*rests_)(void*) = nullptr;
   void* with_ = nullptr;
-  bool shared_a_core_ = false;
+  bool rested_ = false, shared_a_core_ = false;
 };
 
 }  // namespace ringkern::cpu

@@ -208,7 +208,7 @@ void not_once_it_is_aborted() {
   c.run(cpu.device, {});
   c.abort("enough");
   CHECK(!c.run_now(cpu.device, {}));
-  CHECK_THROWS(AbortedError, "aborted: enough", c.run(cpu.device, {}));
+  CHECK_THROWS(AbortedError, "aborted by rank 0: enough", c.run(cpu.device, {}));
   CHECK_EQ(cpu.calls, 1);
   CHECK_EQ(cpu.aborts, 1);
 }
@@ -236,7 +236,7 @@ void an_abort_gives_its_reason() {
     c.abort("enough");
     throw AbortedError("rank 0 waited.");
   };
-  CHECK_THROWS(AbortedError, "rank 0 waited. The reason: aborted: enough",
+  CHECK_THROWS(AbortedError, "aborted by rank 0: enough. Here: rank 0 waited.",
                c.run_now(cpu.device, {}));
 }
 

@@ -55,7 +55,7 @@ void answers_are_checked() {
          h.offer_bytes = 10;
          send_message(s, to_bytes(h) + "no memory\n", -1);
        }, "SharedMemoryError no memory ");
-  play([](const Fd& s, const Address&, Hello h) { send_with_three_fds(s, to_bytes(h)); },
+  play([](const Fd& s, const Address&, Hello h) { send_with_four_fds(s, to_bytes(h)); },
        "RendezvousError the greeting of rank 1 did not arrive whole");
 }
 
@@ -110,7 +110,7 @@ void incomplete_greetings_are_answered() {
   CHECK_EQ(zero.lost(1), std::string("TransportError no memory"));
 
   const Fd two_files = knock(store, 0, 3);
-  send_with_three_fds(two_files, to_bytes(my_hello(some_terms(), address.session, 3, 2, 0)));
+  send_with_four_fds(two_files, to_bytes(my_hello(some_terms(), address.session, 3, 2, 0)));
   CHECK(receive_from(two_files, answer) == Received::message);
   CHECK_CONTAINS(answer.bytes, "the greeting of rank 2 did not arrive whole");
   CHECK_CONTAINS(zero.lost(2), "the greeting of rank 2 did not arrive whole");

@@ -115,10 +115,10 @@ void all_are_told_the_reason() {
   two.wait_met(0);
   zero.doorman->tell_all("enough\n\x01");
   zero.doorman->tell_all("and again");
-  CHECK_EQ(one.told(0), std::string("enough ?"));
-  CHECK_EQ(two.told(0), std::string("enough ?"));
+  CHECK_EQ(one.told(0), std::string("rank 0: enough ?"));
+  CHECK_EQ(two.told(0), std::string("rank 0: enough ?"));
   three.doorman->knock_at(0);  // who comes later, too
-  CHECK_EQ(three.told(0), std::string("enough ?"));
+  CHECK_EQ(three.told(0), std::string("rank 0: enough ?"));
   Message nothing;
   CHECK(receive_message(stranger, nothing) == Received::nothing_yet);
   zero.doorman.reset();

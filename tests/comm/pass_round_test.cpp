@@ -103,7 +103,7 @@ void what_is_no_offer_is_refused() {
     send_message(m.next, passed_on(terms, m.session, 1, std::string(2 * kMaxMessage, 'x')), -1);
   });
   check_bad_rank("rank 2 did not arrive whole", [&](const Met& m) {
-    send_with_three_fds(m.next, passed_on(terms, m.session, 1, "some bytes"));
+    send_with_four_fds(m.next, passed_on(terms, m.session, 1, "some bytes"));
   });
 }
 

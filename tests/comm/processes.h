@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstring>
 
 #include "comm/ring_of_threads.h"
@@ -23,6 +24,7 @@ class SharedStore final : public Store {
     pthread_mutexattr_t shared;
     pthread_mutexattr_init(&shared);
     pthread_mutexattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
+    pthread_mutexattr_setrobust(&shared, PTHREAD_MUTEX_ROBUST);
     pthread_mutex_init(&table_->mutex, &shared);
     pthread_mutexattr_destroy(&shared);
   }
@@ -66,7 +68,10 @@ class SharedStore final : public Store {
     Entry entries[200];
   };
   struct Lock {
-    explicit Lock(pthread_mutex_t& m) : mutex(m) { pthread_mutex_lock(&mutex); }
+    // A rank may be killed while it holds it: what it has half written is its own entry.
+    explicit Lock(pthread_mutex_t& m) : mutex(m) {
+      if (pthread_mutex_lock(&mutex) == EOWNERDEAD) pthread_mutex_consistent(&mutex);
+    }
     ~Lock() { pthread_mutex_unlock(&mutex); }
     pthread_mutex_t& mutex;
   };

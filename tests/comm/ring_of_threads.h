@@ -28,9 +28,9 @@ inline int open_files() {
 }
 
 // A message as nobody should send it.
-inline void send_with_three_fds(const Fd& socket, std::string bytes) {
+inline void send_with_four_fds(const Fd& socket, std::string bytes) {
   iovec data{bytes.data(), bytes.size()};
-  alignas(cmsghdr) char control[CMSG_SPACE(3 * sizeof(int))] = {};
+  alignas(cmsghdr) char control[CMSG_SPACE(4 * sizeof(int))] = {};
   msghdr header{};
   header.msg_iov = &data;
   header.msg_iovlen = 1;
@@ -39,8 +39,8 @@ inline void send_with_three_fds(const Fd& socket, std::string bytes) {
   cmsghdr* c = CMSG_FIRSTHDR(&header);
   c->cmsg_level = SOL_SOCKET;
   c->cmsg_type = SCM_RIGHTS;
-  c->cmsg_len = CMSG_LEN(3 * sizeof(int));
-  const int fds[] = {socket.get(), socket.get(), socket.get()};
+  c->cmsg_len = CMSG_LEN(4 * sizeof(int));
+  const int fds[] = {socket.get(), socket.get(), socket.get(), socket.get()};
   std::memcpy(CMSG_DATA(c), fds, sizeof fds);
   CHECK(::sendmsg(socket.get(), &header, MSG_NOSIGNAL) > 0);
 }

@@ -1,8 +1,11 @@
 // The worker's order, and that it goes on while whoever is told of something waits for the next.
 #include "comm/worker.h"
 
+#include <sys/resource.h>
+
 #include <atomic>
 #include <future>
+#include <system_error>
 
 #include "check.h"
 
@@ -91,9 +94,69 @@ void draining_does_not_wait_longer_than_it_is_told() {
   CHECK(worker.drain(kLimit));
 }
 
+// A sanitizer needs addresses of its own.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+void without_threads_nothing_is_posted() {}
+#else
+// No room for the stack of a thread.
+class NoMoreThreads {
+ public:
+  NoMoreThreads() {
+    CHECK(::getrlimit(RLIMIT_AS, &before_) == 0);
+    const rlimit none{1 << 20, before_.rlim_max};
+    CHECK(::setrlimit(RLIMIT_AS, &none) == 0);
+  }
+  ~NoMoreThreads() { CHECK(::setrlimit(RLIMIT_AS, &before_) == 0); }
+
+ private:
+  rlimit before_;
+};
+
+// First of all: a stack that a thread has left would be used again.
+void without_threads_nothing_is_posted() {
+  Worker worker;
+  bool refused = false;
+  {
+    const NoMoreThreads here;
+    try {
+      worker.post([] {}, [] {});
+    } catch (const std::system_error&) {
+      refused = true;
+    }
+  }
+  CHECK(refused);
+  CHECK(!worker.busy());
+  worker.drain();  // returns
+  // With one thread, and no second one for what comes while it tells.
+  std::promise<void> first, limited, ran;
+  worker.post([] {}, [&] {
+    first.set_value();
+    limited.get_future().wait();
+  });
+  check_soon(first.get_future());
+  {
+    const NoMoreThreads here;
+    worker.post([&] { ran.set_value(); }, [] {});
+    limited.set_value();
+    check_soon(ran.get_future());
+  }
+  worker.drain();
+  // One that was posted while another ran is run by the same thread, after it has told.
+  std::promise<void> go, second;
+  worker.post([&] { go.get_future().wait(); }, [] {});
+  worker.post([&] { second.set_value(); }, [] {});
+  {
+    const NoMoreThreads here;
+    go.set_value();
+    check_soon(second.get_future());
+  }
+}
+#endif
+
 }  // namespace
 
 int main() {
+  without_threads_nothing_is_posted();
   for (int i = 0; i < 50; ++i) {
     one_at_a_time_in_order();
     one_who_is_told_waits_for_what_it_posts();

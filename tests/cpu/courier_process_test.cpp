@@ -46,7 +46,7 @@ void a_death_is_told() {
     r.box.wait_for(r.box.receive(1, 1, 1));
     const size_t m = rank == 0 ? r.box.receive(1, 2, 1) : r.box.send(1, 2, Bytes(2 << 20));
     r.barrier("met");
-    check_outcome(r.box.outcome(m), "TransportError",
+    check_outcome(r.box.outcome(m), "PeerLostError",
                   rank == 0 ? "rank 0 waited for a message from rank 1 (tag 2, 1 bytes), and "
                               "rank 1 has ended or left the group"
                             : "rank 2 waited for room to send a message to rank 1 (tag 2");
@@ -108,7 +108,7 @@ void a_child_does_not_hide_that_its_parent_has_left() {
     r.box.receive(other, 1, 1);
     r.box.check();
     if (rank == 0) {
-      check_outcome(r.box.outcome(r.box.receive(1, 2, 1)), "TransportError", "has ended or left");
+      check_outcome(r.box.outcome(r.box.receive(1, 2, 1)), "PeerLostError", "has ended or left");
       Rank late(store, 0, 2);  // of a second group, whose rank 1 has left before they met
       store->get("left", kLong);
       check_outcome(late.box.outcome(late.box.receive(1, 2, 1)), "TransportError",

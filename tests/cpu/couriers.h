@@ -86,6 +86,8 @@ class Box {
       note("UsageError", e);
     } catch (const SharedMemoryError& e) {
       note("SharedMemoryError", e);
+    } catch (const PeerLostError& e) {
+      note("PeerLostError", e);
     } catch (const TransportError& e) {
       note("TransportError", e);
     } catch (const std::exception& e) {

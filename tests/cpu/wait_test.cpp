@@ -85,16 +85,24 @@ int slow_yields(int pauses, bool bring, std::chrono::steady_clock::time_point& y
 
 // A rank that lost its core to another program sleeps, for a hundred times as long as that took.
 // Where there are more ranks than cores, it may have lost it to one of them, which has done its
-// part.
+// part; if not, it sleeps for as long.
 void slow_yields_are_rare() {
+  using Clock = std::chrono::steady_clock;
   constexpr int kOwnCore = 10, kSharedCore = 0;  // pauses
-  std::chrono::steady_clock::time_point yield_from;
+  Clock::time_point yield_from, start = Clock::now();
   CHECK_EQ(slow_yields(kOwnCore, true, yield_from), 1);
-  for (int i = 0; i < 5; ++i) CHECK_EQ(slow_yields(kOwnCore, true, yield_from), 0);
+  CHECK(yield_from >= start + 20ms + 100 * 20ms);
   yield_from = {};
   for (int i = 0; i < 5; ++i) CHECK_EQ(slow_yields(kSharedCore, true, yield_from), 1);
+  CHECK(yield_from == Clock::time_point{});
+  start = Clock::now();
   CHECK_EQ(slow_yields(kSharedCore, false, yield_from), 1);
-  for (int i = 0; i < 5; ++i) CHECK_EQ(slow_yields(kSharedCore, i % 2, yield_from), 0);
+  CHECK(yield_from >= start + 20ms + 20ms);
+  yield_from = Clock::now() + 1h;
+  for (const int pauses : {kOwnCore, kSharedCore}) {
+    CHECK_EQ(slow_yields(pauses, true, yield_from), 0);
+    CHECK_EQ(slow_yields(pauses, false, yield_from), 0);
+  }
 }
 
 // A core that two ranks share, though there are enough, shows by a yield that brings what is waited

@@ -1,15 +1,21 @@
-// An anonymous memory file: nothing appears in /dev/shm and nothing is left behind however a rank
-// dies. It is sealed, so that no process that has it can make it shorter under those that use it,
-// and what a rank uses of it is allocated first, so that lack of memory is an error and not a
+// An anonymous memory file: it has no name in /dev/shm, so that nothing is left behind however a
+// rank dies. It is sealed, so that no process that has it can make it shorter under those that use
+// it, and what a rank uses of it is allocated first, so that lack of memory is an error and not a
 // SIGBUS in a collective.
+//
+// Where a process may not call memfd_create, as under some seccomp filters, it is a file of
+// /dev/shm that never had a name. Such a file cannot be sealed: a process of the same user that has
+// it, and only such a one can have it, could make it shorter and end those that use it by SIGBUS.
+// And it takes room of /dev/shm, of which containers have 64 MiB unless told otherwise.
 #pragma once
 
 #include <string>
 #include <vector>
 
+#include "comm/memory_limits.h"
 #include "comm/ports.h"
 
-namespace ringkern::cpu {
+namespace ringkern {
 
 class MemoryFile {
  public:
@@ -26,7 +32,8 @@ class MemoryFile {
   int fd_ = -1;
 };
 
-// Throws TransportError unless `fd` is a sealed memory file of the same user and of `bytes` bytes.
+// Throws TransportError unless `fd` is a memory file of the same user and of `bytes` bytes, and
+// sealed or what stands in for such a one.
 void check_memory_of(int peer, int fd, int64_t bytes);
 
 // What a rank has mapped of its own file and of others'; `at` is a multiple of the page.
@@ -47,6 +54,4 @@ class Mappings {
   std::vector<Mapping> mappings_;
 };
 
-std::string mib(double bytes);
-
-}  // namespace ringkern::cpu
+}  // namespace ringkern

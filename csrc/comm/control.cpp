@@ -1,0 +1,204 @@
+#include "comm/control.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
+#include "comm/agreement.h"
+#include "comm/process.h"
+
+namespace ringkern {
+namespace {
+
+constexpr size_t kMostText = 2000, kMostPhase = 100;
+
+template <class T>
+T load(const T& word, std::memory_order order = std::memory_order_relaxed) {
+  return std::atomic_ref(const_cast<T&>(word)).load(order);
+}
+template <class T>
+void store(T& word, T value, std::memory_order order = std::memory_order_relaxed) {
+  std::atomic_ref(word).store(value, order);
+}
+
+template <size_t N>
+void write_text(char (&to)[N], const std::string& text) {
+  std::memcpy(to, text.data(), std::min(text.size(), N - 1));
+}
+template <size_t N>
+std::string read_text(const char (&from)[N]) {
+  return printable(std::string(from, ::strnlen(from, N)), N);
+}
+
+}  // namespace
+
+// A reason is written once, before its rank is named as the first to fail.
+struct Control::Page {
+  int64_t pid;
+  uint64_t pid_namespace;
+  alignas(kCacheLine) uint64_t beats;
+  alignas(kCacheLine) uint64_t departed;       // 0: not yet; else 1 + the number of its last call
+  alignas(kCacheLine) uint64_t first_to_fail;  // rank 0's page: 0: nobody; else 1 + the rank
+  struct Reason {
+    uint32_t cause;
+    int32_t rank;
+    uint64_t seq;
+    int64_t at;
+    char phase[kMostPhase];
+    char text[kMostText];
+  } reason;
+  CallLine calls[kCallLines];
+};
+
+Control::Control(int my_rank, int of_ranks)
+    : rank(my_rank), ranks(of_ranks), pages_(size_t(of_ranks), nullptr) {
+  Page* mine;
+  if (ranks == 1) {
+    mine = alone_ = new Page{};
+  } else {
+    file_.emplace(int64_t(sizeof(Page)));
+    file_->allocate(0, sizeof(Page));
+    mine = static_cast<Page*>(mappings_.map(file_->fd(), 0, sizeof(Page)));
+  }
+  mine->pid = ::getpid();
+  mine->pid_namespace = ringkern::pid_namespace();
+  pages_[size_t(rank)] = mine;
+  lines_ = mine->calls;
+}
+
+Control::~Control() { delete alone_; }
+
+void Control::map(int peer, int fd) {
+  check_memory_of(peer, fd, sizeof(Page));
+  pages_[size_t(peer)] = static_cast<Page*>(mappings_.map(
+      fd, 0, sizeof(Page), "mmap of the control page of rank " + std::to_string(peer)));
+}
+
+const CallLine* Control::calls_of(int peer) const {
+  return pages_[size_t(peer)] == nullptr ? nullptr : pages_[size_t(peer)]->calls;
+}
+
+std::optional<Call> Control::call(int of, uint64_t seq) const {
+  const CallLine& line = pages_[size_t(of)]->calls[seq % kCallLines];
+  if (load(line.seq, std::memory_order_acquire) != seq || seq == 0) return {};
+  Call call{seq, {load(line.what), load(line.count)}, load(line.started), load(line.ended)};
+  std::atomic_thread_fence(std::memory_order_acquire);
+  if (load(line.seq) != seq) return {};
+  return call;
+}
+
+std::vector<Call> Control::last_calls(int of, size_t most) const {
+  std::vector<Call> calls;
+  for (const CallLine& line : pages_[size_t(of)]->calls)
+    if (const auto found = call(of, load(line.seq))) calls.push_back(*found);
+  std::sort(calls.begin(), calls.end(),
+            [](const Call& a, const Call& b) { return a.seq < b.seq; });
+  if (calls.size() > most) calls.erase(calls.begin(), calls.end() - ptrdiff_t(most));
+  return calls;
+}
+
+void Control::beat() {
+  uint64_t& beats = pages_[size_t(rank)]->beats;
+  store(beats, beats + 1);
+}
+uint64_t Control::beats_of(int of) const { return load(pages_[size_t(of)]->beats); }
+
+int64_t Control::pid_of(int of) const {
+  const Page &theirs = *pages_[size_t(of)], &mine = *pages_[size_t(rank)];
+  return theirs.pid_namespace == mine.pid_namespace ? theirs.pid : 0;
+}
+
+void Control::depart() {
+  store(pages_[size_t(rank)]->departed, last_seq() + 1, std::memory_order_release);
+}
+
+std::optional<uint64_t> Control::departed_after(int of) const {
+  const uint64_t word = load(pages_[size_t(of)]->departed, std::memory_order_acquire);
+  if (word == 0) return {};
+  return word - 1;
+}
+
+bool Control::fail(const Failure& f) {
+  std::lock_guard lock(failing_);
+  if (failed()) return false;
+  Page::Reason& mine = pages_[size_t(rank)]->reason;
+  if (mine.cause == 0) {
+    mine.rank = f.about.rank;
+    mine.seq = f.about.seq;
+    mine.at = coarse_now();
+    write_text(mine.phase, f.about.phase);
+    write_text(mine.text, f.text);
+    mine.cause = uint32_t(f.cause);
+  }
+  uint64_t nobody = 0;
+  return std::atomic_ref(pages_[0]->first_to_fail)
+      .compare_exchange_strong(nobody, uint64_t(rank) + 1, std::memory_order_acq_rel);
+}
+
+bool Control::failed() const {
+  return load(pages_[0]->first_to_fail, std::memory_order_acquire) != 0;
+}
+
+std::optional<Failure> Control::failure() const {
+  const uint64_t first = load(pages_[0]->first_to_fail, std::memory_order_acquire);
+  if (first == 0 || first > uint64_t(ranks)) return {};
+  const Page::Reason reason = pages_[size_t(first) - 1]->reason;
+  Failure f;
+  f.cause = reason.cause <= uint32_t(Cause::failed) ? Cause(reason.cause) : Cause::failed;
+  f.reporter = int(first) - 1;
+  f.about = {reason.rank >= 0 && reason.rank < ranks ? reason.rank : -1, reason.seq,
+             read_text(reason.phase)};
+  f.text = read_text(reason.text);
+  f.at = reason.at;
+  return f;
+}
+
+Failure failure_of(Cause cause, int reporter, const Facts& about, const std::string& text) {
+  Failure f;
+  f.cause = cause;
+  f.reporter = reporter;
+  f.about = about;
+  f.text = text;
+  return f;
+}
+
+void throw_as(Cause cause, const std::string& text, Facts about) {
+  switch (cause) {
+    case Cause::timed_out: throw TimeoutError(text, std::move(about));
+    case Cause::mismatch: throw MismatchError(text, std::move(about));
+    case Cause::peer_lost: throw PeerLostError(text, std::move(about));
+    case Cause::none:
+    case Cause::aborted:
+    case Cause::failed: break;
+  }
+  throw AbortedError(text, std::move(about));
+}
+
+CallNames names_of(uint64_t what) {
+  const CallFields f = fields_of(what);
+  CallNames names{"?", "?", "?", "?", "?"};
+  if (f.collective < kCollectives) names.collective = name_of(Collective(f.collective));
+  if (f.algorithm < kAlgorithms) names.algorithm = name_of(Algorithm(f.algorithm));
+  if (f.protocol < kProtocols) names.protocol = name_of(Protocol(f.protocol));
+  if (f.dtype < kDTypes) names.dtype = name_of(DType(f.dtype));
+  // An op is known by how it combines and scales.
+  for (int op = 0; op < kOps; ++op)
+    if (const Reduction r = Reduction::of(Op(op), DType::f32, 2);
+        unsigned(r.combine) == f.combine && unsigned(r.scale) == f.scale)
+      names.op = name_of(Op(op));
+  return names;
+}
+
+std::string text_of(const Call& call) {
+  const CallNames n = names_of(call.words.what);
+  const auto collective = Collective(fields_of(call.words.what).collective);
+  const bool reduces = collective == Collective::all_reduce || collective == Collective::reduce ||
+                       collective == Collective::reduce_scatter;
+  return "seq=" + std::to_string(call.seq) + " " + n.collective + " " +
+         (reduces ? n.op + std::string(" ") : "") + n.dtype + "[" +
+         std::to_string(call.words.count) + "]";
+}
+
+}  // namespace ringkern

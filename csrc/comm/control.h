@@ -1,0 +1,128 @@
+// What the ranks of a ring tell each other besides data, each on a page of its own that all have
+// mapped: their last calls, that they are alive, that they have left, and who was first to fail.
+//
+// A word has one writer, its rank; but the one that says who was first to fail, on rank 0's page,
+// goes to whoever comes first, so that all ranks give the same reason. The pages outlive their
+// ranks: what a rank wrote before it died can be read.
+#pragma once
+
+#include <time.h>
+
+#include <atomic>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/memory_file.h"
+#include "core/call.h"
+
+namespace ringkern {
+
+// Why a ring is unusable.
+enum class Cause : uint32_t { none, aborted, timed_out, mismatch, peer_lost, failed };
+struct Failure {
+  Cause cause = Cause::none;
+  int reporter = -1;  // the rank that says so
+  Facts about;        // the phase is the reporter's
+  std::string text;
+  int64_t at = 0;     // CLOCK_MONOTONIC, in ns
+};
+// `text` is all there is to say of it.
+Failure failure_of(Cause cause, int reporter, const Facts& about, const std::string& text);
+// The same on every rank: as the error of this class.
+[[noreturn]] void throw_as(Cause cause, const std::string& text, Facts about);
+
+// A call of a rank, as far as it can be read.
+struct Call {
+  uint64_t seq = 0;
+  CallWords words;
+  int64_t started = 0, ended = 0;  // as in CallLine
+};
+// As "seq=17 all_reduce sum float32[100]".
+std::string text_of(const Call& call);
+// The names in it. Text of nobody's making: what is out of range is "?".
+struct CallNames {
+  const char *collective, *op, *dtype, *algorithm, *protocol;
+};
+CallNames names_of(uint64_t what);
+
+// CLOCK_MONOTONIC, in ns, some milliseconds behind: five times as quick as the exact one.
+inline int64_t coarse_now() {
+  timespec t;
+  ::clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
+  return t.tv_sec * 1'000'000'000 + t.tv_nsec;
+}
+
+class Control {
+ public:
+  // Throws SharedMemoryError, as map(). A ring of one rank has no descriptor.
+  Control(int rank, int ranks);
+  ~Control();
+  Control(const Control&) = delete;
+  Control& operator=(const Control&) = delete;
+
+  int fd() const { return file_ ? file_->fd() : -1; }
+  // Does not keep the descriptor. Throws TransportError unless it is a page.
+  void map(int peer, int fd);
+  // A rank's lines; null while it has not been mapped.
+  const CallLine* calls_of(int rank) const;
+
+  // A call of this rank begins, and is over; returns its number. One thread at a time.
+  uint64_t begin(const CallWords& words) {
+    const uint64_t seq = seq_.load(std::memory_order_relaxed) + 1;
+    CallLine& line = lines_[seq % kCallLines];
+    const auto set = [](auto& word, auto value, std::memory_order order) {
+      std::atomic_ref(word).store(value, order);
+    };
+    set(line.seq, uint64_t(0), std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_release);
+    set(line.what, words.what, std::memory_order_relaxed);
+    set(line.count, words.count, std::memory_order_relaxed);
+    set(line.started, coarse_now(), std::memory_order_relaxed);
+    set(line.ended, int64_t(0), std::memory_order_relaxed);
+    set(line.seq, seq, std::memory_order_release);
+    seq_.store(seq, std::memory_order_release);
+    return seq;
+  }
+  // `now`: coarse_now(), or 0: it has taken no time that is worth the look at a clock.
+  void end(int64_t now) {
+    CallLine& line = lines_[seq_.load(std::memory_order_relaxed) % kCallLines];
+    std::atomic_ref(line.ended).store(now != 0 ? now : line.started, std::memory_order_release);
+  }
+
+  // The rest from any thread.
+  uint64_t last_seq() const { return seq_.load(std::memory_order_acquire); }
+  // That call, unless 64 have followed.
+  std::optional<Call> call(int rank, uint64_t seq) const;
+  // The last calls, the oldest first; may lack what is just being written.
+  std::vector<Call> last_calls(int rank, size_t most = kCallLines) const;
+
+  void beat();
+  uint64_t beats_of(int rank) const;
+  int64_t pid_of(int rank) const;  // 0 where it is no process that this one can see
+  // This rank leaves in an orderly way: it makes no call after its last.
+  void depart();
+  // The last call of a rank that has departed.
+  std::optional<uint64_t> departed_after(int rank) const;
+
+  // Makes it the reason, unless there is one. Returns whether it did.
+  bool fail(const Failure& failure);
+  bool failed() const;
+  std::optional<Failure> failure() const;
+
+  const int rank, ranks;
+
+ private:
+  struct Page;
+
+  std::optional<MemoryFile> file_;
+  Mappings mappings_;
+  Page* alone_ = nullptr;  // of a ring of one rank
+  std::vector<Page*> pages_;
+  CallLine* lines_ = nullptr;  // mine
+  std::atomic<uint64_t> seq_{0};
+  std::mutex failing_;
+};
+
+}  // namespace ringkern

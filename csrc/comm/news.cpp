@@ -1,0 +1,77 @@
+#include "comm/news.h"
+
+#include <pthread.h>
+
+#include <cerrno>
+
+namespace ringkern {
+namespace {
+
+std::atomic<NewsDesk*> desk{nullptr};
+static_assert(decltype(desk)::is_always_lock_free && std::atomic<bool>::is_always_lock_free,
+              "a signal handler reads them");
+
+}  // namespace
+
+NewsDesk& NewsDesk::all() {
+  NewsDesk* found = desk.load(std::memory_order_acquire);
+  if (found != nullptr) return *found;
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { desk = nullptr; });
+  (void)registered;
+  auto* const fresh = new NewsDesk;
+  if (desk.compare_exchange_strong(found, fresh)) return *fresh;
+  delete fresh;
+  return *found;
+}
+
+NewsDesk::NewsDesk() { ::sem_init(&changes_, /*pshared=*/0, 0); }
+NewsDesk::~NewsDesk() { ::sem_destroy(&changes_); }
+
+void NewsDesk::post(NewsKind kind, std::string text) {
+  {
+    std::lock_guard lock(mutex_);
+    if (news_.size() == kMost) news_.pop_front();
+    news_.push_back({kind, std::move(text)});
+  }
+  ::sem_post(&changes_);
+}
+
+void NewsDesk::ask_for_dump() noexcept {
+  NewsDesk* const here = desk.load(std::memory_order_acquire);
+  if (here == nullptr) return;
+  const int errno_of_what_was_interrupted = errno;
+  here->dump_wanted_ = true;
+  ::sem_post(&here->changes_);
+  errno = errno_of_what_was_interrupted;
+}
+
+std::optional<News> NewsDesk::next() {
+  for (;;) {
+    if (dump_wanted_.exchange(false)) return News{NewsKind::dump, "a signal"};
+    {
+      std::lock_guard lock(mutex_);
+      if (!news_.empty()) {
+        News first = std::move(news_.front());
+        news_.pop_front();
+        return first;
+      }
+      if (closed_) return std::nullopt;
+    }
+    ::sem_wait(&changes_);  // a signal ends it, too; then there is no harm in looking again
+  }
+}
+
+void NewsDesk::open() {
+  std::lock_guard lock(mutex_);
+  closed_ = false;
+}
+
+void NewsDesk::close() {
+  {
+    std::lock_guard lock(mutex_);
+    closed_ = true;
+  }
+  ::sem_post(&changes_);
+}
+
+}  // namespace ringkern

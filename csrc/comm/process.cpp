@@ -1,0 +1,96 @@
+#include "comm/process.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+namespace ringkern {
+namespace {
+
+// <linux/pidfd.h>, newer than the headers of some systems: how a process ended, though it is no
+// child, and has been waited for.
+struct PidfdInfo {
+  uint64_t mask, cgroup;
+  uint32_t ids[11];
+  int32_t exit_code;
+};
+constexpr uint64_t kPidfdInfoExit = 1 << 3;
+constexpr unsigned long kPidfdGetInfo = _IOWR(0xFF, 11, PidfdInfo);
+
+constexpr int kUntilItHasEnded = 20;  // ms
+
+// The state, a letter, and how it ended, once that is known; of /proc/PID/stat.
+struct Stat {
+  char state = 0;  // 0: there is no such process; '?': this one cannot tell, as without a descriptor
+  int exit_code = 0;
+};
+Stat stat_of(int64_t pid) {
+  Stat stat;
+  if (pid <= 0) return stat;
+  char line[2048] = {};
+  const int fd = ::open(("/proc/" + std::to_string(pid) + "/stat").c_str(), O_RDONLY | O_CLOEXEC);
+  const ssize_t n = fd < 0 ? -1 : ::read(fd, line, sizeof line - 1);
+  if (n < 0 && errno != ENOENT && errno != ESRCH) stat.state = '?';
+  if (fd >= 0) ::close(fd);
+  const char* const name_end = n > 0 ? std::strrchr(line, ')') : nullptr;
+  if (name_end == nullptr || name_end[1] != ' ') return stat;
+  stat.state = name_end[2];
+  std::string rest(name_end);
+  while (!rest.empty() && (rest.back() == '\n' || rest.back() == 0)) rest.pop_back();
+  stat.exit_code = std::atoi(rest.substr(rest.rfind(' ') + 1).c_str());
+  return stat;
+}
+
+std::string text_of_exit(int status) {
+  const int signal = status & 0x7f;
+  if (signal != 0)
+    return "killed by signal " + std::to_string(signal) + " (" + ::strsignal(signal) + ")";
+  return "exit code " + std::to_string((status >> 8) & 0xff);
+}
+
+}  // namespace
+
+uint64_t pid_namespace() {
+  struct stat s;
+  return ::stat("/proc/self/ns/pid", &s) == 0 ? s.st_ino : 0;
+}
+
+char process_state(int64_t pid) { return stat_of(pid).state; }
+
+std::string process_state_text(int64_t pid) {
+  switch (process_state(pid)) {
+    case 0: return pid > 0 ? "gone" : "in another pid namespace";
+    case 'R': return "running";
+    case 'S': return "sleeping";
+    case 'D': return "in an uninterruptible sleep (state D)";
+    case 'T': return "stopped by a signal (state T)";
+    case 't': return "stopped by a debugger (state t)";
+    case 'Z': return "ended (state Z)";
+    case '?': return "in a state that cannot be read";
+    default: return "in state " + std::string(1, process_state(pid));
+  }
+}
+
+std::string how_it_ended(int pidfd, int64_t pid) {
+  // The sockets of a process close before it counts as ended.
+  if (pidfd >= 0) {
+    pollfd ended{pidfd, POLLIN, 0};
+    (void)::poll(&ended, 1, kUntilItHasEnded);
+  }
+  const Stat stat = stat_of(pid);
+  if (stat.state == 'Z') return text_of_exit(stat.exit_code);  // nobody has waited for it yet
+  PidfdInfo info{};
+  info.mask = kPidfdInfoExit;
+  if (pidfd >= 0 && ::ioctl(pidfd, kPidfdGetInfo, &info) == 0 && (info.mask & kPidfdInfoExit) != 0)
+    return text_of_exit(info.exit_code);
+  if (stat.state == 0) return "how is not known";
+  return "its process is " + process_state_text(pid) + ", and has closed its connections";
+}
+
+}  // namespace ringkern

@@ -1,0 +1,21 @@
+// What the system tells of another process.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace ringkern {
+
+// Processes of one namespace mean the same by a number; 0 where it cannot be told.
+uint64_t pid_namespace();
+
+// 'R', 'S', 'T', ... as in /proc/PID/stat; 0: there is no such process; '?': not
+// known.
+char process_state(int64_t pid);
+// As "stopped by a signal (state T)".
+std::string process_state_text(int64_t pid);
+// How it ended, as "killed by signal 9 (Killed)", as far as the system tells; waits for that some
+// milliseconds. `pidfd` may be -1.
+std::string how_it_ended(int pidfd, int64_t pid);
+
+}  // namespace ringkern

@@ -1,0 +1,267 @@
+#include "comm/watch.h"
+
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <system_error>
+#include <thread>
+
+#include "comm/news.h"
+#include "comm/process.h"
+#include "comm/story.h"
+
+namespace ringkern {
+namespace {
+
+constexpr Milliseconds kTick{200};
+// How long a call may take before somebody is told, and after the last of these: each time again.
+constexpr Milliseconds kPatience[] = {Milliseconds(5000), Milliseconds(30000)};
+constexpr Milliseconds kAgain{60000};
+constexpr size_t kMostFailed = 8;
+
+// A process that a socket leads to, whoever holds copies of that socket. Empty where the system has
+// no such thing, or does not let this process see the other one.
+Fd process_behind(const Fd& socket) {
+  const auto pid = peer_pid(socket);
+  return Fd(pid > 0 ? int(::syscall(SYS_pidfd_open, pid, 0)) : -1);
+}
+
+// A neighbour, as long as its end has not been noticed.
+struct Line {
+  int peer;
+  const Fd* socket;
+  Fd process;
+};
+
+// What the thread knows of a ring.
+struct Entry {
+  Watched ring;
+  std::vector<Line> lines;
+  bool told = false;         // that it has failed
+  uint64_t slow_seq = 0;     // the call that takes long,
+  size_t warnings = 0;       // and how often that was said
+};
+
+RingRecord record_of(const Watched& ring) {
+  RingRecord r{ring.name, ring.device, ring.control->rank, ring.control->ranks,
+               ring.timeout.count(), {}, ring.control->last_calls(ring.control->rank)};
+  if (const auto failure = ring.control->failure()) r.failure = failure->text;
+  r.key = ring.key;
+  // What all ranks still show: one that is a call behind shows an older one, too, which whoever
+  // compares their records would miss on the others.
+  uint64_t from = 0;
+  for (int rank = 0; rank < r.ranks; ++rank)
+    if (const auto calls = ring.control->last_calls(rank); !calls.empty())
+      from = std::max(from, calls.front().seq);
+  std::erase_if(r.calls, [&](const Call& call) { return call.seq < from; });
+  return r;
+}
+
+class Watchman {
+ public:
+  // The process's; another one in a forked child, which has not the thread of its parent's.
+  static Watchman& here() {
+    static const int registered = pthread_atfork(nullptr, nullptr, [] { current() = nullptr; });
+    (void)registered;
+    Watchman* man = current();
+    if (man != nullptr) return *man;
+    auto* const fresh = new Watchman;  // never destroyed: its thread may outlive statics
+    if (current().compare_exchange_strong(man, fresh)) return *fresh;
+    delete fresh;
+    return *man;
+  }
+
+  uint64_t add(Watched ring) {
+    std::lock_guard lifecycle(lifecycle_);
+    const bool alone = ring.control->ranks == 1;
+    if (!alone && !thread_.joinable()) start();
+    std::lock_guard lock(mutex_);
+    const uint64_t number = ++last_number_;
+    entries_.emplace(number, Entry{std::move(ring), {}});
+    ++changes_;
+    return number;
+  }
+
+  void meet(uint64_t number, const Neighbours& neighbours) {
+    std::vector<Line> lines;
+    for (const Neighbour* peer : {&neighbours.next, &neighbours.prev})
+      if (peer->socket)
+        lines.push_back({peer->rank, &peer->socket, process_behind(peer->socket)});
+    {
+      std::lock_guard lock(mutex_);
+      entries_.at(number).lines = std::move(lines);
+      ++changes_;
+    }
+    wake();
+  }
+
+  void remove(uint64_t number) {
+    std::lock_guard lifecycle(lifecycle_);
+    {
+      std::lock_guard lock(mutex_);
+      const auto found = entries_.find(number);
+      if (found->second.ring.control->failed()) {
+        if (failed_.size() == kMostFailed) failed_.pop_front();
+        failed_.push_back(record_of(found->second.ring));
+      }
+      entries_.erase(found);
+      ++changes_;
+      if (!thread_.joinable() || any_to_watch()) return;
+      leave_ = true;
+    }
+    wake();
+    thread_.join();
+    bell_ = Fd();
+  }
+
+  std::vector<RingRecord> records() {
+    std::lock_guard lock(mutex_);
+    std::vector<RingRecord> all(failed_.begin(), failed_.end());
+    for (const auto& [number, entry] : entries_) all.push_back(record_of(entry.ring));
+    return all;
+  }
+
+ private:
+  static std::atomic<Watchman*>& current() {
+    static std::atomic<Watchman*> current{nullptr};
+    return current;
+  }
+
+  void start() {
+    bell_ = Fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    if (!bell_) throw std::system_error(errno, std::generic_category(), "eventfd");
+    leave_ = false;
+    thread_ = std::thread([this] { work(); });
+  }
+  bool any_to_watch() const {
+    return std::any_of(entries_.begin(), entries_.end(),
+                       [](const auto& e) { return e.second.ring.control->ranks > 1; });
+  }
+  void wake() {
+    const uint64_t one = 1;
+    (void)!::write(bell_.get(), &one, sizeof one);
+  }
+
+  void work() {
+    ::pthread_setname_np(::pthread_self(), "ringkern-watch");
+    auto next_tick = Clock::now();
+    for (;;) {
+      std::vector<pollfd> watched{{bell_.get(), POLLIN, 0}};
+      uint64_t changes;
+      {
+        std::lock_guard lock(mutex_);
+        if (leave_) return;
+        changes = changes_;
+        for (const auto& [number, entry] : entries_)
+          for (const Line& line : entry.lines) {
+            watched.push_back({line.socket->get(), POLLRDHUP, 0});
+            watched.push_back({line.process.get(), POLLIN, 0});  // ignored where it is none
+          }
+      }
+      const auto left = std::chrono::ceil<Milliseconds>(next_tick - Clock::now());
+      (void)::poll(watched.data(), watched.size(), int(std::max<long>(0, left.count())));
+      uint64_t count;
+      if (watched[0].revents != 0) (void)!::read(bell_.get(), &count, sizeof count);
+      std::lock_guard lock(mutex_);
+      if (changes == changes_) hear(watched);
+      if (Clock::now() < next_tick) continue;
+      for (auto& [number, entry] : entries_) tick(entry);
+      next_tick = Clock::now() + kTick;
+    }
+  }
+
+  // In the order in which they were put there.
+  void hear(const std::vector<pollfd>& watched) {
+    size_t i = 1;
+    for (auto& [number, entry] : entries_) {
+      std::vector<Line> ended;
+      std::erase_if(entry.lines, [&](Line& line) {
+        const bool has_ended = (watched[i].revents | watched[i + 1].revents) != 0;
+        i += 2;
+        if (has_ended) ended.push_back(std::move(line));
+        return has_ended;
+      });
+      for (const Line& line : ended) {
+        Control& control = *entry.ring.control;
+        if (!control.departed_after(line.peer) && !control.failed())
+          control.fail(peer_lost(control, line.peer,
+                                 how_it_ended(line.process.get(), control.pid_of(line.peer))));
+        look(entry);
+      }
+    }
+  }
+
+  void tick(Entry& entry) {
+    entry.ring.control->beat();
+    if (entry.told) return;
+    look(entry);
+    if (!entry.told) warn_if_slow(entry);
+  }
+
+  void look(Entry& entry) {
+    Control& control = *entry.ring.control;
+    if (entry.told) return;
+    if (!control.failed()) {
+      auto found = find_mismatch(control);
+      if (!found) found = find_departed(control);
+      if (!found) return;
+      control.fail(*found);
+    }
+    entry.told = true;
+    if (const auto failure = control.failure()) entry.ring.failed(*failure);
+  }
+
+  void warn_if_slow(Entry& entry) {
+    const Control& control = *entry.ring.control;
+    const auto call = control.call(control.rank, control.last_seq());
+    if (!call || call->ended != 0) return;
+    if (call->seq != entry.slow_seq) entry.slow_seq = call->seq, entry.warnings = 0;
+    const auto waited = std::chrono::duration_cast<Milliseconds>(
+        std::chrono::nanoseconds(coarse_now() - call->started));
+    const size_t steps = std::size(kPatience);
+    const Milliseconds patience =
+        entry.warnings < steps ? kPatience[entry.warnings]
+                               : kPatience[steps - 1] + kAgain * int(entry.warnings - steps + 1);
+    if (waited < patience) return;
+    const auto late = late_rank(control, call->seq);
+    if (!late) return;  // all are at work
+    ++entry.warnings;
+    NewsDesk::all().post(
+        NewsKind::warning,
+        "group '" + entry.ring.name + "': " + rank_text(control.rank) + " has waited " +
+            std::to_string(waited.count() / 1000) + " s in " + text_of(*call) + " for " +
+            person(control, *late) + ", which " + whereabouts(control, *late, call->seq) +
+            "; its process is " + process_state_text(control.pid_of(*late)) + ". The call fails after " +
+            std::to_string(entry.ring.timeout.count() / 1000) + " s without progress.");
+  }
+
+  std::mutex lifecycle_;  // of the thread; taken before the other
+  std::thread thread_;
+  Fd bell_;  // something has changed
+
+  std::mutex mutex_;  // guards what follows
+  std::map<uint64_t, Entry> entries_;
+  std::deque<RingRecord> failed_;  // that are not watched any more
+  uint64_t last_number_ = 0, changes_ = 0;
+  bool leave_ = false;  // the thread
+};
+
+}  // namespace
+
+Watch::Watch(Watched ring) : number_(Watchman::here().add(std::move(ring))) {}
+Watch::~Watch() { Watchman::here().remove(number_); }
+void Watch::meet(const Neighbours& neighbours) { Watchman::here().meet(number_, neighbours); }
+
+std::vector<RingRecord> recorded_calls() { return Watchman::here().records(); }
+
+}  // namespace ringkern

@@ -1,0 +1,63 @@
+// What a call is, as far as all ranks must have it alike, in two words: exact, so that two calls
+// with equal words are the same call. And the line in which a rank shows it to the others.
+#pragma once
+
+#include "core/types.h"
+
+namespace ringkern {
+
+struct CallWords {
+  uint64_t what = 0;
+  int64_t count = 0;  // elements, of the dtype
+
+  constexpr bool operator==(const CallWords&) const = default;
+};
+
+// The fields of `what`, from its lowest bit up.
+inline constexpr int kReductionBits = 4 + 3 + 2;  // dtype, combine, scale
+
+constexpr uint64_t reduction_bits(const Reduction& r) {
+  static_assert(kDTypes <= 16 && kCombines <= 8);
+  return uint64_t(r.dtype) | uint64_t(r.combine) << 4 | uint64_t(r.scale) << 7;
+}
+
+// The factor of a scale is a rank's own business.
+constexpr CallWords words_of(Collective collective, const Reduction& reduction, Algorithm algorithm,
+                             Protocol protocol, int root, int64_t count) {
+  static_assert(kCollectives <= 16 && kAlgorithms <= 4 && kProtocols <= 4);
+  return {reduction_bits(reduction) | uint64_t(collective) << kReductionBits |
+              uint64_t(algorithm) << (kReductionBits + 4) |
+              uint64_t(protocol) << (kReductionBits + 6) | uint64_t(root) << 32,
+          count};
+}
+
+// Read back, from what may have been written by anybody: out of range is for the reader to find.
+struct CallFields {
+  unsigned dtype, combine, scale, collective, algorithm, protocol, root;
+};
+constexpr CallFields fields_of(uint64_t what) {
+  const auto bits = [&](int at, int n) { return unsigned(what >> at & ((uint64_t(1) << n) - 1)); };
+  return {bits(0, 4),
+          bits(4, 3),
+          bits(7, 2),
+          bits(kReductionBits, 4),
+          bits(kReductionBits + 4, 2),
+          bits(kReductionBits + 6, 2),
+          bits(32, 32)};
+}
+
+// A call in the memory of its rank, which is its only writer: what the others compare theirs with,
+// and what is told of it when something goes wrong.
+struct alignas(64) CallLine {
+  uint64_t seq;      // calls of this ring are counted from 1; written last, 0 while the rest changes
+  uint64_t what;
+  int64_t count;
+  int64_t started;   // CLOCK_MONOTONIC, in ns, to some milliseconds
+  int64_t ended;     // 0: not yet
+};
+static_assert(sizeof(CallLine) == 64);
+
+// Of the last calls of a rank.
+inline constexpr int kCallLines = 64;
+
+}  // namespace ringkern

@@ -1,0 +1,124 @@
+// News: in order, bounded, ended by close(); asked for by a signal; and of no forked child's parent.
+#include "comm/news.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
+
+#include "check.h"
+
+namespace ringkern {
+namespace {
+
+std::string next_text(NewsDesk& desk) {
+  const auto news = desk.next();
+  return news ? news->text : "nothing";
+}
+
+void in_the_order_in_which_it_came() {
+  NewsDesk desk;
+  desk.post(NewsKind::warning, "one");
+  desk.post(NewsKind::failure, "two");
+  const auto one = desk.next(), two = desk.next();
+  CHECK(one && one->kind == NewsKind::warning && one->text == "one");
+  CHECK(two && two->kind == NewsKind::failure && two->text == "two");
+}
+
+void what_nobody_takes_is_dropped_the_oldest_first() {
+  NewsDesk desk;
+  for (int i = 0; i < 1500; ++i) desk.post(NewsKind::warning, std::to_string(i));
+  for (int i = 500; i < 1500; ++i) CHECK_EQ(next_text(desk), std::to_string(i));
+  desk.close();
+  CHECK_EQ(next_text(desk), std::string("nothing"));
+}
+
+void close_ends_the_wait_and_loses_nothing() {
+  NewsDesk desk;
+  std::atomic<int> taken{0};
+  std::thread reader([&] {
+    while (desk.next()) ++taken;
+  });
+  desk.post(NewsKind::warning, "before");
+  desk.post(NewsKind::warning, "before");
+  desk.close();
+  reader.join();
+  CHECK_EQ(taken.load(), 2);
+  desk.post(NewsKind::warning, "after");
+  CHECK_EQ(next_text(desk), std::string("after"));
+  CHECK_EQ(next_text(desk), std::string("nothing"));
+  CHECK_EQ(next_text(desk), std::string("nothing"));
+  desk.open();
+  std::thread late([&] { CHECK_EQ(next_text(desk), std::string("late")); });
+  desk.post(NewsKind::warning, "late");
+  late.join();
+}
+
+void from_many_threads() {
+  NewsDesk desk;
+  std::thread posting[4];
+  for (std::thread& t : posting)
+    t = std::thread([&] {
+      for (int i = 0; i < 200; ++i) desk.post(NewsKind::warning, "x");
+    });
+  for (int i = 0; i < 800; ++i) CHECK_EQ(next_text(desk), std::string("x"));
+  for (std::thread& t : posting) t.join();
+}
+
+void a_signal_asks_for_a_dump() {
+  NewsDesk& desk = NewsDesk::all();
+  struct sigaction action {};
+  action.sa_handler = [](int) { NewsDesk::ask_for_dump(); };
+  CHECK(::sigaction(SIGUSR2, &action, nullptr) == 0);
+  // Also while the reader sleeps, and in the very thread that reads.
+  std::thread sender([] { CHECK(::kill(::getpid(), SIGUSR2) == 0); });
+  const auto news = desk.next();
+  sender.join();
+  CHECK(news && news->kind == NewsKind::dump);
+  CHECK(::raise(SIGUSR2) == 0);
+  CHECK(::raise(SIGUSR2) == 0);
+  desk.post(NewsKind::warning, "then");
+  CHECK(desk.next()->kind == NewsKind::dump);  // both of them
+  CHECK_EQ(next_text(desk), std::string("then"));
+}
+
+void a_forked_child_has_its_own() {
+  NewsDesk& desk = NewsDesk::all();
+  desk.post(NewsKind::warning, "of the parent");
+  // Held at the fork, in the child for ever: what its parent's desk could be.
+  std::atomic<bool> stop{false};
+  std::thread busy([&] {
+    while (!stop) desk.post(NewsKind::warning, "of the parent");
+  });
+  for (int i = 0; i < 20; ++i) {
+    const pid_t child = ::fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+      NewsDesk::ask_for_dump();  // a handler is inherited: there is no desk yet, and no harm
+      ::alarm(20);
+      NewsDesk::all().post(NewsKind::failure, "of the child");
+      const auto news = NewsDesk::all().next();
+      ::_exit(news && news->text == "of the child" ? 0 : 1);
+    }
+    int status = 0;
+    CHECK(::waitpid(child, &status, 0) == child);
+    CHECK_EQ(status, 0);
+  }
+  stop = true;
+  busy.join();
+  CHECK_EQ(next_text(desk), std::string("of the parent"));
+}
+
+}  // namespace
+}  // namespace ringkern
+
+int main() {
+  ringkern::in_the_order_in_which_it_came();
+  ringkern::what_nobody_takes_is_dropped_the_oldest_first();
+  ringkern::close_ends_the_wait_and_loses_nothing();
+  ringkern::from_many_threads();
+  ringkern::a_signal_asks_for_a_dump();
+  ringkern::a_forked_child_has_its_own();
+}
