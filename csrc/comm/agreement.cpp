@@ -90,7 +90,10 @@ std::optional<std::string> Agreement::refuse(const std::string& reason) {
   const std::string text = rank_text(rank_) + " could not join the ring: " + printable(reason);
   try {
     const int64_t votes = store_.add(key("votes"), kRefused);
-    if (votes == kRefused + size_) return std::nullopt;
+    if (votes == kRefused + size_) {
+      store_.set(key("verdict"), kFormed);  // the last to vote may have died before it could
+      return std::nullopt;
+    }
     // Only the first to refuse can tell from the sum whether it came too late: votes for the ring
     // are counted after a refusal, too.
     if (votes < 2 * kRefused) {

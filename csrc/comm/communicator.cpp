@@ -32,6 +32,13 @@ constexpr Milliseconds kReasonComes{1000};
 // waits for the thread there would wait for itself.
 thread_local const Communicator* calling_back = nullptr;
 
+// Kernels take what comes. So the ranks compare what they enqueue: the last to come sees what the
+// others have, for each shows its call before it looks.
+void throw_if_at_odds(const Control& control) {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (const auto found = find_mismatch(control)) throw MismatchError(found->text, found->about);
+}
+
 std::string sentence(const std::string& text) {
   return text.empty() || text.back() == '.' ? text : text + ".";
 }
@@ -204,9 +211,14 @@ void Communicator::run_on(Ring& ring, const Task& task, const std::function<void
   }
   if (!usable_) [[unlikely]] check_healthy();  // abort() may have come before the ring was there
   task.seq = control.begin(words_of(task));
+  task.history = control.history();
   try {
     if (before) before();
+    if (ring.enqueues) throw_if_at_odds(control);
     ring.executor->run(task);
+  } catch (const MismatchError& e) {
+    const Failure mine = failure_of(Cause::mismatch, rank_, e.facts, e.what());
+    fail(ring, &mine, e);
   } catch (const TimeoutError& e) {
     const Failure mine = timed_out(control, e);
     fail(ring, &mine, e);
@@ -288,6 +300,7 @@ Communicator::Ring Communicator::connect(const Device& device) {
   // What may fail is where a failure is every rank's: in `offer` and `map`.
   const auto equip = [&] {
     ring.executor = device.make_executor(segments);
+    ring.enqueues = ring.executor->enqueues();
     ring.watch = std::make_unique<Watch>(Watched{
         name_, device.name, timeout_, ring.control.get(),
         [this, executor = ring.executor.get()](const Failure& failure) {
@@ -320,24 +333,37 @@ Communicator::Ring Communicator::connect(const Device& device) {
   return ring;
 }
 
+bool Communicator::take_reason(const std::string& reason, const Facts& about) {
+  if (!poisoned_.empty()) return false;  // the first reason is the cause of the others
+  poisoned_ = reason;
+  poisoned_about_ = {about.rank, about.seq, ""};  // how far another rank had come says nothing
+  poisoned_at_ = Clock::now();
+  usable_ = false;
+  return true;
+}
+
+void Communicator::tell(const std::string& reason) const {
+  NewsDesk::all().post(NewsKind::failure, "communicator '" + name_ + "': " + reason);
+}
+
 void Communicator::poison(const std::string& reason, const Facts& about) {
   {
     std::lock_guard lock(state_);
-    if (!poisoned_.empty()) return;  // the first reason is the cause of the others
-    poisoned_ = reason;
-    poisoned_about_ = about;
-    poisoned_at_ = Clock::now();
-    usable_ = false;
+    if (!take_reason(reason, about)) return;
   }
-  NewsDesk::all().post(NewsKind::failure, "communicator '" + name_ + "': " + reason);
+  tell(reason);
 }
 
 void Communicator::abort(const std::string& reason) {
   if (forked()) return;
   const std::string text = "aborted by " + rank_text(rank_) + ": " + reason;
-  poison(text, Facts{rank_});
-  std::lock_guard lock(state_);
-  for (auto& [name, ring] : rings_) end_waits(ring, text);
+  bool first;
+  {
+    std::lock_guard lock(state_);
+    first = take_reason(text, Facts{rank_});
+    for (auto& [name, ring] : rings_) end_waits(ring, text);
+  }
+  if (first) tell(text);  // when the rings are known to have failed: whoever hears may look at them
 }
 
 void Communicator::close(Milliseconds patience) {

@@ -74,6 +74,7 @@ class Communicator {
     std::unique_ptr<Transport> transport;
     std::unique_ptr<Executor> executor;
     std::unique_ptr<Watch> watch;
+    bool enqueues = false;
   };
 
   void check_callable();  // not in a forked child, not closed, not failed
@@ -88,6 +89,8 @@ class Communicator {
   Ring connect(const Device& device);
   void dissolve(Ring& ring, Milliseconds patience) const;
   void poison(const std::string& reason, const Facts& about = {});  // the first reason stays
+  bool take_reason(const std::string& reason, const Facts& about);  // with the lock; if the first
+  void tell(const std::string& reason) const;
   bool forked() const;
 
   const std::shared_ptr<Store> store_;

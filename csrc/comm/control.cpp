@@ -83,7 +83,8 @@ const CallLine* Control::calls_of(int peer) const {
 std::optional<Call> Control::call(int of, uint64_t seq) const {
   const CallLine& line = pages_[size_t(of)]->calls[seq % kCallLines];
   if (load(line.seq, std::memory_order_acquire) != seq || seq == 0) return {};
-  Call call{seq, {load(line.what), load(line.count)}, load(line.started), load(line.ended)};
+  Call call{seq, {load(line.what), load(line.count)}, load(line.started), load(line.ended),
+            load(line.history)};
   std::atomic_thread_fence(std::memory_order_acquire);
   if (load(line.seq) != seq) return {};
   return call;

@@ -38,6 +38,9 @@ struct Call {
   uint64_t seq = 0;
   CallWords words;
   int64_t started = 0, ended = 0;  // as in CallLine
+  uint64_t history = 0;
+
+  bool alike(const Call& other) const { return words == other.words && history == other.history; }
 };
 // As "seq=17 all_reduce sum float32[100]".
 std::string text_of(const Call& call);
@@ -81,10 +84,13 @@ class Control {
     set(line.count, words.count, std::memory_order_relaxed);
     set(line.started, coarse_now(), std::memory_order_relaxed);
     set(line.ended, int64_t(0), std::memory_order_relaxed);
+    history_ = history_of(history_, words);
+    set(line.history, history_, std::memory_order_relaxed);
     set(line.seq, seq, std::memory_order_release);
     seq_.store(seq, std::memory_order_release);
     return seq;
   }
+  uint64_t history() const { return history_; }  // of the call that has begun last
   // `now`: coarse_now(), or 0: it has taken no time that is worth the look at a clock.
   void end(int64_t now) {
     CallLine& line = lines_[seq_.load(std::memory_order_relaxed) % kCallLines];
@@ -122,6 +128,7 @@ class Control {
   std::vector<Page*> pages_;
   CallLine* lines_ = nullptr;  // mine
   std::atomic<uint64_t> seq_{0};
+  uint64_t history_ = 0;
   std::mutex failing_;
 };
 

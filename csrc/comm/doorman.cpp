@@ -132,8 +132,9 @@ bool Doorman::take_orders() {
   return !orders.leave;
 }
 
+// A rank that has been asked reads the greeting first, and has met this one by then.
 void Doorman::tell(const Line& line) const {
-  if (line.stage == Line::Stage::met && !reason_.empty()) say(line, reason_);
+  if (line.stage != Line::Stage::stranger && !reason_.empty()) say(line, reason_);
 }
 
 void Doorman::say(const Line& line, const std::string& last_word) const {
@@ -215,14 +216,14 @@ bool Doorman::greeted(Line& line, bool whole, Message& message) {
 void Doorman::answered(Line& line, Received received, Message& message) {
   const std::string name = rank_text(line.peer);
   if (received == Received::closed)
-    throw TransportError(name + " ended before it answered " + rank_text(rank_) +
-                         ". Look for the first error among the ranks");
+    throw PeerLostError(name + " ended before it answered " + rank_text(rank_) +
+                            ". Look for the first error among the ranks",
+                        {line.peer, 0, ""});
   const Greeting greeting = read_greeting(message.bytes, my_hello_to(line), line.peer);
   if (received == Received::broken) throw RendezvousError(not_whole(line.peer, rank_));
   if (!message.fd) throw SharedMemoryError(printable(greeting.offer));
   calls_.map(line.peer, {greeting.offer, message.fd.get()});
   line.stage = Line::Stage::met;
-  tell(line);
 }
 
 Hello Doorman::my_hello_to(const Line& line) const {
@@ -235,8 +236,9 @@ void Doorman::greet(const Line& line, const Offer& offer) const {
   try {
     send_message(line.socket, to_bytes(hello) + offer.bytes, offer.fd);
   } catch (const std::system_error& e) {
-    throw TransportError(rank_text(rank_) + " cannot greet " + rank_text(line.peer) + ": " +
-                         e.what() + ". That process has ended or left the group");
+    throw PeerLostError(rank_text(rank_) + " cannot greet " + rank_text(line.peer) + ": " +
+                            e.what() + ". That process has ended or left the group",
+                        {line.peer, 0, ""});
   }
 }
 
@@ -257,9 +259,11 @@ bool Doorman::run(Errand& errand) {
     try {
       socket = connect_to(socket_name(errand.address->socket));
     } catch (const std::system_error& e) {
-      throw TransportError(rank_text(rank_) + " cannot connect to " + name + ": " + e.what() +
-                           ". Either that process has ended or left the group, or the two are in "
-                           "different network namespaces (docker: --network=host)");
+      const std::string text = rank_text(rank_) + " cannot connect to " + name + ": " + e.what() +
+                               ". Either that process has ended or left the group, or the two are "
+                               "in different network namespaces (docker: --network=host)";
+      if (e.code() == std::errc::connection_refused) throw PeerLostError(text, {peer, 0, ""});
+      throw TransportError(text);
     }
     if (!socket) return false;
     if (const uid_t theirs = peer_uid(*socket), mine = own_uid(); theirs != mine)
@@ -268,6 +272,7 @@ bool Doorman::run(Errand& errand) {
                            "the same user, in one user namespace");
     Line line{Line::Stage::asked, std::move(*socket), peer, errand.address->session};
     greet(line, calls_.make_offer(peer));
+    tell(line);
     lines_.push_back(std::move(line));
   } catch (const std::exception&) {
     calls_.lost(peer, std::current_exception());

@@ -131,6 +131,7 @@ struct Task {
   void* stream = nullptr;
   Milliseconds timeout{0};  // for each wait on a CPU; 0: the executor's
   mutable uint64_t seq = 0;  // on its ring, from 1: the communicator counts; 0: nobody does
+  mutable uint64_t history = 0;  // as in CallLine
   mutable bool rested = false;  // a wait took more than some microseconds; the executor says so
   // Called on a CPU, if at all, when a wait takes more than some microseconds, and once only.
   void (*rests)(void* with) = nullptr;
@@ -148,6 +149,8 @@ class Executor {
   // CPU: returns when the result is in `out`. CUDA: returns when it is enqueued.
   // A wait that fails is thrown as TimeoutError or AbortedError; on CUDA by a later call.
   virtual void run(const Task& task) = 0;
+  // Whether run() returns when the task is enqueued: then nobody looks at its data before that.
+  virtual bool enqueues() const { return false; }
   // Ends every wait of this rank and of its neighbours. Idempotent; from any thread.
   virtual void abort() = 0;
   // Returns when everything that was enqueued has ended; false if it has not within `patience`.

@@ -27,7 +27,7 @@ constexpr int kUntilItHasEnded = 20;  // ms
 
 // The state, a letter, and how it ended, once that is known; of /proc/PID/stat.
 struct Stat {
-  char state = 0;  // 0: there is no such process; '?': this one cannot tell, as without a descriptor
+  char state = 0;  // 0: there is no such process; '?': that cannot be told
   int exit_code = 0;
 };
 Stat stat_of(int64_t pid) {

@@ -1,5 +1,7 @@
 #include "comm/socket.h"
 
+#include <fcntl.h>
+#include <pthread.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -9,7 +11,9 @@
 #include <cstddef>
 #include <cstring>
 #include <iterator>
+#include <mutex>
 #include <system_error>
+#include <vector>
 
 namespace ringkern {
 namespace {
@@ -37,8 +41,59 @@ struct Name {
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&address); }
 };
 
+// The sockets of this process. A forked child, as a worker of a DataLoader is, would hold copies of
+// them: then a rank that is killed would seem to live on, and a name to be taken, for as long as
+// the child does.
+class Sockets {
+ public:
+  // Never destroyed: threads may close theirs for longer than statics live.
+  static Sockets& all() {
+    static Sockets* const sockets = new Sockets;
+    return *sockets;
+  }
+  // What `open` gives, unless it fails. In one step, as seen from a fork.
+  template <class Open>
+  Fd add(Open&& open) {
+    std::lock_guard lock(mutex_);
+    Fd fd(open());
+    if (fd) fds_.push_back(fd.get());
+    return fd;
+  }
+  void close(int fd) {
+    std::lock_guard lock(mutex_);  // or a fork would meet the number as another's
+    std::erase(fds_, fd);
+    // Never repeated after EINTR: Linux has closed it, and the number may be another's by now.
+    ::close(fd);
+  }
+
+ private:
+  Sockets() {
+    ::pthread_atfork([] { all().mutex_.lock(); }, [] { all().mutex_.unlock(); },
+                     [] {
+                       all().give_up();
+                       all().mutex_.unlock();
+                     });
+  }
+
+  // In the child, whose objects keep the numbers and may close them: so these stay taken.
+  void give_up() {
+    if (fds_.empty()) return;
+    ::close(fds_.front());  // or there might be no number for the next one
+    const int nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+    if (nothing < 0) return;
+    for (const int fd : fds_)
+      if (fd != nothing) ::dup3(nothing, fd, O_CLOEXEC);
+    if (std::find(fds_.begin(), fds_.end(), nothing) == fds_.end()) ::close(nothing);
+    fds_.clear();
+  }
+
+  std::mutex mutex_;
+  std::vector<int> fds_;
+};
+
 Fd make_socket() {
-  Fd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  Fd fd = Sockets::all().add(
+      [] { return ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0); });
   if (!fd) fail("socket");
   return fd;
 }
@@ -64,8 +119,7 @@ bool take_fds(msghdr& header, Message& message) {
 }  // namespace
 
 Fd::~Fd() {
-  // Never repeated after EINTR: Linux has closed it, and the number may be another thread's by now.
-  if (fd_ >= 0) ::close(fd_);
+  if (fd_ >= 0) Sockets::all().close(fd_);
 }
 
 Fd listen_on(const std::string& name) {
@@ -88,7 +142,9 @@ std::optional<Fd> connect_to(const std::string& name) {
 
 std::optional<Fd> accept_from(const Fd& listener) {
   for (;;) {
-    Fd fd(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    Fd fd = Sockets::all().add([&] {
+      return ::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    });
     if (fd) return fd;
     if (errno == EAGAIN || errno == ECONNABORTED) return std::nullopt;
     if (errno != EINTR) fail("accept4");
@@ -153,8 +209,8 @@ Received receive_message(const Fd& socket, Message& message) {
   ssize_t n;
   while ((n = ::recvmsg(socket.get(), &header, MSG_CMSG_CLOEXEC)) < 0) {
     if (errno == EAGAIN) return Received::nothing_yet;
-    if (errno == ECONNRESET) return Received::closed;
-    if (errno != EINTR) fail("recvmsg");
+    // Reset: the other end closed before it had read all. What it said before that is still there.
+    if (errno != EINTR && errno != ECONNRESET) fail("recvmsg");
   }
   bytes.resize(size_t(n));
   message.bytes = std::move(bytes);

@@ -50,7 +50,8 @@ Difference difference(const CallWords& a, const CallWords& b) {
   const unsigned root_a = fields_of(a.what).root, root_b = fields_of(b.what).root;
   if (root_a != root_b) return {"the root", std::to_string(root_a), std::to_string(root_b)};
   if (differ(x.algorithm, y.algorithm)) return {"algorithm", x.algorithm, y.algorithm};
-  return {"protocol", x.protocol, y.protocol};
+  if (differ(x.protocol, y.protocol)) return {"protocol", x.protocol, y.protocol};
+  return {"a call before their last " + std::to_string(kCallLines), "made one", "made another"};
 }
 
 // Ranks that have made the call, by what they take it for.
@@ -68,12 +69,12 @@ std::optional<Failure> mismatch_in(const Control& control, uint64_t seq) {
   long most = 0;
   for (const auto& [rank, call] : calls) {
     const long alike = std::count_if(calls.begin(), calls.end(), [&, &c = call](const auto& other) {
-      return other.second.words == c.words;
+      return other.second.alike(c);
     });
     if (alike > most) most = alike, right = rank;
   }
   for (const auto& [wrong, call] : calls) {
-    if (call.words == calls.at(right).words) continue;
+    if (call.alike(calls.at(right))) continue;
     const int a = std::min(right, wrong), b = std::max(right, wrong);
     const Difference d = difference(calls.at(a).words, calls.at(b).words);
     Failure f;
@@ -110,9 +111,19 @@ std::string person(const Control& control, int rank) {
 }
 
 std::optional<Failure> find_mismatch(const Control& control) {
-  constexpr uint64_t kLookBack = 16;
   const uint64_t last = control.last_seq();
-  for (uint64_t seq = last > kLookBack ? last - kLookBack : 1; seq <= last; ++seq)
+  // Where the latest calls that two ranks have both made are alike, with their histories, so are all
+  // before them.
+  bool alike = true;
+  for (int r = 0; r < control.ranks && alike; ++r) {
+    const auto theirs = control.last_calls(r, 1);
+    const uint64_t seq = theirs.empty() ? 0 : std::min(last, theirs[0].seq);
+    const auto a = control.call(control.rank, seq), b = control.call(r, seq);
+    alike = !a || !b || a->alike(*b);
+  }
+  if (alike) return {};
+  const uint64_t most = kCallLines - 1;
+  for (uint64_t seq = last > most ? last - most : 1; seq <= last; ++seq)
     if (auto found = mismatch_in(control, seq)) return found;
   return {};
 }

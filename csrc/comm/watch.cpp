@@ -31,9 +31,11 @@ constexpr size_t kMostFailed = 8;
 
 // A process that a socket leads to, whoever holds copies of that socket. Empty where the system has
 // no such thing, or does not let this process see the other one.
-Fd process_behind(const Fd& socket) {
+Fd process_behind(const Fd& socket) try {
   const auto pid = peer_pid(socket);
   return Fd(pid > 0 ? int(::syscall(SYS_pidfd_open, pid, 0)) : -1);
+} catch (const std::system_error&) {
+  return {};  // the socket alone will do; all ranks have agreed by now, and one cannot fail
 }
 
 // A neighbour, as long as its end has not been noticed.
@@ -54,9 +56,8 @@ struct Entry {
 
 RingRecord record_of(const Watched& ring) {
   RingRecord r{ring.name, ring.device, ring.control->rank, ring.control->ranks,
-               ring.timeout.count(), {}, ring.control->last_calls(ring.control->rank)};
+               ring.timeout.count(), {}, ring.control->last_calls(ring.control->rank), ring.key};
   if (const auto failure = ring.control->failure()) r.failure = failure->text;
-  r.key = ring.key;
   // What all ranks still show: one that is a call behind shows an older one, too, which whoever
   // compares their records would miss on the others.
   uint64_t from = 0;

@@ -13,6 +13,14 @@ struct CallWords {
   constexpr bool operator==(const CallWords&) const = default;
 };
 
+// Of all calls of a ring up to one, in their order: ranks that have it alike have made the same, and
+// nothing that one has sent the other is left over from an earlier call.
+constexpr uint64_t history_of(uint64_t before, const CallWords& last) {
+  uint64_t h = (before ^ last.what) * 0x9e3779b97f4a7c15;
+  h = (h ^ h >> 32 ^ uint64_t(last.count)) * 0xd6e8feb86659fd93;
+  return h ^ h >> 32;
+}
+
 // The fields of `what`, from its lowest bit up.
 inline constexpr int kReductionBits = 4 + 3 + 2;  // dtype, combine, scale
 
@@ -54,6 +62,7 @@ struct alignas(64) CallLine {
   int64_t count;
   int64_t started;   // CLOCK_MONOTONIC, in ns, to some milliseconds
   int64_t ended;     // 0: not yet
+  uint64_t history;  // with this call
 };
 static_assert(sizeof(CallLine) == 64);
 

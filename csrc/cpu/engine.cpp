@@ -93,7 +93,7 @@ Verdict Engine::run_ring(const Task& task, const Reducer& reducer, Wait& wait,
   const LinkContext context{Ends(segments_, geometry_, task.protocol), wait, reducer,
                             static_cast<const std::byte*>(task.in),
                             static_cast<std::byte*>(task.out), report,
-                            SameCall(segments_.prev_calls, task.seq, words_of(task))};
+                            SameCall(segments_.prev_calls, task.seq, words_of(task), task.history)};
   return run_protocol(context, plan, rank_);
 }
 

@@ -74,9 +74,9 @@ void move(const Reducer& reducer, Verb verb, const Block& block);
 class SameCall {
  public:
   // What prev says of its calls may be null: then it is not asked.
-  SameCall(const CallLine* prev_calls, uint64_t seq, const CallWords& words)
+  SameCall(const CallLine* prev_calls, uint64_t seq, const CallWords& words, uint64_t history)
       : theirs_(prev_calls != nullptr && seq != 0 ? prev_calls + seq % kCallLines : nullptr),
-        seq_(seq), words_(words) {}
+        seq_(seq), history_(history), words_(words) {}
 
   // To be asked when something has come, for prev has said so before.
   bool holds() {
@@ -88,7 +88,7 @@ class SameCall {
   bool look();
 
   const CallLine* theirs_;  // null once it is known
-  uint64_t seq_;
+  uint64_t seq_, history_;
   CallWords words_;
 };
 
@@ -100,7 +100,7 @@ struct LinkContext {
   const std::byte* in;
   std::byte* out;
   WaitReport& report;
-  SameCall same_call{nullptr, 0, {}};
+  SameCall same_call{nullptr, 0, {}, 0};
 
   Verdict wait_credit(Protocol p) {
     return checked(wait.until([&] { return ends.has_credit(); }), p, WaitFor::credit);

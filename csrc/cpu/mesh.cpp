@@ -301,7 +301,7 @@ class Mesh::InPlace {
   // Whether all are in place, if `ok`.
   Verdict meet(int64_t place, bool& all) {
     Arrival& mine = x_.peers[size_t(x_.rank)].board->arrival;
-    mine.place = place;
+    std::atomic_ref(mine.place).store(place, std::memory_order_relaxed);
     std::atomic_ref(mine.call).store(call_, std::memory_order_relaxed);
     store_release(mine.round, x_.base + 1);
     x_.wake_all();
@@ -356,8 +356,12 @@ class Mesh::InPlace {
   std::byte* tensor_of(int p, const Arenas& arenas) {
     if (p == x_.rank) return x_.out;
     Peer& peer = x_.peers[size_t(p)];
-    const int64_t bytes = x_.bytes(count_), place = peer.board->arrival.place;
-    if (place < 0 || p >= int(arenas.of.size()) || arenas.of[size_t(p)] == nullptr)
+    const int64_t bytes = x_.bytes(count_);
+    // Read once: it is another's, who may write it again after it was checked.
+    const int64_t place =
+        std::atomic_ref(peer.board->arrival.place).load(std::memory_order_relaxed);
+    if (place < 0 || place > INT64_MAX - bytes || p >= int(arenas.of.size()) ||
+        arenas.of[size_t(p)] == nullptr)
       throw TransportError("rank " + std::to_string(p) + " names memory that it has not offered");
     if (place + bytes > peer.arena.bytes)
       peer.arena = arenas.of[size_t(p)]->view(place + bytes);

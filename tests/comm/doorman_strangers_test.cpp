@@ -40,7 +40,8 @@ void answers_are_checked() {
     CHECK(!zero.met(1));
   };
   play([](const Fd&, const Address&, Hello) {},
-       "TransportError rank 1 ended before it answered rank 0");
+       "PeerLostError rank 1 ended before it answered rank 0. Look for the first error among the "
+       "ranks");
   play([](const Fd& s, const Address&, Hello) { send_message(s, "what?", -1); },
        "RendezvousError the greeting of rank 1 does not belong");
   play([](const Fd& s, const Address&, Hello h) {

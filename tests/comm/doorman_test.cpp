@@ -98,7 +98,7 @@ void who_has_left_cannot_be_met() {
   Party zero(store, 0, 2);
   Party(store, 1, 2).doorman.reset();
   zero.doorman->knock_at(1);
-  const std::string text = "TransportError rank 0 cannot connect to rank 1 (pid " +
+  const std::string text = "PeerLostError rank 0 cannot connect to rank 1 (pid " +
                            std::to_string(::getpid()) + "): connect: Connection refused";
   CHECK_CONTAINS(zero.lost(1), text);
 }

@@ -1,9 +1,10 @@
 """Ranks that end in all the ways in which a process can, for test_processes.py.
 
-``python -m tests.comm.exits`` reads lines "SCENARIO SIZE FOLDER", and for each forks SIZE ranks
-that run a function of this module and then go the whole way of an interpreter that ends. It answers
-with a line of JSON: each rank's exit status, negative for a signal, and its standard error. Forked
-after torch has been imported, and before any of it runs, because importing it takes seconds.
+``python -m tests.comm.exits`` (`scenarios_of` runs it, or another module with a `serve`) reads
+lines "SCENARIO SIZE FOLDER", and for each forks SIZE ranks that run a function of that module and
+then go the whole way of an interpreter that ends. It answers with a line of JSON: each rank's exit
+status, negative for a signal, and its standard error. Forked after torch has been imported, and
+before any of it runs, because importing it takes seconds.
 """
 
 from __future__ import annotations
@@ -11,18 +12,24 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 import ringkern
+from ringkern.errors import CommAbortedError, PeerLostError
 
+ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 60.0
 held: list[object] = []  # as a program's globals hold what it forgets
 
@@ -85,7 +92,7 @@ def thread_waits(rank: int, size: int, folder: Path) -> None:
     communicator = own(rank, size, folder, timeout_s=600)
 
     def wait() -> None:
-        with contextlib.suppress(ringkern.errors.CommAbortedError):
+        with contextlib.suppress(CommAbortedError, PeerLostError):
             communicator.all_reduce(torch.ones(10))
 
     if rank == 0:
@@ -99,7 +106,7 @@ def thread_waits_in_a_quick_call(rank: int, size: int, folder: Path) -> None:
     reduce_in_group()
 
     def wait() -> None:
-        with contextlib.suppress(ringkern.errors.CommAbortedError):
+        with contextlib.suppress(CommAbortedError, PeerLostError):
             ringkern.ring_all_reduce(torch.ones(10))
 
     if rank == 0:
@@ -203,7 +210,7 @@ def killed_midway(rank: int, size: int, folder: Path) -> None:
 # ---- running them -------------------------------------------------------------------------------
 
 
-def start(scenario: str, rank: int, size: int, folder: Path) -> int:
+def start(scenario: Callable[..., None], rank: int, size: int, folder: Path) -> int:
     """The pid of a new rank."""
     if (pid := os.fork()) != 0:
         return pid
@@ -212,11 +219,11 @@ def start(scenario: str, rank: int, size: int, folder: Path) -> int:
     os.dup2(errors, 1)
     os.dup2(errors, 2)
     torch.set_num_threads(1)
-    globals()[scenario](rank, size, folder)
+    scenario(rank, size, folder)
     sys.exit()
 
 
-def run(scenario: str, size: int, folder: Path) -> list[dict[str, object]]:
+def run(scenario: Callable[..., None], size: int, folder: Path) -> list[dict[str, object]]:
     running = {start(scenario, rank, size, folder): rank for rank in range(size)}
     ranks: list[dict[str, object]] = [{} for _ in range(size)]
     end = time.monotonic() + LIMIT_S
@@ -234,7 +241,41 @@ def run(scenario: str, size: int, folder: Path) -> list[dict[str, object]]:
     return ranks
 
 
-if __name__ == "__main__":
+def serve(scenarios: dict[str, Any]) -> None:
     for line in sys.stdin:
         name, ranks, folder = line.rstrip("\n").split(" ", 2)
-        print(json.dumps(run(name, int(ranks), Path(folder))), flush=True)
+        print(json.dumps(run(scenarios[name], int(ranks), Path(folder))), flush=True)
+
+
+@contextlib.contextmanager
+def scenarios_of(module: str) -> Iterator[Callable[[str, int, Path], list[dict[str, Any]]]]:
+    """``run(scenario, size, folder)``, in a process that serves that module's scenarios."""
+    with subprocess.Popen(
+        # Newer Pythons warn of fork() beside threads, which is what is tested.
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-m", module],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        requests, answers = process.stdin, process.stdout
+
+        def run(name: str, size: int, folder: Path) -> list[dict[str, Any]]:
+            requests.write(f"{name} {size} {folder}\n")
+            requests.flush()
+            assert select.select([answers], [], [], 2 * LIMIT_S)[0], f"{name} has not ended"
+            outcome: list[dict[str, Any]] = json.loads(answers.readline())
+            return outcome
+
+        yield run
+        requests.close()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+if __name__ == "__main__":
+    serve(globals())

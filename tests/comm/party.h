@@ -19,6 +19,8 @@ inline std::string text_of(std::exception_ptr error) {
   if (!error) return "gone";
   try {
     std::rethrow_exception(error);
+  } catch (const PeerLostError& e) {
+    return std::string("PeerLostError ") + e.what();
   } catch (const SharedMemoryError& e) {
     return std::string("SharedMemoryError ") + e.what();
   } catch (const TransportError& e) {

@@ -6,11 +6,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "check.h"
+#include "cpu/engine.h"
 
 using namespace ringkern;
 using namespace ringkern::cpu;
@@ -120,9 +125,56 @@ void a_child_frees_nothing_of_its_parent() {
   arena.free(at);
 }
 
+// Two ranks with tensors in arenas of their own, or, of rank 1, elsewhere. How many rounds each has
+// staged.
+void tensors_are_staged_unless_all_are_in_arenas(bool both) {
+  constexpr int kRanks = 2;
+  constexpr int64_t kCount = 10'000;
+  const Geometry geometry = default_geometry();
+  const auto bytes = size_t(segment_bytes(geometry));
+  Arena arenas[kRanks] = {Arena(4 * kMiB), Arena(4 * kMiB)};
+  std::vector<std::unique_ptr<void, void (*)(void*)>> memory;
+  std::vector<void*> all;
+  for (int r = 0; r < kRanks; ++r) {
+    memory.emplace_back(std::aligned_alloc(4096, size_t(align_up(int64_t(bytes), 4096))), std::free);
+    std::memset(memory.back().get(), 0, bytes);
+    all.push_back(memory.back().get());
+  }
+  std::vector<float> elsewhere(kCount);
+  float* tensors[kRanks];
+  std::vector<std::thread> threads;
+  for (int r = 0; r < kRanks; ++r) {
+    tensors[r] = r == 1 && !both ? elsewhere.data()
+                                 : static_cast<float*>(arenas[r].allocate(kCount * sizeof(float)));
+    std::fill_n(tensors[r], kCount, float(r + 1));
+  }
+  for (int r = 0; r < kRanks; ++r)
+    threads.emplace_back([&, r] {
+      auto known = std::make_shared<Arenas>();
+      known->mine = &arenas[r];
+      for (const Arena& arena : arenas)
+        known->of.push_back(std::make_shared<PeerArena>(arena.fd(), arena.bytes()));
+      Engine engine({all[size_t(r)], all[size_t(1 - r)], all[size_t(1 - r)], all}, geometry, r,
+                    kRanks, std::chrono::seconds(60), known);
+      Task task;
+      task.algorithm = Algorithm::two_shot;
+      task.in = task.out = tensors[r];
+      task.count = kCount;
+      engine.run(task);
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (int r = 0; r < kRanks; ++r) {
+    CHECK(std::all_of(tensors[r], tensors[r] + kCount, [](float x) { return x == 3; }));
+    auto* const board = reinterpret_cast<Board*>(static_cast<std::byte*>(all[size_t(r)]) +
+                                                 mesh_offset(geometry));
+    CHECK_EQ(board->staged.rounds > 0, !both);
+  }
+}
+
 }  // namespace
 
 int main() {
+  for (const bool both : {true, false}) tensors_are_staged_unless_all_are_in_arenas(both);
   blocks_never_overlap_and_all_comes_back();
   places_are_of_whole_blocks_in_the_arena();
   memory_that_is_freed_goes_back_to_the_system();

@@ -65,7 +65,7 @@ void who_died_before_it_was_met_is_named() {
   CHECK_EQ(::waitpid(pid, &status, 0), pid);
   CHECK_EQ(status, SIGKILL);
   Rank zero(store, 0, 2);
-  check_outcome(zero.box.outcome(zero.box.send(1, 1, Bytes(1))), "TransportError",
+  check_outcome(zero.box.outcome(zero.box.send(1, 1, Bytes(1))), "PeerLostError",
                 "rank 0 cannot connect to rank 1 (pid " + std::to_string(pid) + ")");
 }
 
@@ -111,7 +111,7 @@ void a_child_does_not_hide_that_its_parent_has_left() {
       check_outcome(r.box.outcome(r.box.receive(1, 2, 1)), "PeerLostError", "has ended or left");
       Rank late(store, 0, 2);  // of a second group, whose rank 1 has left before they met
       store->get("left", kLong);
-      check_outcome(late.box.outcome(late.box.receive(1, 2, 1)), "TransportError",
+      check_outcome(late.box.outcome(late.box.receive(1, 2, 1)), "PeerLostError",
                     "cannot connect to rank 1");
       store->set("told", "");
       return;

@@ -124,7 +124,7 @@ void says_which_limit_was_met() {
   in_child([] {
     const rlimit limit{1 << 20, 1 << 20};
     CHECK(::setrlimit(RLIMIT_FSIZE, &limit) == 0);
-    CHECK_THROWS(SharedMemoryError, "needs 2.0 MiB of shared memory, and 1.0 MiB is left: ftruncate",
+    CHECK_THROWS(SharedMemoryError, "needs 2.0 MiB of shared memory, and 1.0 MiB is left: ftrunc",
                  ShmTransport(2 << 20));
     CHECK_THROWS(SharedMemoryError, "The limit on file size (ulimit -f) is 1.0 MiB. Raise it",
                  ShmTransport(2 << 20));

@@ -1,0 +1,25 @@
+// The last word of a process that ends.
+#include "comm/socket.h"
+
+#include <sys/socket.h>
+
+#include "check.h"
+
+using namespace ringkern;
+
+int main() {
+  for (const bool read_all : {true, false}) {
+    int fds[2];
+    CHECK_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds), 0);
+    const Fd stays(fds[0]);
+    Fd ends(fds[1]);
+    if (!read_all) send_message(stays, "never read", -1);
+    send_message(ends, "the reason", -1);
+    ends = Fd();
+    Message message;
+    CHECK(receive_message(stays, message) == Received::message);
+    CHECK_EQ(message.bytes, std::string("the reason"));
+    CHECK(receive_message(stays, message) == Received::closed);
+    CHECK(receive_message(stays, message) == Received::closed);
+  }
+}

@@ -1,0 +1,256 @@
+// What is noticed of ranks while nobody waits for them, and what all are told of it. The ranks are
+// threads, whose calls do what the test says.
+#include "comm/watch.h"
+
+#include <unistd.h>
+
+#include <functional>
+#include <latch>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "comm/communicator.h"
+#include "comm/memory_store.h"
+#include "comm/story.h"
+
+using namespace ringkern;
+using namespace ringkern::test;
+
+namespace {
+
+constexpr Milliseconds kLong{20000};
+
+std::atomic<int> in_a_wait{0};
+
+// A call lasts until it is aborted; an empty one, or one that is enqueued, no time.
+struct FakeExecutor final : Executor {
+  explicit FakeExecutor(bool enqueues) : enqueues_(enqueues) {}
+  void run(const Task& task) override {
+    if (enqueues_ || task.count == 0) return;
+    ++in_a_wait;
+    while (!aborted_) std::this_thread::sleep_for(Milliseconds(1));
+    throw AbortedError("rank ? waited.", {1, task.seq, "waited"});
+  }
+  bool enqueues() const override { return enqueues_; }
+  void abort() override { aborted_ = true; }
+  const bool enqueues_;
+  std::atomic<bool> aborted_{false};
+};
+
+struct FakeTransport final : Transport {
+  void* mine() override { return &memory_; }
+  Offer offer() override { return {"some bytes"}; }
+  void* map(const Offer& offer, int) override {
+    CHECK_EQ(offer.bytes, std::string("some bytes"));
+    CHECK_EQ(offer.fd, -1);  // the control page is the communicator's
+    return &memory_;
+  }
+  int memory_ = 0;
+};
+
+struct Rank {
+  Rank(const std::shared_ptr<Store>& store, int rank, int ranks, bool enqueues = false)
+      : comm(store, "group", rank, ranks, kLong) {
+    device.name = "cpu";
+    device.make_transport = [] { return std::make_unique<FakeTransport>(); };
+    device.make_executor = [=](const Segments&) { return std::make_unique<FakeExecutor>(enqueues); };
+  }
+  // A call that ends at once.
+  void pass() { comm.run(device, Task{}); }
+  void wait(int64_t count, DType dtype = DType::f32, Op op = Op::sum) {
+    Task task;
+    task.count = count;
+    task.reduction = Reduction::of(op, dtype, comm.ranks());
+    comm.run(device, task);
+  }
+
+  Device device;
+  Communicator comm;
+};
+
+// One thread a rank; what each threw.
+std::vector<std::string> on_ranks(int ranks, const std::function<void(Rank&)>& body,
+                                  bool enqueues = false) {
+  const auto store = std::make_shared<MemoryStore>();
+  std::vector<std::unique_ptr<Rank>> all;
+  for (int r = 0; r < ranks; ++r) all.push_back(std::make_unique<Rank>(store, r, ranks, enqueues));
+  std::vector<std::string> texts(static_cast<size_t>(ranks));
+  std::vector<std::thread> threads;
+  for (int r = 0; r < ranks; ++r)
+    threads.emplace_back([&, r] {
+      const auto note = [&](const std::string& kind, const Error& e) {
+        texts[size_t(r)] = kind + " " + std::to_string(e.facts.rank) + " " +
+                           std::to_string(e.facts.seq) + ": " + e.what();
+      };
+      try {
+        body(*all[size_t(r)]);
+      } catch (const PeerLostError& e) {
+        note("PeerLostError", e);
+      } catch (const MismatchError& e) {
+        note("MismatchError", e);
+      } catch (const TimeoutError& e) {
+        note("TimeoutError", e);
+      } catch (const AbortedError& e) {
+        note("AbortedError", e);
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  return texts;
+}
+
+// All wait in their first call, which one makes in its own way.
+void a_mismatch_names_the_field_and_the_ranks() {
+  const auto texts = on_ranks(3, [](Rank& r) { r.wait(r.comm.rank() == 2 ? 1028 : 1024); });
+  for (const std::string& text : texts) {
+    CHECK_CONTAINS(text, "MismatchError 2 1: seq=1: ranks disagree on numel: rank ");  // 0 or 1
+    CHECK_CONTAINS(text, " has 1024 (seq=1 all_reduce sum float32[1024]), rank 2 has 1028");
+    CHECK_CONTAINS(text, "; of rank 2: seq=1 all_reduce sum float32[1028].");
+    CHECK_CONTAINS(text, "All ranks must make the same calls in the same order");
+    CHECK_CONTAINS(text, "close it and make a new one");
+  }
+  for (const std::string& text : on_ranks(2, [](Rank& r) {
+         r.wait(10, r.comm.rank() == 0 ? DType::f32 : DType::bf16, Op::max);
+       }))
+    CHECK_CONTAINS(text, "ranks disagree on dtype: rank 0 has float32 (seq=1 all_reduce max "
+                         "float32[10]), rank 1 has bfloat16");
+  for (const std::string& text :
+       on_ranks(2, [](Rank& r) { r.wait(10, DType::f32, r.comm.rank() == 0 ? Op::avg : Op::sum); }))
+    CHECK_CONTAINS(text, "ranks disagree on op: rank 0 has avg");
+}
+
+// Nobody waits for the data: the last to come sees it at once.
+void a_mismatch_of_what_is_enqueued_is_found_by_the_last_to_come() {
+  for (int i = 0; i < 20; ++i) {
+    const auto texts = on_ranks(
+        3,
+        [](Rank& r) {
+          r.pass();
+          r.wait(r.comm.rank() + 1);
+        },
+        true);
+    int found = 0;
+    for (const std::string& text : texts)
+      if (!text.empty()) {
+        ++found;
+        CHECK_CONTAINS(text, "Error ");
+        CHECK_CONTAINS(text, "seq=2: ranks disagree on numel");
+      }
+    CHECK(found > 0);
+  }
+}
+
+void who_leaves_early_is_named() {
+  const auto texts = on_ranks(2, [](Rank& r) {
+    r.pass();
+    if (r.comm.rank() == 1) r.comm.close();
+    else r.wait(10);
+  });
+  CHECK_CONTAINS(texts[0], "PeerLostError 1 2: rank 1 (pid " + std::to_string(::getpid()) +
+                               ") closed its communicator, or its program ended normally, after "
+                               "seq=1, and rank 0 made one more: seq=2 all_reduce sum float32[10]");
+  CHECK_EQ(texts[1], std::string());
+}
+
+// The last to leave is not told that others were first.
+void who_leaves_after_its_last_call_is_let_go() {
+  for (int i = 0; i < 20; ++i)
+    for (const std::string& text : on_ranks(3, [](Rank& r) {
+           r.pass();
+           r.comm.close();
+         }))
+      CHECK_EQ(text, std::string());
+}
+
+// What was first is what all say, also of calls that come later; and how far another rank had come
+// is no fact of theirs.
+void the_first_reason_is_everybodys() {
+  in_a_wait = 0;
+  std::latch passed(3), aborted(3);
+  const auto texts = on_ranks(3, [&](Rank& r) {
+    r.pass();
+    passed.arrive_and_wait();
+    if (r.comm.rank() == 1) {
+      while (in_a_wait == 0) std::this_thread::sleep_for(Milliseconds(1));
+      r.comm.abort("enough");
+      r.comm.abort("more than enough");
+    }
+    if (r.comm.rank() == 0) {
+      try {
+        r.wait(10);
+        fail(__FILE__, __LINE__, "nobody came, and no error");
+      } catch (const AbortedError& e) {
+        CHECK_CONTAINS(e.what(), "aborted by rank 1: enough. Here: rank ? waited.");
+        CHECK_EQ(e.facts.rank, 1);
+      }
+    }
+    aborted.arrive_and_wait();
+    try {
+      r.wait(10);
+    } catch (const AbortedError& e) {
+      CHECK(e.facts.phase.empty());
+      throw;
+    }
+  });
+  for (const std::string& text : texts)
+    CHECK_CONTAINS(text, "AbortedError 1 0: communicator 'group' became unusable just now: aborted by "
+                         "rank 1: enough");
+}
+
+void a_late_rank_is_named() {
+  Control zero(0, 3), one(1, 3), two(2, 3);
+  Control* const all[] = {&zero, &one, &two};
+  for (Control* a : all)
+    for (Control* b : all)
+      if (a != b) a->map(b->rank, b->fd());
+  const CallWords words = words_of(Task{});
+  for (Control* c : all) {
+    c->begin(words);
+    c->end(0);
+  }
+  CHECK(!late_rank(zero, 1));
+  zero.begin(words);
+  two.begin(words);
+  CHECK_EQ(late_rank(zero, 2).value_or(-1), 1);
+  const Failure f = timed_out(zero, TimeoutError("nothing came.", {2, 2, "waited"}));
+  CHECK_EQ(f.about.rank, 1);
+  CHECK_CONTAINS(f.text, "seq=2 nothing came. Waiting for rank 1 (pid " + std::to_string(::getpid()) +
+                             "), which has not made this call; its last was seq=1 all_reduce sum "
+                             "float32[0], which ended 0.0 s ago; its process is ");
+  CHECK_CONTAINS(f.text, "Per rank: 0 in seq=2 for 0.0 s; 1 done with seq=1 0.0 s ago; 2 in seq=2");
+  CHECK(zero.fail(f));
+  CHECK(!two.fail(failure_of(Cause::aborted, 2, {}, "too late")));
+  CHECK(two.failure()->cause == Cause::timed_out);
+  CHECK_EQ(two.failure()->text, f.text);
+  CHECK_EQ(two.failure()->about.phase, std::string("waited"));
+}
+
+// A rank keeps the last calls; what is older, and what is half written, is not shown.
+void calls_are_kept_for_a_while() {
+  Control c(0, 1);
+  for (int i = 1; i <= 100; ++i) {
+    Task task;
+    task.count = i;
+    CHECK_EQ(c.begin(words_of(task)), uint64_t(i));
+    if (i < 100) c.end(0);
+  }
+  CHECK(!c.call(0, 36) && c.call(0, 37));
+  CHECK_EQ(c.call(0, 100)->words.count, 100);
+  CHECK_EQ(c.call(0, 100)->ended, 0);
+  CHECK(c.call(0, 99)->ended != 0);
+  CHECK_EQ(c.last_calls(0).size(), size_t(kCallLines));
+  CHECK_EQ(c.last_calls(0, 2).front().seq, uint64_t(99));
+}
+
+}  // namespace
+
+int main() {
+  a_mismatch_names_the_field_and_the_ranks();
+  a_mismatch_of_what_is_enqueued_is_found_by_the_last_to_come();
+  who_leaves_early_is_named();
+  who_leaves_after_its_last_call_is_let_go();
+  the_first_reason_is_everybodys();
+  a_late_rank_is_named();
+  calls_are_kept_for_a_while();
+}

@@ -1,0 +1,85 @@
+// Where a rank says that its tensor is, held against what it has: a rank that says nonsense is an
+// error, and no access outside of its memory.
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "check.h"
+#include "cpu/mesh.h"
+
+using namespace ringkern;
+using namespace ringkern::cpu;
+
+namespace {
+
+constexpr int64_t kOffset = 4096, kArenaBytes = 16 << 20, kCount = 1000;
+
+// Two ranks of one process, of which rank 1 has come to a call and rank 0 has not.
+struct Pair {
+  Arena arena{kArenaBytes};
+  std::shared_ptr<Arenas> arenas = std::make_shared<Arenas>();
+  std::vector<std::unique_ptr<std::byte[], void (*)(std::byte*)>> memory;
+  Segments segments;
+
+  Pair() {
+    arenas->mine = &arena;
+    const size_t bytes = size_t(align_up(kOffset + MeshGeometry::bytes(), 4096));
+    for (int r = 0; r < 2; ++r) {
+      memory.emplace_back(static_cast<std::byte*>(std::aligned_alloc(4096, bytes)),
+                          [](std::byte* p) { std::free(p); });
+      std::memset(memory.back().get(), 0, bytes);
+      segments.all.push_back(memory.back().get());
+      arenas->of.push_back(PeerArena::of(r, arena.fd(), arena.bytes()));
+    }
+    CHECK(run(1) == Verdict::timed_out);
+  }
+
+  Arrival& arrival_of(int rank) {
+    return reinterpret_cast<Board*>(memory[size_t(rank)].get() + kOffset)->arrival;
+  }
+  Verdict run(int rank) {
+    Task task;
+    task.algorithm = Algorithm::two_shot;
+    task.count = kCount;
+    task.reduction = Reduction::of(Op::sum, DType::i64, 2);
+    task.in = task.out = arena.allocate(kCount * 8);
+    Mesh mesh(segments, kOffset, rank, arenas);
+    Wait::Clock::time_point yield_from;
+    Wait wait(*static_cast<Bell*>(segments.all[size_t(rank)]), 0, std::chrono::milliseconds(20),
+              yield_from);
+    WaitReport report;
+    return mesh.run(task, Reducer(task.reduction), wait, report);
+  }
+};
+
+void a_place_outside_of_the_file_is_refused() {
+  for (const int64_t place : {int64_t(-1), std::numeric_limits<int64_t>::min()}) {
+    Pair pair;
+    pair.arrival_of(1).place = place;
+    CHECK_THROWS(TransportError, "rank 1 names memory that it has not offered", pair.run(0));
+  }
+  for (const int64_t below : {int64_t(0), int64_t(1), kCount * 8 - 1}) {
+    Pair pair;  // the end of such a tensor is no number any more
+    pair.arrival_of(1).place = std::numeric_limits<int64_t>::max() - below;
+    CHECK_THROWS(TransportError, "rank 1 names memory that it has not offered", pair.run(0));
+  }
+  for (const int64_t place : {kArenaBytes - kCount * 8 + 1, kArenaBytes, int64_t(1) << 60}) {
+    Pair pair;
+    pair.arrival_of(1).place = place;
+    CHECK_THROWS(TransportError, "a rank names memory that it does not have", pair.run(0));
+  }
+}
+
+void a_place_inside_is_taken() {
+  Pair pair;
+  pair.arrival_of(1).place = kArenaBytes - kCount * 8;
+  CHECK(pair.run(0) == Verdict::timed_out);  // rank 1 has gone, and reduces nothing
+}
+
+}  // namespace
+
+int main() {
+  a_place_outside_of_the_file_is_refused();
+  a_place_inside_is_taken();
+}
