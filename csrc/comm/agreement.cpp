@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "comm/news.h"
+
 namespace ringkern {
 namespace {
 
@@ -12,6 +14,12 @@ constexpr Milliseconds kLongest = std::chrono::hours(24 * 365);  // a deadline t
 
 constexpr int64_t kRefused = int64_t(1) << 32;
 const char* const kFormed = "formed";
+
+std::string seconds(Milliseconds t) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f s", double(t.count()) / 1000);
+  return text;
+}
 
 }  // namespace
 
@@ -29,7 +37,8 @@ Agreement::Agreement(Store& store, const std::string& prefix, int rank, int size
       rank_(rank),
       size_(size),
       timeout_(std::min(timeout, kLongest)),
-      deadline_(Clock::now() + timeout_) {}
+      start_(Clock::now()),
+      deadline_(start_ + timeout_) {}
 
 Milliseconds Agreement::slice() const {
   const auto left = std::chrono::ceil<Milliseconds>(deadline_ - Clock::now());
@@ -40,7 +49,18 @@ void Agreement::look(const std::string& waiting_for) {
   if (store_.add(key("votes"), 0) >= kRefused)
     throw Lost("another rank gave up while " + rank_text(rank_) + " waited for " + waiting_for);
   closer_();
-  if (overdue()) throw Lost(who_is_late(waiting_for));
+  const double waited = std::chrono::duration<double>(Clock::now() - start_).count();
+  if (overdue())
+    throw Lost("no ring of " + std::to_string(size_) + " ranks within " + seconds(timeout_) +
+               who_is_late(waiting_for) +
+               ". All ranks must make this call, each within the timeout of the others");
+  if (waited >= patience_) {
+    patience_ = waited < 30 ? 30 : patience_ + 60;
+    NewsDesk::all().post(NewsKind::warning,
+                         "'" + prefix_ + "': no ring of " + std::to_string(size_) +
+                             " ranks yet, after " + std::to_string(int(waited)) + " s" +
+                             who_is_late(waiting_for) + ". It fails after " + seconds(timeout_));
+  }
 }
 
 std::string Agreement::who_is_late(const std::string& waiting_for) {
@@ -50,13 +70,10 @@ std::string Agreement::who_is_late(const std::string& waiting_for) {
     const int64_t stage = store_.add(key("stage", r), 0);
     if (stage < 2) (stage == 0 ? missing : unfinished) += " " + std::to_string(r);
   }
-  char seconds[32];
-  std::snprintf(seconds, sizeof seconds, "%.1f", double(timeout_.count()) / 1000);
-  std::string text = "no ring of " + std::to_string(size_) + " ranks within " + seconds + " s";
+  std::string text;
   if (!missing.empty()) text += "; did not come: rank" + missing;
   if (!unfinished.empty()) text += "; came but did not finish connecting: rank" + unfinished;
-  return text + "; " + rank_text(rank_) + " waited for " + waiting_for +
-         ". All ranks must make this call, each within the timeout of the others";
+  return text + "; " + rank_text(rank_) + " waited for " + waiting_for;
 }
 
 std::string Agreement::get(const std::string& key, const std::string& waiting_for) {

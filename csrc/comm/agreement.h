@@ -54,7 +54,8 @@ class Agreement {
   const std::string prefix_;
   const int rank_, size_;
   const Milliseconds timeout_;
-  const Clock::time_point deadline_;
+  const Clock::time_point start_, deadline_;
+  double patience_ = 5;  // in seconds: how long it may take before somebody is told
   std::function<void()> closer_ = [] {};
 };
 

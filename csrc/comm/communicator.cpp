@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "comm/news.h"
-#include "comm/parting.h"
 #include "comm/story.h"
 
 namespace ringkern {
@@ -23,9 +22,7 @@ int watch_forks() {
   return forks.load(std::memory_order_relaxed);
 }
 
-// Long enough for ranks that end together; a rank that ends long before its neighbours does not
-// wait for them.
-constexpr Milliseconds kPartingTimeout{2000};
+// Who ends the waits of others says why, on its page, at about the same time.
 constexpr Milliseconds kReasonComes{1000};
 
 // The communicator whose callback runs on this thread, which is then that communicator's own: what
@@ -42,49 +39,6 @@ void throw_if_at_odds(const Control& control) {
 std::string sentence(const std::string& text) {
   return text.empty() || text.back() == '.' ? text : text + ".";
 }
-
-// The control page of a rank goes with its transport's offer: its descriptor is the last one.
-Offer with_page(Offer offer, int page) {
-  (offer.fd < 0 ? offer.fd : offer.second_fd < 0 ? offer.second_fd : offer.third_fd) = page;
-  return offer;
-}
-int take_page(Offer& offer) {
-  return std::exchange(offer.third_fd >= 0    ? offer.third_fd
-                       : offer.second_fd >= 0 ? offer.second_fd
-                                              : offer.fd,
-                       -1);
-}
-
-// A store that ends the rendezvous when `look` throws. Once: afterwards the other ranks are told
-// why, over the same store.
-class WatchedStore final : public Store {
- public:
-  WatchedStore(Store& store, std::function<void()> look) : store_(store), look_(std::move(look)) {}
-
-  void set(const std::string& key, const std::string& value) override {
-    look();
-    store_.set(key, value);
-  }
-  std::string get(const std::string& key, Milliseconds timeout) override {
-    look();
-    return store_.get(key, timeout);
-  }
-  int64_t add(const std::string& key, int64_t amount) override {
-    look();
-    return store_.add(key, amount);
-  }
-
- private:
-  void look() {
-    if (const auto once = std::exchange(look_, nullptr)) {
-      once();
-      look_ = once;
-    }
-  }
-
-  Store& store_;
-  std::function<void()> look_;
-};
 
 }  // namespace
 
@@ -259,78 +213,10 @@ void Communicator::fail(Ring& ring, const Failure* mine, const Error& here) {
            about);
 }
 
-bool Communicator::connected(const Device& device) {
-  std::lock_guard lock(state_);
-  return rings_.contains(device.name);
-}
-
-Communicator::Ring& Communicator::ring_on(const Device& device) {
-  {
-    std::lock_guard lock(state_);
-    if (auto found = rings_.find(device.name); found != rings_.end()) return found->second;
-  }
-  Ring* ring;
-  {
-    Ring fresh = connect(device);
-    std::lock_guard lock(state_);
-    if (!poisoned_.empty()) end_waits(fresh, poisoned_);  // the others do not know yet
-    ring = &rings_.emplace(device.name, std::move(fresh)).first->second;
-  }
-  ring->watch->meet(ring->neighbours);
-  return *ring;
-}
-
 // Of all ranks, for this reason unless there was another.
 void Communicator::end_waits(Ring& ring, const std::string& reason) const {
   ring.control->fail(failure_of(Cause::aborted, rank_, Facts{rank_}, reason));
   ring.executor->abort();
-}
-
-Communicator::Ring Communicator::connect(const Device& device) {
-  Ring ring;
-  Segments segments;
-  std::string key;
-  const Place place{rank_, ranks_, (rank_ + 1) % ranks_, (rank_ + ranks_ - 1) % ranks_};
-  const auto offer = [&] {
-    ring.control = std::make_unique<Control>(rank_, ranks_);
-    ring.transport = device.make_transport();
-    segments.mine = ring.transport->mine();
-    return with_page(ring.transport->offer(), ring.control->fd());
-  };
-  // What may fail is where a failure is every rank's: in `offer` and `map`.
-  const auto equip = [&] {
-    ring.executor = device.make_executor(segments);
-    ring.enqueues = ring.executor->enqueues();
-    ring.watch = std::make_unique<Watch>(Watched{
-        name_, device.name, timeout_, ring.control.get(),
-        [this, executor = ring.executor.get()](const Failure& failure) {
-          poison(failure.text, failure.about);
-          executor->abort();
-        },
-        key});
-  };
-  const auto map = [&](const std::vector<Offer>& offers) {
-    segments.all.resize(offers.size(), segments.mine);
-    for (int peer = 0; peer < ranks_; ++peer) {
-      if (peer == rank_) continue;
-      Offer theirs = offers[size_t(peer)];
-      ring.control->map(peer, take_page(theirs));
-      segments.all[size_t(peer)] = ring.transport->map(theirs, peer);
-    }
-    segments.prev_calls = ring.control->calls_of(place.prev);
-    segments.next = segments.all[size_t(place.next)];
-    segments.prev = segments.all[size_t(place.prev)];
-    equip();
-  };
-  if (ranks_ == 1) {
-    ring.control = std::make_unique<Control>(rank_, ranks_);
-    equip();
-    return ring;
-  }
-  WatchedStore store(*store_, [this] { check_healthy(); });
-  key = unique_prefix(store, name_ + "/" + device.terms.device, place);
-  ring.neighbours = join_ring(store, key, place, device.terms, timeout_, offer, map);
-  return ring;
 }
 
 bool Communicator::take_reason(const std::string& reason, const Facts& about) {
@@ -364,57 +250,6 @@ void Communicator::abort(const std::string& reason) {
     for (auto& [name, ring] : rings_) end_waits(ring, text);
   }
   if (first) tell(text);  // when the rings are known to have failed: whoever hears may look at them
-}
-
-void Communicator::close(Milliseconds patience) {
-  if (forked()) {
-    // The worker's thread and the neighbours belong to the parent: touch neither.
-    (void)worker_.release();
-    for (auto& [name, ring] : rings_) {
-      (void)ring.watch.release();
-      (void)ring.executor.release();
-      (void)ring.transport.release();
-    }
-    return;
-  }
-  if (calling_back == this)
-    throw UsageError("close() in the callback of an asynchronous call would wait for itself. Close "
-                     "communicator '" + name_ + "' elsewhere.");
-  {
-    std::lock_guard lock(state_);
-    if (closed_) return;
-    closed_ = true;
-    usable_ = false;
-  }
-  std::unique_lock turn(turn_, std::defer_lock);  // a call of another thread
-  if (patience == Milliseconds::max()) {
-    turn.lock();
-    worker_->drain();
-  } else if (!turn.try_lock_for(patience) || !worker_->drain(patience)) {
-    abort("rank " + std::to_string(rank_) + " closed it before its calls had finished");
-    if (!turn.owns_lock()) turn.lock();
-  }
-  worker_->stop();
-  std::map<std::string, Ring> rings;
-  {
-    std::lock_guard lock(state_);
-    rings.swap(rings_);
-  }
-  for (auto& [name, ring] : rings) dissolve(ring, patience);
-}
-
-// What was enqueued on a device may still run; then the others' kernels may still write to this
-// rank's memory, as when they return credits.
-void Communicator::dissolve(Ring& ring, Milliseconds patience) const {
-  ring.control->depart();
-  if (!ring.executor->drain(patience)) {
-    ring.executor->abort();
-    ring.executor->drain(Milliseconds::max());
-  }
-  ring.watch.reset();
-  ring.executor.reset();
-  if (ring.transport == nullptr || !ring.transport->unmap()) return;
-  if (!part_from(ring.neighbours, ranks_, kPartingTimeout)) ring.transport->abandon();
 }
 
 }  // namespace ringkern

@@ -38,7 +38,7 @@ std::string read_text(const char (&from)[N]) {
 struct Control::Page {
   int64_t pid;
   uint64_t pid_namespace;
-  alignas(kCacheLine) uint64_t beats;
+  alignas(kCacheLine) int64_t last_beat;
   alignas(kCacheLine) uint64_t departed;       // 0: not yet; else 1 + the number of its last call
   alignas(kCacheLine) uint64_t first_to_fail;  // rank 0's page: 0: nobody; else 1 + the rank
   struct Reason {
@@ -66,6 +66,8 @@ Control::Control(int my_rank, int of_ranks)
   mine->pid_namespace = ringkern::pid_namespace();
   pages_[size_t(rank)] = mine;
   lines_ = mine->calls;
+  beat();
+  if (rank == 0) first_to_fail_ = &mine->first_to_fail;
 }
 
 Control::~Control() { delete alone_; }
@@ -74,6 +76,7 @@ void Control::map(int peer, int fd) {
   check_memory_of(peer, fd, sizeof(Page));
   pages_[size_t(peer)] = static_cast<Page*>(mappings_.map(
       fd, 0, sizeof(Page), "mmap of the control page of rank " + std::to_string(peer)));
+  if (peer == 0) first_to_fail_ = &pages_[0]->first_to_fail;
 }
 
 const CallLine* Control::calls_of(int peer) const {
@@ -101,10 +104,10 @@ std::vector<Call> Control::last_calls(int of, size_t most) const {
 }
 
 void Control::beat() {
-  uint64_t& beats = pages_[size_t(rank)]->beats;
-  store(beats, beats + 1);
+  now_.store(coarse_now(), std::memory_order_relaxed);
+  store(pages_[size_t(rank)]->last_beat, now_.load(std::memory_order_relaxed));
 }
-uint64_t Control::beats_of(int of) const { return load(pages_[size_t(of)]->beats); }
+int64_t Control::last_beat_of(int of) const { return load(pages_[size_t(of)]->last_beat); }
 
 int64_t Control::pid_of(int of) const {
   const Page &theirs = *pages_[size_t(of)], &mine = *pages_[size_t(rank)];
@@ -136,10 +139,6 @@ bool Control::fail(const Failure& f) {
   uint64_t nobody = 0;
   return std::atomic_ref(pages_[0]->first_to_fail)
       .compare_exchange_strong(nobody, uint64_t(rank) + 1, std::memory_order_acq_rel);
-}
-
-bool Control::failed() const {
-  return load(pages_[0]->first_to_fail, std::memory_order_acquire) != 0;
 }
 
 std::optional<Failure> Control::failure() const {

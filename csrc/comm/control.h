@@ -82,7 +82,8 @@ class Control {
     std::atomic_thread_fence(std::memory_order_release);
     set(line.what, words.what, std::memory_order_relaxed);
     set(line.count, words.count, std::memory_order_relaxed);
-    set(line.started, coarse_now(), std::memory_order_relaxed);
+    set(line.started, ranks == 1 ? coarse_now() : now_.load(std::memory_order_relaxed),
+        std::memory_order_relaxed);  // alone it has no watch
     set(line.ended, int64_t(0), std::memory_order_relaxed);
     history_ = history_of(history_, words);
     set(line.history, history_, std::memory_order_relaxed);
@@ -91,7 +92,7 @@ class Control {
     return seq;
   }
   uint64_t history() const { return history_; }  // of the call that has begun last
-  // `now`: coarse_now(), or 0: it has taken no time that is worth the look at a clock.
+  // `now`: coarse_now(), or 0: it has taken no time that is worth a look at the clock.
   void end(int64_t now) {
     CallLine& line = lines_[seq_.load(std::memory_order_relaxed) % kCallLines];
     std::atomic_ref(line.ended).store(now != 0 ? now : line.started, std::memory_order_release);
@@ -104,8 +105,9 @@ class Control {
   // The last calls, the oldest first; may lack what is just being written.
   std::vector<Call> last_calls(int rank, size_t most = kCallLines) const;
 
+  // Now and then, to show that this rank is alive, and to know the time.
   void beat();
-  uint64_t beats_of(int rank) const;
+  int64_t last_beat_of(int rank) const;  // CLOCK_MONOTONIC, in ns
   int64_t pid_of(int rank) const;  // 0 where it is no process that this one can see
   // This rank leaves in an orderly way: it makes no call after its last.
   void depart();
@@ -114,7 +116,10 @@ class Control {
 
   // Makes it the reason, unless there is one. Returns whether it did.
   bool fail(const Failure& failure);
-  bool failed() const;
+  bool failed() const {
+    return first_to_fail_ != nullptr &&
+           std::atomic_ref(*first_to_fail_).load(std::memory_order_acquire) != 0;
+  }
   std::optional<Failure> failure() const;
 
   const int rank, ranks;
@@ -126,7 +131,9 @@ class Control {
   Mappings mappings_;
   Page* alone_ = nullptr;  // of a ring of one rank
   std::vector<Page*> pages_;
+  uint64_t* first_to_fail_ = nullptr;  // on rank 0's page; null while that is not mapped
   CallLine* lines_ = nullptr;  // mine
+  std::atomic<int64_t> now_{coarse_now()};
   std::atomic<uint64_t> seq_{0};
   uint64_t history_ = 0;
   std::mutex failing_;

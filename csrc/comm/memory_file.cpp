@@ -9,6 +9,7 @@
 
 #include <cerrno>
 #include <system_error>
+#include <thread>
 
 // Newer than the headers of some systems that this has to be built on.
 #ifndef MFD_NOEXEC_SEAL
@@ -94,8 +95,13 @@ MemoryFile::~MemoryFile() { ::close(fd_); }
 
 void MemoryFile::allocate(int64_t at, int64_t bytes) {
   // The kernel does not refuse memory that it has not: it ends processes until it has.
-  if (const MemoryLimit limit = memory_left(double(bytes)); limit.left < double(bytes))
-    fail("fallocate was not tried", ENOMEM, bytes, limit);
+  MemoryLimit limit = memory_left(double(bytes));
+  const auto end = Clock::now() + kCounted;
+  for (; limit.left < double(bytes); limit = memory_left(double(bytes))) {
+    if (!limit.may_be_more || Clock::now() >= end)
+      fail("fallocate was not tried", ENOMEM, bytes, limit);
+    std::this_thread::sleep_for(Milliseconds(100));
+  }
   int error;
   do error = ::posix_fallocate(fd_, at, bytes);
   while (error == EINTR);

@@ -7,7 +7,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <utility>
 
 namespace ringkern {
 namespace {
@@ -64,18 +66,17 @@ CgroupPath cgroup_path() {
   return found;
 }
 
-// What the kernel takes back first: pages of files and its caches, which it can read again.
+// What the kernel takes back first: pages of files, which it can read again. Not by the lists that
+// they are on, where they come late.
 double reclaimable(const std::string& dir, bool v1) {
-  const std::string prefix = v1 ? "total_" : "";
+  const std::string cache = v1 ? "total_cache " : "file ", shared = v1 ? "total_shmem " : "shmem ";
   double sum = 0;
   each_line(dir + "/memory.stat", [&](const char* line) {
-    for (const char* name : {"inactive_file", "active_file", "slab_reclaimable"}) {
-      const std::string key = prefix + name + " ";
+    for (const auto& [key, sign] : {std::pair(cache, 1), std::pair(shared, -1)})
       if (std::strncmp(line, key.c_str(), key.size()) == 0)
-        sum += std::strtod(line + key.size(), nullptr);
-    }
+        sum += sign * std::strtod(line + key.size(), nullptr);
   });
-  return sum;
+  return std::max(sum, 0.0);
 }
 
 // Of one cgroup; nothing where it has no limit.
@@ -100,7 +101,7 @@ MemoryLimit limit_of(const std::string& dir, const CgroupPath& at, double wanted
   left = std::max(left, 0.0);
   return {left, "The memory cgroup " + at.path + " allows " + mib(limit) + " and holds " +
                     mib(used),
-          "Raise its limit (docker: --memory), or run fewer ranks in it"};
+          "Raise its limit (docker: --memory), or run fewer ranks in it", limit >= wanted};
 }
 
 MemoryLimit tighter(MemoryLimit a, MemoryLimit b) { return b.left < a.left ? b : a; }

@@ -2,6 +2,7 @@
 // say so, and to know before the kernel ends processes to find what it does not have.
 #pragma once
 
+#include <chrono>
 #include <cmath>
 #include <string>
 
@@ -11,11 +12,14 @@ struct MemoryLimit {
   double left = INFINITY;  // bytes that can still be taken; none is known where it is infinite
   std::string what;        // a sentence with its figures, without the full stop; empty: no limit
   std::string remedy;      // another
+  bool may_be_more = false;  // the system has not counted yet what it could give up
 };
 
 // Memory, within the machine and the cgroups of this process: the tightest limit. It is exact only
 // where less than `wanted` bytes are left; it costs more then.
 MemoryLimit memory_left(double wanted);
+// The kernel counts what a cgroup holds of files every 2 s at least; it may say less until then.
+inline constexpr std::chrono::milliseconds kCounted{2500};
 // What a call that failed with `error` has run into, of `wanted` bytes for the file `fd`; `maps`:
 // what it wanted was addresses.
 MemoryLimit limit_behind(int error, double wanted, int fd, bool maps);

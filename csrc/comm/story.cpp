@@ -11,6 +11,7 @@ namespace ringkern {
 namespace {
 
 constexpr size_t kCallsTold = 4;
+constexpr int64_t kSilence = 2'000'000'000;  // ns without a beat, after which a process is stopped
 
 const char* const kRemedy =
     " The communicator is unusable now, on all ranks: close it and make a new one.";
@@ -175,7 +176,7 @@ Failure timed_out(const Control& control, const TimeoutError& error) {
   f.text = (f.about.seq != 0 ? "seq=" + std::to_string(seq) + " " : "") + error.what();
   if (const int late = f.about.rank; late >= 0)
     f.text += " Waiting for " + person(control, late) + ", which " + whereabouts(control, late, seq) +
-              "; its process is " + process_state_text(control.pid_of(late)) + ".";
+              "; " + condition(control, late) + ".";
   f.text += " Per rank: ";
   for (int r = 0; r < control.ranks; ++r) f.text += (r > 0 ? "; " : "") + standing(control, r);
   f.text += std::string(".") + kRemedy;
@@ -191,10 +192,21 @@ std::optional<int> late_rank(const Control& control, uint64_t seq) {
     if (r != control.rank && at < farthest) farthest = at, late = r;
   }
   for (int r = 0; r < control.ranks && !late; ++r) {
-    const char state = process_state(control.pid_of(r));
-    if (r != control.rank && (state == 'T' || state == 't' || state == 'Z')) late = r;
+    const int64_t pid = control.pid_of(r);
+    const char state = process_state(pid);
+    const bool stopped = pid > 0 ? state == 'T' || state == 't' || state == 'Z'
+                                 : coarse_now() - control.last_beat_of(r) > kSilence;
+    if (r != control.rank && stopped) late = r;
   }
   return late;
+}
+
+std::string condition(const Control& control, int rank) {
+  if (const int64_t pid = control.pid_of(rank); pid > 0)
+    return "its process is " + process_state_text(pid);
+  // In another pid namespace all that is known of it is that its watch ticks, or does not.
+  return "its process, which cannot be seen from here, gave its last sign of life " +
+         tenths(coarse_now() - control.last_beat_of(rank)) + " ago";
 }
 
 std::string whereabouts(const Control& control, int rank, uint64_t seq) {

@@ -23,6 +23,8 @@ Failure timed_out(const Control& control, const TimeoutError& error);
 // The rank that others wait for in this call, if it can be told: one that has not made it, or whose
 // process does not run. The one that is farthest behind.
 std::optional<int> late_rank(const Control& control, uint64_t seq);
+// As "its process is stopped by a signal (state T)".
+std::string condition(const Control& control, int rank);
 // Where it is, as "has not made this call; its last was seq=16 ..., which ended 5.1 s ago".
 std::string whereabouts(const Control& control, int rank, uint64_t seq);
 

@@ -242,7 +242,7 @@ class Watchman {
         "group '" + entry.ring.name + "': " + rank_text(control.rank) + " has waited " +
             std::to_string(waited.count() / 1000) + " s in " + text_of(*call) + " for " +
             person(control, *late) + ", which " + whereabouts(control, *late, call->seq) +
-            "; its process is " + process_state_text(control.pid_of(*late)) + ". The call fails after " +
+            "; " + condition(control, *late) + ". The call fails after " +
             std::to_string(entry.ring.timeout.count() / 1000) + " s without progress.");
   }
 

@@ -6,6 +6,7 @@
 #include <latch>
 
 #include "comm/agreement.h"
+#include "comm/news.h"
 #include "comm/ring_of_threads.h"
 #include "cpu/shm.h"
 
@@ -262,7 +263,22 @@ void votes_have_one_outcome() {
 
 }  // namespace
 
+void who_is_late_is_told_before_it_fails() {
+  check_all(join_all(2,
+                     [](Joiner& joiner) {
+                       if (joiner.place.rank == 1) ::usleep(5'500'000);
+                     }),
+            "", "");
+  NewsDesk::all().close();  // `next` waits for no more than there is
+  const auto news = NewsDesk::all().next();
+  CHECK(news && news->kind == NewsKind::warning);
+  CHECK_CONTAINS(news->text, "no ring of 2 ranks yet, after 5 s; did not come: rank 1; rank 0 waited "
+                             "for the address of rank 1. It fails after 20.0 s");
+  CHECK(!NewsDesk::all().next());
+}
+
 int main() {
+  who_is_late_is_told_before_it_fails();
   for (int round = 0; round < 2; ++round) {
     const int fds = open_files();
     a_ring_of_one_has_no_neighbours();
