@@ -37,6 +37,7 @@ if _C.torch_version.split(".")[:2] != torch.__version__.split(".")[:2]:
 from . import backend, errors, functional, local  # noqa: E402
 from .comm import Communicator  # noqa: E402
 from .ops import ring_all_gather, ring_all_reduce, ring_reduce_scatter  # noqa: E402
+from .recorder import dump  # noqa: E402
 from .shared import empty, is_shared, shared_memory, zeros  # noqa: E402
 
 __version__: str = _C.version
@@ -57,6 +58,7 @@ __all__ = [
     "Communicator",
     "backend",
     "build_info",
+    "dump",
     "empty",
     "errors",
     "functional",

@@ -13,7 +13,7 @@ from typing import Any
 
 import ringkern_autoload
 
-from . import _C, tuner
+from . import _C, news, recorder, tuner
 from .config import config, timeout_seconds
 
 
@@ -35,11 +35,16 @@ def create(options: Any, backend_options: Any = None) -> Any:
             "choose the algorithm and the protocol"
         )
     size = options.group_size
+    name = f"backend/{options.group_id}"
+    ranks = options.global_ranks_in_group  # none: of the default group
+    recorder.remember_group(name, "undefined" if ranks else "default_pg", ranks or range(size))
+    news.start()
     return _C.make_backend(
         options.store,
+        name,
         options.group_rank,
         size,
-        options.global_ranks_in_group,
+        ranks,
         timeout_seconds(options.timeout),
         config.algorithm,
         config.protocol,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import threading
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import _C, tuner
+from . import _C, news, recorder, tuner
 from .arguments import Op, algorithm_name, as_tensor, protocol_name, reduce_op
 from .config import config, timeout_seconds
 from .errors import CommUsageError
@@ -75,6 +76,7 @@ class Communicator:
         for device in tuner.DEVICES:
             self._c.set_limits(device, tuner.limits(device, size))
         open_rings.add(self)
+        news.start()
 
     @property
     def rank(self) -> int:
@@ -131,16 +133,19 @@ class Communicator:
         return self._c.all_gather(output, input, protocol_name(protocol), async_op)
 
     def abort(self, reason: str = "abort() was called") -> None:
-        """Ends every call in progress, here and hop by hop on all ranks, with CommAbortedError.
+        """Ends every call in progress, here and on all ranks, with CommAbortedError.
 
-        From any thread, any number of times. The communicator is unusable afterwards.
+        From any thread, any number of times. The communicator is unusable afterwards, on all ranks:
+        its calls raise CommAbortedError, which quotes ``reason``, or whatever made it unusable
+        before. Close it, and make another one over the same group to go on.
         """
         self._c.abort(reason)
 
     def close(self) -> None:
         """Finishes the calls that were made, then gives memory, descriptors and thread back.
 
-        Any number of times. A later call raises :class:`~ringkern.errors.CommUsageError`.
+        Any number of times, and also where it has failed, which raises nothing. A later call raises
+        :class:`~ringkern.errors.CommUsageError`.
         """
         self._c.close()
         open_rings.discard(self)
@@ -167,12 +172,22 @@ class Communicator:
 # closes itself.
 open_rings: weakref.WeakSet[Any] = weakref.WeakSet()
 _by_group: weakref.WeakKeyDictionary[dist.ProcessGroup, Communicator] = weakref.WeakKeyDictionary()
+_by_group_lock = threading.Lock()
+# How many communicators were made for a group.
+_made: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
+_making = threading.Lock()
 
 
 def _place(group: dist.ProcessGroup | None) -> tuple[dist.Store, int, int, str]:
     """The store, this rank, the number of ranks, and the name of the ring."""
     group = resolve_group(group)
-    return group.get_group_store(), group.rank(), group.size(), f"ringkern/{group.group_name}"
+    with _making:
+        number = _made[group] = _made.get(group, 0) + 1
+    # The n-th of each rank meet, whichever of them connects first.
+    name = f"ringkern/{group.group_name}"
+    recorder.remember_group(name, group.group_desc, recorder.ranks_of(group))
+    name += f"#{number}" if number > 1 else ""
+    return group.get_group_store(), group.rank(), group.size(), name
 
 
 def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -211,8 +226,10 @@ def communicator_for(group: dist.ProcessGroup | None) -> Communicator:
     resolved = resolve_group(group)
     found = _by_group.get(resolved)
     if found is None:
-        # Another thread may have been first: all must use the same.
-        found = _by_group.setdefault(resolved, Communicator(resolved))
+        with _by_group_lock:  # another thread may have been first: all must use the same
+            found = _by_group.get(resolved)
+            if found is None:
+                found = _by_group[resolved] = Communicator(resolved)
     if config.algorithm == config.protocol == "auto":
         _C.remember(resolved, found._c)
     return found
@@ -224,6 +241,9 @@ _PATIENCE_AT_EXIT_S = 5.0
 
 @atexit.register
 def _close_all() -> None:
-    for ring in list(open_rings):
-        ring._c.close(_PATIENCE_AT_EXIT_S)
-    _C.close_backends(_PATIENCE_AT_EXIT_S)
+    try:
+        for ring in list(open_rings):
+            ring._c.close(_PATIENCE_AT_EXIT_S)
+        _C.close_backends(_PATIENCE_AT_EXIT_S)
+    finally:
+        news.stop()  # last: there may be something to say about that, too

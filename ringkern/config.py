@@ -4,6 +4,7 @@
 variable              default meaning
 ===================== ======= ==================================================================
 RINGKERN_ALGORITHM    auto    algorithm of every all-reduce that says ``algorithm="auto"``
+RINGKERN_DUMP_DIR             where the last calls are written, when a ring fails and on SIGUSR2
 RINGKERN_PROTOCOL     auto    protocol of every call that says ``protocol="auto"``
 RINGKERN_TIMEOUT      600     seconds that a rank waits for a neighbour before it raises
 ===================== ======= ==================================================================
@@ -17,6 +18,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 from . import _C
 
@@ -46,6 +48,7 @@ class Config:
     protocol: str = "auto"
     timeout_s: float = 600.0
     algorithm: str = "auto"
+    dump_dir: Path | None = None
 
 
 def read(environ: Mapping[str, str]) -> Config:
@@ -54,7 +57,7 @@ def read(environ: Mapping[str, str]) -> Config:
     Raises:
         ValueError: a variable has a value that it cannot have; the text names both.
     """
-    known = {"RINGKERN_ALGORITHM", "RINGKERN_PROTOCOL", "RINGKERN_TIMEOUT"}
+    known = {"RINGKERN_ALGORITHM", "RINGKERN_DUMP_DIR", "RINGKERN_PROTOCOL", "RINGKERN_TIMEOUT"}
     for name in environ:
         if name.startswith("RINGKERN_") and name not in known | _BUILD_VARIABLES:
             near = _near(name, known)
@@ -71,7 +74,16 @@ def read(environ: Mapping[str, str]) -> Config:
         raise ValueError(
             f"RINGKERN_TIMEOUT={text!r}: give a number of seconds, {SHORTEST_TIMEOUT_S} or more"
         )
-    return Config(protocol, timeout_s, algorithm)
+    return Config(protocol, timeout_s, algorithm, _dump_dir(environ))
+
+
+def _dump_dir(environ: Mapping[str, str]) -> Path | None:
+    text = environ.get("RINGKERN_DUMP_DIR")
+    if text is None:
+        return None
+    if not text:
+        raise ValueError("RINGKERN_DUMP_DIR='': give a directory, or unset it")
+    return Path(text).absolute()  # a program may go elsewhere before it fails
 
 
 def _one_of(environ: Mapping[str, str], name: str, default: str, choices: tuple[str, ...]) -> str:

@@ -54,15 +54,16 @@ class OpenBackends {
 
 class RingBackend final : public c10d::Backend {
  public:
-  // `wish`: of every call; `limits`: of "auto", for each kind of device.
-  // `global_ranks`: of the group, in the default one; none: this is the default one.
-  RingBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+  // `name`: of the ring, in errors and records. `wish`: of every call; `limits`: of "auto", for
+  // each kind of device. `global_ranks`: of the group, in the default one; none: this is the
+  // default one.
+  RingBackend(c10::intrusive_ptr<c10d::Store> store, const std::string& name, int rank, int size,
               const std::vector<int64_t>& global_ranks, double timeout_s, const Wish& wish,
               const std::map<std::string, Limits>& limits)
       : Backend(rank, size), seat_{rank, size},
         group_(group_record(rank, size, global_ranks)), timeout_(milliseconds(timeout_s)),
         wish_(wish), store_(std::make_shared<C10dStore>(store)),
-        ring_(std::make_unique<TorchCommunicator>(store, "backend", rank, size, timeout_s)),
+        ring_(std::make_unique<TorchCommunicator>(store, name, rank, size, timeout_s)),
         messenger_(std::make_unique<Messenger>(store_, "backend/pairs", seat_, timeout_)) {
     for (const auto& [device, most] : limits) ring_->set_limits(device, most);
     init();

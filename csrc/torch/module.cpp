@@ -7,43 +7,15 @@
 #include "torch/backend.h"
 #include "torch/bare.h"
 #include "torch/communicator.h"
+#include "torch/errors.h"
 #include "torch/local.h"
 #include "torch/plan.h"
 #include "torch/quick.h"
+#include "torch/recorder.h"
 #include "torch/shared.h"
 
 namespace ringkern::torch_ext {
 namespace {
-
-// `ringkern.errors`, imported with this module and never let go: raising an exception runs no
-// Python, which an interpreter that ends could interrupt half way.
-py::handle errors;
-
-// Each class of failure becomes the exception of the same kind in `ringkern.errors`.
-template <class E>
-bool raise_as(std::exception_ptr error, const char* python_name) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const E& e) {
-    py::set_error(errors.attr(python_name), e.what());
-    return true;
-  } catch (...) {
-    return false;
-  }
-}
-
-void translate(std::exception_ptr error) {
-  if (!error) return;
-  // Most derived first.
-  if (raise_as<SharedMemoryError>(error, "SharedMemoryError") ||
-      raise_as<TransportError>(error, "TransportError") ||
-      raise_as<RendezvousError>(error, "RendezvousError") ||
-      raise_as<TimeoutError>(error, "CollectiveTimeoutError") ||
-      raise_as<AbortedError>(error, "CommAbortedError") ||
-      raise_as<UsageError>(error, "CommUsageError") || raise_as<Error>(error, "RingKernError"))
-    return;
-  std::rethrow_exception(error);
-}
 
 // pybind11 translates what its own functions throw; this one is not.
 PyObject* translated_quick_all_reduce(PyObject* self, PyObject* const* args, Py_ssize_t count) {
@@ -91,8 +63,7 @@ py::dict build_info() {
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
-  errors = py::module_::import("ringkern.errors").release();
-  py::register_exception_translator(&translate);
+  translate_errors();
   m.attr("torch_version") = TORCH_VERSION;
   m.attr("version") = RINGKERN_VERSION;
   m.attr("protocols") = py::tuple(names<Protocol>(kProtocols));
@@ -100,6 +71,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("build_info", &build_info);
   bind_plan(m);
   bind_bare(m);
+  bind_recorder(m);
   m.add_object("quick_all_reduce", py::reinterpret_steal<py::object>(
                                        PyCFunction_New(&quick_all_reduce_method, nullptr)));
   m.def("shared_empty",
@@ -166,17 +138,17 @@ PYBIND11_MODULE(_C, m) {
            py::call_guard<py::gil_scoped_release>());
   m.def(
       "make_backend",
-      [](c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+      [](c10::intrusive_ptr<c10d::Store> store, const std::string& name, int rank, int size,
          const std::vector<int64_t>& global_ranks, double timeout_s, const std::string& algorithm,
          const std::string& protocol,
          const std::map<std::string, std::array<int64_t, 5>>& limits) {
         std::map<std::string, Limits> of_devices;
         for (const auto& [device, l] : limits) of_devices.emplace(device, limits_of(l));
         return c10::intrusive_ptr<c10d::Backend>(c10::make_intrusive<RingBackend>(
-            std::move(store), rank, size, global_ranks, timeout_s, Wish::of(algorithm, protocol),
-            of_devices));
+            std::move(store), name, rank, size, global_ranks, timeout_s,
+            Wish::of(algorithm, protocol), of_devices));
       },
-      py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("global_ranks"),
+      py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("size"), py::arg("global_ranks"),
       py::arg("timeout_s"), py::arg("algorithm"), py::arg("protocol"), py::arg("limits"),
       py::call_guard<py::gil_scoped_release>());
   m.def(

@@ -15,26 +15,41 @@ class C10dStore final : public Store {
   explicit C10dStore(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
 
   void set(const std::string& key, const std::string& value) override {
-    store_->set(key, std::vector<uint8_t>(value.begin(), value.end()));
+    ask([&] { store_->set(key, std::vector<uint8_t>(value.begin(), value.end())); });
   }
 
   std::string get(const std::string& key, Milliseconds timeout) override {
     // Not store_->wait(): a TCPStore prints two warnings each time that ends without the key.
     const auto end = Clock::now() + timeout;
     auto pause = kFirstPause;
-    while (!store_->check({key})) {
+    while (!ask([&] { return store_->check({key}); })) {
       const auto now = Clock::now();
       if (now >= end) throw TimeoutError("key '" + key + "' did not come into torch's store");
       std::this_thread::sleep_for(std::min<Clock::duration>(pause, end - now));
       pause = std::min(2 * pause, kLongestPause);
     }
-    const std::vector<uint8_t> value = store_->get(key);
+    const std::vector<uint8_t> value = ask([&] { return store_->get(key); });
     return {value.begin(), value.end()};
   }
 
-  int64_t add(const std::string& key, int64_t amount) override { return store_->add(key, amount); }
+  int64_t add(const std::string& key, int64_t amount) override {
+    return ask([&] { return store_->add(key, amount); });
+  }
 
  private:
+  // What torch throws says where in torch it was, and nothing of ranks.
+  template <class F>
+  static auto ask(F&& f) -> decltype(f()) {
+    try {
+      return f();
+    } catch (const c10::Error& e) {
+      throw RendezvousError(std::string("torch's store, in which ranks find each other, has "
+                                        "failed: ") + e.what_without_backtrace() +
+                            ". Has the process ended that keeps it (as a rule rank 0, or the "
+                            "launcher)?");
+    }
+  }
+
   // The first is about what a TCPStore takes to answer; the last keeps many ranks from flooding it.
   static constexpr std::chrono::microseconds kFirstPause{100}, kLongestPause{10'000};
 

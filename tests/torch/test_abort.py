@@ -75,7 +75,7 @@ def _abort_from_a_thread(rank: int, size: int, async_op: bool) -> list[str]:
 def test_abort_ends_the_calls_of_all_ranks(ranks: Pool, async_op: bool) -> None:
     texts = ranks(3).run(_abort_from_a_thread, async_op)
     assert all("aborted" in text for rank in texts for text in rank)
-    assert all("aborted: out of patience" in text for text in texts[0])
+    assert all("aborted by rank 0: out of patience" in text for text in texts[0])
     assert "became unusable" in texts[0][-1]
     ranks(3).run(_still_works)
 
@@ -106,7 +106,7 @@ def _abort_before_the_first_call(rank: int, size: int) -> None:
     communicator = ringkern.Communicator(timeout=NEVER)
     communicator.abort()
     text = said(CommAbortedError, lambda: communicator.all_reduce(torch.ones(3)))
-    assert "aborted: abort() was called" in text
+    assert f"aborted by rank {rank}: abort() was called" in text
 
 
 def test_abort_before_the_first_call(ranks: Pool) -> None:
@@ -174,11 +174,12 @@ def test_a_rank_that_never_calls(ranks: Pool, protocol: str, n: int) -> None:
     assert f"all_reduce float32[{n}] over {protocol}: rank 0 waited for" in first
     assert "rank 1" in first
     assert "nothing came for 1.0 s" in first
-    assert "Did every rank make this call" in first
+    assert "Waiting for rank 1 (pid " in first
+    assert "has not made this call; its last was" in first
     for later in (second, third):
         assert "became unusable" in later
         assert first in later, "the first reason is the cause of all others"
-    assert "aborted" in late
+    assert first in late
     ranks(2).run(_still_works)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -63,12 +64,21 @@ def test_wrong_timeout(text: str) -> None:
     assert "give a number of seconds" in str(caught.value)
 
 
+def test_dump_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read({"RINGKERN_DUMP_DIR": "/some/where"}) == Config(dump_dir=Path("/some/where"))
+    monkeypatch.chdir(tmp_path)
+    assert read({"RINGKERN_DUMP_DIR": "here"}).dump_dir == tmp_path / "here"
+    with pytest.raises(ValueError, match="RINGKERN_DUMP_DIR='': give a directory, or unset it"):
+        read({"RINGKERN_DUMP_DIR": ""})
+
+
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
         ("RINGKERN_PROTOKOL", "; did you mean RINGKERN_PROTOCOL?"),
         ("RINGKERN_ALGORYTHM", "; did you mean RINGKERN_ALGORITHM?"),
         ("RINGKERN_TIMEOUT_S", "; did you mean RINGKERN_TIMEOUT?"),
+        ("RINGKERN_DUMPDIR", "; did you mean RINGKERN_DUMP_DIR?"),
         ("RINGKERN_XYZ", ""),
     ],
 )

@@ -82,6 +82,7 @@ def test_all_is_documented_and_there() -> None:
         "Communicator",
         "backend",
         "build_info",
+        "dump",
         "empty",
         "errors",
         "functional",
@@ -205,7 +206,7 @@ print(ringkern.config.config)
     assert done.stdout.splitlines() == [
         "RINGKERN_PROTOCOL='tree': choose one of auto, simple, ll, ll128",
         "imported",
-        "Config(protocol='ll', timeout_s=7.5, algorithm='auto')",
+        "Config(protocol='ll', timeout_s=7.5, algorithm='auto', dump_dir=None)",
     ]
     assert "unknown environment variable RINGKERN_TIMEOUTS; did you mean RINGKERN_TIMEOUT?" in (
         done.stderr

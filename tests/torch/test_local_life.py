@@ -30,7 +30,7 @@ def test_abort_ends_a_call_in_progress() -> None:
             while True:
                 ring.all_reduce(tensors)
 
-        with pytest.raises(CommAbortedError, match="aborted: out of patience"):
+        with pytest.raises(CommAbortedError, match="aborted by rank 0: out of patience"):
             call_for_ever()
         timer.join()
         ring.abort("again")

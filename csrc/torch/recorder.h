@@ -1,0 +1,111 @@
+// The recorded calls and the news for Python: `ringkern.recorder` and `ringkern.news`.
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <signal.h>
+
+#include <chrono>
+#include <optional>
+#include <vector>
+
+#include "comm/news.h"
+#include "comm/watch.h"
+#include "torch/errors.h"
+
+namespace ringkern::torch_ext {
+
+namespace py = pybind11;
+
+inline py::object text_of_peer(const std::string& text) {
+  auto decoded = py::reinterpret_steal<py::object>(as_text(text));
+  if (!decoded) throw py::error_already_set();
+  return decoded;
+}
+
+// What to add to CLOCK_MONOTONIC for the time since 1970, in ns.
+inline int64_t unix_time_offset() {
+  using std::chrono::nanoseconds;
+  return nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count() -
+         nanoseconds(Clock::now().time_since_epoch()).count();
+}
+
+inline py::dict call_for_python(const ringkern::Call& call, int64_t offset) {
+  using namespace py::literals;
+  const CallNames names = names_of(call.words.what);
+  return py::dict("seq"_a = call.seq, "collective"_a = names.collective, "op"_a = names.op,
+                  "dtype"_a = names.dtype, "count"_a = call.words.count,
+                  "algorithm"_a = names.algorithm, "protocol"_a = names.protocol,
+                  "root"_a = fields_of(call.words.what).root,
+                  "started_ns"_a = call.started + offset,
+                  "ended_ns"_a = call.ended == 0 ? 0 : call.ended + offset);
+}
+
+// Of each ring a dict, its calls in the list `calls`, the oldest first. Times in ns since 1970; 0:
+// not yet.
+inline py::list recorded_calls_for_python() {
+  using namespace py::literals;
+  std::vector<RingRecord> records;
+  {
+    const py::gil_scoped_release no_gil;
+    records = recorded_calls();
+  }
+  const int64_t offset = unix_time_offset();
+  py::list rings;
+  for (const RingRecord& r : records) {
+    py::list calls;
+    for (const ringkern::Call& call : r.calls) calls.append(call_for_python(call, offset));
+    rings.append(py::dict("name"_a = r.name, "device"_a = r.device, "rank"_a = r.rank,
+                          "ranks"_a = r.ranks, "timeout_ms"_a = r.timeout_ms,
+                          "failure"_a = text_of_peer(r.failure), "key"_a = r.key,
+                          "calls"_a = calls));
+  }
+  return rings;
+}
+
+inline const char* kind_name(NewsKind kind) {
+  switch (kind) {
+    case NewsKind::warning: return "warning";
+    case NewsKind::failure: return "failure";
+    case NewsKind::dump: return "dump";
+  }
+  return "?";
+}
+
+// Kind and text, or None when there will be no more.
+inline py::object next_news() {
+  std::optional<News> news;
+  {
+    const py::gil_scoped_release no_gil;
+    news = NewsDesk::all().next();
+  }
+  if (!news) return py::none();
+  return py::make_tuple(kind_name(news->kind), text_of_peer(news->text));
+}
+
+// Whether the signal asks for a dump from now on: not where somebody else has a handler, or has it
+// ignored. A handler of C, not of Python, which would wait for the main thread to come back from
+// the very call that somebody wants to know about.
+inline bool dump_on(int number) {
+  const auto ask = [](int) { NewsDesk::ask_for_dump(); };
+  struct sigaction found {};
+  if (::sigaction(number, nullptr, &found) != 0) return false;
+  if ((found.sa_flags & SA_SIGINFO) != 0) return false;
+  if (found.sa_handler == +ask) return true;
+  if (found.sa_handler != SIG_DFL) return false;
+  (void)NewsDesk::all();  // which a handler cannot make
+  struct sigaction ours {};
+  ours.sa_handler = ask;
+  ours.sa_flags = SA_RESTART;
+  sigemptyset(&ours.sa_mask);
+  return ::sigaction(number, &ours, nullptr) == 0;
+}
+
+inline void bind_recorder(py::module_& m) {
+  m.def("recorded_calls", &recorded_calls_for_python);
+  m.def("next_news", &next_news);
+  m.def("open_news", [] { NewsDesk::all().open(); });
+  m.def("close_news", [] { NewsDesk::all().close(); });
+  m.def("dump_on", &dump_on, py::arg("signal"));
+}
+
+}  // namespace ringkern::torch_ext
