@@ -4,6 +4,9 @@
 # make build   the extension, into ringkern/; only what has changed
 # make lint    style and types                 make format     rewrite to that style
 # make bench   the ring against Gloo           make sanitize   C++ tests under ASan, UBSan, TSan
+# make faults  ranks that are killed, stopped, make different calls: what is told, and when
+# make model   its lock-free parts in every order, or very many: tests/faults/model/model.cpp
+# make coverage  lines of csrc that the C++ tests run
 # make simt    the CUDA kernels without a GPU, on a simulated one: docs/simulation.md
 # make gpu     proves and measures the CUDA kernels, where there is a GPU: bench/README.md
 # make clean   remove what a build made        make distclean  and the environment
@@ -27,8 +30,8 @@ unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 SOURCES := setup.py pyproject.toml CMakeLists.txt $(wildcard cmake/* build_backend/*.py) \
   $(shell find csrc tests -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu')
 
-.PHONY: demo test ctest pytest conformance build lint format bench simt mutants gpu sanitize clean \
-  distclean
+.PHONY: demo test ctest pytest conformance build lint format bench faults model coverage simt \
+  mutants gpu sanitize clean distclean
 .NOTPARALLEL:
 
 demo: build
@@ -77,6 +80,51 @@ format: $(VENV)/.ready
 
 bench: build
 	python -m ringkern bench $(BENCH_ARGS)
+
+KILLS ?= 2000
+MISMATCHES ?= 1000
+HANDSHAKES ?= 10000
+LIVES ?= 10000
+FAULTS_SEED ?= 1
+
+faults: build
+	cmake --build $(BUILD) --target tests_faults_kills tests_faults_mismatches \
+	  faults_fuzz_test_cpp faults_syscalls_test_cpp
+	$(BUILD)/tests_faults_kills --kills $(KILLS) --seed $(FAULTS_SEED)
+	$(BUILD)/tests_faults_mismatches --mismatches $(MISMATCHES) --seed $(FAULTS_SEED)
+	$(BUILD)/faults_fuzz_test_cpp --handshakes $(HANDSHAKES) --seed $(FAULTS_SEED)
+	$(BUILD)/faults_syscalls_test_cpp --cases 0
+	RK_TEST_LIVES=$(LIVES) python -m pytest tests/faults/test_life_cycle.py -k many_lives -s
+
+# Of the library's own sources, on Relacy, which is header only.
+MODEL_RUNS ?= 1000000
+
+model:
+	@echo '#include <relacy/relacy.hpp>' | $(CXX) -std=c++20 -fsyntax-only -w -x c++ - 2>/dev/null || \
+	  { echo 'make model needs Relacy; on Debian and Ubuntu: apt-get install relacy-dev'; exit 1; }
+	mkdir -p build
+	$(CXX) -std=c++20 -O2 -Wall -Wextra -pthread -Itests -Itests/faults/model/stand_in -Icsrc \
+	  tests/faults/model/model.cpp $(addprefix csrc/comm/,agreement.cpp news.cpp process.cpp) \
+	  -o build/model
+	build/model $(MODEL_RUNS)
+
+# The simulation runs the kernels, and no line of the host's. A test that fails here and not in
+# `make ctest` has met the cost of counting; the table is made all the same.
+COVERAGE := build/coverage
+COVERAGE_FLAGS := -O1 -fno-inline --coverage -fprofile-update=atomic \
+  -include $(CURDIR)/tests/coverage.h
+
+coverage: $(VENV)/.ready
+	python -m pip install --quiet 'gcovr>=8,<9'
+	cmake -S . -B $(COVERAGE) -G Ninja -DRK_TESTS=ON -DRK_CUDA=OFF -DCMAKE_BUILD_TYPE=Debug \
+	  -DCMAKE_CXX_FLAGS='$(COVERAGE_FLAGS)'
+	cmake --build $(COVERAGE)
+	find $(COVERAGE) -name '*.gcda' -delete
+	-ctest --test-dir $(COVERAGE) --output-on-failure --exclude-regex simt/
+	gcovr --root . --object-directory $(COVERAGE) --filter csrc/ --exclude csrc/cuda/ \
+	  --gcov-ignore-errors=no_working_dir_found --gcov-ignore-parse-errors=negative_hits.warn \
+	  --merge-mode-functions=merge-use-line-0 --merge-lines --exclude-throw-branches --txt \
+	  --html-details $(COVERAGE)/index.html
 
 # Without nvcc: the kernels are compiled as C++.
 SIMT := build/simt

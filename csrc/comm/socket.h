@@ -59,8 +59,8 @@ bool readable(std::span<pollfd> sockets, Milliseconds timeout);
 // Those of the descriptors that are none, -1, come last.
 void send_message(const Fd& socket, const std::string& bytes, int fd, int second_fd = -1,
                   int third_fd = -1);
-// `broken`: longer than kMaxMessage, more than three descriptors, or one that found no room here. The
-// message holds what came of it.
+// `broken`: longer than kMaxMessage, more than three descriptors, or one that found no room here.
+// The message holds what came of it.
 enum class Received { message, nothing_yet, closed, broken };
 Received receive_message(const Fd& socket, Message& message);
 

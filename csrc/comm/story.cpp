@@ -113,8 +113,8 @@ std::string person(const Control& control, int rank) {
 
 std::optional<Failure> find_mismatch(const Control& control) {
   const uint64_t last = control.last_seq();
-  // Where the latest calls that two ranks have both made are alike, with their histories, so are all
-  // before them.
+  // Where the latest calls that two ranks have both made are alike, with their histories, so are
+  // all before them.
   bool alike = true;
   for (int r = 0; r < control.ranks && alike; ++r) {
     const auto theirs = control.last_calls(r, 1);
@@ -139,7 +139,8 @@ std::optional<Failure> find_departed(const Control& control) {
     f.cause = Cause::peer_lost;
     f.reporter = control.rank;
     f.about = {r, seq, ""};
-    f.text = person(control, r) + " closed its communicator, or its program ended normally, after " +
+    f.text = person(control, r) +
+             " closed its communicator, or its program ended normally, after " +
              (*after == 0 ? "no call at all" : "seq=" + std::to_string(*after)) + ", and " +
              rank_text(control.rank) + " made one more: " +
              (mine ? text_of(*mine) : "seq=" + std::to_string(seq)) + ". Last calls of " +
@@ -175,8 +176,8 @@ Failure timed_out(const Control& control, const TimeoutError& error) {
   if (const auto late = late_rank(control, seq)) f.about.rank = *late;
   f.text = (f.about.seq != 0 ? "seq=" + std::to_string(seq) + " " : "") + error.what();
   if (const int late = f.about.rank; late >= 0)
-    f.text += " Waiting for " + person(control, late) + ", which " + whereabouts(control, late, seq) +
-              "; " + condition(control, late) + ".";
+    f.text += " Waiting for " + person(control, late) + ", which " +
+              whereabouts(control, late, seq) + "; " + condition(control, late) + ".";
   f.text += " Per rank: ";
   for (int r = 0; r < control.ranks; ++r) f.text += (r > 0 ? "; " : "") + standing(control, r);
   f.text += std::string(".") + kRemedy;

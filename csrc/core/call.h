@@ -13,8 +13,8 @@ struct CallWords {
   constexpr bool operator==(const CallWords&) const = default;
 };
 
-// Of all calls of a ring up to one, in their order: ranks that have it alike have made the same, and
-// nothing that one has sent the other is left over from an earlier call.
+// Of all calls of a ring up to one, in their order: ranks that have it alike have made the same,
+// and nothing that one has sent the other is left over from an earlier call.
 constexpr uint64_t history_of(uint64_t before, const CallWords& last) {
   uint64_t h = (before ^ last.what) * 0x9e3779b97f4a7c15;
   h = (h ^ h >> 32 ^ uint64_t(last.count)) * 0xd6e8feb86659fd93;
@@ -57,10 +57,10 @@ constexpr CallFields fields_of(uint64_t what) {
 // A call in the memory of its rank, which is its only writer: what the others compare theirs with,
 // and what is told of it when something goes wrong.
 struct alignas(64) CallLine {
-  uint64_t seq;      // calls of this ring are counted from 1; written last, 0 while the rest changes
+  uint64_t seq;      // of this ring, from 1; written last, 0 while the rest changes
   uint64_t what;
   int64_t count;
-  int64_t started;   // CLOCK_MONOTONIC, in ns, to some milliseconds
+  int64_t started;   // CLOCK_MONOTONIC, in ns; as the watch last looked at it, up to 0.2 s before
   int64_t ended;     // 0: not yet
   uint64_t history;  // with this call
 };

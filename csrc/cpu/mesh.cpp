@@ -42,8 +42,8 @@ uint64_t call_word(const Task& task) {
   return reduction_bits(task.reduction) | uint64_t(task.algorithm) << kReductionBits |
          uint64_t(task.count) << (kReductionBits + 2);
 }
-// The same of a round of a one_shot over lines, in fewer bits: how long its chunk is, and whether it
-// is the last one. Calls whose rounds are all alike in that are of the same size.
+// The same of a round of a one_shot over lines, in fewer bits: how long its chunk is, and whether
+// it is the last one. Calls whose rounds are all alike in that are of the same size.
 constexpr int kLineCallBits = kReductionBits + 12;
 uint64_t line_call_bits(uint64_t reduction, const DirectPlan& plan, const Span& chunk, int64_t i) {
   constexpr int64_t kMost = MeshGeometry::line_slot_data();
@@ -170,7 +170,8 @@ class Mesh::Lines {
 
   Context& x_;
   const uint64_t reduction_;
-  uint64_t flag_ = 0;  // of the round at hand: with kLineAhead 0 a round is reduced when it is staged
+  // Of the round at hand: with kLineAhead 0 a round is reduced when it is staged.
+  uint64_t flag_ = 0;
   alignas(64) std::byte mine_[MeshGeometry::line_slot_data()];
   alignas(64) std::byte incoming_[MeshGeometry::line_slot_data()];
   alignas(64) std::byte sum_[MeshGeometry::line_slot_data()];
@@ -248,7 +249,8 @@ class Mesh::Slots {
     for (int j = 1; j < x_.ranks; ++j) {
       const int p = (x_.rank + j) % x_.ranks;
       uint64_t& reduced = board(p).reduced.value;
-      const Verdict verdict = await(p, reduced, i, [&] { return load_acquire(reduced) >= round(i); });
+      const auto ready = [&] { return load_acquire(reduced) >= round(i); };
+      const Verdict verdict = await(p, reduced, i, ready);
       if (verdict != Verdict::ok) return verdict;
       const Span part = plan.part_of(chunk, p);
       copy_one(x_.out + x_.bytes(chunk.first + part.first), slot(x_.rank, i) + x_.bytes(part.first),

@@ -1,4 +1,4 @@
-// News: in order, bounded, ended by close(); asked for by a signal; and of no forked child's parent.
+// News: in order, bounded, ended by close(), asked for by a signal, and of no child's parent.
 #include "comm/news.h"
 
 #include <signal.h>

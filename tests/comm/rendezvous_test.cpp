@@ -272,8 +272,8 @@ void who_is_late_is_told_before_it_fails() {
   NewsDesk::all().close();  // `next` waits for no more than there is
   const auto news = NewsDesk::all().next();
   CHECK(news && news->kind == NewsKind::warning);
-  CHECK_CONTAINS(news->text, "no ring of 2 ranks yet, after 5 s; did not come: rank 1; rank 0 waited "
-                             "for the address of rank 1. It fails after 20.0 s");
+  CHECK_CONTAINS(news->text, "no ring of 2 ranks yet, after 5 s; did not come: rank 1; rank 0 "
+                             "waited for the address of rank 1. It fails after 20.0 s");
   CHECK(!NewsDesk::all().next());
 }
 

@@ -1,4 +1,4 @@
-// Sockets and fork(): a child, as a worker of a DataLoader is, keeps no connection of its parent open
+// Sockets and fork(): a child, as a worker of a DataLoader, keeps no connection of its parent open
 // and no name taken; the numbers of its descriptors are nobody else's.
 #include <fcntl.h>
 #include <sys/wait.h>

@@ -136,7 +136,8 @@ void tensors_are_staged_unless_all_are_in_arenas(bool both) {
   std::vector<std::unique_ptr<void, void (*)(void*)>> memory;
   std::vector<void*> all;
   for (int r = 0; r < kRanks; ++r) {
-    memory.emplace_back(std::aligned_alloc(4096, size_t(align_up(int64_t(bytes), 4096))), std::free);
+    void* const at = std::aligned_alloc(4096, size_t(align_up(int64_t(bytes), 4096)));
+    memory.emplace_back(at, std::free);
     std::memset(memory.back().get(), 0, bytes);
     all.push_back(memory.back().get());
   }

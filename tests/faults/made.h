@@ -1,0 +1,99 @@
+// What ranks make, use and end while something goes wrong for one of them.
+#pragma once
+
+#include <future>
+#include <optional>
+
+#include "cpu/courier.h"
+#include "faults/calls.h"
+#include "faults/shared.h"
+
+namespace ringkern::faults {
+
+inline constexpr int kRanks = 3;
+inline constexpr Milliseconds kTimeout{5000};
+inline constexpr int kPatience = 30'000;  // ms, of who waits for ranks
+
+// What ranks make and end.
+enum class Made { communicator, courier };
+inline constexpr const char* kMade[] = {"communicator", "courier"};
+
+// Returns when all ranks have come here.
+inline void meet(Store& store, const std::string& name) {
+  store.add(name, 1);
+  CHECK(wait_for([&] { return store.add(name, 0) == kRanks; }, kPatience));
+}
+
+// Makes it, uses it, says `made()` and ends it.
+inline void use_communicator(std::shared_ptr<Store> store, const std::string& name, int rank,
+                             const std::function<void()>& made) {
+  const Device device = cpu_device(rank, kRanks, kTimeout);
+  Communicator comm(store, name, rank, kRanks, kTimeout);
+  std::vector<int32_t> data(1000, rank + 1);
+  Task task;
+  task.reduction = Reduction::of(Op::sum, DType::i32, kRanks);
+  task.in = task.out = data.data();
+  task.count = int64_t(data.size());
+  comm.run(device, task);
+  for (const int32_t x : data) CHECK_EQ(x, kRanks * (kRanks + 1) / 2);
+  made();
+  comm.close();
+}
+
+// Every rank sends to every other.
+inline void use_courier(std::shared_ptr<Store> store, const std::string& name, int rank,
+                        const std::function<void()>& made) {
+  // Who gives up says so for as long as it is there, so none leaves before all know how it ended.
+  struct Leaving {
+    Store& store;
+    const std::string name;
+    ~Leaving() { meet(store, name + " has ended"); }
+  };
+  std::optional<cpu::Courier> courier;
+  const Leaving leaving{*store, name};
+  courier.emplace(store, name, rank, kRanks, kTimeout);
+  struct Note {
+    int64_t out, in = -1;
+    std::promise<void> sent, received;
+  };
+  std::vector<Note> notes(kRanks);
+  const auto told = [](std::promise<void>& to) {
+    return [&to](std::exception_ptr error, int) {
+      if (error) to.set_exception(error);
+      else to.set_value();
+    };
+  };
+  std::exception_ptr first;
+  const auto attempt = [&](const std::function<void()>& step) {
+    try {
+      step();
+    } catch (...) {
+      if (!first) first = std::current_exception();
+    }
+  };
+  std::vector<std::future<void>> ends;
+  for (int peer = 0; peer < kRanks; ++peer) {
+    if (peer == rank) continue;
+    Note& note = notes[size_t(peer)];
+    note.out = 10 * rank + peer;
+    attempt([&] {
+      courier->post({{true, peer, 0, Protocol::simple, &note.out, 8, {}, told(note.sent)},
+                     {false, peer, 0, Protocol::simple, &note.in, 8, {}, told(note.received)}});
+      ends.push_back(note.sent.get_future());
+      ends.push_back(note.received.get_future());
+    });
+  }
+  for (std::future<void>& end : ends) attempt([&] { end.get(); });  // all: they write to the notes
+  if (first) std::rethrow_exception(first);
+  for (int peer = 0; peer < kRanks; ++peer)
+    if (peer != rank) CHECK_EQ(notes[size_t(peer)].in, int64_t(10 * peer + rank));
+  made();
+  courier->close();
+}
+
+inline void use(Made what, std::shared_ptr<Store> store, const std::string& name, int rank,
+                const std::function<void()>& made) {
+  (what == Made::communicator ? use_communicator : use_courier)(store, name, rank, made);
+}
+
+}  // namespace ringkern::faults

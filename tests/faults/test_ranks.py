@@ -1,0 +1,247 @@
+"""Ranks that die, leave, are stopped, or make other calls than the rest: what Python is told."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import ringkern
+from tests.comm.exits import scenarios_of
+from tests.faults.fates import error_of
+from tests.ranks import Ranks
+from tests.torch.rings import ring
+from tests.torch.test_api import summed, values
+from tests.torch.test_backend_failures import made
+from tests.torch.test_backend_input import check_that_it_works
+
+Pool = Callable[[int], Ranks]
+Scenario = Callable[[str, int, Path], list[dict[str, Any]]]
+NEVER = timedelta(seconds=600)  # what ends before has not ended by it
+
+
+@pytest.fixture(scope="module")
+def scenarios() -> Iterator[Scenario]:
+    with scenarios_of("tests.faults.fates") as run:
+        yield run
+
+
+def told(outcome: list[dict[str, Any]], folder: Path, *ranks: int) -> list[dict[str, Any]]:
+    """What these ranks have said, whose programs have ended well."""
+    for rank in ranks:
+        assert outcome[rank] == {"status": 0, "stderr": ""}, outcome[rank]["stderr"]
+    return [json.loads((folder / f"said{rank}").read_text()) for rank in ranks]
+
+
+# ---- a rank that ends ---------------------------------------------------------------------------
+
+
+def _heard_of_rank_1(said: dict[str, Any]) -> str:
+    """The text of its end, of a rank that was in a call."""
+    first, again = said["first"], said["again"]
+    if first["kind"] == "CommAbortedError":  # it was between two calls
+        assert "became unusable" in first["text"]
+    else:
+        assert first["kind"] == "PeerLostError"
+        assert first["seq"] >= 1
+    assert first["rank"] == again["rank"] == 1
+    assert again["kind"] == "CommAbortedError"
+    reason = re.search(r"rank 1 .*make a new one\.", first["text"])
+    assert reason is not None, first["text"]
+    assert reason[0] in again["text"], "the first reason is the cause of all others"
+    return reason[0]
+
+
+def test_kill_9_during_a_call(scenarios: Scenario, tmp_path: Path) -> None:
+    outcome = scenarios("killed", 3, tmp_path)
+    assert outcome[1]["status"] == -9
+    said = told(outcome, tmp_path, 0, 2)
+    texts = {_heard_of_rank_1(one) for one in said}
+    assert len(texts) == 1, "all ranks give the same reason"
+    text = texts.pop()
+    assert re.match(r"rank 1 \(pid \d+\) died \(killed by signal 9 \(Killed\)\)", text), text
+    assert re.search(r"during seq=\d+ all_reduce sum float32\[300000\]|was in no call", text), text
+    assert "Last calls of rank 1: seq=" in text
+    assert "close it and make a new one" in text
+    assert any(one["first"]["kind"] == "PeerLostError" for one in said)
+    for one in said:
+        if one["first"]["kind"] == "PeerLostError":
+            assert "waited for" in one["first"]["phase"], one
+
+
+@pytest.mark.parametrize(("name", "status"), [("sys_exit", 0), ("exception", 1)])
+def test_a_rank_that_leaves_early(
+    scenarios: Scenario, tmp_path: Path, name: str, status: int
+) -> None:
+    outcome = scenarios(name, 3, tmp_path)
+    assert outcome[1]["status"] == status
+    for said in told(outcome, tmp_path, 0, 2):
+        text = _heard_of_rank_1(said)
+        assert re.match(
+            r"rank 1 \(pid \d+\) closed its communicator, or its program ended normally, after "
+            r"seq=3, and rank [02] made one more: seq=4 all_reduce sum float32\[300000\]",
+            text,
+        ), text
+        assert said["first"]["seq"] == 4
+        assert "died" not in text
+
+
+def test_a_rank_that_ends_without_leaving(scenarios: Scenario, tmp_path: Path) -> None:
+    outcome = scenarios("os_exit", 3, tmp_path)
+    assert outcome[1]["status"] == 3
+    for said in told(outcome, tmp_path, 0, 2):
+        text = _heard_of_rank_1(said)
+        assert re.match(r"rank 1 \(pid \d+\) died \(exit code 3\)", text), text
+        assert "ended normally" not in text
+
+
+# ---- a rank that is stopped ---------------------------------------------------------------------
+
+
+def test_a_rank_that_is_stopped_and_goes_on_costs_a_warning(
+    scenarios: Scenario, tmp_path: Path
+) -> None:
+    first, victim, third = told(scenarios("stopped_for_a_while", 3, tmp_path), tmp_path, 0, 1, 2)
+    assert victim["warnings"] == []
+    for rank, said in ((0, first), (2, third)):
+        (text,) = said["warnings"]
+        assert f"rank {rank} has waited 5 s in seq=2 all_reduce sum float32[1000] for " in text
+        assert re.search(
+            r"for rank 1 \(pid \d+\), which has not made this call; its last was seq=1", text
+        ), text
+        assert "its process is stopped by a signal (state T)" in text
+        assert "fails after 600 s" in text
+
+
+def test_a_rank_that_is_stopped_for_too_long(scenarios: Scenario, tmp_path: Path) -> None:
+    first, victim, third = told(scenarios("stopped_for_too_long", 3, tmp_path), tmp_path, 0, 1, 2)
+    for said in (first, third):
+        error = said["first"]
+        assert error["kind"] == "CollectiveTimeoutError"
+        assert (error["rank"], error["seq"]) == (1, 2)
+        assert "waited for data from" in error["phase"]
+        assert "nothing came for 2.0 s" in error["text"]
+        assert re.search(
+            r"Waiting for rank 1 \(pid \d+\), which has not made this call; its last was seq=1 .*; "
+            r"its process is stopped by a signal \(state T\)",
+            error["text"],
+        ), error["text"]
+        assert said["again"]["kind"] == "CommAbortedError"
+    late = victim["first"]
+    assert late["kind"] == "CommAbortedError", "it called when all was over"
+    assert "nothing came for 2.0 s" in late["text"]
+
+
+# ---- ranks that make different calls ------------------------------------------------------------
+
+ODD = 2  # the rank that differs
+Call = Callable[..., Any]
+
+
+def _tensors(field: str, odd: bool) -> torch.Tensor:
+    return torch.ones(
+        101 if odd and field == "numel" else 100,
+        dtype=torch.float64 if odd and field == "dtype" else torch.float32,
+    )
+
+
+def _by_communicator(communicator: ringkern.Communicator, field: str, odd: bool) -> Call:
+    x = _tensors(field, odd)
+    if odd and field == "the collective":
+        return lambda **how: communicator.all_gather(torch.ones(300), x, **how)
+    op = dist.ReduceOp.MAX if odd and field == "op" else dist.ReduceOp.SUM
+    protocol = "ll" if odd and field == "protocol" else "simple"
+    return lambda **how: communicator.all_reduce(x, op, protocol=protocol, **how)
+
+
+def _by_group(group: dist.ProcessGroup, field: str, odd: bool) -> Call:
+    x = _tensors(field, odd)
+    if odd and field == "the collective":
+        return lambda **how: dist.all_gather_into_tensor(torch.ones(300), x, group, **how)
+    op = dist.ReduceOp.MAX if odd and field == "op" else dist.ReduceOp.SUM
+    return lambda **how: dist.all_reduce(x, op, group, **how)
+
+
+def _made(call: Call, async_op: bool) -> None:
+    work = call(async_op=async_op)
+    if async_op:
+        work.wait()
+
+
+def _errors(call: Call, async_op: bool) -> list[dict[str, Any]]:
+    errors = [error_of(lambda: _made(call, async_op)) for _ in range(2)]
+    dist.barrier()
+    return errors
+
+
+def _differs_on_a_communicator(
+    rank: int, size: int, field: str, async_op: bool
+) -> list[dict[str, Any]]:
+    with ringkern.Communicator(timeout=NEVER) as communicator:
+        communicator.all_reduce(torch.ones(10))
+        dist.barrier()
+        errors = _errors(_by_communicator(communicator, field, rank == ODD), async_op)
+    with ringkern.Communicator() as communicator:
+        x = values(rank)
+        communicator.all_reduce(x)
+        assert torch.equal(x, summed(size))
+    return errors
+
+
+def _differs_in_a_group(rank: int, size: int, field: str, async_op: bool) -> list[dict[str, Any]]:
+    group = made(NEVER)
+    errors = _errors(_by_group(group, field, rank == ODD), async_op)
+    dist.destroy_process_group(group)
+    check_that_it_works(rank, size, ring())
+    return errors
+
+
+BOTH = {
+    "dtype": ("float32", "float64"),
+    "op": ("sum", "max"),
+    "numel": ("100", "101"),
+    "the collective": ("all_reduce", "all_gather"),
+    "protocol": ("simple", "ll"),
+}
+
+
+def _check_mismatch(field: str, said: list[list[dict[str, Any]]]) -> None:
+    theirs, odd = BOTH[field]
+    told_in_time = 0
+    for rank, (first, again) in enumerate(said):
+        text = first["text"]
+        assert re.search(
+            rf"seq=\d+: ranks disagree on {field}: "
+            rf"rank [01] has {theirs} \(seq=.*\), rank 2 has {odd} \(seq=",
+            text,
+        ), text
+        assert "Last calls of rank 2: seq=" in text or "; of rank 2: seq=" in text
+        assert "same calls in the same order" in text
+        assert first["rank"] == again["rank"] == ODD
+        assert again["kind"] == "CommAbortedError"
+        assert "ranks disagree on " + field in again["text"]
+        if first["kind"] == "CollectiveMismatchError":
+            told_in_time += 1
+            assert first["seq"] == 2 or field in text, text
+        else:  # a rank that came when it was known
+            assert (first["kind"], rank == ODD) == ("CommAbortedError", False)
+    assert told_in_time >= 2
+
+
+@pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("field", BOTH)
+def test_mismatches_on_a_communicator(ranks: Pool, field: str, async_op: bool) -> None:
+    _check_mismatch(field, ranks(3).run(_differs_on_a_communicator, field, async_op))
+
+
+@pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("field", [field for field in BOTH if field != "protocol"])
+def test_mismatches_in_a_group(ranks: Pool, field: str, async_op: bool) -> None:
+    _check_mismatch(field, ranks(3).run(_differs_in_a_group, field, async_op))
