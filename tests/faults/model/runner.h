@@ -72,12 +72,16 @@ class Runner {
                          : effort.search == Search::bounded ? rl::sched_bound
                                                             : rl::sched_random;
     params.context_bound = effort.preemptions;
-    params.iteration_count = rl::iteration_t(random_runs_);
+    // What is weakened ends with the first run that shows it.
+    params.iteration_count =
+        rl::iteration_t(weakness.kind == Plant::none ? random_runs_ : kMostToNotice);
     plant = weakness;
     const bool sound = rl::simulate<Test>(params);
     plant = {};
     return {sound, uint64_t(params.stop_iteration), report.str()};
   }
+
+  static constexpr uint64_t kMostToNotice = 1'000'000;
 
   const uint64_t random_runs_;
   int failures_ = 0;
