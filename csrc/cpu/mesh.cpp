@@ -92,9 +92,8 @@ class Mesh::Lines {
       : x_(context), reduction_(reduction_bits(task.reduction)) {}
 
   Verdict stage(const DirectPlan& plan, const Span& chunk, int64_t i) {
-    const uint64_t flag = (x_.base + uint64_t(i) + 1) << kLineCallBits |  // 0 is fresh memory
-                          line_call_bits(reduction_, plan, chunk, i);
-    flag_ = flag;
+    flag_ = (x_.base + uint64_t(i) + 1) << kLineCallBits |  // 0 is fresh memory
+            line_call_bits(reduction_, plan, chunk, i);
     const int64_t total = x_.bytes(chunk.count);
     const std::byte* in = x_.in + x_.bytes(chunk.first);
     if (x_.reducer.scales_input()) {
@@ -105,11 +104,11 @@ class Mesh::Lines {
     int64_t done = 0;
     for (; done + kData <= total; done += kData, ++line) {
       std::memcpy(line->data, in + done, kData);
-      store_release(line->flag, flag);
+      store_release(line->flag, flag_);
     }
     if (done < total) {
       std::memcpy(line->data, in + done, size_t(total - done));
-      store_release(line->flag, flag);
+      store_release(line->flag, flag_);
     }
     x_.wake_all();
     return Verdict::ok;
@@ -154,12 +153,11 @@ class Mesh::Lines {
   // A whole line is copied, also where less is wanted of the last one.
   Verdict unpack(int peer, int64_t i, int64_t bytes) {
     DirectLine* line = slot(peer, i);
-    const uint64_t flag = flag_;
     for (int64_t done = 0; done < bytes; done += kData, ++line) {
-      const auto ready = [&] { return load_acquire(line->flag) == flag; };
+      const auto ready = [&] { return load_acquire(line->flag) == flag_; };
       if (!ready()) [[unlikely]] {
         const Verdict verdict =
-            x_.await(peer, Protocol::ll, flag >> kLineCallBits, ready,
+            x_.await(peer, Protocol::ll, flag_ >> kLineCallBits, ready,
                      [&] { return load_acquire(line->flag) >> kLineCallBits; });
         if (verdict != Verdict::ok) return verdict;
       }
