@@ -76,7 +76,9 @@ def ring_all_reduce(
         ValueError: unknown protocol, unsupported device, elements that share memory, a read-only or
             reversed array, ``PREMUL_SUM`` without its factor, a group without this rank.
         CommUsageError: torch.distributed is not initialised, or this is a forked child.
-        CollectiveTimeoutError: a neighbour did not come within the timeout.
+        PeerLostError: a rank died, or left before its time.
+        CollectiveMismatchError: another rank makes another call.
+        CollectiveTimeoutError: a rank did not come within the timeout.
         CommAbortedError: the communicator was aborted or has failed before.
         RendezvousError, TransportError: first call only: the ranks could not be connected.
     """

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <utility>
 
 #include "comm/agreement.h"
 #include "comm/process.h"
@@ -52,8 +53,9 @@ struct Control::Page {
   CallLine calls[kCallLines];
 };
 
-Control::Control(int my_rank, int of_ranks)
-    : rank(my_rank), ranks(of_ranks), pages_(size_t(of_ranks), nullptr) {
+Control::Control(int my_rank, int of_ranks, std::string its_name)
+    : rank(my_rank), ranks(of_ranks), name(std::move(its_name)),
+      pages_(size_t(of_ranks), nullptr) {
   Page* mine;
   if (ranks == 1) {
     mine = alone_ = new Page{};

@@ -60,7 +60,8 @@ inline int64_t coarse_now() {
 class Control {
  public:
   // Throws SharedMemoryError, as map(). A ring of one rank has no descriptor.
-  Control(int rank, int ranks);
+  // `name`: the communicator's, for messages.
+  Control(int rank, int ranks, std::string name = {});
   ~Control();
   Control(const Control&) = delete;
   Control& operator=(const Control&) = delete;
@@ -123,6 +124,7 @@ class Control {
   std::optional<Failure> failure() const;
 
   const int rank, ranks;
+  const std::string name;
 
  private:
   struct Page;

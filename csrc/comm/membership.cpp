@@ -83,7 +83,7 @@ Communicator::Ring Communicator::connect(const Device& device) {
   std::string key;
   const Place place{rank_, ranks_, (rank_ + 1) % ranks_, (rank_ + ranks_ - 1) % ranks_};
   const auto offer = [&] {
-    ring.control = std::make_unique<Control>(rank_, ranks_);
+    ring.control = std::make_unique<Control>(rank_, ranks_, name_);
     ring.transport = device.make_transport();
     segments.mine = ring.transport->mine();
     return with_page(ring.transport->offer(), ring.control->fd());
@@ -114,7 +114,7 @@ Communicator::Ring Communicator::connect(const Device& device) {
     equip();
   };
   if (ranks_ == 1) {
-    ring.control = std::make_unique<Control>(rank_, ranks_);
+    ring.control = std::make_unique<Control>(rank_, ranks_, name_);
     equip();
     return ring;
   }

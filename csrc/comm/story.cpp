@@ -13,10 +13,13 @@ namespace {
 constexpr size_t kCallsTold = 4;
 constexpr int64_t kSilence = 2'000'000'000;  // ns without a beat, after which a process is stopped
 
-const char* const kRemedy =
-    " The communicator is unusable now, on all ranks: close it and make a new one.";
 const char* const kSameCalls =
     " All ranks must make the same calls in the same order, of tensors of the same size.";
+
+std::string remedy(const Control& control) {
+  return " The communicator" + (control.name.empty() ? "" : " '" + control.name + "'") +
+         " is unusable now, on all ranks: close it and make a new one.";
+}
 
 std::string tenths(int64_t ns) {
   char text[32];
@@ -86,7 +89,7 @@ std::optional<Failure> mismatch_in(const Control& control, uint64_t seq) {
              " has " + d.a + " (" + text_of(calls.at(a)) + "), " + rank_text(b) + " has " + d.b +
              " (" + text_of(calls.at(b)) + "). Last calls of " + rank_text(a) + ": " +
              calls_of(control, a) + "; of " + rank_text(b) + ": " + calls_of(control, b) + "." +
-             kSameCalls + kRemedy;
+             kSameCalls + remedy(control);
     return f;
   }
   return {};
@@ -144,7 +147,7 @@ std::optional<Failure> find_departed(const Control& control) {
              (*after == 0 ? "no call at all" : "seq=" + std::to_string(*after)) + ", and " +
              rank_text(control.rank) + " made one more: " +
              (mine ? text_of(*mine) : "seq=" + std::to_string(seq)) + ". Last calls of " +
-             rank_text(r) + ": " + calls_of(control, r) + "." + kSameCalls + kRemedy;
+             rank_text(r) + ": " + calls_of(control, r) + "." + kSameCalls + remedy(control);
     return f;
   }
   return {};
@@ -162,7 +165,7 @@ Failure peer_lost(const Control& control, int peer, const std::string& how) {
                         " had been for " + tenths(coarse_now() - calls[0].started)
                   : "; " + rank_text(control.rank) + " was in no call") +
            ". Last calls of " + rank_text(peer) + ": " + calls_of(control, peer) +
-           ". The results of a call that was in progress are undefined." + kRemedy;
+           ". The results of a call that was in progress are undefined." + remedy(control);
   return f;
 }
 
@@ -180,7 +183,7 @@ Failure timed_out(const Control& control, const TimeoutError& error) {
               whereabouts(control, late, seq) + "; " + condition(control, late) + ".";
   f.text += " Per rank: ";
   for (int r = 0; r < control.ranks; ++r) f.text += (r > 0 ? "; " : "") + standing(control, r);
-  f.text += std::string(".") + kRemedy;
+  f.text += "." + remedy(control);
   return f;
 }
 
