@@ -59,6 +59,7 @@ struct Mesh::Context {
   std::vector<Peer>& peers;
   const int rank, ranks;
   const uint64_t base;  // rounds of earlier calls
+  uint64_t flag;        // of lines, of the round at hand: kLineAhead is 0
   const Reducer& reducer;
   const std::byte* const in;
   std::byte* const out;
@@ -92,8 +93,8 @@ class Mesh::Lines {
       : x_(context), reduction_(reduction_bits(task.reduction)) {}
 
   Verdict stage(const DirectPlan& plan, const Span& chunk, int64_t i) {
-    flag_ = (x_.base + uint64_t(i) + 1) << kLineCallBits |  // 0 is fresh memory
-            line_call_bits(reduction_, plan, chunk, i);
+    x_.flag = (x_.base + uint64_t(i) + 1) << kLineCallBits |  // 0 is fresh memory
+              line_call_bits(reduction_, plan, chunk, i);
     const int64_t total = x_.bytes(chunk.count);
     const std::byte* in = x_.in + x_.bytes(chunk.first);
     if (x_.reducer.scales_input()) {
@@ -104,11 +105,11 @@ class Mesh::Lines {
     int64_t done = 0;
     for (; done + kData <= total; done += kData, ++line) {
       std::memcpy(line->data, in + done, kData);
-      store_release(line->flag, flag_);
+      store_release(line->flag, x_.flag);
     }
     if (done < total) {
       std::memcpy(line->data, in + done, size_t(total - done));
-      store_release(line->flag, flag_);
+      store_release(line->flag, x_.flag);
     }
     x_.wake_all();
     return Verdict::ok;
@@ -154,10 +155,10 @@ class Mesh::Lines {
   Verdict unpack(int peer, int64_t i, int64_t bytes) {
     DirectLine* line = slot(peer, i);
     for (int64_t done = 0; done < bytes; done += kData, ++line) {
-      const auto ready = [&] { return load_acquire(line->flag) == flag_; };
+      const auto ready = [&] { return load_acquire(line->flag) == x_.flag; };
       if (!ready()) [[unlikely]] {
         const Verdict verdict =
-            x_.await(peer, Protocol::ll, flag_ >> kLineCallBits, ready,
+            x_.await(peer, Protocol::ll, x_.flag >> kLineCallBits, ready,
                      [&] { return load_acquire(line->flag) >> kLineCallBits; });
         if (verdict != Verdict::ok) return verdict;
       }
@@ -168,8 +169,6 @@ class Mesh::Lines {
 
   Context& x_;
   const uint64_t reduction_;
-  // Of the round at hand: with kLineAhead 0 a round is reduced when it is staged.
-  uint64_t flag_ = 0;
   alignas(64) std::byte mine_[MeshGeometry::line_slot_data()];
   alignas(64) std::byte incoming_[MeshGeometry::line_slot_data()];
   alignas(64) std::byte sum_[MeshGeometry::line_slot_data()];
@@ -383,8 +382,9 @@ Verdict Mesh::run(const Task& task, const Reducer& reducer, Wait& wait, WaitRepo
       task.algorithm, ranks, task.count, int(reducer.element_bytes()),
       lines ? MeshGeometry::line_slot_data() : MeshGeometry::kSlotBytes, /*channels=*/1,
       lines ? MeshGeometry::kLineAhead : MeshGeometry::kAhead);
-  Context context{peers_, rank_, ranks, rounds, reducer, static_cast<const std::byte*>(task.in),
-                  static_cast<std::byte*>(task.out), wait, report};
+  Context context{peers_, rank_, ranks, rounds, /*flag=*/0, reducer,
+                  static_cast<const std::byte*>(task.in), static_cast<std::byte*>(task.out), wait,
+                  report};
   // Counted before it is known which way the call goes: it is the same number for all.
   rounds += uint64_t(plan.rounds);
   const int64_t place = arenas_ == nullptr || arenas_->mine == nullptr ||
