@@ -53,7 +53,7 @@ def ranks_of(group: dist.ProcessGroup) -> Sequence[int]:
 def dump(directory: str | os.PathLike[str] | None = None) -> dict[str, Any]:
     """The last calls of this process's rings, in the form of PyTorch's flight recorder.
 
-    From any thread, also while others wait in a call. Up to 64 calls of each open ring, and of the
+    From any thread, also while others wait in a call. Up to 16 calls of each open ring, and of the
     last rings that failed; messages between two ranks (send, receive, gather, scatter, all-to-all)
     are not recorded.
 

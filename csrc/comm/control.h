@@ -101,7 +101,7 @@ class Control {
 
   // The rest from any thread.
   uint64_t last_seq() const { return seq_.load(std::memory_order_acquire); }
-  // That call, unless 64 have followed.
+  // That call, unless kCallLines have followed.
   std::optional<Call> call(int rank, uint64_t seq) const;
   // The last calls, the oldest first; may lack what is just being written.
   std::vector<Call> last_calls(int rank, size_t most = kCallLines) const;

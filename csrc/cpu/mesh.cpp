@@ -214,7 +214,10 @@ class Mesh::Slots {
       x_.reducer.input(to + x_.bytes(after), in + x_.bytes(after), chunk.count - after);
     }
     Staged& staged = board(x_.rank).staged;
-    std::atomic_ref(staged.calls[place(i)]).store(call_, std::memory_order_relaxed);
+    // Written before `rounds`, it costs a journey of the line if somebody polls that in between. Calls
+    // that repeat themselves do without.
+    std::atomic_ref call(staged.calls[place(i)]);
+    if (call.load(std::memory_order_relaxed) != call_) call.store(call_, std::memory_order_relaxed);
     publish(staged.rounds, i);
     return Verdict::ok;
   }

@@ -13,7 +13,7 @@ namespace ringkern::faults {
 inline constexpr int kMostMismatchedRanks = 5;
 inline constexpr Milliseconds kMismatchTimeout{8000};  // what is known by it alone has failed
 
-inline const std::string kLongAgo = "ranks disagree on a call before their last 64: ";
+inline const std::string kLongAgo = "ranks disagree on a call before their last 16: ";
 
 class MismatchRound {
  public:
