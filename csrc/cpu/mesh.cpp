@@ -214,8 +214,8 @@ class Mesh::Slots {
       x_.reducer.input(to + x_.bytes(after), in + x_.bytes(after), chunk.count - after);
     }
     Staged& staged = board(x_.rank).staged;
-    // Written before `rounds`, it costs a journey of the line if somebody polls that in between. Calls
-    // that repeat themselves do without.
+    // Who polls `rounds` may take the line away between the two stores. So a slot that is of the
+    // same call as before is not marked again.
     std::atomic_ref call(staged.calls[place(i)]);
     if (call.load(std::memory_order_relaxed) != call_) call.store(call_, std::memory_order_relaxed);
     publish(staged.rounds, i);
