@@ -30,7 +30,8 @@ std::atomic<void (*)(const uint32_t* word, uint32_t expected)> overslept{nullptr
 // In place of libc's, for whatever is linked into this program.
 extern "C" int sched_yield() noexcept {
   ++yields;
-  if (away.load() == 0ns) return int(syscall(SYS_sched_yield));
+  static const auto libc = reinterpret_cast<int (*)()>(::dlsym(RTLD_NEXT, "sched_yield"));
+  if (away.load() == 0ns) return libc();
   timespec left{0, std::chrono::nanoseconds(away.load()).count()};
   while (nanosleep(&left, &left) != 0 && errno == EINTR) continue;
   return 0;
@@ -119,7 +120,9 @@ void a_shared_core_is_found() {
     return wait.shared_a_core();
   };
   const auto after_a_yield = [](const cpu::Bell&, int before) { return yields > before; };
-  CHECK(found(50us, after_a_yield));
+  bool ever = false;  // the system may have taken the core away for longer
+  for (int i = 0; i < 20; ++i) ever = ever || found(50us, after_a_yield);
+  CHECK(ever);
   CHECK(!found(20ms, after_a_yield));
   CHECK(!found(50us, [](const cpu::Bell&, int) { return true; }));
   CHECK(!found(50us, [](const cpu::Bell& bell, int) { return cpu::asleep(bell); }));
