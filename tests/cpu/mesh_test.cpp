@@ -289,6 +289,28 @@ void a_timeout_names_the_peer(const Way& way) {
   }
 }
 
+// What is of another call is never taken, though there is as much of it; nobody is told here, where
+// there are only engines.
+void calls_that_differ_do_not_meet(const Way& way) {
+  const auto meet = [&](const std::function<void(Task&)>& change) {
+    ThreadRing ring(2, small(), std::chrono::milliseconds(100));
+    const auto errors = ring.on_threads([&](int rank) {
+      std::vector<int32_t> data(50, 1);
+      Task task = task_by(way);
+      task.in = task.out = data.data();
+      task.reduction = Reduction::of(Op::max, DType::i32, 2);
+      task.count = 40;
+      if (rank == 1) change(task);
+      ring.engine(rank).run(task);
+    });
+    return !errors[0] && !errors[1] ? 2 : !errors[0] || !errors[1] ? 1 : 0;
+  };
+  CHECK_EQ(meet([](Task&) {}), 2);
+  CHECK_EQ(meet([](Task& task) { task.count = 41; }), 0);  // as many lines
+  CHECK_EQ(meet([](Task& task) { task.reduction.dtype = DType::f32; }), 0);
+  CHECK_EQ(meet([](Task& task) { task.reduction.combine = Combine::min; }), 0);
+}
+
 // Whoever is told, all waits end, also those of ranks that are no neighbours; none by its timeout.
 void abort_ends_every_wait(const Way& way) {
   ThreadRing idle(5, small());
@@ -321,6 +343,7 @@ int main() {
     who_sleeps_is_rung(way);
     a_task_is_told_once_that_it_rests(way);
     a_timeout_names_the_peer(way);
+    calls_that_differ_do_not_meet(way);
     abort_ends_every_wait(way);
   }
   for (const bool comes : {true, false}) who_sleeps_for_a_part_is_rung(comes);
