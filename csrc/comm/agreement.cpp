@@ -15,13 +15,13 @@ constexpr Milliseconds kLongest = std::chrono::hours(24 * 365);  // a deadline t
 constexpr int64_t kRefused = int64_t(1) << 32;
 const char* const kFormed = "formed";
 
-std::string seconds(Milliseconds t) {
+}  // namespace
+
+std::string in_seconds(std::chrono::nanoseconds t) {
   char text[32];
-  std::snprintf(text, sizeof text, "%.1f s", double(t.count()) / 1000);
+  std::snprintf(text, sizeof text, "%.1f s", double(t.count()) / 1e9);
   return text;
 }
-
-}  // namespace
 
 std::string printable(const std::string& text, size_t most) {
   std::string out = text.substr(0, most);
@@ -51,7 +51,7 @@ void Agreement::look(const std::string& waiting_for) {
   closer_();
   const double waited = std::chrono::duration<double>(Clock::now() - start_).count();
   if (overdue())
-    throw Lost("no ring of " + std::to_string(size_) + " ranks within " + seconds(timeout_) +
+    throw Lost("no ring of " + std::to_string(size_) + " ranks within " + in_seconds(timeout_) +
                who_is_late(waiting_for) +
                ". All ranks must make this call, each within the timeout of the others");
   if (waited >= patience_) {
@@ -59,7 +59,7 @@ void Agreement::look(const std::string& waiting_for) {
     NewsDesk::all().post(NewsKind::warning,
                          "'" + prefix_ + "': no ring of " + std::to_string(size_) +
                              " ranks yet, after " + std::to_string(int(waited)) + " s" +
-                             who_is_late(waiting_for) + ". It fails after " + seconds(timeout_));
+                             who_is_late(waiting_for) + ". It fails after " + in_seconds(timeout_));
   }
 }
 

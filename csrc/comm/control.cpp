@@ -46,7 +46,6 @@ struct Control::Page {
     uint32_t cause;
     int32_t rank;
     uint64_t seq;
-    int64_t at;
     char phase[kMostPhase];
     char text[kMostText];
   } reason;
@@ -133,7 +132,6 @@ bool Control::fail(const Failure& f) {
   if (mine.cause == 0) {
     mine.rank = f.about.rank;
     mine.seq = f.about.seq;
-    mine.at = coarse_now();
     write_text(mine.phase, f.about.phase);
     write_text(mine.text, f.text);
     mine.cause = uint32_t(f.cause);
@@ -153,7 +151,6 @@ std::optional<Failure> Control::failure() const {
   f.about = {reason.rank >= 0 && reason.rank < ranks ? reason.rank : -1, reason.seq,
              read_text(reason.phase)};
   f.text = read_text(reason.text);
-  f.at = reason.at;
   return f;
 }
 

@@ -26,7 +26,6 @@ struct Failure {
   int reporter = -1;  // the rank that says so
   Facts about;        // the phase is the reporter's
   std::string text;
-  int64_t at = 0;     // CLOCK_MONOTONIC, in ns
 };
 // `text` is all there is to say of it.
 Failure failure_of(Cause cause, int reporter, const Facts& about, const std::string& text);

@@ -1,10 +1,10 @@
 #include "comm/story.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <map>
 
+#include "comm/agreement.h"
 #include "comm/process.h"
 
 namespace ringkern {
@@ -21,10 +21,8 @@ std::string remedy(const Control& control) {
          " is unusable now, on all ranks: close it and make a new one.";
 }
 
-std::string tenths(int64_t ns) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f s", double(ns) / 1e9);
-  return text;
+std::string time_since(int64_t then) {
+  return in_seconds(std::chrono::nanoseconds(coarse_now() - then));
 }
 
 std::string calls_of(const Control& control, int rank) {
@@ -81,16 +79,13 @@ std::optional<Failure> mismatch_in(const Control& control, uint64_t seq) {
     if (call.alike(calls.at(right))) continue;
     const int a = std::min(right, wrong), b = std::max(right, wrong);
     const Difference d = difference(calls.at(a).words, calls.at(b).words);
-    Failure f;
-    f.cause = Cause::mismatch;
-    f.reporter = control.rank;
-    f.about = {wrong, seq, ""};
-    f.text = "seq=" + std::to_string(seq) + ": ranks disagree on " + d.field + ": " + rank_text(a) +
-             " has " + d.a + " (" + text_of(calls.at(a)) + "), " + rank_text(b) + " has " + d.b +
-             " (" + text_of(calls.at(b)) + "). Last calls of " + rank_text(a) + ": " +
-             calls_of(control, a) + "; of " + rank_text(b) + ": " + calls_of(control, b) + "." +
-             kSameCalls + remedy(control);
-    return f;
+    const std::string text =
+        "seq=" + std::to_string(seq) + ": ranks disagree on " + d.field + ": " + rank_text(a) +
+        " has " + d.a + " (" + text_of(calls.at(a)) + "), " + rank_text(b) + " has " + d.b +
+        " (" + text_of(calls.at(b)) + "). Last calls of " + rank_text(a) + ": " +
+        calls_of(control, a) + "; of " + rank_text(b) + ": " + calls_of(control, b) + "." +
+        kSameCalls + remedy(control);
+    return failure_of(Cause::mismatch, control.rank, Facts{wrong, seq}, text);
   }
   return {};
 }
@@ -103,8 +98,8 @@ std::string standing(const Control& control, int rank) {
   if (calls.empty()) return name + " has made no call";
   const std::string seq = "seq=" + std::to_string(calls[0].seq);
   if (calls[0].ended == 0)
-    return name + " in " + seq + " for " + tenths(coarse_now() - calls[0].started);
-  return name + " done with " + seq + " " + tenths(coarse_now() - calls[0].ended) + " ago";
+    return name + " in " + seq + " for " + time_since(calls[0].started);
+  return name + " done with " + seq + " " + time_since(calls[0].ended) + " ago";
 }
 
 }  // namespace
@@ -138,17 +133,14 @@ std::optional<Failure> find_departed(const Control& control) {
     if (r == control.rank || !after || control.last_seq() <= *after) continue;
     const uint64_t seq = *after + 1;
     const auto mine = control.call(control.rank, seq);
-    Failure f;
-    f.cause = Cause::peer_lost;
-    f.reporter = control.rank;
-    f.about = {r, seq, ""};
-    f.text = person(control, r) +
-             " closed its communicator, or its program ended normally, after " +
-             (*after == 0 ? "no call at all" : "seq=" + std::to_string(*after)) + ", and " +
-             rank_text(control.rank) + " made one more: " +
-             (mine ? text_of(*mine) : "seq=" + std::to_string(seq)) + ". Last calls of " +
-             rank_text(r) + ": " + calls_of(control, r) + "." + kSameCalls + remedy(control);
-    return f;
+    const std::string text =
+        person(control, r) +
+        " closed its communicator, or its program ended normally, after " +
+        (*after == 0 ? "no call at all" : "seq=" + std::to_string(*after)) + ", and " +
+        rank_text(control.rank) + " made one more: " +
+        (mine ? text_of(*mine) : "seq=" + std::to_string(seq)) + ". Last calls of " +
+        rank_text(r) + ": " + calls_of(control, r) + "." + kSameCalls + remedy(control);
+    return failure_of(Cause::peer_lost, control.rank, Facts{r, seq}, text);
   }
   return {};
 }
@@ -156,17 +148,14 @@ std::optional<Failure> find_departed(const Control& control) {
 Failure peer_lost(const Control& control, int peer, const std::string& how) {
   const auto calls = control.last_calls(control.rank, 1);
   const bool waits = !calls.empty() && calls[0].ended == 0;
-  Failure f;
-  f.cause = Cause::peer_lost;
-  f.reporter = control.rank;
-  f.about = {peer, waits ? calls[0].seq : 0, ""};
-  f.text = person(control, peer) + " died (" + how + ")" +
-           (waits ? " during " + text_of(calls[0]) + ", in which " + rank_text(control.rank) +
-                        " had been for " + tenths(coarse_now() - calls[0].started)
-                  : "; " + rank_text(control.rank) + " was in no call") +
-           ". Last calls of " + rank_text(peer) + ": " + calls_of(control, peer) +
-           ". The results of a call that was in progress are undefined." + remedy(control);
-  return f;
+  const std::string text =
+      person(control, peer) + " died (" + how + ")" +
+      (waits ? " during " + text_of(calls[0]) + ", in which " + rank_text(control.rank) +
+                   " had been for " + time_since(calls[0].started)
+             : "; " + rank_text(control.rank) + " was in no call") +
+      ". Last calls of " + rank_text(peer) + ": " + calls_of(control, peer) +
+      ". The results of a call that was in progress are undefined." + remedy(control);
+  return failure_of(Cause::peer_lost, control.rank, Facts{peer, waits ? calls[0].seq : 0}, text);
 }
 
 Failure timed_out(const Control& control, const TimeoutError& error) {
@@ -210,7 +199,7 @@ std::string condition(const Control& control, int rank) {
     return "its process is " + process_state_text(pid);
   // In another pid namespace all that is known of it is that its watch ticks, or does not.
   return "its process, which cannot be seen from here, gave its last sign of life " +
-         tenths(coarse_now() - control.last_beat_of(rank)) + " ago";
+         time_since(control.last_beat_of(rank)) + " ago";
 }
 
 std::string whereabouts(const Control& control, int rank, uint64_t seq) {
@@ -218,8 +207,8 @@ std::string whereabouts(const Control& control, int rank, uint64_t seq) {
   if (calls.empty()) return "has made no call yet";
   const Call& last = calls[0];
   const std::string since =
-      last.ended == 0 ? "in which it is for " + tenths(coarse_now() - last.started)
-                      : "which ended " + tenths(coarse_now() - last.ended) + " ago";
+      last.ended == 0 ? "in which it is for " + time_since(last.started)
+                      : "which ended " + time_since(last.ended) + " ago";
   if (last.seq < seq) return "has not made this call; its last was " + text_of(last) + ", " + since;
   return "has made it, " + std::string(last.ended == 0 ? "and is in " : "and has done ") +
          text_of(last);

@@ -47,8 +47,8 @@ void Mail::fail_lost(int rank, bool receives) {
     fail(posted, peer(rank).why_lost
                      ? peer(rank).why_lost
                      : failure_of<PeerLostError>(story(posted) + ", and " + rank_text(rank) +
-                                                  " has ended or left the group. Look for the "
-                                                  "first error among the ranks"));
+                                                 " has ended or left the group. Look for the "
+                                                 "first error among the ranks"));
   };
   for (Posted& posted : peer(rank).sends) end(posted);
   if (!receives) return;
@@ -62,7 +62,7 @@ void Mail::fail_if_all_are_lost() {
     if (r != rank_ && !peer(r).lost) return;
   for (Posted& posted : from_anyone_)
     fail(posted, failure_of<PeerLostError>(story(posted) + ", and all others have ended or left "
-                                                            "the group"));
+                                                           "the group"));
 }
 
 void Mail::expire(Clock::time_point now) {
