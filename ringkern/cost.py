@@ -1,0 +1,106 @@
+"""How long a collective takes, from what it moves and how often it waits for another rank.
+
+    time = base + journeys * hop + bytes on the wire / bandwidth
+
+``base`` is what a call costs before anything moves, ``hop`` a journey from rank to rank, and the
+bandwidth that of the link: of an NVLink or a PCIe path, or, between processes on a CPU, of the
+cache in which a tensor of that size stays. Nothing here needs torch or a device.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+# Bytes on the wire for each byte of data: csrc/core/wire.h.
+OVERHEAD = {"simple": 1.0, "ll": 2.0, "ll128": 128 / 120}
+# The same of the direct all-reduces on a CPU, whose lines are 64 bytes: csrc/cpu/mesh.h.
+DIRECT_OVERHEAD = {"simple": 1.0, "ll": 64 / 56}
+
+ANY_SIZE = 2**62  # bytes; more than any tensor has
+
+
+class Way(NamedTuple):
+    """How a collective is run."""
+
+    algorithm: str
+    protocol: str
+    channels: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.algorithm}/{self.protocol}"
+
+
+def journeys(way: Way, collective: str, ranks: int) -> int:
+    """Journeys from rank to rank, one after the other, that the first byte of a call makes."""
+    if ranks == 1:
+        return 0
+    if collective != "all_reduce":
+        return ranks - 1
+    return {"ring": 2 * (ranks - 1), "one_shot": 1, "two_shot": 2}[way.algorithm]
+
+
+def wire_bytes(way: Way, collective: str, ranks: int, nbytes: float) -> float:
+    """Bytes that a rank sends, flags included.
+
+    Args:
+        nbytes: of the tensor of an all-reduce; of the other collectives, of all ranks' parts
+            together, as nccl-tests counts.
+    """
+    if ranks == 1:
+        return 0.0
+    overhead = OVERHEAD if way.algorithm == "ring" else DIRECT_OVERHEAD
+    share = (ranks - 1) / ranks
+    copies = {
+        "all_reduce": {"ring": 2 * share, "one_shot": ranks - 1.0, "two_shot": 2 * share},
+        "reduce_scatter": {"ring": share},
+        "all_gather": {"ring": share},
+        "broadcast": {"ring": 1.0},
+        "reduce": {"ring": 1.0},
+    }[collective][way.algorithm]
+    return nbytes * copies * overhead[way.protocol]
+
+
+class Tier(NamedTuple):
+    """A bandwidth, and the size of the tensor up to which it holds."""
+
+    up_to: int  # bytes
+    gb_s: float  # 1e9 bytes a second, on the wire
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one way costs over one kind of link.
+
+    Attributes:
+        base_us: before anything moves.
+        hop_us: a journey from rank to rank.
+        tiers: bandwidths, by the size of the tensor, rising; the last one has ``ANY_SIZE``. A
+            larger tensor moves its first bytes at the first bandwidth, and so on, so that the time
+            has no steps.
+    """
+
+    base_us: float
+    hop_us: float
+    tiers: tuple[Tier, ...]
+
+    def time_us(self, way: Way, collective: str, ranks: int, nbytes: float) -> float:
+        """Predicted microseconds of a call; sizes as in :func:`wire_bytes`."""
+        time = self.base_us + journeys(way, collective, ranks) * self.hop_us
+        below = 0.0
+        for tier in self.tiers:
+            some = min(nbytes, tier.up_to) - below
+            if some <= 0:
+                break
+            time += wire_bytes(way, collective, ranks, some) / (tier.gb_s * 1e3)
+            below += some
+        return time
+
+
+def bus_bandwidth(collective: str, ranks: int, nbytes: float, time_us: float) -> float:
+    """GB/s that each link of a ring carries, as nccl-tests counts: comparable between ranks."""
+    if time_us <= 0 or ranks == 1:
+        return math.nan
+    share = (ranks - 1) / ranks * (2 if collective == "all_reduce" else 1)
+    return nbytes * share / (time_us * 1e3)
