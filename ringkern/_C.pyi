@@ -5,6 +5,8 @@ import torch.distributed as dist
 
 torch_version: str
 version: str
+# csrc/core/choice.h: for each list rows of (below how many bytes, algorithm, protocol).
+WayLists = dict[str, list[tuple[int, str, str]]]
 protocols: tuple[str, ...]
 algorithms: tuple[str, ...]
 
@@ -18,7 +20,9 @@ def make_backend(
     timeout_s: float,
     algorithm: str,
     protocol: str,
-    limits: dict[str, tuple[int, int, int, int, int]],
+    in_rank_order: bool,
+    wide: bool,
+    tables: dict[str, WayLists],
 ) -> dist.distributed_c10d.Backend: ...
 def close_backends(patience_s: float) -> None: ...
 def quick_all_reduce(
@@ -28,6 +32,8 @@ def quick_all_reduce(
     async_op: bool,
     protocol: str,
     algorithm: str,
+    deterministic: str,
+    accumulate: str,
     /,
 ) -> bool: ...
 def shared_empty(sizes: list[int], dtype: torch.dtype) -> torch.Tensor: ...
@@ -92,13 +98,15 @@ class Communicator:
     def __init__(
         self, store: dist.Store, name: str, rank: int, size: int, timeout_s: float
     ) -> None: ...
-    def set_limits(self, device: str, limits: tuple[int, int, int, int, int]) -> None: ...
+    def set_table(self, device: str, lists: WayLists) -> None: ...
     def all_reduce(
         self,
         tensor: torch.Tensor,
         op: dist.ReduceOp | dist.ReduceOp.RedOpType,
         algorithm: str,
         protocol: str,
+        in_rank_order: bool,
+        wide: bool,
         async_op: bool,
     ) -> dist.Work | None: ...
     def reduce_scatter(
@@ -112,8 +120,20 @@ class Communicator:
     def all_gather(
         self, output: torch.Tensor, input: torch.Tensor, protocol: str, async_op: bool
     ) -> dist.Work | None: ...
-    def time_all_reduce(self, tensor: torch.Tensor, calls: int) -> list[int]: ...
-    def choice(self, dtype: str, count: int) -> tuple[str, str]: ...
+    def time_all_reduce(
+        self, tensor: torch.Tensor, calls: int, algorithm: str = "auto", protocol: str = "auto"
+    ) -> list[int]: ...
+    def way_of(
+        self,
+        device: str,
+        collective: str,
+        nbytes: int,
+        *,
+        algorithm: str = "auto",
+        protocol: str = "auto",
+        in_rank_order: bool = False,
+        wide: bool = False,
+    ) -> tuple[str, str]: ...
     @property
     def rank(self) -> int: ...
     @property
@@ -125,13 +145,15 @@ class Communicator:
 
 class LocalRing:
     def __init__(self, devices: list[str], timeout_s: float) -> None: ...
-    def set_limits(self, limits: tuple[int, int, int, int, int]) -> None: ...
+    def set_table(self, lists: WayLists) -> None: ...
     def all_reduce(
         self,
         tensors: list[torch.Tensor],
         op: dist.ReduceOp | dist.ReduceOp.RedOpType,
         algorithm: str,
         protocol: str,
+        in_rank_order: bool,
+        wide: bool,
     ) -> None: ...
     def reduce_scatter(
         self,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .config import ALGORITHMS, PROTOCOLS, config
+from .config import ACCUMULATE, ALGORITHMS, DETERMINISTIC, PROTOCOLS, config
 
 Op = dist.ReduceOp | dist.ReduceOp.RedOpType
 
@@ -54,15 +54,31 @@ def reduce_op(op: Op) -> Op:
     return op
 
 
-def algorithm_name(algorithm: str) -> str:
-    """``algorithm``, or what the environment says in its place."""
-    if algorithm not in ALGORITHMS:
-        raise ValueError(f"unknown algorithm {algorithm!r}; choose one of {', '.join(ALGORITHMS)}")
-    return config.algorithm if algorithm == "auto" else algorithm
-
-
 def protocol_name(protocol: str) -> str:
     """``protocol``, or what the environment says in its place."""
-    if protocol not in PROTOCOLS:
-        raise ValueError(f"unknown protocol {protocol!r}; choose one of {', '.join(PROTOCOLS)}")
-    return config.protocol if protocol == "auto" else protocol
+    return _named("protocol", protocol, PROTOCOLS, config.protocol)
+
+
+def way_asked(
+    algorithm: str, protocol: str, deterministic: str, accumulate: str
+) -> tuple[str, str, bool, bool]:
+    """What the extension is asked for, with what the environment says in the place of "auto".
+
+    Returns:
+        algorithm, protocol, whether each element is to be combined in the order of the ranks, and
+        whether in float32.
+    """
+    deterministic = _named("deterministic", deterministic, DETERMINISTIC, config.deterministic)
+    accumulate = _named("accumulate", accumulate, ACCUMULATE, config.accumulate)
+    return (
+        _named("algorithm", algorithm, ALGORITHMS, config.algorithm),
+        protocol_name(protocol),
+        deterministic == "size_invariant",
+        accumulate == "float32",
+    )
+
+
+def _named(what: str, name: str, names: tuple[str, ...], from_environment: str) -> str:
+    if name not in names:
+        raise ValueError(f"unknown {what} {name!r}; choose one of {', '.join(names)}")
+    return from_environment if name == "auto" else name

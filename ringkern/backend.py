@@ -14,7 +14,8 @@ from typing import Any
 import ringkern_autoload
 
 from . import _C, news, recorder, tuner
-from .config import config, timeout_seconds
+from .arguments import way_asked
+from .config import timeout_seconds
 
 
 def create(options: Any, backend_options: Any = None) -> Any:
@@ -31,8 +32,8 @@ def create(options: Any, backend_options: Any = None) -> Any:
     if backend_options is not None:
         raise TypeError(
             f"pg_options is {type(backend_options).__name__}; the backend 'ringkern' has no "
-            "options: leave it out. RINGKERN_ALGORITHM and RINGKERN_PROTOCOL in the environment "
-            "choose the algorithm and the protocol"
+            "options: leave it out. RINGKERN_ALGORITHM, RINGKERN_PROTOCOL, RINGKERN_DETERMINISTIC "
+            "and RINGKERN_ACCUMULATE in the environment are for all its calls"
         )
     size = options.group_size
     name = f"backend/{options.group_id}"
@@ -46,9 +47,8 @@ def create(options: Any, backend_options: Any = None) -> Any:
         size,
         ranks,
         timeout_seconds(options.timeout),
-        config.algorithm,
-        config.protocol,
-        {device: tuner.limits(device, size) for device in tuner.DEVICES},
+        *way_asked("auto", "auto", "auto", "auto"),
+        {device: tuner.table(device, size) for device in tuner.DEVICES},
     )
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from . import _C, news, recorder, tuner
-from .arguments import Op, algorithm_name, as_tensor, protocol_name, reduce_op
+from .arguments import Op, as_tensor, protocol_name, reduce_op, way_asked
 from .config import config, timeout_seconds
 from .errors import CommUsageError
 
@@ -74,7 +74,7 @@ class Communicator:
     ) -> None:
         self._c = _C.Communicator(store, name, rank, size, timeout_seconds(timeout))
         for device in tuner.DEVICES:
-            self._c.set_limits(device, tuner.limits(device, size))
+            self._c.set_table(device, tuner.table(device, size))
         open_rings.add(self)
         news.start()
 
@@ -96,12 +96,13 @@ class Communicator:
         *,
         protocol: str = "auto",
         algorithm: str = "auto",
+        deterministic: str = "auto",
+        accumulate: str = "auto",
     ) -> dist.Work | None:
         """See :func:`ringkern.ring_all_reduce`."""
         tensor = as_tensor(tensor, "tensor", written=True)
-        return self._c.all_reduce(
-            tensor, reduce_op(op), algorithm_name(algorithm), protocol_name(protocol), async_op
-        )
+        way = way_asked(algorithm, protocol, deterministic, accumulate)
+        return self._c.all_reduce(tensor, reduce_op(op), *way, async_op)
 
     def reduce_scatter(
         self,
@@ -230,7 +231,7 @@ def communicator_for(group: dist.ProcessGroup | None) -> Communicator:
             found = _by_group.get(resolved)
             if found is None:
                 found = _by_group[resolved] = Communicator(resolved)
-    if config.algorithm == config.protocol == "auto":
+    if config.leaves_all_open:
         _C.remember(resolved, found._c)
     return found
 

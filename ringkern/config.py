@@ -1,13 +1,15 @@
 """Settings from the environment, each read once, strictly, when ringkern is imported.
 
-===================== ======= ==================================================================
-variable              default meaning
-===================== ======= ==================================================================
-RINGKERN_ALGORITHM    auto    algorithm of every all-reduce that says ``algorithm="auto"``
-RINGKERN_DUMP_DIR             where the last calls are written, when a ring fails and on SIGUSR2
-RINGKERN_PROTOCOL     auto    protocol of every call that says ``protocol="auto"``
-RINGKERN_TIMEOUT      600     seconds that a rank waits for a neighbour before it raises
-===================== ======= ==================================================================
+====================== ======= =================================================================
+variable               default meaning
+====================== ======= =================================================================
+RINGKERN_ACCUMULATE    auto    ``accumulate`` of every all-reduce that says ``"auto"``
+RINGKERN_ALGORITHM     auto    algorithm of every all-reduce that says ``algorithm="auto"``
+RINGKERN_DETERMINISTIC auto    ``deterministic`` of every all-reduce that says ``"auto"``
+RINGKERN_DUMP_DIR              where the last calls are written, when a ring fails and on SIGUSR2
+RINGKERN_PROTOCOL      auto    protocol of every call that says ``protocol="auto"``
+RINGKERN_TIMEOUT       600     seconds that a rank waits for a neighbour before it raises
+====================== ======= =================================================================
 """
 
 from __future__ import annotations
@@ -24,6 +26,10 @@ from . import _C
 
 ALGORITHMS = ("auto", *_C.algorithms)
 PROTOCOLS = ("auto", *_C.protocols)
+# From run to run the bits are always the same; these say what else must not change them.
+DETERMINISTIC = ("auto", "run_to_run", "size_invariant")
+# What partial sums of a small float are rounded to.
+ACCUMULATE = ("auto", "dtype", "float32")
 
 # Read while ringkern is built, and no concern of a program that uses it.
 _BUILD_VARIABLES = frozenset(
@@ -49,6 +55,14 @@ class Config:
     timeout_s: float = 600.0
     algorithm: str = "auto"
     dump_dir: Path | None = None
+    deterministic: str = "auto"
+    accumulate: str = "auto"
+
+    @property
+    def leaves_all_open(self) -> bool:
+        """Whether a call that asks for nothing is asked for nothing here, either."""
+        asked = {self.algorithm, self.protocol, self.deterministic, self.accumulate}
+        return asked == {"auto"}
 
 
 def read(environ: Mapping[str, str]) -> Config:
@@ -57,7 +71,14 @@ def read(environ: Mapping[str, str]) -> Config:
     Raises:
         ValueError: a variable has a value that it cannot have; the text names both.
     """
-    known = {"RINGKERN_ALGORITHM", "RINGKERN_DUMP_DIR", "RINGKERN_PROTOCOL", "RINGKERN_TIMEOUT"}
+    known = {
+        "RINGKERN_ACCUMULATE",
+        "RINGKERN_ALGORITHM",
+        "RINGKERN_DETERMINISTIC",
+        "RINGKERN_DUMP_DIR",
+        "RINGKERN_PROTOCOL",
+        "RINGKERN_TIMEOUT",
+    }
     for name in environ:
         if name.startswith("RINGKERN_") and name not in known | _BUILD_VARIABLES:
             near = _near(name, known)
@@ -65,6 +86,8 @@ def read(environ: Mapping[str, str]) -> Config:
             warnings.warn(f"unknown environment variable {name}{hint}", stacklevel=2)
     algorithm = _one_of(environ, "RINGKERN_ALGORITHM", Config.algorithm, ALGORITHMS)
     protocol = _one_of(environ, "RINGKERN_PROTOCOL", Config.protocol, PROTOCOLS)
+    deterministic = _one_of(environ, "RINGKERN_DETERMINISTIC", "auto", DETERMINISTIC)
+    accumulate = _one_of(environ, "RINGKERN_ACCUMULATE", "auto", ACCUMULATE)
     text = environ.get("RINGKERN_TIMEOUT", str(Config.timeout_s))
     try:
         timeout_s = float(text)
@@ -74,7 +97,7 @@ def read(environ: Mapping[str, str]) -> Config:
         raise ValueError(
             f"RINGKERN_TIMEOUT={text!r}: give a number of seconds, {SHORTEST_TIMEOUT_S} or more"
         )
-    return Config(protocol, timeout_s, algorithm, _dump_dir(environ))
+    return Config(protocol, timeout_s, algorithm, _dump_dir(environ), deterministic, accumulate)
 
 
 def _dump_dir(environ: Mapping[str, str]) -> Path | None:

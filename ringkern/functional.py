@@ -56,10 +56,12 @@ def all_reduce(
     return result
 
 
-def all_reduce_in_graph(
-    tensor: Any, op: Any, group: dist.ProcessGroup | None, algorithm: str, protocol: str
-) -> bool:
-    """:func:`ringkern.ring_all_reduce` while torch.compile traces; False if it cannot be there."""
+def all_reduce_in_graph(tensor: Any, op: Any, group: dist.ProcessGroup | None, *way: str) -> bool:
+    """:func:`ringkern.ring_all_reduce` while torch.compile traces; False if it cannot be there.
+
+    Args:
+        way: algorithm, protocol, deterministic, accumulate.
+    """
     # With a factor it is of another type, which cannot be compared in a graph.
     simple = type(op) is dist.ReduceOp.RedOpType
     names = [name for name, value in _OPS.items() if op == value] if simple else []
@@ -68,7 +70,7 @@ def all_reduce_in_graph(
     )
     if not names or not fits:
         return False
-    torch.ops.ringkern.all_reduce_(tensor, names[0], _group_name(group), algorithm, protocol)
+    torch.ops.ringkern.all_reduce_(tensor, names[0], _group_name(group), *way)
     return True
 
 
@@ -93,7 +95,8 @@ _library.define(
     "all_reduce(Tensor x, str op, str group) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
 )
 _library.define(
-    "all_reduce_(Tensor(a!) x, str op, str group, str algorithm, str protocol) -> ()",
+    "all_reduce_(Tensor(a!) x, str op, str group, str algorithm, str protocol, "
+    "str deterministic, str accumulate) -> ()",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
@@ -104,9 +107,22 @@ def _all_reduce(x: torch.Tensor, op: str, group: str) -> torch.Tensor:
     return result
 
 
-def _all_reduce_(x: torch.Tensor, op: str, group: str, algorithm: str, protocol: str) -> None:
+def _all_reduce_(
+    x: torch.Tensor,
+    op: str,
+    group: str,
+    algorithm: str,
+    protocol: str,
+    deterministic: str,
+    accumulate: str,
+) -> None:
     communicator_for(_group_of(group)).all_reduce(
-        x, _op_value(op), protocol=protocol, algorithm=algorithm
+        x,
+        _op_value(op),
+        protocol=protocol,
+        algorithm=algorithm,
+        deterministic=deterministic,
+        accumulate=accumulate,
     )
 
 
@@ -119,7 +135,7 @@ def _all_reduce_fake(x: torch.Tensor, op: str, group: str) -> torch.Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _all_reduce_fake_(x: torch.Tensor, op: str, group: str, algorithm: str, protocol: str) -> None:
+def _all_reduce_fake_(x: torch.Tensor, op: str, group: str, *way: str) -> None:
     return None
 
 
@@ -144,16 +160,14 @@ torch.library.register_autograd(
 )
 
 
-def _all_reduce_autograd(
-    x: torch.Tensor, op: str, group: str, algorithm: str, protocol: str
-) -> None:
+def _all_reduce_autograd(x: torch.Tensor, op: str, group: str, *way: str) -> None:
     if torch.is_grad_enabled() and x.requires_grad:
         raise RuntimeError(
             "ring_all_reduce changes a tensor that requires grad, and the gradient would be "
             "silently wrong; use ringkern.functional.all_reduce, or torch.no_grad()"
         )
     with torch._C._AutoDispatchBelowAutograd():
-        torch.ops.ringkern.all_reduce_(x, op, group, algorithm, protocol)
+        torch.ops.ringkern.all_reduce_(x, op, group, *way)
 
 
 _library.impl("all_reduce_", _all_reduce_autograd, "Autograd")

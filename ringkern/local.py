@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 
 from . import _C, tuner
-from .arguments import Op, algorithm_name, as_tensor, protocol_name, reduce_op
+from .arguments import Op, as_tensor, protocol_name, reduce_op, way_asked
 from .comm import open_rings, untraced
 from .config import timeout_seconds
 from .errors import CommUsageError, RingKernError
@@ -74,7 +74,7 @@ class Ring:
         _check_cuda(self._devices)
         self._pid = os.getpid()
         self._c = _C.LocalRing([str(device) for device in self._devices], timeout_s)
-        self._c.set_limits(tuner.limits(self._devices[0].type, self.size))
+        self._c.set_table(tuner.table(self._devices[0].type, self.size))
         open_rings.add(self)
 
     @property
@@ -93,13 +93,15 @@ class Ring:
         op: Op = dist.ReduceOp.SUM,
         protocol: str = "auto",
         algorithm: str = "auto",
+        *,
+        deterministic: str = "auto",
+        accumulate: str = "auto",
     ) -> None:
         """See :func:`ring_all_reduce`."""
         self._check_process()
         tensors = _as_tensors(tensors, "tensors", written=True)
-        self._c.all_reduce(
-            tensors, reduce_op(op), algorithm_name(algorithm), protocol_name(protocol)
-        )
+        way = way_asked(algorithm, protocol, deterministic, accumulate)
+        self._c.all_reduce(tensors, reduce_op(op), *way)
 
     def reduce_scatter(
         self,
@@ -183,6 +185,9 @@ def ring_all_reduce(
     op: Op = dist.ReduceOp.SUM,
     protocol: str = "auto",
     algorithm: str = "auto",
+    *,
+    deterministic: str = "auto",
+    accumulate: str = "auto",
 ) -> None:
     """Reduces ``tensors``, one a rank, in place; afterwards they are bit-identical.
 
@@ -196,7 +201,7 @@ def ring_all_reduce(
             dtype; otherwise as for :func:`ringkern.ring_all_reduce`. All on the CPU, or all on CUDA
             devices, several on one device included. They must not share memory.
         op: as for :func:`ringkern.ring_all_reduce`.
-        protocol, algorithm: as for :func:`ringkern.ring_all_reduce`.
+        protocol, algorithm, deterministic, accumulate: as for :func:`ringkern.ring_all_reduce`.
 
     Raises:
         TypeError: as :func:`ringkern.ring_all_reduce`; also where dtypes differ, or for one tensor
@@ -208,15 +213,15 @@ def ring_all_reduce(
     """
     if torch.compiler.is_compiling():
         torch._dynamo.graph_break(msg="ringkern.local cannot be part of a graph")
-        _outside_graph(tensors, op, protocol, algorithm)
+        _outside_graph(tensors, op, algorithm, protocol, deterministic, accumulate)
         return
-    _ring_all_reduce(tensors, op, protocol, algorithm)
+    _ring_all_reduce(tensors, op, algorithm, protocol, deterministic, accumulate)
 
 
-def _ring_all_reduce(tensors: Iterable[Any], op: Op, protocol: str, algorithm: str) -> None:
+def _ring_all_reduce(tensors: Iterable[Any], op: Op, *asked: str) -> None:
     reduced = _as_tensors(tensors, "tensors", written=True)
     # Before the ring, which takes memory that a call that is refused would leave taken.
-    op, protocol, algorithm = reduce_op(op), protocol_name(protocol), algorithm_name(algorithm)
+    op, way = reduce_op(op), way_asked(*asked)
     devices = tuple(tensor.device for tensor in reduced)
     key = os.getpid(), devices
     ring = _rings.get(key)
@@ -226,7 +231,7 @@ def _ring_all_reduce(tensors: Iterable[Any], op: Op, protocol: str, algorithm: s
         # Another thread may have been first: all must use the same, and take turns.
         ring = _rings.setdefault(key, Ring(devices))
     try:
-        ring._c.all_reduce(reduced, op, algorithm, protocol)
+        ring._c.all_reduce(reduced, op, *way)
     except CommUsageError:
         raise  # the program ends
     except RingKernError:
@@ -236,7 +241,7 @@ def _ring_all_reduce(tensors: Iterable[Any], op: Op, protocol: str, algorithm: s
         raise
 
 
-_outside_graph: Callable[[Iterable[Any], Op, str, str], None] = untraced(_ring_all_reduce)
+_outside_graph: Callable[..., None] = untraced(_ring_all_reduce)
 
 # By process and devices: a forked child has copies of its parent's, and must make its own.
 _rings: dict[tuple[int, tuple[torch.device, ...]], Ring] = {}

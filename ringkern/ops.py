@@ -40,12 +40,14 @@ def ring_all_reduce(
     *,
     protocol: str = "auto",
     algorithm: str = "auto",
+    deterministic: str = "auto",
+    accumulate: str = "auto",
 ) -> dist.Work | None:
     """Reduces ``tensor`` over all ranks, in place; afterwards it is bit-identical on all of them.
 
     A drop-in for :func:`torch.distributed.all_reduce`. Every rank of the group calls it, in the
     same order, with a tensor of the same number of elements and the same dtype, and the same
-    ``op``, ``protocol`` and ``algorithm``. Under ``torch.compile`` it is part of the graph, unless
+    ``op``, ``protocol``, ``algorithm`` and ``accumulate``. Under ``torch.compile`` it is part of the graph, unless
     ``async_op`` is set or ``op`` is ``PREMUL_SUM``.
 
     On CUDA the call is enqueued on torch's current stream. It can be captured in a CUDA graph once
@@ -65,6 +67,13 @@ def ring_all_reduce(
         protocol: ``"auto"``, or ``"simple"``, ``"ll"``, ``"ll128"``; alone, it asks for the ring.
         algorithm: ``"auto"``, or ``"ring"``, or, straight from rank to rank, ``"one_shot"`` (on a
             CPU over LL and Simple, on CUDA over LL) and ``"two_shot"`` (over Simple and LL).
+        deterministic: ``"run_to_run"`` is what holds always: the same call has the same bits,
+            every time. ``"size_invariant"``: the bits of an element depend on the ranks' values of
+            it alone, and not on the size of the tensor, on its place there, or on the protocol;
+            without the ring, whose order of addition depends on the place.
+        accumulate: ``"dtype"``: partial sums are rounded to the dtype of the tensor. ``"float32"``:
+            those of float16, bfloat16 and the 8-bit floats are kept in float32, and the sum is
+            rounded once; without the ring. Other dtypes and ops are as they are.
 
     Returns:
         A ``torch.distributed.Work`` (``wait()``, ``is_completed()``, ``get_future()``) if
@@ -73,8 +82,9 @@ def ring_all_reduce(
     Raises:
         TypeError: dtype or layout that is not supported, an op that the dtype does not have, or
             what is no tensor, op or group at all.
-        ValueError: unknown protocol, unsupported device, elements that share memory, a read-only or
-            reversed array, ``PREMUL_SUM`` without its factor, a group without this rank.
+        ValueError: unknown protocol or other name, unsupported device, elements that share memory,
+            a read-only or reversed array, ``PREMUL_SUM`` without its factor, a group without this
+            rank, or the ring with ``"size_invariant"`` or ``"float32"``.
         CommUsageError: torch.distributed is not initialised, or this is a forked child.
         PeerLostError: a rank died, or left before its time.
         CollectiveMismatchError: another rank makes another call.
@@ -83,18 +93,24 @@ def ring_all_reduce(
         RendezvousError, TransportError: first call only: the ranks could not be connected.
     """
     # First, because here a small tensor's time is made of such lines.
-    if not _is_traced() and _quick_all_reduce(tensor, op, group, async_op, protocol, algorithm):
+    if not _is_traced() and _quick_all_reduce(
+        tensor, op, group, async_op, protocol, algorithm, deterministic, accumulate
+    ):
         return None
+    way = {
+        "protocol": protocol,
+        "algorithm": algorithm,
+        "deterministic": deterministic,
+        "accumulate": accumulate,
+    }
     if torch.compiler.is_compiling():
-        if not async_op and functional.all_reduce_in_graph(tensor, op, group, algorithm, protocol):
+        if not async_op and functional.all_reduce_in_graph(
+            tensor, op, group, algorithm, protocol, deterministic, accumulate
+        ):
             return None
         torch._dynamo.graph_break(msg=_NOT_IN_A_GRAPH)
-        return _outside_graph(
-            "all_reduce", group, tensor, op, async_op, protocol=protocol, algorithm=algorithm
-        )
-    return communicator_for(group).all_reduce(
-        tensor, op, async_op, protocol=protocol, algorithm=algorithm
-    )
+        return _outside_graph("all_reduce", group, tensor, op, async_op, **way)
+    return communicator_for(group).all_reduce(tensor, op, async_op, **way)
 
 
 def ring_reduce_scatter(

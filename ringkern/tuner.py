@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from .cost import ANY_SIZE
 
 DEVICES = ("cpu", "cuda")
 
-# More than any tensor has.
-_ANY = 2**62
+# Rows of (below how many bytes of a rank's part, algorithm, protocol), rising.
+Rows = list[tuple[int, str, str]]
 
 
-class Limits(NamedTuple):
-    """Bytes of one rank's part below which ``"auto"`` is what the field says, in this order.
-
-    The first three are of an all-reduce with neither algorithm nor protocol given; the last two of
-    everything else. What is above all of them is the ring over Simple.
-    """
-
-    one_shot_ll: int
-    one_shot: int
-    two_shot: int
-    ring_ll: int
-    ring_ll128: int
-
-
-def limits(device: str, size: int) -> Limits:
-    """The limits for ``size`` ranks on a kind of device.
+def table(device: str, size: int) -> dict[str, Rows]:
+    """The lists that a call of ``size`` ranks is chosen from: csrc/core/choice.h.
 
     On a CPU one_shot is the quickest up to some kilobytes, first over LL, and two_shot from there
     on; see docs/cpu.md. What a rank sends in one step of the ring is the tensor divided by the
@@ -36,6 +22,31 @@ def limits(device: str, size: int) -> Limits:
     which is not probed.
     """
     if device == "cpu":
-        one_shot = 2 << 10 if size < 4 else 8 << 10
-        return Limits(1025, one_shot, _ANY, ring_ll=256 * size, ring_ll128=1024 * size)
-    return Limits(0, 0, 0, ring_ll=16 * 1024 * size, ring_ll128=0)
+        one_shot_simple = 2 << 10 if size < 4 else 8 << 10
+        direct: Rows = [
+            (1025, "one_shot", "ll"),
+            (one_shot_simple, "one_shot", "simple"),
+            (ANY_SIZE, "two_shot", "simple"),
+        ]
+        ring: Rows = [
+            (256 * size, "ring", "ll"),
+            (1024 * size, "ring", "ll128"),
+            (ANY_SIZE, "ring", "simple"),
+        ]
+        one_shot: Rows = [(1025, "one_shot", "ll"), (ANY_SIZE, "one_shot", "simple")]
+        two_shot: Rows = [(ANY_SIZE, "two_shot", "simple")]
+        automatic = direct
+    else:
+        ring = [(16 * 1024 * size, "ring", "ll"), (ANY_SIZE, "ring", "simple")]
+        direct = [(64 << 10, "one_shot", "ll"), (ANY_SIZE, "two_shot", "ll")]
+        one_shot = [(ANY_SIZE, "one_shot", "ll")]
+        two_shot = [(ANY_SIZE, "two_shot", "ll")]
+        automatic = ring
+    return {
+        "automatic": automatic,
+        "in_rank_order": direct,
+        "ring": ring,
+        "one_shot": one_shot,
+        "two_shot": two_shot,
+        "others": ring,
+    }

@@ -84,23 +84,11 @@ def way_of(
     collective: str, ranks: int, nbytes: int, algorithm: str = "auto", protocol: str = "auto"
 ) -> Way:
     """Which way a call goes on a CPU; ``nbytes``: of the tensor, or of one rank's part of it."""
-    limits = tuner.limits("cpu", ranks)
-    if collective == "all_reduce":
-        if algorithm == protocol == "auto":
-            if nbytes < limits.one_shot_ll:
-                return Way("one_shot", "ll")
-            if nbytes < limits.one_shot:
-                return Way("one_shot", "simple")
-            if nbytes < limits.two_shot:
-                return Way("two_shot", "simple")
-        elif algorithm == "one_shot" and protocol == "auto":
-            return Way("one_shot", "ll" if nbytes < limits.one_shot_ll else "simple")
-        elif algorithm in ("one_shot", "two_shot"):
-            return Way(algorithm, "simple" if protocol == "auto" else protocol)
-    if protocol == "auto":
-        small = "ll128" if nbytes < limits.ring_ll128 else "simple"
-        protocol = "ll" if nbytes < limits.ring_ll else small
-    return Way("ring", protocol)
+    if protocol != "auto":
+        return Way("ring" if algorithm == "auto" else algorithm, protocol)
+    asked = "automatic" if algorithm == "auto" else algorithm
+    rows = tuner.table("cpu", ranks)[asked if collective == "all_reduce" else "others"]
+    return next(Way(*way) for below, *way in rows if nbytes < below)
 
 
 def all_reduce(

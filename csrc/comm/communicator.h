@@ -21,6 +21,7 @@ namespace ringkern {
 struct Device {
   std::string name;  // "cpu", "cuda:1": this rank's
   Terms terms;       // what all ranks must have alike
+  WayTable ways;     // what this rank would choose by; all choose by rank 0's
   std::function<std::unique_ptr<Transport>()> make_transport;
   std::function<std::unique_ptr<Executor>(const Segments&)> make_executor;
 };
@@ -49,6 +50,9 @@ class Communicator {
                  std::function<void()> before = nullptr);
   // Whether a call on this device would find its neighbours at once.
   bool connected(const Device& device);
+  // Which way a call of so many bytes goes there; before the ranks are connected, as far as this
+  // rank knows.
+  Way way_of(const Device& device, Choice choice, int64_t bytes);
 
   // Ends every wait of this rank and, hop by hop, of the whole ring. Any thread, any number of
   // times.
@@ -75,6 +79,7 @@ class Communicator {
     std::unique_ptr<Executor> executor;
     std::unique_ptr<Watch> watch;
     bool enqueues = false;
+    WayTable ways;
   };
 
   void check_callable();  // not in a forked child, not closed, not failed

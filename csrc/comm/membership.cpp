@@ -1,4 +1,5 @@
 // How a rank comes into a ring, and how it leaves.
+#include <cstring>
 #include <utility>
 
 #include "comm/communicator.h"
@@ -21,6 +22,15 @@ int take_page(Offer& offer) {
                        : offer.second_fd >= 0 ? offer.second_fd
                                               : offer.fd,
                        -1);
+}
+
+WayTable ways_in(const std::string& word, int rank) {
+  WayTable ways;
+  if (word.size() == sizeof ways) std::memcpy(&ways, word.data(), sizeof ways);
+  if (word.size() != sizeof ways || !ways.valid())
+    throw RendezvousError("rank 0 says by which way calls go, and " + rank_text(rank) +
+                          " does not understand it: install the same ringkern for all ranks");
+  return ways;
 }
 
 // A store that ends the rendezvous when `look` throws. Once: afterwards the other ranks are told
@@ -61,6 +71,12 @@ bool Communicator::connected(const Device& device) {
   return rings_.contains(device.name);
 }
 
+Way Communicator::way_of(const Device& device, Choice choice, int64_t bytes) {
+  std::lock_guard lock(state_);
+  const auto found = rings_.find(device.name);
+  return (found == rings_.end() ? device.ways : found->second.ways).choose(choice, bytes);
+}
+
 Communicator::Ring& Communicator::ring_on(const Device& device) {
   {
     std::lock_guard lock(state_);
@@ -79,6 +95,7 @@ Communicator::Ring& Communicator::ring_on(const Device& device) {
 
 Communicator::Ring Communicator::connect(const Device& device) {
   Ring ring;
+  ring.ways = device.ways;
   Segments segments;
   std::string key;
   const Place place{rank_, ranks_, (rank_ + 1) % ranks_, (rank_ + ranks_ - 1) % ranks_};
@@ -100,7 +117,8 @@ Communicator::Ring Communicator::connect(const Device& device) {
         },
         key});
   };
-  const auto map = [&](const std::vector<Offer>& offers) {
+  const auto map = [&](const std::vector<Offer>& offers, const std::string& word) {
+    ring.ways = ways_in(word, rank_);
     segments.all.resize(offers.size(), segments.mine);
     for (int peer = 0; peer < ranks_; ++peer) {
       if (peer == rank_) continue;
@@ -120,7 +138,8 @@ Communicator::Ring Communicator::connect(const Device& device) {
   }
   WatchedStore store(*store_, [this] { check_healthy(); });
   key = unique_prefix(store, name_ + "/" + device.terms.device, place);
-  ring.neighbours = join_ring(store, key, place, device.terms, timeout_, offer, map);
+  ring.neighbours = join_ring(store, key, place, device.terms, to_bytes(device.ways), timeout_,
+                              offer, map);
   return ring;
 }
 

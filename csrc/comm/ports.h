@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/call.h"
+#include "core/choice.h"
 #include "core/plan.h"
 #include "core/status.h"
 
@@ -121,13 +122,16 @@ struct Segments {
 // may be the same. `stream` is a cudaStream_t, or null on a CPU.
 struct Task {
   Collective collective = Collective::all_reduce;
-  Protocol protocol = Protocol::simple;
   Reduction reduction;
   const void* in = nullptr;
   void* out = nullptr;
   int64_t count = 0;
   int root = 0;  // of a broadcast, a reduce or a message
-  Algorithm algorithm = Algorithm::ring;  // of an all-reduce; everything else has the ring
+  // Of an all-reduce; everything else has the ring. Where the choice is open, the communicator
+  // chooses, by what its ranks have agreed on.
+  mutable Algorithm algorithm = Algorithm::ring;
+  mutable Protocol protocol = Protocol::simple;
+  Choice choice = Choice::none;
   void* stream = nullptr;
   Milliseconds timeout{0};  // for each wait on a CPU; 0: the executor's
   mutable uint64_t seq = 0;  // on its ring, from 1: the communicator counts; 0: nobody does

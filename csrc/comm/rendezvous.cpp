@@ -25,7 +25,7 @@ class Exchange {
     agreement_.look_closer([this] { check_neighbours_live(); });
   }
 
-  void publish();
+  void publish(const std::string& word);
   void run(const Offer& mine);
   std::vector<Offer> offers() const;
   Neighbours take();
@@ -65,8 +65,9 @@ class Exchange {
   std::vector<Message> others_;  // offers of those behind prev, from the nearest on
 };
 
-void Exchange::publish() {
+void Exchange::publish(const std::string& word) {
   agreement_.arrive();
+  if (place_.rank == 0) agreement_.set_word(word);  // before its address, which all ranks read
   address_ = my_address(terms_, random_id());
   listener_ = listen_on(socket_name(address_.socket));
   agreement_.set_note(to_bytes(address_));
@@ -251,16 +252,17 @@ Neighbours Exchange::take() {
 }  // namespace
 
 Neighbours join_ring(Store& store, const std::string& prefix, const Place& place,
-                     const Terms& terms, Milliseconds timeout,
+                     const Terms& terms, const std::string& word, Milliseconds timeout,
                      const std::function<Offer()>& make_offer,
-                     const std::function<void(const std::vector<Offer>& offers)>& map) {
+                     const std::function<void(const std::vector<Offer>& offers,
+                                              const std::string& word)>& map) {
   if (place.size == 1) return {};
   Agreement agreement(store, prefix, place.rank, place.size, timeout);
   Exchange exchange(agreement, place, terms);
   try {
-    exchange.publish();
+    exchange.publish(word);
     exchange.run(make_offer());
-    map(exchange.offers());
+    map(exchange.offers(), place.rank == 0 ? word : agreement.word());
     agreement.agree();
   } catch (const Lost& lost) {
     if (auto reason = agreement.refuse(lost.what())) throw RendezvousError(*reason);

@@ -54,18 +54,18 @@ class OpenBackends {
 
 class RingBackend final : public c10d::Backend {
  public:
-  // `name`: of the ring, in errors and records. `wish`: of every call; `limits`: of "auto", for
-  // each kind of device. `global_ranks`: of the group, in the default one; none: this is the
+  // `name`: of the ring, in errors and records. `wish`: of every call; `tables`: for what it leaves
+  // open, of each kind of device. `global_ranks`: of the group, in the default one; none: this is the
   // default one.
   RingBackend(c10::intrusive_ptr<c10d::Store> store, const std::string& name, int rank, int size,
               const std::vector<int64_t>& global_ranks, double timeout_s, const Wish& wish,
-              const std::map<std::string, Limits>& limits)
+              const std::map<std::string, WayTables::Lists>& tables)
       : Backend(rank, size), seat_{rank, size},
         group_(group_record(rank, size, global_ranks)), timeout_(milliseconds(timeout_s)),
         wish_(wish), store_(std::make_shared<C10dStore>(store)),
         ring_(std::make_unique<TorchCommunicator>(store, name, rank, size, timeout_s)),
         messenger_(std::make_unique<Messenger>(store_, "backend/pairs", seat_, timeout_)) {
-    for (const auto& [device, most] : limits) ring_->set_limits(device, most);
+    for (const auto& [device, lists] : tables) ring_->set_table(device, lists);
     init();
     OpenBackends::all().add(this, [this](Milliseconds patience) { close(patience); });
   }
@@ -365,7 +365,7 @@ class RingBackend final : public c10d::Backend {
     return noted(post(std::move(call), uint64_t(tag), timeout_));
   }
   WorkPtr post(Call call, uint64_t tag, Milliseconds timeout) {
-    return messenger_->post(std::move(call), tag, ring_->thresholds(), wish_, timeout);
+    return messenger_->post(std::move(call), tag, wish_, timeout);
   }
   static constexpr uint64_t kCollectiveTag = uint64_t(1) << 63;  // no user's
 

@@ -1,99 +1,136 @@
-// Which way a collective takes: its algorithm and protocol, as asked for or by the size.
+// What a caller asks of the way that a collective takes, and the lists that it is chosen from.
 #pragma once
 
 #include <c10/core/Device.h>
+#include <pybind11/stl.h>
 
 #include <array>
+#include <map>
 #include <optional>
 #include <string>
+#include <tuple>
+#include <vector>
 
+#include "comm/ports.h"
 #include "cpu/mesh.h"
 #include "torch/names.h"
 
 namespace ringkern::torch_ext {
 
-struct Way {
-  Algorithm algorithm = Algorithm::ring;
-  Protocol protocol = Protocol::simple;
-};
-
-// What a caller asks for; what is empty is "auto". A protocol alone asks for the ring over it.
+// What is empty is "auto". A protocol alone asks for the ring over it.
 struct Wish {
   std::optional<Algorithm> algorithm;
   std::optional<Protocol> protocol;
+  bool in_rank_order = false;  // an all-reduce: every element alike, from rank 0 up
+  bool wide = false;           // sums of small floats are kept in float32
 
-  static Wish of(const std::string& algorithm, const std::string& protocol) {
+  static Wish of(const std::string& algorithm, const std::string& protocol,
+                 bool in_rank_order = false, bool wide = false) {
     Wish w;
     if (algorithm != "auto") w.algorithm = parse<Algorithm>(algorithm, kAlgorithms, "algorithm");
     if (protocol != "auto") w.protocol = parse<Protocol>(protocol, kProtocols, "protocol");
+    w.in_rank_order = in_rank_order;
+    w.wide = wide;
     return w;
   }
 };
 
-// Bytes of one rank's part, up to which "auto" is what the field says; looked at in this order.
-struct Limits {
-  int64_t one_shot_ll = 0;  // an all-reduce
-  int64_t one_shot = 0;
-  int64_t two_shot = 0;
-  int64_t ring_ll = 0;  // everything else
-  int64_t ring_ll128 = 0;
-};
+// Whether the all-reduces that take no ring are there over a protocol.
+inline bool runs_over(c10::DeviceType device, Algorithm algorithm, Protocol protocol) {
+  if (algorithm == Algorithm::ring) return true;
+  return device == c10::DeviceType::CPU ? cpu::direct_runs_over(algorithm, protocol)
+                                        : protocol == Protocol::ll;
+}
 
-// The limits of each kind of device.
-class Thresholds {
- public:
-  void set(const std::string& device, const Limits& limits) {
-    of_[index(c10::Device(device).type())] = limits;
+[[noreturn]] inline void throw_not_over(c10::DeviceType device, Algorithm algorithm,
+                                        Protocol protocol) {
+  std::string known;
+  for (int p = 0; p < kProtocols; ++p)
+    if (runs_over(device, algorithm, Protocol(p)))
+      known += std::string(known.empty() ? "" : ", ") + name_of(Protocol(p));
+  throw py::value_error(std::string("algorithm '") + name_of(algorithm) +
+                        "' does not run over protocol '" + name_of(protocol) + "' on " +
+                        c10::DeviceTypeName(device, true) + "; choose one of auto, " + known);
+}
+
+// The ring adds up each chunk in an order of its own, and rounds at every hop.
+[[noreturn]] inline void throw_not_by_ring(const Wish& wish, const std::string& asked) {
+  throw py::value_error(
+      std::string(wish.in_rank_order ? "deterministic='size_invariant'" : "accumulate='float32'") +
+      " and " + asked + ": " +
+      (wish.in_rank_order ? "the order in which the ring adds an element depends on its place"
+                          : "the ring rounds partial sums, which it sends, to the tensor's dtype") +
+      "; leave algorithm and protocol to auto, or use one_shot or two_shot");
+}
+
+// A task's way as `wish` has it, or what it is to be chosen from. Throws ValueError where the
+// device does not have what is asked for.
+inline void choose_way(Task& task, const Wish& wish, c10::DeviceType device) {
+  task.choice = Choice::none;
+  if (task.collective != Collective::all_reduce) {
+    if (wish.protocol) task.protocol = *wish.protocol;
+    else task.choice = Choice::others;
+    return;
   }
+  const bool direct = wish.in_rank_order || wish.wide;
+  std::optional<Algorithm> algorithm = wish.algorithm;
+  if (direct && algorithm == Algorithm::ring) throw_not_by_ring(wish, "algorithm='ring'");
+  if (direct && !algorithm && wish.protocol) {
+    algorithm = runs_over(device, Algorithm::two_shot, *wish.protocol) ? Algorithm::two_shot
+                                                                       : Algorithm::one_shot;
+    if (!runs_over(device, *algorithm, *wish.protocol))
+      throw_not_by_ring(wish, std::string("protocol='") + name_of(*wish.protocol) + "'");
+  }
+  if (wish.protocol) {
+    task.algorithm = algorithm.value_or(Algorithm::ring);
+    task.protocol = *wish.protocol;
+    if (!runs_over(device, task.algorithm, task.protocol))
+      throw_not_over(device, task.algorithm, task.protocol);
+  } else {
+    task.choice = algorithm ? choice_of(*algorithm)
+                  : direct  ? Choice::in_rank_order
+                            : Choice::automatic;
+  }
+}
 
-  // Throws ValueError where the device does not have what is asked for.
-  Way choose(const Wish& wish, c10::DeviceType device, Collective collective, DType dtype,
-             int64_t count) const {
-    const Limits& most = of_[index(device)];
-    const int64_t bytes = count * size_of(dtype);
-    if (collective == Collective::all_reduce && wish.algorithm != Algorithm::ring) {
-      if (wish.algorithm)
-        return {*wish.algorithm, direct_protocol(wish, device, bytes, most.one_shot_ll)};
-      if (!wish.protocol) {
-        if (bytes < most.one_shot_ll) return {Algorithm::one_shot, Protocol::ll};
-        if (bytes < most.one_shot) return {Algorithm::one_shot, Protocol::simple};
-        if (bytes < most.two_shot) return {Algorithm::two_shot, Protocol::simple};
+// The tables of this rank, of each kind of device, as ringkern/tuner.py makes them: for each list
+// rows of (below how many bytes, algorithm, protocol).
+class WayTables {
+ public:
+  using Row = std::tuple<int64_t, std::string, std::string>;
+  using Lists = std::map<std::string, std::vector<Row>>;
+
+  // Throws ValueError where they are none.
+  void set(const std::string& device, const Lists& lists) {
+    const auto type = c10::Device(device).type();
+    WayTable table;
+    for (const auto& [name, rows] : lists) {
+      const Choice list = parse<Choice>(name, kChoices, "list");
+      if (rows.empty() || rows.size() > WayTable::kRows)
+        throw py::value_error("list '" + name + "' has " + std::to_string(rows.size()) +
+                              " rows; it takes 1 to " + std::to_string(WayTable::kRows));
+      for (size_t r = 0; r < rows.size(); ++r) {
+        const auto& [below, algorithm, protocol] = rows[r];
+        const Way way{parse<Algorithm>(algorithm, kAlgorithms, "algorithm"),
+                      parse<Protocol>(protocol, kProtocols, "protocol")};
+        if (!runs_over(type, way.algorithm, way.protocol))
+          throw_not_over(type, way.algorithm, way.protocol);
+        table.rows[int(list)][r] = {below, way};
       }
     }
-    return {Algorithm::ring, wish.protocol               ? *wish.protocol
-                             : bytes < most.ring_ll      ? Protocol::ll
-                             : bytes < most.ring_ll128   ? Protocol::ll128
-                                                         : Protocol::simple};
+    if (!table.valid())
+      throw py::value_error("the rows of a list rise, and the last one is below " +
+                            std::to_string(WayTable::kAnySize) + " bytes");
+    of_[index(type)] = table;
   }
+
+  const WayTable& of(c10::DeviceType device) const { return of_[index(device)]; }
 
  private:
   static constexpr size_t index(c10::DeviceType device) {
     return device == c10::DeviceType::CPU ? 0 : 1;
   }
-
-  static bool runs_over(c10::DeviceType device, Algorithm algorithm, Protocol protocol) {
-    return device == c10::DeviceType::CPU ? cpu::direct_runs_over(algorithm, protocol)
-                                          : protocol == Protocol::ll;
-  }
-  static Protocol direct_protocol(const Wish& wish, c10::DeviceType device, int64_t bytes,
-                                  int64_t ll_below) {
-    const Algorithm algorithm = *wish.algorithm;
-    if (!wish.protocol) {
-      const bool ll = runs_over(device, algorithm, Protocol::ll) &&
-                      (bytes < ll_below || !runs_over(device, algorithm, Protocol::simple));
-      return ll ? Protocol::ll : Protocol::simple;
-    }
-    if (runs_over(device, algorithm, *wish.protocol)) return *wish.protocol;
-    std::string known;
-    for (int p = 0; p < kProtocols; ++p)
-      if (runs_over(device, algorithm, Protocol(p)))
-        known += std::string(known.empty() ? "" : ", ") + name_of(Protocol(p));
-    throw py::value_error(std::string("algorithm '") + name_of(algorithm) +
-                          "' does not run over protocol '" + name_of(*wish.protocol) + "' on " +
-                          c10::DeviceTypeName(device, true) + "; choose one of auto, " + known);
-  }
-
-  std::array<Limits, 2> of_;
+  std::array<WayTable, 2> of_;
 };
 
 }  // namespace ringkern::torch_ext

@@ -43,8 +43,9 @@ class TorchCommunicator {
     }).detach();
   }
 
-  void set_limits(const std::string& device, const Limits& limits) {
-    thresholds_.set(device, limits);
+  // Before the first call on such a device.
+  void set_table(const std::string& device, const WayTables::Lists& lists) {
+    tables_.set(device, lists);
   }
 
   WorkPtr all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op,
@@ -54,7 +55,7 @@ class TorchCommunicator {
   }
   // The same for a dense tensor on a CPU, synchronous and by "auto", once the ring is connected; in
   // a tenth of the time. Otherwise nothing happens, and the answer is false. With the GIL.
-  bool all_reduce_now(const at::Tensor& tensor, Op op) {
+  bool all_reduce_now(const at::Tensor& tensor, Op op, const Wish& wish = {}) {
     const at::TensorImpl& t = *tensor.unsafeGetTensorImpl();
     if (cpu_ == nullptr || !is_ordinary(t)) return false;
     const auto dtype = dtype_of(c10::typeMetaToScalarType(t.dtype()));
@@ -63,10 +64,7 @@ class TorchCommunicator {
     task.reduction = Reduction::of(op, *dtype, ranks());
     task.count = t.numel();
     task.in = task.out = tensor.mutable_data_ptr();
-    const Way way = thresholds_.choose({}, c10::DeviceType::CPU, task.collective, *dtype,
-                                       task.count);
-    task.algorithm = way.algorithm;
-    task.protocol = way.protocol;
+    choose_way(task, wish, c10::DeviceType::CPU);
     // Where it ends within microseconds, letting the GIL go would take a good part of them.
     std::optional<Callers::Scope> no_gil;
     const std::pair<std::optional<Callers::Scope>&, Callers&> gil(no_gil, callers_);
@@ -87,19 +85,28 @@ class TorchCommunicator {
     return done;
   }
 
-  // What "auto" is for an all-reduce of so many elements on a CPU: algorithm and protocol.
-  std::pair<std::string, std::string> choice(const std::string& dtype, int64_t count) const {
-    const Way way = thresholds_.choose({}, c10::DeviceType::CPU, Collective::all_reduce,
-                                       parse<DType>(dtype, kDTypes, "dtype"), count);
+  // Which way a call goes whose part of a rank has so many bytes: algorithm and protocol. By rank
+  // 0's table once the ranks are connected, until then by this rank's.
+  std::pair<std::string, std::string> way_of(c10::Device device, const std::string& collective,
+                                             int64_t bytes, const Wish& wish) {
+    Task task;
+    task.collective = parse<Collective>(collective, kCollectives, "collective");
+    choose_way(task, wish, device.type());
+    Way way{task.algorithm, task.protocol};
+    if (task.choice != Choice::none) way = comm_->way_of(device_on(device), task.choice, bytes);
     return {name_of(way.algorithm), name_of(way.protocol)};
   }
 
   // Nanoseconds that each of so many calls of all_reduce took.
-  std::vector<int64_t> time_all_reduce(const at::Tensor& tensor, int64_t calls) {
+  std::vector<int64_t> time_all_reduce(const at::Tensor& tensor, int64_t calls, const Wish& wish) {
     std::vector<int64_t> times(static_cast<size_t>(calls));
+    const auto call = [&] {
+      if (!all_reduce_now(tensor, Op::sum, wish))
+        all_reduce(tensor, c10d::ReduceOp::SUM, wish, false);
+    };
     for (int64_t& time : times) {
       const auto start = Clock::now();
-      if (!all_reduce_now(tensor, Op::sum)) all_reduce(tensor, c10d::ReduceOp::SUM, {}, false);
+      call();
       time = std::chrono::nanoseconds(Clock::now() - start).count();
     }
     return times;
@@ -117,17 +124,15 @@ class TorchCommunicator {
                   prepare_all_gather(output, input, rank(), ranks()), wish, async_op);
   }
 
-  const Thresholds& thresholds() const { return thresholds_; }
-
   // Runs the tasks of a call; `timeout`: for each wait; 0: the communicator's. Synchronous on a
   // CPU: returns when it is done; on CUDA: when it is enqueued on the current stream, or,
   // asynchronous, on `stream`.
   WorkPtr launch(Call call, const Wish& wish, bool async_op, Milliseconds timeout,
                  std::optional<c10::Stream> stream) {
     const Device& device = device_on(call.device);
-    for (Prepared& task : call.tasks) {
-      choose_way(task, wish);
-      task.task.timeout = timeout;
+    for (Prepared& prepared : call.tasks) {
+      choose_way(prepared.task, wish, call.device.type());
+      prepared.task.timeout = timeout;
     }
     const Callers::Scope no_gil(callers_);
     const auto tasks = tasks_of(call);
@@ -165,7 +170,7 @@ class TorchCommunicator {
                  const Wish& wish, bool async_op) {
     if (async_op)
       return launch(call_of(type, output, std::move(task)), wish, true, Milliseconds(0), {});
-    choose_way(task, wish);
+    choose_way(task.task, wish, task.device.type());
     const Device& device = device_on(task.device);
     const Callers::Scope no_gil(callers_);
     const c10::DeviceGuard device_guard(task.device);
@@ -191,14 +196,6 @@ class TorchCommunicator {
     return tasks;
   }
 
-  void choose_way(Prepared& prepared, const Wish& wish) const {
-    Task& task = prepared.task;
-    const Way way = thresholds_.choose(wish, prepared.device.type(), task.collective,
-                                       task.reduction.dtype, task.count);
-    task.algorithm = way.algorithm;
-    task.protocol = way.protocol;
-  }
-
   // A contiguous tensor of a CPU, and nothing else besides.
   static bool is_ordinary(const at::TensorImpl& t) {
     static constexpr c10::DispatchKeySet all(
@@ -211,8 +208,10 @@ class TorchCommunicator {
   const Device& device_on(c10::Device device) {
     std::lock_guard lock(devices_mutex_);
     auto found = devices_.find(device);
-    if (found == devices_.end())
+    if (found == devices_.end()) {
       found = devices_.emplace(device, device_for(device, rank(), ranks(), comm_->timeout())).first;
+      found->second.ways = tables_.of(device.type());
+    }
     return found->second;
   }
 
@@ -221,7 +220,7 @@ class TorchCommunicator {
   void (*on_end_)(const TorchCommunicator*) = nullptr;
   Callers callers_;
   std::atomic<const Device*> cpu_{nullptr};  // once there was a call on it
-  Thresholds thresholds_;
+  WayTables tables_;
   std::mutex devices_mutex_;
   std::unordered_map<c10::Device, Device> devices_;  // outlives the communicator that uses them
   std::unique_ptr<Communicator> comm_;

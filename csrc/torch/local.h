@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/memory_store.h"
@@ -95,8 +96,8 @@ class TorchLocalRing {
     comm_.reset();
   }
 
-  void set_limits(const Limits& limits) {
-    thresholds_.set(c10::DeviceTypeName(devices_.front().type(), /*lower_case=*/true), limits);
+  void set_table(const WayTables::Lists& lists) {
+    tables_.set(c10::DeviceTypeName(devices_.front().type(), /*lower_case=*/true), lists);
   }
 
   void all_reduce(const Tensors& tensors, const c10d::ReduceOp& op, const Wish& wish) {
@@ -198,15 +199,12 @@ class TorchLocalRing {
     check_alike(outs, ins);
     check_apart(outs, ins);
     const int64_t count = std::min(outs[0].numel(), ins[0].numel());
-    const Way way = thresholds_.choose(wish, devices_.front().type(), collective,
-                                       reductions[0].dtype, count);
     std::vector<Prepared> calls;
     std::vector<Task> tasks;
     for (size_t r = 0; r < outs.size(); ++r) {
       calls.push_back(prepare(collective, outs[r], ins[r], reductions[r], count));
       tasks.push_back(calls.back().task);
-      tasks.back().algorithm = way.algorithm;
-      tasks.back().protocol = way.protocol;
+      set_way(tasks.back(), wish);
       tasks.back().stream = current_stream(devices_[r]);
     }
     const Callers::Scope no_gil(callers_);
@@ -214,8 +212,20 @@ class TorchLocalRing {
     for (const Prepared& call : calls) call.finish();
   }
 
+  // The communicator sees rank 0's task alone, so each rank's is chosen for here.
+  void set_way(Task& task, const Wish& wish) const {
+    const auto device = devices_.front().type();
+    choose_way(task, wish, device);
+    const Choice choice = std::exchange(task.choice, Choice::none);
+    if (choice == Choice::none) return;
+    const Way way =
+        tables_.of(device).choose(choice, task.count * size_of(task.reduction.dtype));
+    task.algorithm = way.algorithm;
+    task.protocol = way.protocol;
+  }
+
   Callers callers_;
-  Thresholds thresholds_;
+  WayTables tables_;
   const std::vector<c10::Device> devices_;
   Device ring_;  // outlives the communicator that uses it
   std::unique_ptr<Communicator> comm_;

@@ -28,9 +28,9 @@ class Messenger {
 
   // Returns at once; the work is complete when all have arrived (CPU), or are enqueued (CUDA).
   // `tag`: what the two ends of each transfer have alike, on a CPU; on CUDA they are in order.
-  c10::intrusive_ptr<RingWork> post(Call call, uint64_t tag, const Thresholds& thresholds,
-                                    const Wish& wish, Milliseconds timeout) {
-    if (!call.device.is_cpu()) return enqueue(std::move(call), thresholds, wish);
+  c10::intrusive_ptr<RingWork> post(Call call, uint64_t tag, const Wish& wish,
+                                    Milliseconds timeout) {
+    if (!call.device.is_cpu()) return enqueue(std::move(call), wish);
     const std::vector<Transfer> transfers = call.transfers;
     // A callback may wait for the next message, which the courier's thread has to move.
     auto work = c10::make_intrusive<RingWork>(
@@ -44,8 +44,7 @@ class Messenger {
       m.peer = t.peer;
       m.tag = tag;
       m.bytes = int64_t(t.buffer.nbytes());
-      m.protocol =
-          thresholds.choose(wish, at::kCPU, Collective::send_recv, DType::u8, m.bytes).protocol;
+      m.protocol = protocol_of(wish, c10::DeviceType::CPU, m.bytes);
       m.data = const_cast<void*>(t.buffer.const_data_ptr());  // of what is sent, only read
       m.timeout = timeout;
       m.done = [work, sends = t.sends](std::exception_ptr error, int source) {
@@ -119,8 +118,7 @@ class Messenger {
 
   // What can go at once does. A link that is not there yet is made on the link's own thread: made
   // here, in the order of the calls, ranks that send to each other would wait in a circle.
-  c10::intrusive_ptr<RingWork> enqueue(Call call, const Thresholds& thresholds,
-                                       const Wish& wish) {
+  c10::intrusive_ptr<RingWork> enqueue(Call call, const Wish& wish) {
     const c10::Device device = call.device;
     const c10::DeviceGuard device_guard(device);
     const c10::impl::VirtualGuardImpl impl(device.type());
@@ -141,7 +139,7 @@ class Messenger {
     if (transfers.empty()) work->end_part(nullptr);
     for (size_t i = 0; i < transfers.size(); ++i) {
       const std::shared_ptr<Pair>& pair = links[i];
-      const Task task = task_of(transfers[i], *pair, thresholds, wish);
+      const Task task = task_of(transfers[i], *pair, wish);
       const auto before = [called, pair] { called->block(pair->stream); };
       const auto done = [work, pair, copies = transfers[i].copies](std::exception_ptr error) {
         const c10::StreamGuard guard(pair->stream);
@@ -163,17 +161,22 @@ class Messenger {
     return work;
   }
 
-  static Task task_of(const Transfer& transfer, const Pair& pair, const Thresholds& thresholds,
-                      const Wish& wish) {
+  // Pairs meet without rank 0, so this is a rule that all ranks have, and not a table.
+  static Protocol protocol_of(const Wish& wish, c10::DeviceType device, int64_t bytes) {
+    if (wish.protocol) return *wish.protocol;
+    if (device != c10::DeviceType::CPU)
+      return bytes < 32 << 10 ? Protocol::ll : Protocol::simple;
+    return bytes < 512 ? Protocol::ll : bytes < 2048 ? Protocol::ll128 : Protocol::simple;
+  }
+
+  static Task task_of(const Transfer& transfer, const Pair& pair, const Wish& wish) {
     Task task;
     task.collective = Collective::send_recv;
     task.reduction.dtype = DType::u8;
     task.in = transfer.buffer.const_data_ptr();
     task.out = const_cast<void*>(task.in);
     task.count = int64_t(transfer.buffer.nbytes());
-    task.protocol =
-        thresholds.choose(wish, pair.where.type(), task.collective, DType::u8, task.count)
-            .protocol;
+    task.protocol = protocol_of(wish, pair.where.type(), task.count);
     task.stream = pair.stream.native_handle();
     return task;
   }

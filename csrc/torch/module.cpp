@@ -39,9 +39,6 @@ PyMethodDef quick_all_reduce_method = {
                             reinterpret_cast<void (*)()>(&translated_quick_all_reduce)),
     METH_FASTCALL, nullptr};
 
-// As tuner.py has them.
-Limits limits_of(const std::array<int64_t, 5>& l) { return {l[0], l[1], l[2], l[3], l[4]}; }
-
 py::dict build_info() {
   using namespace py::literals;
   py::dict info("version"_a = RINGKERN_VERSION, "torch"_a = TORCH_VERSION,
@@ -97,20 +94,17 @@ PYBIND11_MODULE(_C, m) {
       .def(py::init<c10::intrusive_ptr<c10d::Store>, std::string, int, int, double>(),
            py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("size"),
            py::arg("timeout_s"))
-      .def(
-          "set_limits",
-          [](TorchCommunicator& c, const std::string& device, const std::array<int64_t, 5>& l) {
-            c.set_limits(device, limits_of(l));
-          },
-          py::arg("device"), py::arg("limits"))
+      .def("set_table", &TorchCommunicator::set_table, py::arg("device"), py::arg("lists"))
       .def(
           "all_reduce",
           [](TorchCommunicator& c, const at::Tensor& tensor, const c10d::ReduceOp& op,
-             const std::string& algorithm, const std::string& protocol, bool async_op) {
-            return c.all_reduce(tensor, op, Wish::of(algorithm, protocol), async_op);
+             const std::string& algorithm, const std::string& protocol, bool in_rank_order,
+             bool wide, bool async_op) {
+            return c.all_reduce(tensor, op, Wish::of(algorithm, protocol, in_rank_order, wide),
+                                async_op);
           },
           py::arg("tensor"), py::arg("op"), py::arg("algorithm"), py::arg("protocol"),
-          py::arg("async_op"))
+          py::arg("in_rank_order"), py::arg("wide"), py::arg("async_op"))
       .def(
           "reduce_scatter",
           [](TorchCommunicator& c, const at::Tensor& output, const at::Tensor& input,
@@ -126,9 +120,25 @@ PYBIND11_MODULE(_C, m) {
             return c.all_gather(output, input, Wish::of("auto", protocol), async_op);
           },
           py::arg("output"), py::arg("input"), py::arg("protocol"), py::arg("async_op"))
-      .def("time_all_reduce", &TorchCommunicator::time_all_reduce, py::arg("tensor"),
-           py::arg("calls"))
-      .def("choice", &TorchCommunicator::choice, py::arg("dtype"), py::arg("count"))
+      .def(
+          "time_all_reduce",
+          [](TorchCommunicator& c, const at::Tensor& tensor, int64_t calls,
+             const std::string& algorithm, const std::string& protocol) {
+            return c.time_all_reduce(tensor, calls, Wish::of(algorithm, protocol));
+          },
+          py::arg("tensor"), py::arg("calls"), py::arg("algorithm") = "auto",
+          py::arg("protocol") = "auto")
+      .def(
+          "way_of",
+          [](TorchCommunicator& c, const std::string& device, const std::string& collective,
+             int64_t bytes, const std::string& algorithm, const std::string& protocol,
+             bool in_rank_order, bool wide) {
+            return c.way_of(c10::Device(device), collective, bytes,
+                            Wish::of(algorithm, protocol, in_rank_order, wide));
+          },
+          py::arg("device"), py::arg("collective"), py::arg("nbytes"), py::kw_only(),
+          py::arg("algorithm") = "auto", py::arg("protocol") = "auto",
+          py::arg("in_rank_order") = false, py::arg("wide") = false)
       .def_property_readonly("rank", &TorchCommunicator::rank)
       .def_property_readonly("size", &TorchCommunicator::ranks)
       .def_property_readonly("timeout_s", &TorchCommunicator::timeout_s)
@@ -140,16 +150,15 @@ PYBIND11_MODULE(_C, m) {
       "make_backend",
       [](c10::intrusive_ptr<c10d::Store> store, const std::string& name, int rank, int size,
          const std::vector<int64_t>& global_ranks, double timeout_s, const std::string& algorithm,
-         const std::string& protocol,
-         const std::map<std::string, std::array<int64_t, 5>>& limits) {
-        std::map<std::string, Limits> of_devices;
-        for (const auto& [device, l] : limits) of_devices.emplace(device, limits_of(l));
+         const std::string& protocol, bool in_rank_order, bool wide,
+         const std::map<std::string, WayTables::Lists>& tables) {
         return c10::intrusive_ptr<c10d::Backend>(c10::make_intrusive<RingBackend>(
             std::move(store), name, rank, size, global_ranks, timeout_s,
-            Wish::of(algorithm, protocol), of_devices));
+            Wish::of(algorithm, protocol, in_rank_order, wide), tables));
       },
       py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("size"), py::arg("global_ranks"),
-      py::arg("timeout_s"), py::arg("algorithm"), py::arg("protocol"), py::arg("limits"),
+      py::arg("timeout_s"), py::arg("algorithm"), py::arg("protocol"),
+      py::arg("in_rank_order"), py::arg("wide"), py::arg("tables"),
       py::call_guard<py::gil_scoped_release>());
   m.def(
       "close_backends",
@@ -158,17 +167,16 @@ PYBIND11_MODULE(_C, m) {
   py::class_<TorchLocalRing>(m, "LocalRing")
       .def(py::init<const std::vector<std::string>&, double>(), py::arg("devices"),
            py::arg("timeout_s"))
-      .def(
-          "set_limits",
-          [](TorchLocalRing& r, const std::array<int64_t, 5>& l) { r.set_limits(limits_of(l)); },
-          py::arg("limits"))
+      .def("set_table", &TorchLocalRing::set_table, py::arg("lists"))
       .def(
           "all_reduce",
           [](TorchLocalRing& r, const Tensors& tensors, const c10d::ReduceOp& op,
-             const std::string& algorithm, const std::string& protocol) {
-            r.all_reduce(tensors, op, Wish::of(algorithm, protocol));
+             const std::string& algorithm, const std::string& protocol, bool in_rank_order,
+             bool wide) {
+            r.all_reduce(tensors, op, Wish::of(algorithm, protocol, in_rank_order, wide));
           },
-          py::arg("tensors"), py::arg("op"), py::arg("algorithm"), py::arg("protocol"))
+          py::arg("tensors"), py::arg("op"), py::arg("algorithm"), py::arg("protocol"),
+          py::arg("in_rank_order"), py::arg("wide"))
       .def(
           "reduce_scatter",
           [](TorchLocalRing& r, const Tensors& outputs, const Tensors& inputs,

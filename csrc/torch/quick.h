@@ -74,12 +74,14 @@ struct QuickNames {
   }
 };
 
-// quick_all_reduce(tensor, op, group, async_op, protocol, algorithm): whether it is done.
+// quick_all_reduce(tensor, op, group, async_op, protocol, algorithm, deterministic, accumulate):
+// whether it is done.
 inline PyObject* quick_all_reduce(PyObject*, PyObject* const* args, Py_ssize_t count) {
   static const QuickNames& names = QuickNames::get();
-  if (count != 6 || args[3] != Py_False || args[4] != names.automatic ||
-      args[5] != names.automatic || !THPVariable_CheckTypeExact(Py_TYPE(args[0])))
+  if (count != 8 || args[3] != Py_False || !THPVariable_CheckTypeExact(Py_TYPE(args[0])))
     Py_RETURN_FALSE;
+  for (int i = 4; i < 8; ++i)
+    if (args[i] != names.automatic) Py_RETURN_FALSE;
   // Whoever traces, as torch.export, wants to see the call, and no result of it.
   if (c10::impl::TorchDispatchModeTLS::any_modes_set()) Py_RETURN_FALSE;
   const auto group = py::reinterpret_steal<py::object>(

@@ -117,12 +117,15 @@ struct Joiner {
   std::function<Offer()> make_offer = [] { return Offer{"some bytes", -1}; };
   std::function<void(const Offer& next, const Offer& prev)> map = [](const Offer&, const Offer&) {};
   std::function<void(const std::vector<Offer>&)> map_all = [](const std::vector<Offer>&) {};
+  std::string word = "";
+  std::function<void(const std::string&)> hear = [](const std::string&) {};
 
   Neighbours join() const {
-    return join_ring(store, prefix, place, terms, timeout, make_offer,
-                     [this](const std::vector<Offer>& offers) {
+    return join_ring(store, prefix, place, terms, word, timeout, make_offer,
+                     [this](const std::vector<Offer>& offers, const std::string& heard) {
                        map(offers[size_t(place.next)], offers[size_t(place.prev)]);
                        map_all(offers);
+                       hear(heard);
                      });
   }
 };

@@ -90,7 +90,7 @@ def _compiled(rank: int, size: int, backend: str) -> None:
         result = torch.compile(step, fullgraph=True, backend=noting)(inputs[rank])
         expected = reference.all_reduce(inputs, "avg", protocol, algorithm=algorithm)
         assert same(result, expected), (algorithm, protocol)
-        assert seen == [("avg", "", algorithm, protocol)]
+        assert seen == [("avg", "", algorithm, protocol, "auto", "auto")]
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -132,18 +132,20 @@ def test_the_error_of_one_who_waits_names_the_way(ranks: Pool) -> None:
         assert text.startswith(told)
 
 
-def test_the_choice_is_that_of_the_limits() -> None:
-    """`choice` is what the benchmark shows; results and errors above say that it is true."""
+def test_the_choice_is_that_of_the_table() -> None:
+    """`way_of` is what the benchmark shows; results and errors above say that it is true."""
     store = dist.HashStore()
     for size in (1, 2, 8):
         communicator = ringkern.Communicator.from_store(store, 0, size)
-        for dtype in ("float64", "float32", "bfloat16", "int8"):
-            width = getattr(torch, dtype).itemsize
-            edges = (0, 511, 512, 513, *tuner.limits("cpu", size)[:3], 1 << 20, 1 << 40)
-            for nbytes in edges:
-                for n in (nbytes // width, nbytes // width + 1):
-                    chosen = communicator._c.choice(dtype, n)
-                    assert chosen == tuple(way_of("all_reduce", size, n * width)), (size, n)
+        edges = [0, 511, 512, 513, 1 << 20, 1 << 40]
+        for rows in tuner.table("cpu", size).values():
+            edges += [below + more for below, *_ in rows[:-1] for more in (-1, 0, 1)]
+        for nbytes in edges:
+            for collective in ("all_reduce", "reduce_scatter", "broadcast"):
+                for algorithm in ALGORITHMS if collective == "all_reduce" else ("auto",):
+                    chosen = communicator._c.way_of("cpu", collective, nbytes, algorithm=algorithm)
+                    expected = way_of(collective, size, nbytes, algorithm)
+                    assert chosen == tuple(expected), (size, nbytes)
         communicator.close()
 
 

@@ -38,9 +38,9 @@ def _opcheck(rank: int, size: int) -> None:
         if grad:
             # In place and with a gradient it cannot be right, and says so; opcheck passes that on.
             with pytest.raises(Exception, match=r"use ringkern\.functional\.all_reduce"):
-                torch.library.opcheck(ops.all_reduce_.default, (x, "sum", "", "auto", "auto"))
+                torch.library.opcheck(ops.all_reduce_.default, (x, "sum", "", *["auto"] * 4))
         else:
-            torch.library.opcheck(ops.all_reduce_.default, (x, "sum", "", "auto", "auto"))
+            torch.library.opcheck(ops.all_reduce_.default, (x, "sum", "", *["auto"] * 4))
 
 
 def test_opcheck(ranks: Pool) -> None:

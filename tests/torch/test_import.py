@@ -206,7 +206,8 @@ print(ringkern.config.config)
     assert done.stdout.splitlines() == [
         "RINGKERN_PROTOCOL='tree': choose one of auto, simple, ll, ll128",
         "imported",
-        "Config(protocol='ll', timeout_s=7.5, algorithm='auto', dump_dir=None)",
+        "Config(protocol='ll', timeout_s=7.5, algorithm='auto', dump_dir=None, "
+        "deterministic='auto', accumulate='auto')",
     ]
     assert "unknown environment variable RINGKERN_TIMEOUTS; did you mean RINGKERN_TIMEOUT?" in (
         done.stderr

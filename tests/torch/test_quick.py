@@ -40,7 +40,7 @@ SUM = dist.ReduceOp.SUM
 
 
 def quick(tensor: Any, op: Any = SUM, group: dist.ProcessGroup | None = None) -> bool:
-    return _C.quick_all_reduce(tensor, op, group, False, "auto", "auto")
+    return _C.quick_all_reduce(tensor, op, group, False, "auto", "auto", "auto", "auto")
 
 
 def connect(group: dist.ProcessGroup | None = None) -> None:
@@ -190,15 +190,19 @@ def _others(rank: int, size: int) -> None:
         (x, None),
     ):
         assert not quick(tensor, op), op
+    auto = ("auto",) * 4
     for last in (
-        (SUM, group, True, "auto", "auto"),
-        (SUM, group, 0, "auto", "auto"),
-        (SUM, group, False, "ll", "auto"),
-        (SUM, group, False, "auto", "ring"),
-        (SUM, group, False, "auto", "unknown"),
-        (SUM, 7, False, "auto", "auto"),
-        (SUM, dist.GroupMember.NON_GROUP_MEMBER, False, "auto", "auto"),
-        (SUM, dist.new_group(), False, "auto", "auto"),
+        (SUM, group, True, *auto),
+        (SUM, group, 0, *auto),
+        (SUM, group, False, "ll", *auto[1:]),
+        (SUM, group, False, "auto", "ring", *auto[2:]),
+        (SUM, group, False, "auto", "unknown", *auto[2:]),
+        (SUM, group, False, *auto[:2], "size_invariant", "auto"),
+        (SUM, group, False, *auto[:3], "float32"),
+        (SUM, 7, False, *auto),
+        (SUM, dist.GroupMember.NON_GROUP_MEMBER, False, *auto),
+        (SUM, dist.new_group(), False, *auto),
+        (SUM, group, False, *auto[1:]),
         (SUM,),
         (),
     ):

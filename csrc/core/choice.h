@@ -1,0 +1,84 @@
+// Which way a collective takes where its caller leaves it open: by the bytes of a rank's part, from
+// lists that the tuner makes (ringkern/tuner.py). A ring takes rank 0's lists, so that all ranks
+// choose alike whatever each of them was told.
+#pragma once
+
+#include "core/types.h"
+
+namespace ringkern {
+
+struct Way {
+  Algorithm algorithm = Algorithm::ring;
+  Protocol protocol = Protocol::simple;
+
+  constexpr bool operator==(const Way&) const = default;
+};
+
+// What is left open, and so which list it is chosen from; `none`: nothing is.
+#define RK_CHOICES(X)                                                        \
+  X(none)                                                                    \
+  X(automatic)      /* an all-reduce of which nothing is asked */            \
+  X(in_rank_order)  /* one whose every element is combined from rank 0 up */ \
+  X(ring)           /* one by this algorithm, over whichever protocol */     \
+  X(one_shot)                                                                \
+  X(two_shot)                                                                \
+  X(others)         /* every other collective */
+
+enum class Choice : uint8_t { RK_CHOICES(RK_ENUMERATOR) };
+inline constexpr int kChoices = 0 RK_CHOICES(RK_ONE);
+
+constexpr const char* name_of(Choice v) {
+  switch (v) {
+#define RK_CASE(e) case Choice::e: return #e;
+    RK_CHOICES(RK_CASE)
+#undef RK_CASE
+  }
+  return "?";
+}
+
+constexpr Choice choice_of(Algorithm a) {
+  return a == Algorithm::ring       ? Choice::ring
+         : a == Algorithm::one_shot ? Choice::one_shot
+                                    : Choice::two_shot;
+}
+
+// The lists of one kind of device. Goes from rank to rank as it is.
+struct WayTable {
+  static constexpr int kRows = 8;
+  struct Row {
+    int64_t below = 0;  // bytes of a rank's part; the first row that fits counts
+    Way way;
+    uint8_t unused[6] = {};
+  };
+  Row rows[kChoices][kRows];  // a list ends with the row whose `below` is kAnySize
+
+  static constexpr int64_t kAnySize = int64_t(1) << 62;  // more than any tensor has
+
+  // A table of one way for everything: what is there before anybody has chosen.
+  constexpr WayTable() {
+    for (int c = 0; c < kChoices; ++c) rows[c][0].below = kAnySize;
+  }
+
+  constexpr Way choose(Choice choice, int64_t bytes) const {
+    const Row* row = rows[int(choice)];
+    for (int last = kRows - 1; last > 0 && bytes >= row->below; --last) ++row;
+    return row->way;
+  }
+
+  // What comes from another process is looked at before it is used.
+  constexpr bool valid() const {
+    for (const auto& list : rows) {
+      int64_t below = 0;
+      for (int r = 0; below != kAnySize; ++r) {
+        if (r == kRows || list[r].below <= below || list[r].below > kAnySize ||
+            int(list[r].way.algorithm) >= kAlgorithms || int(list[r].way.protocol) >= kProtocols)
+          return false;
+        below = list[r].below;
+      }
+    }
+    return true;
+  }
+};
+static_assert(sizeof(WayTable::Row) == 16);
+
+}  // namespace ringkern

@@ -1,0 +1,121 @@
+// Ranks that come with different tables choose alike all the same: by rank 0's.
+#include <atomic>
+
+#include "comm/communicator.h"
+#include "comm/ring_of_threads.h"
+
+using namespace ringkern;
+using namespace ringkern::test;
+
+namespace {
+
+constexpr Milliseconds kLong{20000};
+
+struct Transports final : Transport {
+  void* mine() override { return &memory_; }
+  Offer offer() override { return {"some bytes"}; }
+  void* map(const Offer&, int) override { return &memory_; }
+  int memory_ = 0;
+};
+
+struct Executors final : Executor {
+  explicit Executors(Way& way) : way_(way) {}
+  void run(const Task& task) override { way_ = {task.algorithm, task.protocol}; }
+  void abort() override {}
+  Way& way_;
+};
+
+// A device of which `last` is the way that the last call went.
+Device device_of(const WayTable& ways, Way& last) {
+  Device device;
+  device.name = "cpu";
+  device.terms = some_terms();
+  device.ways = ways;
+  device.make_transport = [] { return std::make_unique<Transports>(); };
+  device.make_executor = [&last](const Segments&) { return std::make_unique<Executors>(last); };
+  return device;
+}
+
+WayTable table_of(Way small, Way large) {
+  WayTable table;
+  for (auto& list : table.rows) {
+    list[0] = {64, small};
+    list[1] = {WayTable::kAnySize, large};
+  }
+  return table;
+}
+
+constexpr Way kSmall{Algorithm::one_shot, Protocol::ll};
+constexpr Way kLarge{Algorithm::two_shot, Protocol::simple};
+constexpr Way kOther{Algorithm::ring, Protocol::ll128};
+
+Task open_task(int64_t count) {
+  Task task;
+  task.choice = Choice::automatic;
+  task.reduction.dtype = DType::f64;
+  task.count = count;
+  return task;
+}
+
+void all_choose_by_the_table_of_rank_0() {
+  const auto store = std::make_shared<MemoryStore>();
+  check_all(on_threads(3, [&](int rank) {
+    Way last;
+    const Device device =
+        device_of(rank == 0 ? table_of(kSmall, kLarge) : table_of(kOther, kOther), last);
+    Communicator comm(store, "group", rank, 3, kLong);
+    CHECK(comm.way_of(device, Choice::automatic, 8) == (rank == 0 ? kSmall : kOther));
+    comm.run(device, open_task(7));  // of 8 bytes each
+    CHECK(last == kSmall);
+    CHECK(comm.run_now(device, open_task(8)));
+    CHECK(last == kLarge);
+    CHECK(comm.way_of(device, Choice::automatic, 8) == kSmall);
+    Task asked = open_task(7);
+    asked.choice = Choice::none;
+    asked.protocol = Protocol::ll128;
+    comm.run(device, asked);
+    CHECK(last == kOther);
+    return Neighbours{};
+  }), "", "");
+}
+
+void a_ring_of_one_chooses_by_its_own() {
+  Way last;
+  const Device device = device_of(table_of(kSmall, kLarge), last);
+  Communicator comm(std::make_shared<MemoryStore>(), "alone", 0, 1, kLong);
+  comm.run(device, open_task(8));
+  CHECK(last == kLarge);
+}
+
+// From a rank 0 of another version; all ranks hear of it.
+void a_word_that_is_no_table_fails_the_ring(const std::string& word) {
+  const auto store = std::make_shared<MemoryStore>();
+  const std::vector<Outcome> outcomes = on_threads(2, [&](int rank) {
+    if (rank == 1) {
+      Way last;
+      const Device device = device_of(table_of(kSmall, kLarge), last);
+      Communicator(store, "group", 1, 2, kLong).run(device, open_task(1));
+      return Neighbours{};
+    }
+    Joiner joiner{*store, unique_prefix(*store, "group/cpu", place_of(0, 2)), place_of(0, 2)};
+    joiner.word = word;
+    const Control page(0, 2, "group");
+    joiner.make_offer = [&] { return Offer{"some bytes", page.fd()}; };
+    return joiner.join();
+  });
+  check_all(outcomes, "RendezvousError", "rank 0 says by which way calls go, and rank 1 does not "
+                                         "understand it: install the same ringkern for all ranks");
+}
+
+}  // namespace
+
+int main() {
+  all_choose_by_the_table_of_rank_0();
+  a_ring_of_one_chooses_by_its_own();
+  WayTable table = table_of(kSmall, kLarge);
+  std::string word(reinterpret_cast<const char*>(&table), sizeof table);
+  a_word_that_is_no_table_fails_the_ring("");
+  a_word_that_is_no_table_fails_the_ring(word + "x");
+  word[0] = word[7] = '\xff';
+  a_word_that_is_no_table_fails_the_ring(word);
+}
