@@ -47,8 +47,8 @@ def ring_all_reduce(
 
     A drop-in for :func:`torch.distributed.all_reduce`. Every rank of the group calls it, in the
     same order, with a tensor of the same number of elements and the same dtype, and the same
-    ``op``, ``protocol``, ``algorithm`` and ``accumulate``. Under ``torch.compile`` it is part of the graph, unless
-    ``async_op`` is set or ``op`` is ``PREMUL_SUM``.
+    ``op``, ``protocol``, ``algorithm`` and ``accumulate``. Under ``torch.compile`` it is part of
+    the graph, unless ``async_op`` is set or ``op`` is ``PREMUL_SUM``.
 
     On CUDA the call is enqueued on torch's current stream. It can be captured in a CUDA graph once
     the group has made a call on that device; all ranks replay it as often and in the same order.

@@ -17,7 +17,7 @@ from .. import _C, build_info, ops
 from ..comm import communicator_for
 from ..shared import zeros
 from .adapters import Adapter, Bound
-from .memory import ITEMSIZE, Array, apart, private, span
+from .memory import Array, apart, private, span
 from .torch_adapters import TorchBound, tensors_of
 
 
