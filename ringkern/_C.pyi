@@ -121,7 +121,13 @@ class Communicator:
         self, output: torch.Tensor, input: torch.Tensor, protocol: str, async_op: bool
     ) -> dist.Work | None: ...
     def time_all_reduce(
-        self, tensor: torch.Tensor, calls: int, algorithm: str = "auto", protocol: str = "auto"
+        self,
+        tensor: torch.Tensor,
+        calls: int,
+        algorithm: str = "auto",
+        protocol: str = "auto",
+        in_rank_order: bool = False,
+        wide: bool = False,
     ) -> list[int]: ...
     def way_of(
         self,

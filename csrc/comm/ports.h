@@ -122,18 +122,18 @@ struct Segments {
 // may be the same. `stream` is a cudaStream_t, or null on a CPU.
 struct Task {
   Collective collective = Collective::all_reduce;
+  mutable Protocol protocol = Protocol::simple;
   Reduction reduction;
   const void* in = nullptr;
   void* out = nullptr;
   int64_t count = 0;
   int root = 0;  // of a broadcast, a reduce or a message
-  // Of an all-reduce; everything else has the ring. Where the choice is open, the communicator
-  // chooses, by what its ranks have agreed on.
-  mutable Algorithm algorithm = Algorithm::ring;
-  mutable Protocol protocol = Protocol::simple;
-  Choice choice = Choice::none;
+  mutable Algorithm algorithm = Algorithm::ring;  // of an all-reduce; all else has the ring
   void* stream = nullptr;
   Milliseconds timeout{0};  // for each wait on a CPU; 0: the executor's
+  // Where it is open, the communicator chooses algorithm and protocol, by what its ranks have
+  // agreed on.
+  Choice choice = Choice::none;
   mutable uint64_t seq = 0;  // on its ring, from 1: the communicator counts; 0: nobody does
   mutable uint64_t history = 0;  // as in CallLine
   mutable bool rested = false;  // a wait took more than some microseconds; the executor says so

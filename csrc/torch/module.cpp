@@ -123,11 +123,13 @@ PYBIND11_MODULE(_C, m) {
       .def(
           "time_all_reduce",
           [](TorchCommunicator& c, const at::Tensor& tensor, int64_t calls,
-             const std::string& algorithm, const std::string& protocol) {
-            return c.time_all_reduce(tensor, calls, Wish::of(algorithm, protocol));
+             const std::string& algorithm, const std::string& protocol, bool in_rank_order,
+             bool wide) {
+            return c.time_all_reduce(tensor, calls,
+                                     Wish::of(algorithm, protocol, in_rank_order, wide));
           },
           py::arg("tensor"), py::arg("calls"), py::arg("algorithm") = "auto",
-          py::arg("protocol") = "auto")
+          py::arg("protocol") = "auto", py::arg("in_rank_order") = false, py::arg("wide") = false)
       .def(
           "way_of",
           [](TorchCommunicator& c, const std::string& device, const std::string& collective,
