@@ -107,13 +107,13 @@ def row(contenders: tuple[Contender, ...], ring: Any, size: int) -> dict[str, An
         buffers[dtype] = torch.zeros(size // kind.itemsize, dtype=kind)
     blocks: dict[str, list[float]] = {c.name: [] for c in contenders}
     first = {c.name: statistics.median(c.times(ring, buffers[c.dtype], 5)) for c in contenders}
-    calls = {name: max(1, min(200, int(BLOCK_US * 1e3 / ns))) for name, ns in slowest(first).items()}
+    calls = {
+        name: max(1, min(200, int(BLOCK_US * 1e3 / ns))) for name, ns in slowest(first).items()
+    }
     left = list(contenders)
     for repeat in range(REPEATS):
         for c in left if repeat % 2 else reversed(left):
-            blocks[c.name].append(
-                statistics.median(c.times(ring, buffers[c.dtype], calls[c.name]))
-            )
+            blocks[c.name].append(statistics.median(c.times(ring, buffers[c.dtype], calls[c.name])))
         if repeat in (4, 12):
             so_far = slowest({c.name: statistics.median(blocks[c.name]) for c in left})
             best = min(so_far.values())

@@ -17,15 +17,7 @@ from .config import ALGORITHMS, PROTOCOLS
 from .peers.catalogue import check_names
 from .peers.install import PEERS, default_folder
 from .peers.install import main as install_peers
-
-# nccl-tests' names of dtypes that torch calls otherwise.
-DTYPE_ALIASES = {
-    "float": "float32",
-    "double": "float64",
-    "half": "float16",
-    "f8e4m3": "float8_e4m3fn",
-    "f8e5m2": "float8_e5m2",
-}
+from .units import DTYPE_ALIASES, parse_size
 
 BENCH_DESCRIPTION = """\
 Measures a collective for a range of sizes, ringkern and Gloo in turn, and prints the columns of
@@ -37,22 +29,6 @@ BENCH_EPILOG = """\
 Sizes are bytes, as 8, 64K, 1M or 1G (K = 1024). Exits with 1 if a result of ringkern is wrong."""
 
 MODES = ("py", "c")
-
-
-def parse_size(text: str) -> int:
-    """Bytes from a number with an optional unit: ``"8"``, ``"64K"``, ``"1M"``, ``"2GiB"``.
-
-    The units are powers of 1024, as in nccl-tests.
-
-    Raises:
-        argparse.ArgumentTypeError: anything else; the text says what is accepted.
-    """
-    match = re.fullmatch(r"(\d+)([KMG]?)(?:I?B)?", text.strip().upper())
-    if not match:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no size: give a number of bytes with or without K, M or G, as 64K"
-        )
-    return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2]]
 
 
 def _whole(minimum: int) -> Any:

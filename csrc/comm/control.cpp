@@ -177,11 +177,12 @@ void throw_as(Cause cause, const std::string& text, Facts about) {
 
 CallNames names_of(uint64_t what) {
   const CallFields f = fields_of(what);
-  CallNames names{"?", "?", "?", "?", "?"};
+  CallNames names{"?", "?", "?", "?", "?", "?"};
   if (f.collective < kCollectives) names.collective = name_of(Collective(f.collective));
   if (f.algorithm < kAlgorithms) names.algorithm = name_of(Algorithm(f.algorithm));
   if (f.protocol < kProtocols) names.protocol = name_of(Protocol(f.protocol));
   if (f.dtype < kDTypes) names.dtype = name_of(DType(f.dtype));
+  names.accumulate = f.wide ? name_of(DType::f32) : names.dtype;
   // An op is known by how it combines and scales.
   for (int op = 0; op < kOps; ++op)
     if (const Reduction r = Reduction::of(Op(op), DType::f32, 2);
@@ -197,7 +198,8 @@ std::string text_of(const Call& call) {
                        collective == Collective::reduce_scatter;
   return "seq=" + std::to_string(call.seq) + " " + n.collective + " " +
          (reduces ? n.op + std::string(" ") : "") + n.dtype + "[" +
-         std::to_string(call.words.count) + "]";
+         std::to_string(call.words.count) + "]" +
+         (n.accumulate != n.dtype ? std::string(" in ") + n.accumulate : "");
 }
 
 }  // namespace ringkern

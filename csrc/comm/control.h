@@ -45,7 +45,7 @@ struct Call {
 std::string text_of(const Call& call);
 // The names in it. Text of nobody's making: what is out of range is "?".
 struct CallNames {
-  const char *collective, *op, *dtype, *algorithm, *protocol;
+  const char *collective, *op, *dtype, *accumulate, *algorithm, *protocol;
 };
 CallNames names_of(uint64_t what);
 

@@ -146,6 +146,17 @@ constexpr CallWords words_of(const Task& t) {
   return words_of(t.collective, t.reduction, t.algorithm, t.protocol, t.root, t.count);
 }
 
+// Of more than one rank: round the ring, what travels is partial results, rounded to the dtype.
+inline void check_wide(const Task& t) {
+  if (!t.reduction.wide || t.algorithm != Algorithm::ring) return;
+  const std::string dtype = name_of(t.reduction.dtype), what = name_of(t.collective);
+  const bool has_others = t.collective == Collective::all_reduce;
+  throw UsageError(what + " of " + dtype + " round the ring cannot accumulate in float32: each " +
+                   "rank hands on a partial result, rounded to " + dtype + ". " +
+                   (has_others ? "Use algorithm one_shot or two_shot, or do without"
+                               : what + " has no other way: do without, or use all_reduce"));
+}
+
 // Runs the schedule of one rank on one device.
 class Executor {
  public:

@@ -42,6 +42,7 @@ Difference difference(const CallWords& a, const CallWords& b) {
   if (differ(x.collective, y.collective)) return {"the collective", x.collective, y.collective};
   if (differ(x.dtype, y.dtype)) return {"dtype", x.dtype, y.dtype};
   if (differ(x.op, y.op)) return {"op", x.op, y.op};
+  if (differ(x.accumulate, y.accumulate)) return {"accumulate", x.accumulate, y.accumulate};
   if (a.count != b.count) {
     const auto collective = Collective(fields_of(a.what).collective);
     const bool moves = collective == Collective::broadcast || collective == Collective::all_gather;

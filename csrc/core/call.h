@@ -22,11 +22,12 @@ constexpr uint64_t history_of(uint64_t before, const CallWords& last) {
 }
 
 // The fields of `what`, from its lowest bit up.
-inline constexpr int kReductionBits = 4 + 3 + 2;  // dtype, combine, scale
+inline constexpr int kReductionBits = 4 + 3 + 2 + 1;  // dtype, combine, scale, wide
 
 constexpr uint64_t reduction_bits(const Reduction& r) {
   static_assert(kDTypes <= 16 && kCombines <= 8);
-  return uint64_t(r.dtype) | uint64_t(r.combine) << 4 | uint64_t(r.scale) << 7;
+  return uint64_t(r.dtype) | uint64_t(r.combine) << 4 | uint64_t(r.scale) << 7 |
+         uint64_t(r.wide) << 9;
 }
 
 // The factor of a scale is a rank's own business.
@@ -41,13 +42,14 @@ constexpr CallWords words_of(Collective collective, const Reduction& reduction, 
 
 // Read back, from what may have been written by anybody: out of range is for the reader to find.
 struct CallFields {
-  unsigned dtype, combine, scale, collective, algorithm, protocol, root;
+  unsigned dtype, combine, scale, wide, collective, algorithm, protocol, root;
 };
 constexpr CallFields fields_of(uint64_t what) {
   const auto bits = [&](int at, int n) { return unsigned(what >> at & ((uint64_t(1) << n) - 1)); };
   return {bits(0, 4),
           bits(4, 3),
           bits(7, 2),
+          bits(9, 1),
           bits(kReductionBits, 4),
           bits(kReductionBits + 4, 2),
           bits(kReductionBits + 6, 2),

@@ -116,16 +116,31 @@ constexpr bool accepts(Op op, Kind kind) {
   return false;
 }
 
+// Floats of less than 32 bits, whose arithmetic is that of a float32.
+constexpr bool is_small(DType t) { return kind_of(t) == Kind::floating && size_of(t) < 4; }
+
 // The arithmetic of one collective. A scale is applied to a rank's own input before it is combined
 // (premul_sum) or to the finished result, once, by the rank that finishes a chunk (avg).
+//
+// Small floats are rounded to their dtype whenever two of them have been combined, and so are what
+// travels; `wide` sums and products stay float32 over all ranks, and are divided there, too, and
+// rounded once. That takes an all-reduce that has every rank's input at hand (core/direct.h). What
+// a rank gives is of the dtype all the same: the product with premul_sum's factor is rounded.
 struct Reduction {
   DType dtype = DType::f32;
   Combine combine = Combine::sum;
   enum class Scale : uint8_t { none, multiply_input, divide_result } scale = Scale::none;
+  bool wide = false;
   double factor = 1.0;  // what to multiply by, or to divide by
 
-  static constexpr Reduction of(Op op, DType dtype, int ranks, double factor = 1.0) {
+  constexpr bool can_be_wide() const {
+    return is_small(dtype) && (combine == Combine::sum || combine == Combine::prod);
+  }
+  // `wide` is dropped where nothing could come of it: a call is then the same with it and without.
+  static constexpr Reduction of(Op op, DType dtype, int ranks, double factor = 1.0,
+                                bool wide = false) {
     Reduction r{dtype, combine_of(op)};
+    r.wide = wide && r.can_be_wide();
     if (op == Op::avg) r.scale = Scale::divide_result, r.factor = ranks;
     if (op == Op::premul_sum) r.scale = Scale::multiply_input, r.factor = factor;
     return r;

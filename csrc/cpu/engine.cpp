@@ -58,6 +58,7 @@ void Engine::run(const Task& task) {
   if (task.algorithm != Algorithm::ring && (task.collective != Collective::all_reduce ||
                                             !direct_runs_over(task.algorithm, task.protocol)))
     throw UsageError(no_such_way(task));
+  check_wide(task);
   Bell& bell = bell_of(segments_.mine);
   if (aborted(bell)) {
     abort();  // a rank that was not told may wait for this one

@@ -116,9 +116,9 @@ class Mesh::Lines {
   }
 
   Verdict reduce(const DirectPlan&, const Span& chunk, int64_t i) {
+    if (x_.reducer.widens(x_.ranks)) return reduce_wide(chunk, i);
     const int64_t total = x_.bytes(chunk.count);
-    const std::byte* const mine =
-        x_.reducer.scales_input() ? mine_ : x_.in + x_.bytes(chunk.first);
+    const std::byte* const mine = mine_of(chunk);
     const void* sum = nullptr;
     for (int p = 0; p < x_.ranks; ++p) {
       const std::byte* theirs = mine;
@@ -151,6 +151,24 @@ class Mesh::Lines {
     return x_.peers[size_t(peer)].lines + int64_t(place) * MeshGeometry::kLines;
   }
 
+  const std::byte* mine_of(const Span& chunk) const {
+    return x_.reducer.scales_input() ? mine_ : x_.in + x_.bytes(chunk.first);
+  }
+
+  // Not inlined: so much of the stack is for those who need it.
+  [[gnu::noinline]] Verdict reduce_wide(const Span& chunk, int64_t i) {
+    alignas(64) float sum[MeshGeometry::line_slot_data() + kPartialRoom];
+    for (int p = 0; p < x_.ranks; ++p) {
+      if (p != x_.rank) {
+        const Verdict verdict = unpack(p, i, x_.bytes(chunk.count));
+        if (verdict != Verdict::ok) return verdict;
+      }
+      x_.reducer.add_wide(sum, p == x_.rank ? mine_of(chunk) : incoming_, chunk.count, p == 0);
+    }
+    x_.reducer.narrow(x_.out + x_.bytes(chunk.first), sum, chunk.count);
+    return Verdict::ok;
+  }
+
   // A whole line is copied, also where less is wanted of the last one.
   Verdict unpack(int peer, int64_t i, int64_t bytes) {
     DirectLine* line = slot(peer, i);
@@ -174,22 +192,33 @@ class Mesh::Lines {
   alignas(64) std::byte sum_[MeshGeometry::line_slot_data()];
 };
 
-// Of more than two ranks: block by block, so that what is half done stays at hand. `out` is this
-// rank's; the others, where `give`, get the result at `theirs`.
+// `out` is this rank's; the others, where `give`, get the result at `theirs`. What takes more than
+// one step goes block by block, so that what is half done stays at hand.
 template <class VersionOf, class Theirs>
-void Mesh::reduce_blocks(const Context& x, std::byte* out, bool give, VersionOf&& version_of,
-                         Theirs&& theirs, int64_t count) {
+void Mesh::reduce_versions(const Context& x, std::byte* out, bool give, VersionOf&& version_of,
+                           Theirs&& theirs, int64_t count) {
+  const bool widens = x.reducer.widens(x.ranks);
+  if (x.ranks == 2 && !widens)
+    return x.reducer.combine(out, give ? theirs(1 - x.rank) : nullptr, version_of(0),
+                             version_of(1), count, true);
   constexpr int64_t kBlockBytes = 4096;  // stays in the first-level cache
   alignas(64) std::byte sum[kBlockBytes];
-  const int64_t some = kBlockBytes / x.reducer.element_bytes();
+  alignas(64) float wide_sum[kBlockBytes / sizeof(float) + kPartialRoom];
+  const int64_t some = kBlockBytes / (widens ? int64_t(sizeof(float)) : x.reducer.element_bytes());
   for (int64_t done = 0; done < count; done += some) {
     const int64_t n = min64(some, count - done), at = x.bytes(done);
-    const std::byte* first = version_of(0) + at;
-    for (int p = 1; p < x.ranks; ++p) {
-      const bool last = p + 1 == x.ranks;
-      std::byte* const to = last ? out + at : sum;
-      x.reducer.combine(to, nullptr, first, version_of(p) + at, n, last);
-      first = to;
+    if (widens) {
+      for (int p = 0; p < x.ranks; ++p)
+        x.reducer.add_wide(wide_sum, version_of(p) + at, n, p == 0);
+      x.reducer.narrow(out + at, wide_sum, n);
+    } else {
+      const std::byte* first = version_of(0) + at;
+      for (int p = 1; p < x.ranks; ++p) {
+        const bool last = p + 1 == x.ranks;
+        std::byte* const to = last ? out + at : sum;
+        x.reducer.combine(to, nullptr, first, version_of(p) + at, n, last);
+        first = to;
+      }
     }
     for (int p = 0; p < x.ranks && give; ++p)
       if (p != x.rank) copy_one(theirs(p) + at, out + at, x.bytes(n));
@@ -234,13 +263,7 @@ class Mesh::Slots {
     const auto version_of = [&](int p) -> const std::byte* {
       return p == x_.rank && !x_.reducer.scales_input() ? x_.in + at : theirs(p);
     };
-    std::byte* give_to = nullptr;
-    if (x_.ranks == 2) {
-      if (two_shot) give_to = theirs(1 - x_.rank);
-      x_.reducer.combine(x_.out + at, give_to, version_of(0), version_of(1), span.count, true);
-    } else {
-      reduce_blocks(x_, x_.out + at, two_shot, version_of, theirs, span.count);
-    }
+    reduce_versions(x_, x_.out + at, two_shot, version_of, theirs, span.count);
     if (two_shot) publish(board(x_.rank).reduced.value, i);
     return Verdict::ok;
   }
@@ -334,11 +357,7 @@ class Mesh::InPlace {
     std::byte* tensors[kMaxRanks];
     for (int p = 0; p < x_.ranks; ++p) tensors[p] = tensor_of(p, arenas) + at;
     const auto theirs = [&](int p) { return tensors[p]; };
-    if (x_.ranks == 2)
-      x_.reducer.combine(tensors[x_.rank], tensors[1 - x_.rank], tensors[0], tensors[1],
-                         mine.count, true);
-    else
-      reduce_blocks(x_, tensors[x_.rank], true, theirs, theirs, mine.count);
+    reduce_versions(x_, x_.out + at, true, theirs, theirs, mine.count);
     store_release(x_.peers[size_t(x_.rank)].board->reduced.value, x_.base + 1);
     x_.wake_all();
     for (int p = 0; p < x_.ranks; ++p) {

@@ -102,8 +102,8 @@ class Mesh {
   class Slots;
   class InPlace;
   template <class VersionOf, class Theirs>
-  static void reduce_blocks(const Context& context, std::byte* out, bool give,
-                            VersionOf&& version_of, Theirs&& theirs, int64_t count);
+  static void reduce_versions(const Context& context, std::byte* out, bool give,
+                              VersionOf&& version_of, Theirs&& theirs, int64_t count);
 
   std::vector<Peer> peers_;  // by rank, this one's among them
   const int rank_;

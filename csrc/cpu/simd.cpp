@@ -82,6 +82,27 @@ void scale_all(void* out, const void* in, int64_t n, double factor) {
   }
 }
 
+template <class T>
+void widen(float* partial, const void* in, int64_t n) {
+  widen_by_vectors<T>(in, n, [=](int64_t i, Floats x) { store_partial(partial + i, x); });
+}
+template <Combine C, class T>
+void add_wide(float* partial, const void* in, int64_t n) {
+  widen_by_vectors<T>(in, n, [=](int64_t i, Floats x) {
+    const Floats so_far = load_partial(partial + i);
+    store_partial(partial + i, C == Combine::sum ? so_far + x : so_far * x);
+  });
+}
+template <bool divided, class T>
+void narrow(void* out, const float* partial, int64_t n, double divisor) {
+  const auto by = static_cast<float>(divisor);
+  narrow_by_vectors<T>(out, n, [=](int64_t i) {
+    const Floats x = load_partial(partial + i);
+    if constexpr (divided) return x / by;
+    else return x;
+  });
+}
+
 template <DType D>
 constexpr void add(Kernels& k) {
   using T = storage_t<D>;
@@ -92,6 +113,14 @@ constexpr void add(Kernels& k) {
   if constexpr (!std::is_integral_v<T>) {
     k.multiply[int(D)] = &scale_all<Reduction::Scale::multiply_input, T>;
     k.divide[int(D)] = &scale_all<Reduction::Scale::divide_result, T>;
+  }
+  if constexpr (is_small_float<T>) {
+    static_assert(kLanes <= kPartialRoom + 1);
+    k.widen[int(D)] = &widen<T>;
+    k.add_wide[int(D)][int(Combine::sum)] = &add_wide<Combine::sum, T>;
+    k.add_wide[int(D)][int(Combine::prod)] = &add_wide<Combine::prod, T>;
+    k.narrow[int(D)] = &narrow<false, T>;
+    k.narrow_divided[int(D)] = &narrow<true, T>;
   }
 }
 

@@ -17,6 +17,12 @@ using ReduceLoop = void (*)(void* out, void* next, const void* incoming, const v
                             int64_t n);
 // out[i] = in[i] * factor, or in[i] / factor
 using ScaleLoop = void (*)(void* out, const void* in, int64_t n, double factor);
+// A combination of small floats that is rounded at its end: in floats, of which `partial` has room
+// for n and kPartialRoom more. Their order is the loops' own: it is read with the same n.
+using WidenLoop = void (*)(float* partial, const void* in, int64_t n);
+// out[i] = partial[i], or partial[i] / divisor, rounded.
+using NarrowLoop = void (*)(void* out, const float* partial, int64_t n, double divisor);
+inline constexpr int64_t kPartialRoom = 15;
 
 // Null where an operation does not exist: bitwise ones on floats, scales of integers.
 struct Kernels {
@@ -24,6 +30,12 @@ struct Kernels {
   ReduceLoop reduce[kDTypes][kCombines] = {};
   ScaleLoop multiply[kDTypes] = {};
   ScaleLoop divide[kDTypes] = {};
+  // Of small floats: partial[i] = in[i]; partial[i] = partial[i] (op) in[i], of sums and products;
+  // and the way back.
+  WidenLoop widen[kDTypes] = {};
+  WidenLoop add_wide[kDTypes][kCombines] = {};
+  NarrowLoop narrow[kDTypes] = {};
+  NarrowLoop narrow_divided[kDTypes] = {};
 };
 
 enum class Isa : uint8_t { baseline, avx2, avx512, avx512bf16 };
@@ -54,6 +66,18 @@ class Reducer {
     combine_divided(out, next, a, b, n);
   }
 
+  // Whether the inputs of so many ranks are not to be combined two by two, as above, but by the
+  // two functions below: two numbers that are not divided are rounded once anyway.
+  bool widens(int ranks) const { return narrow_ != nullptr && (ranks > 2 || divide_ != nullptr); }
+  // partial = in, or partial (op) in, whose elements are as they enter the ring already.
+  void add_wide(float* partial, const void* in, int64_t n, bool first) const {
+    (first ? widen_ : add_wide_)(partial, in, n);
+  }
+  // out = partial, which has everybody's part in it: divided for avg, and rounded.
+  void narrow(void* out, const float* partial, int64_t n) const {
+    narrow_(out, partial, n, factor_);
+  }
+
  private:
   void combine_divided(void* out, void* next, const void* a, const void* b, int64_t n) const;
 
@@ -61,6 +85,8 @@ class Reducer {
   ReduceLoop reduce_;
   ScaleLoop multiply_ = nullptr;  // null where there is nothing to multiply
   ScaleLoop divide_ = nullptr;
+  WidenLoop widen_ = nullptr, add_wide_ = nullptr;  // null where nothing is kept in floats
+  NarrowLoop narrow_ = nullptr;
   double factor_;
 };
 

@@ -63,6 +63,10 @@ Reducer::Reducer(const Reduction& r, const Kernels& loops)
       factor_(r.factor) {
   if (r.scale == Reduction::Scale::multiply_input) multiply_ = loops.multiply[int(r.dtype)];
   if (r.scale == Reduction::Scale::divide_result) divide_ = loops.divide[int(r.dtype)];
+  if (!r.wide) return;
+  widen_ = loops.widen[int(r.dtype)];
+  add_wide_ = loops.add_wide[int(r.dtype)][int(r.combine)];
+  narrow_ = (divide_ ? loops.narrow_divided : loops.narrow)[int(r.dtype)];
 }
 
 void Reducer::input(void* out, const void* mine, int64_t n) const {

@@ -191,5 +191,53 @@ RK_INLINE void by_vectors(void* out, void* next, const void* a, const void* b, i
   if (next) memcpy(to_next + at, last_x, left);
 }
 
+// Between n small floats and floats in memory, by vectors: f(i, x) takes a vector of them to place i
+// there, and f(i) gives the one that lies there. Of bfloat16, where there are two at once, they lie
+// as load_pairs has them: every other element, and then the others.
+template <class T, class F>
+RK_INLINE void widen_by_vectors(const void* in, int64_t n, F f) {
+  constexpr int64_t width = kLanes;
+  const char* const x = static_cast<const char*>(in);
+  constexpr int64_t bytes = sizeof(T);
+  int64_t i = 0;
+  if constexpr (std::is_same_v<T, bf16_t>) {
+    for (; i + 2 * width <= n; i += 2 * width) {
+      const Ints pairs = load_pairs(x + i * bytes);
+      f(i, upper_floats(pairs));
+      f(i + width, lower_floats(pairs));
+    }
+  }
+  for (; i + width <= n; i += width) f(i, load_floats<T>(x + i * bytes));
+  if (i == n) return;
+  char last[width * bytes] = {};
+  memcpy(last, x + i * bytes, size_t((n - i) * bytes));
+  f(i, load_floats<T>(last));
+}
+template <class T, class F>
+RK_INLINE void narrow_by_vectors(void* out, int64_t n, F f) {
+  constexpr int64_t width = kLanes;
+  char* const to = static_cast<char*>(out);
+  constexpr int64_t bytes = sizeof(T);
+  int64_t i = 0;
+  if constexpr (std::is_same_v<T, bf16_t>) {
+    for (; i + 2 * width <= n; i += 2 * width) {
+      const Ints pairs = pairs_of(f(i), f(i + width));
+      memcpy(to + i * bytes, &pairs, sizeof pairs);
+    }
+  }
+  for (; i + width <= n; i += width) store_floats<T>(to + i * bytes, f(i));
+  if (i == n) return;
+  char last[width * bytes];
+  store_floats<T>(last, f(i));
+  memcpy(to + i * bytes, last, size_t((n - i) * bytes));
+}
+
+RK_INLINE Floats load_partial(const float* p) {
+  Floats x;
+  memcpy(&x, p, sizeof x);
+  return x;
+}
+RK_INLINE void store_partial(float* p, Floats x) { memcpy(p, &x, sizeof x); }
+
 }  // namespace
 }  // namespace ringkern::RK_ISA

@@ -19,9 +19,10 @@ class Arithmetic {
   static constexpr int kBytes = int(sizeof(T));
   // Scales belong to sums of floats.
   static constexpr bool kScales = sum && !std::is_integral_v<T>;
+  static constexpr bool kWidens = is_small_float<T>;
 
   RK_DEVICE explicit Arithmetic(const Reduction& reduction)
-      : combine_(reduction.combine), scale_(reduction.scale),
+      : combine_(reduction.combine), scale_(reduction.scale), wide_(reduction.wide),
         factor_(wide_t<T>(reduction.factor)) {}
 
   template <class Word>
@@ -50,6 +51,40 @@ class Arithmetic {
     return scale<Reduction::Scale::divide_result>(w);
   }
 
+  // Whether the elements of a word are combined in floats, which are rounded once.
+  RK_DEVICE bool widens() const { return kWidens && wide_; }
+  struct Partial {
+    float at[kWidens ? 8 / kBytes : 1];
+  };
+  // What changes no number that is added to it, nor the sign of a zero; or multiplied with it.
+  RK_DEVICE static Partial nothing() {
+    Partial partial{};
+    for (float& x : partial.at) x = sum ? -0.0f : 1.0f;
+    return partial;
+  }
+  RK_DEVICE static void add(Partial& partial, uint64_t word) {
+    if constexpr (kWidens) {
+      const auto lanes = bits_as<Lanes<T>>(word);
+      for (int i = 0; i < lanes.kCount; ++i) {
+        const float x = to_float(lanes.at[i]);
+        partial.at[i] = sum ? partial.at[i] + x : partial.at[i] * x;
+      }
+    }
+  }
+  // Divided, where `verb` does so. As with the scales: one division in the code.
+  RK_DEVICE uint64_t narrow(Partial partial, Verb verb) const {
+    uint64_t word = 0;
+    if constexpr (kWidens) {
+      constexpr int bits = 8 * kBytes, count = 64 / bits;
+      RK_NO_UNROLL for (int i = 0; i < count; ++i) {
+        const float x = divides(verb) ? partial.at[0] / factor_ : partial.at[0];
+        word = word >> bits | bits_of(from_float<T>(x)) << (64 - bits);
+        for (int j = 1; j < count; ++j) partial.at[j - 1] = partial.at[j];
+      }
+    }
+    return word;
+  }
+
  private:
   // One division in the code and not one for each element: the word is turned past it.
   template <Reduction::Scale S>
@@ -76,6 +111,7 @@ class Arithmetic {
 
   const Combine combine_;
   const Reduction::Scale scale_;
+  const bool wide_;
   const wide_t<T> factor_;
 };
 

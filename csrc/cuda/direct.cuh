@@ -175,16 +175,19 @@ class LLMesh {
       const bool active = line < user.lines;
       const uint64_t mine = active ? load(user, line) : 0;
       uint64_t value = 0, next[kAtOnce] = {};
+      auto partial = A::nothing();
       RK_NO_UNROLL for (int rank = 0; rank < geometry_.ranks; ++rank) {
         if (rank % kAtOnce == 0) {
           const Verdict verdict = read_lines(rank, line, active, mine, next);
           if (verdict != Verdict::ok) return verdict;
         }
-        value = rank == 0 ? next[0] : arithmetic_.combine(value, next[0]);
+        if (arithmetic_.widens()) A::add(partial, next[0]);
+        else value = rank == 0 ? next[0] : arithmetic_.combine(value, next[0]);
         // One combination in the code: the words are moved past it.
         for (int i = 1; i < kAtOnce; ++i) next[i - 1] = next[i];
       }
-      if (arithmetic_.divides(Verb::recv_reduce_copy)) value = arithmetic_.divide(value);
+      if (arithmetic_.widens()) value = arithmetic_.narrow(partial, Verb::recv_reduce_copy);
+      else if (arithmetic_.divides(Verb::recv_reduce_copy)) value = arithmetic_.divide(value);
       if (active) store(user, line, value);
       if (active && !all) write_to_all(1, line, value);
     }

@@ -172,6 +172,7 @@ Launcher::~Launcher() {
 }
 
 void Launcher::check_task(const Task& task) const {
+  if (ranks_ > 1) check_wide(task);
   if (task.algorithm == Algorithm::ring) return;
   const std::string what = name_of(task.algorithm);
   if (task.collective != Collective::all_reduce || !direct_runs_over(task.algorithm, task.protocol))

@@ -72,7 +72,8 @@ inline void choose_way(Task& task, const Wish& wish, c10::DeviceType device) {
     else task.choice = Choice::others;
     return;
   }
-  const bool direct = wish.in_rank_order || wish.wide;
+  task.reduction.wide = wish.wide && task.reduction.can_be_wide();
+  const bool direct = wish.in_rank_order || task.reduction.wide;
   std::optional<Algorithm> algorithm = wish.algorithm;
   if (direct && algorithm == Algorithm::ring) throw_not_by_ring(wish, "algorithm='ring'");
   if (direct && !algorithm && wish.protocol) {

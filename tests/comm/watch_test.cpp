@@ -61,10 +61,10 @@ struct Rank {
   }
   // A call that ends at once.
   void pass() { comm.run(device, Task{}); }
-  void wait(int64_t count, DType dtype = DType::f32, Op op = Op::sum) {
+  void wait(int64_t count, DType dtype = DType::f32, Op op = Op::sum, bool wide = false) {
     Task task;
     task.count = count;
-    task.reduction = Reduction::of(op, dtype, comm.ranks());
+    task.reduction = Reduction::of(op, dtype, comm.ranks(), /*factor=*/1.0, wide);
     comm.run(device, task);
   }
 
@@ -120,6 +120,12 @@ void a_mismatch_names_the_field_and_the_ranks() {
   for (const std::string& text :
        on_ranks(2, [](Rank& r) { r.wait(10, DType::f32, r.comm.rank() == 0 ? Op::avg : Op::sum); }))
     CHECK_CONTAINS(text, "ranks disagree on op: rank 0 has avg");
+  for (const std::string& text : on_ranks(2, [](Rank& r) {
+         r.wait(10, DType::bf16, Op::sum, /*wide=*/r.comm.rank() == 0);
+       }))
+    CHECK_CONTAINS(text, "ranks disagree on accumulate: rank 0 has float32 (seq=1 all_reduce sum "
+                         "bfloat16[10] in float32), rank 1 has bfloat16 (seq=1 all_reduce sum "
+                         "bfloat16[10]).");
 }
 
 // Nobody waits for the data: the last to come sees it at once.

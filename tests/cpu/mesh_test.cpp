@@ -10,10 +10,6 @@ using namespace ringkern::test;
 
 namespace {
 
-struct Way {
-  Algorithm algorithm;
-  Protocol protocol;
-};
 constexpr Way kWays[] = {{Algorithm::one_shot, Protocol::ll},
                          {Algorithm::one_shot, Protocol::simple},
                          {Algorithm::two_shot, Protocol::simple}};
@@ -79,6 +75,7 @@ void every_size(int ranks) {
         Call call = call_by(way, dtype, Op(n % kOps), std::max<int64_t>(count, 0));
         call.in_place = n % 2 == 1;
         call.misaligned = n % 5 * 3;
+        call.wide = n % 3 == 1;
         calls.push_back(call);
         n += 1 + n / kOps % 2;  // not in step with the lists
       }
@@ -94,10 +91,12 @@ void every_type_and_operation() {
     for (const Way& way : kWays)
       for (int dtype = 0; dtype < kDTypes; ++dtype)
         for (int op = 0; op < kOps; ++op)
-          if (accepts(Op(op), kind_of(DType(dtype)))) {
+          for (const bool wide : {false, true}) {
+            if (!accepts(Op(op), kind_of(DType(dtype)))) continue;
             // More than a block of the reduction, and than a slot of lines.
             calls.push_back(call_by(way, DType(dtype), Op(op), 5001 / size_of(DType(dtype))));
             calls.back().in_place = (dtype + op) % 2 == 0;
+            calls.back().wide = wide;
           }
     run_calls(ring, calls, 1);
   }
@@ -122,6 +121,7 @@ void any_calls_in_a_row(int ranks, uint64_t seed) {
     const int some[] = {40, 1000, 40'000};
     call.count = pick(some[i % 10 == 0 ? 2 : pick(2)]);
     call.in_place = pick(2);
+    call.wide = pick(2) && call.algorithm != Algorithm::ring;
     call.misaligned = pick(16);
     calls.push_back(call);
   }
@@ -148,6 +148,30 @@ void what_does_not_exist_is_refused() {
         for (const int rank : {0, 1}) CHECK_THROWS(UsageError, text, ring.engine(rank).run(task));
       }
   run_calls(ring, {call_by(kWays[0], DType::f32, Op::sum, 10)}, 1);
+}
+
+// Round the ring, whatever is asked for, and of what has no other way.
+void the_ring_rounds_at_each_rank() {
+  ThreadRing ring(2, small());
+  for (int c = 0; c < kCollectives; ++c) {
+    Call call{Collective(c), Protocol::simple, DType::bf16, Op::sum, 10};
+    call.wide = true;
+    const Task task{call.collective, call.protocol, call.reduction(2)};
+    const std::string text = std::string(name_of(call.collective)) + " of bfloat16 round the ring "
+                             "cannot accumulate in float32";
+    for (const int rank : {0, 1}) CHECK_THROWS(UsageError, text, ring.engine(rank).run(task));
+    for (const int rank : {0, 1})
+      CHECK_THROWS(UsageError, c == int(Collective::all_reduce) ? "Use algorithm one_shot or two_shot"
+                                                                : "do without, or use all_reduce",
+                   ring.engine(rank).run(task));
+  }
+  run_calls(ring, {call_by(kWays[0], DType::f32, Op::sum, 10)}, 1);
+  // Where nothing could be rounded twice, it is the same call.
+  for (const DType dtype : {DType::f32, DType::i32}) {
+    Call call{Collective::all_reduce, Protocol::simple, dtype, Op::sum, 10};
+    call.wide = true;
+    run_calls(ring, {call}, 1);
+  }
 }
 
 // ---- waits --------------------------------------------------------------------------------------
@@ -309,6 +333,7 @@ void calls_that_differ_do_not_meet(const Way& way) {
   CHECK_EQ(meet([](Task& task) { task.count = 41; }), 0);  // as many lines
   CHECK_EQ(meet([](Task& task) { task.reduction.dtype = DType::f32; }), 0);
   CHECK_EQ(meet([](Task& task) { task.reduction.combine = Combine::min; }), 0);
+  CHECK_EQ(meet([](Task& task) { task.reduction.wide = true; }), 0);
 }
 
 // Whoever is told, all waits end, also those of ranks that are no neighbours; none by its timeout.
@@ -351,4 +376,5 @@ int main() {
   every_type_and_operation();
   for (uint64_t seed = 0; seed < 20; ++seed) any_calls_in_a_row(1 + int(seed % 5), seed);
   what_does_not_exist_is_refused();
+  the_ring_rounds_at_each_rank();
 }

@@ -28,13 +28,17 @@ class Buffer {
 
   template <class T>
   void check(const std::vector<T>& expected) {
-    for (int64_t i = 0; i < int64_t(all_.size()); ++i)
-      if (i < at_ || i >= at_ + bytes_) CHECK_EQ(int(all_[size_t(i)]), 0xa5);
+    check_around();
     for (int64_t i = 0; i < bytes_ / int64_t(sizeof(T)); ++i) {
       T x;
       memcpy(&x, data() + i * int64_t(sizeof(T)), sizeof x);
       CHECK_EQ(bits(x), bits(expected[size_t(i)]));
     }
+  }
+
+  void check_around() const {
+    for (int64_t i = 0; i < int64_t(all_.size()); ++i)
+      if (i < at_ || i >= at_ + bytes_) CHECK_EQ(int(all_[size_t(i)]), 0xa5);
   }
 
  private:
@@ -89,6 +93,58 @@ void test_scale(ScaleLoop loop, const Inputs<T>& in, double factor,
   });
 }
 
+// Of several ranks in floats, as accumulate="float32" has it: rounded once. What lies behind the
+// partial sums is of no account as far as kPartialRoom, and somebody else's after that.
+template <DType D>
+void test_wide(const Kernels& k) {
+  using T = storage_t<D>;
+  constexpr int kRanks = 4;
+  std::vector<T> in[kRanks];
+  for (int p = 0; p < kRanks; ++p) in[p] = samples<T>(kMost, uint64_t(p + 1));
+  for (const Op op : {Op::sum, Op::avg, Op::prod}) {
+    const Reducer reducer(Reduction::of(op, D, kRanks, 1.0, /*wide=*/true), k);
+    std::vector<T> expected;
+    for (size_t i = 0; i < size_t(kMost); ++i) {
+      float x = to_float(in[0][i]);
+      for (int p = 1; p < kRanks; ++p)
+        x = op == Op::prod ? x * to_float(in[p][i]) : x + to_float(in[p][i]);
+      expected.push_back(from_float<T>(op == Op::avg ? x / kRanks : x));
+    }
+    each_length([&](int64_t n, int offset) {
+      Buffer partial((n + kPartialRoom) * int64_t(sizeof(float)), 4 * offset);
+      auto* const floats = reinterpret_cast<float*>(partial.data());
+      Buffer out(n * int64_t(sizeof(T)), (offset + 2) % 9);
+      for (int p = 0; p < kRanks; ++p) {
+        Buffer one(in[p], n, (offset + p) % 7);
+        reducer.add_wide(floats, one.data(), n, p == 0);
+        one.check(in[p]);
+      }
+      reducer.narrow(out.data(), floats, n);
+      out.check(expected);
+      partial.check_around();
+    });
+  }
+}
+
+void test_what_is_wide(const Kernels& k) {
+  const auto widens = [&](Op op, DType dtype, int ranks, bool wide) {
+    return Reducer(Reduction::of(op, dtype, ranks, 2.0, wide), k).widens(ranks);
+  };
+  for (const DType dtype : {DType::f16, DType::bf16, DType::e4m3, DType::e5m2}) {
+    for (const Op op : {Op::sum, Op::avg, Op::premul_sum, Op::prod}) {
+      CHECK(widens(op, dtype, 3, true));
+      CHECK(!widens(op, dtype, 3, false));
+      // Two numbers are rounded once all the same, unless they are divided then.
+      CHECK_EQ(widens(op, dtype, 2, true), op == Op::avg);
+    }
+    for (const Op op : {Op::min, Op::max}) CHECK(!widens(op, dtype, 3, true));
+  }
+  for (const DType dtype : {DType::f32, DType::f64, DType::i8, DType::i64}) {
+    CHECK(!widens(Op::sum, dtype, 3, true));
+    CHECK_EQ(k.narrow[int(dtype)] != nullptr, false);
+  }
+}
+
 template <DType D>
 void test_dtype(const Kernels& k) {
   using T = storage_t<D>;
@@ -100,6 +156,7 @@ void test_dtype(const Kernels& k) {
     for (size_t i = 0; i < in.x.size(); ++i) expected.push_back(combine<c()>(in.x[i], in.y[i]));
     test_reduce<T>(k.reduce[int(D)][int(c())], in, expected);
   });
+  if constexpr (is_small_float<T>) test_wide<D>(k);
   CHECK_EQ(k.multiply[int(D)] != nullptr, !std::is_integral_v<T>);
   CHECK_EQ(k.divide[int(D)] != nullptr, !std::is_integral_v<T>);
   if constexpr (!std::is_integral_v<T>) {
@@ -189,6 +246,7 @@ int main() {
     std::printf("testing: %s\n", k->isa);
     test::each_dtype([&](auto tag) { test::test_dtype<tag.value>(*k); });
     test::test_reducer(*k);
+    test::test_what_is_wide(*k);
   }
   test::test_copy_two();
   std::printf("in use: %s\n", kernels().isa);

@@ -20,8 +20,10 @@ using Bytes = std::vector<unsigned char>;
 
 class ThreadRing {
  public:
+  // `arena_bytes`: of an arena of each rank's; 0: none has one.
   explicit ThreadRing(int ranks, const Geometry& geometry,
-                      std::chrono::nanoseconds timeout = std::chrono::seconds(60))
+                      std::chrono::nanoseconds timeout = std::chrono::seconds(60),
+                      int64_t arena_bytes = 0)
       : geometry_(geometry) {
     const size_t bytes = size_t(cpu::segment_bytes(geometry));
     CHECK(bytes % kCacheLine == 0);  // or the end of the block would not be that of the segment
@@ -31,16 +33,31 @@ class ThreadRing {
     }
     std::vector<void*> all;
     for (int r = 0; r < ranks; ++r) all.push_back(at(r));
+    std::vector<std::shared_ptr<cpu::PeerArena>> offered;
+    for (int r = 0; arena_bytes > 0 && r < ranks; ++r) {
+      arenas_.push_back(std::make_unique<cpu::Arena>(arena_bytes));
+      offered.push_back(cpu::PeerArena::of(r, arenas_.back()->fd(), arena_bytes));
+    }
     for (int r = 0; r < ranks; ++r) {
       Segments s;
       if (ranks > 1) s = {at(r), at((r + 1) % ranks), at((r + ranks - 1) % ranks), all};
-      engines_.push_back(std::make_unique<cpu::Engine>(s, geometry, r, ranks, timeout));
+      std::shared_ptr<cpu::Arenas> arenas;
+      if (arena_bytes > 0) {
+        arenas = std::make_shared<cpu::Arenas>();
+        *arenas = {arenas_[size_t(r)].get(), offered};
+      }
+      engines_.push_back(std::make_unique<cpu::Engine>(s, geometry, r, ranks, timeout, arenas));
     }
   }
 
   int ranks() const { return int(engines_.size()); }
   const Geometry& geometry() const { return geometry_; }
   cpu::Engine& engine(int rank) { return *engines_[size_t(rank)]; }
+  cpu::Arena& arena(int rank) { return *arenas_[size_t(rank)]; }
+  const cpu::Board& board(int rank) {
+    return *reinterpret_cast<cpu::Board*>(static_cast<std::byte*>(at(rank)) +
+                                          cpu::mesh_offset(geometry_));
+  }
   const cpu::Bell& bell(int rank) { return *static_cast<cpu::Bell*>(at(rank)); }
 
   // One thread a rank. Returns what each threw.
@@ -64,6 +81,7 @@ class ThreadRing {
 
   const Geometry geometry_;
   std::vector<std::unique_ptr<void, void (*)(void*)>> memory_;
+  std::vector<std::unique_ptr<cpu::Arena>> arenas_;
   std::vector<std::unique_ptr<cpu::Engine>> engines_;
 };
 
@@ -85,7 +103,9 @@ struct Call {
   int root = 0;
   bool nulls = false;  // in place of what a rank does not read or write
   Algorithm algorithm = Algorithm::ring;
+  bool wide = false;
 
+  Reduction reduction(int ranks) const { return Reduction::of(op, dtype, ranks, factor, wide); }
   bool reads(int rank) const {
     return rank == root ||
            (collective != Collective::broadcast && collective != Collective::send_recv);
@@ -106,6 +126,7 @@ struct Call {
 inline std::string shown(const Call& c, const ThreadRing& ring) {
   return std::string(name_of(c.collective)) + " " + name_of(c.protocol) + " " + name_of(c.dtype) +
          "[" + std::to_string(c.count) + "] " + name_of(c.op) + " by " + name_of(c.algorithm) +
+         (c.reduction(ring.ranks()).wide ? " in floats" : "") +
          (c.in_place ? " in place" : "") + " + " + std::to_string(c.misaligned) + " bytes, " +
          std::to_string(ring.ranks()) + " ranks, root " + std::to_string(c.root) + ", " +
          std::to_string(ring.geometry().slots) + " slots of " +
@@ -138,6 +159,13 @@ T finished(const Reduction& r, const std::vector<const T*>& inputs, int64_t i, i
         return scale<Reduction::Scale::multiply_input>(x, static_cast<wide_t<T>>(r.factor));
     return x;
   };
+  if constexpr (is_small_float<T>)
+    if (r.wide && k > 1) {
+      float sum = to_float(input(owner + 1));
+      for (int s = 2; s <= k; ++s) sum = combined(r.combine, sum, to_float(input(owner + s)));
+      const bool divides = r.scale == Reduction::Scale::divide_result;
+      return from_float<T>(divides ? sum / float(r.factor) : sum);
+    }
   T result = input(owner + 1);
   for (int s = 2; s <= k; ++s) result = combined(r.combine, result, input(owner + s));
   if constexpr (!std::is_integral_v<T>)
@@ -151,7 +179,7 @@ T finished(const Reduction& r, const std::vector<const T*>& inputs, int64_t i, i
 template <class T>
 std::vector<Bytes> expected_direct(const Call& call, const std::vector<const T*>& inputs) {
   const int k = int(inputs.size());
-  const Reduction reduction = Reduction::of(call.op, call.dtype, k, call.factor);
+  const Reduction reduction = call.reduction(k);
   Bytes output(size_t(call.count) * sizeof(T));
   for (int64_t i = 0; i < call.count; ++i)
     reinterpret_cast<T*>(output.data())[i] = finished(reduction, inputs, i, k - 1);
@@ -169,7 +197,7 @@ std::vector<Bytes> expected(const Call& call, const Geometry& g, const std::vect
   std::vector<Bytes> outputs(inputs.size());
   for (int r = 0; r < k; ++r)
     if (call.writes(r, k)) outputs[size_t(r)].resize(size_t(out_count) * sizeof(T));
-  const Reduction reduction = Reduction::of(call.op, call.dtype, k, call.factor);
+  const Reduction reduction = call.reduction(k);
   const Plan plan = Plan::make(call.collective, call.protocol, k, call.count, sizeof(T), 1, g);
   std::vector<int> times(size_t(out_count) * size_t(k), 0);
   for (int64_t loop = 0; loop < plan.loops; ++loop)
@@ -259,9 +287,8 @@ inline void run_calls(ThreadRing& ring, const std::vector<Call>& calls, uint64_t
       Guarded in(input.size(), call.misaligned);
       Guarded out(size_t(call.out_count(k)) * element, call.misaligned);
       in.fill(input);
-      Task task{call.collective, call.protocol,
-                Reduction::of(call.op, call.dtype, k, call.factor), in.data(), out.data(),
-                call.count, call.root, call.algorithm};
+      Task task{call.collective, call.protocol, call.reduction(k), in.data(),
+                out.data(),      call.count,    call.root,         call.algorithm};
       if (call.in_place && gathers) {
         task.in = out.data() + shard;
         out.fill(input, shard);

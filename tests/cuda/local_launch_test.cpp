@@ -142,9 +142,21 @@ void what_is_not_there_is_refused() {
         if (Collective(c) == Collective::all_reduce && Protocol(p) == Protocol::ll) continue;
         CHECK_THROWS(UsageError, "one_shot and two_shot run over LL on CUDA", ring.run(tasks));
       }
+  const Reduction wide = Reduction::of(Op::sum, DType::bf16, 6, 1.0, /*wide=*/true);
+  for (int c = 0; c < kCollectives; ++c) {
+    std::vector<Task> tasks = tasks_on(kDevices);
+    for (Task& task : tasks) task.collective = Collective(c), task.reduction = wide;
+    CHECK_THROWS(UsageError, "of bfloat16 round the ring cannot accumulate in float32",
+                 ring.run(tasks));
+  }
   CHECK(runtime.launches.empty());
   ring.run(direct_tasks(kDevices, Algorithm::one_shot));  // nothing has come to harm
   CHECK_EQ(runtime.launches.size(), size_t(3));
+  std::vector<Task> tasks = direct_tasks(kDevices, Algorithm::two_shot);
+  for (Task& task : tasks) task.reduction = wide;
+  ring.run(tasks);
+  CHECK_EQ(runtime.launches.size(), size_t(6));
+  for (size_t i = 3; i < 6; ++i) CHECK(runtime.launches[i].direct->reduction.wide);
 }
 
 void direct_takes_access_of_all_to_all() {

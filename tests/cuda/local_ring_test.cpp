@@ -50,6 +50,7 @@ struct Call {
   Op op;
   int64_t count, offset;
   int root;
+  bool wide = false;
 };
 
 template <class T>
@@ -66,7 +67,7 @@ void run_call(LocalRing& ring, const std::vector<int>& devices, DType dtype, con
   task.collective = call.collective;
   task.algorithm = call.algorithm;
   task.protocol = call.protocol;
-  task.reduction = Reduction::of(call.op, dtype, k, 0.75);
+  task.reduction = Reduction::of(call.op, dtype, k, 0.75, call.wide);
   task.count = n;
   task.root = call.root;
   std::vector<Task> tasks(ranks, task);
@@ -99,6 +100,7 @@ void run_call(LocalRing& ring, const std::vector<int>& devices, DType dtype, con
                  std::string(name_of(call.collective)) + " " + name_of(call.algorithm) + " " +
                      name_of(call.protocol) + " " +
                      name_of(dtype) + "[" + std::to_string(n) + "] " + name_of(call.op) +
+                     (task.reduction.wide ? " in floats" : "") +
                      ": rank " + std::to_string(r) + " of " + std::to_string(k) + " is wrong");
   }
 }
@@ -120,10 +122,12 @@ void run_ring(const std::vector<int>& devices) {
             run_call<typename decltype(tag)::type>(ring, devices, DType(d), call, random);
             if (Protocol(p) != Protocol::ll) return;
             call.collective = Collective::all_reduce;
-            for (const Algorithm algorithm : {Algorithm::one_shot, Algorithm::two_shot}) {
-              call.algorithm = algorithm;
-              run_call<typename decltype(tag)::type>(ring, devices, DType(d), call, random);
-            }
+            for (const Algorithm algorithm : {Algorithm::one_shot, Algorithm::two_shot})
+              for (const bool wide : {false, true}) {
+                call.algorithm = algorithm;
+                call.wide = wide;
+                run_call<typename decltype(tag)::type>(ring, devices, DType(d), call, random);
+              }
           });
         }
 }

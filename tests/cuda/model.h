@@ -16,7 +16,8 @@ namespace ringkern::test {
 template <class T>
 T sample(std::mt19937_64& random) {
   if constexpr (std::is_integral_v<T>) return T(random());
-  else if constexpr (is_small_float<T>) return from_float<T>(float(int(random() % 65) - 32) / 8);
+  else if constexpr (is_small_float<T>)
+    return from_float<T>(float(int(random() % 2001) - 1000) / 700);
   else return T(int(random() % 2001) - 1000) / T(7);
 }
 
@@ -93,6 +94,20 @@ std::vector<std::vector<T>> model(const Plan& plan, const Reduction& reduction,
   return out;
 }
 
+// Of all ranks, in their order: small floats in floats, rounded once.
+template <class T>
+T wide_model(const Reduction& reduction, const std::vector<std::vector<T>>& in, size_t i) {
+  using enum Reduction::Scale;
+  if constexpr (is_small_float<T>) {
+    float all = to_float(scaled(reduction, multiply_input, in[0][i]));
+    for (size_t rank = 1; rank < in.size(); ++rank)
+      all = combined(reduction.combine, all,
+                     to_float(scaled(reduction, multiply_input, in[rank][i])));
+    return from_float<T>(reduction.scale == divide_result ? all / float(reduction.factor) : all);
+  }
+  return in[0][i];
+}
+
 // What each rank should hold after a direct all-reduce: in the order of the ranks.
 template <class T>
 std::vector<std::vector<T>> direct_model(const Reduction& reduction,
@@ -100,6 +115,10 @@ std::vector<std::vector<T>> direct_model(const Reduction& reduction,
   using enum Reduction::Scale;
   std::vector<T> out(in[0].size());
   for (size_t i = 0; i < out.size(); ++i) {
+    if (reduction.wide && in.size() > 1) {
+      out[i] = wide_model(reduction, in, i);
+      continue;
+    }
     out[i] = scaled(reduction, multiply_input, in[0][i]);
     for (size_t rank = 1; rank < in.size(); ++rank)
       out[i] = combined(reduction.combine, out[i],

@@ -38,6 +38,7 @@ struct Drawn {
   int root = 0;
   int64_t count = 0;
   bool shared = false;  // a tensor of ringkern.empty: the all-reduce copies nothing
+  bool wide = false;    // accumulate="float32", where that makes a difference
 
   bool operator==(const Drawn&) const = default;
   bool reduces() const {
@@ -53,7 +54,8 @@ inline std::string text_of(const Drawn& d) {
   return std::string(name_of(d.collective)) + " " + name_of(d.dtype) + "[" +
          std::to_string(d.count) + "]" + (d.reduces() ? std::string(" ") + name_of(d.op) : "") +
          " by " + name_of(d.algorithm) + "/" + name_of(d.protocol) +
-         (d.has_root() ? ", root " + std::to_string(d.root) : "") + (d.shared ? ", shared" : "");
+         (d.has_root() ? ", root " + std::to_string(d.root) : "") + (d.shared ? ", shared" : "") +
+         (d.wide ? ", in float32" : "");
 }
 
 struct Way {
@@ -81,6 +83,10 @@ inline int64_t draw_count(Random& random, DType dtype, int64_t most_bytes = kMos
   return std::max<int64_t>(1, (least + random.below(least)) / size_of(dtype));
 }
 
+inline bool can_be_wide(const Drawn& d) {
+  return is_small(d.dtype) && (d.op == Op::sum || d.op == Op::avg);
+}
+
 inline Drawn draw(Random& random, int ranks, int64_t most_bytes = kMostBytes) {
   Drawn d;
   d.dtype = random.of(kExactDTypes);
@@ -101,6 +107,7 @@ inline Drawn draw(Random& random, int ranks, int64_t most_bytes = kMostBytes) {
   }
   d.shared = d.algorithm == Algorithm::two_shot && random.one_in(2);
   if (!d.reduces()) d.op = Op::sum;
+  d.wide = d.algorithm != Algorithm::ring && can_be_wide(d) && random.one_in(2);
   return d;
 }
 
@@ -122,7 +129,7 @@ class Tensors {
     task.collective = d.collective;
     task.algorithm = d.algorithm;
     task.protocol = d.protocol;
-    task.reduction = Reduction::of(d.op, d.dtype, ranks_);
+    task.reduction = Reduction::of(d.op, d.dtype, ranks_, /*factor=*/1.0, d.wide);
     task.count = d.count;
     task.root = d.root;
     const auto [in, out] = counts(d);

@@ -7,10 +7,10 @@
 
 namespace ringkern::faults {
 
-enum class Field { collective, dtype, op, numel, root, algorithm, protocol, order };
+enum class Field { collective, dtype, op, accumulate, numel, root, algorithm, protocol, order };
 inline constexpr int kFields = int(Field::order) + 1;
 inline const char* name_of(Field field) {
-  const char* const names[] = {"collective", "dtype",     "op",       "numel",
+  const char* const names[] = {"collective", "dtype",     "op",       "accumulate", "numel",
                                "root",       "algorithm", "protocol", "order"};
   return names[int(field)];
 }
@@ -24,6 +24,10 @@ inline Difference difference(const Drawn& a, const Drawn& b) {
     return {"the collective", name_of(a.collective), name_of(b.collective)};
   if (a.dtype != b.dtype) return {"dtype", name_of(a.dtype), name_of(b.dtype)};
   if (a.op != b.op) return {"op", name_of(a.op), name_of(b.op)};
+  if (a.wide != b.wide) {
+    const auto in = [](const Drawn& d) { return d.wide ? "float32" : name_of(d.dtype); };
+    return {"accumulate", in(a), in(b)};
+  }
   if (a.count != b.count) {
     const bool bytes = a.dtype == DType::u8 && (a.collective == Collective::broadcast ||
                                                 a.collective == Collective::all_gather);
@@ -56,6 +60,10 @@ inline Pair draw_pair(Random& random, Field field, int ranks) {
         break;
       case Field::dtype: b.dtype = random.of(kExactDTypes); break;
       case Field::op: b.op = random.of(kExactOps); break;
+      case Field::accumulate:
+        if (a.algorithm == Algorithm::ring || !can_be_wide(a)) continue;
+        b.wide = !a.wide;
+        break;
       case Field::numel: {
         const int64_t counts[] = {a.count - 1, a.count + 1, 2 * a.count, a.count / 2, 0};
         b.count = random.of(counts);
@@ -66,6 +74,7 @@ inline Pair draw_pair(Random& random, Field field, int ranks) {
       case Field::algorithm:
       case Field::protocol: {
         const Way way = random.of(kWays);
+        a.wide = b.wide = false;  // which not every way has
         if (field == Field::algorithm ? way.protocol != a.protocol : way.algorithm != a.algorithm)
           continue;
         b.algorithm = way.algorithm;
@@ -75,6 +84,7 @@ inline Pair draw_pair(Random& random, Field field, int ranks) {
       }
       case Field::order: b = draw(random, ranks, 1 << 20); break;
     }
+    b.wide = b.wide && can_be_wide(b);
     const bool exists = b.algorithm == Algorithm::ring || b.collective == Collective::all_reduce;
     const bool sensible = accepts(b.op, kind_of(b.dtype)) && (b.reduces() || b.op == Op::sum) &&
                           (b.has_root() || b.root == 0);

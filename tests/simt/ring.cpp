@@ -167,6 +167,10 @@ void Ring::add_call() {
   call.plan = plan(1);
   if (*wish_.direct && !(mixed_in_ && random_.one_in(2))) {
     choose_direct(call, size_of(dtype));
+    // Not a matter of the seed: what it chooses next stays what it was.
+    const bool wide = call.plan.count % 2 == 0;
+    call.reduction = Reduction::of(op, dtype, ranks_, 0.75, wide);
+    if (call.reduction.wide) cover("wide", name_of(op));
   } else {
     const Plan& one = call.plan;
     const bool shards = collective == Collective::reduce_scatter ||

@@ -30,7 +30,7 @@ constexpr const char* kRequired[] = {
     "trouble killed", "trouble aborted", "trouble corrupted", "one_shot 0 rounds",
     "one_shot 1 rounds", "one_shot 2 rounds", "one_shot more rounds", "two_shot 0 rounds",
     "two_shot 1 rounds", "two_shot 2 rounds", "two_shot more rounds", "mesh slots 2",
-    "mesh slots 3", "mesh flags wrapped 1"};
+    "mesh slots 3", "mesh flags wrapped 1", "wide sum", "wide avg", "wide premul_sum", "wide prod"};
 
 // And what the lists of types.h name.
 std::vector<std::string> required() {

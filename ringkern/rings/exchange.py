@@ -1,0 +1,155 @@
+"""Rings made from hops that already are as many as needed, by exchanging hops until each is whole.
+
+Where every link serves one pair of ranks alone, the hops of n rings are n times a choice of one
+next rank for each rank, no two with the same: each choice falls into one or more circles. Hops are
+exchanged, within a choice for links that are free, or between two choices, until every choice is
+one circle. Finds rings where laying them hop by hop would take for ever; proves nothing.
+"""
+
+from __future__ import annotations
+
+import random
+
+from .hops import Order
+from .laying import Budget, GaveUp
+
+WORSE = 0.03  # how often an exchange is made that gives one circle more
+
+
+class Exchange:
+    """n choices of a next rank.
+
+    Args:
+        room: how many rings may have each hop, at [u][v].
+        taken: how many have it: each rank sends and receives n.
+        seed: of the order in which exchanges are tried.
+    """
+
+    def __init__(self, room: list[list[int]], taken: list[list[int]], seed: int) -> None:
+        self.size = len(room)
+        self.choices = _split(taken)
+        self.free = [[a - b for a, b in zip(*rows)] for rows in zip(room, taken)]
+        self.random = random.Random(seed)
+        self.circles = [_circles(nexts) for nexts in self.choices]
+
+    def run(self, budget: Budget) -> list[Order]:
+        """The rings. Raises GaveUp after the budget."""
+        while True:
+            broken = [i for i, count in enumerate(self.circles) if count > 1]
+            if not broken:
+                return [_order(nexts) for nexts in self.choices]
+            if budget.left <= 0:
+                raise GaveUp
+            budget.left -= 1
+            i = self.random.choice(broken)
+            if self._join(i):
+                continue
+            if len(self.choices) > 1 and self.random.random() < 0.5:
+                self._between(i)
+            else:
+                self._within(self.random.randrange(len(self.choices)))
+
+    def _join(self, i: int) -> bool:
+        """Joins two circles by an exchange for free hops, if there is one."""
+        nexts, free = self.choices[i], self.free
+        circle = _circle_of(nexts)
+        start = self.random.randrange(self.size)
+        for u in (*range(start, self.size), *range(start)):
+            for w in range(self.size):
+                if circle[w] != circle[u] and free[u][nexts[w]] and free[w][nexts[u]]:
+                    self._set(i, {u: nexts[w], w: nexts[u]})
+                    return True
+        return False
+
+    def _within(self, i: int) -> None:
+        """Exchanges the next ranks of two or three ranks for free hops."""
+        nexts, free = self.choices[i], self.free
+        u, w, x = (self.random.randrange(self.size) for _ in range(3))
+        if len({u, w, x}) == 3 and free[u][nexts[w]] and free[w][nexts[x]] and free[x][nexts[u]]:
+            self._try({i: {u: nexts[w], w: nexts[x], x: nexts[u]}})
+        elif u != w and free[u][nexts[w]] and free[w][nexts[u]]:
+            self._try({i: {u: nexts[w], w: nexts[u]}})
+
+    def _between(self, i: int) -> None:
+        """Gives a rank the next rank that it has in another choice, and so on until it fits."""
+        j = self.random.randrange(len(self.choices))
+        u = self.random.randrange(self.size)
+        mine, other = self.choices[i], self.choices[j]
+        if mine[u] == other[u]:
+            return
+        before = {v: w for w, v in enumerate(mine)}
+        changed: list[int] = []
+        w = u
+        while not changed or w != u:
+            changed.append(w)
+            w = before[other[w]]
+        self._try({i: {w: other[w] for w in changed}, j: {w: mine[w] for w in changed}})
+
+    def _try(self, changes: dict[int, dict[int, int]]) -> None:
+        """Makes the changes if they give no more circles, and now and then if they do."""
+        count = sum(self.circles[i] for i in changes)
+        old = {i: {u: self.choices[i][u] for u in change} for i, change in changes.items()}
+        for i, change in changes.items():
+            self._set(i, change)
+        more = sum(self.circles[i] for i in changes) - count
+        if more > 1 or (more > 0 and self.random.random() >= WORSE):
+            for i, change in old.items():
+                self._set(i, change)
+
+    def _set(self, i: int, change: dict[int, int]) -> None:
+        nexts = self.choices[i]
+        for u, v in change.items():
+            self.free[u][nexts[u]] += 1
+            self.free[u][v] -= 1
+            nexts[u] = v
+        self.circles[i] = _circles(nexts)
+
+
+def _split(taken: list[list[int]]) -> list[list[int]]:
+    """Hops of which each rank sends and receives n, as n choices of a next rank each."""
+    size = len(taken)
+    left = [list(row) for row in taken]
+    choices = []
+    for _ in range(sum(taken[0])):
+        sender = [-1] * size
+        for u in range(size):
+            _match(u, left, sender, set())
+        nexts = [0] * size
+        for v, u in enumerate(sender):
+            nexts[u] = v
+            left[u][v] -= 1
+        choices.append(nexts)
+    return choices
+
+
+def _match(u: int, left: list[list[int]], sender: list[int], seen: set[int]) -> bool:
+    """Finds a next rank for u; ranks that have one may be given another."""
+    for v, ways in enumerate(left[u]):
+        if ways and v not in seen:
+            seen.add(v)
+            if sender[v] < 0 or _match(sender[v], left, sender, seen):
+                sender[v] = u
+                return True
+    return False
+
+
+def _circle_of(nexts: list[int]) -> list[int]:
+    """For each rank, the lowest rank of its circle."""
+    circle = [-1] * len(nexts)
+    for start in range(len(nexts)):
+        u = start
+        while circle[u] < 0:
+            circle[u] = start
+            u = nexts[u]
+    return circle
+
+
+def _circles(nexts: list[int]) -> int:
+    return sum(circle == u for u, circle in enumerate(_circle_of(nexts)))
+
+
+def _order(nexts: list[int]) -> Order:
+    order = [0]
+    while nexts[order[-1]]:
+        order.append(nexts[order[-1]])
+    return tuple(order)

@@ -1,0 +1,79 @@
+"""Whether so many rings of so many GB/s fit on a machine: found, refuted, or given up.
+
+A ring of ``gb_s`` takes that much of every edge that one of its hops crosses, so an edge carries
+``capacity / gb_s`` crossings, rounded down.
+"""
+
+from __future__ import annotations
+
+from .exchange import Exchange
+from .hops import Hops, Order, regular
+from .laying import Budget, GaveUp, Refuted, Search, one_ring
+
+DP_RANKS = 16  # up to which all sets of ranks are gone through
+DP_SETS_A_STEP = 12  # sets that take as long as a step of the search
+TRY_FIRST = 600  # steps of the search before anything else is tried
+
+
+def pack(hops: Hops, rings: int, gb_s: float, budget: Budget) -> list[Order]:
+    """So many rings of `gb_s` each. Raises Refuted if there are none, GaveUp after the budget."""
+    if hops.refuted(rings, gb_s):
+        raise Refuted
+    units = hops.units(gb_s)
+    found = _in_pairs(hops, rings, gb_s, budget)
+    share, salt = TRY_FIRST, 0
+    while not found and budget.left > 0:
+        some = budget.part(share)
+        try:
+            found = Search(hops, rings, gb_s, False, salt).run(some)
+        except GaveUp:
+            if salt == 0:
+                found = _otherwise(hops, rings, units, budget)
+        finally:
+            budget.join(some)
+        share, salt = share * 2, salt + 1
+    if not found:
+        raise GaveUp
+    return found
+
+
+def _in_pairs(hops: Hops, rings: int, gb_s: float, budget: Budget) -> list[Order]:
+    """Rings, each with its reverse; none: rings that do not come in pairs may fit."""
+    if rings % 2:
+        return []
+    some = budget.part(max(TRY_FIRST, budget.left // 8))
+    try:
+        return Search(hops, rings, gb_s, True, 0).run(some)
+    except (Refuted, GaveUp):
+        return []
+    finally:
+        budget.join(some)
+
+
+def _otherwise(hops: Hops, rings: int, units: list[int], budget: Budget) -> list[Order]:
+    """What helps where laying rings hop by hop takes long; none: nothing did."""
+    if rings == 1:
+        # Where one ring can never fill an edge with two of its hops, any order of open hops fits.
+        alone = all(not unit or unit >= most for unit, most in zip(units, hops.most))
+        if not alone or hops.size > DP_RANKS:
+            return []
+        budget.left -= (1 << (hops.size - 1)) // DP_SETS_A_STEP
+        order = one_ring(hops.size, *hops.masks([unit > 0 for unit in units]))
+        if order is None:
+            raise Refuted
+        return [order]
+    if any(
+        unit < rings * most and len(u) > 1 for unit, most, u in zip(units, hops.most, hops.users)
+    ):
+        return []  # hops that share an edge: `room` does not tell which ones fit together
+    room = hops.room(units, rings)
+    taken = regular(room, rings)
+    if taken is None:
+        raise Refuted
+    some = budget.part(budget.left * 3 // 4)
+    try:
+        return Exchange(room, taken, seed=rings).run(some)
+    except GaveUp:
+        return []
+    finally:
+        budget.join(some)

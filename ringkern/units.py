@@ -1,0 +1,61 @@
+"""Sizes and dtypes as they are typed on a command line, and sizes as they are shown."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+# nccl-tests' names of dtypes that torch calls otherwise.
+DTYPE_ALIASES = {
+    "float": "float32",
+    "double": "float64",
+    "half": "float16",
+    "f8e4m3": "float8_e4m3fn",
+    "f8e5m2": "float8_e5m2",
+}
+
+
+def parse_size(text: str) -> int:
+    """Bytes from a number with an optional unit: ``"8"``, ``"64K"``, ``"1M"``, ``"2GiB"``.
+
+    The units are powers of 1024, as in nccl-tests.
+
+    Raises:
+        argparse.ArgumentTypeError: anything else; the text says what is accepted.
+    """
+    match = re.fullmatch(r"(\d+)([KMG]?)(?:I?B)?", text.strip().upper())
+    if not match:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no size: give a number of bytes with or without K, M or G, as 64K"
+        )
+    return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2]]
+
+
+def say_size(nbytes: int) -> str:
+    """A size as ``parse_size`` takes it, where it is round, and else rounded: ``"1.2M"``."""
+    for unit, shift in (("G", 30), ("M", 20), ("K", 10)):
+        if nbytes >= 1 << shift:
+            return (
+                f"{nbytes / (1 << shift):.3g}{unit}"
+                if nbytes >> shift < 1000
+                else (f"{nbytes >> shift}{unit}")
+            )
+    return str(nbytes)
+
+
+def size_text(nbytes: int) -> str:
+    """The shortest text that :func:`parse_size` reads as so many bytes: ``"64K"``."""
+    for unit, shift in (("G", 30), ("M", 20), ("K", 10)):
+        if nbytes and nbytes % (1 << shift) == 0:
+            return f"{nbytes >> shift}{unit}"
+    return str(nbytes)
+
+
+def say_time(time_us: float | None) -> str:
+    """Microseconds, milliseconds or seconds; ``"-"`` where it is not known."""
+    if time_us is None:
+        return "-"
+    for unit, scale in (("s", 1e6), ("ms", 1e3)):
+        if time_us >= scale:
+            return f"{time_us / scale:.3g} {unit}"
+    return f"{time_us:.3g} us"

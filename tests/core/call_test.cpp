@@ -1,0 +1,61 @@
+// What a call is, in two words: every field is in them, apart from the others.
+#include "core/call.h"
+
+#include <set>
+
+#include "check.h"
+
+using namespace ringkern;
+
+namespace {
+
+void every_field_is_read_back() {
+  std::set<uint64_t> all;
+  size_t calls = 0;
+  for (int d = 0; d < kDTypes; ++d)
+    for (int op = 0; op < kOps; ++op)
+      for (const bool wide : {false, true}) {
+        const Reduction r = Reduction::of(Op(op), DType(d), 3, 0.5, wide);
+        if (wide && !r.wide) continue;  // the same call as without
+        CHECK_EQ(reduction_bits(r) >> kReductionBits, uint64_t(0));
+        for (int c = 0; c < kCollectives; ++c)
+          for (int a = 0; a < kAlgorithms; ++a)
+            for (int p = 0; p < kProtocols; ++p)
+              for (const int root : {0, 1, kMaxRanks - 1}) {
+                const CallWords words =
+                    words_of(Collective(c), r, Algorithm(a), Protocol(p), root, 1000 + d);
+                const CallFields f = fields_of(words.what);
+                CHECK_EQ(f.dtype, unsigned(d));
+                CHECK_EQ(f.combine, unsigned(r.combine));
+                CHECK_EQ(f.scale, unsigned(r.scale));
+                CHECK_EQ(f.wide, unsigned(wide));
+                CHECK_EQ(f.collective, unsigned(c));
+                CHECK_EQ(f.algorithm, unsigned(a));
+                CHECK_EQ(f.protocol, unsigned(p));
+                CHECK_EQ(f.root, unsigned(root));
+                CHECK_EQ(words.count, int64_t(1000 + d));
+                all.insert(words.what);
+                ++calls;
+              }
+      }
+  CHECK_EQ(all.size(), calls);
+}
+
+// Where nothing is rounded before the end, or nothing at all, it is not there to differ in.
+void wide_is_of_sums_and_products_of_small_floats() {
+  for (int d = 0; d < kDTypes; ++d)
+    for (int op = 0; op < kOps; ++op) {
+      const bool small = kind_of(DType(d)) == Kind::floating && size_of(DType(d)) < 4;
+      const bool rounds = Op(op) == Op::sum || Op(op) == Op::avg || Op(op) == Op::premul_sum ||
+                          Op(op) == Op::prod;
+      CHECK_EQ(Reduction::of(Op(op), DType(d), 3, 1.0, true).wide, small && rounds);
+      CHECK(!Reduction::of(Op(op), DType(d), 3).wide);
+    }
+}
+
+}  // namespace
+
+int main() {
+  every_field_is_read_back();
+  wide_is_of_sums_and_products_of_small_floats();
+}

@@ -1,0 +1,339 @@
+"""Predictions for machines that are not here: the formulas by hand, and what is printed of them."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringkern import costs_gpu, scale, topology
+from ringkern.scale import Network, Node, estimates, node_of
+from ringkern.units import parse_size, size_text
+
+K, M = 1 << 10, 1 << 20
+SIZES = [8 << (2 * i) for i in range(14)]
+
+
+def h100(ranks: int, links_gb_s: float = 360.0) -> Node:
+    return Node("test", ranks, "Hopper", "NVLink", links_gb_s, "GenuineIntel")
+
+
+def by_protocol(node: Node, nbytes: int) -> dict[str, float]:
+    return {e.protocol: e.time_us for e in estimates(node, None, nbytes)}
+
+
+def way(node: Node, network: Network, nbytes: float, name: str) -> scale.Estimate:
+    """The fastest of a way."""
+    return next(e for e in estimates(node, network, nbytes) if e.way == name)
+
+
+# NCCL's model for H100 with 360 GB/s, worked out from its constants by hand: microseconds of LL,
+# LL128 and Simple, for 2, 4 and 8 ranks.
+BY_HAND = {
+    8 * K: [(7.9, 17.8, 15.2), (10.3, 25.4, 28.8), (15.1, 40.6, 56.0)],
+    64 * K: [(8.3, 18.0, 15.4), (10.9, 25.7, 29.1), (15.8, 40.9, 56.3)],
+    M: [(15.2, 21.0, 18.1), (21.4, 30.1, 33.2), (28.0, 46.1, 61.1)],
+    16 * M: [(126.8, 68.5, 61.8), (188.7, 101.4, 98.7), (223, 129, 138)],
+    256 * M: [(1912, 828, 761), (2866, 1241, 1147), (3347, 1459, 1361)],
+}
+
+
+class TestOneNode:
+    @pytest.mark.parametrize("nbytes", BY_HAND)
+    def test_as_worked_out_by_hand(self, nbytes: int) -> None:
+        for ranks, times in zip((2, 4, 8), BY_HAND[nbytes]):
+            found = by_protocol(h100(ranks), nbytes)
+            for protocol, time in zip(costs_gpu.PROTOCOLS, times):
+                last_digit = 0.5 if isinstance(time, int) else 0.06
+                assert found[protocol] == pytest.approx(time, rel=0, abs=last_digit)
+
+    @pytest.mark.parametrize(
+        ("ranks", "before", "after", "megabytes"),
+        [(8, "ll", "ll128", 3.6), (8, "ll128", "simple", 36), (4, "ll", "ll128", 2.5),
+         (4, "ll128", "simple", 9.3), (2, "ll", "simple", 1.7)],
+    )  # fmt: skip
+    def test_where_the_next_protocol_becomes_faster(
+        self, ranks: int, before: str, after: str, megabytes: float
+    ) -> None:
+        for factor, fastest in ((0.95, before), (1.05, after)):
+            nbytes = int(megabytes * 1e6 * factor)
+            assert estimates(h100(ranks), None, nbytes)[0].protocol == fastest
+
+    @pytest.mark.parametrize("ranks", [2, 4, 8])
+    def test_larger_takes_longer(self, ranks: int) -> None:
+        for smaller, larger in itertools.pairwise(SIZES):
+            few, more = by_protocol(h100(ranks), smaller), by_protocol(h100(ranks), larger)
+            assert all(few[p] < more[p] for p in costs_gpu.PROTOCOLS)
+
+    @pytest.mark.parametrize("nbytes", SIZES)
+    def test_more_ranks_take_longer(self, nbytes: int) -> None:
+        few, more = by_protocol(h100(4), nbytes), by_protocol(h100(8), nbytes)
+        assert all(few[p] < more[p] for p in costs_gpu.PROTOCOLS)
+
+    def test_never_faster_than_the_links(self) -> None:
+        for nbytes in SIZES:
+            assert all(e.bus_gb_s < 360.0 for e in estimates(h100(8), None, nbytes))
+        assert estimates(h100(8), None, 1 << 34)[0].bus_gb_s == pytest.approx(360.0, rel=0.01)
+
+    def test_latency_is_what_no_bytes_take(self) -> None:
+        for estimate in estimates(h100(8), None, M):
+            base = costs_gpu.BASE_US[estimate.protocol]
+            hops = 14 * costs_gpu.HOP_US["NVLink"][estimate.protocol]
+            assert estimate.latency_us == pytest.approx(base + hops)
+
+    def test_no_ll128_over_pcie(self) -> None:
+        node = Node("test", 4, "Ampere", "PCIe", 24.0)
+        assert set(by_protocol(node, M)) == {"ll", "simple"}
+        # 6.6 + 6 journeys of 1.0 us, and 1.5 M bytes at half of 24 GB/s.
+        assert by_protocol(node, M)["ll"] == pytest.approx(12.6 + 1.5 * M / 12e3)
+
+    def test_channels_limit_ll128(self) -> None:
+        assert costs_gpu.data_gb_s("ll128", "Ampere", 240.0, channels=4) == 80.0
+        assert costs_gpu.data_gb_s("ll128", "Ampere", 240.0) == pytest.approx(0.92 * 240.0)
+
+
+class TestManyNodes:
+    def test_flat_ring_by_hand(self) -> None:
+        """16 nodes of 8: 254 journeys, 32 of them between nodes; a post takes 1 us for LL."""
+        flat = way(h100(8), Network(16, 50.0), 0.0 + K, "flat ring")
+        assert flat.protocol == "ll"
+        assert flat.latency_us == pytest.approx(6.6 + 32 * 2.7 + 222 * 1.0)
+        # LL between more than two nodes: 20.4 GB/s.
+        assert flat.time_us == pytest.approx(flat.latency_us + K * 2 * 127 / 128 / 20.4e3)
+
+    def test_flat_ring_is_as_slow_as_its_slowest_part(self) -> None:
+        large = 1 << 36
+        inside = way(h100(8), Network(2, 50.0), large, "flat ring").bus_gb_s
+        assert inside == pytest.approx(360.0, rel=0.01)
+        between = way(h100(8), Network(2, 25.0), large, "flat ring").bus_gb_s
+        assert between == pytest.approx(200.0, rel=0.01)
+
+    def test_hierarchy_by_hand(self) -> None:
+        """1,000 nodes of 8: two halves of 7 journeys inside, 1,998 between."""
+        found = way(h100(8), Network(1000, 50.0), 8 * K, "hierarchy")
+        assert found.protocol == "ll + ll"
+        latency = 2 * (6.6 + 7 * 0.6) + 6.6 + 1998 * 2.7
+        assert found.latency_us == pytest.approx(latency)
+        inside = 2 * 7 / 8 * 8 * K / 141e3
+        between = 2 * 999 / 1000 * K / (20.4e3 / 8)
+        assert found.time_us == pytest.approx(latency + inside + between)
+
+    @pytest.mark.parametrize("nbytes", [8, K, 64 * K, M])
+    def test_hierarchy_is_faster_for_small_tensors(self, nbytes: int) -> None:
+        best = estimates(h100(8), Network(1000, 50.0), nbytes)[0]
+        assert best.way == "hierarchy"
+        assert 3 * best.time_us < way(h100(8), Network(1000, 50.0), nbytes, "flat ring").time_us
+
+    def test_flat_ring_is_faster_for_large_ones(self) -> None:
+        """Three phases one after the other lose to one ring that uses all links at once."""
+        assert estimates(h100(8), Network(2, 50.0), 1 << 32)[0].way == "flat ring"
+
+    @pytest.mark.parametrize("nodes", [2, 16, 1000])
+    @pytest.mark.parametrize("nbytes", SIZES)
+    def test_what_is_only_compared_comes_last(self, nodes: int, nbytes: int) -> None:
+        found = estimates(h100(8), Network(nodes, 50.0), nbytes)
+        assert [e.compared for e in found] == sorted((e.compared for e in found), reverse=True)
+        times = {e.way: e.time_us for e in reversed(found)}
+        assert times["hierarchy, overlapped"] <= times["hierarchy"]
+        assert times["hierarchy, tree between"] <= times["hierarchy"]
+        counted = [e.time_us for e in found if e.compared]
+        assert counted == sorted(counted)
+
+    def test_no_ll128_where_gpus_use_pcie(self) -> None:
+        node = Node("test", 4, "Ampere", "PCIe", 24.0)
+        found = [e for i in SIZES for e in estimates(node, Network(16, 25.0), i)]
+        assert not [e for e in found if "ll128" in e.protocol]
+
+    def test_tree_has_the_logarithm(self) -> None:
+        """Ten levels up and down for 1,000 nodes."""
+        tree = way(h100(8), Network(1000, 50.0), 8, "hierarchy, tree between")
+        assert tree.latency_us == pytest.approx(2 * (6.6 + 7 * 0.6) + 6.6 + 2 * 10 * 2.7)
+
+    def test_overlap_hides_all_but_the_slowest_phase(self) -> None:
+        found = way(h100(8), Network(4, 5.0), 1 << 36, "hierarchy, overlapped")
+        assert found.time_us == pytest.approx((1 << 36) / 8 * 2 * 3 / 4 / 5e3, rel=0.01)
+
+    def test_one_rank_a_node_has_no_inside(self) -> None:
+        node = Node("test", 1, "Hopper", "NVLink", math.inf, "GenuineIntel")
+        found = way(node, Network(4, 50.0), 8, "hierarchy")
+        assert (found.protocol, found.latency_us) == ("ll", pytest.approx(6.6 + 6 * 2.7))
+
+    def test_a_slower_network(self) -> None:
+        slow = Network(16, 50.0, dict.fromkeys(costs_gpu.PROTOCOLS, 10.0))
+        for name in ("flat ring", "hierarchy"):
+            later = way(h100(8), slow, 8, name).time_us
+            assert later > way(h100(8), Network(16, 50.0), 8, name).time_us
+
+
+class TestNode:
+    @pytest.mark.parametrize(
+        ("name", "expected"),
+        [
+            ("dgx1-v100", (8, "Volta", "NVLink", 120.0)),
+            ("dgx-a100", (8, "Ampere", "NVLink", 240.0)),
+            ("dgx-h100", (8, "Hopper", "NVLink", 370.8)),
+            ("pcie8-2sockets", (8, "Ampere", "PCIe", 10.0)),
+            ("nvlink-pairs4", (4, "Ampere", "PCIe", 48.0)),
+        ],
+    )
+    def test_recorded(self, name: str, expected: tuple[int, str, str, float]) -> None:
+        node = node_of(topology.recorded(name))
+        found = (node.ranks, node.arch, node.link, pytest.approx(node.links_gb_s))
+        assert found == expected
+
+    def test_some_of_the_gpus(self) -> None:
+        """Two GPUs of a DGX-1 that one NVLink joins."""
+        assert node_of(topology.recorded("dgx1-v100"), 2).links_gb_s == pytest.approx(20.0)
+
+    @pytest.mark.parametrize("ranks", [0, 9])
+    def test_more_ranks_than_gpus(self, ranks: int) -> None:
+        with pytest.raises(ValueError, match=f"{ranks} ranks on dgx-h100, which has 8 GPUs"):
+            node_of(topology.recorded("dgx-h100"), ranks)
+
+    def test_unknown_gpus(self) -> None:
+        with pytest.raises(ValueError, match="give --arch, of Volta, Ampere"):
+            costs_gpu.architecture(None)
+        found = [costs_gpu.architecture(cc) for cc in (70, 75, 80, 89, 90, 100, 120)]
+        assert found == ["Volta"] * 2 + ["Ampere"] * 2 + ["Hopper"] + ["Blackwell"] * 2
+
+    def test_ranks_on_one_gpu_are_as_pcie(self) -> None:
+        assert costs_gpu.link_of({"LOC"}) == costs_gpu.link_of({"NVL", "PHB"}) == "PCIe"
+
+
+class TestPublished:
+    def test_error_by_hand(self) -> None:
+        """8 KB on 8 x H200: 6.6 + 14 x 0.6 us, and 8 K x 14/8 bytes at 141 GB/s, for 17.23."""
+        row = next(
+            r for r in scale.PUBLISHED if r.system == "8 x H200, graphs" and r.nbytes == 8 * K
+        )
+        assert scale.error_of(row) == pytest.approx((15.0 + 8 * K * 1.75 / 141e3) / 17.23 - 1)
+
+    def test_a_bandwidth_becomes_a_time(self) -> None:
+        row = next(r for r in scale.PUBLISHED if r.source == "NVIDIA/nccl#986")
+        assert row.nbytes / row.time_us * 1.75 == pytest.approx(350e3)
+
+    def test_machines_and_sources_are_named(self) -> None:
+        for row in scale.PUBLISHED:
+            assert row.machine in topology.recorded_names()
+            assert row.source
+            assert row.time_us > 0
+
+    def test_median_is_of_rings_alone(self) -> None:
+        rows = tuple(row for row in scale.PUBLISHED if row.ring)
+        assert len(rows) < len(scale.PUBLISHED)
+        assert scale.median_error() == scale.median_error(rows)
+        errors = sorted(abs(scale.error_of(row)) for row in rows)
+        assert errors[(len(errors) - 1) // 2] <= scale.median_error() <= errors[len(errors) // 2]
+
+    def test_half_of_the_predictions_are_good(self) -> None:
+        assert scale.median_error() < 0.15
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    parser = argparse.ArgumentParser()
+    scale.add_arguments(parser)
+    assert scale.run(parser.parse_args(arguments)) == 0
+    return capsys.readouterr().out
+
+
+def no_constant(text: str) -> Any:
+    raise AssertionError(f"{text} is no JSON")
+
+
+class TestCommand:
+    def test_one_node(self, capsys: pytest.CaptureFixture[str]) -> None:
+        lines = run(capsys, "--topology", "dgx-h100", "--sizes", "8K,256M").splitlines()
+        assert lines[0] == "dgx-h100: 8 ranks, Hopper, NVLink"
+        assert lines[1].endswith("switch NVLink: 0 1 2 3 4 5 6 7")
+        assert lines[3].split()[:4] == ["size", "ll", "ll128", "simple"]
+        assert lines[4].split()[:2] == ["8K", "15.1*"]
+        assert "ring, simple" in lines[5]
+
+    def test_many_nodes_with_the_nics_of_the_machine(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        text = run(capsys, "--nodes", "1000", "--sizes", "8K")
+        assert "1000 nodes, 8000 ranks: 50 GB/s from each rank" in text
+        row = next(line for line in text.splitlines() if line.startswith("    8K"))
+        assert "hierarchy, ll + ll" in row
+        assert row.count("*") == 1
+
+    def test_json(self, capsys: pytest.CaptureFixture[str]) -> None:
+        arguments = ("--nodes", "16", "--inter-gb-s", "25", "--inter-us", "5", "--sizes", "1M")
+        text = run(capsys, *arguments, "--json")
+        data = json.loads(text, parse_constant=no_constant)
+        assert data["network"] == {
+            "nodes": 16,
+            "rank_gb_s": 25.0,
+            "hop_us": pytest.approx({"ll": 5.0, "ll128": 6.3, "simple": 16.3}),
+        }
+        assert data["rings"]["orders"] == [list(range(8))]
+        (row,) = data["rows"]
+        network = Network(16, 25.0, data["network"]["hop_us"])
+        expected = estimates(node_of(topology.recorded("dgx-h100")), network, M)
+        assert [e["time_us"] for e in row["estimates"]] == [e.time_us for e in expected]
+
+    def test_json_of_one_rank(self, capsys: pytest.CaptureFixture[str]) -> None:
+        text = run(capsys, "--ranks", "1", "--sizes", "8", "--json")
+        data = json.loads(text, parse_constant=no_constant)
+        assert data["rings"]["gb_s"] is None
+
+    def test_a_file(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        file = tmp_path / "topology.xml"
+        topology.write(topology.recorded("dgx-a100"), file)
+        text = run(capsys, "--topology", str(file), "--sizes", "1M")
+        assert "8 ranks, Ampere, NVLink" in text
+        assert "1 of 240 GB/s" in text
+
+    def test_another_architecture(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert ", Blackwell, " in run(capsys, "--arch", "Blackwell", "--sizes", "8")
+
+    def test_published(self, capsys: pytest.CaptureFixture[str]) -> None:
+        text = run(capsys, "--published")
+        assert len(text.splitlines()) == len(scale.PUBLISHED) + 5
+        assert f"Median error of the other 42: {scale.median_error():.0%}." in text
+        data = json.loads(run(capsys, "--published", "--json"), parse_constant=no_constant)
+        assert [row["error"] for row in data["rows"]] == [
+            scale.error_of(row) for row in scale.PUBLISHED
+        ]
+
+    @pytest.mark.parametrize("nodes", ["1", "16"])
+    def test_plot(self, capsys: pytest.CaptureFixture[str], tmp_path: Path, nodes: str) -> None:
+        pytest.importorskip("matplotlib")
+        file = tmp_path / "curves.png"
+        run(capsys, "--nodes", nodes, "--plot", str(file))
+        assert file.read_bytes().startswith(b"\x89PNG")
+
+    @pytest.mark.parametrize(
+        ("arguments", "text"),
+        [
+            (["--topology", "dgx-9"], "--topology dgx-9: there is no such file; recorded"),
+            (["--nodes", "0"], "--nodes 0: give a whole number from 1 on"),
+            (["--topology", "dgx1-v100", "--nodes", "2"], "has no known NICs: give --inter-gb-s"),
+            (["--nodes", "2", "--inter-gb-s", "-1"], "--inter-gb-s -1.0: give a number of GB/s"),
+            (["--nodes", "2", "--inter-us", "-1"], "--inter-us -1.0: give a number of micro"),
+            (["--sizes", "8,many"], "--sizes: 'many' is no size"),
+            (["--sizes", "0"], "--sizes 0: give sizes above 0"),
+            (["--plot", "/nowhere/at/all.png"], "--plot /nowhere/at/all.png: there is no such"),
+            (["--ranks", "16"], "16 ranks on dgx-h100, which has 8 GPUs"),
+        ],
+    )
+    def test_arguments_that_do_not_fit(self, arguments: list[str], text: str) -> None:
+        parser = argparse.ArgumentParser()
+        scale.add_arguments(parser)
+        with pytest.raises(ValueError, match=text):
+            scale.run(parser.parse_args(arguments))
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [(0, "0"), (8, "8"), (1500, "1500"), (K, "1K"), (3 * M, "3M"), (M << 10, "1G")],
+)
+def test_size_text(nbytes: int, text: str) -> None:
+    assert size_text(nbytes) == text
+    assert parse_size(text) == nbytes
