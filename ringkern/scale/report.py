@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import costs_gpu, rings, topology
-from ..units import parse_size, size_text
 from ..topology import Machine
+from ..units import parse_size, size_text
 from .predict import Estimate, Network, Node, estimates, node_of
 from .published import PUBLISHED, error_of, median_error, predicted
 
