@@ -120,13 +120,15 @@ Communicator::Ring Communicator::connect(const Device& device) {
   const auto map = [&](const std::vector<Offer>& offers, const std::string& word) {
     ring.ways = ways_in(word, rank_);
     segments.all.resize(offers.size(), segments.mine);
+    segments.calls.resize(offers.size(), nullptr);
+    ring.transport->arrange(segments.orders);
     for (int peer = 0; peer < ranks_; ++peer) {
       if (peer == rank_) continue;
       Offer theirs = offers[size_t(peer)];
       ring.control->map(peer, take_page(theirs));
+      segments.calls[size_t(peer)] = ring.control->calls_of(peer);
       segments.all[size_t(peer)] = ring.transport->map(theirs, peer);
     }
-    segments.prev_calls = ring.control->calls_of(place.prev);
     segments.next = segments.all[size_t(place.next)];
     segments.prev = segments.all[size_t(place.prev)];
     equip();

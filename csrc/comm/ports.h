@@ -98,8 +98,10 @@ class Transport {
   virtual ~Transport() = default;
   virtual void* mine() = 0;
   virtual Offer offer() = 0;  // the descriptor stays the transport's
+  // In which orders the ranks stand, if not 0, 1, 2, ...; before anything is mapped.
+  virtual void arrange(const RingOrders&) {}
   // Checks the offer against `bytes`, the size that this rank expects: never a size a peer names.
-  // May be null, out of reach, where the peer is no neighbour on the ring.
+  // May be null, out of reach, where the peer is no neighbour on any ring.
   virtual void* map(const Offer& offer, int peer) = 0;
   // Ends this rank's use of the others' memory. True where a rank must not give its own back before
   // they have done the same: the communicator then waits for their word.
@@ -112,11 +114,20 @@ class Transport {
 // One rank's view of everybody's memory.
 struct Segments {
   void* mine = nullptr;
-  void* next = nullptr;
+  void* next = nullptr;  // of the rank after this one, and of the one before
   void* prev = nullptr;
   std::vector<void*> all;  // by rank, this one's among them
-  const CallLine* prev_calls = nullptr;  // what prev says of its calls: kCallLines; null: nothing
+  std::vector<const CallLine*> calls{};  // by rank, kCallLines of each: what it says of its calls
+  RingOrders orders{};  // where there are any, next and prev do not count
 };
+
+inline void check_orders(const RingOrders& orders, int ranks) {
+  if (!orders.valid(ranks))
+    throw UsageError("these orders of " + std::to_string(ranks) + " ranks make no rings: there are "
+                     "at most " + std::to_string(RingOrders::kMost) + " of at most " +
+                     std::to_string(RingOrders::kMostRanks) + " ranks, and each names every rank "
+                     "once. Give others, or none for 0, 1, 2, ...");
+}
 
 // One collective, ready to run. Sizes in elements of `reduction.dtype`, as in Plan; `in` and `out`
 // may be the same. `stream` is a cudaStream_t, or null on a CPU.

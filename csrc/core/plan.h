@@ -3,6 +3,7 @@
 // 64-bit offsets.
 #pragma once
 
+#include "core/orders.h"
 #include "core/wire.h"
 
 namespace ringkern {
@@ -70,7 +71,6 @@ struct Plan {
   int ranks = 1;
   int root = 0;             // the rank where a broadcast or a message starts, or a reduce ends
   int channels = 1;
-  bool reversed = false;    // the ring runs from high ranks to low ones
   int64_t count = 0;        // elements; of reduce-scatter and all-gather those of one shard
   int64_t chunk = 0;        // the most elements of a chunk
   int64_t grain = 1;        // a short chunk is a multiple of this
@@ -80,6 +80,7 @@ struct Plan {
   int64_t loops = 0;
   int64_t last_chunk = 0;   // as `chunk`, in the last loop, which may be short
   int cuts = 1;             // slices of a whole chunk
+  RingOrders orders;        // the same on all ranks; a message takes one for all its channels
 
   // `workers`: how many threads move a chunk; on a CPU 1. `workers` and the geometry must agree on
   // all ranks, or they would cut differently.
@@ -128,14 +129,23 @@ struct Plan {
     return loop + 1 < loops ? chunk : last_chunk;
   }
 
-  RK_HD constexpr int next(int rank) const { return (rank + (reversed ? ranks - 1 : 1)) % ranks; }
-  RK_HD constexpr int prev(int rank) const { return (rank + (reversed ? 1 : ranks - 1)) % ranks; }
-  // Where a rank stands on the ring, counted in the direction of travel from rank 0; its own
-  // inverse.
-  RK_HD constexpr int position(int rank) const { return reversed ? (ranks - rank) % ranks : rank; }
+  RK_HD constexpr int next(int channel, int rank) const {
+    return orders.next(channel, rank, ranks);
+  }
+  RK_HD constexpr int prev(int channel, int rank) const {
+    return orders.prev(channel, rank, ranks);
+  }
+  // Where a rank stands on the channel's ring, counted in the direction of travel; and who stands
+  // there.
+  RK_HD constexpr int position(int channel, int rank) const {
+    return orders.position_of(channel, rank);
+  }
+  RK_HD constexpr int rank_at(int channel, int position) const {
+    return orders.rank_at(channel, position);
+  }
 
-  // The chunk that `owner`, a position on the ring, finishes. May be empty: an empty chunk still
-  // takes its step, or the counters of the two ends of a link would part.
+  // The chunk that `owner`, a position on the channel's ring, finishes. May be empty: an empty
+  // chunk still takes its step, or the counters of the two ends of a link would part.
   RK_HD constexpr Chunk chunk_of(int channel, int64_t loop, int owner) const {
     const int64_t base = loop * loop_span();
     const int64_t most = chunk_in_loop(loop);
@@ -143,8 +153,9 @@ struct Plan {
     const int64_t at = base + (int64_t(channel) * parts() + part) * most;
     const int64_t left = max64(0, min64(most, count - at));
     Chunk c{at, at, left};
-    if (collective == Collective::reduce_scatter) c.in += position(owner) * count;
-    if (collective == Collective::all_gather) c.out += position(owner) * count;
+    // Shards lie in the order of the ranks, whatever that of the ring.
+    if (collective == Collective::reduce_scatter) c.in += rank_at(channel, owner) * count;
+    if (collective == Collective::all_gather) c.out += rank_at(channel, owner) * count;
     return c;
   }
 

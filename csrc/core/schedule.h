@@ -1,9 +1,10 @@
 // The ring, written once, for every backend and every protocol.
 //
-// The k ranks stand in a ring; each sends to `next` and receives from `prev`. In step j, the rank
-// at position r works on the chunk that belongs to position r - 1 - j: every chunk travels once
-// round the ring gathering one contribution a hop (reduce-scatter), comes to its owner complete,
-// and travels round once more to be copied (all-gather). With k = 4, the chunk of position 0:
+// The k ranks stand in a ring, in the order that the channel has (core/orders.h); each sends to
+// `next` and receives from `prev`. In step j, the rank at position r works on the chunk that
+// belongs to position r - 1 - j: every chunk travels once round the ring gathering one contribution
+// a hop (reduce-scatter), comes to its owner complete, and travels round once more to be copied
+// (all-gather). With k = 4, where ranks and positions are the same, the chunk of position 0:
 //
 //        step 0          step 1          step 2            step 3          step 4        step 5,6
 //   1 --- a1 ---> 2 -- a1+a2 ---> 3 -- a1+a2+a3 ---> 0 ==== a ====> 1 ==== a ====> 2 ==== a ====> 3
@@ -104,8 +105,8 @@ RK_HD constexpr Step step(Collective c, int r, int k, int j) {
 template <class Link>
 RK_HD Verdict run_schedule(const Plan& plan, int rank, int channel, Link& link) {
   const Collective c = plan.collective;
-  const int k = plan.ranks, r = plan.position(rank);
-  int j = first_step(c, r, k, plan.position(plan.root));
+  const int k = plan.ranks, r = plan.position(channel, rank);
+  int j = first_step(c, r, k, plan.position(channel, plan.root));
   if (c == Collective::send_recv && j > 1) return Verdict::ok;  // of two other ranks
   // One loop over loops and steps: GPU kernels have no register left for a number of steps.
   for (int64_t loop = 0; loop < plan.loops;) {

@@ -14,6 +14,15 @@ constexpr int kUnspunCalls = 1000;
 
 Bell& bell_of(void* segment) { return *static_cast<Bell*>(segment); }
 
+// With the neighbours that the order of the ring says.
+Segments arranged(Segments s, int rank, int ranks) {
+  check_orders(s.orders, ranks);
+  if (ranks == 1 || s.orders.count == 0) return s;
+  s.next = s.all.at(size_t(s.orders.next(0, rank, ranks)));
+  s.prev = s.all.at(size_t(s.orders.prev(0, rank, ranks)));
+  return s;
+}
+
 template <class Link>
 Verdict run_link(const LinkContext& context, const Plan& plan, int rank) {
   Link link(context);
@@ -47,8 +56,8 @@ Geometry default_geometry() {
 
 Engine::Engine(const Segments& segments, const Geometry& geometry, int rank, int ranks,
                std::chrono::nanoseconds timeout, std::shared_ptr<const Arenas> arenas)
-    : segments_(segments), geometry_(geometry), rank_(rank), ranks_(ranks), timeout_(timeout),
-      mesh_(segments, mesh_offset(geometry), rank, std::move(arenas)) {
+    : rank_(rank), ranks_(ranks), segments_(arranged(segments, rank, ranks)), geometry_(geometry),
+      timeout_(timeout), mesh_(segments, mesh_offset(geometry), rank, std::move(arenas)) {
   if (!geometry.valid() || geometry.channels != 1)
     throw UsageError("the CPU engine takes one channel and at least two slots of 16 bytes");
 }
@@ -88,13 +97,16 @@ void Engine::run(const Task& task) {
 
 Verdict Engine::run_ring(const Task& task, const Reducer& reducer, Wait& wait,
                          WaitReport& report) {
-  const Plan plan = Plan::make(task.collective, task.protocol, ranks_, task.count,
-                               size_of(task.reduction.dtype), /*workers=*/1, geometry_,
-                               /*channels=*/1, task.root);
+  Plan plan = Plan::make(task.collective, task.protocol, ranks_, task.count,
+                         size_of(task.reduction.dtype), /*workers=*/1, geometry_, /*channels=*/1,
+                         task.root);
+  if (segments_.orders.count > 0) plan.orders = segments_.orders;  // a copy takes some ns
+  const auto prev = size_t(plan.prev(0, rank_));
+  const CallLine* prev_calls = prev < segments_.calls.size() ? segments_.calls[prev] : nullptr;
   const LinkContext context{Ends(segments_, geometry_, task.protocol), wait, reducer,
                             static_cast<const std::byte*>(task.in),
                             static_cast<std::byte*>(task.out), report,
-                            SameCall(segments_.prev_calls, task.seq, words_of(task), task.history)};
+                            SameCall(prev_calls, task.seq, words_of(task), task.history)};
   return run_protocol(context, plan, rank_);
 }
 
@@ -105,7 +117,9 @@ void Engine::abort() {
 void Engine::fail(const Task& task, std::chrono::nanoseconds timeout, const WaitReport& r) {
   abort();
   const bool data = r.what == WaitFor::data;
-  const int peer = r.peer >= 0 ? r.peer : (rank_ + (data ? ranks_ - 1 : 1)) % ranks_;
+  const RingOrders& orders = segments_.orders;
+  const int neighbour = data ? orders.prev(0, rank_, ranks_) : orders.next(0, rank_, ranks_);
+  const int peer = r.peer >= 0 ? r.peer : neighbour;
   const std::string way =
       task.algorithm == Algorithm::ring ? "" : name_of(task.algorithm) + std::string(", ");
   const std::string phase = std::string("waited for ") + (data ? "data from " : "a free slot at ") +

@@ -15,7 +15,8 @@ Geometry default_geometry();
 
 class Engine final : public Executor {
  public:
-  // `segments` hold `segment_bytes(geometry)` each and outlive the engine.
+  // `segments` hold `segment_bytes(geometry)` each and outlive the engine. The ring is that of
+  // channel 0; throws UsageError where there can be none.
   // `arenas`: of tensors that need no copy; may be null.
   Engine(const Segments& segments, const Geometry& geometry, int rank, int ranks,
          std::chrono::nanoseconds timeout, std::shared_ptr<const Arenas> arenas = nullptr);
@@ -28,9 +29,9 @@ class Engine final : public Executor {
   [[noreturn]] void fail(const Task& task, std::chrono::nanoseconds timeout,
                          const WaitReport& report);
 
-  const Segments segments_;
-  const Geometry geometry_;
   const int rank_, ranks_;
+  const Segments segments_;  // next and prev are this rank's on the ring
+  const Geometry geometry_;
   const std::chrono::nanoseconds timeout_;
   Mesh mesh_;
   int pauses_ = -1;  // not known yet

@@ -24,7 +24,7 @@ void rethrow_cause(const std::vector<std::exception_ptr>& errors) {
 
 }  // namespace
 
-LocalRing::LocalRing(int ranks, Milliseconds timeout) {
+LocalRing::LocalRing(int ranks, Milliseconds timeout, const RingOrders& orders) {
   if (ranks < 1 || ranks > kMaxRanks)
     throw UsageError("a local ring has 1 to " + std::to_string(kMaxRanks) + " ranks, not " +
                      std::to_string(ranks));
@@ -34,6 +34,7 @@ LocalRing::LocalRing(int ranks, Milliseconds timeout) {
     transports_.push_back(std::make_unique<LocalTransport>(memory, segment_bytes(geometry)));
   for (int r = 0; r < ranks; ++r) {
     Segments segments;
+    segments.orders = orders;
     if (ranks > 1) {
       LocalTransport& mine = *transports_[size_t(r)];
       const int next = (r + 1) % ranks, prev = (r + ranks - 1) % ranks;

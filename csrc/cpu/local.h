@@ -16,8 +16,8 @@ namespace ringkern::cpu {
 
 class LocalRing {
  public:
-  // `timeout` bounds each wait of a rank for its neighbour.
-  LocalRing(int ranks, Milliseconds timeout);
+  // `timeout` bounds each wait of a rank for its neighbour. Throws UsageError.
+  LocalRing(int ranks, Milliseconds timeout, const RingOrders& orders = {});
   ~LocalRing();
   LocalRing(const LocalRing&) = delete;
   LocalRing& operator=(const LocalRing&) = delete;

@@ -42,6 +42,7 @@ class LLMesh {
     const int64_t offset = args.geometry.bytes() + channel * geometry_.channel_bytes();
     auto* mine = reinterpret_cast<MeshCounters*>(rank.mine + offset);
     // One after the other without a wait in between, so that a launch starts after one round trip.
+    const auto [next, prev] = neighbours_on(channel, rank, args.orders, args.plan.ranks);
     failed_ = ld_relaxed(rank.failed);
     round_ = ld_weak<8>(&mine->finished.value);
     if (is_awaited(lane_index())) seen_ = ld_acquire(counter_of(rank.mine + offset, lane_index()));
@@ -55,8 +56,8 @@ class LLMesh {
     st_shared(&post.in, rank.in);
     st_shared(&post.out, rank.out);
     st_shared(&post.mine, reinterpret_cast<LinkCounters*>(rank.mine + links));
-    st_shared(&post.next, reinterpret_cast<LinkCounters*>(rank.next + links));
-    st_shared(&post.prev, reinterpret_cast<LinkCounters*>(rank.prev + links));
+    st_shared(&post.next, reinterpret_cast<LinkCounters*>(next + links));
+    st_shared(&post.prev, reinterpret_cast<LinkCounters*>(prev + links));
     st_shared(&post.mailbox, rank.mailbox);
     st_shared(&post.failed, rank.failed);
     st_shared(&post.timeout_ns, args.timeout_ns);

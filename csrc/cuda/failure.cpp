@@ -2,10 +2,12 @@
 
 namespace ringkern::cuda {
 
-void throw_failure(const WaitReport& report, int rank, int ranks, Milliseconds timeout) {
+void throw_failure(const WaitReport& report, int rank, int ranks, Milliseconds timeout,
+                   const RingOrders& orders) {
   const auto text = [](auto number) { return std::to_string(number); };
   const bool data = report.what == WaitFor::data;
-  const int neighbour = (rank + (data ? ranks - 1 : 1)) % ranks;
+  const int neighbour = data ? orders.prev(report.channel, rank, ranks)
+                             : orders.next(report.channel, rank, ranks);
   const int peer = report.peer >= 0 ? report.peer : neighbour;
   const std::string what = std::string("an earlier collective over ") + name_of(report.protocol) +
                            ": rank " + text(rank) + " waited for " +

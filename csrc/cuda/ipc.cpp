@@ -92,7 +92,7 @@ void* IpcTransport::map(const Offer& offer, int peer) {
     return nullptr;
   }
   check(error, ("cudaIpcOpenMemHandle of " + whose).c_str(),
-        "Neighbours on the ring need one GPU, or two with peer access to each other (see "
+        "Neighbours on a ring need one GPU, or two with peer access to each other (see "
         "nvidia-smi topo -p2p r), and their processes one pid and IPC namespace (docker: "
         "--ipc=host --pid=host, or one container for all ranks)");
   mappings_.push_back(at);

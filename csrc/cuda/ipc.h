@@ -21,7 +21,8 @@ class IpcTransport final : public Transport {
 
   void* mine() override { return mine_; }
   Offer offer() override;
-  // Throws TransportError, but for memory out of reach of a rank that is no neighbour on the ring:
+  void arrange(const RingOrders& orders) override { orders_ = orders; }
+  // Throws TransportError, but for memory out of reach of a rank that is a neighbour on no ring:
   // then it returns null.
   void* map(const Offer& offer, int peer) override;
   bool unmap() override;
@@ -31,12 +32,13 @@ class IpcTransport final : public Transport {
   struct Ticket;
 
   bool is_neighbour(int peer) const {
-    return (peer + 1) % ranks_ == rank_ || (rank_ + 1) % ranks_ == peer;
+    return orders_.are_neighbours(rank_, peer, ranks_);
   }
 
   const int device_;
   const int64_t bytes_;
   const int rank_, ranks_;
+  RingOrders orders_;
   void* mine_ = nullptr;
   std::vector<void*> mappings_;
 };

@@ -36,9 +36,9 @@ struct RankArgs {
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
   std::byte* mine = nullptr;  // segments, as the geometry lays them out
-  std::byte* next = nullptr;
+  std::byte* next = nullptr;  // where the ranks stand as they are numbered
   std::byte* prev = nullptr;
-  std::byte* const* all = nullptr;  // by rank, this one's among them; in device memory (direct)
+  std::byte* const* all = nullptr;  // by rank, this one's among them; in device memory
   Mailbox* mailbox = nullptr;
   uint32_t* failed = nullptr;  // in device memory; once set, every launch of this rank ends at once
 };
@@ -54,6 +54,7 @@ struct LaunchArgs {
 // The same for the direct all-reduces.
 struct DirectArgs {
   DirectPlan plan;
+  RingOrders orders;  // of the calls round the ring that come before and after
   Geometry geometry;  // of what lies before the mesh in a segment
   MeshGeometry mesh;
   Reduction reduction;

@@ -77,12 +77,15 @@ Shape shape_of(const Task& task, int ranks, const Geometry& geometry) {
 
 Launcher::Launcher(int device, std::vector<Seat> seats, int ranks, const Geometry& geometry,
                    Milliseconds timeout)
-    : device_(device), seats_(std::move(seats)), ranks_(ranks), geometry_(geometry),
+    : device_(device), seats_(std::move(seats)), ranks_(ranks),
+      orders_(seats_.empty() ? RingOrders{} : seats_.front().segments.orders), geometry_(geometry),
       mesh_(MeshGeometry::make(ranks, geometry.channels)), timeout_(timeout) {
   check_geometry(geometry);
+  check_orders(orders_, ranks);
   if (seats_.empty() || int(seats_.size()) > kMaxLocalRanks)
     throw UsageError("one launch serves 1 to " + std::to_string(kMaxLocalRanks) + " ranks, not " +
                      std::to_string(seats_.size()));
+  if (ranks > 1) check_neighbours();
   check_device(device);
   const OnDevice guard(device);
   try {
@@ -92,6 +95,22 @@ Launcher::Launcher(int device, std::vector<Seat> seats, int ranks, const Geometr
     release();
     throw;
   }
+}
+
+// The kernels take them from a table of all ranks, which then is always there.
+void Launcher::check_neighbours() const {
+  static_assert(RingOrders::kMostRanks <= MeshGeometry::kMostRanks);
+  for (const Seat& seat : seats_)
+    for (int channel = 0; channel < orders_.count; ++channel)
+      for (const int peer : {orders_.next(channel, seat.rank, ranks_),
+                             orders_.prev(channel, seat.rank, ranks_)})
+        if (size_t(peer) >= seat.segments.all.size() ||
+            seat.segments.all[size_t(peer)] == nullptr)
+          throw TransportError(rank_text(seat.rank) + " and " + rank_text(peer) +
+                               " are neighbours on a ring, and device " + std::to_string(device_) +
+                               " of " + rank_text(seat.rank) + " has no access to the memory of " +
+                               rank_text(peer) + ". Take an order of the ranks in which neighbours "
+                               "have (see nvidia-smi topo -p2p r)");
 }
 
 // Loads every kernel, too: the first launch of one that is not loaded may wait for the kernels that
@@ -173,6 +192,10 @@ Launcher::~Launcher() {
 
 void Launcher::check_task(const Task& task) const {
   if (ranks_ > 1) check_wide(task);
+  if (task.collective == Collective::send_recv && orders_.count > 1)
+    throw UsageError("a message goes from the root to the next rank, and here channels have " +
+                     std::to_string(orders_.count) + " orders of the ranks: send it over a ring "
+                     "with one");
   if (task.algorithm == Algorithm::ring) return;
   const std::string what = name_of(task.algorithm);
   if (task.collective != Collective::all_reduce || !direct_runs_over(task.algorithm, task.protocol))
@@ -203,9 +226,9 @@ void Launcher::run(std::span<const Task> tasks) {
   const DType dtype = task.reduction.dtype;
   const Combine combine = task.reduction.combine;
   if (task.algorithm == Algorithm::ring) {
-    const Plan plan = Plan::make(task.collective, task.protocol, ranks_, task.count,
-                                 size_of(dtype), kPlanWorkers, geometry_, shape.channels,
-                                 task.root);
+    Plan plan = Plan::make(task.collective, task.protocol, ranks_, task.count, size_of(dtype),
+                           kPlanWorkers, geometry_, shape.channels, task.root);
+    plan.orders = orders_;
     launch(kernel_for(task.protocol, dtype, combine), arguments<LaunchArgs>(tasks, plan),
            shape.threads, stream);
   } else {
@@ -213,6 +236,7 @@ void Launcher::run(std::span<const Task> tasks) {
         DirectPlan::make(task.algorithm, ranks_, task.count, size_of(dtype),
                          mesh_.chunk_bytes(task.algorithm), shape.channels, /*ahead=*/0);
     DirectArgs args = arguments<DirectArgs>(tasks, plan);
+    args.orders = orders_;
     args.mesh = mesh_;
     launch(direct_kernel_for(dtype, combine), args, shape.threads, stream);
   }
@@ -301,7 +325,7 @@ void Launcher::throw_if(Verdict verdict) {
     WaitReport& r = mailboxes_[i].report;
     if (std::atomic_ref<Verdict>(r.verdict).load(std::memory_order_acquire) != verdict) continue;
     abort();
-    throw_failure(r, seats_[i].rank, ranks_, timeout_);
+    throw_failure(r, seats_[i].rank, ranks_, timeout_, orders_);
   }
 }
 
@@ -343,14 +367,24 @@ void Launcher::poison_others() {
         put(&reinterpret_cast<MeshCounters*>(static_cast<std::byte*>(other) + geometry_.bytes())
                  ->poisoned.value,
             size_t(mesh_.channel_bytes()), sizeof *poison_, geometry_.channels);
-    for (int p = 0; p < kProtocols; ++p) {
-      const auto counters = [&](void* segment) {
-        return reinterpret_cast<LinkCounters*>(static_cast<std::byte*>(segment) +
-                                               geometry_.counters_offset(0, Protocol(p)));
-      };
-      const auto pitch = size_t(geometry_.channel_bytes());
-      put(&counters(seat.segments.next)->tail, pitch, sizeof *poison_, geometry_.channels);
-      put(&counters(seat.segments.prev)->head, pitch, sizeof *poison_, geometry_.channels);
+    // Channels of one order together: they have the same neighbours.
+    const Segments& s = seat.segments;
+    const int period = std::min(orders_.period(), geometry_.channels);
+    const auto pitch = size_t(period * geometry_.channel_bytes());
+    for (int channel = 0; channel < period; ++channel) {
+      const bool numbered = orders_.count == 0;
+      const auto segment = [&](int of) { return s.all[size_t(of)]; };
+      void* next = numbered ? s.next : segment(orders_.next(channel, seat.rank, ranks_));
+      void* prev = numbered ? s.prev : segment(orders_.prev(channel, seat.rank, ranks_));
+      const int rows = int(div_up(geometry_.channels - channel, period));
+      for (int p = 0; p < kProtocols; ++p) {
+        const auto counters = [&](void* segment) {
+          return reinterpret_cast<LinkCounters*>(static_cast<std::byte*>(segment) +
+                                                 geometry_.counters_offset(channel, Protocol(p)));
+        };
+        put(&counters(next)->tail, pitch, sizeof *poison_, rows);
+        put(&counters(prev)->head, pitch, sizeof *poison_, rows);
+      }
     }
   }
 }

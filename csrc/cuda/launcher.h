@@ -23,8 +23,8 @@ constexpr int64_t segment_bytes(const Geometry& g, int ranks) {
   return tail_offset(g, ranks) + int64_t(sizeof(SegmentTail));
 }
 
-// A rank of this process, and the segments that it uses. Those of ranks that are no neighbours may
-// be null, out of reach: then there are no direct all-reduces.
+// A rank of this process, and the segments that it uses. Those of ranks that are its neighbours on
+// no ring may be null, out of reach: then there are no direct all-reduces.
 struct Seat {
   int rank = 0;
   Segments segments;
@@ -41,8 +41,9 @@ Shape shape_of(const Task& task, int ranks, const Geometry& geometry);
 // Nothing of `run` allocates, synchronises or takes a lock.
 class Launcher {
  public:
-  // Throws UsageError or TransportError; in particular where the blocks of the seats cannot all be
-  // resident at once, for then those that are would wait for ever for those that are not.
+  // The seats have the same orders. Throws UsageError or TransportError; in particular where the
+  // blocks of the seats cannot all be resident at once, for then those that are would wait for ever
+  // for those that are not.
   Launcher(int device, std::vector<Seat> seats, int ranks, const Geometry& geometry,
            Milliseconds timeout);
   ~Launcher();
@@ -74,12 +75,14 @@ class Launcher {
   template <class Args>
   void launch(const void* kernel, Args args, int threads, cudaStream_t stream);
   void claim_tables();
+  void check_neighbours() const;
   void poison_others();
   void release() noexcept;
 
   const int device_;
   const std::vector<Seat> seats_;
   const int ranks_;
+  const RingOrders orders_;
   const Geometry geometry_;
   const MeshGeometry mesh_;
   const Milliseconds timeout_;

@@ -13,6 +13,21 @@ RK_DEVICE bool is_poster() { return thread_index() == thread_count() - 1; }
 
 enum BarrierId { kWholeBlock = 0, kWorkers = 1 };
 
+// The segments of the ranks to which this one sends, and from which it receives.
+struct Neighbours {
+  std::byte* next;
+  std::byte* prev;
+};
+RK_DEVICE Neighbours neighbours_on(int channel, const RankArgs& rank, const RingOrders& orders,
+                                   int ranks) {
+  if (orders.count == 0) return {rank.next, rank.prev};
+  const auto segment = [&](int of) {
+    return reinterpret_cast<std::byte*>(ld_weak<8>(&rank.all[of]));
+  };
+  return {segment(orders.next(channel, rank.rank, ranks)),
+          segment(orders.prev(channel, rank.rank, ranks))};
+}
+
 // Tells the neighbours in every protocol. The counters of a channel's protocols lie side by side.
 RK_DEVICE void poison_links(LinkCounters* next, LinkCounters* prev) {
   RK_NO_UNROLL for (int p = 0; p < kProtocols; ++p) {
@@ -33,6 +48,7 @@ class Ends {
     const int64_t counters = geometry_.counters_offset(channel, P);
     auto* mine = reinterpret_cast<LinkCounters*>(rank.mine + counters);
     // One after the other without a wait in between, so that a launch starts after one round trip.
+    const auto [next, prev] = neighbours_on(channel, rank, args.plan.orders, args.plan.ranks);
     failed_ = ld_relaxed(rank.failed);
     sent_ = ld_weak<8>(&mine->sent.value);
     received_ = ld_weak<8>(&mine->received.value);
@@ -45,10 +61,10 @@ class Ends {
     st_shared(&post.in, rank.in);
     st_shared(&post.out, rank.out);
     st_shared(&post.from, rank.mine + fifo);
-    st_shared(&post.to, rank.next + fifo);
+    st_shared(&post.to, next + fifo);
     st_shared(&post.mine, mine);
-    st_shared(&post.next, reinterpret_cast<LinkCounters*>(rank.next + counters));
-    st_shared(&post.prev, reinterpret_cast<LinkCounters*>(rank.prev + counters));
+    st_shared(&post.next, reinterpret_cast<LinkCounters*>(next + counters));
+    st_shared(&post.prev, reinterpret_cast<LinkCounters*>(prev + counters));
     st_shared(&post.mailbox, rank.mailbox);
     st_shared(&post.failed, rank.failed);
     st_shared(&post.timeout_ns, args.timeout_ns);

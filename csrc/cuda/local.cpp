@@ -22,7 +22,7 @@ int64_t segment_pitch(const Geometry& g, int ranks) {
 }
 
 // For the life of the process: others, torch among them, may have come to rely on it since. False
-// where there is none to enable; only neighbours on the ring must have it.
+// where there is none to enable; only neighbours on a ring must have it.
 bool enable_access(int from, int to, bool neighbours) {
   if (from == to) return true;
   int possible = 0;
@@ -44,11 +44,13 @@ bool enable_access(int from, int to, bool neighbours) {
 
 }  // namespace
 
-LocalRing::LocalRing(const std::vector<int>& devices, Milliseconds timeout)
-    : ranks_(int(devices.size())), geometry_(default_geometry()) {
+LocalRing::LocalRing(const std::vector<int>& devices, Milliseconds timeout,
+                     const RingOrders& orders)
+    : ranks_(int(devices.size())), orders_(orders), geometry_(default_geometry()) {
   if (ranks_ < 1 || ranks_ > kMaxRanks)
     throw UsageError("a local ring has 1 to " + std::to_string(kMaxRanks) + " ranks, not " +
                      std::to_string(ranks_));
+  check_orders(orders_, ranks_);
   for (int r = 0; r < ranks_; ++r) {
     const int device = devices[size_t(r)];
     auto part = std::find_if(parts_.begin(), parts_.end(),
@@ -68,11 +70,13 @@ LocalRing::LocalRing(const std::vector<int>& devices, Milliseconds timeout)
     check_device(part.device);
     geometry_.channels = channels_for(part.device, part.ranks.size(), geometry_.channels);
   }
-  for (size_t r = 0; r < devices.size(); ++r) {
-    const int device = devices[r], next = devices[(r + 1) % devices.size()];
-    enable_access(device, next, /*neighbours=*/true);
-    enable_access(next, device, /*neighbours=*/true);
-  }
+  for (int channel = 0; channel < orders_.period(); ++channel)
+    for (int r = 0; r < ranks_; ++r) {
+      const int device = devices[size_t(r)];
+      const int next = devices[size_t(orders_.next(channel, r, ranks_))];
+      enable_access(device, next, /*neighbours=*/true);
+      enable_access(next, device, /*neighbours=*/true);
+    }
   try {
     if (ranks_ > 1) claim_memory();
     make_launchers(devices, timeout);
@@ -108,7 +112,7 @@ void LocalRing::make_launchers(const std::vector<int>& devices, Milliseconds tim
       all.push_back(enable_access(part.device, devices[size_t(r)], false) ? segment(r) : nullptr);
     std::vector<Seat> seats;
     for (const int r : part.ranks)
-      seats.push_back({r, {segment(r), segment(r + 1), segment(r - 1), all}});
+      seats.push_back({r, {segment(r), segment(r + 1), segment(r - 1), all, {}, orders_}});
     part.launcher =
         std::make_unique<Launcher>(part.device, std::move(seats), ranks_, geometry_, timeout);
   }

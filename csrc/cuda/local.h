@@ -11,10 +11,10 @@ namespace ringkern::cuda {
 
 class LocalRing {
  public:
-  // `devices`: of each rank, in the order of the ring. Takes as many channels as fit on each device
-  // at once. Throws UsageError where not even one does, and TransportError where neighbours are on
-  // devices that do not reach each other's memory.
-  LocalRing(const std::vector<int>& devices, Milliseconds timeout);
+  // `devices`: of each rank. Takes as many channels as fit on each device at once. Throws
+  // UsageError where not even one does, or there can be no such orders, and TransportError where
+  // neighbours are on devices that do not reach each other's memory.
+  LocalRing(const std::vector<int>& devices, Milliseconds timeout, const RingOrders& orders = {});
   ~LocalRing();
   LocalRing(const LocalRing&) = delete;
   LocalRing& operator=(const LocalRing&) = delete;
@@ -42,6 +42,7 @@ class LocalRing {
   void release() noexcept;
 
   const int ranks_;
+  const RingOrders orders_;
   Geometry geometry_;
   std::vector<Part> parts_;
 };

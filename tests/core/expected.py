@@ -15,14 +15,16 @@ def make_ring(plan: Plan, collective: str, count: int, slots: int, channel: int 
     ranks = range(plan.ranks)
     return Ring(
         [plan.trace(rank, channel) for rank in ranks],
-        [plan.next(rank) for rank in ranks],
+        [plan.next(rank, channel) for rank in ranks],
         collective,
         count,
         slots,
     )
 
 
-def contributors(collective: str, plan: Plan, owner: int, root: int) -> tuple[int, ...]:
+def contributors(
+    collective: str, plan: Plan, owner: int, root: int, channel: int = 0
+) -> tuple[int, ...]:
     """Who takes part in the chunk of a position, in order: the ranks after it, and it last.
 
     On a chain, chunks belong to the root."""
@@ -30,9 +32,9 @@ def contributors(collective: str, plan: Plan, owner: int, root: int) -> tuple[in
     if collective in ("broadcast", "send_recv"):
         return (root,)
     if collective == "all_gather":
-        return (plan.position(owner),)
-    last = plan.position(root) if collective == "reduce" else owner
-    return tuple(plan.position((last + 1 + hop) % k) for hop in range(k))
+        return (plan.rank_at(owner, channel),)
+    last = plan.position(root, channel) if collective == "reduce" else owner
+    return tuple(plan.rank_at((last + 1 + hop) % k, channel) for hop in range(k))
 
 
 def writers(collective: str, plan: Plan, root: int) -> set[int]:
@@ -41,10 +43,10 @@ def writers(collective: str, plan: Plan, root: int) -> set[int]:
     return only.get(collective, set(range(plan.ranks)))
 
 
-def senders(collective: str, plan: Plan, root: int) -> set[int]:
+def senders(collective: str, plan: Plan, root: int, channel: int) -> set[int]:
     """The ranks that use the link to the next one."""
     everyone = set(range(plan.ranks))
-    only = {"broadcast": everyone - {plan.prev(root)}, "reduce": everyone - {root}}
+    only = {"broadcast": everyone - {plan.prev(root, channel)}, "reduce": everyone - {root}}
     return (only | {"send_recv": {root}}).get(collective, everyone)
 
 
@@ -57,13 +59,14 @@ def expected_output(collective: str, plan: Plan, rank: int, root: int) -> list[S
     """The spans that an output must hold at the end, by the chunk table, empty ones left out."""
     if rank not in writers(collective, plan, root):
         return []
-    mine = [plan.position(rank)]
-    of = mine if collective == "reduce_scatter" else owners(collective, plan)
     spans = []
-    for channel, loop, owner in itertools.product(range(plan.channels), range(plan.loops), of):
-        _, out, count = plan.chunk_of(channel, loop, owner)
-        if count:
-            spans.append(Span(out, count, contributors(collective, plan, owner, root)))
+    for channel, loop in itertools.product(range(plan.channels), range(plan.loops)):
+        mine = [plan.position(rank, channel)]
+        for owner in mine if collective == "reduce_scatter" else owners(collective, plan):
+            _, out, count = plan.chunk_of(channel, loop, owner)
+            if count:
+                ranks = contributors(collective, plan, owner, root, channel)
+                spans.append(Span(out, count, ranks))
     return sorted(spans)
 
 
@@ -87,8 +90,8 @@ def check_run(collective: str, count: int, plan: Plan, runs: list[Run], root: in
             assert spans == expected_output(collective, plan, rank, root)
         else:
             assert everything == [], "not even an empty chunk"
-    sent = {rank for run in runs for rank in run.sent}
-    assert sent == (senders(collective, plan, root) if count else set())
+    for channel, run in enumerate(runs):
+        assert set(run.sent) == (senders(collective, plan, root, channel) if count else set())
     chunks = sum(
         plan.chunk_of(channel, loop, owner)[2] > 0
         for channel in range(plan.channels)

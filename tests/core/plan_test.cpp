@@ -6,6 +6,7 @@
 
 #include "check.h"
 #include "core/trace.h"
+#include "orders.h"
 
 namespace ringkern {
 namespace {
@@ -81,14 +82,15 @@ void a_trace_counts_slices() {
 
 // What a rank gives to the next one, that one takes: as many slots, in every loop.
 void the_ends_of_a_link_agree() {
+  std::mt19937_64 random(1);
   const Geometry g = geometry(2, 8, 64, 64, 128);
   for (int c = 0; c < kCollectives; ++c)
     for (int p = 0; p < kProtocols; ++p)
       for (int ranks = 2; ranks <= 6; ++ranks)
         for (int root = 0; root < (is_chain(Collective(c)) ? ranks : 1); ++root)
-          for (const bool reversed : {false, true}) {
+          for (const int orders : {0, 1, Collective(c) == Collective::send_recv ? 1 : 3}) {
             Plan plan = Plan::make(Collective(c), Protocol(p), ranks, 1000, 4, 1, g, 0, root);
-            plan.reversed = reversed;
+            plan.orders = test::drawn_orders(orders, ranks, random);
             const auto slots = [&](int rank, bool (*of)(Verb)) {
               std::vector<int> all;
               for (const TraceEntry& e : trace(plan, rank, 1))
@@ -98,7 +100,7 @@ void the_ends_of_a_link_agree() {
             int links = 0;
             for (int rank = 0; rank < ranks; ++rank) {
               const std::vector<int> sent = slots(rank, &sends);
-              CHECK(sent == slots(plan.next(rank), &receives));
+              CHECK(sent == slots(plan.next(1, rank), &receives));
               CHECK(sent.empty() || int64_t(sent.size()) >= plan.loops);
               links += !sent.empty();
             }
@@ -107,6 +109,64 @@ void the_ends_of_a_link_agree() {
                                                                     : ranks;
             CHECK_EQ(links, hops);
           }
+}
+
+// As few as one, and as many as there may be.
+void an_order_is_a_ring() {
+  std::mt19937_64 random(2);
+  for (int k = 1; k <= RingOrders::kMostRanks; ++k)
+    for (int n = 0; n <= RingOrders::kMost; ++n) {
+      const RingOrders orders = test::drawn_orders(n, k, random);
+      CHECK_EQ(orders.count, n);
+      CHECK(orders.valid(k) && (n == 0 || !orders.valid(k + 1)));
+      for (int channel = 0; channel < kMaxChannels; ++channel) {
+        int rank = orders.rank_at(channel, 0);
+        for (int hop = 0; hop < k; ++hop) {
+          CHECK_EQ(orders.position_of(channel, rank), hop);
+          CHECK_EQ(orders.rank_at(channel, hop), rank);
+          const int next = orders.next(channel, rank, k);
+          CHECK_EQ(orders.prev(channel, next, k), rank);
+          CHECK(orders.are_neighbours(rank, next, k) && orders.are_neighbours(next, rank, k));
+          const int like = channel % orders.period();
+          CHECK_EQ(orders.next(like, rank, k), next);
+          rank = next;
+        }
+        CHECK_EQ(rank, orders.rank_at(channel, 0));
+      }
+    }
+}
+
+void orders_that_cannot_be() {
+  const int order[] = {2, 0, 3, 1}, twice[] = {2, 0, 2, 1}, beyond[] = {2, 0, 4, 1},
+            less[] = {2, -1, 3, 1}, many[17] = {};
+  RingOrders orders;
+  CHECK(!orders.add(twice, 4) && !orders.add(beyond, 4) && !orders.add(less, 4));
+  CHECK(!orders.add(order, 0) && !orders.add(many, 17));
+  CHECK(orders == RingOrders() && orders.valid(kMaxRanks));
+  for (int i = 0; i < RingOrders::kMost; ++i) CHECK(orders.add(order, 4));
+  CHECK(!orders.add(order, 4));  // one too many
+  // Bits that came from elsewhere.
+  CHECK(orders.valid(4) && !orders.valid(3) && !orders.valid(5) && !orders.valid(17));
+  const auto broken = [&](auto&& change) {
+    RingOrders bad = orders;
+    change(bad);
+    return !bad.valid(4);
+  };
+  CHECK(broken([](RingOrders& o) { o.count = 9; }) && broken([](RingOrders& o) { o.count = -1; }));
+  CHECK(broken([](RingOrders& o) { o.count = 7; }));  // of one that is not there
+  CHECK(broken([](RingOrders& o) { o.ranks[7] ^= 1; }));
+  CHECK(broken([](RingOrders& o) { o.positions[7] ^= 1; }));
+  CHECK(broken([](RingOrders& o) { o.ranks[0] |= uint64_t(4) << 16; }));
+}
+
+void neighbours_on_any_ring() {
+  RingOrders orders = test::the_order({0, 2, 1, 3});
+  CHECK(orders.are_neighbours(0, 2, 4) && orders.are_neighbours(2, 0, 4));
+  CHECK(orders.are_neighbours(3, 0, 4) && !orders.are_neighbours(0, 1, 4));
+  const int second[] = {0, 1, 2, 3};
+  CHECK(orders.add(second, 4));
+  CHECK(orders.are_neighbours(0, 1, 4) && orders.are_neighbours(1, 0, 4));
+  CHECK(!RingOrders().are_neighbours(0, 2, 4) && RingOrders().are_neighbours(3, 0, 4));
 }
 
 // FIFOs and counters lie side by side, each at the alignment that its lines need.
@@ -172,6 +232,26 @@ void flags_of_ll() {
   }
 }
 
+// Shards lie by rank: that of position 1 is rank 2's.
+constexpr RingOrders two_ways = [] {
+  const int there[] = {0, 2, 1}, back[] = {1, 2, 0};
+  RingOrders orders;
+  orders.add(there, 3), orders.add(back, 3);
+  return orders;
+}();
+static_assert(two_ways.valid(3) && two_ways.next(0, 2, 3) == 1 && two_ways.next(1, 2, 3) == 0);
+constexpr int64_t shard_at(Collective collective, int channel, int owner) {
+  Plan plan = Plan::make(collective, Protocol::simple, 3, 100, 4, 1,
+                         geometry(2, 8, 1 << 20, 32, 128));
+  plan.orders = two_ways;
+  const Chunk c = plan.chunk_of(channel, 0, owner);
+  return (collective == Collective::all_gather ? c.out : c.in) / 100;
+}
+static_assert(shard_at(Collective::reduce_scatter, 0, 1) == 2);
+static_assert(shard_at(Collective::all_gather, 0, 2) == 1);
+static_assert(shard_at(Collective::reduce_scatter, 1, 0) == 1);
+static_assert(shard_at(Collective::all_gather, 1, 2) == 0);
+
 // The compiler can run it all.
 constexpr Plan constant = Plan::make(Collective::all_reduce, Protocol::simple, 4, 1000, 4, 1,
                                      geometry(1, 8, 256, 32, 128));
@@ -200,6 +280,9 @@ int main() {
   slices_tile_a_chunk();
   a_trace_counts_slices();
   the_ends_of_a_link_agree();
+  an_order_is_a_ring();
+  orders_that_cannot_be();
+  neighbours_on_any_ring();
   segments_do_not_overlap();
   geometries_that_cannot_be();
   a_chunk_and_a_slice_fit();

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,8 +48,17 @@ def near(value: int) -> st.SearchStrategy[int]:
     return st.integers(max(0, value - 70), value + 70)
 
 
+def orders_of(collective: str, ranks: int) -> st.SearchStrategy[list[list[int]]]:
+    """None, or of so few ranks some: one, where there must be one next rank."""
+    if ranks > 16:
+        return st.just([])
+    most = 1 if collective == "send_recv" else 8
+    return st.lists(st.permutations(range(ranks)), max_size=most)
+
+
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
+    collective = draw(st.sampled_from(COLLECTIVES))
     protocol = draw(st.sampled_from(sorted(LINE_BYTES)))
     ranks = draw(st.one_of(st.integers(1, 16), st.sampled_from([64, 1000, 1024])))
     options = {
@@ -57,11 +67,11 @@ def cases(draw: st.DrawFn) -> Case:
         "slots": draw(st.sampled_from([2, 3, 8, 64])),
         "slot_bytes": LINE_BYTES[protocol]
         * draw(st.one_of(st.integers(1, 40), st.sampled_from([512, 4800, 2**15]))),
-        "reversed": draw(st.booleans()),
+        "orders": draw(orders_of(collective, ranks)),
         "root": draw(st.integers(0, ranks - 1)),
     }
     element_bytes = draw(st.sampled_from([1, 2, 4, 8]))
-    case = Case(draw(st.sampled_from(COLLECTIVES)), protocol, ranks, 1, element_bytes, options)
+    case = Case(collective, protocol, ranks, 1, element_bytes, options)
     plan = case.plan()
     loop = plan.chunk * plan.channels * (ranks if case.collective == "all_reduce" else 1)
     count = draw(
@@ -92,7 +102,7 @@ def test_chunks_tile_the_tensor(case: Case) -> None:
         for shard in range(1 if whole else k):
             at = first
             for channel in range(plan.channels):
-                for owner in range(k) if whole else [plan.position(shard)]:
+                for owner in range(k) if whole else [plan.position(shard, channel)]:
                     in_, out, n = plan.chunk_of(channel, loop, owner)
                     in_ -= shard * count if case.collective == "reduce_scatter" else 0
                     out -= shard * count if case.collective == "all_gather" else 0
@@ -139,7 +149,8 @@ def test_short_chunks_are_whole_grains(case: Case) -> None:
 def test_a_chain_is_cut_alike_for_every_root(case: Case) -> None:
     plan = Case(**(vars(case) | {"collective": "broadcast"})).plan()
     for collective, root in itertools.product(CHAINS, {0, case.ranks // 2, case.ranks - 1}):
-        options = case.options | {"root": root}
+        most = 1 if collective == "send_recv" else 8
+        options = case.options | {"root": root, "orders": case.options["orders"][:most]}
         other = Case(**(vars(case) | {"collective": collective, "options": options})).plan()
         assert (other.loops, other.chunk) == (plan.loops, plan.chunk)
         for loop in some_loops(plan.loops):
@@ -153,13 +164,14 @@ def test_a_chain_is_cut_alike_for_every_root(case: Case) -> None:
 @settings(max_examples=100)
 def test_the_ring_is_a_ring(case: Case) -> None:
     plan, k = case.plan(), case.ranks
-    assert plan.position(0) == 0
-    assert sorted(plan.position(rank) for rank in range(k)) == list(range(k))
-    for rank in range(k):
-        assert plan.prev(plan.next(rank)) == rank
-        assert plan.position(plan.position(rank)) == rank
-        assert plan.position(plan.next(rank)) == (plan.position(rank) + 1) % k
-        assert plan.next(rank) == (rank + (-1 if case.options["reversed"] else 1)) % k
+    orders = case.options["orders"] or [range(k)]
+    for channel in range(plan.channels):
+        order = list(orders[channel % len(orders)])
+        assert [plan.rank_at(position, channel) for position in range(k)] == order
+        for position, rank in enumerate(order):
+            assert plan.position(rank, channel) == position
+            assert plan.next(rank, channel) == order[(position + 1) % k]
+            assert plan.prev(rank, channel) == order[position - 1]
 
 
 @pytest.mark.parametrize(
@@ -180,6 +192,12 @@ def test_the_ring_is_a_ring(case: Case) -> None:
         ({"count": -1}, "count must not be negative"),
         ({"root": -1}, "root must be one of the ranks"),
         ({"root": 4}, "root must be one of the ranks"),
+        ({"orders": [[0, 1, 2]]}, "every rank, of at most 16, once"),
+        ({"orders": [[0, 1, 2, 3], [0, 1, 2, 2]]}, "every rank, of at most 16, once"),
+        ({"orders": [[0, 1, 2, 4]]}, "every rank, of at most 16, once"),
+        ({"orders": [[0, 1, 2, 3]] * 9}, "orders must be at most 8"),
+        ({"orders": [list(range(17))], "ranks": 17}, "of at most 16"),
+        ({"orders": [[0, 1, 2, 3]] * 2, "collective": "send_recv"}, "send_recv takes one order"),
         ({"element_bytes": 0}, "element_bytes must be 1 to 8"),
         ({"element_bytes": 16}, "element_bytes must be 1 to 8"),
     ],
@@ -205,6 +223,7 @@ def test_no_such_chunk(place: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.parametrize("place", [(4, 0), (-1, 0), (0, 1), (0, -1)])
-def test_no_such_trace(place: tuple[int, int]) -> None:
+@pytest.mark.parametrize("ask", [Plan.trace, Plan.next, Plan.prev, Plan.position, Plan.rank_at])
+def test_no_such_place(ask: Callable[..., Any], place: tuple[int, int]) -> None:
     with pytest.raises(IndexError):
-        Plan("all_reduce", "simple", 4, 100, 4).trace(*place)
+        ask(Plan("all_reduce", "simple", 4, 100, 4), *place)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -19,6 +21,7 @@ from tests.core.expected import (
 from tests.core.simulator import SCHEDULERS
 
 PROTOCOLS = ("simple", "ll", "ll128")
+Orders = Sequence[Sequence[int]]
 # On the wire; the smallest that hold 16 bytes of data, and some that no power of two divides.
 SLOT_BYTES = {"simple": (16, 48), "ll": (32, 112), "ll128": (128, 384)}
 DATA_BYTES = {"simple": lambda n: n, "ll": lambda n: n // 2, "ll128": lambda n: n // 128 * 120}
@@ -50,7 +53,7 @@ def make_plan(
     count: int,
     g: Geometry,
     *,
-    reversed: bool = False,
+    orders: Orders = (),
     root: int = 0,
 ) -> Plan:
     return Plan(
@@ -63,7 +66,7 @@ def make_plan(
         channels=g.channels,
         slots=g.slots,
         slot_bytes=SLOT_BYTES[protocol][g.size],
-        reversed=reversed,
+        orders=orders,
         root=root,
     )
 
@@ -80,6 +83,12 @@ def roots_of(collective: str, k: int) -> range:
     return range(k if collective in CHAINS else 1)
 
 
+def orders_of(collective: str, k: int) -> list[Orders]:
+    """None; and two, the second of them the first one's reverse, or one for a message."""
+    order = random.Random(k).sample(range(k), k)
+    return [(), (order,) if collective == "send_recv" else (order, order[::-1])]
+
+
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize("k", range(2, 17))
@@ -88,9 +97,9 @@ def test_every_chunk_goes_round(k: int, collective: str, protocol: str) -> None:
     deadlock."""
     schedulers = itertools.cycle(SCHEDULERS)
     roots = roots_of(collective, k)
-    for g, reversed, root in itertools.product(GEOMETRIES, (False, True), roots):
+    for g, orders, root in itertools.product(GEOMETRIES, orders_of(collective, k), roots):
         for count in counts_of(collective, make_plan(collective, protocol, k, 1, g)):
-            plan = make_plan(collective, protocol, k, count, g, reversed=reversed, root=root)
+            plan = make_plan(collective, protocol, k, count, g, orders=orders, root=root)
             runs = [
                 make_ring(plan, collective, count, g.slots, channel).run(next(schedulers), count)
                 for channel in range(g.channels)

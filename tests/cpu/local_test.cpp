@@ -5,6 +5,7 @@
 
 #include "check.h"
 #include "cuda/model.h"
+#include "orders.h"
 
 using namespace ringkern;
 using cpu::LocalRing;
@@ -37,10 +38,11 @@ struct Calls {
     }
   }
 
-  std::vector<std::vector<int32_t>> expected() const {
+  std::vector<std::vector<int32_t>> expected(const RingOrders& orders = {}) const {
     const Task& t = tasks.front();
-    const Plan plan = Plan::make(t.collective, t.protocol, int(tasks.size()), t.count, 4, 1,
-                                 cpu::default_geometry());
+    Plan plan = Plan::make(t.collective, t.protocol, int(tasks.size()), t.count, 4, 1,
+                           cpu::default_geometry());
+    plan.orders = orders;
     return test::model(plan, t.reduction, in);
   }
 };
@@ -58,6 +60,21 @@ void calls_of_all_sizes() {
           CHECK(calls.out == calls.expected());
         }
   }
+}
+
+void calls_in_any_order_of_the_ranks() {
+  std::mt19937_64 random(3);
+  for (const int ranks : {1, 2, 3, 5, 8}) {
+    const RingOrders orders = test::drawn_orders(2, ranks, random);
+    LocalRing ring(ranks, kLong, orders);
+    for (int p = 0; p < kProtocols; ++p)
+      for (int c = 0; c < kCollectives; ++c) {
+        Calls calls(ranks, Collective(c), Protocol(p), 3'000, uint64_t(p * 100 + c));
+        ring.run(calls.tasks);
+        CHECK(calls.out == calls.expected(orders));
+      }
+  }
+  CHECK_THROWS(UsageError, "make no rings", LocalRing(3, kLong, test::the_order({1, 0})));
 }
 
 // By the way of the tasks, whose order is that of the ranks; of integers, the sum of any.
@@ -115,6 +132,7 @@ void ends_unused() {
 
 int main() {
   calls_of_all_sizes();
+  calls_in_any_order_of_the_ranks();
   calls_by_every_algorithm();
   the_cause_is_thrown();
   abort_from_another_thread();

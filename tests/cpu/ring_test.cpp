@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "cpu/without_one.h"
+#include "orders.h"
 
 using namespace ringkern;
 using namespace ringkern::test;
@@ -82,7 +83,7 @@ void every_type_and_operation() {
 }
 
 // Links keep their counters from call to call; protocols have their own.
-void any_calls_in_a_row(int ranks, uint64_t seed) {
+void any_calls_in_a_row(int ranks, uint64_t seed, const RingOrders& orders = {}) {
   std::mt19937_64 random(seed);
   const auto pick = [&](int n) { return int(random() % uint64_t(n)); };
   const Geometry g = geometry(2 + pick(7), 16 * (1 + pick(20)), 16 * (2 + pick(40)),
@@ -101,12 +102,30 @@ void any_calls_in_a_row(int ranks, uint64_t seed) {
     call.nulls = pick(2);
     calls.push_back(call);
   }
-  ThreadRing ring(ranks, g);
+  ThreadRing ring(ranks, g, std::chrono::seconds(60), 0, orders);
   // A rank that lags lets the others run as far ahead as their credit goes.
   const int slow = pick(ranks);
   run_calls(ring, calls, seed, [&](int rank, size_t call) {
     if (rank == slow && call % 20 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
   });
+}
+
+// The ring of channel 0 is the one that a CPU has.
+void any_order_of_the_ranks() {
+  std::mt19937_64 random(7);
+  for (uint64_t seed = 100; seed < 140; ++seed) {
+    const int ranks = 1 + int(seed % 7);
+    any_calls_in_a_row(ranks, seed, drawn_orders(1 + int(seed % 3), ranks, random));
+  }
+}
+
+void orders_that_cannot_be() {
+  RingOrders orders = the_order({0, 2, 1});
+  CHECK_THROWS(UsageError, "these orders of 4 ranks make no rings",
+               ThreadRing(4, geometry(2, 16, 32, 128), std::chrono::seconds(1), 0, orders));
+  orders.ranks[0] = 0;  // as bits that came from elsewhere may be
+  CHECK_THROWS(UsageError, "these orders of 3 ranks make no rings",
+               ThreadRing(3, geometry(2, 16, 32, 128), std::chrono::seconds(1), 0, orders));
 }
 
 void large_calls_with_the_default_slots() {
@@ -190,6 +209,45 @@ void a_timeout_names_the_peer() {
   }
 }
 
+// On the ring 0 3 1 2.
+void a_timeout_names_the_neighbour_on_the_ring() {
+  bool timed_out;
+  ThreadRing ring(4, geometry(3, 64, 64, 128), std::chrono::milliseconds(200),
+                  the_order({0, 3, 1, 2}));
+  const auto texts = without_one(ring, 3, task_over(Protocol::simple), 1000, timed_out, [] {});
+  CHECK(timed_out);
+  CHECK_CONTAINS(texts[0], "rank 0 waited for a free slot at rank 3 (wants step 1, has seen 0)");
+  CHECK_CONTAINS(texts[1], "rank 1 waited for data from rank 3 (wants step 1, has seen 0)");
+}
+
+// On the ring 0 2 1, rank 0 receives from rank 1: only if that one makes the same call.
+void another_call_of_the_previous_rank_is_not_taken() {
+  for (const Protocol protocol : kAllProtocols)
+    for (const int other : {1, 2}) {
+      ThreadRing ring(3, geometry(3, 64, 64, 128), std::chrono::milliseconds(200),
+                      the_order({0, 2, 1}));
+      std::vector<char> data(3 * 10, 1);
+      Task task{Collective::broadcast, protocol, Reduction::of(Op::sum, DType::i8, 3), nullptr,
+                nullptr, 10, /*root=*/1};
+      const CallWords words = words_of(task);
+      for (int r = 0; r < 3; ++r)
+        ring.line(r, 1) = {1, words.what ^ uint64_t(r == other), words.count, 0, 0, 0};
+      const auto errors = ring.on_threads([&](int rank) {
+        if (rank == 2) return;  // the last of the chain, which takes what rank 0 passes on
+        Task mine = task;
+        mine.in = mine.out = data.data() + 10 * rank;
+        mine.seq = 1;
+        ring.engine(rank).run(mine);
+      });
+      CHECK(!errors[1]);
+      bool timed_out = false;
+      if (other == 1)
+        CHECK_CONTAINS(text_of(errors[0], timed_out), "rank 0 waited for data from rank 1");
+      CHECK_EQ(timed_out, other == 1);
+      CHECK(other == 1 || !errors[0]);
+    }
+}
+
 // A message from rank 1 that does not come: its receiver waits, for as long as it was told to, and
 // those it does not concern do not.
 void only_the_receiver_of_a_message_waits() {
@@ -218,9 +276,13 @@ int main() {
   for (int ranks = 1; ranks <= 5; ++ranks) every_shape(ranks);
   every_type_and_operation();
   for (uint64_t seed = 0; seed < 30; ++seed) any_calls_in_a_row(1 + int(seed % 5), seed);
+  any_order_of_the_ranks();
+  orders_that_cannot_be();
   large_calls_with_the_default_slots();
   abort_ends_every_wait();
   a_rank_that_comes_to_an_aborted_ring_is_told();
   a_timeout_names_the_peer();
+  a_timeout_names_the_neighbour_on_the_ring();
+  another_call_of_the_previous_rank_is_not_taken();
   only_the_receiver_of_a_message_waits();
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -23,8 +24,8 @@ class ThreadRing {
   // `arena_bytes`: of an arena of each rank's; 0: none has one.
   explicit ThreadRing(int ranks, const Geometry& geometry,
                       std::chrono::nanoseconds timeout = std::chrono::seconds(60),
-                      int64_t arena_bytes = 0)
-      : geometry_(geometry) {
+                      int64_t arena_bytes = 0, const RingOrders& orders = {})
+      : geometry_(geometry), orders_(orders), lines_(size_t(ranks)) {
     const size_t bytes = size_t(cpu::segment_bytes(geometry));
     CHECK(bytes % kCacheLine == 0);  // or the end of the block would not be that of the segment
     for (int r = 0; r < ranks; ++r) {
@@ -41,6 +42,8 @@ class ThreadRing {
     for (int r = 0; r < ranks; ++r) {
       Segments s;
       if (ranks > 1) s = {at(r), at((r + 1) % ranks), at((r + ranks - 1) % ranks), all};
+      s.orders = orders;
+      for (auto& lines : lines_) s.calls.push_back(lines.data());
       std::shared_ptr<cpu::Arenas> arenas;
       if (arena_bytes > 0) {
         arenas = std::make_shared<cpu::Arenas>();
@@ -52,6 +55,9 @@ class ThreadRing {
 
   int ranks() const { return int(engines_.size()); }
   const Geometry& geometry() const { return geometry_; }
+  const RingOrders& orders() const { return orders_; }
+  // Where a rank says what its call is; only those ask that count their own.
+  CallLine& line(int rank, uint64_t seq) { return lines_[size_t(rank)][seq % kCallLines]; }
   cpu::Engine& engine(int rank) { return *engines_[size_t(rank)]; }
   cpu::Arena& arena(int rank) { return *arenas_[size_t(rank)]; }
   const cpu::Board& board(int rank) {
@@ -80,6 +86,8 @@ class ThreadRing {
   void* at(int rank) { return memory_[size_t(rank)].get(); }
 
   const Geometry geometry_;
+  const RingOrders orders_;
+  std::vector<std::array<CallLine, kCallLines>> lines_;
   std::vector<std::unique_ptr<void, void (*)(void*)>> memory_;
   std::vector<std::unique_ptr<cpu::Arena>> arenas_;
   std::vector<std::unique_ptr<cpu::Engine>> engines_;
@@ -110,9 +118,9 @@ struct Call {
     return rank == root ||
            (collective != Collective::broadcast && collective != Collective::send_recv);
   }
-  bool writes(int rank, int ranks) const {
+  bool writes(int rank, int ranks, const RingOrders& orders) const {
     if (collective == Collective::reduce) return rank == root;
-    if (collective == Collective::send_recv) return rank == (root + 1) % ranks;
+    if (collective == Collective::send_recv) return rank == orders.next(0, root, ranks);
     return true;
   }
   int64_t in_count(int ranks) const {
@@ -124,13 +132,15 @@ struct Call {
 };
 
 inline std::string shown(const Call& c, const ThreadRing& ring) {
+  std::string order = ", in the order";
+  for (int p = 0; p < ring.ranks(); ++p) order += " " + std::to_string(ring.orders().rank_at(0, p));
   return std::string(name_of(c.collective)) + " " + name_of(c.protocol) + " " + name_of(c.dtype) +
          "[" + std::to_string(c.count) + "] " + name_of(c.op) + " by " + name_of(c.algorithm) +
          (c.reduction(ring.ranks()).wide ? " in floats" : "") +
          (c.in_place ? " in place" : "") + " + " + std::to_string(c.misaligned) + " bytes, " +
          std::to_string(ring.ranks()) + " ranks, root " + std::to_string(c.root) + ", " +
          std::to_string(ring.geometry().slots) + " slots of " +
-         std::to_string(ring.geometry().slot_bytes[int(c.protocol)]);
+         std::to_string(ring.geometry().slot_bytes[int(c.protocol)]) + order;
 }
 
 // ---- the model ----------------------------------------------------------------------------------
@@ -148,12 +158,13 @@ T combined(Combine how, T incoming, T mine) {
   fail(__FILE__, __LINE__, "no such operation");
 }
 
-// The element that rank `owner` finishes: every rank's contribution in the order of the ring.
+// The element that position `owner` finishes: every rank's contribution in the order of the ring.
 template <class T>
-T finished(const Reduction& r, const std::vector<const T*>& inputs, int64_t i, int owner) {
+T finished(const Reduction& r, const std::vector<const T*>& inputs, int64_t i, int owner,
+           const RingOrders& orders = {}) {
   const int k = int(inputs.size());
-  const auto input = [&](int rank) {
-    const T x = inputs[size_t(rank % k)][i];
+  const auto input = [&](int position) {
+    const T x = inputs[size_t(orders.rank_at(0, position % k))][i];
     if constexpr (!std::is_integral_v<T>)
       if (r.scale == Reduction::Scale::multiply_input)
         return scale<Reduction::Scale::multiply_input>(x, static_cast<wide_t<T>>(r.factor));
@@ -188,7 +199,8 @@ std::vector<Bytes> expected_direct(const Call& call, const std::vector<const T*>
 
 // The outputs of all ranks; of those that have none, nothing.
 template <class T>
-std::vector<Bytes> expected(const Call& call, const Geometry& g, const std::vector<Bytes>& inputs) {
+std::vector<Bytes> expected(const Call& call, const Geometry& g, const std::vector<Bytes>& inputs,
+                            const RingOrders& orders) {
   const int k = int(inputs.size());
   const int64_t out_count = call.out_count(k);
   std::vector<const T*> in;
@@ -196,20 +208,22 @@ std::vector<Bytes> expected(const Call& call, const Geometry& g, const std::vect
   if (call.algorithm != Algorithm::ring) return expected_direct(call, in);
   std::vector<Bytes> outputs(inputs.size());
   for (int r = 0; r < k; ++r)
-    if (call.writes(r, k)) outputs[size_t(r)].resize(size_t(out_count) * sizeof(T));
+    if (call.writes(r, k, orders)) outputs[size_t(r)].resize(size_t(out_count) * sizeof(T));
   const Reduction reduction = call.reduction(k);
-  const Plan plan = Plan::make(call.collective, call.protocol, k, call.count, sizeof(T), 1, g);
+  Plan plan = Plan::make(call.collective, call.protocol, k, call.count, sizeof(T), 1, g);
+  plan.orders = orders;
   std::vector<int> times(size_t(out_count) * size_t(k), 0);
   for (int64_t loop = 0; loop < plan.loops; ++loop)
     for (int part = 0; part < (is_chain(call.collective) ? 1 : k); ++part) {
       const Chunk c = plan.chunk_of(0, loop, part);
-      const int owner = is_chain(call.collective) ? call.root : part;
+      const int owner = is_chain(call.collective) ? plan.position(0, call.root) : part;
       for (int64_t i = 0; i < c.count; ++i) {
-        const T x = reduces(call.collective) ? finished(reduction, in, c.in + i, owner)
-                                             : in[size_t(owner)][c.in + i];
+        const auto rank = size_t(plan.rank_at(0, owner));
+        const T x = reduces(call.collective) ? finished(reduction, in, c.in + i, owner, orders)
+                                             : in[rank][c.in + i];
         for (int r = 0; r < k; ++r) {
-          if (!call.writes(r, k)) continue;
-          if (call.collective == Collective::reduce_scatter && r != owner) continue;
+          if (!call.writes(r, k, orders)) continue;
+          if (call.collective == Collective::reduce_scatter && r != int(rank)) continue;
           reinterpret_cast<T*>(outputs[size_t(r)].data())[c.out + i] = x;
           ++times[size_t(r * out_count + c.out + i)];
         }
@@ -217,7 +231,7 @@ std::vector<Bytes> expected(const Call& call, const Geometry& g, const std::vect
     }
   for (int r = 0; r < k; ++r)
     for (int64_t i = 0; i < out_count; ++i)  // the plan covers every element, once
-      CHECK_EQ(times[size_t(r * out_count + i)], int(call.writes(r, k)));
+      CHECK_EQ(times[size_t(r * out_count + i)], int(call.writes(r, k, orders)));
   return outputs;
 }
 
@@ -275,7 +289,7 @@ inline void run_calls(ThreadRing& ring, const std::vector<Call>& calls, uint64_t
       using T = typename decltype(tag)::type;
       for (int r = 0; r < k; ++r)
         inputs[c].push_back(random_elements<T>(calls[c].in_count(k), random));
-      wanted[c] = expected<T>(calls[c], ring.geometry(), inputs[c]);
+      wanted[c] = expected<T>(calls[c], ring.geometry(), inputs[c], ring.orders());
     });
   const auto body = [&](int rank) {
     for (size_t c = 0; c < calls.size(); ++c) {
@@ -296,7 +310,7 @@ inline void run_calls(ThreadRing& ring, const std::vector<Call>& calls, uint64_t
         task.out = in.data() + (call.collective == Collective::reduce_scatter ? shard : 0);
       }
       const auto* target = static_cast<const unsigned char*>(task.out);
-      const bool writes = call.writes(rank, k);
+      const bool writes = call.writes(rank, k, ring.orders());
       const Bytes want = writes ? wanted[c][size_t(rank)] : Bytes(target, target + out.size);
       if (call.nulls && !call.reads(rank)) task.in = nullptr;
       if (call.nulls && !writes) task.out = nullptr;

@@ -34,6 +34,7 @@ struct FakeRuntime {
   std::set<std::pair<int, int>> apart;    // those that have none all the same
   int refuses = -1;                       // the device on which every launch fails
   int full = -1;                          // the device that has no memory left
+  bool opens = true;                      // the memory of other processes
   std::map<std::byte*, std::pair<int, size_t>> memory;
   std::set<std::pair<int, int>> access;
   std::vector<Launch> launches;
@@ -101,6 +102,18 @@ cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) {
 }
 cudaError_t cudaFreeHost(void* p) { return std::free(p), cudaSuccess; }
 cudaError_t cudaMemset(void* p, int v, size_t n) { return std::memset(p, v, n), cudaSuccess; }
+cudaError_t cudaMemsetAsync(void* p, int v, size_t n, cudaStream_t) {
+  return std::memset(p, v, n), cudaSuccess;
+}
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* p) {
+  *handle = {};
+  return std::memcpy(handle, &p, sizeof p), cudaSuccess;
+}
+cudaError_t cudaIpcOpenMemHandle(void** p, cudaIpcMemHandle_t handle, unsigned) {
+  if (!runtime.opens) return runtime.last = cudaErrorInvalidDevice;
+  return std::memcpy(p, &handle, sizeof *p), cudaSuccess;
+}
+cudaError_t cudaIpcCloseMemHandle(void*) { return cudaSuccess; }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t n, cudaMemcpyKind, cudaStream_t) {
   return std::memcpy(to, from, n), cudaSuccess;
 }

@@ -12,6 +12,7 @@
 #include "cuda/failure.h"
 #include "cuda/ipc.h"
 #include "cuda/local.h"
+#include "orders.h"
 
 using namespace ringkern;
 using namespace ringkern::cuda;
@@ -175,6 +176,16 @@ void a_failed_wait_says_who_waited_for_whom() {
   r.what = WaitFor::credit;
   CHECK_THROWS(AbortedError, "rank 3 waited for a free slot at rank 0",
                throw_failure(r, 3, 4, timeout));
+  // The ring of channel 3 is that of channel 1: 0 1 3 2.
+  RingOrders orders = test::the_order({0, 3, 1, 2});
+  const int second[] = {0, 1, 3, 2};
+  CHECK(orders.add(second, 4));
+  CHECK_THROWS(AbortedError, "rank 3 waited for a free slot at rank 2 on channel 3",
+               throw_failure(r, 3, 4, timeout, orders));
+  r.what = WaitFor::data;
+  CHECK_THROWS(AbortedError, "rank 3 waited for data from rank 1 on channel 3",
+               throw_failure(r, 3, 4, timeout, orders));
+  r.what = WaitFor::credit;
   r.peer = 1;  // a direct all-reduce says whom
   CHECK_THROWS(AbortedError, "rank 3 waited for a free slot at rank 1",
                throw_failure(r, 3, 4, timeout));

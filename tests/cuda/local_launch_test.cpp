@@ -8,7 +8,9 @@
 
 #include "cuda/engine.h"
 #include "cuda/fake_runtime.h"
+#include "cuda/ipc.h"
 #include "cuda/local.h"
+#include "orders.h"
 
 using namespace ringkern;
 using namespace ringkern::cuda;
@@ -87,6 +89,88 @@ void every_launch_is_told_the_root() {
         CHECK(plan.count == 100'000 && plan.loops == runtime.launches[0].args.plan.loops);
       }
     }
+}
+
+RingOrders two_orders() {
+  RingOrders orders = test::the_order({0, 3, 1, 5, 2, 4});
+  const int back[] = {0, 4, 2, 5, 1, 3};
+  CHECK(orders.add(back, 6));
+  return orders;
+}
+
+// And the kernels find their neighbours among all.
+void every_launch_is_told_the_orders() {
+  runtime = {};
+  const RingOrders orders = two_orders();
+  LocalRing ring(kDevices, kTimeout, orders);
+  ring.run(tasks_on(kDevices));
+  CHECK_EQ(runtime.launches.size(), size_t(3));
+  std::map<int, RankArgs> ranks;
+  for (const Launch& launch : runtime.launches) {
+    CHECK(launch.args.plan.orders == orders);
+    for (size_t i = 0; i < seats(launch); ++i)
+      ranks.emplace(launch.args.ranks[i].rank, launch.args.ranks[i]);
+  }
+  for (const auto& [rank, args] : ranks)
+    for (int peer = 0; peer < 6; ++peer) CHECK(args.all[peer] == ranks[peer].mine);
+  runtime.launches.clear();
+  std::vector<Task> tasks = tasks_on(kDevices);
+  for (Task& task : tasks) task.algorithm = Algorithm::one_shot, task.protocol = Protocol::ll;
+  ring.run(tasks);
+  CHECK_EQ(runtime.launches.size(), size_t(3));
+  for (const Launch& launch : runtime.launches) CHECK(launch.direct->orders == orders);
+}
+
+void a_message_takes_one_order() {
+  runtime = {};
+  LocalRing ring(kDevices, kTimeout, two_orders()),
+      one(kDevices, kTimeout, test::the_order({0, 3, 1, 5, 2, 4}));
+  std::vector<Task> tasks = tasks_on(kDevices);
+  for (Task& task : tasks) task.collective = Collective::send_recv;
+  CHECK_THROWS(UsageError, "here channels have 2 orders", ring.run(tasks));
+  CHECK(runtime.launches.empty());
+  one.run(tasks);
+  CHECK_EQ(runtime.launches.size(), size_t(3));
+}
+
+// Of an order only: what is no neighbour need not be within reach.
+void neighbours_follow_the_orders() {
+  runtime = {};
+  runtime.devices = 4;
+  runtime.apart = {{0, 1}, {1, 0}, {2, 3}, {3, 2}};
+  const std::vector<int> devices = {0, 1, 2, 3};
+  CHECK_THROWS(TransportError, "device 0 and device 1 are neighbours",
+               LocalRing(devices, kTimeout));
+  LocalRing ring(devices, kTimeout, test::the_order({0, 2, 1, 3}));
+  ring.run(tasks_on(devices));
+  CHECK_EQ(runtime.launches.size(), size_t(4));
+  RingOrders both = test::the_order({0, 2, 1, 3});
+  const int second[] = {0, 1, 2, 3};
+  CHECK(both.add(second, 4));
+  CHECK_THROWS(TransportError, "device 0 and device 1 are neighbours",
+               LocalRing(devices, kTimeout, both));
+}
+
+void orders_that_cannot_be_are_refused() {
+  runtime = {};
+  CHECK_THROWS(UsageError, "these orders of 6 ranks make no rings",
+               LocalRing(kDevices, kTimeout, test::the_order({0, 2, 1})));
+  CHECK(runtime.access.empty());  // before anybody is looked up in them
+  Segments s;
+  s.orders = test::the_order({0, 2, 1, 3});
+  CHECK_THROWS(UsageError, "these orders of 3 ranks make no rings",
+               Engine(s, default_geometry(), 0, 3, 0, kTimeout));
+  std::byte here{};
+  s.mine = &here;
+  s.all = {&here, nullptr, &here, &here};  // rank 1 is no neighbour of rank 0
+  { Engine engine(s, default_geometry(), 0, 4, 0, kTimeout); }
+  s.all = {&here, &here, nullptr, &here};
+  CHECK_THROWS(TransportError, "rank 0 and rank 2 are neighbours on a ring, and device 0",
+               Engine(s, default_geometry(), 0, 4, 0, kTimeout));
+  s.all.resize(3, &here);
+  s.all[2] = &here;
+  CHECK_THROWS(TransportError, "no access to the memory of rank 3",
+               Engine(s, default_geometry(), 0, 4, 0, kTimeout));
 }
 
 std::vector<Task> direct_tasks(const std::vector<int>& devices, Algorithm algorithm) {
@@ -227,6 +311,45 @@ void an_abort_is_told_to_all() {
   }
 }
 
+// Those who wait for this rank are others on each channel.
+void an_abort_is_told_to_the_neighbours_on_every_channel() {
+  runtime = {};
+  RingOrders orders = test::the_order({0, 2, 4, 1, 3});
+  const int second[] = {3, 0, 1, 2, 4}, third[] = {2, 1, 0, 4, 3};
+  CHECK(orders.add(second, 5) && orders.add(third, 5));
+  Geometry geometry = default_geometry();
+  geometry.channels = 7;
+  std::byte* segments[5];
+  Segments mine;
+  const auto bytes = size_t(segment_bytes(geometry, 5));
+  for (auto& segment : segments)
+    mine.all.push_back(segment = static_cast<std::byte*>(test::zeroed(bytes)));
+  mine.mine = segments[2];
+  mine.orders = orders;
+  {
+    Engine engine(mine, geometry, 2, 5, 0, kTimeout);
+    engine.abort();
+  }
+  const int next[] = {4, 4, 1}, prev[] = {0, 1, 3};
+  for (int r = 0; r < 5; ++r) {
+    for (int c = 0; c < geometry.channels; ++c)
+      for (int p = 0; p < kProtocols; ++p) {
+        const auto* link = reinterpret_cast<LinkCounters*>(
+            segments[r] + geometry.counters_offset(c, Protocol(p)));
+        CHECK_EQ(link->tail.value, r == next[c % 3] ? kPoisoned : 0);
+        CHECK_EQ(link->head.value, r == prev[c % 3] ? kPoisoned : 0);
+      }
+    // And nothing beside, but for what is the mesh's and the rank's own.
+    auto* words = reinterpret_cast<const uint64_t*>(segments[r]);
+    int written = 0, expected = geometry.channels + int(r == 2);
+    for (size_t i = 0; i < bytes / sizeof *words; ++i) written += words[i] != 0;
+    for (int c = 0; c < geometry.channels; ++c)
+      expected += kProtocols * (int(r == next[c % 3]) + int(r == prev[c % 3]));
+    CHECK_EQ(written, expected);
+    std::free(segments[r]);
+  }
+}
+
 void neighbours_have_access() {
   runtime = {};
   runtime.access = {{0, 1}};  // somebody else was first
@@ -239,6 +362,34 @@ void neighbours_have_access() {
   CHECK_THROWS(TransportError, "device 0 and device 2 are neighbours",
                LocalRing(kDevices, kTimeout));
   LocalRing ring({1, 1, 1}, kTimeout);
+}
+
+// Between processes: memory out of reach is an error where it is a neighbour's, on any ring.
+void a_process_must_reach_its_neighbours() {
+  runtime = {};
+  IpcTransport mine(0, 1 << 20, 0, 4), peer(1, 1 << 20, 1, 4);
+  Offer offer = peer.offer();
+  const int64_t other = 1;  // the pid of another process, the last thing in an offer
+  offer.bytes.replace(offer.bytes.size() - sizeof other, sizeof other,
+                      reinterpret_cast<const char*>(&other), sizeof other);
+  CHECK(mine.map(offer, 2) == peer.mine());
+  runtime.opens = false;
+  const auto out_of_reach = [&](const std::set<int>& neighbours) {
+    for (const int rank : {1, 2, 3})
+      if (neighbours.contains(rank))
+        CHECK_THROWS(TransportError, "rank " + std::to_string(rank), mine.map(offer, rank));
+      else
+        CHECK(mine.map(offer, rank) == nullptr);
+    CHECK(mine.unmap());
+  };
+  out_of_reach({1, 3});
+  RingOrders orders = test::the_order({2, 0, 3, 1});
+  mine.arrange(orders);
+  out_of_reach({2, 3});
+  const int second[] = {1, 0, 2, 3};
+  CHECK(orders.add(second, 4));
+  mine.arrange(orders);
+  out_of_reach({1, 2, 3});
 }
 
 void a_launch_that_fails_ends_the_others() {
@@ -310,12 +461,18 @@ void a_ring_of_one_takes_no_memory() {
 int main() {
   one_launch_a_device();
   every_launch_is_told_the_root();
+  every_launch_is_told_the_orders();
+  a_message_takes_one_order();
+  neighbours_follow_the_orders();
+  orders_that_cannot_be_are_refused();
   a_direct_launch_is_told_of_everybody();
   what_is_not_there_is_refused();
   direct_takes_access_of_all_to_all();
   direct_takes_no_more_ranks_than_a_warp_has_lanes();
   an_abort_is_told_to_all();
+  an_abort_is_told_to_the_neighbours_on_every_channel();
   neighbours_have_access();
+  a_process_must_reach_its_neighbours();
   a_launch_that_fails_ends_the_others();
   the_cause_is_thrown();
   what_does_not_fit_is_refused();

@@ -13,6 +13,7 @@
 #include "cuda/device.h"
 #include "cuda/local.h"
 #include "cuda/model.h"
+#include "orders.h"
 
 using namespace ringkern;
 using namespace ringkern::cuda;
@@ -55,7 +56,7 @@ struct Call {
 
 template <class T>
 void run_call(LocalRing& ring, const std::vector<int>& devices, DType dtype, const Call& call,
-              std::mt19937_64& random) {
+              const RingOrders& orders, std::mt19937_64& random) {
   const int k = ring.ranks();
   const auto ranks = size_t(k);
   const int64_t e = sizeof(T), n = call.count;
@@ -88,8 +89,9 @@ void run_call(LocalRing& ring, const std::vector<int>& devices, DType dtype, con
   ring.run(tasks);
   CHECK(ring.drain(Milliseconds(60000)));
   const Shape shape = shape_of(task, k, ring.geometry());
-  const Plan plan = Plan::make(call.collective, call.protocol, k, n, int(e), kPlanWorkers,
-                               ring.geometry(), shape.channels, call.root);
+  Plan plan = Plan::make(call.collective, call.protocol, k, n, int(e), kPlanWorkers,
+                         ring.geometry(), shape.channels, call.root);
+  plan.orders = orders;
   const bool direct = call.algorithm != Algorithm::ring;
   const auto expected = direct ? test::direct_model(task.reduction, in)
                                : test::model(plan, task.reduction, in, before);
@@ -105,9 +107,12 @@ void run_call(LocalRing& ring, const std::vector<int>& devices, DType dtype, con
   }
 }
 
-void run_ring(const std::vector<int>& devices) {
-  LocalRing ring(devices, Milliseconds(20000));
+// The ranks as they are numbered, or in so many orders.
+void run_ring(const std::vector<int>& devices, int count_of_orders) {
   std::mt19937_64 random(devices.size() * 97);
+  std::mt19937_64 drawn(uint64_t(count_of_orders) + 1);
+  const RingOrders orders = test::drawn_orders(count_of_orders, int(devices.size()), drawn);
+  LocalRing ring(devices, Milliseconds(20000), orders);
   for (int round = 0; round < 3; ++round)
     for (int p = 0; p < kProtocols; ++p)
       for (int d = 0; d < kDTypes; ++d)
@@ -116,17 +121,20 @@ void run_ring(const std::vector<int>& devices) {
           Call call{Collective(random() % kCollectives), Algorithm::ring, Protocol(p), Op::sum,
                     count, int64_t(random() % 3 == 0 ? 0 : random() % 16),
                     int(random() % devices.size())};
+          if (call.collective == Collective::send_recv && orders.count > 1)
+            call.collective = Collective::broadcast;  // there is no one next rank
           do call.op = Op(random() % kOps);
           while (!accepts(call.op, kind_of(DType(d))));
           with_dtype(DType(d), [&](auto tag) {
-            run_call<typename decltype(tag)::type>(ring, devices, DType(d), call, random);
+            run_call<typename decltype(tag)::type>(ring, devices, DType(d), call, orders, random);
             if (Protocol(p) != Protocol::ll) return;
             call.collective = Collective::all_reduce;
             for (const Algorithm algorithm : {Algorithm::one_shot, Algorithm::two_shot})
               for (const bool wide : {false, true}) {
                 call.algorithm = algorithm;
                 call.wide = wide;
-                run_call<typename decltype(tag)::type>(ring, devices, DType(d), call, random);
+                run_call<typename decltype(tag)::type>(ring, devices, DType(d), call, orders,
+                                                       random);
               }
           });
         }
@@ -142,14 +150,15 @@ int main() {
   }
   for (const int ranks : {1, 2, 3, 4, 8}) {
     std::vector<int> one(size_t(ranks), 0), in_turn, in_a_row;
-    run_ring(one);
+    run_ring(one, 0);
+    if (ranks == 3 || ranks == 8) run_ring(one, 3);
     if (devices == 1 || ranks == 1) continue;
     for (int r = 0; r < ranks; ++r) {
       in_turn.push_back(r % devices);
       in_a_row.push_back(r * std::min(devices, ranks) / ranks);
     }
-    run_ring(in_turn);
-    run_ring(in_a_row);
+    run_ring(in_turn, 0);
+    run_ring(in_a_row, ranks == 4 ? 2 : 0);
   }
 }
 

@@ -51,7 +51,7 @@ inline bool reads(const Plan& plan, int rank) {
 // Whether a rank has an output. What lies where another one passes its own must stay.
 inline bool writes(const Plan& plan, int rank) {
   if (plan.collective == Collective::reduce) return rank == plan.root;
-  if (plan.collective == Collective::send_recv) return rank == plan.next(plan.root);
+  if (plan.collective == Collective::send_recv) return rank == plan.next(0, plan.root);
   return true;
 }
 
@@ -75,19 +75,21 @@ std::vector<std::vector<T>> model(const Plan& plan, const Reduction& reduction,
     for (int64_t loop = 0; loop < plan.loops; ++loop)
       for (int part = 0; part < (chain ? 1 : k); ++part) {
         const Chunk c = plan.chunk_of(channel, loop, part);
-        const int owner = chain ? plan.root : part;  // where the chunk is complete, or begins
+        // Where the chunk is complete, or begins, and the ranks from there on.
+        const int owner = chain ? plan.position(channel, plan.root) : part;
+        const auto after = [&](int hops) { return plan.rank_at(channel, (owner + hops) % k); };
         for (int64_t i = 0; i < c.count; ++i) {
           const auto input = [&](int rank) {
             return scaled(reduction, multiply_input, in[size_t(rank)][size_t(c.in + i)]);
           };
-          T x = input(reduces ? (owner + 1) % k : owner);
+          T x = input(after(reduces ? 1 : 0));
           if (reduces) {
             for (int hop = 2; hop <= k; ++hop)
-              x = combined(reduction.combine, x, input((owner + hop) % k));
+              x = combined(reduction.combine, x, input(after(hop)));
             x = scaled(reduction, divide_result, x);
           }
           for (int rank = 0; rank < k; ++rank)
-            if (writes(plan, rank) && (collective != reduce_scatter || rank == owner))
+            if (writes(plan, rank) && (collective != reduce_scatter || rank == after(0)))
               out[size_t(rank)][size_t(c.out + i)] = x;
         }
       }

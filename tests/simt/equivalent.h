@@ -47,10 +47,10 @@ struct Rare {
 inline constexpr Rare kRare[] = {
     {"direct.cuh stage: agree dropped", "direct", 421},
     {"kernels.cuh ring_kernel: verdict == Verdict::ok always", "simple", 266},
-    {"link.cuh Ends: head != kPoisoned always", "ll", 2075},
+    {"link.cuh Ends: head != kPoisoned always", "ll128", 1012},
     {"link.cuh begin: failed_ != 0 never", "simple", 266},
     {"link.cuh wait_slots: ahead one more if for_data", "ll", 266},
-    {"link.cuh wait_slots: poll: !for_data taken for granted", "ll", 1572},
+    {"link.cuh wait_slots: poll: !for_data taken for granted", "ll", 2040},
     {"link.cuh wait_slots: ld_acquire relaxed if for_data", "ll", 477},
     {"link.cuh complete: "
      "st_relaxed(&Post::get(post_.next)->tail.value, sent_ + 1) before the fence", "ll", 2040},

@@ -6,6 +6,7 @@
 
 #include "core/schedule.h"
 #include "cuda/model.h"
+#include "orders.h"
 
 namespace simt {
 
@@ -36,6 +37,7 @@ Ring::Ring(uint64_t seed, const Wish& wish, Coverage& coverage)
   cover("trouble", name_of(*wish_.trouble));
   choose_sizes();
   if (*wish_.direct) choose_mesh();
+  choose_orders(seed);
   choose_machine(seed);
   make_segments();
   many_ = random_.one_in(8);
@@ -84,6 +86,19 @@ void Ring::choose_mesh() {
   cover("mesh slots", mesh_.slots);
 }
 
+// Half of the seeds have the ranks as they are numbered. From numbers of their own: whatever else a
+// seed says is the same with orders and without.
+void Ring::choose_orders(uint64_t seed) {
+  std::mt19937_64 random(~seed);
+  const int counts[] = {0, 0, 0, 1, 2, 2};
+  const int count = wish_.orders.value_or(counts[random() % std::size(counts)]);
+  orders_ = test::drawn_orders(count, ranks_, random);
+  cover("orders", orders_.count);
+  const bool alike = geometry_.channels == 1 || orders_.count < 2 ||
+                     orders_.ranks[0] == orders_.ranks[1];
+  cover("channels", alike ? "of one order" : "of different orders");
+}
+
 void Ring::choose_machine(uint64_t seed) {
   settings_.seed = seed;
   settings_.memory.atom = wish_.atom.value_or(8);
@@ -97,7 +112,7 @@ void Ring::choose_machine(uint64_t seed) {
   settings_.starved_rank = random_.one_in(2) ? int(random_.below(uint64_t(ranks_))) : -1;
   // Its previous rank then waits for it to give back slots.
   if (wish_.trouble == Trouble::aborted && random_.one_in(2))
-    settings_.starved_rank = (victim_ + 1) % ranks_;
+    settings_.starved_rank = next_of(0, victim_);
   if (wish_.trouble == Trouble::killed || wish_.trouble == Trouble::corrupted) {
     // A short one passes while the others still work, and for each block at a time of its own.
     timeout_ns_ = random_.one_of({kTimeout, kTimeout, kTimeout / 30'000, kTimeout / 250'000});
@@ -123,11 +138,11 @@ void Ring::make_segments() {
         for (StepCounter* s : {&l->tail, &l->head, &l->sent, &l->received})
           memory().write(&s->value, &first_step_, sizeof first_step_);
       }
-  for (int r = 0; *wish_.direct && r < ranks_; ++r) {
+  for (int r = 0; (*wish_.direct || orders_.count > 0) && r < ranks_; ++r) {
     const int64_t bytes = ranks_ * int64_t(sizeof(std::byte*));
     tables_.push_back(memory().add("the table of rank " + std::to_string(r), Kind::own, r, bytes));
     memory().write(tables_.back(), segments_.data(), bytes);
-    for (int c = 0; first_step_ != 0 && c < geometry_.channels; ++c) {
+    for (int c = 0; *wish_.direct && first_step_ != 0 && c < geometry_.channels; ++c) {
       memory().write(mesh_counters(r, c), &first_step_, sizeof first_step_);
       for (int p = 0; p < ranks_; ++p)
         if (p != r) memory().write(peer_counter(r, c, p), &first_step_, sizeof first_step_);
@@ -152,8 +167,10 @@ int64_t Ring::choose_count(int64_t chunk, int64_t chunks, int64_t loop, int elem
 void Ring::add_call() {
   Call call;
   const auto protocol = wish_.mixed ? Protocol(random_.below(kProtocols)) : *wish_.protocol;
-  const auto collective = random_.one_in(2) ? Collective::all_reduce
-                                            : Collective(random_.below(kCollectives));
+  auto collective = random_.one_in(2) ? Collective::all_reduce
+                                      : Collective(random_.below(kCollectives));
+  // A message goes to the next rank, and with two orders there would be two.
+  if (collective == Collective::send_recv && orders_.count > 1) collective = Collective::broadcast;
   const auto dtype = DType(random_.below(kDTypes));
   auto op = random_.one_in(2) ? Op::sum : Op(random_.below(kOps));
   if (!accepts(op, kind_of(dtype))) op = Op::sum;
@@ -161,8 +178,10 @@ void Ring::add_call() {
   const int root = is_chain(collective) ? int(random_.below(uint64_t(ranks_))) : 0;
   // The plan must be the same on all ranks, whatever threads each of them launches.
   const auto plan = [&](int64_t count) {
-    return Plan::make(collective, protocol, ranks_, count, size_of(dtype), workers_of(threads_),
-                      geometry_, 1 + int(random_.below(uint64_t(geometry_.channels))), root);
+    Plan p = Plan::make(collective, protocol, ranks_, count, size_of(dtype), workers_of(threads_),
+                        geometry_, 1 + int(random_.below(uint64_t(geometry_.channels))), root);
+    p.orders = orders_;
+    return p;
   };
   call.plan = plan(1);
   if (*wish_.direct && !(mixed_in_ && random_.one_in(2))) {
@@ -278,8 +297,10 @@ void Ring::fill(Call& call) {
 template <class Args>
 Args Ring::arguments(const Call& call, const std::vector<int>& ranks) const {
   Args args;
-  if constexpr (std::is_same_v<Args, DirectArgs>) args.plan = *call.direct, args.mesh = mesh_;
+  constexpr bool direct = std::is_same_v<Args, DirectArgs>;
+  if constexpr (direct) args.plan = *call.direct, args.mesh = mesh_, args.orders = orders_;
   else args.plan = call.plan;
+  const bool numbered = orders_.count == 0;
   args.geometry = geometry_;
   args.reduction = call.reduction;
   args.timeout_ns = timeout_ns_;
@@ -289,9 +310,9 @@ Args Ring::arguments(const Call& call, const std::vector<int>& ranks) const {
                      call.in[r],
                      call.out[r],
                      segments_[r],
-                     segments_[size_t(call.plan.next(int(r)))],
-                     segments_[size_t(call.plan.prev(int(r)))],
-                     call.direct ? reinterpret_cast<std::byte**>(tables_[r]) : nullptr,
+                     numbered ? segments_[(r + 1) % size_t(ranks_)] : nullptr,
+                     numbered ? segments_[(r + size_t(ranks_) - 1) % size_t(ranks_)] : nullptr,
+                     direct || !numbered ? reinterpret_cast<std::byte**>(tables_[r]) : nullptr,
                      reinterpret_cast<Mailbox*>(mailboxes_[r]),
                      reinterpret_cast<uint32_t*>(failed_[r])};
   }
@@ -339,6 +360,11 @@ void Ring::print() const {
               geometry_.channels, threads_, geometry_.slots, long(geometry_.slot_bytes[0]),
               long(geometry_.slot_bytes[1]), long(geometry_.slot_bytes[2]),
               static_cast<unsigned long>(first_step_));
+  for (int i = 0; i < orders_.count; ++i) {
+    std::printf("  ring of channels %d, %d, ...:", i, i + orders_.count);
+    for (int p = 0; p < ranks_; ++p) std::printf(" %d", orders_.rank_at(i, p));
+    std::printf("\n");
+  }
   for (const Call& c : calls_) {
     if (const auto& d = c.direct)
       std::printf("  %s %s[%ld] over %d channels%s, chunk %ld, %ld rounds\n",

@@ -35,7 +35,7 @@ struct Wish {
   bool mixed = false;  // each call has a protocol of its own
   std::optional<bool> direct;  // whether there are direct all-reduces, perhaps among other calls
   std::optional<Trouble> trouble;
-  std::optional<int> ranks, channels, slots, atom, line_atom;
+  std::optional<int> ranks, channels, slots, orders, atom, line_atom;
   bool find_races = true;
   bool verbose = false;
 };
@@ -67,6 +67,7 @@ class Ring {
   void choose_machine(uint64_t seed);
   void make_segments();
   void choose_mesh();
+  void choose_orders(uint64_t seed);
   void add_call();
   void choose_direct(Call& call, int element);
   int64_t choose_count(int64_t chunk, int64_t chunks, int64_t loop, int element, int parts);
@@ -98,6 +99,9 @@ class Ring {
   bool gave_up(int rank) const;
   bool stopped(int rank) const;
   std::string place_of(const void* at) const;
+  // Who stands beside a rank on a channel's ring.
+  int next_of(int channel, int rank) const { return orders_.next(channel, rank, ranks_); }
+  int prev_of(int channel, int rank) const { return orders_.prev(channel, rank, ranks_); }
   std::string place_in_mesh(int rank, int64_t offset) const;
   bool is_direct(size_t call) const { return call < calls_.size() && calls_[call].direct; }
   void print() const;
@@ -132,6 +136,7 @@ class Ring {
   bool together_ = false;         // all ranks in one launch, as in one process
   bool mixed_in_ = false;         // other calls among the direct ones
   bool many_ = false;             // calls
+  RingOrders orders_;
   Geometry geometry_;
   MeshGeometry mesh_;
   int64_t most_bytes_ = 0;        // of a tensor

@@ -24,8 +24,8 @@ void Ring::plan_trouble() {
   if (*wish_.trouble == Trouble::aborted && !together_ && random_.one_in(2))
     other_ = (victim_ + 1 + int(random_.below(uint64_t(ranks_ - 1)))) % ranks_;
   if (*wish_.direct && other_ >= 0 && ranks_ >= 4 && random_.one_in(2)) {
-    other_ = (victim_ + 1) % ranks_;
-    third_ = (victim_ + ranks_ - 1) % ranks_;
+    other_ = next_of(0, victim_);
+    third_ = prev_of(0, victim_);
   }
   // At the start, early, or any time.
   const uint64_t step = random_.below(random_.one_of<uint64_t>({1, 500, 5000, 50000}));
@@ -45,8 +45,7 @@ void Ring::check_sleeper(int rank) const {
   const size_t call = completed_[size_t(rank)];
   if (all_told_ && is_direct(call)) late("the host has aborted another rank");
   for (int other = 0; other < ranks_; ++other) {
-    const int hops = (other - rank + ranks_) % ranks_;
-    const bool near = hops == 1 || hops == ranks_ - 1;
+    const bool near = other == next_of(0, rank) || other == prev_of(0, rank);
     if (!near && !(is_direct(call) && is_direct(completed_[size_t(other)]))) continue;
     // Of several channels, one may have come to its end where another has not.
     if (gave_up(other) && !stopped(other) && geometry_.channels == 1 &&
@@ -106,8 +105,8 @@ void Ring::poison_others(int rank) {
   all_told_ = true;
   for (int c = 0; c < geometry_.channels; ++c) {
     for (int p = 0; p < kProtocols; ++p) {
-      put(&counters((rank + 1) % ranks_, c, Protocol(p))->tail.value);
-      put(&counters((rank + ranks_ - 1) % ranks_, c, Protocol(p))->head.value);
+      put(&counters(next_of(c, rank), c, Protocol(p))->tail.value);
+      put(&counters(prev_of(c, rank), c, Protocol(p))->head.value);
     }
     for (int other = 0; *wish_.direct && other < ranks_; ++other)
       put(&mesh_counters(other, c)->poisoned.value);
@@ -171,21 +170,20 @@ void Ring::look_at_report() {
 // Who has given up has said so: on the ring to its neighbours, in every protocol; and if that was
 // in a direct all-reduce, to all. On one channel at least.
 void Ring::check_word(int rank) const {
-  const auto check = [&](const char* what, int other, auto&& at) {
+  const auto check = [&](const std::string& whom, auto&& at) {
     bool told = false;
     for (int c = 0; c < geometry_.channels; ++c) told = told || read(at(c)) == kPoisoned;
     if (!told)
-      throw Failure("unsaid", "rank " + std::to_string(rank) + " gave up and did not tell rank " +
-                                  std::to_string(other) + what);
+      throw Failure("unsaid", "rank " + std::to_string(rank) + " gave up and did not tell " + whom);
   };
-  const int next = (rank + 1) % ranks_, prev = (rank + ranks_ - 1) % ranks_;
   for (int p = 0; p < kProtocols; ++p) {
-    check(", its next", next, [&](int c) { return &counters(next, c, Protocol(p))->tail.value; });
-    check(", its previous", prev,
-          [&](int c) { return &counters(prev, c, Protocol(p))->head.value; });
+    const auto of = [&](int other, int c) { return counters(other, c, Protocol(p)); };
+    check("its next", [&](int c) { return &of(next_of(c, rank), c)->tail.value; });
+    check("its previous", [&](int c) { return &of(prev_of(c, rank), c)->head.value; });
   }
   for (int other = 0; other < ranks_ && is_direct(completed_[size_t(rank)]); ++other)
-    check("", other, [&](int c) { return &mesh_counters(other, c)->poisoned.value; });
+    check("rank " + std::to_string(other),
+          [&](int c) { return &mesh_counters(other, c)->poisoned.value; });
 }
 
 // Only a direct all-reduce names somebody: a rank that may be waited for.
@@ -258,7 +256,7 @@ void Ring::check_counters() {
     for (int p = 0; p < kProtocols; ++p)
       for (int r = 0; r < ranks_; ++r) {
         const LinkCounters* mine = counters(r, c, Protocol(p));
-        const LinkCounters* next = counters((r + 1) % ranks_, c, Protocol(p));
+        const LinkCounters* next = counters(next_of(c, r), c, Protocol(p));
         const uint64_t sent = read(&mine->sent.value);
         if (Protocol(p) == Protocol::ll)
           cover("LL flags wrapped", int(sent / kLLFlagPeriod != first_step_ / kLLFlagPeriod));
@@ -325,8 +323,8 @@ std::string Ring::place_of(const void* at) const {
         const std::string where = " of rank " + std::to_string(r) + ", channel " +
                                   std::to_string(c) + ", " + name_of(Protocol(p));
         const int64_t counter = offset - geometry_.counters_offset(c, Protocol(p));
-        const std::string prev = std::to_string((r + ranks_ - 1) % ranks_);
-        const std::string next = std::to_string((r + 1) % ranks_);
+        const std::string prev = std::to_string(prev_of(c, r));
+        const std::string next = std::to_string(next_of(c, r));
         const std::string names[] = {"tail" + where + ", which rank " + prev + " writes",
                                      "head" + where + ", which rank " + next + " writes",
                                      "sent" + where, "received" + where};

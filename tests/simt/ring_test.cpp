@@ -16,7 +16,7 @@ using namespace simt;
 constexpr const char* kUsage =
     "ring_test [--seeds N] [--first N] [--jobs N] [--seed N (this one, in detail)]\n"
     "  [--protocol simple|ll|ll128|mixed] [--direct 0|1]\n"
-    "  [--trouble none|killed|aborted|corrupted] [--ranks N] [--slots N]\n"
+    "  [--trouble none|killed|aborted|corrupted] [--ranks N] [--slots N] [--orders N]\n"
     "  [--atom 4|8|16] [--line-atom 8|16|128] [--races 0|1]";
 
 // What seeds must have tried when there are many.
@@ -30,7 +30,8 @@ constexpr const char* kRequired[] = {
     "trouble killed", "trouble aborted", "trouble corrupted", "one_shot 0 rounds",
     "one_shot 1 rounds", "one_shot 2 rounds", "one_shot more rounds", "two_shot 0 rounds",
     "two_shot 1 rounds", "two_shot 2 rounds", "two_shot more rounds", "mesh slots 2",
-    "mesh slots 3", "mesh flags wrapped 1", "wide sum", "wide avg", "wide premul_sum", "wide prod"};
+    "mesh slots 3", "mesh flags wrapped 1", "wide sum", "wide avg", "wide premul_sum", "wide prod",
+    "orders 0", "orders 1", "orders 2", "channels of different orders"};
 
 // And what the lists of types.h name.
 std::vector<std::string> required() {
@@ -109,6 +110,7 @@ Run parse_run(int argc, char** argv) {
   };
   run.wish.ranks = as_int("--ranks");
   run.wish.slots = as_int("--slots");
+  run.wish.orders = as_int("--orders");
   run.wish.atom = as_int("--atom");
   run.wish.line_atom = as_int("--line-atom");
   if (const auto direct = options.number("--direct")) run.wish.direct = *direct != 0;
