@@ -58,6 +58,7 @@ function(add_simt_test name kernels)
 endfunction()
 add_simt_test(litmus ringkern_simt)
 add_simt_test(machine ringkern_simt)
+add_simt_test(probe ringkern_simt_kernels)
 if(RK_SANITIZE) # of the simulator, which is slower then; mutants would say nothing of it
   add_simt_test(ring ringkern_simt_kernels --seeds 300)
 else()

@@ -22,6 +22,7 @@ struct Device {
   std::string name;  // "cpu", "cuda:1": this rank's
   Terms terms;       // what all ranks must have alike
   WayTable ways;     // what this rank would choose by; all choose by rank 0's
+  ProbeRoom probe;   // where the links are probed; follows from the geometry
   std::function<std::unique_ptr<Transport>()> make_transport;
   std::function<std::unique_ptr<Executor>(const Segments&)> make_executor;
 };

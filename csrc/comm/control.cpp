@@ -13,7 +13,7 @@
 namespace ringkern {
 namespace {
 
-constexpr size_t kMostText = 2000, kMostPhase = 100;
+constexpr size_t kMostText = 2000, kMostPhase = 100, kMostPlace = 64;
 
 template <class T>
 T load(const T& word, std::memory_order order = std::memory_order_relaxed) {
@@ -42,6 +42,12 @@ struct Control::Page {
   alignas(kCacheLine) int64_t last_beat;
   alignas(kCacheLine) uint64_t departed;       // 0: not yet; else 1 + the number of its last call
   alignas(kCacheLine) uint64_t first_to_fail;  // rank 0's page: 0: nobody; else 1 + the rank
+  struct Probe {
+    uint64_t begun;  // written last
+    uint64_t out_of_reach;  // a bit for each
+    char place[kMostPlace];
+  };
+  alignas(kCacheLine) Probe probe;
   struct Reason {
     uint32_t cause;
     int32_t rank;
@@ -114,6 +120,25 @@ int64_t Control::pid_of(int of) const {
   const Page &theirs = *pages_[size_t(of)], &mine = *pages_[size_t(rank)];
   return theirs.pid_namespace == mine.pid_namespace ? theirs.pid : 0;
 }
+
+void Control::begin_probe(const std::vector<bool>& out_of_reach, const std::string& place) {
+  Page::Probe& mine = pages_[size_t(rank)]->probe;
+  static_assert(kMostProbed <= 64);
+  uint64_t bits = 0;
+  for (size_t peer = 0; peer < out_of_reach.size() && peer < kMostProbed; ++peer)
+    bits |= uint64_t(out_of_reach[peer]) << peer;
+  store(mine.out_of_reach, bits);
+  write_text(mine.place, place);
+  store(mine.begun, uint64_t(1), std::memory_order_release);
+}
+bool Control::has_begun_probe(int of) const {
+  return load(pages_[size_t(of)]->probe.begun, std::memory_order_acquire) != 0;
+}
+bool Control::reaches(int of, int peer) const {
+  if (peer >= kMostProbed) return true;
+  return (load(pages_[size_t(of)]->probe.out_of_reach) >> peer & 1) == 0;
+}
+std::string Control::place_of(int of) const { return read_text(pages_[size_t(of)]->probe.place); }
 
 void Control::depart() {
   store(pages_[size_t(rank)]->departed, last_seq() + 1, std::memory_order_release);

@@ -56,6 +56,9 @@ inline int64_t coarse_now() {
   return t.tv_sec * 1'000'000'000 + t.tv_nsec;
 }
 
+// So many ranks' memory can be marked as out of reach.
+inline constexpr int kMostProbed = 64;
+
 class Control {
  public:
   // Throws SharedMemoryError, as map(). A ring of one rank has no descriptor.
@@ -109,6 +112,14 @@ class Control {
   void beat();
   int64_t last_beat_of(int rank) const;  // CLOCK_MONOTONIC, in ns
   int64_t pid_of(int rank) const;  // 0 where it is no process that this one can see
+  // This rank has begun to probe its links; `out_of_reach`, by rank: those whose memory it does not
+  // write to. `place`: where its own is.
+  void begin_probe(const std::vector<bool>& out_of_reach, const std::string& place);
+  bool has_begun_probe(int rank) const;
+  // Of a rank that has.
+  bool reaches(int rank, int peer) const;
+  std::string place_of(int rank) const;
+
   // This rank leaves in an orderly way: it makes no call after its last.
   void depart();
   // The last call of a rank that has departed.

@@ -14,7 +14,7 @@ namespace ringkern {
 
 // Changes whenever ranks of two versions could not work together: these structs, the layout of
 // segments, flags and counters, or the order in which the ring moves chunks.
-inline constexpr uint32_t kWireVersion = 4;
+inline constexpr uint32_t kWireVersion = 5;
 
 // 128 random bits: nobody guesses a socket's name, and no two rings take each other's ranks.
 using Id = std::array<uint8_t, 16>;

@@ -4,6 +4,7 @@
 
 #include "comm/communicator.h"
 #include "comm/parting.h"
+#include "comm/probe.h"
 
 namespace ringkern {
 namespace {
@@ -140,8 +141,11 @@ Communicator::Ring Communicator::connect(const Device& device) {
   }
   WatchedStore store(*store_, [this] { check_healthy(); });
   key = unique_prefix(store, name_ + "/" + device.terms.device, place);
+  const auto probe = [&](const Id& session, const Look& look) {
+    probe_links({segments, device.probe, *ring.transport, *ring.control, timeout_}, session, look);
+  };
   ring.neighbours = join_ring(store, key, place, device.terms, to_bytes(device.ways), timeout_,
-                              offer, map);
+                              offer, map, probe);
   return ring;
 }
 

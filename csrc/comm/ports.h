@@ -4,7 +4,9 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -91,6 +93,29 @@ struct Offer {
   int fd = -1, second_fd = -1, third_fd = -1;
 };
 
+// A part of every rank's segment, the same in all, whose contents mean nothing yet.
+struct ProbeRoom {
+  int64_t offset = 0;
+  int64_t bytes = 0;       // 0: none
+  int64_t slot_bytes = 0;  // the most for one link ...
+  int64_t tail_bytes = 0;  // ... of which these are for what a transport needs beside words
+};
+
+// A link as it is probed (comm/probe.h). Places are in segments; null where there is nothing to do.
+struct ProbedLink {
+  int peer = 0;
+  uint64_t* theirs = nullptr;       // in the peer's memory: this rank writes here ...
+  const uint64_t* sends = nullptr;  // ... what is here, and one word more, to answer with
+  uint64_t* mine = nullptr;         // in this rank's memory: the peer writes here
+  uint64_t* receives = nullptr;     // what came; 0 where nothing did
+  const uint64_t* shown = nullptr;  // in the peer's memory: what it has written there itself
+  uint64_t* sees = nullptr;         // what this rank reads there
+  int words = 0;                    // the last is stored last, and looked for first
+  // In this rank's memory, and nobody else's: each as large as a slot.
+  uint64_t *spare = nullptr, *second_spare = nullptr;
+  bool answered = true;  // the peer has said, over the link, that it has seen what this rank wrote
+};
+
 // Owns this rank's segment and the mappings of its neighbours' (shared memory, CUDA IPC, or plain
 // pointers between ranks of one process). Fresh segments are zero.
 class Transport {
@@ -109,6 +134,20 @@ class Transport {
   // The others did not say so: they may still write to this rank's memory, so it is never given
   // back.
   virtual void abandon() {}
+
+  // What follows is for the probe of the links: by the means by which collectives move data, here
+  // the stores and loads of this thread. The first is called as soon as the others' memory is
+  // mapped, the second when all have come so far. Of what has not come within `patience`, the last
+  // word received is 0. `look` is called now and then, and throws when there is nothing left to
+  // wait for.
+  virtual void begin_probe(std::span<ProbedLink> links);
+  virtual void end_probe(std::span<ProbedLink> links, Milliseconds patience,
+                         const std::function<void()>& look);
+  // Whether collectives read the others' memory, too.
+  virtual bool reads_others() const { return true; }
+  // Where this rank's memory is, and what to do about a link that moves wrong data; for errors.
+  virtual std::string place() const { return {}; }
+  virtual std::string remedy() const;
 };
 
 // One rank's view of everybody's memory.

@@ -28,6 +28,7 @@ class Exchange {
   void publish(const std::string& word);
   void run(const Offer& mine);
   std::vector<Offer> offers() const;
+  const Id& session() const { return session_; }
   Neighbours take();
 
  private:
@@ -255,7 +256,8 @@ Neighbours join_ring(Store& store, const std::string& prefix, const Place& place
                      const Terms& terms, const std::string& word, Milliseconds timeout,
                      const std::function<Offer()>& make_offer,
                      const std::function<void(const std::vector<Offer>& offers,
-                                              const std::string& word)>& map) {
+                                              const std::string& word)>& map,
+                     const Probe& probe) {
   if (place.size == 1) return {};
   Agreement agreement(store, prefix, place.rank, place.size, timeout);
   Exchange exchange(agreement, place, terms);
@@ -263,6 +265,10 @@ Neighbours join_ring(Store& store, const std::string& prefix, const Place& place
     exchange.publish(word);
     exchange.run(make_offer());
     map(exchange.offers(), place.rank == 0 ? word : agreement.word());
+    if (probe)
+      probe(exchange.session(), [&](const std::string& waiting_for) {
+        agreement.look(waiting_for);
+      });
     agreement.agree();
   } catch (const Lost& lost) {
     if (auto reason = agreement.refuse(lost.what())) throw RendezvousError(*reason);

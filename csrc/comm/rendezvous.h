@@ -27,14 +27,19 @@ struct Neighbours {
   Neighbour next, prev;
 };
 
+using Look = std::function<void(const std::string& waiting_for)>;
+using Probe = std::function<void(const Id& session, const Look& look)>;
+
 // Joins the ring of all ranks that call this with the same prefix, of which there must be
 // `place.size`. A ring of one has no neighbours: neither function is called.
 //
 // `make_offer` is called once this rank is known to the others; the descriptor in its offer stays
 // the caller's. `map` is called with the offers of all ranks, by rank, but for this one's, which is
-// empty, and with the word of rank 0, which says what all ranks must have alike and each of them may
-// have come with differently; their descriptors are closed when it returns. What either throws is
-// told to all ranks and comes out of here. Everything else that fails is a RendezvousError (a rank did not
+// empty, and with the word of rank 0, which says what all ranks must have alike and each of them
+// may have come with differently; their descriptors are closed when it returns. `probe`, if any, is
+// called then, with the session, which all ranks have alike, and what to call now and then: it
+// throws once another rank has given up, or the time is over. What any of them throws is told to
+// all ranks and comes out of here. Everything else that fails is a RendezvousError (a rank did not
 // come, is of another version, or failed) or a TransportError (a rank cannot be reached).
 //
 // Waits at most `timeout`, plus 2 s in which a rank that gives up learns who failed first. The
@@ -43,7 +48,8 @@ Neighbours join_ring(Store& store, const std::string& prefix, const Place& place
                      const Terms& terms, const std::string& word, Milliseconds timeout,
                      const std::function<Offer()>& make_offer,
                      const std::function<void(const std::vector<Offer>& offers,
-                                              const std::string& word)>& map);
+                                              const std::string& word)>& map,
+                     const Probe& probe = nullptr);
 
 // A prefix for the keys of one ring: the store may still hold those of an earlier one of the same
 // name and size. The n-th call of each rank gives the same prefix: a rank that comes late to a ring

@@ -16,6 +16,12 @@ inline constexpr int64_t kBellBytes = sizeof(Bell);
 inline int64_t mesh_offset(const Geometry& g) { return align_up(kBellBytes + g.bytes(), 4096); }
 inline int64_t segment_bytes(const Geometry& g) { return mesh_offset(g) + MeshGeometry::bytes(); }
 
+// Where the links are probed before there is a ring (comm/probe.h). Little: between processes what
+// is mapped is right or wrong as a whole, and the slots of some ranks are in one page.
+inline ProbeRoom probe_room(const Geometry& g) {
+  return {kBellBytes + g.fifo_offset(0, Protocol::simple), g.fifo_bytes(Protocol::simple), 512};
+}
+
 // What of a rank's memory its links with one neighbour on each side use: on a ring all of a
 // segment, between two ranks that send each other messages a part of each one's inbox.
 struct LinkMemory {

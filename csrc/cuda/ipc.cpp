@@ -99,7 +99,20 @@ void* IpcTransport::map(const Offer& offer, int peer) {
   return at;
 }
 
+void IpcTransport::begin_probe(std::span<ProbedLink> links) {
+  prober_.emplace(device_);
+  prober_->stage(links);
+}
+
+void IpcTransport::end_probe(std::span<ProbedLink> links, Milliseconds patience,
+                             const std::function<void()>& look) {
+  prober_->launch(links, patience);
+  prober_->finish(links, patience, look);
+  prober_.reset();
+}
+
 bool IpcTransport::unmap() {
+  prober_.reset();  // before what it writes to is unmapped
   if (mappings_.empty()) return mine_ != nullptr;
   try {
     const OnDevice guard(device_);

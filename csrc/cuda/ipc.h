@@ -3,9 +3,11 @@
 // the process that made it.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "comm/ports.h"
+#include "cuda/prober.h"
 
 namespace ringkern::cuda {
 
@@ -27,6 +29,12 @@ class IpcTransport final : public Transport {
   void* map(const Offer& offer, int peer) override;
   bool unmap() override;
   void abandon() override { mine_ = nullptr; }
+  void begin_probe(std::span<ProbedLink> links) override;
+  void end_probe(std::span<ProbedLink> links, Milliseconds patience,
+                 const std::function<void()>& look) override;
+  bool reads_others() const override { return false; }
+  std::string place() const override { return Prober::place(device_); }
+  std::string remedy() const override { return Prober::remedy(); }
 
  private:
   struct Ticket;
@@ -41,6 +49,7 @@ class IpcTransport final : public Transport {
   RingOrders orders_;
   void* mine_ = nullptr;
   std::vector<void*> mappings_;
+  std::optional<Prober> prober_;  // until the links have been probed
 };
 
 }  // namespace ringkern::cuda

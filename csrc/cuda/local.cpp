@@ -6,6 +6,7 @@
 
 #include "cuda/device.h"
 #include "cuda/engine.h"
+#include "cuda/prober.h"
 
 namespace ringkern::cuda {
 namespace {
@@ -79,6 +80,7 @@ LocalRing::LocalRing(const std::vector<int>& devices, Milliseconds timeout,
     }
   try {
     if (ranks_ > 1) claim_memory();
+    if (parts_.size() > 1) probe(timeout);
     make_launchers(devices, timeout);
   } catch (...) {
     release();
@@ -97,6 +99,14 @@ void LocalRing::claim_memory() {
     check(cudaMemset(part.memory, 0, bytes), "cudaMemset");
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
+}
+
+void LocalRing::probe(Milliseconds timeout) {
+  std::vector<ProbedDevice> devices;
+  for (const Part& part : parts_)
+    devices.push_back({part.device, part.ranks.front(), static_cast<std::byte*>(part.memory)});
+  probe_devices(devices, geometry_,
+                [](int from, int to) { return enable_access(from, to, false); }, timeout);
 }
 
 void LocalRing::make_launchers(const std::vector<int>& devices, Milliseconds timeout) {

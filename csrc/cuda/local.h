@@ -37,6 +37,7 @@ class LocalRing {
   };
 
   void claim_memory();
+  void probe(Milliseconds timeout);  // the links between the devices
   void make_launchers(const std::vector<int>& devices, Milliseconds timeout);
   void throw_if_failed(const Task& task);
   void release() noexcept;

@@ -21,6 +21,7 @@ inline Device cpu_device(int rank, int ranks, Milliseconds timeout) {
   device.name = device.terms.device = "cpu";
   device.terms.geometry = cpu::default_geometry();
   device.terms.segment_bytes = cpu::segment_bytes(device.terms.geometry);
+  device.probe = cpu::probe_room(device.terms.geometry);
   const auto arenas = std::make_shared<cpu::Arenas>();
   device.make_transport = [=, bytes = device.terms.segment_bytes] {
     return std::make_unique<cpu::ShmTransport>(bytes, arenas);
@@ -41,6 +42,7 @@ inline Device cuda_device(int index, int rank, int ranks, Milliseconds timeout,
   device.terms.geometry.channels = channels;
   device.terms.segment_bytes = cuda::segment_bytes(device.terms.geometry, ranks);
   device.terms.workers = cuda::kPlanWorkers;
+  device.probe = cuda::probe_room(device.terms.geometry);
   device.make_transport = [=, bytes = device.terms.segment_bytes] {
     return std::make_unique<cuda::IpcTransport>(index, bytes, rank, ranks);
   };

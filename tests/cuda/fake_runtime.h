@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -12,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/launch.h"
+#include "cuda/probe.h"
 
 namespace ringkern::test {
 
@@ -38,6 +39,10 @@ struct FakeRuntime {
   std::map<std::byte*, std::pair<int, size_t>> memory;
   std::set<std::pair<int, int>> access;
   std::vector<Launch> launches;
+  std::vector<cuda::ProbeArgs> probes;  // that have written, and not received
+  std::set<std::pair<int, int>> broken;  // from, to: what is written there goes nowhere
+  bool busy = false;                     // no probe ends
+  int corrupt = -1;                      // one bit of what is written there is another
   cudaError_t last = cudaSuccess;
 
   // On which device `at` lies; -1: nowhere.
@@ -48,6 +53,31 @@ struct FakeRuntime {
   }
 };
 inline FakeRuntime runtime;
+
+// The two halves of the kernel, of which the second needs the first of all others.
+inline void write_probe(const cuda::ProbeArgs& args) {
+  for (const cuda::ProbeEnds& link : args.links) {
+    if (link.theirs == nullptr) continue;
+    const int to = runtime.device_of(reinterpret_cast<const std::byte*>(link.theirs));
+    if (runtime.broken.contains({runtime.current, to})) continue;
+    std::memcpy(link.theirs, link.sends, size_t(args.words) * 8);
+    if (to == runtime.corrupt) link.theirs[5] ^= 1;
+  }
+}
+inline void read_probe(const cuda::ProbeArgs& args) {
+  for (const cuda::ProbeEnds& link : args.links) {
+    if (link.mine == nullptr || link.mine[args.words - 1] == 0) continue;
+    std::memcpy(link.receives, link.mine, size_t(args.words) * 8);
+    if (link.theirs != nullptr) link.theirs[args.words] = link.sends[args.words];
+  }
+}
+inline void end_probes() {
+  for (const cuda::ProbeArgs& args : runtime.probes) read_probe(args);
+  for (const cuda::ProbeArgs& args : runtime.probes)
+    for (const cuda::ProbeEnds& link : args.links)
+      if (link.mine != nullptr) link.scratch->answer = link.mine[args.words];
+  runtime.probes.clear();
+}
 
 inline void* zeroed(size_t bytes) {
   const size_t whole = (bytes + 255) / 256 * 256;
@@ -60,6 +90,7 @@ namespace ringkern::cuda {
 const void* kernel_for(Protocol, DType, Combine) { return &test::runtime; }
 const void* direct_kernel_for(DType, Combine) { return &test::runtime.memory; }
 const void* alone_kernel(DType) { return &test::runtime; }
+const void* probe_kernel() { return &test::runtime.probes; }
 }  // namespace ringkern::cuda
 
 extern "C" {
@@ -82,6 +113,9 @@ cudaError_t cudaDeviceCanAccessPeer(int* possible, int from, int to) {
 cudaError_t cudaDeviceEnablePeerAccess(int to, unsigned) {
   const bool fresh = runtime.access.insert({runtime.current, to}).second;
   return runtime.last = fresh ? cudaSuccess : cudaErrorPeerAccessAlreadyEnabled;
+}
+cudaError_t cudaDeviceGetPCIBusId(char* id, int n, int device) {
+  return std::snprintf(id, size_t(n), "0000:0%d:00.0", device), cudaSuccess;
 }
 const char* cudaGetErrorName(cudaError_t) { return "a name"; }
 const char* cudaGetErrorString(cudaError_t) { return "a text"; }
@@ -144,6 +178,10 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
 }
 cudaError_t cudaStreamDestroy(cudaStream_t s) { return std::free(s), cudaSuccess; }
 cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamQuery(cudaStream_t) {
+  if (runtime.busy) return cudaErrorNotReady;
+  return ringkern::test::end_probes(), cudaSuccess;
+}
 cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* status,
                                      unsigned long long*
@@ -163,6 +201,12 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* n, const void*, i
 cudaError_t cudaLaunchKernel(const void* kernel, dim3 blocks, dim3 threads, void** args, size_t,
                              cudaStream_t stream) {
   if (runtime.current == runtime.refuses) return runtime.last = cudaErrorLaunchOutOfResources;
+  if (kernel == &runtime.probes) {
+    const auto& probe = *static_cast<ringkern::cuda::ProbeArgs*>(args[0]);
+    ringkern::test::write_probe(probe);
+    runtime.probes.push_back(probe);
+    return cudaSuccess;
+  }
   auto& launch = runtime.launches.emplace_back();
   launch.device = runtime.current, launch.blocks = blocks.x, launch.threads = threads.x;
   launch.stream = stream;

@@ -73,6 +73,35 @@ void one_launch_a_device() {
   CHECK(ring.drain(Milliseconds(1)));
 }
 
+void links_are_probed_before_there_is_a_ring() {
+  const auto make = [] { LocalRing(kDevices, kTimeout); };
+  runtime = {};
+  make();
+  CHECK(runtime.launches.empty() && runtime.probes.empty() && runtime.memory.empty());
+  runtime = {};
+  runtime.broken = {{1, 2}};  // CUDA says that they reach each other
+  CHECK_THROWS(TransportError,
+               "what rank 3 (cuda:1, PCI 0000:01:00.0) wrote into the memory of rank 1 (cuda:2, "
+               "PCI 0000:02:00.0) did not arrive within 0.5 s: there is nothing of 2944 bytes. "
+               "CUDA says that the two GPUs reach each other's memory, and data do not", make());
+  CHECK(runtime.memory.empty());
+  runtime = {};
+  runtime.corrupt = 0;
+  CHECK_THROWS(TransportError, "into the memory of rank 0 (cuda:0, PCI 0000:00:00.0) is wrong: 1 "
+                               "of 2944 bytes differ, the first of them in word 5", make());
+  runtime = {};
+  runtime.busy = true;
+  CHECK_THROWS(TransportError, "device 0 did not find the time for a small kernel",
+               LocalRing(kDevices, Milliseconds(60)));
+  CHECK(runtime.memory.empty());
+  runtime = {};
+  runtime.apart = {{1, 2}, {2, 1}};  // no neighbours in this order: nothing is written
+  runtime.broken = runtime.apart;
+  LocalRing({0, 2, 0, 1, 0}, kTimeout);
+  LocalRing({0, 0}, kTimeout);  // one device has no links
+  CHECK(runtime.memory.empty());
+}
+
 void every_launch_is_told_the_root() {
   runtime = {};
   LocalRing ring(kDevices, kTimeout);
@@ -460,6 +489,7 @@ void a_ring_of_one_takes_no_memory() {
 
 int main() {
   one_launch_a_device();
+  links_are_probed_before_there_is_a_ring();
   every_launch_is_told_the_root();
   every_launch_is_told_the_orders();
   a_message_takes_one_order();

@@ -31,7 +31,7 @@ HEAD = """\
 class Resources(NamedTuple):
     """A row: a kernel on an architecture, and what it takes."""
 
-    protocol: str  # or "direct", the direct all-reduces; or "alone", the kernel of a ring of one
+    protocol: str  # or "direct", the direct all-reduces; "alone", of a ring of one; or "probe"
     dtype: str
     combine: str  # "sum", or "any": with a switch over the others
     arch: str
@@ -71,6 +71,8 @@ def dtypes() -> dict[str, str]:
 
 def name_of(mangled: str) -> tuple[str, str, str]:
     """Protocol, dtype and combine."""
+    if re.search(r"5probeENS0_9ProbeArgsE$", mangled):
+        return "probe", "-", "-"
     ring = re.search(r"11ring_kernelILNS_8ProtocolE(\d+)E(?:NS_)?(.+)Lb([01])EE", mangled)
     direct = re.search(r"13direct_kernelI(?:NS_)?(.+)Lb([01])EE", mangled)
     alone = re.search(r"5aloneI(?:NS_)?(.+)EEv", mangled)
@@ -141,8 +143,8 @@ TITLES = line_of(Resources._fields)
 
 def rows_of(kernels: Iterable[Resources]) -> list[Resources]:
     """In an order that does not depend on the compiler's."""
-    order = [*protocols(), "direct", "alone"]
-    names = list(dtypes().values())
+    order = [*protocols(), "direct", "alone", "probe"]
+    names = [*dtypes().values(), "-"]
 
     def place(row: Resources) -> tuple[int, int, str, int]:
         arch = int(re.sub(r"\D", "", row.arch))

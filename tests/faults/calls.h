@@ -22,6 +22,7 @@ inline Device cpu_device(int rank, int ranks, Milliseconds timeout,
   device.name = device.terms.device = "cpu";
   device.terms.geometry = cpu::default_geometry();
   device.terms.segment_bytes = cpu::segment_bytes(device.terms.geometry);
+  device.probe = cpu::probe_room(device.terms.geometry);
   const auto arenas = threads ? nullptr : std::make_shared<cpu::Arenas>();
   device.make_transport = [=, bytes = device.terms.segment_bytes]() -> std::unique_ptr<Transport> {
     if (threads) return std::make_unique<cpu::LocalTransport>(threads, bytes);
