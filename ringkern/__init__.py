@@ -34,6 +34,7 @@ if _C.torch_version.split(".")[:2] != torch.__version__.split(".")[:2]:
         f"{torch.__version__}; {_REBUILD}"
     )
 
+from . import arrange as arrange  # noqa: E402
 from . import backend, errors, functional, local  # noqa: E402
 from .comm import Communicator  # noqa: E402
 from .ops import ring_all_gather, ring_all_reduce, ring_reduce_scatter  # noqa: E402

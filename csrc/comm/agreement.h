@@ -28,7 +28,7 @@ class Agreement {
   // Leaves a note for the others; waits for the note of another rank.
   void set_note(const std::string& value) { store_.set(key("rank", rank_), value); }
   std::string note_of(int rank, const std::string& waiting_for);
-  // What rank 0 says for all, and what all hear.
+  // What rank 0 says for all, and what the others hear.
   void set_word(const std::string& value) { store_.set(key("word"), value); }
   std::string word() { return get(key("word"), "the word of rank 0"); }
 

@@ -23,6 +23,8 @@ struct Device {
   Terms terms;       // what all ranks must have alike
   WayTable ways;     // what this rank would choose by; all choose by rank 0's
   ProbeRoom probe;   // where the links are probed; follows from the geometry
+  // In which orders the ranks are to stand, whose devices are there; asked on rank 0. May be null.
+  std::function<RingOrders(const std::vector<std::string>& buses)> arrange;
   std::function<std::unique_ptr<Transport>()> make_transport;
   std::function<std::unique_ptr<Executor>(const Segments&)> make_executor;
 };

@@ -130,6 +130,7 @@ Address my_address(const Terms& terms, const Id& session) {
   a.network = network_namespace();
   a.pids = pid_namespace();
   a.pid = ::getpid();
+  copy_text(a.bus, terms.bus);
   return a;
 }
 
@@ -167,6 +168,8 @@ Address read_address(const std::string& bytes, int rank, const Address& mine, in
                           std::to_string(sizeof a));
   return a;
 }
+
+std::string bus_in(const Address& address) { return text(address.bus); }
 
 void check_reachable(const Address& mine, int my_rank, const Address& peer, int peer_rank) {
   const auto both = [&](const std::string& m, const std::string& p) {

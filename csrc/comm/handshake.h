@@ -29,6 +29,7 @@ struct Terms {
   int64_t segment_bytes = 0;
   int64_t workers = 1;  // Plan::make
   uint32_t version = kWireVersion;
+  std::string bus{};  // where this rank's device is: one's own, not compared; empty on a CPU
 };
 
 struct Address {
@@ -40,6 +41,7 @@ struct Address {
   uint64_t network;  // inode of the network namespace; 0 where it cannot be told
   uint64_t pids;     // the same of the pid namespace
   int64_t pid;
+  char bus[32];
 };
 
 struct Hello {
@@ -62,7 +64,7 @@ struct PassedOn {
 
 // Without padding and little-endian, so that the bytes in memory are the bytes on the wire.
 static_assert(std::endian::native == std::endian::little);
-static_assert(std::is_trivially_copyable_v<Address> && sizeof(Address) == 168);
+static_assert(std::is_trivially_copyable_v<Address> && sizeof(Address) == 200);
 static_assert(std::is_trivially_copyable_v<PassedOn> && sizeof(PassedOn) == 32);
 static_assert(std::is_trivially_copyable_v<Hello> && sizeof(Hello) == 56 + 9 * 8);
 
@@ -71,6 +73,7 @@ Hello my_hello(const Terms& terms, const Id& session, int size, int from, int to
 
 // Throw RendezvousError when it is no address, or of another version than `mine`.
 Address read_address(const std::string& bytes, int rank, const Address& mine, int my_rank);
+std::string bus_in(const Address& address);
 // Throws TransportError when its process cannot be reached from this one.
 void check_reachable(const Address& mine, int my_rank, const Address& peer, int peer_rank);
 

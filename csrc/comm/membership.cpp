@@ -25,13 +25,19 @@ int take_page(Offer& offer) {
                        -1);
 }
 
-WayTable ways_in(const std::string& word, int rank) {
+// What rank 0 says for all: by which way calls go, and in which orders the ranks stand.
+struct Word {
   WayTable ways;
-  if (word.size() == sizeof ways) std::memcpy(&ways, word.data(), sizeof ways);
-  if (word.size() != sizeof ways || !ways.valid())
+  RingOrders orders;
+};
+
+Word word_in(const std::string& bytes, int rank, int ranks) {
+  Word word;
+  if (bytes.size() == sizeof word) std::memcpy(static_cast<void*>(&word), bytes.data(), sizeof word);
+  if (bytes.size() != sizeof word || !word.ways.valid() || !word.orders.valid(ranks))
     throw RendezvousError("rank 0 says by which way calls go, and " + rank_text(rank) +
                           " does not understand it: install the same ringkern for all ranks");
-  return ways;
+  return word;
 }
 
 // A store that ends the rendezvous when `look` throws. Once: afterwards the other ranks are told
@@ -119,7 +125,9 @@ Communicator::Ring Communicator::connect(const Device& device) {
         key});
   };
   const auto map = [&](const std::vector<Offer>& offers, const std::string& word) {
-    ring.ways = ways_in(word, rank_);
+    const Word of_rank_0 = word_in(word, rank_, ranks_);
+    ring.ways = of_rank_0.ways;
+    segments.orders = of_rank_0.orders;
     segments.all.resize(offers.size(), segments.mine);
     segments.calls.resize(offers.size(), nullptr);
     ring.transport->arrange(segments.orders);
@@ -141,11 +149,14 @@ Communicator::Ring Communicator::connect(const Device& device) {
   }
   WatchedStore store(*store_, [this] { check_healthy(); });
   key = unique_prefix(store, name_ + "/" + device.terms.device, place);
+  const auto word = [&](const std::vector<std::string>& buses) {
+    return to_bytes(Word{device.ways, device.arrange ? device.arrange(buses) : RingOrders{}});
+  };
   const auto probe = [&](const Id& session, const Look& look) {
     probe_links({segments, device.probe, *ring.transport, *ring.control, timeout_}, session, look);
   };
-  ring.neighbours = join_ring(store, key, place, device.terms, to_bytes(device.ways), timeout_,
-                              offer, map, probe);
+  ring.neighbours =
+      join_ring(store, key, place, device.terms, timeout_, word, offer, map, probe);
   return ring;
 }
 

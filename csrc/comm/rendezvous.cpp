@@ -25,9 +25,10 @@ class Exchange {
     agreement_.look_closer([this] { check_neighbours_live(); });
   }
 
-  void publish(const std::string& word);
+  void publish();
   void run(const Offer& mine);
   std::vector<Offer> offers() const;
+  std::string word(const MakeWord& make_word);
   const Id& session() const { return session_; }
   Neighbours take();
 
@@ -66,9 +67,8 @@ class Exchange {
   std::vector<Message> others_;  // offers of those behind prev, from the nearest on
 };
 
-void Exchange::publish(const std::string& word) {
+void Exchange::publish() {
   agreement_.arrive();
-  if (place_.rank == 0) agreement_.set_word(word);  // before its address, which all ranks read
   address_ = my_address(terms_, random_id());
   listener_ = listen_on(socket_name(address_.socket));
   agreement_.set_note(to_bytes(address_));
@@ -245,6 +245,16 @@ std::vector<Offer> Exchange::offers() const {
   return offers;
 }
 
+std::string Exchange::word(const MakeWord& make_word) {
+  if (place_.rank != 0) return agreement_.word();
+  std::vector<std::string> buses;
+  for (int rank = 0; rank < place_.size && !terms_.bus.empty(); ++rank)
+    buses.push_back(bus_in(address_of(rank)));
+  const std::string word = make_word(buses);
+  agreement_.set_word(word);
+  return word;
+}
+
 Neighbours Exchange::take() {
   return {{place_.next, next_.greeting.hello.pid, std::move(next_.socket)},
           {place_.prev, prev_.greeting.hello.pid, std::move(prev_.socket)}};
@@ -253,7 +263,7 @@ Neighbours Exchange::take() {
 }  // namespace
 
 Neighbours join_ring(Store& store, const std::string& prefix, const Place& place,
-                     const Terms& terms, const std::string& word, Milliseconds timeout,
+                     const Terms& terms, Milliseconds timeout, const MakeWord& make_word,
                      const std::function<Offer()>& make_offer,
                      const std::function<void(const std::vector<Offer>& offers,
                                               const std::string& word)>& map,
@@ -262,9 +272,9 @@ Neighbours join_ring(Store& store, const std::string& prefix, const Place& place
   Agreement agreement(store, prefix, place.rank, place.size, timeout);
   Exchange exchange(agreement, place, terms);
   try {
-    exchange.publish(word);
+    exchange.publish();
     exchange.run(make_offer());
-    map(exchange.offers(), place.rank == 0 ? word : agreement.word());
+    map(exchange.offers(), exchange.word(make_word));
     if (probe)
       probe(exchange.session(), [&](const std::string& waiting_for) {
         agreement.look(waiting_for);

@@ -27,6 +27,13 @@ void check(cudaError_t error, const char* call, const char* remedy) {
   throw TransportError(describe(call, error) + (*remedy ? std::string(". ") + remedy : ""));
 }
 
+std::string bus_of(int device) noexcept {
+  char bus[32] = {};
+  if (cudaDeviceGetPCIBusId(bus, int(sizeof bus), device) == cudaSuccess) return bus;
+  (void)cudaGetLastError();
+  return {};
+}
+
 void check_device(int device) {
   int n = 0;
   check(cudaGetDeviceCount(&n), "cudaGetDeviceCount",

@@ -117,10 +117,8 @@ void Prober::finish(std::span<ProbedLink> links, Milliseconds patience,
 
 std::string Prober::place(int device) {
   const std::string name = "cuda:" + std::to_string(device);
-  char bus[32] = {};
-  if (cudaDeviceGetPCIBusId(bus, sizeof bus, device) == cudaSuccess) return name + ", PCI " + bus;
-  (void)cudaGetLastError();  // or a later call of someone else would report it
-  return name;
+  const std::string bus = bus_of(device);
+  return bus.empty() ? name : name + ", PCI " + bus;
 }
 
 std::string Prober::remedy() {

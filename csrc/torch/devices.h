@@ -4,8 +4,13 @@
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <string>
+#include <vector>
 
 #include "comm/communicator.h"
+#include "comm/news.h"
 #include "cpu/engine.h"
 #include "cpu/shm.h"
 #if RK_WITH_CUDA
@@ -33,6 +38,33 @@ inline Device cpu_device(int rank, int ranks, Milliseconds timeout) {
 }
 
 #if RK_WITH_CUDA
+// ringkern/arrange.py's function of buses and channels: orders of the ranks. Null until Python has
+// set it; never freed, because Python may end first.
+inline pybind11::object*& arranger() {
+  static pybind11::object* function = nullptr;
+  return function;
+}
+
+// A ring is none the worse for an order that was not found.
+inline RingOrders arranged(const std::vector<std::string>& buses, int channels) {
+  RingOrders orders;
+  if (arranger() == nullptr) return orders;
+  const pybind11::gil_scoped_acquire gil;
+  try {
+    const auto found =
+        pybind11::cast<std::vector<std::vector<int>>>((*arranger())(buses, channels));
+    for (const std::vector<int>& order : found)
+      if (order.size() != buses.size() || !orders.add(order.data(), int(order.size())))
+        throw pybind11::value_error("no order of " + std::to_string(buses.size()) + " ranks");
+  } catch (const std::exception& e) {
+    NewsDesk::all().post(NewsKind::warning,
+                         std::string("the ranks stand in their own order, because no better one "
+                                     "could be looked for: ") + e.what());
+    return {};
+  }
+  return orders;
+}
+
 inline Device cuda_device(int index, int rank, int ranks, Milliseconds timeout,
                           int channels = cuda::default_geometry().channels) {
   Device device;
@@ -43,6 +75,12 @@ inline Device cuda_device(int index, int rank, int ranks, Milliseconds timeout,
   device.terms.segment_bytes = cuda::segment_bytes(device.terms.geometry, ranks);
   device.terms.workers = cuda::kPlanWorkers;
   device.probe = cuda::probe_room(device.terms.geometry);
+  if (ranks > 2) {  // two can stand in one order only
+    device.terms.bus = cuda::bus_of(index);
+    device.arrange = [=](const std::vector<std::string>& buses) {
+      return arranged(buses, channels);
+    };
+  }
   device.make_transport = [=, bytes = device.terms.segment_bytes] {
     return std::make_unique<cuda::IpcTransport>(index, bytes, rank, ranks);
   };

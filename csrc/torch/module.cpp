@@ -71,6 +71,16 @@ PYBIND11_MODULE(_C, m) {
   bind_recorder(m);
   m.add_object("quick_all_reduce", py::reinterpret_steal<py::object>(
                                        PyCFunction_New(&quick_all_reduce_method, nullptr)));
+  m.def(
+      "set_arranger",
+      [](const py::object& function) {
+#if RK_WITH_CUDA
+        delete std::exchange(arranger(), function.is_none() ? nullptr : new py::object(function));
+#else
+        (void)function;  // on a CPU the ranks stand as they are numbered
+#endif
+      },
+      py::arg("function"));
   m.def("shared_empty",
         [](const std::vector<int64_t>& sizes, const py::object& dtype) {
           return shared_empty(sizes, py::cast<at::ScalarType>(dtype));

@@ -232,10 +232,20 @@ def arrange(fabric: Fabric, channels: int) -> tuple[Order, ...]:
         orders = list(search(fabric, most_rings=most, time_limit_s=1 / MOST_RINGS).orders)
         if len(orders) < most and best:
             continue  # seen already
-        speed, _ = _fill(fabric, [orders[c % len(orders)] for c in range(channels)])
+        speed = speed_of(fabric, tuple(orders), channels)
         if speed > fastest * (1 + SLACK):
             best, fastest = orders, speed
     return tuple(best)
+
+
+def speed_of(fabric: Fabric, orders: tuple[Order, ...], channels: int) -> float:
+    """GB/s of each of so many channels, which have these orders in turn; 0 where they cannot."""
+    for order in orders:
+        hops = zip(order, order[1:] + order[:1]) if len(order) > 1 else ()
+        if any(hop not in fabric.routes for hop in hops):
+            return 0.0
+    speed, _ = _fill(fabric, [orders[c % len(orders)] for c in range(channels)])
+    return speed
 
 
 def describe(rings: Rings, fabric: Fabric) -> str:

@@ -117,11 +117,11 @@ struct Joiner {
   std::function<Offer()> make_offer = [] { return Offer{"some bytes", -1}; };
   std::function<void(const Offer& next, const Offer& prev)> map = [](const Offer&, const Offer&) {};
   std::function<void(const std::vector<Offer>&)> map_all = [](const std::vector<Offer>&) {};
-  std::string word = "";
+  MakeWord make_word = [](const std::vector<std::string>&) { return std::string(); };
   std::function<void(const std::string&)> hear = [](const std::string&) {};
 
   Neighbours join() const {
-    return join_ring(store, prefix, place, terms, word, timeout, make_offer,
+    return join_ring(store, prefix, place, terms, timeout, make_word, make_offer,
                      [this](const std::vector<Offer>& offers, const std::string& heard) {
                        map(offers[size_t(place.next)], offers[size_t(place.prev)]);
                        map_all(offers);

@@ -1,4 +1,5 @@
-// Ranks that come with different tables choose alike all the same: by rank 0's.
+// Ranks that come with different tables choose alike all the same: by rank 0's. And they stand in
+// the orders that rank 0 says.
 #include <atomic>
 
 #include "comm/communicator.h"
@@ -87,8 +88,40 @@ void a_ring_of_one_chooses_by_its_own() {
   CHECK(last == kLarge);
 }
 
+void all_stand_in_the_orders_of_rank_0() {
+  const auto store = std::make_shared<MemoryStore>();
+  const int order[] = {0, 2, 1, 3}, back[] = {3, 1, 2, 0};
+  std::vector<RingOrders> orders(4);
+  std::vector<std::vector<std::string>> asked(4);
+  check_all(on_threads(4, [&](int rank) {
+    Way last;
+    Device device = device_of(table_of(kSmall, kLarge), last);
+    device.terms.bus = "0000:" + std::to_string(rank) + "0:00.0";
+    device.arrange = [&, rank](const std::vector<std::string>& buses) {
+      asked[size_t(rank)] = buses;
+      RingOrders both;
+      CHECK(both.add(order, 4) && both.add(back, 4));
+      return both;
+    };
+    device.make_executor = [&, rank](const Segments& segments) {
+      orders[size_t(rank)] = segments.orders;
+      return std::make_unique<Executors>(last);
+    };
+    Communicator(store, "group", rank, 4, kLong).run(device, open_task(1));
+    return Neighbours{};
+  }), "", "");
+  CHECK(asked[0] == (std::vector<std::string>{"0000:00:00.0", "0000:10:00.0", "0000:20:00.0",
+                                              "0000:30:00.0"}));
+  for (int rank = 1; rank < 4; ++rank) CHECK(asked[size_t(rank)].empty());
+  for (const RingOrders& of : orders) {
+    CHECK_EQ(of.count, 2);
+    for (int p = 0; p < 4; ++p) CHECK_EQ(of.rank_at(0, p), order[p]);
+    for (int p = 0; p < 4; ++p) CHECK_EQ(of.rank_at(1, p), back[p]);
+  }
+}
+
 // From a rank 0 of another version; all ranks hear of it.
-void a_word_that_is_no_table_fails_the_ring(const std::string& word) {
+void a_word_that_is_none_fails_the_ring(const std::string& word) {
   const auto store = std::make_shared<MemoryStore>();
   const std::vector<Outcome> outcomes = on_threads(2, [&](int rank) {
     if (rank == 1) {
@@ -98,7 +131,7 @@ void a_word_that_is_no_table_fails_the_ring(const std::string& word) {
       return Neighbours{};
     }
     Joiner joiner{*store, unique_prefix(*store, "group/cpu", place_of(0, 2)), place_of(0, 2)};
-    joiner.word = word;
+    joiner.make_word = [&](const std::vector<std::string>&) { return word; };
     const Control page(0, 2, "group");
     joiner.make_offer = [&] { return Offer{"some bytes", page.fd()}; };
     return joiner.join();
@@ -112,10 +145,18 @@ void a_word_that_is_no_table_fails_the_ring(const std::string& word) {
 int main() {
   all_choose_by_the_table_of_rank_0();
   a_ring_of_one_chooses_by_its_own();
-  WayTable table = table_of(kSmall, kLarge);
-  std::string word(reinterpret_cast<const char*>(&table), sizeof table);
-  a_word_that_is_no_table_fails_the_ring("");
-  a_word_that_is_no_table_fails_the_ring(word + "x");
-  word[0] = word[7] = '\xff';
-  a_word_that_is_no_table_fails_the_ring(word);
+  all_stand_in_the_orders_of_rank_0();
+  // A table, and behind it orders.
+  const WayTable table = table_of(kSmall, kLarge);
+  std::string good(reinterpret_cast<const char*>(&table), sizeof table);
+  const RingOrders none;
+  good.append(reinterpret_cast<const char*>(&none), sizeof none);
+  a_word_that_is_none_fails_the_ring("");
+  a_word_that_is_none_fails_the_ring(good + "x");
+  std::string bad = good;
+  bad[0] = bad[7] = '\xff';
+  a_word_that_is_none_fails_the_ring(bad);
+  bad = good;
+  bad[sizeof table] = 1;  // of one order, in which rank 0 stands twice
+  a_word_that_is_none_fails_the_ring(bad);
 }

@@ -1,0 +1,58 @@
+"""Which orders rank 0 gives to the ranks of a CUDA communicator, by what it sees of the machine."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from ringkern import arrange, rings, topology
+
+
+def on(monkeypatch: pytest.MonkeyPatch, machine: topology.Machine) -> list[str]:
+    """Has that machine found; the bus ids of its GPUs, as CUDA writes them."""
+    monkeypatch.setattr(topology, "detect", lambda: machine)
+    return [machine.bus_id_of(gpu).upper() for gpu in range(len(machine.gpus))]
+
+
+def test_a_cube_of_links_gets_rings_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = topology.recorded("dgx1-v100")
+    buses = on(monkeypatch, machine)
+    orders = arrange.orders(buses, 32)
+    assert 1 < len(orders) <= 8
+    assert all(sorted(order) == list(range(8)) for order in orders)
+    fabric = machine.fabric()
+    for order in orders:  # none leaves NVLink
+        assert all(fabric.kinds[hop] == "NVL" for hop in zip(order, order[1:] + order[:1]))
+
+
+def test_ranks_are_found_by_their_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However they are numbered: pairs with a bridge stay side by side."""
+    machine = topology.recorded("nvlink-pairs4")
+    buses = on(monkeypatch, machine)
+    shuffled = [0, 2, 1, 3]
+    by_rank = machine.fabric(shuffled)
+    orders = arrange.orders([buses[gpu] for gpu in shuffled], 4)
+    assert orders
+    found = rings.speed_of(by_rank, tuple(map(tuple, orders)), 4)
+    assert found > rings.speed_of(by_rank, ((0, 1, 2, 3),), 4)
+
+
+@pytest.mark.parametrize("name", ["dgx-a100", "dgx-h100", "pcie8-1socket", "pcie4-2sockets"])
+def test_as_numbered_where_nothing_is_better(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    buses = on(monkeypatch, topology.recorded(name))
+    assert arrange.orders(buses, 32) == []
+
+
+def test_several_ranks_on_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    buses = on(monkeypatch, topology.recorded("dgx-h100"))
+    assert arrange.orders(buses[:1] * 4, 32) == []
+
+
+def test_what_is_not_seen_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = topology.recorded("dgx1-v100")
+    buses = on(monkeypatch, machine)
+    assert arrange.orders([*buses[:3], "0000:fe:00.0"], 4) == []
+    assert arrange.orders(buses * 3, 4) == []  # more than orders can hold
+    on(monkeypatch, dataclasses.replace(machine, gpus=()))
+    assert arrange.orders(buses, 4) == []
