@@ -1,4 +1,4 @@
-"""The command line: ``python -m ringkern bench``, ``peers`` and ``info``."""
+"""The command line: ``python -m ringkern bench``, ``model``, ``peers`` and ``info``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from . import build_info, launch, perf, report
+from . import build_info, launch, perf, report, scale
 from .config import ALGORITHMS, PROTOCOLS
 from .peers.catalogue import check_names
 from .peers.install import PEERS, default_folder
@@ -94,6 +94,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--rotate", type=parse_size, default=0, help="calls walk over this many bytes (default 0)")
     add("--timeout", type=_positive, default=900.0, help="for it all, in s (default 900)")
     add("-J", "--json", type=Path, metavar="FILE", help="write all that was measured there")
+    model = commands.add_parser("model", help="what to expect of a machine that is not here")
+    scale.add_arguments(model)
     peers = commands.add_parser("peers", help="get what to compare with from PyPI")
     peers.add_argument("action", choices=["install"])
     what = f"of {', '.join(PEERS)}; default: all"
@@ -205,6 +207,11 @@ def main(arguments: list[str] | None = None) -> int:
         for key, value in build_info().items():
             print(f"{key}: {', '.join(value) if isinstance(value, list) else value}")
         return 0
+    if args.tool == "model":
+        try:
+            return scale.run(args)
+        except ValueError as error:
+            parser.error(str(error))
     if args.tool == "peers":
         return install_peers(args.names or list(PEERS), args.dir)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the ranks end with this process

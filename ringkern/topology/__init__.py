@@ -16,7 +16,7 @@ from importlib import resources
 
 from .describe import describe
 from .detect import detect
-from .graph import C2c, Cache, Cpu, Gpu, Machine, Nic, NvLink, P2p, Pci
+from .graph import C2c, Cache, Cpu, Gpu, Machine, Nic, NvLink, P2p, Pci, bus_id
 from .nccl_write import to_xml, write
 from .nccl_xml import from_xml, read
 from .peers import Peer, cuda_identity, describe_self, fabric_of, gather
@@ -32,6 +32,7 @@ __all__ = [
     "P2p",
     "Pci",
     "Peer",
+    "bus_id",
     "cuda_identity",
     "describe",
     "describe_self",
