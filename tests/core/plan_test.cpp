@@ -239,6 +239,7 @@ constexpr RingOrders two_ways = [] {
   orders.add(there, 3), orders.add(back, 3);
   return orders;
 }();
+static_assert(!two_ways.valid(17));  // more than are looked at
 static_assert(two_ways.valid(3) && two_ways.next(0, 2, 3) == 1 && two_ways.next(1, 2, 3) == 0);
 constexpr int64_t shard_at(Collective collective, int channel, int owner) {
   Plan plan = Plan::make(collective, Protocol::simple, 3, 100, 4, 1,

@@ -95,6 +95,7 @@ class Ring {
   void check_mesh_counters();
   void check_survivors();
   void check_word(int rank) const;
+  void check_hearsay() const;
   WaitReport report_of(int rank);
   bool gave_up(int rank) const;
   bool stopped(int rank) const;

@@ -186,6 +186,20 @@ void Ring::check_word(int rank) const {
           [&](int c) { return &mesh_counters(other, c)->poisoned.value; });
 }
 
+// Nobody hears of a rank, where that one writes, but from itself.
+void Ring::check_hearsay() const {
+  for (int r = 0; r < ranks_; ++r)
+    for (int c = 0; c < geometry_.channels; ++c)
+      for (int p = 0; p < kProtocols; ++p) {
+        const LinkCounters* l = counters(r, c, Protocol(p));
+        for (const auto& [counter, writer] : {std::pair(&l->tail, prev_of(c, r)),
+                                              std::pair(&l->head, next_of(c, r))})
+          if (read(&counter->value) == kPoisoned && !gave_up(writer))
+            throw Failure("hearsay", "rank " + std::to_string(r) + " is told that rank " +
+                                         std::to_string(writer) + " gave up, which has not");
+      }
+}
+
 // Only a direct all-reduce names somebody: a rank that may be waited for.
 void Ring::check_report(int rank, const WaitReport& report) const {
   const auto direct = [](const Call& call) { return call.direct.has_value(); };
@@ -289,6 +303,7 @@ void Ring::check_survivors() {
   machine().synchronise_host();
   memory().drain(memory().host());
   bool timed_out = false, any = false;
+  if (*wish_.trouble != Trouble::corrupted) check_hearsay();
   for (int r = 0; r < ranks_; ++r) {
     for (size_t i = 0; i < calls_.size(); ++i) {
       const bool right = i < completed_[size_t(r)] && *wish_.trouble != Trouble::corrupted;
