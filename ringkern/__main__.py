@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from . import build_info, launch, perf, report, scale
-from .config import ALGORITHMS, PROTOCOLS
+from .config import ACCUMULATE, ALGORITHMS, DETERMINISTIC, PROTOCOLS
 from .peers.catalogue import check_names
 from .peers.install import PEERS, default_folder
 from .peers.install import main as install_peers
@@ -73,6 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     add("-o", "--op", default="sum", choices=info["ops"], help="default sum")
     add("--algo", default="auto", choices=ALGORITHMS, help="of ringkern's all_reduce")
     add("--proto", default="auto", choices=PROTOCOLS, help="of ringkern")
+    add("--deterministic", default="auto", choices=DETERMINISTIC, help="of ringkern's all_reduce")
+    add("--accumulate", default="auto", choices=ACCUMULATE, help="of ringkern's all_reduce")
     add(
         "--vs",
         type=_names,
@@ -149,6 +151,8 @@ def _settings(args: argparse.Namespace) -> perf.Settings:
         op=args.op,
         protocol=args.proto,
         algorithm=args.algo,
+        deterministic=args.deterministic,
+        accumulate=args.accumulate,
         gloo=args.vs == ["gloo"],
         warmup=args.warmup,
         check=args.check,
@@ -168,6 +172,10 @@ def _contest(args: argparse.Namespace, settings: perf.Settings, command: str) ->
         raise ValueError(f"--vs {','.join(args.vs)}: starts its ranks by itself, without torchrun")
     if (settings.collective, settings.op) != ("all_reduce", "sum"):
         raise ValueError(f"--vs {','.join(args.vs)}: is for all_reduce with op sum")
+    if (settings.deterministic, settings.accumulate) != ("auto", "auto"):
+        raise ValueError(
+            "--deterministic, --accumulate: without --modes, and with --vs gloo or none"
+        )
     for module, needed in (("numpy", True), ("matplotlib", bool(args.plot))):
         if needed and importlib.util.find_spec(module) is None:
             raise ValueError(f"{module} is not installed: pip install 'ringkern[bench]'")

@@ -47,7 +47,7 @@ class Settings:
         dtype: torch's name of a dtype, as ``"float32"``.
         op: ringkern's name of an op, as ``"sum"``; means nothing to an all-gather.
         protocol: of ringkern.
-        algorithm: of its all-reduce.
+        algorithm, deterministic, accumulate: of its all-reduce.
         gloo: measure Gloo, too.
         sizes: bytes of all ranks' parts.
         warmup: calls before those that count, a size and contender.
@@ -64,6 +64,8 @@ class Settings:
     op: str = "sum"
     protocol: str = "auto"
     algorithm: str = "auto"
+    deterministic: str = "auto"
+    accumulate: str = "auto"
     gloo: bool = True
     warmup: int = 1
     check: int = 1
@@ -245,7 +247,12 @@ def _ringkern(settings: Settings) -> Callable[[torch.Tensor, torch.Tensor], obje
     op, protocol = settings.reduce_op, settings.protocol
     if settings.collective == "all_reduce":
         return lambda whole, part: ops.ring_all_reduce(
-            whole, op, protocol=protocol, algorithm=settings.algorithm
+            whole,
+            op,
+            protocol=protocol,
+            algorithm=settings.algorithm,
+            deterministic=settings.deterministic,
+            accumulate=settings.accumulate,
         )
     if settings.collective == "reduce_scatter":
         return lambda whole, part: ops.ring_reduce_scatter(part, whole, op, protocol=protocol)

@@ -70,7 +70,8 @@ class Report:
             f"# date: {self.date}",
             f"# command: {self.command}",
             f"# {settings.collective} of {self.ranks} ranks, in place, "
-            f"algorithm {settings.algorithm}, protocol {settings.protocol}; memory: {memory}",
+            f"algorithm {settings.algorithm}, protocol {settings.protocol}{_modes(settings)}; "
+            f"memory: {memory}",
             f"# time: of a call; median of {perf.REPEATS} repeats, contenders in turn, each repeat "
             "as on its slowest rank",
             "#",
@@ -135,6 +136,11 @@ class Report:
 
     def _bandwidths(self, size: int, result: perf.Result) -> tuple[float, float]:
         return perf.bandwidths(self.settings.collective, self.ranks, size, result.time_us)
+
+
+def _modes(settings: perf.Settings) -> str:
+    asked = {"deterministic": settings.deterministic, "accumulate": settings.accumulate}
+    return "".join(f", {what} {name}" for what, name in asked.items() if name != "auto")
 
 
 def total_wrong(rows: list[perf.Row]) -> int:
