@@ -37,7 +37,6 @@ inline Device cpu_device(int rank, int ranks, Milliseconds timeout) {
   return device;
 }
 
-#if RK_WITH_CUDA
 // ringkern/arrange.py's function of buses and channels: orders of the ranks. Null until Python has
 // set it; never freed, because Python may end first.
 inline pybind11::object*& arranger() {
@@ -65,6 +64,7 @@ inline RingOrders arranged(const std::vector<std::string>& buses, int channels) 
   return orders;
 }
 
+#if RK_WITH_CUDA
 inline Device cuda_device(int index, int rank, int ranks, Milliseconds timeout,
                           int channels = cuda::default_geometry().channels) {
   Device device;

@@ -74,13 +74,21 @@ PYBIND11_MODULE(_C, m) {
   m.def(
       "set_arranger",
       [](const py::object& function) {
-#if RK_WITH_CUDA
         delete std::exchange(arranger(), function.is_none() ? nullptr : new py::object(function));
-#else
-        (void)function;  // on a CPU the ranks stand as they are numbered
-#endif
       },
       py::arg("function"));
+  m.def(
+      "arranged",
+      [](const std::vector<std::string>& buses, int channels) {
+        const RingOrders orders = arranged(buses, channels);
+        std::vector<std::vector<int>> lists;
+        for (int i = 0; i < orders.count; ++i)
+          for (int p = (lists.emplace_back(), 0); p < int(buses.size()); ++p)
+            lists.back().push_back(orders.rank_at(i, p));
+        return lists;
+      },
+      py::arg("buses"), py::arg("channels"),
+      "What a ring on CUDA asks the arranger on rank 0, and what it makes of the answer.");
   m.def("shared_empty",
         [](const std::vector<int64_t>& sizes, const py::object& dtype) {
           return shared_empty(sizes, py::cast<at::ScalarType>(dtype));

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from ringkern import arrange, rings, topology
+from ringkern import _C, arrange, news, rings, topology
 
 
 def on(monkeypatch: pytest.MonkeyPatch, machine: topology.Machine) -> list[str]:
@@ -56,3 +59,58 @@ def test_what_is_not_seen_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> Non
     assert arrange.orders(buses * 3, 4) == []  # more than orders can hold
     on(monkeypatch, dataclasses.replace(machine, gpus=()))
     assert arrange.orders(buses, 4) == []
+
+
+@pytest.fixture
+def asking() -> Iterator[Callable[[Any], None]]:
+    """Puts a function in the place of the arranger, until the test ends."""
+    yield _C.set_arranger
+    _C.set_arranger(arrange.orders)
+
+
+def test_a_ring_asks_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    buses = on(monkeypatch, topology.recorded("dgx1-v100"))
+    assert _C.arranged(buses, 32) == arrange.orders(buses, 32)
+
+
+def test_an_answer_is_taken_as_it_is(asking: Callable[[Any], None]) -> None:
+    asked = []
+
+    def answer(buses: list[str], channels: int) -> list[list[int]]:
+        asked.append((buses, channels))
+        return [[2, 0, 1], [1, 0, 2]]
+
+    asking(answer)
+    assert _C.arranged(["a", "b", "c"], 7) == [[2, 0, 1], [1, 0, 2]]
+    assert asked == [(["a", "b", "c"], 7)]
+    asking(None)
+    assert _C.arranged(["a", "b", "c"], 7) == []
+
+
+def _fails(buses: list[str], channels: int) -> list[list[int]]:
+    raise ValueError("no way through")
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (_fails, "no way through"),
+        (lambda buses, channels: [[0, 1]], "no order of 3 ranks"),
+        (lambda buses, channels: [[0, 1, 1]], "no order of 3 ranks"),
+        (lambda buses, channels: [[0, 1, 2]] * 9, "no order of 3 ranks"),
+        (lambda buses, channels: "no list", ""),
+    ],
+)
+def test_a_ring_is_made_all_the_same(
+    asking: Callable[[Any], None], caplog: pytest.LogCaptureFixture, answer: Any, why: str
+) -> None:
+    news.start()
+    asking(answer)
+    assert _C.arranged(["a", "b", "c"], 7) == []
+    for _ in range(500):
+        if caplog.records:
+            break
+        time.sleep(0.01)
+    text = caplog.records[-1].getMessage()
+    assert "the ranks stand in their own order" in text
+    assert why in text
