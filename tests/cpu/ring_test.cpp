@@ -213,7 +213,7 @@ void a_timeout_names_the_peer() {
 void a_timeout_names_the_neighbour_on_the_ring() {
   bool timed_out;
   ThreadRing ring(4, geometry(3, 64, 64, 128), std::chrono::milliseconds(200),
-                  the_order({0, 3, 1, 2}));
+                  0, the_order({0, 3, 1, 2}));
   const auto texts = without_one(ring, 3, task_over(Protocol::simple), 1000, timed_out, [] {});
   CHECK(timed_out);
   CHECK_CONTAINS(texts[0], "rank 0 waited for a free slot at rank 3 (wants step 1, has seen 0)");
@@ -225,7 +225,7 @@ void another_call_of_the_previous_rank_is_not_taken() {
   for (const Protocol protocol : kAllProtocols)
     for (const int other : {1, 2}) {
       ThreadRing ring(3, geometry(3, 64, 64, 128), std::chrono::milliseconds(200),
-                      the_order({0, 2, 1}));
+                      0, the_order({0, 2, 1}));
       std::vector<char> data(3 * 10, 1);
       Task task{Collective::broadcast, protocol, Reduction::of(Op::sum, DType::i8, 3), nullptr,
                 nullptr, 10, /*root=*/1};

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "comm/probe.h"
 #include "cuda/engine.h"
 #include "cuda/fake_runtime.h"
 #include "cuda/ipc.h"
@@ -421,6 +422,47 @@ void a_process_must_reach_its_neighbours() {
   out_of_reach({1, 2, 3});
 }
 
+// As of a rank whose peer has written, and answers or does not: the peer's part is done by hand.
+void a_process_probes_its_links() {
+  runtime = {};
+  IpcTransport mine(0, 1 << 20, 0, 2), peer(1, 1 << 20, 1, 2);
+  const ProbeSlots slots{probe_room(default_geometry()), 2};
+  const auto at = [&](IpcTransport& owner, int64_t offset) {
+    return reinterpret_cast<uint64_t*>(static_cast<std::byte*>(owner.mine()) + offset);
+  };
+  const auto words = size_t(slots.words());
+  const std::vector<uint64_t> sends(words + 1, 11);
+  std::vector<uint64_t> receives(words, 0);
+  ProbedLink link;
+  link.peer = 1;
+  link.theirs = at(peer, slots.offset(0, 1));
+  link.sends = sends.data();
+  link.mine = at(mine, slots.offset(1, 0));
+  link.receives = receives.data();
+  link.words = slots.words();
+  link.spare = at(mine, slots.offset(1, 0, 1));
+  link.second_spare = at(mine, slots.offset(1, 0, 2));
+  for (const uint64_t answer : {33, 0}) {
+    std::fill_n(link.mine, words, 22);
+    link.mine[words] = answer;
+    link.theirs[words] = 0;
+    mine.begin_probe({&link, 1});
+    CHECK_EQ(link.theirs[0], answer != 0 ? 0u : 11u);  // nothing before all have come
+    mine.end_probe({&link, 1}, Milliseconds(100), [] {});
+    CHECK(receives == std::vector<uint64_t>(words, 22));
+    CHECK(std::equal(sends.begin(), sends.end(), link.theirs));  // the answer, too
+    CHECK_EQ(link.answered, answer != 0);
+  }
+  link.mine[words - 1] = 0;  // of what does not come whole, what there is
+  std::fill_n(link.spare, words, 0);
+  mine.begin_probe({&link, 1});
+  mine.end_probe({&link, 1}, Milliseconds(100), [] {});
+  CHECK(receives.front() == 22 && receives.back() == 0);
+  CHECK(!mine.reads_others());
+  CHECK_CONTAINS(mine.place(), "cuda:0, PCI 0000:00:00.0");
+  CHECK_CONTAINS(mine.remedy(), "iommu=pt");
+}
+
 void a_launch_that_fails_ends_the_others() {
   runtime = {};
   LocalRing ring(kDevices, kTimeout);
@@ -503,6 +545,7 @@ int main() {
   an_abort_is_told_to_the_neighbours_on_every_channel();
   neighbours_have_access();
   a_process_must_reach_its_neighbours();
+  a_process_probes_its_links();
   a_launch_that_fails_ends_the_others();
   the_cause_is_thrown();
   what_does_not_fit_is_refused();

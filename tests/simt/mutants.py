@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from rules import CALLS, ORDERS_NOTHING, RULES, Choice
+from rules import CALLS, ELSEWHERE, ORDERS_NOTHING, RULES, Choice
 from sources import Error, Source
 
 Numbered = dict[tuple[int, int], list[tuple[int, Choice]]]  # what may stand at a span
@@ -48,12 +48,15 @@ def check(intrinsics: Source, kernels: list[Source], others: list[Source]) -> No
         raise Error(f"{name} of ORDERS_NOTHING is no longer in {intrinsics.name}")
     for name in sorted(ORDERS_NOTHING.keys() & CALLS.keys()):
         raise Error(f"{name} is both in CALLS and in ORDERS_NOTHING")
+    for name in sorted(ELSEWHERE.keys() - {s.name for s in others}):
+        raise Error(f"{name} of ELSEWHERE is not there")
     for s in (*kernels, *others):
         for i, token in enumerate(s.tokens):
             call = token.startswith("__") and s.at(i + 1, "(")
             if call or token in ("asm", "volatile"):
                 raise s.error(i, f"{token} belongs in {intrinsics.name}, where mutants.py sees it")
-            if s in others and token in CALLS and (token in defined or token in in_kernels):
+            known = token in CALLS and (token in defined or token in in_kernels)
+            if known and s in others and s.name not in ELSEWHERE:
                 raise s.error(i, f"{token} is called in a file that is not mutated; move it")
 
 

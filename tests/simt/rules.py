@@ -84,6 +84,12 @@ ORDERS_NOTHING = {
     "RK_NO_UNROLL": "how a loop is compiled",
 }
 
+# Files of csrc/cuda with kernels that are not weakened, with the reason.
+ELSEWHERE = {
+    "probe.cu": "no ring runs it, so none would miss what it lacks; probe_test.cpp does, and an "
+    "ordering that it lacked would refuse a ring, not give wrong sums",
+}
+
 
 class Choice(NamedTuple):
     """A weakened form of the tokens from `first` to `last`, or what is put before `first`."""
