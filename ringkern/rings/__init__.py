@@ -19,7 +19,7 @@ from .laying import Budget, GaveUp, Refuted
 from .packing import pack
 
 MOST_RINGS = 8  # different orders that a communicator takes: csrc/core
-STEPS_A_SECOND = 20_000  # of the search, on a slow core
+STEPS_A_SECOND = 30_000  # of the search, on a slow core
 PARTS = 4  # one question takes at most this part of the steps that are left
 
 

@@ -36,7 +36,7 @@ class Hops:
         self.crossings: Crossings = [[None] * self.size for _ in range(self.size)]
         self.users: list[list[tuple[int, int, int]]] = [[] for _ in self.capacity]
         for (u, v), route in sorted(fabric.routes.items()):
-            if u == v or any(self.capacity[e] <= 0 for e in route):
+            if u == v:
                 continue
             times = tuple((e, route.count(e)) for e in dict.fromkeys(route))
             self.crossings[u][v] = times

@@ -7,6 +7,7 @@ that the same fabric has the same rings on every machine, however busy it is.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from .hops import Crossings, Hops, Order, flood
@@ -73,23 +74,15 @@ class Search:
         self.done: list[Order] = []
         self.path = [0]
         self.free = (1 << size) - 2
-        self._open()
-
-    def _open(self) -> None:
-        """Where one can go, and what has to be kept for the rings after this one."""
-        later = (self.goal - len(self.done) - 1) * self.each
-        self.kept = [least * later for least in self.hops.least]
-        size = self.hops.size
-        self.work += size * size
         self.out, self.into = [0] * size, [0] * size
-        for u, row in enumerate(self.takes):
-            for v, takes in enumerate(row):
-                if takes is not None and all(self._fits(e, often) for e, often in takes):
-                    self.out[u] |= 1 << v
-                    self.into[v] |= 1 << u
+        for u, v in itertools.product(range(size), repeat=2):
+            if self._fits(u, v):
+                self.out[u] |= 1 << v
+                self.into[v] |= 1 << u
 
-    def _fits(self, edge: int, often: int) -> bool:
-        return self.left[edge] - self.kept[edge] >= often
+    def _fits(self, u: int, v: int) -> bool:
+        takes = self.takes[u][v]
+        return takes is not None and all(self.left[e] >= often for e, often in takes)
 
     def _take(self, u: int, v: int, sign: int) -> None:
         """Lays the hop from u to v (sign 1) or takes it back (-1)."""
@@ -97,14 +90,14 @@ class Search:
             self.work += len(self.users[e])
             before = self.left[e]
             self.left[e] -= sign * often
-            low, high = sorted((before - self.kept[e], self.left[e] - self.kept[e]))
+            low, high = sorted((before, self.left[e]))
             for a, b, times in self.users[e]:
                 if not low < times <= high:
                     continue
                 if sign > 0:
                     self.out[a] &= ~(1 << b)
                     self.into[b] &= ~(1 << a)
-                elif all(self._fits(f, n) for f, n in self.takes[a][b] or ()):
+                elif self._fits(a, b):
                     self.out[a] |= 1 << b
                     self.into[b] |= 1 << a
 
@@ -157,7 +150,6 @@ class Search:
                 if len(self.done) == self.goal:
                     return self._both()
                 self.path, self.free = [0], (1 << size) - 2
-                self._open()
             ways.append(self._next())
         raise Refuted
 
@@ -168,7 +160,6 @@ class Search:
             self._take(self.path[-1], v, -1)
         elif self.done:
             self.path, self.free = list(self.done.pop()), 0
-            self._open()  # with what the later rings keep, as when this one was laid
             self._take(self.path[-1], 0, -1)
 
     def _both(self) -> list[Order]:

@@ -13,6 +13,7 @@ from .laying import Budget, GaveUp, Refuted, Search, one_ring
 DP_RANKS = 16  # up to which all sets of ranks are gone through
 DP_SETS_A_STEP = 12  # sets that take as long as a step of the search
 TRY_FIRST = 600  # steps of the search before anything else is tried
+EXCHANGE_FIRST = 200  # steps of exchanging hops before it starts anew
 
 
 def pack(hops: Hops, rings: int, gb_s: float, budget: Budget) -> list[Order]:
@@ -38,12 +39,12 @@ def pack(hops: Hops, rings: int, gb_s: float, budget: Budget) -> list[Order]:
 
 
 def _in_pairs(hops: Hops, rings: int, gb_s: float, budget: Budget) -> list[Order]:
-    """Rings, each with its reverse; none: rings that do not come in pairs may fit."""
-    if rings % 2:
+    """Rings, each with its reverse, less one if they are odd; none: others may fit."""
+    if rings == 1:
         return []
     some = budget.part(max(TRY_FIRST, budget.left // 8))
     try:
-        return Search(hops, rings, gb_s, True, 0).run(some)
+        return Search(hops, rings + rings % 2, gb_s, True, 0).run(some)[:rings]
     except (Refuted, GaveUp):
         return []
     finally:
@@ -70,10 +71,15 @@ def _otherwise(hops: Hops, rings: int, units: list[int], budget: Budget) -> list
     taken = regular(room, rings)
     if taken is None:
         raise Refuted
-    some = budget.part(budget.left * 3 // 4)
-    try:
-        return Exchange(room, taken, seed=rings).run(some)
-    except GaveUp:
-        return []
-    finally:
-        budget.join(some)
+    # Few steps do, or very many: from another start rather.
+    most, seed = budget.left * 3 // 4, 0
+    while most > 0:
+        some = budget.part(EXCHANGE_FIRST << seed // 4)
+        most -= some.left
+        try:
+            return Exchange(room, taken, seed).run(some)
+        except GaveUp:
+            seed += 1
+        finally:
+            budget.join(some)
+    return []

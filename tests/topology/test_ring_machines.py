@@ -69,3 +69,12 @@ def test_ranks_that_share_a_gpu() -> None:
     (order,) = found.orders
     kinds = [fabric.kinds[hop] for hop in zip(order, order[1:] + order[:1])]
     assert kinds.count("LOC") == 4
+
+
+def test_cpus_of_two_numa_nodes() -> None:
+    """Ranks of a NUMA node are neighbours, though their numbers are not."""
+    machine = topology.recorded("pcie8-2sockets")
+    found = rings.search(machine.cpu_fabric([0, 1] * 4))
+    (order,) = found.orders
+    assert sum((u + v) % 2 for u, v in zip(order, order[1:] + order[:1])) == 2
+    assert found.exact
