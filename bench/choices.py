@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 import ringkern
+from ringkern import tuner
 from ringkern.launch import launch
 from ringkern.report import machine
 
@@ -124,7 +125,7 @@ def row(contenders: tuple[Contender, ...], ring: Any, size: int) -> dict[str, An
         "times_us": {name: ns / 1e3 for name, ns in times.items()},
         "calls": calls,
         "repeats": {name: len(block) for name, block in blocks.items()},
-        "auto": "/".join(ring.way_of("cpu", "all_reduce", size)),
+        "auto": str(tuner.way_of(ring.table("cpu")["automatic"], size)),
     }
 
 

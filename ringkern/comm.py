@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,9 @@ from . import _C, news, recorder, tuner
 from .arguments import Op, as_tensor, protocol_name, reduce_op, way_asked
 from .config import config, timeout_seconds
 from .errors import CommUsageError
+
+if TYPE_CHECKING:
+    from .explain import Explanation
 
 
 class Communicator:
@@ -132,6 +135,55 @@ class Communicator:
         output = as_tensor(output, "output", written=True)
         input = as_tensor(input, "input", written=False)
         return self._c.all_gather(output, input, protocol_name(protocol), async_op)
+
+    def explain(
+        self,
+        nbytes: int,
+        dtype: torch.dtype | str = torch.float32,
+        collective: str = "all_reduce",
+        *,
+        device: str = "cpu",
+        algorithm: str = "auto",
+        protocol: str = "auto",
+        deterministic: str = "auto",
+        accumulate: str = "auto",
+    ) -> Explanation:
+        """Which way a call of this ring goes, and why, with what every other way would take.
+
+        By the table of rank 0 once the ranks are connected on a device of this kind, and by this
+        rank's own before. Communicates nothing.
+
+        Args:
+            nbytes: of the tensor; of all ranks' parts for a reduce-scatter or an all-gather.
+            dtype: of the tensor.
+            collective: ``"all_reduce"``, ``"reduce_scatter"``, ``"all_gather"``, ``"broadcast"`` or
+                ``"reduce"``.
+            device: ``"cpu"`` or ``"cuda"``.
+            algorithm, protocol, deterministic, accumulate: as a caller would give them.
+
+        Returns:
+            What ``print`` shows as a table; see :class:`ringkern.explain.Explanation`.
+
+        Raises:
+            ValueError: an argument is none of these, or the device has no such way.
+        """
+        from .explain import explain  # which most programs have no need of
+
+        lists, own = self._c.table(device), tuner.table(device, self.size)
+        source = tuner.source(device, self.size) if lists == own else "the table of rank 0"
+        return explain(
+            device,
+            self.size,
+            nbytes,
+            dtype=dtype,
+            collective=collective,
+            algorithm=algorithm,
+            protocol=protocol,
+            deterministic=deterministic,
+            accumulate=accumulate,
+            lists=lists,
+            source=source,
+        )
 
     def abort(self, reason: str = "abort() was called") -> None:
         """Ends every call in progress, here and on all ranks, with CommAbortedError.

@@ -36,6 +36,14 @@ def ranks() -> Iterator[Callable[[int], Ranks]]:
         pool.close()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_tuning_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests, and the ranks that they start, choose by what ringkern ships."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 def _in_dev_shm() -> set[str]:
     # Semaphores of Python's process pools, as torch.compile and scikit-learn start them, are there
     # for a moment, and are nobody's memory.

@@ -53,9 +53,8 @@ class Communicator {
                  std::function<void()> before = nullptr);
   // Whether a call on this device would find its neighbours at once.
   bool connected(const Device& device);
-  // Which way a call of so many bytes goes there; before the ranks are connected, as far as this
-  // rank knows.
-  Way way_of(const Device& device, Choice choice, int64_t bytes);
+  // What calls there are chosen from; before the ranks are connected, as far as this rank knows.
+  WayTable ways_on(const Device& device);
 
   // Ends every wait of this rank and, hop by hop, of the whole ring. Any thread, any number of
   // times.

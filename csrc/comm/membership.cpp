@@ -78,10 +78,10 @@ bool Communicator::connected(const Device& device) {
   return rings_.contains(device.name);
 }
 
-Way Communicator::way_of(const Device& device, Choice choice, int64_t bytes) {
+WayTable Communicator::ways_on(const Device& device) {
   std::lock_guard lock(state_);
   const auto found = rings_.find(device.name);
-  return (found == rings_.end() ? device.ways : found->second.ways).choose(choice, bytes);
+  return found == rings_.end() ? device.ways : found->second.ways;
 }
 
 Communicator::Ring& Communicator::ring_on(const Device& device) {

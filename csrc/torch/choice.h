@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "comm/ports.h"
@@ -94,6 +95,16 @@ inline void choose_way(Task& task, const Wish& wish, c10::DeviceType device) {
   }
 }
 
+// A way as Python names it, of a call whose part of a rank has so many bytes. Throws ValueError
+// where the device has none like it.
+inline std::pair<std::string, std::string> way_of(const WayTable& table, c10::DeviceType device,
+                                                  Task task, int64_t bytes, const Wish& wish) {
+  choose_way(task, wish, device);
+  Way way{task.algorithm, task.protocol};
+  if (task.choice != Choice::none) way = table.choose(task.choice, bytes);
+  return {name_of(way.algorithm), name_of(way.protocol)};
+}
+
 // The tables of this rank, of each kind of device, as ringkern/tuner.py makes them: for each list
 // rows of (below how many bytes, algorithm, protocol).
 class WayTables {
@@ -133,5 +144,18 @@ class WayTables {
   }
   std::array<WayTable, 2> of_;
 };
+
+inline WayTables::Lists lists_of(const WayTable& table) {
+  WayTables::Lists lists;
+  for (int c = 0; c < kChoices; ++c) {
+    if (Choice(c) == Choice::none) continue;
+    auto& rows = lists[name_of(Choice(c))];
+    do {
+      const WayTable::Row& row = table.rows[c][rows.size()];
+      rows.emplace_back(row.below, name_of(row.way.algorithm), name_of(row.way.protocol));
+    } while (std::get<0>(rows.back()) != WayTable::kAnySize);
+  }
+  return lists;
+}
 
 }  // namespace ringkern::torch_ext

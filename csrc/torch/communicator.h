@@ -85,16 +85,14 @@ class TorchCommunicator {
     return done;
   }
 
-  // Which way a call goes whose part of a rank has so many bytes: algorithm and protocol. By rank
-  // 0's table once the ranks are connected, until then by this rank's.
-  std::pair<std::string, std::string> way_of(c10::Device device, const std::string& collective,
-                                             int64_t bytes, const Wish& wish) {
-    Task task;
-    task.collective = parse<Collective>(collective, kCollectives, "collective");
-    choose_way(task, wish, device.type());
-    Way way{task.algorithm, task.protocol};
-    if (task.choice != Choice::none) way = comm_->way_of(device_on(device), task.choice, bytes);
-    return {name_of(way.algorithm), name_of(way.protocol)};
+  // What calls on this kind of device are chosen from: rank 0's lists once the ranks are connected,
+  // until then this rank's.
+  WayTables::Lists table(const std::string& device) {
+    const auto type = c10::Device(device).type();
+    std::lock_guard lock(devices_mutex_);
+    for (const auto& [where, made] : devices_)
+      if (where.type() == type) return lists_of(comm_->ways_on(made));
+    return lists_of(tables_.of(type));
   }
 
   // Nanoseconds that each of so many calls of all_reduce took.

@@ -63,6 +63,7 @@ PYBIND11_MODULE(_C, m) {
   translate_errors();
   m.attr("torch_version") = TORCH_VERSION;
   m.attr("version") = RINGKERN_VERSION;
+  m.attr("wire_version") = kWireVersion;
   m.attr("protocols") = py::tuple(names<Protocol>(kProtocols));
   m.attr("algorithms") = py::tuple(names<Algorithm>(kAlgorithms));
   m.def("build_info", &build_info);
@@ -148,17 +149,7 @@ PYBIND11_MODULE(_C, m) {
           },
           py::arg("tensor"), py::arg("calls"), py::arg("algorithm") = "auto",
           py::arg("protocol") = "auto", py::arg("in_rank_order") = false, py::arg("wide") = false)
-      .def(
-          "way_of",
-          [](TorchCommunicator& c, const std::string& device, const std::string& collective,
-             int64_t bytes, const std::string& algorithm, const std::string& protocol,
-             bool in_rank_order, bool wide) {
-            return c.way_of(c10::Device(device), collective, bytes,
-                            Wish::of(algorithm, protocol, in_rank_order, wide));
-          },
-          py::arg("device"), py::arg("collective"), py::arg("nbytes"), py::kw_only(),
-          py::arg("algorithm") = "auto", py::arg("protocol") = "auto",
-          py::arg("in_rank_order") = false, py::arg("wide") = false)
+      .def("table", &TorchCommunicator::table, py::arg("device"))
       .def_property_readonly("rank", &TorchCommunicator::rank)
       .def_property_readonly("size", &TorchCommunicator::ranks)
       .def_property_readonly("timeout_s", &TorchCommunicator::timeout_s)

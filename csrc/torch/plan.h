@@ -8,9 +8,15 @@
 #include <tuple>
 #include <vector>
 
+#include "core/direct.h"
 #include "core/trace.h"
 #include "cpu/engine.h"
-#include "torch/names.h"
+#include "cpu/mesh.h"
+#include "cuda/mesh.h"
+#include "torch/choice.h"
+#if RK_WITH_CUDA
+#include "cuda/engine.h"
+#endif
 
 namespace ringkern::torch_ext {
 
@@ -93,7 +99,143 @@ struct PyPlan {
   }
 };
 
+// A call of one way on one kind of device. Elements and bytes, of one rank.
+struct Described {
+  int channels = 1, slots = 0, slices = 1, ahead = 0;
+  int64_t chunk = 0, part = 0, rounds = 0;
+  int64_t staging = 0;  // bytes through which this way's data goes
+  int64_t segment = 0;  // bytes that a rank has for all ways
+};
+
+inline Described describe_ring(const Plan& plan, const Geometry& g) {
+  Described d;
+  d.channels = plan.channels;
+  d.slots = g.slots;
+  d.chunk = plan.loops > 0 ? plan.chunk_in_loop(0) : 0;
+  d.part = d.chunk;
+  d.slices = d.chunk > 0 ? plan.slices(d.chunk) : 0;
+  d.rounds = plan.loops;
+  d.staging = plan.channels * g.fifo_bytes(plan.protocol);
+  return d;
+}
+
+inline Described describe_direct(const DirectPlan& plan, int64_t slot_bytes) {
+  Described d;
+  d.channels = plan.channels;
+  d.slots = DirectPlan::slots(plan.ahead);
+  d.ahead = plan.ahead;
+  d.chunk = plan.chunk;
+  d.part = plan.part;
+  d.rounds = plan.rounds;
+  d.staging = plan.channels * d.slots * slot_bytes;
+  return d;
+}
+
+inline Described describe_on_cpu(const Task& task, int ranks) {
+  using cpu::MeshGeometry;
+  const Geometry g = cpu::default_geometry();
+  const int bytes = size_of(task.reduction.dtype);
+  const bool lines = task.protocol == Protocol::ll;
+  Described d =
+      task.algorithm == Algorithm::ring
+          ? describe_ring(Plan::make(task.collective, task.protocol, ranks, task.count, bytes,
+                                     /*workers=*/1, g),
+                          g)
+          : describe_direct(
+                DirectPlan::make(task.algorithm, ranks, task.count, bytes,
+                                 lines ? MeshGeometry::line_slot_data() : MeshGeometry::kSlotBytes,
+                                 /*channels=*/1,
+                                 lines ? MeshGeometry::kLineAhead : MeshGeometry::kAhead),
+                lines ? MeshGeometry::kLines * int64_t(sizeof(cpu::DirectLine))
+                      : MeshGeometry::kSlotBytes);
+  d.segment = cpu::segment_bytes(g);
+  return d;
+}
+
+#if RK_WITH_CUDA
+inline Described describe_on_cuda(const Task& task, int ranks) {
+  const Geometry g = cuda::default_geometry();
+  const auto mesh = cuda::MeshGeometry::make(ranks, g.channels);
+  const int bytes = size_of(task.reduction.dtype);
+  const int channels = cuda::shape_of(task, ranks, g).channels;
+  Described d =
+      task.algorithm == Algorithm::ring
+          ? describe_ring(Plan::make(task.collective, task.protocol, ranks, task.count, bytes,
+                                     cuda::kPlanWorkers, g, channels),
+                          g)
+          : describe_direct(DirectPlan::make(task.algorithm, ranks, task.count, bytes,
+                                             mesh.chunk_bytes(task.algorithm), channels, 0),
+                            (ranks - 1) * mesh.slot_bytes);
+  d.segment = cuda::segment_bytes(g, ranks);
+  return d;
+}
+#endif
+
+inline py::object describe(const std::string& device, const std::string& collective,
+                           const std::string& algorithm, const std::string& protocol, int ranks,
+                           int64_t count, const std::string& dtype) {
+  using namespace py::literals;
+  if (ranks < 1 || ranks > kMaxRanks) throw py::value_error("ranks must be 1 to 1024");
+  if (count < 0) throw py::value_error("count must not be negative");
+  Task task;
+  task.collective = parse<Collective>(collective, kCollectives, "collective");
+  task.algorithm = parse<Algorithm>(algorithm, kAlgorithms, "algorithm");
+  task.protocol = parse<Protocol>(protocol, kProtocols, "protocol");
+  task.reduction.dtype = parse<DType>(dtype, kDTypes, "dtype");
+  task.count = count;
+  const bool cuda = device == "cuda";
+  if (!cuda && device != "cpu") throw py::value_error("device must be 'cpu' or 'cuda'");
+  if (task.algorithm != Algorithm::ring) {
+    const auto type = cuda ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
+    if (task.collective != Collective::all_reduce ||
+        !runs_over(type, task.algorithm, task.protocol) ||
+        (cuda && !cuda::MeshGeometry::make(ranks, 1).possible()))
+      return py::none();
+  }
+#if RK_WITH_CUDA
+  const Described d = cuda ? describe_on_cuda(task, ranks) : describe_on_cpu(task, ranks);
+#else
+  if (cuda) return py::dict();
+  const Described d = describe_on_cpu(task, ranks);
+#endif
+  return py::dict("channels"_a = d.channels, "chunk"_a = d.chunk, "part"_a = d.part,
+                  "slices"_a = d.slices, "rounds"_a = d.rounds, "slots"_a = d.slots,
+                  "ahead"_a = d.ahead, "staging_bytes"_a = d.staging,
+                  "segment_bytes"_a = d.segment);
+}
+
+// Which way a call goes by a tuner's lists.
+inline std::pair<std::string, std::string> choose(const std::string& device,
+                                                  const WayTables::Lists& lists,
+                                                  const std::string& collective,
+                                                  const std::string& dtype, int64_t bytes,
+                                                  const Wish& wish) {
+  const auto type = c10::Device(device).type();
+  WayTables tables;
+  tables.set(device, lists);
+  Task task;
+  task.collective = parse<Collective>(collective, kCollectives, "collective");
+  task.reduction.dtype = parse<DType>(dtype, kDTypes, "dtype");
+  return way_of(tables.of(type), type, task, bytes, wish);
+}
+
 inline void bind_plan(py::module_& m) {
+  m.def(
+      "choose",
+      [](const std::string& device, const WayTables::Lists& lists, const std::string& collective,
+         const std::string& dtype, int64_t bytes, const std::string& algorithm,
+         const std::string& protocol, bool in_rank_order, bool wide) {
+        return choose(device, lists, collective, dtype, bytes,
+                      Wish::of(algorithm, protocol, in_rank_order, wide));
+      },
+      py::arg("device"), py::arg("lists"), py::arg("collective"), py::arg("dtype"),
+      py::arg("nbytes"), py::arg("algorithm"), py::arg("protocol"), py::arg("in_rank_order"),
+      py::arg("wide"),
+      "(algorithm, protocol) of a call by a tuner's lists; `nbytes`: of a rank's part.");
+  m.def("describe", &describe, py::arg("device"), py::arg("collective"), py::arg("algorithm"),
+        py::arg("protocol"), py::arg("ranks"), py::arg("count"), py::arg("dtype"),
+        "How a way of a collective cuts `count` elements (as for a Plan), and the memory that it "
+        "takes; None where the device does not have it, nothing where this build does not.");
   py::class_<PyPlan>(m, "Plan",
                      "What a collective will do: chunk sizes, loops, steps. Counts and offsets are "
                      "in elements.")

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from .. import _C, build_info, ops
 from ..comm import communicator_for
 from ..shared import zeros
+from ..tuner import way_of
 from .adapters import Adapter, Bound
 from .memory import Array, apart, private, span
 from .torch_adapters import TorchBound, tensors_of
@@ -57,7 +58,8 @@ class RingKern(Adapter):
     def choice(self, size: int, dtype: str) -> list[str]:
         if set(self._way.values()) != {"auto"}:
             return list(self._way.values())  # as asked for
-        return list(self._ring.way_of("cpu", "all_reduce", size))
+        lists = self._ring.table("cpu")
+        return list(way_of(lists["automatic"], size)[:2])
 
     def close(self) -> None:
         communicator_for(None).close()

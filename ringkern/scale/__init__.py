@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from .predict import Estimate, Network, Node, estimates, node_of
 from .published import PUBLISHED, Published, error_of, median_error
-from .report import add_arguments, run
+from .report import DESCRIPTION, add_arguments, run
 
 __all__ = [
+    "DESCRIPTION",
     "PUBLISHED",
     "Estimate",
     "Network",

@@ -19,6 +19,9 @@ WAYS = ("flat ring", "hierarchy", "hierarchy, overlapped", "hierarchy, tree betw
 DEFAULT_SIZES = tuple(1 << shift for shift in range(10, 31, 2))
 Rows = list[tuple[int, list[Estimate]]]
 
+DESCRIPTION = """\
+Predicts the time and bandwidth of all-reduce on GPUs of one machine or many, from its links."""
+
 EPILOG = """\
 Times follow NCCL's published constants for rings of its three protocols, over the rings that are
 found on the machine's links. No GPU is needed, and none was measured: --published says how far

@@ -65,12 +65,12 @@ void all_choose_by_the_table_of_rank_0() {
     const Device device =
         device_of(rank == 0 ? table_of(kSmall, kLarge) : table_of(kOther, kOther), last);
     Communicator comm(store, "group", rank, 3, kLong);
-    CHECK(comm.way_of(device, Choice::automatic, 8) == (rank == 0 ? kSmall : kOther));
+    CHECK(comm.ways_on(device).choose(Choice::automatic, 8) == (rank == 0 ? kSmall : kOther));
     comm.run(device, open_task(7));  // of 8 bytes each
     CHECK(last == kSmall);
     CHECK(comm.run_now(device, open_task(8)));
     CHECK(last == kLarge);
-    CHECK(comm.way_of(device, Choice::automatic, 8) == kSmall);
+    CHECK(comm.ways_on(device).choose(Choice::automatic, 8) == kSmall);
     Task asked = open_task(7);
     asked.choice = Choice::none;
     asked.protocol = Protocol::ll128;

@@ -1,0 +1,87 @@
+"""``python -m ringkern explain``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from .. import config, tuner
+from ..tuner.tuning import COLLECTIVES
+from ..units import DTYPE_ALIASES, parse_size, say_size, say_time
+from . import curves
+from .answer import LIKE, explain
+from .explanation import Explanation
+
+DESCRIPTION = """\
+Says how a collective would be run: algorithm, protocol, how it is cut, the time that is predicted,
+and what the other ways would take. Without a size: the choice over all sizes. Needs no ranks."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``python -m ringkern explain``."""
+    add = parser.add_argument
+    add("sizes", nargs="*", type=parse_size, metavar="SIZE", help="bytes, as 8, 64K or 1M")
+    add("-n", "--ranks", type=int, default=2, help="number of ranks (default 2)")
+    add("--device", default="cpu", choices=tuner.DEVICES, help="default cpu")
+    add("-d", "--datatype", default="float32", help="default float32")
+    add("--coll", default="all_reduce", choices=(*COLLECTIVES, *LIKE), help="default all_reduce")
+    add("--algo", default="auto", choices=config.ALGORITHMS, help="as a caller would ask for it")
+    add("--proto", default="auto", choices=config.PROTOCOLS, help="as a caller would ask for it")
+    add("--deterministic", default="auto", choices=config.DETERMINISTIC, help="the same")
+    add("--accumulate", default="auto", choices=config.ACCUMULATE, help="the same")
+    add("--json", action="store_true", help="print everything as JSON")
+    add("--plot", type=Path, metavar="FILE", help="draw times over sizes there; needs matplotlib")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command; the exit status.
+
+    Raises:
+        ValueError: the arguments do not fit together; the text says how.
+    """
+    if args.plot:
+        curves.check(args.plot)
+    found = [
+        explain(
+            args.device,
+            args.ranks,
+            size,
+            dtype=DTYPE_ALIASES.get(args.datatype, args.datatype),
+            collective=args.coll,
+            algorithm=args.algo,
+            protocol=args.proto,
+            deterministic=args.deterministic,
+            accumulate=args.accumulate,
+        )
+        for size in args.sizes or [1 << shift for shift in range(3, 29)]
+    ]
+    if args.json:
+        print(json.dumps([one.as_dict() for one in found], indent=1))
+    elif args.sizes:
+        print("\n\n".join(map(str, found)))
+    else:
+        print(overview(found))
+    if args.plot:
+        found[0].plot(args.plot)
+    return 0
+
+
+def overview(found: list[Explanation]) -> str:
+    """A line for each size, and where the choice changes."""
+    first = found[0]
+    lines = [
+        f"# {first.collective} {first.dtype}, {first.ranks} ranks on {first.device}; "
+        f"times: {first.source}",
+        f"{'size':>8}  {'way':<17}{'time':>10}{'GB/s':>8}  next best",
+    ]
+    for one in found:
+        bandwidth = f"{one.bus_gb_s:.3g}" if one.bus_gb_s else "-"
+        others = [c for c in one.candidates[1:] if c.ratio is not None]
+        best = f"{others[0].way}, {others[0].ratio:.2f} times as long" if others else "-"
+        lines.append(
+            f"{say_size(one.nbytes):>8}  {one.way!s:<17}{say_time(one.time_us):>10}"
+            f"{bandwidth:>8}  {best}"
+        )
+    lines += [f"# from {size} B on: {way}" for size, way in first.crossovers]
+    return "\n".join(lines)

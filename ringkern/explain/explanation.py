@@ -1,0 +1,128 @@
+"""What :func:`ringkern.explain.explain` answers, as data and as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..cost import Way
+from ..units import say_size, say_time
+from . import curves
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way that a call could go.
+
+    Attributes:
+        way: algorithm, protocol, and channels; 0 channels: not known here.
+        time_us: predicted; ``None``: nothing was measured, or there is no such way.
+        ratio: to the time of the way that was chosen.
+        why: it was chosen, or not.
+    """
+
+    way: Way
+    time_us: float | None
+    ratio: float | None
+    why: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a call does, and why.
+
+    Bytes of tensors are counted as nccl-tests does: of the tensor of an all-reduce, a broadcast
+    or a reduce, and of all ranks' parts of the other collectives. What cannot be known here, as
+    the times of a device on which nothing was measured, is ``None``.
+
+    Attributes:
+        device: ``"cpu"`` or ``"cuda"``.
+        origin: of the choice, in words: what was asked for, or where the table comes from.
+        source: of the predicted times, in words.
+        way: that was chosen.
+        time_us: predicted.
+        bus_gb_s: that each link of a ring carries then, 1e9 bytes a second.
+        hops: journeys from rank to rank, one after the other.
+        wire_bytes: that a rank sends, flags included.
+        chunk_bytes: that move at once on one channel.
+        slices: parts of a chunk that are shown to the next rank on their own.
+        rounds: passes over the tensor, a chunk of each channel and rank each.
+        slots: chunks, or slices, that may be on their way.
+        staging_bytes: through which a rank's data goes.
+        segment_bytes: of shared or device memory that a rank has for all ways.
+        candidates: all of them, the chosen one first, then by their times.
+        crossovers: (bytes, what is chosen from there on), rising.
+    """
+
+    collective: str
+    device: str
+    ranks: int
+    nbytes: int
+    dtype: str
+    origin: str
+    source: str
+    way: Way
+    time_us: float | None
+    bus_gb_s: float | None
+    hops: int
+    wire_bytes: float
+    chunk_bytes: int | None
+    slices: int | None
+    rounds: int | None
+    slots: int | None
+    staging_bytes: int | None
+    segment_bytes: int | None
+    candidates: tuple[Candidate, ...]
+    crossovers: tuple[tuple[int, str], ...]
+    _times: dict[Way, Callable[[int], float]]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        plain = {k: getattr(self, k) for k in self.__dataclass_fields__ if not k.startswith("_")}
+        plain["way"] = self.way._asdict()
+        plain["candidates"] = [{**asdict(c), "way": c.way._asdict()} for c in self.candidates]
+        return plain
+
+    def plot(self, path: str | Path) -> None:
+        """Draws the times of all ways over sizes, and where the choice changes.
+
+        Raises:
+            ValueError: nothing was measured on this device; matplotlib or the directory is not
+                there.
+        """
+        curves.check(Path(path))
+        if not self._times:
+            raise ValueError(f"there are no times to draw: {self.source}")
+        title = f"{self.collective}, {self.ranks} ranks on a {self.device}"
+        curves.draw_ways(self._times, self.crossovers, title, Path(path))
+
+    def __str__(self) -> str:
+        of = f"{self.collective} of {say_size(self.nbytes)}B {self.dtype}"
+        bandwidth = f", {self.bus_gb_s:.3g} GB/s on the bus" if self.bus_gb_s else ""
+        by = "" if self.source in self.origin else f"; by {self.source}"
+        lines = [
+            f"{of}, {_some(self.ranks, 'rank')} on {self.device}: {self.way}",
+            f"  chosen     {self.origin}",
+            f"  predicted  {say_time(self.time_us)}{bandwidth}{by}",
+            f"  moves      {_some(self.hops, 'hop')} one after the other; each rank sends "
+            f"{say_size(round(self.wire_bytes))}B",
+        ]
+        if self.chunk_bytes is not None:
+            lines += [
+                f"  cut in     {_some(self.rounds, 'round')} of "
+                f"{_some(self.way.channels, 'channel')}; chunks of {say_size(self.chunk_bytes)}B "
+                f"in {_some(self.slices, 'slice')}; {_some(self.slots, 'slot')}",
+                f"  memory     {say_size(self.staging_bytes or 0)}B of a rank's "
+                f"{say_size(self.segment_bytes or 0)}B",
+            ]
+        lines.append(f"  {'way':<17}{'time':>10}{'ratio':>8}  why")
+        for one in self.candidates:
+            ratio = f"{one.ratio:.2f}" if one.ratio is not None else "-"
+            lines.append(f"  {one.way!s:<17}{say_time(one.time_us):>10}{ratio:>8}  {one.why}")
+        return "\n".join(lines)
+
+
+def _some(number: int | None, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

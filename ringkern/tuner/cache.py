@@ -1,0 +1,141 @@
+"""Where tunings are kept: ``$XDG_CACHE_HOME/ringkern``, else ``~/.cache/ringkern``, a file for each
+machine that shares the directory; and ringkern's own, for machines where nobody has measured.
+
+A file is replaced whole, so that whoever reads it meanwhile has the old one or the new one. Nothing
+here needs torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from .identity import Identity
+from .tuning import Tuning, TuningError, dump, parse
+
+SHIPPED = Path(__file__).parent / "tunings" / "cpu.json"
+AGAIN = "run `python -m ringkern tune` again, or delete the file"
+
+_MOST_BYTES = 4 << 20  # of a file; ours have less than a hundredth
+
+
+def folder() -> Path:
+    """``$XDG_CACHE_HOME/ringkern``, or the same in ``~/.cache``."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    # A relative one is to be ignored, as the specification of these variables says.
+    return (Path(cache) if os.path.isabs(cache) else Path.home() / ".cache") / "ringkern"
+
+
+def file_of(machine: Identity) -> Path:
+    """Where the tuning of a machine is kept."""
+    return folder() / f"tuning-{machine.id}.json"
+
+
+def read(path: Path, machine: Identity | None = None) -> Tuning:
+    """The content of a file.
+
+    Args:
+        machine: the one that it must have been measured on; ``None``: any.
+
+    Raises:
+        FileNotFoundError: there is none.
+        TuningError: it cannot be read, or is broken, of another version, or of another machine.
+    """
+    tuning = parse(_text_of(path))
+    if machine is not None and tuning.machine != machine:
+        raise TuningError(f"it was measured on another machine: {tuning.machine}")
+    return tuning
+
+
+def _text_of(path: Path) -> str:
+    try:
+        # A pipe of that name would be waited for.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
+                raise TuningError("it is no file, or too large a one")
+            return file.read(_MOST_BYTES).decode()
+    except FileNotFoundError:
+        raise
+    except (OSError, UnicodeDecodeError) as error:
+        raise TuningError(str(error)) from error
+
+
+@contextlib.contextmanager
+def alone_in(directory: Path) -> Iterator[None]:
+    """While the block runs, no other process is in one for the same directory. Makes it if needed.
+
+    Raises:
+        OSError: it cannot be made or written; the text says what to do.
+    """
+    _check_owner(directory)
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise OSError(f"{error}; {_elsewhere(directory)}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def write(path: Path, tuning: Tuning, mode: int = 0o600) -> None:
+    """Puts a file in place of whatever is there, at once.
+
+    Raises:
+        OSError: it cannot be written; the text says what to do.
+    """
+    _check_owner(path.parent)
+    temporary = ""
+    try:
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        with open(descriptor, "w") as file:
+            file.write(dump(tuning))
+            os.fchmod(descriptor, mode)
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+        raise OSError(f"{error}; {_elsewhere(path.parent)}") from error
+
+
+def check_writable(directory: Path) -> None:
+    """Makes a directory, and sees that a file can be put there.
+
+    Raises:
+        OSError: it cannot; the text says what to do.
+    """
+    with alone_in(directory):
+        try:
+            tempfile.TemporaryFile(dir=directory).close()
+        except OSError as error:
+            raise OSError(f"{error}; {_elsewhere(directory)}") from error
+
+
+def _check_owner(directory: Path) -> None:
+    """Root does not write where the files would then be in a user's way, as sudo has it."""
+    if os.geteuid() != 0:
+        return
+    there = next(p for p in (directory, *directory.absolute().parents) if p.exists())
+    if (owner := there.stat().st_uid) != 0:
+        raise PermissionError(
+            f"{there} belongs to the user {owner}, and this is root: do it as that user, or "
+            f"{_elsewhere(directory)}"
+        )
+
+
+def _elsewhere(directory: Path) -> str:
+    return (
+        f"nothing was written to {directory}: make it writable, set XDG_CACHE_HOME to another "
+        "directory, or give --out FILE"
+    )

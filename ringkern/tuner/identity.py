@@ -1,0 +1,85 @@
+"""What a machine is, as far as measured times depend on it; and a short name for that.
+
+Nothing here needs torch, a device or a library of one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import platform
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A machine and the version of ringkern's transport.
+
+    Attributes:
+        cpu: model, as the system names it.
+        cores: hardware threads.
+        caches: bytes of the first core's data caches, from the first level on.
+        gpus: models, in the driver's order.
+        wire: ``ringkern._C.wire_version``.
+    """
+
+    cpu: str
+    cores: int
+    caches: tuple[int, ...]
+    gpus: tuple[str, ...]
+    wire: int
+
+    @property
+    def id(self) -> str:
+        """12 hexadecimal digits; another machine has others."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def __str__(self) -> str:
+        gpus = f", {len(self.gpus)} x {self.gpus[0]}" if self.gpus else ""
+        return f"{self.cpu}, {self.cores} cores{gpus}"
+
+
+@functools.cache
+def of_this_machine(wire: int, root: Path = Path("/")) -> Identity:
+    """The identity of the machine whose ``/proc`` and ``/sys`` are under ``root``."""
+    return Identity(_cpu(root), os.cpu_count() or 1, caches(root), _gpus(root), wire)
+
+
+def caches(root: Path = Path("/")) -> tuple[int, ...]:
+    """Bytes of each level of data cache of the first core, rising; empty where nobody says."""
+    found = {}
+    for place in sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        with contextlib.suppress(OSError, ValueError):
+            level = int((place / "level").read_text())
+            size = re.fullmatch(r"(\d+)([KM]?)", (place / "size").read_text().strip())
+            if size and (place / "type").read_text().strip() != "Instruction":
+                found[level] = int(size[1]) << {"": 0, "K": 10, "M": 20}[size[2]]
+    return tuple(sorted(found.values()))
+
+
+def _cpu(root: Path) -> str:
+    fields: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        for line in (root / "proc/cpuinfo").read_text(errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            fields.setdefault(name.strip(), value.strip())
+    # One virtual machine calls all of a maker's processors alike; arm names no model, but numbers.
+    numbers = ("cpu family", "model", "stepping", "CPU implementer", "CPU part", "CPU variant")
+    named = [f"{name} {fields[name]}" for name in numbers if name in fields]
+    model = fields.get("model name") or platform.machine()
+    return f"{model} ({', '.join(named)})" if named else model
+
+
+def _gpus(root: Path) -> tuple[str, ...]:
+    models = []
+    for place in sorted((root / "proc/driver/nvidia/gpus").glob("*/information")):
+        with contextlib.suppress(OSError):
+            match = re.search(r"^Model:\s*(.+?)\s*$", place.read_text(errors="replace"), re.M)
+            models += [match[1]] if match else []
+    return tuple(models)

@@ -1,0 +1,240 @@
+"""Measures every way of every collective over a range of sizes: what ``tune`` fits costs to.
+
+All is measured in passes over everything, so that what disturbs the machine for a while, or moves
+its cores to other places, meets every way and size alike. In a turn, the time is the median of some
+calls in a row, on the rank that was slowest; what counts is the first quartile of the turns, which
+leaves out what other programs did to up to three of four.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from ..comm import Communicator
+from ..cost import Way
+from .tuning import COLLECTIVES, ways_of
+
+MOST_CALLS = 5000  # in a row
+MOST_PASSES = 31
+LEAST_PASSES = 3
+TURNS = 3  # of a small size in a pass
+MEETING = 50  # calls that do not count, after the ranks have exchanged their times
+# A way that takes so many times as long as the best one, at two sizes in a row, is not measured at
+# larger ones. Not said of small sizes, which cost little time, and where a busy machine may make
+# any way slow.
+HOPELESS = 4.0
+CHEAP = 64 << 10  # bytes
+_FLOAT = 4  # bytes: everything is measured with float32
+_BLOCK_S = 0.002
+
+
+class Cell(NamedTuple):
+    """What is measured: a way of a collective, at a size as nccl-tests counts it."""
+
+    collective: str
+    way: Way
+    size: int
+
+
+@dataclass
+class Trials:
+    """What was measured.
+
+    Attributes:
+        times_us: of each cell, a turn each.
+        base_us: of each collective, what a call costs where there is nobody to talk to.
+    """
+
+    times_us: dict[Cell, list[float]] = field(default_factory=dict)
+    base_us: dict[str, float] = field(default_factory=dict)
+
+    def points(self, collective: str, way: Way) -> list[tuple[int, float]]:
+        """(bytes, microseconds) of one way, rising."""
+        return sorted(
+            (cell.size, quartile(times))
+            for cell, times in self.times_us.items()
+            if (cell.collective, cell.way) == (collective, way)
+        )
+
+    def dump(self) -> str:
+        """JSON, for another process."""
+        cells = [[c.collective, *c.way, c.size, times] for c, times in self.times_us.items()]
+        return json.dumps({"cells": cells, "base_us": self.base_us})
+
+    @classmethod
+    def load(cls, text: str) -> Trials:
+        """What ``dump`` wrote."""
+        content = json.loads(text)
+        cells = {Cell(c, Way(*way), size): times for c, *way, size, times in content["cells"]}
+        return cls(cells, content["base_us"])
+
+
+def quartile(times: list[float]) -> float:
+    """The first one: a quarter of the times are below it."""
+    return sorted(times)[(len(times) - 1) // 4]
+
+
+def measure(sizes: tuple[int, ...], seconds: float, file: Path) -> int:
+    """Measures, on all ranks of the default group; rank 0 writes what ``Trials.load`` reads."""
+    start = time.monotonic()
+    with Communicator() as communicator:
+        calls = _Calls(communicator, max(sizes))
+        work = _Work(calls, Progress(sys.stderr if dist.get_rank() == 0 else None, seconds))
+        work.look(sizes)
+        work.repeat(start + seconds)
+    alone = _Calls(Communicator.from_store(dist.HashStore(), 0, 1), _FLOAT * 2)
+    base = [statistics.median(alone.times_us(Cell(c, ways_of(c)[0], 8), 500)) for c in COLLECTIVES]
+    alone.communicator.close()
+    work.trials.base_us = dict(zip(COLLECTIVES, _slowest(base)))
+    if dist.get_rank() == 0:
+        file.write_text(work.trials.dump())
+    return 0
+
+
+class _Calls:
+    """Calls of every collective, by any way, in one piece of memory."""
+
+    def __init__(self, communicator: Communicator, most: int) -> None:
+        self.communicator = communicator
+        # Zeros stay zeros, however often they are added; and their pages are really there.
+        self._memory = torch.empty(-(-most // _FLOAT)).zero_()
+
+    def times_us(self, cell: Cell, calls: int) -> list[float]:
+        """Of each of so many calls in a row, on this rank."""
+        rank, ranks = self.communicator.rank, self.communicator.size
+        if cell.collective == "all_reduce":
+            tensor = self._memory[: max(1, cell.size // _FLOAT)]
+            asked = (cell.way.algorithm, cell.way.protocol)
+            return [t / 1e3 for t in self.communicator._c.time_all_reduce(tensor, calls, *asked)]
+        count = max(1, cell.size // _FLOAT // ranks)
+        whole = self._memory[: count * ranks]
+        part = whole[rank * count : (rank + 1) * count]
+        return _times_us(self._call(cell, whole, part), calls)
+
+    def _call(self, cell: Cell, whole: torch.Tensor, part: torch.Tensor) -> Callable[[], object]:
+        c, protocol = self.communicator._c, cell.way.protocol
+        if cell.collective == "reduce_scatter":
+            return lambda: c.reduce_scatter(part, whole, dist.ReduceOp.SUM, protocol, False)
+        return lambda: c.all_gather(whole, part, protocol, False)
+
+
+def _times_us(call: Callable[[], object], calls: int) -> list[float]:
+    clock, times = time.perf_counter_ns, []
+    for _ in range(calls):
+        start = clock()
+        call()
+        times.append((clock() - start) / 1e3)
+    return times
+
+
+class _Work:
+    """The cells that are measured, and how often each is called in a row: the same on all ranks."""
+
+    def __init__(self, calls: _Calls, progress: Progress) -> None:
+        self._calls, self._progress = calls, progress
+        self._in_a_row: dict[Cell, int] = {}
+        self.trials = Trials()
+
+    def look(self, sizes: tuple[int, ...]) -> None:
+        """Measures each cell roughly, from small sizes to large ones, and leaves hopeless ones."""
+        slow: dict[tuple[str, Way], int] = {}  # how often in a row
+        for size in sizes:
+            cells = [
+                Cell(name, way, size)
+                for name in COLLECTIVES
+                for way in ways_of(name)
+                if slow.get((name, way), 0) < 2
+            ]
+            calls = 40 if size <= CHEAP else 4
+            # The least, as one bad moment must not make a way hopeless.
+            found = _slowest([min(self._calls.times_us(cell, calls)[1:]) for cell in cells])
+            for cell, time_us in zip(cells, found):
+                best = min(t for c, t in zip(cells, found) if c.collective == cell.collective)
+                key = cell.collective, cell.way
+                hopeless = size > CHEAP and time_us > HOPELESS * best
+                slow[key] = slow.get(key, 0) + 1 if hopeless else 0
+                wanted = int(_BLOCK_S * 1e6 / time_us)
+                self._in_a_row[cell] = min(MOST_CALLS, max(1, wanted))
+                self.trials.times_us[cell] = []
+            self._progress.show(f"a first look, {size} bytes")
+
+    def repeat(self, deadline: float) -> None:
+        """Measures everything over and over while there is time for it, at least three times."""
+        # Large sizes take nearly all of the time; small ones have several turns meanwhile.
+        small = [cell for cell, calls in self._in_a_row.items() if calls > 1]
+        large = [cell for cell, calls in self._in_a_row.items() if calls == 1]
+        parts = [large[i::TURNS] for i in range(TURNS)]
+        for number in range(1, MOST_PASSES + 1):
+            start = time.monotonic()
+            cells = [cell for part in parts for cell in (*small, *part)]
+            self._calls.times_us(cells[0], MEETING)
+            found = [self._turn(cell, f"pass {number}") for cell in cells]
+            late = time.monotonic() + (time.monotonic() - start) > deadline
+            *found, is_late = _slowest([*found, float(late)])  # any rank's clock ends it for all
+            for cell, time_us in zip(cells, found):
+                self.trials.times_us[cell].append(time_us)
+            if is_late and number >= LEAST_PASSES:
+                break
+            small.reverse()  # nobody is always the first
+            parts = [part[::-1] for part in parts]
+        self._progress.end(f"{number} passes over {len(self._in_a_row)} ways and sizes")
+
+    def _turn(self, cell: Cell, doing: str) -> float:
+        self._progress.show(doing)
+        calls = self._in_a_row[cell]
+        warmup = _warmup(calls)  # what others have left in the caches is not the matter
+        return statistics.median(self._calls.times_us(cell, warmup + calls)[warmup:])
+
+
+def _warmup(calls: int) -> int:
+    return -(-calls // 10) if calls > 1 else 0
+
+
+def _slowest(numbers: list[float]) -> list[float]:
+    """Of each number, the largest of all ranks."""
+    tensor = torch.tensor(numbers, dtype=torch.float64)
+    dist.all_reduce(tensor, dist.ReduceOp.MAX)
+    result: list[float] = tensor.tolist()
+    return result
+
+
+class Progress:
+    """How far it is: a bar on a terminal, elsewhere a line every tenth of the time."""
+
+    def __init__(self, stream: object, seconds: float) -> None:
+        self._stream, self._seconds = stream, seconds
+        self._start = self._shown = time.monotonic()
+        self._tenth = -1
+        self._bar = bool(stream) and stream.isatty()  # type: ignore[attr-defined]
+
+    def show(self, doing: str) -> None:
+        """Called as often as one likes."""
+        now = time.monotonic()
+        share = min(1.0, (now - self._start) / self._seconds)
+        if self._bar and now - self._shown > 0.1:
+            self._shown = now
+            filled = int(30 * share)
+            self._write(f"\r[{'#' * filled}{'.' * (30 - filled)}] {share:4.0%}  {doing}\x1b[K")
+        elif self._stream and not self._bar and int(10 * share) > self._tenth:
+            self._tenth = int(10 * share)
+            self._write(f"tune: {share:.0%}, {doing}\n")
+
+    def end(self, done: str) -> None:
+        """The last line."""
+        if self._stream:
+            start = "\r\x1b[K" if self._bar else ""
+            self._write(f"{start}tune: {done} in {time.monotonic() - self._start:.1f} s\n")
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)  # type: ignore[attr-defined]
+        self._stream.flush()  # type: ignore[attr-defined]

@@ -1,0 +1,380 @@
+"""``python -m ringkern tune``: what it measures, what it makes of that, and where it puts it."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import math
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from ringkern import _C, launch, tuner
+from ringkern.cost import ANY_SIZE, Cost, Tier, Way
+from ringkern.tuner import cache, fit, identity, trials, tune
+from ringkern.tuner.trials import Cell, Progress, Trials
+from ringkern.tuner.tuning import COLLECTIVES, DIRECT, RING, ways_of
+from tests.torch import tunings
+
+LIMIT_S = 120
+SIZES = [2**i for i in range(3, 29)]
+
+
+def arguments(*given: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    tune.add_arguments(parser)
+    return parser.parse_args(given)
+
+
+# ---- the fit ------------------------------------------------------------------------------------
+
+
+@given(
+    hnp.arrays(float, st.tuples(st.integers(1, 12), st.integers(1, 6)), elements=st.floats(-9, 9)),
+    st.integers(0, 2**32 - 1),
+)
+def test_no_other_numbers_from_zero_on_are_nearer(rows: np.ndarray, seed: int) -> None:
+    """The two conditions of the best: no way downhill from where it may go."""
+    wanted = np.random.default_rng(seed).uniform(-5, 5, len(rows))
+    x = np.array(fit.least_squares(rows.tolist(), wanted.tolist()))
+    assert (x >= 0).all()
+    length = np.maximum(np.linalg.norm(rows, axis=0), 1e-300)
+    slope = rows.T @ (wanted - rows @ x) / length
+    scale = 1e-5 * (1 + np.linalg.norm(wanted))
+    real = length > 1e-9  # what is all but nothing helps nobody
+    assert (slope[real] <= scale).all()
+    assert (np.abs(slope[real & (x * length > 1e-4)]) <= scale).all()
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+@pytest.mark.parametrize(
+    ("collective", "way"),
+    [(c, w) for c in COLLECTIVES for w in (*DIRECT, *RING) if w in ways_of(c)],
+)
+def test_a_cost_is_found_again(collective: str, way: Way, ranks: int) -> None:
+    real = Cost(0.05, 0.2, (Tier(48 << 10, 30.0), Tier(1 << 20, 14.0), Tier(ANY_SIZE, 5.0)))
+    points = [(size, real.time_us(way, collective, ranks, size)) for size in SIZES]
+    found = fit.fit(
+        points, way, collective, ranks, base_us=0.05, bounds=(48 << 10, 1 << 20, 32 << 20)
+    )
+    assert found.hop_us == pytest.approx(0.2, rel=1e-3)
+    assert [tier.up_to for tier in found.tiers] == [48 << 10, 1 << 20, ANY_SIZE]
+    assert [tier.gb_s for tier in found.tiers] == pytest.approx([30.0, 14.0, 5.0], rel=1e-3)
+    assert fit.errors(found, points, way, collective, ranks).worst < 1e-3
+
+
+def test_bounds_that_nobody_named_are_found() -> None:
+    real = Cost(0.0, 0.2, (Tier(1 << 14, 30.0), Tier(1 << 20, 2.0), Tier(ANY_SIZE, 20.0)))
+    points = [(size, real.time_us(RING[0], "all_reduce", 2, size)) for size in SIZES]
+    found = fit.fit(points, RING[0], "all_reduce", 2, bounds=(48 << 10, 32 << 20))
+    assert fit.errors(found, points, RING[0], "all_reduce", 2).worst < 0.05
+
+
+def test_noise_is_not_followed() -> None:
+    real = Cost(0.0, 0.2, (Tier(1 << 20, 14.0), Tier(ANY_SIZE, 5.0)))
+    dice = random.Random(3)
+    points = [
+        (size, real.time_us(RING[0], "all_reduce", 2, size) * dice.uniform(0.92, 1.08))
+        for size in SIZES
+    ]
+    found = fit.fit(points, RING[0], "all_reduce", 2, bounds=(48 << 10, 1 << 20, 32 << 20))
+    assert len(found.tiers) <= 4
+    far = [
+        found.time_us(RING[0], "all_reduce", 2, 3 * size)
+        / real.time_us(RING[0], "all_reduce", 2, 3 * size)
+        for size in SIZES
+    ]
+    assert max(abs(ratio - 1) for ratio in far) < 0.1
+
+
+@given(st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=26))
+def test_whatever_was_measured_there_is_a_cost(times: list[float]) -> None:
+    points = list(zip(SIZES, times))
+    found = fit.fit(points, DIRECT[0], "all_reduce", 2, base_us=0.1, bounds=(48 << 10, 1 << 20))
+    assert found.base_us <= min(times)
+    assert found.hop_us >= 0
+    assert len(found.tiers) <= fit.MOST_TIERS
+    assert all(tier.gb_s > 0 and math.isfinite(tier.gb_s) for tier in found.tiers)
+    predicted = [found.time_us(DIRECT[0], "all_reduce", 2, size) for size in SIZES]
+    assert predicted == sorted(predicted)
+
+
+def test_points_that_are_none() -> None:
+    for points in ([], [(0, 1.0)], [(8, 0.0)]):
+        with pytest.raises(ValueError, match="sizes and times above 0"):
+            fit.fit(points, RING[0], "all_reduce", 2)
+
+
+# ---- the trials ---------------------------------------------------------------------------------
+
+
+def made_up() -> Trials:
+    """Trials that follow a cost, with turns that were disturbed."""
+    found = Trials(base_us=dict.fromkeys(COLLECTIVES, 0.05))
+    dice = random.Random(4)
+    for name in COLLECTIVES:
+        for way in ways_of(name):
+            for size in SIZES:
+                time_us = tunings.cost_of(way).time_us(way, name, 2, size)
+                turns = [time_us * dice.choice([1.0, 1.0, 1.01, 3.0]) for _ in range(15)]
+                found.times_us[Cell(name, way, size)] = turns
+    return found
+
+
+def test_what_other_programs_did_does_not_count() -> None:
+    found = made_up()
+    measured, fits = tune.fitted(found, 2, tunings.MACHINE, "a command")
+    assert max(one.errors.worst for one in fits) < 0.05
+    for (name, way), fitted in measured.ways.items():
+        real = tunings.cost_of(way)
+        for size, time_us in fitted.points:
+            assert time_us == pytest.approx(real.time_us(way, name, 2, size), rel=0.02)
+    lists = tuner.rows_for(measured, 2)
+    wanted = tuner.rows_for(tunings.measured(2), 2)
+    assert [row[1:] for row in lists["automatic"]] == [row[1:] for row in wanted["automatic"]]
+    # Where the ring is ahead by less than 10 %, it is not taken.
+    assert tune.choice_within(measured, lists["automatic"], 1.05) == (25, 26)
+    assert tune.choice_within(measured, lists["automatic"], 1.12) == (26, 26)
+    wrong = tuner.rows_of({RING[2]: [1.0] * len(tuner.SIZES)})
+    assert tune.choice_within(measured, wrong, 1.05)[0] < len(SIZES)
+
+
+class _Machine:
+    """Stands in for calls: what a way takes, without making any."""
+
+    def __init__(self, slow: Way) -> None:
+        self.slow, self.asked = slow, list[tuple[Cell, int]]()
+
+    def times_us(self, cell: Cell, calls: int) -> list[float]:
+        self.asked.append((cell, calls))
+        factor = 10.0 if cell.way == self.slow else 1.0
+        return [factor * max(1.0, cell.size / 1e3)] * calls
+
+
+def work(monkeypatch: pytest.MonkeyPatch, machine: _Machine, sizes: list[int]) -> trials._Work:
+    monkeypatch.setattr(trials, "_slowest", list)
+    found = trials._Work(machine, Progress(None, 1.0))  # type: ignore[arg-type]
+    found.look(tuple(sizes))
+    return found
+
+
+def test_a_hopeless_way_is_not_measured_at_larger_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = [8, 1024, 64 << 10, 128 << 10, 256 << 10, 1 << 20, 16 << 20]
+    found = work(monkeypatch, _Machine(RING[1]), sizes)
+    found.repeat(0.0)
+    for name in COLLECTIVES:
+        for way in ways_of(name):
+            measured = [size for size, _ in found.trials.points(name, way)]
+            # Two that count, and all before.
+            assert measured == (sizes[:5] if way == RING[1] else sizes), (name, way)
+
+
+def test_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no time, so as few passes as can be; small sizes have more turns than large ones."""
+    machine = _Machine(RING[1])
+    found = work(monkeypatch, machine, [8, 1 << 20, 64 << 20])
+    machine.asked.clear()
+    found.repeat(0.0)
+    times = found.trials.times_us
+    for cell, turns in times.items():
+        few, many = trials.LEAST_PASSES, trials.LEAST_PASSES * trials.TURNS
+        assert len(turns) == (many if cell.size == 8 else few), cell
+    calls = {cell: calls for cell, calls in machine.asked if calls != trials.MEETING}
+    assert calls[Cell("all_reduce", RING[0], 8)] == 2200, "and a tenth to get warm"
+    assert calls[Cell("all_reduce", RING[0], 64 << 20)] == 1
+
+
+def test_trials_go_from_process_to_process() -> None:
+    found = made_up()
+    again = Trials.load(found.dump())
+    assert again == found
+    assert again.points("all_reduce", RING[0]) == found.points("all_reduce", RING[0])
+
+
+@pytest.mark.parametrize(("times", "expected"), [([3.0], 3.0), ([2, 1], 1), ([4, 1, 3, 2, 5], 2)])
+def test_quartile(times: list[float], expected: float) -> None:
+    assert trials.quartile(times) == expected
+
+
+def test_sizes_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "_free_memory", lambda: 64 << 30)
+    sizes = tune.sizes_for(2)
+    assert (sizes[0], sizes[-1]) == (8, 256 << 20)
+    assert 18 <= len(sizes) <= 20
+    assert all(size % 8 == 0 for size in sizes)
+    monkeypatch.setattr(tune, "_free_memory", lambda: 1 << 30)
+    assert max(tune.sizes_for(8)) <= (1 << 28) // 8
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(trials.time, "monotonic", lambda: now)
+    for stream in (io.StringIO(), _Terminal(), None):
+        now = 100.0
+        progress = Progress(stream, 10.0)
+        for _ in range(120):
+            now += 0.125
+            progress.show("pass 1")
+        progress.end("15 passes")
+        if stream is None:
+            continue
+        text = stream.getvalue()
+        assert text.endswith("tune: 15 passes in 15.0 s\n")
+        if stream.isatty():
+            assert "\r[###############...............]  50%  pass 1" in text
+            assert text.count("\n") == 1
+        else:
+            assert "\r" not in text
+            assert "tune: 50%, pass 1\n" in text
+            assert text.count("\n") == 12
+
+
+# ---- the command --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["-n", "1"], "from 2 to 64"),
+        (["-n", "2,x"], "from 2 to 64"),
+        (["--seconds", "0"], "above 0"),
+        (["--seconds", "nan"], "above 0"),
+        (["--sizes", "4"], "from 8 on"),
+    ],
+)
+def test_bad_arguments(given: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        arguments(*given)
+    assert said in capsys.readouterr().err
+
+
+def test_what_cannot_be_is_said_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "launch", lambda *_: pytest.fail("ranks were started"))
+    with pytest.raises(ValueError, match="no such directory"):
+        tune.run(arguments("--out", "/no/such/place/file.json"))
+    with pytest.raises(ValueError, match="no such directory"):
+        tune.run(arguments("--plot", "/no/such/place/file.png"))
+    (tmp_path / "ringkern").write_text("")
+    with monkeypatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        with pytest.raises(OSError, match="set XDG_CACHE_HOME"):
+            tune.run(arguments())
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(ValueError, match="without torchrun"):
+        tune.run(arguments())
+
+
+def test_ranks_that_fail_leave_everything_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "launch", lambda *_: 7)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert tune.run(arguments()) == 7
+    assert list((tmp_path / "ringkern").iterdir()) == []
+
+
+PROGRAM = """
+import argparse, sys
+from ringkern.tuner import tune
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    tune.add_arguments(parser)
+    sys.exit(tune.run(parser.parse_args()))
+"""
+
+
+def test_it_measures_and_the_next_program_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small one: what it finds is not looked at, only that it is found, kept and used."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "programs").mkdir()  # not beside the cache, whose name is that of a package
+    (tmp_path / "programs" / "program.py").write_text(PROGRAM)
+    plot = tmp_path / "fit.svg"
+    given = ["-n", "2", "--seconds", "1", "--sizes", "8,4096,300000"]
+    done = subprocess.run(
+        [
+            sys.executable,
+            str(tmp_path / "programs" / "program.py"),
+            *given,
+            "--json",
+            "--plot",
+            str(plot),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "passes over" in done.stderr
+    assert "<svg" in plot.read_text()
+
+    said = json.loads(done.stdout)
+    path = cache.file_of(identity.of_this_machine(_C.wire_version))
+    assert said["file"] == str(path)
+    assert list((tmp_path / "ringkern").iterdir()) == [path]
+    kept = cache.read(path)
+    assert [m.ranks for m in kept.measured] == [2]
+    assert (
+        kept.measured[0].command == "python -m ringkern tune -n 2 --seconds 1 --sizes " + given[-1]
+    )
+    for (name, way), fitted in kept.measured[0].ways.items():
+        assert [size for size, _ in fitted.points] in ([8, 4096, 300000], [8, 4096]), (name, way)
+        assert all(time_us > 0 for _, time_us in fitted.points)
+    assert len(said["measured"][0]["errors"]) == 12
+    assert said["measured"][0]["median_error"] >= 0
+
+    program = (
+        "from ringkern import tuner; print(tuner.source('cpu', 2)); print(tuner.table('cpu', 2))"
+    )
+    after = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT_S, check=True
+    ).stdout.splitlines()
+    assert after[0].startswith(f"{path}, measured ")
+    assert after[1] == str(tuner.rows_for(kept.measured[0], 2))
+
+
+def test_a_dry_run_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def instead(ranks: int, limit_s: float, entry: object, *args: object) -> int:
+        (_, _, file) = args
+        assert isinstance(file, Path)
+        file.write_text(made_up().dump())
+        return 0
+
+    monkeypatch.setattr(launch, "launch", instead)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert tune.run(arguments("--dry-run")) == 0
+    text = capsys.readouterr().out
+    assert "# nothing was written" in text
+    assert "automatic: one_shot/ll below " in text
+    assert "# auto: within 5 % of the quickest way at 25 of 26 sizes" in text
+    assert list(tmp_path.iterdir()) == []
+
+    # And one that does, for two numbers of ranks.
+    tuner.forget()
+    assert tune.run(arguments("-n", "2,64")) == 0
+    text = capsys.readouterr().out
+    path = cache.file_of(identity.of_this_machine(_C.wire_version))
+    assert f"# kept in {path}" in text
+    assert "64 ranks shared" in text
+    assert tuner.source("cpu", 2).startswith(str(path)), "this process, too"
+    assert [m.ranks for m in cache.read(path).measured] == [2, 64]
+    tuner.forget()

@@ -1,0 +1,45 @@
+"""Tunings that nobody measured, for tests."""
+
+from __future__ import annotations
+
+from ringkern.cost import ANY_SIZE, Cost, Tier, Way
+from ringkern.tuner.identity import Identity
+from ringkern.tuner.tuning import COLLECTIVES, Fitted, Measured, Tuning, ways_of
+
+MACHINE = Identity("a processor", 4, (32 << 10, 1 << 20), ("a GPU",), 7)
+
+# (base, hop, GB/s on the wire): the quickest is one_shot/ll, then two_shot, then the ring.
+COSTS = {
+    ("one_shot", "ll"): (0.05, 0.1, 1.0),
+    ("one_shot", "simple"): (0.05, 0.2, 2.0),
+    ("two_shot", "simple"): (0.05, 0.4, 8.0),
+    ("ring", "ll"): (0.05, 0.6, 1.0),
+    ("ring", "ll128"): (0.05, 2.0, 10.0),
+    ("ring", "simple"): (0.05, 40.0, 40.0),
+}
+
+
+def cost_of(way: Way) -> Cost:
+    """What a way costs in a tuning of ``measured``."""
+    base_us, hop_us, gb_s = COSTS[way.algorithm, way.protocol]
+    return Cost(base_us, hop_us, (Tier(1 << 20, gb_s), Tier(ANY_SIZE, gb_s / 2)))
+
+
+def measured(ranks: int, date: str = "2026-01-02", slower: float = 1.0) -> Measured:
+    """With ways that change places at a few sizes."""
+    ways = {}
+    for name in COLLECTIVES:
+        for way in ways_of(name):
+            cost = cost_of(way)
+            cost = Cost(cost.base_us * slower, cost.hop_us * slower, cost.tiers)
+            points = tuple(
+                (size, cost.time_us(way, name, ranks, size)) for size in (8, 4096, 1 << 22)
+            )
+            ways[name, way] = Fitted(cost, points)
+    return Measured("cpu", ranks, date, "a command", ways)
+
+
+def tuning(*ranks: int, machine: Identity = MACHINE) -> Tuning:
+    """Of several numbers of ranks, each slower than the one before."""
+    found = (measured(r, f"2026-01-{i + 1:02}", 1.0 + i) for i, r in enumerate(ranks))
+    return Tuning(machine, tuple(found))
