@@ -29,7 +29,7 @@ from ringkern import tuner
 from ringkern.launch import launch
 from ringkern.report import machine
 
-REPEATS = 41
+REPEATS = 101
 HOPELESS = 2.0  # times as slow as the best, after a few repeats: no longer called
 BLOCK_US = 300.0  # of calls, without another contender between
 
@@ -75,9 +75,9 @@ MODES = tuple(
 
 
 def sizes_between(first: int, last: int, count: int) -> list[int]:
-    """Bytes, at equal ratios, in whole floats."""
+    """Bytes, at equal ratios, in whole floats of 4."""
     ratio = (last / first) ** (1 / (count - 1))
-    return sorted({max(8, round(first * ratio**i / 8) * 8) for i in range(count)})
+    return sorted({max(8, round(first * ratio**i / 4) * 4) for i in range(count)})
 
 
 def measure(

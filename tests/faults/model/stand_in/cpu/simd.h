@@ -8,6 +8,8 @@
 
 namespace ringkern {
 
+inline constexpr int64_t kPartialRoom = 0;
+
 class Reducer {
  public:
   explicit Reducer(const Reduction&) {}
@@ -30,6 +32,10 @@ class Reducer {
   void combine(void* out, void* next, const void* a, const void* b, int64_t n, bool last) const {
     reduce(out, next, a, b, n, last);
   }
+  // What moves is the same whether sums are kept in floats or not.
+  bool widens(int) const { return false; }
+  void add_wide(float*, const void*, int64_t, bool) const {}
+  void narrow(void*, const float*, int64_t) const {}
 };
 
 inline void copy_one(void* out, const void* in, int64_t bytes) {
