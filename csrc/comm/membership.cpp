@@ -33,8 +33,9 @@ struct Word {
 
 Word word_in(const std::string& bytes, int rank, int ranks) {
   Word word;
-  if (bytes.size() == sizeof word) std::memcpy(static_cast<void*>(&word), bytes.data(), sizeof word);
-  if (bytes.size() != sizeof word || !word.ways.valid() || !word.orders.valid(ranks))
+  const bool whole = bytes.size() == sizeof word;
+  if (whole) std::memcpy(static_cast<void*>(&word), bytes.data(), sizeof word);
+  if (!whole || !word.ways.valid() || !word.orders.valid(ranks))
     throw RendezvousError("rank 0 says by which way calls go, and " + rank_text(rank) +
                           " does not understand it: install the same ringkern for all ranks");
   return word;

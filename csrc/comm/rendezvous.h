@@ -34,15 +34,16 @@ using Probe = std::function<void(const Id& session, const Look& look)>;
 // Joins the ring of all ranks that call this with the same prefix, of which there must be
 // `place.size`. A ring of one has no neighbours: neither function is called.
 //
-// `make_word` is called on rank 0 alone, with where the devices of all ranks are, by rank (Terms::bus;
-// none on a CPU): it says what all ranks must have alike and each may have come with differently.
-// `make_offer` is called once this rank is known to the others; the descriptor in its offer stays
-// the caller's. `map` is called with the offers of all ranks, by rank, but for this one's, which is
-// empty, and with the word of rank 0; their descriptors are closed when it returns. `probe`, if any,
-// is called then, with the session, which all ranks have alike, and what to call now and then: it
-// throws once another rank has given up, or the time is over. What any of them throws is told to
-// all ranks and comes out of here. Everything else that fails is a RendezvousError (a rank did not
-// come, is of another version, or failed) or a TransportError (a rank cannot be reached).
+// `make_word` is called on rank 0 alone, with where the devices of all ranks are, by rank
+// (Terms::bus; none on a CPU): it says what all ranks must have alike and each may have come with
+// differently. `make_offer` is called once this rank is known to the others; the descriptor in its
+// offer stays the caller's. `map` is called with the offers of all ranks, by rank, but for this
+// one's, which is empty, and with the word of rank 0; their descriptors are closed when it returns.
+// `probe`, if any, is called then, with the session, which all ranks have alike, and what to call
+// now and then: it throws once another rank has given up, or the time is over. What any of them
+// throws is told to all ranks and comes out of here. Everything else that fails is a
+// RendezvousError (a rank did not come, is of another version, or failed) or a TransportError (a
+// rank cannot be reached).
 //
 // Waits at most `timeout`, plus 2 s in which a rank that gives up learns who failed first. The
 // store is called at least every 100 ms meanwhile: what it throws, but TimeoutError, ends the wait.

@@ -191,9 +191,9 @@ RK_INLINE void by_vectors(void* out, void* next, const void* a, const void* b, i
   if (next) memcpy(to_next + at, last_x, left);
 }
 
-// Between n small floats and floats in memory, by vectors: f(i, x) takes a vector of them to place i
-// there, and f(i) gives the one that lies there. Of bfloat16, where there are two at once, they lie
-// as load_pairs has them: every other element, and then the others.
+// Between n small floats and floats in memory, by vectors: f(i, x) takes a vector of them to place
+// i there, and f(i) gives the one that lies there. Of bfloat16, where there are two at once, they
+// lie as load_pairs has them: every other element, and then the others.
 template <class T, class F>
 RK_INLINE void widen_by_vectors(const void* in, int64_t n, F f) {
   constexpr int64_t width = kLanes;

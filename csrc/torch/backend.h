@@ -55,8 +55,8 @@ class OpenBackends {
 class RingBackend final : public c10d::Backend {
  public:
   // `name`: of the ring, in errors and records. `wish`: of every call; `tables`: for what it leaves
-  // open, of each kind of device. `global_ranks`: of the group, in the default one; none: this is the
-  // default one.
+  // open, of each kind of device. `global_ranks`: of the group, in the default one; none: this is
+  // the default one.
   RingBackend(c10::intrusive_ptr<c10d::Store> store, const std::string& name, int rank, int size,
               const std::vector<int64_t>& global_ranks, double timeout_s, const Wish& wish,
               const std::map<std::string, WayTables::Lists>& tables)

@@ -161,8 +161,9 @@ void the_ring_rounds_at_each_rank() {
                              "cannot accumulate in float32";
     for (const int rank : {0, 1}) CHECK_THROWS(UsageError, text, ring.engine(rank).run(task));
     for (const int rank : {0, 1})
-      CHECK_THROWS(UsageError, c == int(Collective::all_reduce) ? "Use algorithm one_shot or two_shot"
-                                                                : "do without, or use all_reduce",
+      CHECK_THROWS(UsageError,
+                   c == int(Collective::all_reduce) ? "Use algorithm one_shot or two_shot"
+                                                    : "do without, or use all_reduce",
                    ring.engine(rank).run(task));
   }
   run_calls(ring, {call_by(kWays[0], DType::f32, Op::sum, 10)}, 1);
