@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from dataclasses import field as made_by
-from pathlib import Path
 from typing import Any
 
+from ..launch import free_memory
 from . import memory
 from .contender import Contender, ContenderError
 from .field import Field
@@ -61,7 +59,7 @@ class _Size:
         # The limit has tensors in shared memory, too. Where all together would be too much, a
         # contender has its tensors in its turns only.
         together = tensors * (len(field.contenders) + 1)
-        self._resident = together < MEMORY_SHARE * _free_memory()
+        self._resident = together < MEMORY_SHARE * free_memory()
         self._turns: dict[Entrant, _Turns] = {}
 
     def measure(self) -> Row:
@@ -195,12 +193,3 @@ def limit_modes(movements: tuple[str, ...], size: int) -> list[str]:
         elif movement != "flag_in_line" or size <= LONGEST_IN_LINES:
             modes.append(f"{movement}/{CHUNKS[0]}")
     return modes
-
-
-def _free_memory() -> int:
-    """Bytes that can be had without taking them from anybody."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -6,7 +6,6 @@ From then on every ring of this user on this machine takes what is the quickest 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import math
 import os
@@ -114,7 +113,7 @@ def sizes_for(ranks: int) -> tuple[int, ...]:
     ratio = (LARGEST / SMALLEST) ** (1 / (SIZES - 1))
     # Whole elements for each of up to 16 ranks.
     sizes = [round(SMALLEST * ratio**i / 8) * 8 for i in range(SIZES)]
-    most = _MEMORY_SHARE * _free_memory() / ranks
+    most = _MEMORY_SHARE * launch.free_memory() / ranks
     return tuple(size for size in dict.fromkeys(sizes) if size <= most)
 
 
@@ -126,15 +125,6 @@ def _measured(ranks: int, sizes: tuple[int, ...], seconds: float) -> Trials | in
         if status := launch.launch(ranks, limit_s, trials.measure, sizes, seconds, file):
             return status
         return Trials.load(file.read_text())
-
-
-def _free_memory() -> int:
-    """Bytes that can be had without taking them from anybody."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 # ---- what is made of it -------------------------------------------------------------------------

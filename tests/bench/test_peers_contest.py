@@ -186,7 +186,7 @@ def test_who_fails_in_the_middle_of_a_size_counts_for_nothing(lost: str) -> None
 
 
 def test_memory_is_taken_in_turns_where_it_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contest_module, "_free_memory", lambda: 1 << 20)
+    monkeypatch.setattr(contest_module, "free_memory", lambda: 1 << 20)
     log: list[tuple[Any, ...]] = []
     settings = Settings(sizes=(1 << 18,), seconds=0.1, modes=("py",))
     with field_of(settings, Dummy("a", log), Dummy("b", log)) as field:

@@ -205,12 +205,12 @@ def test_quartile(times: list[float], expected: float) -> None:
 
 
 def test_sizes_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tune, "_free_memory", lambda: 64 << 30)
+    monkeypatch.setattr(tune.launch, "free_memory", lambda: 64 << 30)
     sizes = tune.sizes_for(2)
     assert (sizes[0], sizes[-1]) == (8, 256 << 20)
     assert 18 <= len(sizes) <= 20
     assert all(size % 8 == 0 for size in sizes)
-    monkeypatch.setattr(tune, "_free_memory", lambda: 1 << 30)
+    monkeypatch.setattr(tune.launch, "free_memory", lambda: 1 << 30)
     assert max(tune.sizes_for(8)) <= (1 << 28) // 8
 
 
