@@ -3,7 +3,7 @@
 ``python -m ringkern model --topology dgx-h100 --nodes 16`` prints it; what is behind it:
 
 - the rings that the machine's links carry (:mod:`ringkern.rings`) give the bandwidth,
-- NCCL's published constants (:mod:`ringkern.costs_gpu`) the latency of each protocol,
+- NCCL's published constants (:mod:`ringkern.scale.constants`) the latency of each protocol,
 - figures that others published (:data:`PUBLISHED`) the error.
 """
 

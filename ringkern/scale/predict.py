@@ -11,9 +11,10 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .. import costs_gpu, rings
+from .. import rings
 from ..cost import Way, bus_bandwidth
 from ..topology import Machine
+from . import constants
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Network:
 
     nodes: int
     rank_gb_s: float
-    hop_us: dict[str, float] = field(default_factory=lambda: dict(costs_gpu.HOP_US["network"]))
+    hop_us: dict[str, float] = field(default_factory=lambda: dict(constants.HOP_US["network"]))
 
 
 class Estimate(NamedTuple):
@@ -94,8 +95,8 @@ def node_of(machine: Machine, ranks: int | None = None, arch: str | None = None)
     return Node(
         name=machine.name,
         ranks=ranks,
-        arch=arch or costs_gpu.architecture(machine.gpus[0].cc),
-        link=costs_gpu.link_of(kinds),
+        arch=arch or constants.architecture(machine.gpus[0].cc),
+        link=constants.link_of(kinds),
         links_gb_s=found.total_gb_s,
         vendor=machine.cpus[0].vendor if machine.cpus else "",
         found=found,
@@ -108,10 +109,10 @@ def estimates(node: Node, network: Network | None, nbytes: float) -> list[Estima
     Those that are only there to compare with come last.
     """
     if network is None or network.nodes == 1:
-        ways = [_ring(node, protocol, nbytes) for protocol in costs_gpu.protocols(node.link)]
+        ways = [_ring(node, protocol, nbytes) for protocol in constants.protocols(node.link)]
     else:
         ways = [
-            _flat(node, network, protocol, nbytes) for protocol in costs_gpu.protocols(node.link)
+            _flat(node, network, protocol, nbytes) for protocol in constants.protocols(node.link)
         ]
         ways += _hierarchies(node, network, nbytes)
     return sorted(ways, key=lambda estimate: (not estimate.compared, estimate.time_us))
@@ -132,8 +133,8 @@ def _estimate(
 
 def _inside(node: Node, protocol: str, collective: str, nbytes: float) -> float:
     """Microseconds of a collective of one node's ranks."""
-    gb_s = costs_gpu.data_gb_s(protocol, node.arch, node.links_gb_s)
-    cost = costs_gpu.cost(protocol, costs_gpu.HOP_US[node.link][protocol], gb_s)
+    gb_s = constants.data_gb_s(protocol, node.arch, node.links_gb_s)
+    cost = constants.cost(protocol, constants.HOP_US[node.link][protocol], gb_s)
     return cost.time_us(Way("ring", protocol), collective, node.ranks, nbytes)
 
 
@@ -145,16 +146,16 @@ def _ring(node: Node, protocol: str, nbytes: float) -> Estimate:
 def _flat(node: Node, network: Network, protocol: str, nbytes: float) -> Estimate:
     """One ring through all ranks of all nodes; a chunk crosses the network twice a node."""
     ranks = node.ranks * network.nodes
-    inside = costs_gpu.HOP_US[node.link][protocol]
-    inside = max(inside, costs_gpu.POST_US.get(node.vendor, 1.0) * costs_gpu.POSTS[protocol])
+    inside = constants.HOP_US[node.link][protocol]
+    inside = max(inside, constants.POST_US.get(node.vendor, 1.0) * constants.POSTS[protocol])
     between = min(2 * network.nodes, 2 * (ranks - 1))
     latency = between * network.hop_us[protocol] + (2 * (ranks - 1) - between) * inside
     ways = network.rank_gb_s * node.ranks
     gb_s = min(
-        costs_gpu.data_gb_s(protocol, node.arch, node.links_gb_s),
-        costs_gpu.network_gb_s(protocol, node.vendor, network.nodes, ways),
+        constants.data_gb_s(protocol, node.arch, node.links_gb_s),
+        constants.network_gb_s(protocol, node.vendor, network.nodes, ways),
     )
-    cost = costs_gpu.cost(protocol, latency / (2 * (ranks - 1)), gb_s)
+    cost = constants.cost(protocol, latency / (2 * (ranks - 1)), gb_s)
     way = Way("ring", protocol)
     time, least = (cost.time_us(way, "all_reduce", ranks, size) for size in (nbytes, 0))
     return _estimate("flat ring", protocol, ranks, nbytes, time, least)
@@ -168,7 +169,7 @@ def _hierarchies(node: Node, network: Network, nbytes: float) -> list[Estimate]:
     trees between the nodes in place of a ring, with their latency by the logarithm.
     """
     ranks = node.ranks * network.nodes
-    usable = costs_gpu.protocols(node.link)
+    usable = constants.protocols(node.link)
     inside = min(
         (_two_halves(node, protocol, nbytes), _two_halves(node, protocol, 0), protocol)
         for protocol in usable
@@ -204,11 +205,11 @@ def _between(
 ) -> tuple[float, float, str]:
     """Time and latency of all shards between the nodes, each over its rank's way."""
     ways = network.rank_gb_s * node.ranks
-    gb_s = costs_gpu.network_gb_s(protocol, node.vendor, network.nodes, ways) / node.ranks
+    gb_s = constants.network_gb_s(protocol, node.vendor, network.nodes, ways) / node.ranks
     hop = network.hop_us[protocol]
     if tree:
         hop *= math.ceil(math.log2(network.nodes)) / (network.nodes - 1)
-    cost = costs_gpu.cost(protocol, hop, gb_s)
+    cost = constants.cost(protocol, hop, gb_s)
     way = Way("ring", protocol)
     time, least = (
         cost.time_us(way, "all_reduce", network.nodes, size) for size in (nbytes / node.ranks, 0)

@@ -9,9 +9,10 @@ import math
 from pathlib import Path
 from typing import Any
 
-from .. import costs_gpu, rings, topology
+from .. import rings, topology
 from ..topology import Machine
 from ..units import parse_size, size_text
+from . import constants
 from .predict import Estimate, Network, Node, estimates, node_of
 from .published import PUBLISHED, error_of, median_error, predicted
 
@@ -41,9 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--inter-us",
         type=float,
         help="of a journey between nodes with LL, the others longer as in NCCL's table "
-        f"(default {costs_gpu.HOP_US['network']['ll']})",
+        f"(default {constants.HOP_US['network']['ll']})",
     )
-    add("--arch", choices=costs_gpu.ARCHITECTURES, help="of the GPUs; default: as in the file")
+    add("--arch", choices=constants.ARCHITECTURES, help="of the GPUs; default: as in the file")
     add("--sizes", help="bytes, as 8K,1M,1G (default 1K to 1G)")
     add("--json", action="store_true", help="print all of it as JSON")
     add("--plot", type=Path, metavar="FILE", help="draw the times there; needs matplotlib")
@@ -93,7 +94,7 @@ def _network(machine: Machine, node: Node, args: argparse.Namespace) -> Network 
             raise ValueError(f"{node.name or args.topology} has no known NICs: give --inter-gb-s")
     if not 0 < gb_s < math.inf:
         raise ValueError(f"--inter-gb-s {gb_s}: give a number of GB/s above 0")
-    hop_us = dict(costs_gpu.HOP_US["network"])
+    hop_us = dict(constants.HOP_US["network"])
     if args.inter_us is not None:
         if not 0 <= args.inter_us < math.inf:
             raise ValueError(f"--inter-us {args.inter_us}: give a number of microseconds from 0 on")
@@ -117,7 +118,7 @@ def _sizes(text: str | None) -> tuple[int, ...]:
 def _columns(rows: Rows) -> list[str]:
     """Of one node the protocols; of several the ways."""
     found = {name for estimate in rows[0][1] for name in (estimate.way, estimate.protocol)}
-    return [name for name in (costs_gpu.PROTOCOLS if "ring" in found else WAYS) if name in found]
+    return [name for name in (constants.PROTOCOLS if "ring" in found else WAYS) if name in found]
 
 
 def _fastest(found: list[Estimate], column: str) -> Estimate:
@@ -165,7 +166,7 @@ def _head(node: Node, network: Network | None) -> list[str]:
             f"{node.found.bottleneck}: " + ", ".join(" ".join(map(str, order)) for order in orders)
         )
     if network is not None:
-        journeys = ", ".join(f"{p} {network.hop_us[p]:.3g}" for p in costs_gpu.PROTOCOLS)
+        journeys = ", ".join(f"{p} {network.hop_us[p]:.3g}" for p in constants.PROTOCOLS)
         lines.append(
             f"{network.nodes} nodes, {network.nodes * node.ranks} ranks: {network.rank_gb_s:.4g} "
             f"GB/s from each rank to other nodes, microseconds of a journey: {journeys}"

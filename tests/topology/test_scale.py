@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from ringkern import costs_gpu, scale, topology
-from ringkern.scale import Network, Node, estimates, node_of
+from ringkern import scale, topology
+from ringkern.scale import Network, Node, constants, estimates, node_of
 from ringkern.units import parse_size, size_text
 
 K, M = 1 << 10, 1 << 20
@@ -48,7 +48,7 @@ class TestOneNode:
     def test_as_worked_out_by_hand(self, nbytes: int) -> None:
         for ranks, times in zip((2, 4, 8), BY_HAND[nbytes]):
             found = by_protocol(h100(ranks), nbytes)
-            for protocol, time in zip(costs_gpu.PROTOCOLS, times):
+            for protocol, time in zip(constants.PROTOCOLS, times):
                 last_digit = 0.5 if isinstance(time, int) else 0.06
                 assert found[protocol] == pytest.approx(time, rel=0, abs=last_digit)
 
@@ -68,12 +68,12 @@ class TestOneNode:
     def test_larger_takes_longer(self, ranks: int) -> None:
         for smaller, larger in itertools.pairwise(SIZES):
             few, more = by_protocol(h100(ranks), smaller), by_protocol(h100(ranks), larger)
-            assert all(few[p] < more[p] for p in costs_gpu.PROTOCOLS)
+            assert all(few[p] < more[p] for p in constants.PROTOCOLS)
 
     @pytest.mark.parametrize("nbytes", SIZES)
     def test_more_ranks_take_longer(self, nbytes: int) -> None:
         few, more = by_protocol(h100(4), nbytes), by_protocol(h100(8), nbytes)
-        assert all(few[p] < more[p] for p in costs_gpu.PROTOCOLS)
+        assert all(few[p] < more[p] for p in constants.PROTOCOLS)
 
     def test_never_faster_than_the_links(self) -> None:
         for nbytes in SIZES:
@@ -82,8 +82,8 @@ class TestOneNode:
 
     def test_latency_is_what_no_bytes_take(self) -> None:
         for estimate in estimates(h100(8), None, M):
-            base = costs_gpu.BASE_US[estimate.protocol]
-            hops = 14 * costs_gpu.HOP_US["NVLink"][estimate.protocol]
+            base = constants.BASE_US[estimate.protocol]
+            hops = 14 * constants.HOP_US["NVLink"][estimate.protocol]
             assert estimate.latency_us == pytest.approx(base + hops)
 
     def test_no_ll128_over_pcie(self) -> None:
@@ -93,8 +93,8 @@ class TestOneNode:
         assert by_protocol(node, M)["ll"] == pytest.approx(12.6 + 1.5 * M / 12e3)
 
     def test_channels_limit_ll128(self) -> None:
-        assert costs_gpu.data_gb_s("ll128", "Ampere", 240.0, channels=4) == 80.0
-        assert costs_gpu.data_gb_s("ll128", "Ampere", 240.0) == pytest.approx(0.92 * 240.0)
+        assert constants.data_gb_s("ll128", "Ampere", 240.0, channels=4) == 80.0
+        assert constants.data_gb_s("ll128", "Ampere", 240.0) == pytest.approx(0.92 * 240.0)
 
 
 class TestManyNodes:
@@ -164,7 +164,7 @@ class TestManyNodes:
         assert (found.protocol, found.latency_us) == ("ll", pytest.approx(6.6 + 6 * 2.7))
 
     def test_a_slower_network(self) -> None:
-        slow = Network(16, 50.0, dict.fromkeys(costs_gpu.PROTOCOLS, 10.0))
+        slow = Network(16, 50.0, dict.fromkeys(constants.PROTOCOLS, 10.0))
         for name in ("flat ring", "hierarchy"):
             later = way(h100(8), slow, 8, name).time_us
             assert later > way(h100(8), Network(16, 50.0), 8, name).time_us
@@ -197,12 +197,12 @@ class TestNode:
 
     def test_unknown_gpus(self) -> None:
         with pytest.raises(ValueError, match="give --arch, of Volta, Ampere"):
-            costs_gpu.architecture(None)
-        found = [costs_gpu.architecture(cc) for cc in (70, 75, 80, 89, 90, 100, 120)]
+            constants.architecture(None)
+        found = [constants.architecture(cc) for cc in (70, 75, 80, 89, 90, 100, 120)]
         assert found == ["Volta"] * 2 + ["Ampere"] * 2 + ["Hopper"] + ["Blackwell"] * 2
 
     def test_ranks_on_one_gpu_are_as_pcie(self) -> None:
-        assert costs_gpu.link_of({"LOC"}) == costs_gpu.link_of({"NVL", "PHB"}) == "PCIe"
+        assert constants.link_of({"LOC"}) == constants.link_of({"NVL", "PHB"}) == "PCIe"
 
 
 class TestPublished:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from .cost import ANY_SIZE, OVERHEAD, Cost, Tier
+from ..cost import ANY_SIZE, OVERHEAD, Cost, Tier
 
 PROTOCOLS = ("ll", "ll128", "simple")
 ARCHITECTURES = ("Volta", "Ampere", "Hopper", "Blackwell")
