@@ -31,7 +31,7 @@ struct Mix {
 class FreeLink {
  public:
   RK_DEVICE FreeLink(const Mix& mix, int rank, int channel) : mix_(mix) {
-    const int next = mix.plan.next(rank);
+    const int next = mix.plan.next(channel, rank);
     tensor_ = mix.tensors + rank * mix.tensor_words;
     from_ = fifo(rank, channel);
     to_ = fifo(next, channel);
