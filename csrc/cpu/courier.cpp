@@ -6,6 +6,7 @@
 #include <bit>
 #include <condition_variable>
 #include <mutex>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -13,6 +14,11 @@
 #include "cpu/mail.h"
 
 namespace ringkern::cpu {
+
+// Ends a reason that goes from rank to rank: all raise what the first to notice did, whichever of
+// them hear of it before they notice themselves.
+constexpr std::string_view kByLoss = " (a rank was lost)";
+
 class Courier::Body {
  public:
   Body(std::shared_ptr<Store> store, const std::string& name, int rank, int ranks,
@@ -34,7 +40,7 @@ class Courier::Body {
   PeerCalls peer_calls();
   void check(const Message& message) const;
   void tell_thread();  // with the lock held
-  void poison(const std::string& reason);
+  void poison(const std::string& reason, bool by_loss = false);
   bool take_news();
   void finish(Message&& message, std::exception_ptr error, int source);
   void work();
@@ -50,6 +56,7 @@ class Courier::Body {
   News news_;
   size_t unfinished_ = 0;
   std::string poisoned_;  // why this courier is unusable; empty while it is not
+  bool by_loss_ = false;  // of a rank
   Clock::time_point poisoned_at_;
   bool closed_ = false;
   bool running_ = false;  // the inbox is there
@@ -105,7 +112,10 @@ PeerCalls Courier::Body::peer_calls() {
     news_.lost.emplace_back(peer, why);
     tell_thread();
   };
-  calls.told = [this](int, const std::string& reason) { poison(reason); };
+  calls.told = [this](int, const std::string& reason) {
+    const bool by_loss = reason.ends_with(kByLoss);
+    poison(by_loss ? reason.substr(0, reason.size() - kByLoss.size()) : reason, by_loss);
+  };
   return calls;
 }
 
@@ -145,10 +155,11 @@ void Courier::Body::tell_thread() {
   if (running_) ring_if_asleep(inbox_->bell());
 }
 
-void Courier::Body::poison(const std::string& reason) {
+void Courier::Body::poison(const std::string& reason, bool by_loss) {
   std::lock_guard lock(mutex_);
   if (!poisoned_.empty()) return;  // the first reason is the cause of the others
   poisoned_ = reason;
+  by_loss_ = by_loss;
   poisoned_at_ = Clock::now();
   if (running_) abort_waits(inbox_->bell());
 }
@@ -195,7 +206,7 @@ bool Courier::Body::take_news() {
 }
 
 void Courier::Body::finish(Message&& message, std::exception_ptr error, int source) {
-  if (error) poison(mail_->failure());  // first: who is told of it finds nothing else to use
+  if (error) poison(mail_->failure(), mail_->failed_by_loss());  // first: who is told of it finds nothing else to use
   if (message.done) message.done(error, source);
   message.done = nullptr;  // what it holds is released before anyone is told that it is done
   std::lock_guard lock(mutex_);
@@ -205,15 +216,18 @@ void Courier::Body::finish(Message&& message, std::exception_ptr error, int sour
 void Courier::Body::work() {
   if (work_until_something_fails() == Verdict::ok) return;
   // A reason there must be: without one the courier would pass for sound.
-  poison(mail_->failure().empty() ? "another rank gave up" : mail_->failure());
+  poison(mail_->failure().empty() ? "another rank gave up" : mail_->failure(),
+         mail_->failed_by_loss());
   std::string reason;
+  bool by_loss;
   {
     std::lock_guard lock(mutex_);
     reason = poisoned_;
+    by_loss = by_loss_;
   }
-  doorman_->tell_all(reason);
+  doorman_->tell_all(by_loss ? reason + std::string(kByLoss) : reason);
   take_news();  // nothing is posted any more
-  mail_->abort(reason);
+  mail_->abort(reason, by_loss);
 }
 
 Verdict Courier::Body::work_until_something_fails() {

@@ -41,8 +41,10 @@ class Mail {
   void expire(Clock::time_point now);
   // What the first message failed with; empty while none has.
   const std::string& failure() const { return failure_; }
+  bool failed_by_loss() const { return failed_by_loss_; }  // of a rank
   // Fails all that is left.
-  void abort(const std::string& reason);
+  // `by_loss`: the reason is that of a rank that was lost, and so are the errors.
+  void abort(const std::string& reason, bool by_loss = false);
 
  private:
   struct Posted {
@@ -121,6 +123,7 @@ class Mail {
   Clock::time_point received_at_;
   Clock::time_point deadline_ = Clock::time_point::max();
   std::string failure_;
+  bool failed_by_loss_ = false;
 };
 
 }  // namespace ringkern::cpu

@@ -14,6 +14,16 @@ std::string text_of(const std::exception_ptr& error) {
   }
 }
 
+bool is_loss(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const PeerLostError&) {
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
 }  // namespace
 
 template <class F>
@@ -30,7 +40,10 @@ void Mail::for_each_posted(F&& f) {
 void Mail::fail(Posted& posted, std::exception_ptr error) {
   if (posted.failed) return;
   posted.failed = true;
-  if (failure_.empty()) failure_ = text_of(error);
+  if (failure_.empty()) {
+    failure_ = text_of(error);
+    failed_by_loss_ = is_loss(error);
+  }
   calls_.finish(std::move(posted.message), error, posted.message.peer);
 }
 
@@ -74,12 +87,12 @@ void Mail::expire(Clock::time_point now) {
   });
 }
 
-void Mail::abort(const std::string& reason) {
+void Mail::abort(const std::string& reason, bool by_loss) {
   for_each_posted([&](Posted& posted, Clock::time_point) {
-    fail(posted, failure_of<AbortedError>(
-                     story(posted) + " when the messages of its group were aborted, here or by "
-                     "another rank. They are unusable now; make a new group. The reason: " +
-                     reason));
+    const std::string text = story(posted) + " when the messages of its group were aborted, here "
+                             "or by another rank. They are unusable now; make a new group. The "
+                             "reason: " + reason;
+    fail(posted, by_loss ? failure_of<PeerLostError>(text) : failure_of<AbortedError>(text));
   });
 }
 

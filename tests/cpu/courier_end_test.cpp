@@ -89,7 +89,32 @@ void what_was_sent_outlives_the_sender(bool met_before) {
   const size_t more = zero.box.receive(1, 7, 1);
   check_message(zero, more, "PeerLostError",
                 {"rank 0 waited for a message from rank 1 (tag 7, 1 bytes), and rank 1 has ended"});
-  CHECK_EQ(zero.box.outcome(any).kind, std::string("AbortedError"));
+  check_message(zero, any, "PeerLostError", {"The reason: rank 0 waited for a message from rank 1"});
+}
+
+// Who hears of it from another rank, before it could notice itself or without ever meeting the one
+// that was lost, raises the same.
+void what_others_tell_of_a_loss_is_a_loss() {
+  const auto store = std::make_shared<MemoryStore>();
+  Rank zero(store, 0, 3), one(store, 1, 3);
+  zero.box.send(1, 1, Bytes(1));
+  one.box.receive(0, 1, 1);
+  for (Rank* r : {&zero, &one}) r->box.check();
+  const size_t m = zero.box.receive(1, 4, 1);
+  size_t waited;
+  {
+    Rank two(store, 2, 3);
+    two.box.send(1, 2, Bytes(1));
+    one.box.receive(2, 2, 1);
+    for (Rank* r : {&one, &two}) r->box.check();
+    waited = one.box.receive(2, 3, 1);
+  }
+  check_message(one, waited, "PeerLostError", {"and rank 2 has ended or left the group"});
+  check_message(zero, m, "PeerLostError",
+                {"rank 0 waited for a message from rank 1 (tag 4", "when the messages of its group "
+                 "were aborted", "The reason: rank 1 waited for a message from rank 2 (tag 3",
+                 "Look for the first error among the ranks"});
+  CHECK(zero.box.outcome(m).text.find("was lost)") == std::string::npos);
 }
 
 void nobody_is_left_for_any_source() {
@@ -188,6 +213,7 @@ int main() {
   who_comes_late_learns_of_an_abort();
   for (const bool met_before : {false, true}) what_was_sent_outlives_the_sender(met_before);
   nobody_is_left_for_any_source();
+  for (int i = 0; i < 20; ++i) what_others_tell_of_a_loss_is_a_loss();
   nothing_can_be_sent_to_who_has_left();
   for (int i = 0; i < 20; ++i) close_finishes_what_was_posted();
   close_loses_patience();
