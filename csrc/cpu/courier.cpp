@@ -206,7 +206,8 @@ bool Courier::Body::take_news() {
 }
 
 void Courier::Body::finish(Message&& message, std::exception_ptr error, int source) {
-  if (error) poison(mail_->failure(), mail_->failed_by_loss());  // first: who is told of it finds nothing else to use
+  // First: who is told of it finds nothing else to use.
+  if (error) poison(mail_->failure(), mail_->failed_by_loss());
   if (message.done) message.done(error, source);
   message.done = nullptr;  // what it holds is released before anyone is told that it is done
   std::lock_guard lock(mutex_);

@@ -89,7 +89,8 @@ void what_was_sent_outlives_the_sender(bool met_before) {
   const size_t more = zero.box.receive(1, 7, 1);
   check_message(zero, more, "PeerLostError",
                 {"rank 0 waited for a message from rank 1 (tag 7, 1 bytes), and rank 1 has ended"});
-  check_message(zero, any, "PeerLostError", {"The reason: rank 0 waited for a message from rank 1"});
+  check_message(zero, any, "PeerLostError",
+                {"The reason: rank 0 waited for a message from rank 1"});
 }
 
 // Who hears of it from another rank, before it could notice itself or without ever meeting the one
