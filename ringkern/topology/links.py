@@ -3,8 +3,7 @@
 All are what a copy by a kernel reaches in one direction, not the rate on the wire, as NVIDIA
 publishes them in NCCL: ``src/graph/topo.h`` (NVLink and between CPUs) and ``src/graph/topo.cc``
 (PCIe) of NCCL 2.30. Those between CPUs are for GPUs that reach each other over both, which a link
-carries worse than the CPUs' own traffic (NVIDIA/nccl issue 1163). What a machine does is measured,
-not looked up; see ``python -m ringkern tune``.
+carries worse than the CPUs' own traffic (NVIDIA/nccl issue 1163). None was measured by ringkern.
 """
 
 from __future__ import annotations
