@@ -51,6 +51,7 @@ struct Entry {
   std::vector<Line> lines;
   bool told = false;         // that it has failed
   uint64_t slow_seq = 0;     // the call that takes long,
+  int64_t slow_since = 0;   // when the watch first saw it, in ns of coarse_now()
   size_t warnings = 0;       // and how often that was said
 };
 
@@ -226,9 +227,12 @@ class Watchman {
     const Control& control = *entry.ring.control;
     const auto call = control.call(control.rank, control.last_seq());
     if (!call || call->ended != 0) return;
-    if (call->seq != entry.slow_seq) entry.slow_seq = call->seq, entry.warnings = 0;
+    // Not from the call's own start, which is the watch's last look at the clock: in a process that
+    // was stopped and goes on, that was before.
+    if (call->seq != entry.slow_seq)
+      entry.slow_seq = call->seq, entry.warnings = 0, entry.slow_since = coarse_now();
     const auto waited = std::chrono::duration_cast<Milliseconds>(
-        std::chrono::nanoseconds(coarse_now() - call->started));
+        std::chrono::nanoseconds(coarse_now() - entry.slow_since));
     const size_t steps = std::size(kPatience);
     const Milliseconds patience =
         entry.warnings < steps ? kPatience[entry.warnings]
