@@ -98,9 +98,13 @@ class Cost:
         return time
 
 
+def bus_share(collective: str, ranks: int) -> float:
+    """Of a collective's bytes, what each link of a ring must carry, as nccl-tests counts."""
+    return (ranks - 1) / ranks * (2 if collective == "all_reduce" else 1)
+
+
 def bus_bandwidth(collective: str, ranks: int, nbytes: float, time_us: float) -> float:
     """GB/s that each link of a ring carries, as nccl-tests counts: comparable between ranks."""
     if time_us <= 0 or ranks == 1:
         return math.nan
-    share = (ranks - 1) / ranks * (2 if collective == "all_reduce" else 1)
-    return nbytes * share / (time_us * 1e3)
+    return nbytes * bus_share(collective, ranks) / (time_us * 1e3)

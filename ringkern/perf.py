@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from . import exact, ops
+from .cost import bus_share
 from .errors import RingKernError
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather")
@@ -131,8 +132,7 @@ def geometric_sizes(begin: int, end: int, factor: int) -> tuple[int, ...]:
 def bandwidths(collective: str, ranks: int, size: int, time_us: float) -> tuple[float, float]:
     """algbw and busbw in GB/s of a collective over ``size`` bytes that took ``time_us``."""
     algbw = size / time_us / 1e3
-    hops = 2 * (ranks - 1) if collective == "all_reduce" else ranks - 1
-    return algbw, algbw * hops / ranks
+    return algbw, algbw * bus_share(collective, ranks)
 
 
 def measure(settings: Settings) -> Iterator[Row]:

@@ -34,12 +34,9 @@ def parse_size(text: str) -> int:
 def say_size(nbytes: int) -> str:
     """A size as ``parse_size`` takes it, where it is round, and else rounded: ``"1.2M"``."""
     for unit, shift in (("G", 30), ("M", 20), ("K", 10)):
-        if nbytes >= 1 << shift:
-            return (
-                f"{nbytes / (1 << shift):.3g}{unit}"
-                if nbytes >> shift < 1000
-                else (f"{nbytes >> shift}{unit}")
-            )
+        number = nbytes / (1 << shift)
+        if number >= 1:
+            return (f"{number:.3g}" if number < 999.5 else f"{int(number)}") + unit
     return str(nbytes)
 
 

@@ -93,8 +93,9 @@ class _Asked:
         if self.way[2]:
             return "deterministic='size_invariant'"
         # Wider floats are what they are accumulated in.
-        small = dtype.startswith("float") and getattr(torch, dtype).itemsize < 4
-        return "accumulate='float32'" if self.way[3] and (small or dtype == "bfloat16") else None
+        kind: torch.dtype = getattr(torch, dtype)
+        small = kind.is_floating_point and kind.itemsize < 4
+        return "accumulate='float32'" if self.way[3] and small else None
 
 
 class _Question:
