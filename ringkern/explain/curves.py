@@ -46,7 +46,7 @@ def draw_fit(measured: Sequence[Measured], file: Path) -> None:
                 panel.plot(*zip(*fitted.points), ".", color=COLORS[way.algorithm])
                 time_us = functools.partial(fitted.cost.time_us, way, collective, one.ranks)
                 _curve(panel, way, time_us)
-            _finish(panel, f"{collective}, {one.ranks} ranks on a {one.device}")
+            finish(panel, f"{collective}, {one.ranks} ranks on a {one.device}")
     figure.savefig(file, dpi=150)
 
 
@@ -72,7 +72,7 @@ def draw_ways(
             text = f" {chosen} from {size} B on"
             panel.text(size, 1.0, text, rotation=90, va="top", ha="right", fontsize="x-small",
                        transform=panel.get_xaxis_transform())  # fmt: skip
-    _finish(panel, title)
+    finish(panel, title)
     figure.savefig(file, dpi=150)
 
 
@@ -88,7 +88,8 @@ def _curve(panel: Any, way: Way, time_us: Callable[[int], float]) -> None:
     panel.plot(at, [time_us(size) for size in at], label=str(way), **style)
 
 
-def _finish(panel: Any, title: str) -> None:
+def finish(panel: Any, title: str) -> None:
+    """Axes, grid and names of a panel of times over sizes."""
     panel.set(xscale="log", yscale="log", xlabel="bytes", ylabel="microseconds", title=title)
     panel.grid(True, alpha=0.3)
     panel.legend(fontsize="small")

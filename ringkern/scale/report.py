@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import rings, topology
+from ..explain import curves
 from ..topology import Machine
 from ..units import parse_size, size_text
 from . import constants
@@ -60,8 +61,8 @@ def run(args: argparse.Namespace) -> int:
     if args.published:
         print(published_json() if args.json else published_text())
         return 0
-    if args.plot and not args.plot.absolute().parent.is_dir():
-        raise ValueError(f"--plot {args.plot}: there is no such directory")
+    if args.plot:
+        curves.check(args.plot)
     machine = _machine(args.topology)
     node = node_of(machine, args.ranks, args.arch)
     network = _network(machine, node, args)
@@ -249,13 +250,7 @@ def published_text() -> str:
 
 
 def plot(node: Node, network: Network | None, rows: Rows, file: Path) -> None:
-    """Draws the times of all ways, by size.
-
-    Raises:
-        ValueError: matplotlib is not installed.
-    """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("matplotlib is not installed: pip install 'ringkern[bench]'")
+    """Draws the times of all ways, by size; after :func:`curves.check`."""
     figure_of = importlib.import_module("matplotlib.figure").Figure
     figure = figure_of(figsize=(7.2, 5.2), layout="constrained")
     panel = figure.subplots()
@@ -271,7 +266,5 @@ def plot(node: Node, network: Network | None, rows: Rows, file: Path) -> None:
         )
     nodes = f"{network.nodes} x " if network else ""
     title = f"all-reduce, {nodes}{node.name or 'the machine'}, predicted"
-    panel.set(xscale="log", yscale="log", xlabel="bytes", ylabel="microseconds", title=title)
-    panel.grid(True, alpha=0.3)
-    panel.legend(fontsize="small")
+    curves.finish(panel, title)
     figure.savefig(file, dpi=150)
