@@ -164,11 +164,7 @@ void Communicator::run_on(Ring& ring, const Task& task, const std::function<void
     check_healthy();
   }
   if (!usable_) [[unlikely]] check_healthy();  // abort() may have come before the ring was there
-  if (task.choice != Choice::none) {
-    const Way way = ring.ways.choose(task.choice, task.count * size_of(task.reduction.dtype));
-    task.algorithm = way.algorithm;
-    task.protocol = way.protocol;
-  }
+  choose(task, ring.ways);
   task.seq = control.begin(words_of(task));
   task.history = control.history();
   try {

@@ -192,6 +192,14 @@ struct Task {
   void* with = nullptr;
 };
 
+// Its way, where that is open.
+inline void choose(const Task& t, const WayTable& ways) {
+  if (t.choice == Choice::none) return;
+  const Way way = ways.choose(t.choice, t.count * size_of(t.reduction.dtype));
+  t.algorithm = way.algorithm;
+  t.protocol = way.protocol;
+}
+
 constexpr CallWords words_of(const Task& t) {
   return words_of(t.collective, t.reduction, t.algorithm, t.protocol, t.root, t.count);
 }

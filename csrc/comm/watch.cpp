@@ -51,7 +51,7 @@ struct Entry {
   std::vector<Line> lines;
   bool told = false;         // that it has failed
   uint64_t slow_seq = 0;     // the call that takes long,
-  int64_t slow_since = 0;   // when the watch first saw it, in ns of coarse_now()
+  int64_t slow_since = 0;    // when the watch first saw it, in ns of coarse_now(),
   size_t warnings = 0;       // and how often that was said
 };
 

@@ -4,7 +4,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "comm/memory_store.h"
@@ -204,24 +203,15 @@ class TorchLocalRing {
     for (size_t r = 0; r < outs.size(); ++r) {
       calls.push_back(prepare(collective, outs[r], ins[r], reductions[r], count));
       tasks.push_back(calls.back().task);
-      set_way(tasks.back(), wish);
+      // The communicator sees rank 0's task alone, so each rank's is chosen for here.
+      choose_way(tasks.back(), wish, devices_[r].type());
+      choose(tasks.back(), tables_.of(devices_[r].type()));
+      tasks.back().choice = Choice::none;
       tasks.back().stream = current_stream(devices_[r]);
     }
     const Callers::Scope no_gil(callers_);
     comm_->run(ring_, tasks.front());
     for (const Prepared& call : calls) call.finish();
-  }
-
-  // The communicator sees rank 0's task alone, so each rank's is chosen for here.
-  void set_way(Task& task, const Wish& wish) const {
-    const auto device = devices_.front().type();
-    choose_way(task, wish, device);
-    const Choice choice = std::exchange(task.choice, Choice::none);
-    if (choice == Choice::none) return;
-    const Way way =
-        tables_.of(device).choose(choice, task.count * size_of(task.reduction.dtype));
-    task.algorithm = way.algorithm;
-    task.protocol = way.protocol;
   }
 
   Callers callers_;
