@@ -7,7 +7,7 @@
 # make faults  ranks that are killed, stopped, make different calls: what is told, and when
 # make model   its lock-free parts in every order, or very many: tests/faults/model/model.cpp
 # make coverage  lines of csrc that the C++ tests run
-# make simt    the CUDA kernels without a GPU, on a simulated one: docs/simulation.md
+# make simt    the CUDA kernels without a GPU, on a simulated one: docs/design/simulation.md
 # make gpu     proves and measures the CUDA kernels, where there is a GPU: bench/README.md
 # make clean   remove what a build made        make distclean  and the environment
 #

@@ -2,7 +2,7 @@
 
 C++ records every call, always (``csrc/comm/control.h``). Here the record gets the form of PyTorch's
 flight recorder, in which ``torchfrtrace`` looks for the rank that is missing or differs:
-``docs/reliability.md`` says how.
+``docs/design/reliability.md`` says how.
 """
 
 from __future__ import annotations

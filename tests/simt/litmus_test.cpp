@@ -1,6 +1,6 @@
 // The simulated machine's memory against the PTX memory model, by litmus tests: small programs and
 // the outcome that tells models apart. What PTX forbids is never seen; what it allows is seen, but
-// for the shapes that are marked; docs/simulation.md has the table.
+// for the shapes that are marked; docs/design/simulation.md has the table.
 #include "check.h"
 #include "cuda/ptx.cuh"
 

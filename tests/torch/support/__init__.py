@@ -1,4 +1,4 @@
-"""The table of docs/torch_distributed.md: what it is made of, and the ranks that fill it in.
+"""What the table of docs/reference/torch_distributed.md is made of, and the ranks that fill it in.
 
     python -m tests.torch.support             how the table differs from what runs show now
     python -m tests.torch.support --update    writes it anew

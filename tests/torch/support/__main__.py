@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.torch.support import names, nccl, rows, table
 
-PAGE = Path(__file__).resolve().parents[3] / "docs/torch_distributed.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs/reference/torch_distributed.md"
 UPDATE = "python -m tests.torch.support --update"
 
 

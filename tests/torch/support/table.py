@@ -1,4 +1,4 @@
-"""The text of docs/torch_distributed.md."""
+"""The text of docs/reference/torch_distributed.md."""
 
 from __future__ import annotations
 
