@@ -1,4 +1,4 @@
-"""docs/reference/torch_distributed.md has a row for every public function, and is what runs show."""
+"""docs/reference/torch_distributed.md: every public function has its row; it is what runs show."""
 
 from __future__ import annotations
 
