@@ -71,6 +71,15 @@ struct MeshGeometry {
   }
 };
 
+// Where a rank finds another.
+struct MeshPeer {
+  Bell* bell;
+  Board* board;
+  DirectLine* lines;
+  std::byte* slots;
+  PeerArena::View arena;  // as far as it has been mapped
+};
+
 // Whether a CPU has the algorithm over this protocol.
 constexpr bool direct_runs_over(Algorithm a, Protocol p) {
   return p == Protocol::simple || (p == Protocol::ll && a == Algorithm::one_shot);
@@ -90,22 +99,7 @@ class Mesh {
   Verdict run(const Task& task, const Reducer& reducer, Wait& wait, WaitReport& report);
 
  private:
-  struct Peer {
-    Bell* bell;
-    Board* board;
-    DirectLine* lines;
-    std::byte* slots;
-    PeerArena::View arena;  // as far as it has been mapped
-  };
-  struct Context;
-  class Lines;
-  class Slots;
-  class InPlace;
-  template <class VersionOf, class Theirs>
-  static void reduce_versions(const Context& context, std::byte* out, bool give,
-                              VersionOf&& version_of, Theirs&& theirs, int64_t count);
-
-  std::vector<Peer> peers_;  // by rank, this one's among them
+  std::vector<MeshPeer> peers_;  // by rank, this one's among them
   const int rank_;
   const std::shared_ptr<const Arenas> arenas_;
   uint64_t rounds_ = 0, line_rounds_ = 0;  // of earlier calls

@@ -1,53 +1,14 @@
 #include "cuda/launcher.h"
 
 #include <algorithm>
-#include <thread>
 
 #include "cuda/device.h"
 #include "cuda/failure.h"
+#include "cuda/residency.h"
+#include "cuda/shape.h"
 
 namespace ringkern::cuda {
 namespace {
-
-// What a channel should have to do before another one helps, and what a warp moves at once; bytes
-// of a chunk. A pass of the block's workers, or less where latency is the point; not measured.
-struct Share {
-  int64_t channel, warp;
-};
-constexpr Share share_of(Protocol p) {
-  switch (p) {
-    case Protocol::simple: return {8 << 10, 4 * 16 * 32};
-    case Protocol::ll: return {2 << 10, 8 * 32};
-    case Protocol::ll128: return {4 * 960, 960};
-  }
-  return {1, 1};
-}
-
-// The same of a direct all-reduce, whose chunk is small: more channels come before more rounds.
-constexpr Share kDirectShare = {1 << 10, 8 * 32};
-
-int to_int(int64_t v, int64_t least, int64_t most) { return int(std::clamp(v, least, most)); }
-
-template <class F>
-void for_each_kernel(F&& f) {
-  for (int p = 0; p < kProtocols; ++p)
-    for (int d = 0; d < kDTypes; ++d)
-      for (const Combine c : {Combine::sum, Combine::prod}) f(kernel_for(Protocol(p), DType(d), c));
-  for (int d = 0; d < kDTypes; ++d) {
-    for (const Combine c : {Combine::sum, Combine::prod}) f(direct_kernel_for(DType(d), c));
-    f(alone_kernel(DType(d)));
-  }
-}
-
-// The id of the capture that `stream` takes part in; 0 for none. The default stream never does, and
-// must not be asked while another stream captures.
-unsigned long long capture_of(cudaStream_t stream) {
-  if (stream == nullptr) return 0;
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  unsigned long long id = 0;
-  check(cudaStreamGetCaptureInfo(stream, &status, &id), "cudaStreamGetCaptureInfo");
-  return status == cudaStreamCaptureStatusActive ? id : 0;
-}
 
 void check_geometry(const Geometry& g) {
   const int64_t unit = kLL128Unit * line_bytes(Protocol::ll128);
@@ -60,20 +21,6 @@ void check_geometry(const Geometry& g) {
 }
 
 }  // namespace
-
-Shape shape_of(const Task& task, int ranks, const Geometry& geometry) {
-  const bool direct = task.algorithm != Algorithm::ring;
-  const Share share = direct ? kDirectShare : share_of(task.protocol);
-  const int64_t bytes = task.count * size_of(task.reduction.dtype);
-  const bool cut = !direct && task.collective == Collective::all_reduce;
-  const int64_t part = cut ? div_up(bytes, ranks) : bytes;
-  Shape shape;
-  shape.channels = to_int(div_up(part, share.channel), 1, geometry.channels);
-  const int64_t chunk = div_up(part, shape.channels);
-  // Two warps and the poster's at least; see workers_of.
-  shape.threads = 32 + 32 * to_int(div_up(chunk, share.warp), 2, kPlanWorkers / 32);
-  return shape;
-}
 
 Launcher::Launcher(int device, std::vector<Seat> seats, int ranks, const Geometry& geometry,
                    Milliseconds timeout)
@@ -113,29 +60,13 @@ void Launcher::check_neighbours() const {
                                "have (see nvidia-smi topo -p2p r)");
 }
 
-// Loads every kernel, too: the first launch of one that is not loaded may wait for the kernels that
-// run, and those may be waiting for this one.
 void Launcher::check_resident() const {
-  int processors = 0;
-  check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device_),
-        "cudaDeviceGetAttribute");
-  int each = 1 << 20;
-  for_each_kernel([&](const void* kernel) {
-    cudaFuncAttributes attributes{};
-    check(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes",
-          "ringkern.build_info() says for which GPUs it was built; build it again with "
-          "RINGKERN_CUDA_ARCHS set for this one");
-    int blocks = 0;
-    check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kMaxThreads, 0),
-          "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-    each = std::min(each, blocks);
-  });
-  const int needed = int(seats_.size()) * geometry_.channels;
-  if (ranks_ > 1 && needed > each * processors)
+  const int held = resident_blocks(device_), needed = int(seats_.size()) * geometry_.channels;
+  if (ranks_ > 1 && needed > held)
     throw UsageError(std::to_string(seats_.size()) + " ranks of " +
                      std::to_string(geometry_.channels) + " channels need " +
                      std::to_string(needed) + " blocks resident at once, and device " +
-                     std::to_string(device_) + " holds " + std::to_string(each * processors) +
+                     std::to_string(device_) + " holds " + std::to_string(held) +
                      ": use fewer ranks or channels on it, or a larger GPU");
 }
 
@@ -149,8 +80,7 @@ void Launcher::claim_memory() {
         "cudaHostAlloc");
   poison_ = static_cast<uint64_t*>(host);
   std::fill_n(poison_, geometry_.channels, kPoisoned);
-  check(cudaEventCreateWithFlags(&last_, cudaEventDisableTiming), "cudaEventCreate");
-  check(cudaEventCreateWithFlags(&captured_, cudaEventDisableTiming), "cudaEventCreate");
+  order_.claim();
   check(cudaStreamCreateWithFlags(&abort_stream_, cudaStreamNonBlocking), "cudaStreamCreate");
   if (mesh_.possible()) claim_tables();
 }
@@ -173,8 +103,7 @@ void Launcher::claim_tables() {
 
 void Launcher::release() noexcept {
   if (abort_stream_ != nullptr) (void)cudaStreamDestroy(abort_stream_);
-  if (captured_ != nullptr) (void)cudaEventDestroy(captured_);
-  if (last_ != nullptr) (void)cudaEventDestroy(last_);
+  order_.release();
   if (tables_ != nullptr) (void)cudaFree(tables_);
   if (poison_ != nullptr) (void)cudaFreeHost(poison_);
   if (mailboxes_ != nullptr) (void)cudaFreeHost(mailboxes_);
@@ -247,10 +176,10 @@ void Launcher::launch(const void* kernel, Args args, int threads, cudaStream_t s
   const auto blocks = unsigned(args.plan.channels) * unsigned(seats_.size());
   void* parameters[] = {&args};
   try {
-    follow_last(stream);
+    order_.follow_last(stream);
     check(cudaLaunchKernel(kernel, dim3(blocks), dim3(unsigned(threads)), parameters, 0, stream),
           "cudaLaunchKernel");
-    note_last(stream);
+    order_.note_last(stream);
     if (aborted_) poison_others();  // by another thread, which may not have seen this launch
   } catch (...) {
     abort();  // the others must not wait for what was not launched
@@ -289,8 +218,9 @@ void Launcher::run_alone(const Task& task) {
     AloneArgs args{static_cast<const std::byte*>(task.in), static_cast<std::byte*>(task.out),
                    task.count, task.reduction};
     void* parameters[] = {&args};
-    const int blocks = to_int(div_up(task.count, 4 * kMaxThreads), 1, 1024);
-    check(cudaLaunchKernel(alone_kernel(dtype), dim3(unsigned(blocks)), dim3(kMaxThreads),
+    const auto blocks =
+        unsigned(std::clamp(div_up(task.count, 4 * kMaxThreads), int64_t(1), int64_t(1024)));
+    check(cudaLaunchKernel(alone_kernel(dtype), dim3(blocks), dim3(kMaxThreads),
                            parameters, 0, stream),
           "cudaLaunchKernel");
   } else if (task.in != task.out) {
@@ -298,26 +228,6 @@ void Launcher::run_alone(const Task& task) {
                           cudaMemcpyDeviceToDevice, stream),
           "cudaMemcpyAsync");
   }
-}
-
-// What is recorded in a graph cannot wait for what is launched outside of it, nor the other way
-// round: a graph must not be replayed while another stream runs a collective of this communicator.
-void Launcher::follow_last(cudaStream_t stream) {
-  const unsigned long long capture = capture_of(stream);
-  capturing_ = capture != 0;
-  if (capturing_) {
-    if (capture == capture_ && stream != captured_stream_)
-      check(cudaStreamWaitEvent(stream, captured_, 0), "cudaStreamWaitEvent");
-    capture_ = capture;
-  } else if (launched_ && stream != last_stream_) {
-    check(cudaStreamWaitEvent(stream, last_, 0), "cudaStreamWaitEvent");
-  }
-}
-
-void Launcher::note_last(cudaStream_t stream) {
-  check(cudaEventRecord(capturing_ ? captured_ : last_, stream), "cudaEventRecord");
-  (capturing_ ? captured_stream_ : last_stream_) = stream;
-  if (!capturing_) launched_ = true;
 }
 
 void Launcher::throw_if(Verdict verdict) {
@@ -353,7 +263,7 @@ void Launcher::abort() {
 // all-reduce anybody. Copies, because a kernel might find no room beside those that wait; behind
 // the last launch, because that still posts until it sees the word.
 void Launcher::poison_others() {
-  if (launched_) (void)cudaStreamWaitEvent(abort_stream_, last_, 0);
+  order_.let_follow(abort_stream_);
   for (const Seat& seat : seats_) {
     const auto put = [&](void* at, size_t pitch, size_t bytes, int rows) {
       (void)cudaMemcpy2DAsync(at, pitch, poison_, sizeof *poison_, bytes, size_t(rows),
@@ -391,16 +301,7 @@ void Launcher::poison_others() {
 
 bool Launcher::drain(Milliseconds patience) {
   const OnDevice guard(device_);
-  if (patience != Milliseconds::max() && launched_) {
-    const auto deadline = Clock::now() + patience;
-    while (cudaEventQuery(last_) == cudaErrorNotReady) {
-      if (Clock::now() >= deadline) return false;
-      std::this_thread::sleep_for(Milliseconds(1));
-    }
-  }
-  // Of a graph's launches nothing is known here.
-  if (capture_ != 0) (void)cudaDeviceSynchronize();
-  if (launched_) (void)cudaEventSynchronize(last_);
+  if (!order_.drain(patience)) return false;
   if (abort_stream_ != nullptr) (void)cudaStreamSynchronize(abort_stream_);
   return true;
 }

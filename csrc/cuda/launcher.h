@@ -9,6 +9,7 @@
 
 #include "comm/ports.h"
 #include "cuda/launch.h"
+#include "cuda/launch_order.h"
 
 namespace ringkern::cuda {
 
@@ -29,14 +30,6 @@ struct Seat {
   int rank = 0;
   Segments segments;
 };
-
-// How many channels and threads a collective is run with. Channels follow from what all ranks know;
-// threads are a rank's own business.
-struct Shape {
-  int channels = 1;
-  int threads = 0;
-};
-Shape shape_of(const Task& task, int ranks, const Geometry& geometry);
 
 // Nothing of `run` allocates, synchronises or takes a lock.
 class Launcher {
@@ -68,8 +61,6 @@ class Launcher {
   void claim_memory();
   void check_resident() const;
   void run_alone(const Task& task);
-  void follow_last(cudaStream_t stream);
-  void note_last(cudaStream_t stream);
   template <class Args, class P>
   Args arguments(std::span<const Task> tasks, const P& plan) const;
   template <class Args>
@@ -93,13 +84,7 @@ class Launcher {
   std::byte** tables_ = nullptr;
   std::atomic<bool> aborted_{false};
 
-  // Launches follow each other on whatever streams: two that overlap would share counters.
-  cudaEvent_t last_ = nullptr;      // outside of captures
-  cudaEvent_t captured_ = nullptr;  // within one
-  cudaStream_t last_stream_ = nullptr, captured_stream_ = nullptr;
-  unsigned long long capture_ = 0;  // the last one's id; 0: none
-  std::atomic<bool> launched_{false};
-  bool capturing_ = false;  // the launch at hand
+  LaunchOrder order_;
   cudaStream_t abort_stream_ = nullptr;
 };
 

@@ -2,82 +2,20 @@
 // torch/exchanges.h, and are run over the ring or between pairs of ranks.
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-
-#include <atomic>
-#include <functional>
 #include <map>
-#include <memory>
-#include <mutex>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
-#include "torch/communicator.h"
+#include "torch/backend_base.h"
 #include "torch/exchanges.h"
-#include "torch/messenger.h"
-#include "torch/monitored_barrier.h"
-#include "torch/record.h"
 #include "torch/sparse_sum.h"
 
 namespace ringkern::torch_ext {
 
-// The backends of this process, to be closed before the interpreter ends.
-class OpenBackends {
+class RingBackend final : public BackendBase {
  public:
-  using Close = std::function<void(Milliseconds patience)>;
-
-  // Never destroyed: torch may keep a backend for longer than statics live.
-  static OpenBackends& all() {
-    static auto* all = new OpenBackends;
-    return *all;
-  }
-  void add(const void* backend, Close close) {
-    std::lock_guard lock(mutex_);
-    backends_.emplace(backend, std::move(close));
-  }
-  void remove(const void* backend) {
-    std::lock_guard lock(mutex_);
-    backends_.erase(backend);
-  }
-  void close(Milliseconds patience) {
-    const WithoutGil no_gil;
-    std::lock_guard lock(mutex_);
-    for (const auto& [backend, close] : backends_) close(patience);
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<const void*, Close> backends_;
-};
-
-class RingBackend final : public c10d::Backend {
- public:
-  // `name`: of the ring, in errors and records. `wish`: of every call; `tables`: for what it leaves
-  // open, of each kind of device. `global_ranks`: of the group, in the default one; none: this is
-  // the default one.
-  RingBackend(c10::intrusive_ptr<c10d::Store> store, const std::string& name, int rank, int size,
-              const std::vector<int64_t>& global_ranks, double timeout_s, const Wish& wish,
-              const std::map<std::string, WayTables::Lists>& tables)
-      : Backend(rank, size), seat_{rank, size},
-        group_(group_record(rank, size, global_ranks)), timeout_(milliseconds(timeout_s)),
-        wish_(wish), store_(std::make_shared<C10dStore>(store)),
-        ring_(std::make_unique<TorchCommunicator>(store, name, rank, size, timeout_s)),
-        messenger_(std::make_unique<Messenger>(store_, "backend/pairs", seat_, timeout_)) {
-    for (const auto& [device, lists] : tables) ring_->set_table(device, lists);
-    init();
-    OpenBackends::all().add(this, [this](Milliseconds patience) { close(patience); });
-  }
-  ~RingBackend() override {
-    OpenBackends::all().remove(this);
-    shutdown();
-  }
-
-  const std::string getBackendName() const override { return "ringkern"; }
-  c10::intrusive_ptr<Options> getBackendOptions() override {
-    return c10::make_intrusive<Options>("ringkern", timeout_.load());
-  }
+  using BackendBase::BackendBase;
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& o) override {
     const at::Tensor& t = only_one(tensors, "tensor");
@@ -212,7 +150,7 @@ class RingBackend final : public c10d::Backend {
   WorkPtr send(Tensors& tensors, int peer, int tag) override {
     const at::Tensor& t = only_one(tensors, "tensor");
     check_dense(t, "tensor");
-    check_peer(peer, "dst", tag);
+    check_peer(peer, "dst", tag, seat_);
     Call call = begin(c10d::OpType::SEND, "ringkern:send", tensors, {t});
     add_send(call, t, peer);
     return deliver(std::move(call), tag);
@@ -220,7 +158,7 @@ class RingBackend final : public c10d::Backend {
   WorkPtr recv(Tensors& tensors, int peer, int tag) override {
     const at::Tensor& t = only_one(tensors, "tensor");
     check_target(t, "tensor");
-    check_peer(peer, "src", tag);
+    check_peer(peer, "src", tag, seat_);
     Call call = begin(c10d::OpType::RECV, "ringkern:recv", tensors, {t});
     add_receive(call, t, peer);
     return deliver(std::move(call), tag);
@@ -251,163 +189,6 @@ class RingBackend final : public c10d::Backend {
                       wait_all_ranks);
   }
 
-  // Calls between the two are made at once, and waited for as one.
-  void startCoalescing() override {
-    std::lock_guard lock(mutex_);
-    coalescing_ = true;
-  }
-  WorkPtr endCoalescing() override {
-    std::lock_guard lock(mutex_);
-    coalescing_ = false;
-    return c10::make_intrusive<JointWork>(std::exchange(coalesced_, {}));
-  }
-
-  void setSequenceNumberForGroup() override {}  // it starts at 0 on all ranks
-  uint64_t getSequenceNumberForGroup() override { return sequence_; }
-  void setTimeout(std::chrono::milliseconds timeout) override {
-    if (timeout.count() <= 0) throw py::value_error("the timeout must be positive");
-    timeout_ = timeout;
-  }
-  c10d::ErrorType getError() override {
-    return ring_->failed() ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
-  }
-
-  void abort() override {
-    ring_->abort("the process group was aborted");
-    messenger_->abort("the process group was aborted");
-  }
-  void shutdown() override { close(kPatience); }
-  // Finishes what was called, but waits no longer than `patience`.
-  void close(Milliseconds patience) {
-    const WithoutGil no_gil;
-    messenger_->close(patience);
-    ring_->close(double(patience.count()) / 1000);
-  }
-
- private:
-  // What has not finished by then, when the group is destroyed, waits for who will not come.
-  static constexpr Milliseconds kPatience{2000};
-
-  template <class Options>
-  Milliseconds timeout_of(const Options& o) const {
-    return o.timeout.count() > 0 ? o.timeout : timeout_.load();
-  }
-  static void check_some(size_t length, const std::string& list) {
-    if (length == 0) throw py::value_error(list + " is empty; give one tensor or more");
-  }
-  static void check_tag(int tag) {
-    if (tag < 0)
-      throw py::value_error("tag is " + std::to_string(tag) + "; a tag is 0 or more");
-  }
-  void check_peer(int peer, const char* role, int tag) const {
-    check_tag(tag);
-    if (peer < 0 || peer >= seat_.ranks)
-      throw py::value_error(std::string(role) + " is rank " + std::to_string(peer) +
-                            ", which is not among the " + std::to_string(seat_.ranks) +
-                            " ranks of the group");
-    if (peer == seat_.rank)
-      throw py::value_error(std::string(role) + " is rank " + std::to_string(peer) +
-                            ", this rank: a rank cannot send to itself");
-  }
-  static Tensors flattened(const std::vector<Tensors>& lists) {
-    Tensors all;
-    for (const Tensors& list : lists) all.insert(all.end(), list.begin(), list.end());
-    return all;
-  }
-
-  static bool has_devices(c10::DeviceType type) {
-    return c10::impl::hasDeviceGuardImpl(type) &&
-           c10::impl::VirtualGuardImpl(type).deviceCount() > 0;
-  }
-
-  // CUDA: what the user has enqueued comes before the barrier, and what this group has; then the
-  // host is what waits.
-  void wait_for_device(const c10d::BarrierOptions& o) {
-    auto device = o.device ? o.device : getBoundDeviceId();
-    // Wrappers give them where there is no CUDA, too, and Gloo takes no notice.
-    if (!o.device_ids.empty() && has_devices(c10::kCUDA))
-      device = c10::Device(c10::kCUDA, c10::DeviceIndex(o.device_ids[0]));
-    if (!device || device->is_cpu()) return;
-    const c10::impl::VirtualGuardImpl guard(device->type());
-    guard.getStream(device->has_index() ? *device : guard.getDevice()).synchronize();
-    messenger_->synchronize();
-    std::lock_guard lock(mutex_);
-    for (const auto& [on, stream] : side_streams_) stream.synchronize();
-  }
-
-  static Call begin(c10d::OpType type, const char* title, const Tensors& ins, Tensors outs) {
-    Call call;
-    call.type = type;
-    call.title = title;
-    if (at::hasCallbacks()) call.inputs = ins;
-    for (const at::Tensor& t : outs.empty() ? ins : outs)
-      if (t.defined()) call.device = t.device();
-    call.outputs = std::move(outs);
-    return call;
-  }
-
-  template <class Options>
-  WorkPtr over_ring(Call call, const Options& o) {
-    const Record record(group(), call, ++sequence_, o.asyncOp);
-    std::optional<c10::Stream> stream;
-    if (!call.device.is_cpu() && o.asyncOp) stream = side_stream(call.device);
-    return noted(ring_->launch(std::move(call), wish_, o.asyncOp, timeout_of(o), stream));
-  }
-  template <class Options>
-  WorkPtr between_pairs(Call call, const Options& o) {
-    const Record record(group(), call, ++sequence_, o.asyncOp);
-    WorkPtr work = post(std::move(call), kCollectiveTag | exchanges_, timeout_of(o));
-    ++exchanges_;  // not before: the other ranks count no call that this one could not make
-    return noted(std::move(work));
-  }
-  WorkPtr deliver(Call call, int tag) {
-    const Record record(group(), call, sequence_, true);
-    return noted(post(std::move(call), uint64_t(tag), timeout_));
-  }
-  WorkPtr post(Call call, uint64_t tag, Milliseconds timeout) {
-    return messenger_->post(std::move(call), tag, wish_, timeout);
-  }
-  static constexpr uint64_t kCollectiveTag = uint64_t(1) << 63;  // no user's
-
-  // Its name is known after the constructor has run.
-  const GroupRecord& group() {
-    if (at::hasCallbacks()) group_.name = getGroupUid(), group_.description = getGroupDesc();
-    return group_;
-  }
-
-  WorkPtr noted(WorkPtr work) {
-    std::lock_guard lock(mutex_);
-    if (coalescing_) coalesced_.push_back(work);
-    return work;
-  }
-
-  // Asynchronous calls run beside what the user enqueues, after what has been enqueued.
-  c10::Stream side_stream(c10::Device device) {
-    const c10::impl::VirtualGuardImpl impl(device.type());
-    c10::Event called(device.type());
-    called.record(impl.getStream(device));
-    std::lock_guard lock(mutex_);
-    auto found = side_streams_.find(device);
-    if (found == side_streams_.end())
-      found = side_streams_.emplace(device, make_stream(device)).first;
-    called.block(found->second);
-    return found->second;
-  }
-
-  const Seat seat_;
-  GroupRecord group_;
-  std::atomic<Milliseconds> timeout_;
-  const Wish wish_;
-  const std::shared_ptr<Store> store_;
-  std::atomic<uint64_t> sequence_{0};   // of collectives
-  std::atomic<uint64_t> exchanges_{0};  // of those between pairs
-  uint64_t monitored_barriers_ = 0;
-  std::unique_ptr<TorchCommunicator> ring_;
-  std::unique_ptr<Messenger> messenger_;
-  std::mutex mutex_;  // guards what follows
-  bool coalescing_ = false;
-  std::vector<WorkPtr> coalesced_;
-  std::unordered_map<c10::Device, c10::Stream> side_streams_;
 };
 
 inline WorkPtr RingBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& o) {
@@ -428,6 +209,27 @@ inline WorkPtr RingBackend::allreduce_sparse(Tensors& tensors, const c10d::Allre
   auto work = c10::make_intrusive<RingWork>(std::move(call), 1);
   work->end_part(nullptr);
   return noted(work);
+}
+
+inline void bind_backend(py::module_& m) {
+  m.def(
+      "make_backend",
+      [](c10::intrusive_ptr<c10d::Store> store, const std::string& name, int rank, int size,
+         const std::vector<int64_t>& global_ranks, double timeout_s, const std::string& algorithm,
+         const std::string& protocol, bool in_rank_order, bool wide,
+         const std::map<std::string, WayTables::Lists>& tables) {
+        return c10::intrusive_ptr<c10d::Backend>(c10::make_intrusive<RingBackend>(
+            std::move(store), name, rank, size, global_ranks, timeout_s,
+            Wish::of(algorithm, protocol, in_rank_order, wide), tables));
+      },
+      py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("size"), py::arg("global_ranks"),
+      py::arg("timeout_s"), py::arg("algorithm"), py::arg("protocol"),
+      py::arg("in_rank_order"), py::arg("wide"), py::arg("tables"),
+      py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "close_backends",
+      [](double patience_s) { OpenBackends::all().close(milliseconds(patience_s)); },
+      py::arg("patience_s"));
 }
 
 }  // namespace ringkern::torch_ext

@@ -224,4 +224,55 @@ class TorchCommunicator {
   std::unique_ptr<Communicator> comm_;
 };
 
+inline void bind_communicator(py::module_& m) {
+  py::class_<TorchCommunicator>(m, "Communicator")
+      .def(py::init<c10::intrusive_ptr<c10d::Store>, std::string, int, int, double>(),
+           py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("size"),
+           py::arg("timeout_s"))
+      .def("set_table", &TorchCommunicator::set_table, py::arg("device"), py::arg("lists"))
+      .def(
+          "all_reduce",
+          [](TorchCommunicator& c, const at::Tensor& tensor, const c10d::ReduceOp& op,
+             const std::string& algorithm, const std::string& protocol, bool in_rank_order,
+             bool wide, bool async_op) {
+            return c.all_reduce(tensor, op, Wish::of(algorithm, protocol, in_rank_order, wide),
+                                async_op);
+          },
+          py::arg("tensor"), py::arg("op"), py::arg("algorithm"), py::arg("protocol"),
+          py::arg("in_rank_order"), py::arg("wide"), py::arg("async_op"))
+      .def(
+          "reduce_scatter",
+          [](TorchCommunicator& c, const at::Tensor& output, const at::Tensor& input,
+             const c10d::ReduceOp& op, const std::string& protocol, bool async_op) {
+            return c.reduce_scatter(output, input, op, Wish::of("auto", protocol), async_op);
+          },
+          py::arg("output"), py::arg("input"), py::arg("op"), py::arg("protocol"),
+          py::arg("async_op"))
+      .def(
+          "all_gather",
+          [](TorchCommunicator& c, const at::Tensor& output, const at::Tensor& input,
+             const std::string& protocol, bool async_op) {
+            return c.all_gather(output, input, Wish::of("auto", protocol), async_op);
+          },
+          py::arg("output"), py::arg("input"), py::arg("protocol"), py::arg("async_op"))
+      .def(
+          "time_all_reduce",
+          [](TorchCommunicator& c, const at::Tensor& tensor, int64_t calls,
+             const std::string& algorithm, const std::string& protocol, bool in_rank_order,
+             bool wide) {
+            return c.time_all_reduce(tensor, calls,
+                                     Wish::of(algorithm, protocol, in_rank_order, wide));
+          },
+          py::arg("tensor"), py::arg("calls"), py::arg("algorithm") = "auto",
+          py::arg("protocol") = "auto", py::arg("in_rank_order") = false, py::arg("wide") = false)
+      .def("table", &TorchCommunicator::table, py::arg("device"))
+      .def_property_readonly("rank", &TorchCommunicator::rank)
+      .def_property_readonly("size", &TorchCommunicator::ranks)
+      .def_property_readonly("timeout_s", &TorchCommunicator::timeout_s)
+      .def("abort", &TorchCommunicator::abort, py::arg("reason"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("close", &TorchCommunicator::close, py::arg("patience_s") = -1.0,
+           py::call_guard<py::gil_scoped_release>());
+}
+
 }  // namespace ringkern::torch_ext

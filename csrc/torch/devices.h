@@ -7,6 +7,7 @@
 #include <pybind11/stl.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -126,6 +127,28 @@ inline Device pair_device_for(c10::Device device, int place, Milliseconds timeou
   if (device.is_cuda()) return cuda_device(device.index(), place, 2, timeout, /*channels=*/4);
 #endif
   throw_no_kernels(device);
+}
+
+inline void bind_arranger(pybind11::module_& m) {
+  m.def(
+      "set_arranger",
+      [](const pybind11::object& function) {
+        delete std::exchange(arranger(),
+                             function.is_none() ? nullptr : new pybind11::object(function));
+      },
+      pybind11::arg("function"));
+  m.def(
+      "arranged",
+      [](const std::vector<std::string>& buses, int channels) {
+        const RingOrders orders = arranged(buses, channels);
+        std::vector<std::vector<int>> lists;
+        for (int i = 0; i < orders.count; ++i)
+          for (int p = (lists.emplace_back(), 0); p < int(buses.size()); ++p)
+            lists.back().push_back(orders.rank_at(i, p));
+        return lists;
+      },
+      pybind11::arg("buses"), pybind11::arg("channels"),
+      "What a ring on CUDA asks the arranger on rank 0, and what it makes of the answer.");
 }
 
 }  // namespace ringkern::torch_ext

@@ -221,4 +221,40 @@ class TorchLocalRing {
   std::unique_ptr<Communicator> comm_;
 };
 
+inline void bind_local(py::module_& m) {
+  py::class_<TorchLocalRing>(m, "LocalRing")
+      .def(py::init<const std::vector<std::string>&, double>(), py::arg("devices"),
+           py::arg("timeout_s"))
+      .def("set_table", &TorchLocalRing::set_table, py::arg("lists"))
+      .def(
+          "all_reduce",
+          [](TorchLocalRing& r, const Tensors& tensors, const c10d::ReduceOp& op,
+             const std::string& algorithm, const std::string& protocol, bool in_rank_order,
+             bool wide) {
+            r.all_reduce(tensors, op, Wish::of(algorithm, protocol, in_rank_order, wide));
+          },
+          py::arg("tensors"), py::arg("op"), py::arg("algorithm"), py::arg("protocol"),
+          py::arg("in_rank_order"), py::arg("wide"))
+      .def(
+          "reduce_scatter",
+          [](TorchLocalRing& r, const Tensors& outputs, const Tensors& inputs,
+             const c10d::ReduceOp& op, const std::string& protocol) {
+            r.reduce_scatter(outputs, inputs, op, Wish::of("auto", protocol));
+          },
+          py::arg("outputs"), py::arg("inputs"), py::arg("op"), py::arg("protocol"))
+      .def(
+          "all_gather",
+          [](TorchLocalRing& r, const Tensors& outputs, const Tensors& inputs,
+             const std::string& protocol) {
+            r.all_gather(outputs, inputs, Wish::of("auto", protocol));
+          },
+          py::arg("outputs"), py::arg("inputs"), py::arg("protocol"))
+      .def_property_readonly("size", &TorchLocalRing::ranks)
+      .def_property_readonly("timeout_s", &TorchLocalRing::timeout_s)
+      .def("abort", &TorchLocalRing::abort, py::arg("reason"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("close", &TorchLocalRing::close, py::arg("patience_s") = -1.0,
+           py::call_guard<py::gil_scoped_release>());
+}
+
 }  // namespace ringkern::torch_ext

@@ -16,6 +16,7 @@
 #include "torch/choice.h"
 #if RK_WITH_CUDA
 #include "cuda/engine.h"
+#include "cuda/shape.h"
 #endif
 
 namespace ringkern::torch_ext {

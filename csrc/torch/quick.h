@@ -12,6 +12,7 @@
 #include <array>
 
 #include "torch/communicator.h"
+#include "torch/errors.h"
 
 namespace ringkern::torch_ext {
 
@@ -93,6 +94,40 @@ inline PyObject* quick_all_reduce(PyObject*, PyObject* const* args, Py_ssize_t c
     if (object.ptr() == args[1])
       return PyBool_FromLong(communicator->all_reduce_now(THPVariable_Unpack(args[0]), op));
   Py_RETURN_FALSE;
+}
+
+// pybind11 translates what its own functions throw; this one is not.
+inline PyObject* translated_quick_all_reduce(PyObject* self, PyObject* const* args,
+                                             Py_ssize_t count) {
+  try {
+    return quick_all_reduce(self, args, count);
+  } catch (py::error_already_set& e) {
+    e.restore();
+  } catch (const py::builtin_exception& e) {
+    e.set_error();
+  } catch (...) {
+    try {
+      translate(std::current_exception());
+    } catch (const std::exception& e) {
+      PyErr_SetString(PyExc_RuntimeError, e.what());
+    }
+  }
+  return nullptr;
+}
+inline PyMethodDef quick_all_reduce_method = {
+    "quick_all_reduce", reinterpret_cast<PyCFunction>(
+                            reinterpret_cast<void (*)()>(&translated_quick_all_reduce)),
+    METH_FASTCALL, nullptr};
+
+inline void bind_quick(py::module_& m) {
+  m.add_object("quick_all_reduce", py::reinterpret_steal<py::object>(
+                                       PyCFunction_New(&quick_all_reduce_method, nullptr)));
+  m.def(
+      "remember",
+      [](const py::object& group, TorchCommunicator* communicator) {
+        QuickGroups::all().add(group, communicator);
+      },
+      py::arg("group"), py::arg("communicator"));
 }
 
 }  // namespace ringkern::torch_ext

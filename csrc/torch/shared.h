@@ -75,4 +75,20 @@ class SharedByDefault {
   c10::Allocator* former_ = nullptr;
 };
 
+inline void bind_shared(py::module_& m) {
+  m.def("shared_empty",
+        [](const std::vector<int64_t>& sizes, const py::object& dtype) {
+          return shared_empty(sizes, py::cast<at::ScalarType>(dtype));
+        },
+        py::arg("sizes"), py::arg("dtype"));
+  m.def("is_shared", &is_shared, py::arg("tensor"));
+  m.def(
+      "share_by_default",
+      [](bool on) {
+        static SharedByDefault shared;
+        on ? shared.begin() : shared.end();
+      },
+      py::arg("on"));
+}
+
 }  // namespace ringkern::torch_ext

@@ -12,6 +12,7 @@
 #include "cuda/failure.h"
 #include "cuda/ipc.h"
 #include "cuda/local.h"
+#include "cuda/shape.h"
 #include "orders.h"
 
 using namespace ringkern;

@@ -13,6 +13,7 @@
 #include "cuda/device.h"
 #include "cuda/local.h"
 #include "cuda/model.h"
+#include "cuda/shape.h"
 #include "orders.h"
 
 using namespace ringkern;

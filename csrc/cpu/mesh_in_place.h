@@ -1,0 +1,88 @@
+// The mesh without staging: a two_shot of tensors that are all in arenas. Whether they are, each
+// rank knows of its own; so it shows where its tensor is, and looks at what the others do in this
+// call. If one stages, all do.
+#pragma once
+
+#include <string>
+
+#include "cpu/mesh_call.h"
+
+namespace ringkern::cpu {
+
+class MeshInPlace {
+ public:
+  MeshInPlace(MeshCall& call, const Task& task)
+      : x_(call), call_(call_word(task)), count_(task.count) {}
+
+  // Whether all are in place, if `ok`.
+  Verdict meet(int64_t place, bool& all) {
+    Arrival& mine = x_.peers[size_t(x_.rank)].board->arrival;
+    std::atomic_ref(mine.place).store(place, std::memory_order_relaxed);
+    std::atomic_ref(mine.call).store(call_, std::memory_order_relaxed);
+    store_release(mine.round, x_.base + 1);
+    x_.wake_all();
+    all = true;
+    for (int p = 0; p < x_.ranks; ++p) {
+      if (p == x_.rank) continue;
+      Board& board = *x_.peers[size_t(p)].board;
+      const std::atomic_ref call(board.arrival.call);
+      const auto ready = [&] {
+        return (load_acquire(board.arrival.round) > x_.base &&
+                call.load(std::memory_order_relaxed) == call_) ||
+               load_acquire(board.staged.rounds) > x_.base;
+      };
+      const Verdict verdict = x_.await(p, Protocol::simple, x_.base + 1, ready,
+                                       [&] { return load_acquire(board.staged.rounds); });
+      if (verdict != Verdict::ok) return verdict;
+      all = all && load_acquire(board.arrival.round) > x_.base;
+    }
+    return Verdict::ok;
+  }
+
+  Verdict reduce(const Arenas& arenas) {
+    const DirectPlan plan =
+        DirectPlan::make(Algorithm::two_shot, x_.ranks, count_, int(x_.bytes(1)),
+                         /*slot_bytes=*/x_.bytes(count_) + kMostPadding, /*channels=*/1, 0);
+    const Span mine = plan.part_of(plan.chunk_of(0, 0), x_.rank);
+    const int64_t at = x_.bytes(mine.first);
+    std::byte* tensors[kMaxRanks];
+    for (int p = 0; p < x_.ranks; ++p) tensors[p] = tensor_of(p, arenas) + at;
+    const auto theirs = [&](int p) { return tensors[p]; };
+    reduce_versions(x_, x_.out + at, true, theirs, theirs, mine.count);
+    store_release(x_.peers[size_t(x_.rank)].board->reduced.value, x_.base + 1);
+    x_.wake_all();
+    for (int p = 0; p < x_.ranks; ++p) {
+      if (p == x_.rank) continue;
+      uint64_t& reduced = x_.peers[size_t(p)].board->reduced.value;
+      const auto ready = [&] { return load_acquire(reduced) > x_.base; };
+      const Verdict verdict = x_.await(p, Protocol::simple, x_.base + 1, ready,
+                                       [&] { return load_acquire(reduced); });
+      if (verdict != Verdict::ok) return verdict;
+    }
+    return Verdict::ok;
+  }
+
+ private:
+  static constexpr int64_t kMostPadding = DirectPlan::kGrainBytes * kMaxRanks;
+
+  std::byte* tensor_of(int p, const Arenas& arenas) {
+    if (p == x_.rank) return x_.out;
+    MeshPeer& peer = x_.peers[size_t(p)];
+    const int64_t bytes = x_.bytes(count_);
+    // Read once: it is another's, who may write it again after it was checked.
+    const int64_t place =
+        std::atomic_ref(peer.board->arrival.place).load(std::memory_order_relaxed);
+    if (place < 0 || place > INT64_MAX - bytes || p >= int(arenas.of.size()) ||
+        arenas.of[size_t(p)] == nullptr)
+      throw TransportError("rank " + std::to_string(p) + " names memory that it has not offered");
+    if (place + bytes > peer.arena.bytes)
+      peer.arena = arenas.of[size_t(p)]->view(place + bytes);
+    return peer.arena.base + place;
+  }
+
+  MeshCall& x_;
+  const uint64_t call_;
+  const int64_t count_;
+};
+
+}  // namespace ringkern::cpu

@@ -1,0 +1,126 @@
+// The mesh over LL, by one_shot: the flag is in the line, next to the data.
+#pragma once
+
+#include <cstring>
+
+#include "cpu/mesh_call.h"
+
+namespace ringkern::cpu {
+
+// As call_word, of a round of a one_shot over lines, in fewer bits: how long its chunk is, and
+// whether it is the last one. Calls whose rounds are all alike in that are of the same size.
+inline constexpr int kLineCallBits = kReductionBits + 12;
+inline uint64_t line_call_bits(uint64_t reduction, const DirectPlan& plan, const Span& chunk,
+                               int64_t i) {
+  constexpr int64_t kMost = MeshGeometry::line_slot_data();
+  static_assert(kMost + kMost / DirectPlan::kGrainBytes < 1 << (kLineCallBits - kReductionBits));
+  const int64_t size = i + 1 == plan.rounds ? chunk.count : kMost + chunk.count / plan.grain;
+  return reduction | uint64_t(size) << kReductionBits;
+}
+
+class MeshLines {
+ public:
+  MeshLines(MeshCall& call, const Task& task)
+      : x_(call), reduction_(reduction_bits(task.reduction)) {}
+
+  Verdict stage(const DirectPlan& plan, const Span& chunk, int64_t i) {
+    x_.flag = (x_.base + uint64_t(i) + 1) << kLineCallBits |  // 0 is fresh memory
+              line_call_bits(reduction_, plan, chunk, i);
+    const int64_t total = x_.bytes(chunk.count);
+    const std::byte* in = x_.in + x_.bytes(chunk.first);
+    if (x_.reducer.scales_input()) {
+      x_.reducer.input(mine_, in, chunk.count);
+      in = mine_;
+    }
+    DirectLine* line = slot(x_.rank, i);
+    int64_t done = 0;
+    for (; done + kData <= total; done += kData, ++line) {
+      std::memcpy(line->data, in + done, kData);
+      store_release(line->flag, x_.flag);
+    }
+    if (done < total) {
+      std::memcpy(line->data, in + done, size_t(total - done));
+      store_release(line->flag, x_.flag);
+    }
+    x_.wake_all();
+    return Verdict::ok;
+  }
+
+  Verdict reduce(const DirectPlan&, const Span& chunk, int64_t i) {
+    if (x_.reducer.widens(x_.ranks)) return reduce_wide(chunk, i);
+    const int64_t total = x_.bytes(chunk.count);
+    const std::byte* const mine = mine_of(chunk);
+    const void* sum = nullptr;
+    for (int p = 0; p < x_.ranks; ++p) {
+      const std::byte* theirs = mine;
+      if (p != x_.rank) {
+        const Verdict verdict = unpack(p, i, total);
+        if (verdict != Verdict::ok) return verdict;
+        theirs = incoming_;
+      }
+      const bool last = p + 1 == x_.ranks;
+      void* const to = last ? x_.out + x_.bytes(chunk.first) : sum_;
+      if (sum == nullptr) {
+        // The next one to be unpacked would overwrite it.
+        if (theirs == incoming_ && x_.ranks > 2) std::memcpy(sum_, incoming_, size_t(total));
+        sum = theirs == incoming_ && x_.ranks > 2 ? sum_ : theirs;
+      } else {
+        x_.reducer.combine(to, nullptr, sum, theirs, chunk.count, last);
+        sum = to;
+      }
+    }
+    return Verdict::ok;
+  }
+
+  Verdict collect(const DirectPlan&, const Span&, int64_t) { return Verdict::ok; }
+
+ private:
+  static constexpr int64_t kData = sizeof(DirectLine::data);
+
+  DirectLine* slot(int peer, int64_t i) const {
+    const uint64_t place = (x_.base + uint64_t(i)) % DirectPlan::slots(MeshGeometry::kLineAhead);
+    return x_.peers[size_t(peer)].lines + int64_t(place) * MeshGeometry::kLines;
+  }
+
+  const std::byte* mine_of(const Span& chunk) const {
+    return x_.reducer.scales_input() ? mine_ : x_.in + x_.bytes(chunk.first);
+  }
+
+  // Not inlined: so much of the stack is for those who need it.
+  [[gnu::noinline]] Verdict reduce_wide(const Span& chunk, int64_t i) {
+    alignas(64) float sum[MeshGeometry::line_slot_data() + kPartialRoom];
+    for (int p = 0; p < x_.ranks; ++p) {
+      if (p != x_.rank) {
+        const Verdict verdict = unpack(p, i, x_.bytes(chunk.count));
+        if (verdict != Verdict::ok) return verdict;
+      }
+      x_.reducer.add_wide(sum, p == x_.rank ? mine_of(chunk) : incoming_, chunk.count, p == 0);
+    }
+    x_.reducer.narrow(x_.out + x_.bytes(chunk.first), sum, chunk.count);
+    return Verdict::ok;
+  }
+
+  // A whole line is copied, also where less is wanted of the last one.
+  Verdict unpack(int peer, int64_t i, int64_t bytes) {
+    DirectLine* line = slot(peer, i);
+    for (int64_t done = 0; done < bytes; done += kData, ++line) {
+      const auto ready = [&] { return load_acquire(line->flag) == x_.flag; };
+      if (!ready()) [[unlikely]] {
+        const Verdict verdict =
+            x_.await(peer, Protocol::ll, x_.flag >> kLineCallBits, ready,
+                     [&] { return load_acquire(line->flag) >> kLineCallBits; });
+        if (verdict != Verdict::ok) return verdict;
+      }
+      std::memcpy(incoming_ + done, line->data, kData);
+    }
+    return Verdict::ok;
+  }
+
+  MeshCall& x_;
+  const uint64_t reduction_;
+  alignas(64) std::byte mine_[MeshGeometry::line_slot_data()];
+  alignas(64) std::byte incoming_[MeshGeometry::line_slot_data()];
+  alignas(64) std::byte sum_[MeshGeometry::line_slot_data()];
+};
+
+}  // namespace ringkern::cpu

@@ -1,0 +1,42 @@
+#include "cuda/residency.h"
+
+#include <algorithm>
+
+#include "cuda/device.h"
+#include "cuda/launch.h"
+
+namespace ringkern::cuda {
+namespace {
+
+template <class F>
+void for_each_kernel(F&& f) {
+  for (int p = 0; p < kProtocols; ++p)
+    for (int d = 0; d < kDTypes; ++d)
+      for (const Combine c : {Combine::sum, Combine::prod}) f(kernel_for(Protocol(p), DType(d), c));
+  for (int d = 0; d < kDTypes; ++d) {
+    for (const Combine c : {Combine::sum, Combine::prod}) f(direct_kernel_for(DType(d), c));
+    f(alone_kernel(DType(d)));
+  }
+}
+
+}  // namespace
+
+int resident_blocks(int device) {
+  int processors = 0;
+  check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device),
+        "cudaDeviceGetAttribute");
+  int each = 1 << 20;
+  for_each_kernel([&](const void* kernel) {
+    cudaFuncAttributes attributes{};
+    check(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes",
+          "ringkern.build_info() says for which GPUs it was built; build it again with "
+          "RINGKERN_CUDA_ARCHS set for this one");
+    int blocks = 0;
+    check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kMaxThreads, 0),
+          "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+    each = std::min(each, blocks);
+  });
+  return each * processors;
+}
+
+}  // namespace ringkern::cuda

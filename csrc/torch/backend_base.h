@@ -1,0 +1,189 @@
+// What every call of the backend goes through, and what its group lives by: torch/backend.h has the
+// calls themselves.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "torch/collectives.h"
+#include "torch/communicator.h"
+#include "torch/messenger.h"
+#include "torch/monitored_barrier.h"
+#include "torch/open_backends.h"
+#include "torch/record.h"
+
+namespace ringkern::torch_ext {
+
+class BackendBase : public c10d::Backend {
+ public:
+  // `name`: of the ring, in errors and records. `wish`: of every call; `tables`: for what it leaves
+  // open, of each kind of device. `global_ranks`: of the group, in the default one; none: this is
+  // the default one.
+  BackendBase(c10::intrusive_ptr<c10d::Store> store, const std::string& name, int rank, int size,
+              const std::vector<int64_t>& global_ranks, double timeout_s, const Wish& wish,
+              const std::map<std::string, WayTables::Lists>& tables)
+      : Backend(rank, size), seat_{rank, size},
+        group_(group_record(rank, size, global_ranks)), timeout_(milliseconds(timeout_s)),
+        wish_(wish), store_(std::make_shared<C10dStore>(store)),
+        ring_(std::make_unique<TorchCommunicator>(store, name, rank, size, timeout_s)),
+        messenger_(std::make_unique<Messenger>(store_, "backend/pairs", seat_, timeout_)) {
+    for (const auto& [device, lists] : tables) ring_->set_table(device, lists);
+    init();
+    OpenBackends::all().add(this, [this](Milliseconds patience) { close(patience); });
+  }
+  ~BackendBase() override {
+    OpenBackends::all().remove(this);
+    shutdown();
+  }
+
+  const std::string getBackendName() const override { return "ringkern"; }
+  c10::intrusive_ptr<Options> getBackendOptions() override {
+    return c10::make_intrusive<Options>("ringkern", timeout_.load());
+  }
+
+  // Calls between the two are made at once, and waited for as one.
+  void startCoalescing() override {
+    std::lock_guard lock(mutex_);
+    coalescing_ = true;
+  }
+  WorkPtr endCoalescing() override {
+    std::lock_guard lock(mutex_);
+    coalescing_ = false;
+    return c10::make_intrusive<JointWork>(std::exchange(coalesced_, {}));
+  }
+
+  void setSequenceNumberForGroup() override {}  // it starts at 0 on all ranks
+  uint64_t getSequenceNumberForGroup() override { return sequence_; }
+  void setTimeout(std::chrono::milliseconds timeout) override {
+    if (timeout.count() <= 0) throw py::value_error("the timeout must be positive");
+    timeout_ = timeout;
+  }
+  c10d::ErrorType getError() override {
+    return ring_->failed() ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
+  }
+
+  void abort() override {
+    ring_->abort("the process group was aborted");
+    messenger_->abort("the process group was aborted");
+  }
+  void shutdown() override { close(kPatience); }
+  // Finishes what was called, but waits no longer than `patience`.
+  void close(Milliseconds patience) {
+    const WithoutGil no_gil;
+    messenger_->close(patience);
+    ring_->close(double(patience.count()) / 1000);
+  }
+
+ protected:
+  // What has not finished by then, when the group is destroyed, waits for who will not come.
+  static constexpr Milliseconds kPatience{2000};
+
+  template <class Options>
+  Milliseconds timeout_of(const Options& o) const {
+    return o.timeout.count() > 0 ? o.timeout : timeout_.load();
+  }
+  static bool has_devices(c10::DeviceType type) {
+    return c10::impl::hasDeviceGuardImpl(type) &&
+           c10::impl::VirtualGuardImpl(type).deviceCount() > 0;
+  }
+
+  // CUDA: what the user has enqueued comes before the barrier, and what this group has; then the
+  // host is what waits.
+  void wait_for_device(const c10d::BarrierOptions& o) {
+    auto device = o.device ? o.device : getBoundDeviceId();
+    // Wrappers give them where there is no CUDA, too, and Gloo takes no notice.
+    if (!o.device_ids.empty() && has_devices(c10::kCUDA))
+      device = c10::Device(c10::kCUDA, c10::DeviceIndex(o.device_ids[0]));
+    if (!device || device->is_cpu()) return;
+    const c10::impl::VirtualGuardImpl guard(device->type());
+    guard.getStream(device->has_index() ? *device : guard.getDevice()).synchronize();
+    messenger_->synchronize();
+    std::lock_guard lock(mutex_);
+    for (const auto& [on, stream] : side_streams_) stream.synchronize();
+  }
+
+  static Call begin(c10d::OpType type, const char* title, const Tensors& ins, Tensors outs) {
+    Call call;
+    call.type = type;
+    call.title = title;
+    if (at::hasCallbacks()) call.inputs = ins;
+    for (const at::Tensor& t : outs.empty() ? ins : outs)
+      if (t.defined()) call.device = t.device();
+    call.outputs = std::move(outs);
+    return call;
+  }
+
+  template <class Options>
+  WorkPtr over_ring(Call call, const Options& o) {
+    const Record record(group(), call, ++sequence_, o.asyncOp);
+    std::optional<c10::Stream> stream;
+    if (!call.device.is_cpu() && o.asyncOp) stream = side_stream(call.device);
+    return noted(ring_->launch(std::move(call), wish_, o.asyncOp, timeout_of(o), stream));
+  }
+  template <class Options>
+  WorkPtr between_pairs(Call call, const Options& o) {
+    const Record record(group(), call, ++sequence_, o.asyncOp);
+    WorkPtr work = post(std::move(call), kCollectiveTag | exchanges_, timeout_of(o));
+    ++exchanges_;  // not before: the other ranks count no call that this one could not make
+    return noted(std::move(work));
+  }
+  WorkPtr deliver(Call call, int tag) {
+    const Record record(group(), call, sequence_, true);
+    return noted(post(std::move(call), uint64_t(tag), timeout_));
+  }
+  WorkPtr post(Call call, uint64_t tag, Milliseconds timeout) {
+    return messenger_->post(std::move(call), tag, wish_, timeout);
+  }
+  static constexpr uint64_t kCollectiveTag = uint64_t(1) << 63;  // no user's
+
+  // Its name is known after the constructor has run.
+  const GroupRecord& group() {
+    if (at::hasCallbacks()) group_.name = getGroupUid(), group_.description = getGroupDesc();
+    return group_;
+  }
+
+  WorkPtr noted(WorkPtr work) {
+    std::lock_guard lock(mutex_);
+    if (coalescing_) coalesced_.push_back(work);
+    return work;
+  }
+
+  // Asynchronous calls run beside what the user enqueues, after what has been enqueued.
+  c10::Stream side_stream(c10::Device device) {
+    const c10::impl::VirtualGuardImpl impl(device.type());
+    c10::Event called(device.type());
+    called.record(impl.getStream(device));
+    std::lock_guard lock(mutex_);
+    auto found = side_streams_.find(device);
+    if (found == side_streams_.end())
+      found = side_streams_.emplace(device, make_stream(device)).first;
+    called.block(found->second);
+    return found->second;
+  }
+
+  const Seat seat_;
+  GroupRecord group_;
+  std::atomic<Milliseconds> timeout_;
+  const Wish wish_;
+  const std::shared_ptr<Store> store_;
+  std::atomic<uint64_t> sequence_{0};   // of collectives
+  std::atomic<uint64_t> exchanges_{0};  // of those between pairs
+  uint64_t monitored_barriers_ = 0;
+  std::unique_ptr<TorchCommunicator> ring_;
+  std::unique_ptr<Messenger> messenger_;
+  std::mutex mutex_;  // guards what follows
+  bool coalescing_ = false;
+  std::vector<WorkPtr> coalesced_;
+  std::unordered_map<c10::Device, c10::Stream> side_streams_;
+};
+
+}  // namespace ringkern::torch_ext
