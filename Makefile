@@ -9,6 +9,8 @@
 # make coverage  lines of csrc that the C++ tests run
 # make simt    the CUDA kernels without a GPU, on a simulated one: docs/design/simulation.md
 # make gpu     proves and measures the CUDA kernels, where there is a GPU: bench/README.md
+# make dist    what is published: source distribution and wheel, built and tried without network
+# make hooks   the checks of .pre-commit-config.yaml before each commit, from now on
 # make clean   remove what a build made        make distclean  and the environment
 #
 # A machine needs g++ and python3 with venv; cmake and ninja come from PyPI where they are missing.
@@ -31,7 +33,7 @@ SOURCES := setup.py pyproject.toml CMakeLists.txt $(wildcard cmake/* build_backe
   $(shell find csrc tests -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu')
 
 .PHONY: demo test ctest pytest conformance build lint format bench faults model coverage simt \
-  mutants gpu sanitize clean distclean
+  mutants gpu sanitize clean distclean FORCE
 .NOTPARALLEL:
 
 demo: build
@@ -55,11 +57,18 @@ conformance: build
 
 build: $(BUILD)/.built
 
-$(BUILD)/.built: $(VENV)/.ready $(SOURCES)
+$(BUILD)/.built: $(VENV)/.ready $(BUILD).settings $(SOURCES)
 	RINGKERN_BUILD_DIR=$(BUILD) RINGKERN_CMAKE_ARGS="-DRK_TESTS=ON $(CMAKE_ARGS)" \
 	  python -m pip install --verbose --no-build-isolation --no-deps --editable .
 	ln -sfn $(BUILD)/compile_commands.json compile_commands.json
 	touch $@
+
+# What else the build goes by. Beside its folder, which setup.py empties when they change.
+$(BUILD).settings: export SETTINGS = $(foreach v,RINGKERN_CUDA RINGKERN_CUDA_ARCHS CMAKE_ARGS \
+  CC CXX CXXFLAGS CUDACXX CUDA_HOME CUDA_PATH LDFLAGS,$(v)=$($(v)))
+$(BUILD).settings: FORCE
+	@mkdir -p $(@D)
+	@printf '%s\n' "$$SETTINGS" | cmp -s - $@ || printf '%s\n' "$$SETTINGS" > $@
 
 $(VENV)/.ready: requirements-dev.txt
 	$(PYTHON) -m venv $(VENV)
@@ -70,6 +79,9 @@ $(VENV)/.ready: requirements-dev.txt
 
 lint: build
 	@! grep -nE '^.{101,}' $(SOURCES)
+	python tests/build/rooms.py
+	python tests/build/sizes.py
+	python tests/build/arrows.py
 	ruff check
 	ruff format --check
 	mypy
@@ -153,6 +165,26 @@ sanitize: $(VENV)/.ready
 	  cmake --build build/$$kind && \
 	  ctest --test-dir build/$$kind --output-on-failure || exit 1; \
 	done
+
+.PHONY: dist hooks
+
+hooks: $(VENV)/.ready
+	pre-commit install
+
+# The wheel is made of the source distribution alone, and tried in an environment of its own, which
+# is shown the torch of $(VENV).
+dist: $(VENV)/.ready
+	python -m pip install --quiet 'build>=1.2,<2' 'twine>=6,<8' 'check-wheel-contents>=0.6,<1'
+	rm -rf dist build/dist
+	python -m build --sdist --no-isolation --outdir dist
+	RINGKERN_CUDA=0 python -m pip wheel --no-index --no-build-isolation --no-deps --wheel-dir dist \
+	  dist/*.tar.gz
+	twine check --strict dist/*
+	check-wheel-contents dist/*.whl
+	python -m venv build/dist
+	build/dist/bin/python -m pip install --quiet --no-index --no-deps dist/*.whl
+	PYTHONPATH=$$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+	  build/dist/bin/python tests/build/smoke.py
 
 clean:
 	rm -rf build dist *.egg-info compile_commands.json ringkern/*.so

@@ -20,16 +20,6 @@ def run(context: Context) -> None:
         raise Failed(f"ping-pong: a block waited in vain: {', '.join(lost)}")
 
 
-def bytes_moved(protocol: str, ranks: int, size: int) -> float:
-    """Bytes that an all-reduce of ``size`` bytes a rank reads and writes, all ranks together.
-
-    The users' tensors are read and written once: 2 k S. In each of 2 (k-1) steps a rank writes
-    S / k, or what the protocol makes of it on the wire, and reads as much.
-    """
-    wire = {"simple": 1.0, "ll": 2.0, "ll128": 128 / 120}[protocol]
-    return 2 * ranks * size + 4 * (ranks - 1) * size * wire
-
-
 def floors(lines: list[dict[str, Any]]) -> dict[str, Any]:
     """The few figures that the part ``speed`` compares with.
 

@@ -1,7 +1,6 @@
 #include "comm/agreement.h"
 
 #include <algorithm>
-#include <cstdio>
 
 #include "comm/news.h"
 
@@ -16,12 +15,6 @@ constexpr int64_t kRefused = int64_t(1) << 32;
 const char* const kFormed = "formed";
 
 }  // namespace
-
-std::string in_seconds(std::chrono::nanoseconds t) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f s", double(t.count()) / 1e9);
-  return text;
-}
 
 std::string printable(const std::string& text, size_t most) {
   std::string out = text.substr(0, most);

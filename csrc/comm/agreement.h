@@ -62,8 +62,6 @@ class Agreement {
   std::function<void()> closer_ = [] {};
 };
 
-// As "30.0 s".
-std::string in_seconds(std::chrono::nanoseconds t);
 // Text from another rank, fit for a message: at most so many printable ASCII characters.
 std::string printable(const std::string& text, size_t most = 1000);
 

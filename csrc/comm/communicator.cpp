@@ -51,7 +51,7 @@ Communicator::Communicator(std::shared_ptr<Store> store, std::string name, int r
     throw UsageError("a communicator has 1 to " + std::to_string(kMaxRanks) + " ranks, not " +
                      std::to_string(ranks));
   if (rank < 0 || rank >= ranks)
-    throw UsageError("rank " + std::to_string(rank) + " is not among the " +
+    throw UsageError(rank_text(rank) + " is not among the " +
                      std::to_string(ranks) + " ranks of the communicator");
   if (timeout.count() <= 0) throw UsageError("the timeout must be positive");
 }
@@ -172,7 +172,7 @@ void Communicator::run_on(Ring& ring, const Task& task, const std::function<void
     if (ring.enqueues) throw_if_at_odds(control);
     ring.executor->run(task);
   } catch (const MismatchError& e) {
-    const Failure mine = failure_of(Cause::mismatch, rank_, e.facts, e.what());
+    const Failure mine{Cause::mismatch, rank_, e.facts, e.what()};
     fail(ring, &mine, e);
   } catch (const TimeoutError& e) {
     const Failure mine = timed_out(control, e);
@@ -181,9 +181,9 @@ void Communicator::run_on(Ring& ring, const Task& task, const std::function<void
     fail(ring, nullptr, e);
   } catch (const std::exception& e) {
     const Facts about{rank_, task.seq};
-    control.fail(failure_of(Cause::failed, rank_, about,
-                            rank_text(rank_) + " failed in seq=" + std::to_string(task.seq) + ": " +
-                                e.what()));
+    control.fail({Cause::failed, rank_, about,
+                  rank_text(rank_) + " failed in seq=" + std::to_string(task.seq) + ": " +
+                      e.what()});
     ring.executor->abort();
     poison(e.what(), about);
     throw;
@@ -201,7 +201,7 @@ void Communicator::fail(Ring& ring, const Failure* mine, const Error& here) {
   for (auto end = Clock::now() + kReasonComes; !control.failed() && Clock::now() < end;)
     std::this_thread::sleep_for(Milliseconds(1));
   std::optional<Failure> found = control.failure();
-  if (!found) found = failure_of(Cause::aborted, rank_, here.facts, here.what());
+  if (!found) found = Failure{Cause::aborted, rank_, here.facts, here.what()};
   const Failure& first = *found;
   poison(first.text, first.about);
   Facts about = first.about;
@@ -216,7 +216,7 @@ void Communicator::fail(Ring& ring, const Failure* mine, const Error& here) {
 
 // Of all ranks, for this reason unless there was another.
 void Communicator::end_waits(Ring& ring, const std::string& reason) const {
-  ring.control->fail(failure_of(Cause::aborted, rank_, Facts{rank_}, reason));
+  ring.control->fail({Cause::aborted, rank_, Facts{rank_}, reason});
   ring.executor->abort();
 }
 

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <memory>
 #include <utility>
 
 #include "comm/agreement.h"
@@ -176,15 +175,6 @@ std::optional<Failure> Control::failure() const {
   f.about = {reason.rank >= 0 && reason.rank < ranks ? reason.rank : -1, reason.seq,
              read_text(reason.phase)};
   f.text = read_text(reason.text);
-  return f;
-}
-
-Failure failure_of(Cause cause, int reporter, const Facts& about, const std::string& text) {
-  Failure f;
-  f.cause = cause;
-  f.reporter = reporter;
-  f.about = about;
-  f.text = text;
   return f;
 }
 

@@ -27,8 +27,6 @@ struct Failure {
   Facts about;        // the phase is the reporter's
   std::string text;
 };
-// `text` is all there is to say of it.
-Failure failure_of(Cause cause, int reporter, const Facts& about, const std::string& text);
 // The same on every rank: as the error of this class.
 [[noreturn]] void throw_as(Cause cause, const std::string& text, Facts about);
 

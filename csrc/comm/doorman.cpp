@@ -1,11 +1,8 @@
 #include "comm/doorman.h"
 
-#include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstddef>
 #include <cstring>
 #include <system_error>
@@ -23,10 +20,13 @@ constexpr Milliseconds kLongestPause{100};
 // What has been set is there; a store that takes longer is in trouble.
 constexpr Milliseconds kStoreAnswers{10000};
 
-Fd make_bell() {
-  Fd fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!fd) throw std::system_error(errno, std::generic_category(), "eventfd");
-  return fd;
+// On the wire: a byte that says whether a rank was lost, and the reason.
+std::string message_of(const LastWord& word) {
+  return char(word.by_loss) + printable(word.reason);
+}
+LastWord last_word_in(const std::string& message) {
+  const std::string reason = message.substr(std::min<size_t>(1, message.size()));
+  return {printable(reason), message.starts_with('\1')};
 }
 
 // A forked child may hold a copy of the descriptor, and closing alone would leave the socket open.
@@ -56,7 +56,7 @@ Doorman::~Doorman() {
     std::lock_guard lock(mutex_);
     orders_.leave = true;
   }
-  wake();
+  ring_bell(bell_);
   thread_.join();
   hang_up(listener_);
   for (const Line& line : lines_) hang_up(line.socket);
@@ -66,30 +66,25 @@ std::string Doorman::key(const char* what, int rank) const {
   return prefix_ + "/" + what + "/" + std::to_string(rank);
 }
 
-void Doorman::wake() {
-  const uint64_t one = 1;
-  (void)!::write(bell_.get(), &one, sizeof one);
-}
-
 void Doorman::knock_at(int peer) {
   {
     std::lock_guard lock(mutex_);
     orders_.peers.push_back(peer);
   }
-  wake();
+  ring_bell(bell_);
 }
 
-void Doorman::tell_all(const std::string& reason) {
+void Doorman::tell_all(const LastWord& word) {
   {
     std::lock_guard lock(mutex_);
-    if (orders_.reason.empty()) {
+    if (orders_.word.reason.empty()) {
       // What other ranks are told says whose reason it is: theirs, which this one passes on, or its
       // own.
-      const bool says_whose = reason.starts_with("rank ");
-      orders_.reason = printable((says_whose ? "" : rank_text(rank_) + ": ") + reason);
+      const bool says_whose = word.reason.starts_with("rank ");
+      orders_.word = {(says_whose ? "" : rank_text(rank_) + ": ") + word.reason, word.by_loss};
     }
   }
-  wake();
+  ring_bell(bell_);
 }
 
 void Doorman::work() {
@@ -106,7 +101,7 @@ void Doorman::work() {
     } catch (const std::system_error& e) {
       hang_up(listener_);
       listener_ = Fd();  // or it would be readable for ever
-      calls_.told(rank_, rank_text(rank_) + " cannot be reached by others any more: " + e.what());
+      calls_.told(rank_, {rank_text(rank_) + " cannot be reached by others any more: " + e.what()});
     }
     const auto now = Clock::now();
     std::erase_if(errands_, [&](Errand& e) { return e.next <= now && run(e); });
@@ -115,18 +110,17 @@ void Doorman::work() {
 
 // False when it is time to leave.
 bool Doorman::take_orders() {
-  uint64_t count;
-  (void)!::read(bell_.get(), &count, sizeof count);
+  silence_bell(bell_);
   Orders orders;
   {
     std::lock_guard lock(mutex_);
     std::swap(orders.peers, orders_.peers);
-    orders.reason = orders_.reason;
+    orders.word = orders_.word;
     orders.leave = orders_.leave;
   }
   for (const int peer : orders.peers) errands_.push_back({peer, {}, Milliseconds(1), {}});
-  if (reason_.empty() && !orders.reason.empty()) {
-    reason_ = orders.reason;
+  if (word_.reason.empty() && !orders.word.reason.empty()) {
+    word_ = orders.word;
     for (const Line& line : lines_) tell(line);
   }
   return !orders.leave;
@@ -134,12 +128,12 @@ bool Doorman::take_orders() {
 
 // A rank that has been asked reads the greeting first, and has met this one by then.
 void Doorman::tell(const Line& line) const {
-  if (line.stage != Line::Stage::stranger && !reason_.empty()) say(line, reason_);
+  if (line.stage != Line::Stage::stranger && !word_.reason.empty()) say(line, word_);
 }
 
-void Doorman::say(const Line& line, const std::string& last_word) const {
+void Doorman::say(const Line& line, const LastWord& word) const {
   try {
-    send_message(line.socket, printable(last_word), -1);
+    send_message(line.socket, message_of(word), -1);
   } catch (const std::system_error&) {
     // It has gone already.
   }
@@ -171,17 +165,17 @@ bool Doorman::hear(Line& line) {
         return true;
       case Line::Stage::met:
         if (received == Received::closed) calls_.lost(line.peer, nullptr);
-        else calls_.told(line.peer, printable(message.bytes));
+        else calls_.told(line.peer, last_word_in(message.bytes));
         return received != Received::closed;
     }
   } catch (const std::exception& e) {
     if (line.peer < 0) {  // nothing that it has sent is an exception: this rank is deaf
-      calls_.told(rank_, rank_text(rank_) + " cannot hear who knocks: " + e.what());
+      calls_.told(rank_, {rank_text(rank_) + " cannot hear who knocks: " + e.what()});
       return false;
     }
     calls_.lost(line.peer, std::current_exception());
     // The peer has met this rank, for all it knows: an end of file alone would not say why.
-    if (line.stage != Line::Stage::stranger) say(line, rank_text(rank_) + ": " + e.what());
+    if (line.stage != Line::Stage::stranger) say(line, {rank_text(rank_) + ": " + e.what()});
   }
   return false;
 }
@@ -266,10 +260,7 @@ bool Doorman::run(Errand& errand) {
       throw TransportError(text);
     }
     if (!socket) return false;
-    if (const uid_t theirs = peer_uid(*socket), mine = own_uid(); theirs != mine)
-      throw TransportError(rank_text(rank_) + " runs as user " + std::to_string(mine) + ", " +
-                           name + " as user " + std::to_string(theirs) + ": start all ranks as "
-                           "the same user, in one user namespace");
+    check_same_user(*socket, rank_, name);
     Line line{Line::Stage::asked, std::move(*socket), peer, errand.address->session};
     greet(line, calls_.make_offer(peer));
     tell(line);

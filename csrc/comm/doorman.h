@@ -17,6 +17,14 @@
 
 namespace ringkern {
 
+// Why a rank gives up, and through it the others.
+struct LastWord {
+  std::string reason;
+  // A rank was lost: all raise what the first to notice did, whichever of them hear of it before
+  // they notice themselves.
+  bool by_loss = false;
+};
+
 // What a rank does about its peers, all on the doorman's thread. Two ranks that knock at each other
 // at the same time meet twice, and any of these may come twice for a peer.
 struct PeerCalls {
@@ -28,7 +36,7 @@ struct PeerCalls {
   // The peer cannot be reached, and why; or null: it was met, and has ended or left.
   std::function<void(int peer, std::exception_ptr why)> lost;
   // Some rank has given up, which this one has from `peer`, or has to itself.
-  std::function<void(int peer, const std::string& reason)> told;
+  std::function<void(int peer, const LastWord&)> told;
 };
 
 class Doorman {
@@ -43,8 +51,8 @@ class Doorman {
 
   // Meets the peer, however long it may take to come. Any thread, as the next one; returns at once.
   void knock_at(int peer);
-  // Tells all that were met, or will be, why this rank gives up. The first reason stays.
-  void tell_all(const std::string& reason);
+  // Tells all that were met, or will be, why this rank gives up. The first word stays.
+  void tell_all(const LastWord& word);
 
  private:
   // A connection; `stranger`: it has not said yet who it is.
@@ -63,11 +71,10 @@ class Doorman {
   };
 
   std::string key(const char* what, int rank) const;
-  void wake();
   void work();
   bool take_orders();
   void tell(const Line& line) const;
-  void say(const Line& line, const std::string& last_word) const;
+  void say(const Line& line, const LastWord& word) const;
   void accept_strangers();
   bool hear(Line& line);
   bool greeted(Line& line, bool whole, Message& message);
@@ -86,13 +93,13 @@ class Doorman {
   Fd listener_;
   std::vector<Line> lines_;
   std::vector<Errand> errands_;
-  std::string reason_;
+  LastWord word_;  // no reason: this rank goes on
 
   const Fd bell_;  // orders have come
   std::mutex mutex_;
   struct Orders {
     std::vector<int> peers;
-    std::string reason;
+    LastWord word;
     bool leave = false;
   } orders_;
   std::thread thread_;

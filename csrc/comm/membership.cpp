@@ -186,7 +186,7 @@ void Communicator::close(Milliseconds patience) {
     turn.lock();
     worker_->drain();
   } else if (!turn.try_lock_for(patience) || !worker_->drain(patience)) {
-    abort("rank " + std::to_string(rank_) + " closed it before its calls had finished");
+    abort(rank_text(rank_) + " closed it before its calls had finished");
     if (!turn.owns_lock()) turn.lock();
   }
   worker_->stop();

@@ -11,6 +11,8 @@
 #include <system_error>
 #include <thread>
 
+#include "comm/memory_limits.h"
+
 // Newer than the headers of some systems that this has to be built on.
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U

@@ -12,7 +12,6 @@
 #include <string>
 #include <vector>
 
-#include "comm/memory_limits.h"
 #include "comm/ports.h"
 
 namespace ringkern {

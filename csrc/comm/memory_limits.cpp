@@ -11,6 +11,8 @@
 #include <cstring>
 #include <utility>
 
+#include "comm/ports.h"
+
 namespace ringkern {
 namespace {
 
@@ -192,12 +194,6 @@ double longest_file() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return INFINITY;
   return double(limit.rlim_cur);
-}
-
-std::string mib(double bytes) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f MiB", bytes / (1 << 20));
-  return text;
 }
 
 }  // namespace ringkern

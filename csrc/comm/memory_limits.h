@@ -26,6 +26,4 @@ MemoryLimit limit_behind(int error, double wanted, int fd, bool maps);
 // How long a file of this process may be.
 double longest_file();
 
-std::string mib(double bytes);
-
 }  // namespace ringkern

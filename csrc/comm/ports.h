@@ -4,8 +4,8 @@
 #pragma once
 
 #include <chrono>
+#include <cstdio>
 #include <functional>
-#include <memory>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -23,6 +23,19 @@ using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 
 inline std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
+
+// As "30.0 s".
+inline std::string in_seconds(std::chrono::nanoseconds t) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f s", double(t.count()) / 1e9);
+  return text;
+}
+
+inline std::string mib(double bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f MiB", bytes / (1 << 20));
+  return text;
+}
 
 inline std::string ago(Clock::time_point then) {
   const auto s = std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - then).count();

@@ -3,12 +3,9 @@
 #include <sched.h>
 
 #include <atomic>
-#include <bit>
 #include <cstdio>
 #include <cstring>
 #include <thread>
-
-#include "comm/agreement.h"
 
 namespace ringkern {
 namespace {

@@ -9,8 +9,7 @@ namespace ringkern {
 // Processes of one namespace mean the same by a number; 0 where it cannot be told.
 uint64_t pid_namespace();
 
-// 'R', 'S', 'T', ... as in /proc/PID/stat; 0: there is no such process; '?': not
-// known.
+// 'R', 'S', 'T', ... as in /proc/PID/stat; 0: there is no such process; '?': not known.
 char process_state(int64_t pid);
 // As "stopped by a signal (state T)".
 std::string process_state_text(int64_t pid);

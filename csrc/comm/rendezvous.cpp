@@ -36,12 +36,9 @@ class Exchange {
   // What is known of a neighbour. The socket stays open after an error, too: the neighbour must see
   // this rank's vote before the end of file, or it would blame the wrong one.
   struct Met {
-    Fd socket, fd, second_fd, third_fd;
-    Greeting greeting;
-
-    Offer offer() const {
-      return {greeting.offer, fd.get(), second_fd.get(), third_fd.get()};
-    }
+    Fd socket;
+    Hello hello{};
+    Message offer;
   };
 
   Address address_of(int rank);
@@ -122,11 +119,7 @@ void Exchange::connect_next(const Address& next) {
     std::this_thread::sleep_for(std::min(agreement_.slice(), Milliseconds(10)));
     agreement_.look(name + " to accept a connection");
   }
-  if (const uid_t theirs = peer_uid(next_.socket), mine = own_uid(); theirs != mine)
-    throw TransportError(rank_text(place_.rank) + " runs as user " + std::to_string(mine) + ", " +
-                         name + " as user " + std::to_string(theirs) + ": memory is shared between "
-                         "processes of one user only; start all ranks as the same user, in one "
-                         "user namespace");
+  check_same_user(next_.socket, place_.rank, name);
 }
 
 void Exchange::greet(const Met& to, int rank, const Offer& mine) const {
@@ -183,7 +176,7 @@ void Exchange::await_next() {
 // got from prev, so that nobody connects to everybody.
 void Exchange::pass_round() {
   const int back = place_.prev - place_.rank + place_.size;
-  Offer last = prev_.offer();
+  Offer last = offer_in(prev_.offer);
   int owner = place_.prev;
   for (int i = 3; i < place_.size; ++i) {
     try {
@@ -199,9 +192,8 @@ void Exchange::pass_round() {
     if (received == Received::broken)
       throw RendezvousError(not_whole(place_.prev, place_.rank));
     const Hello mine = my_hello(terms_, session_, place_.size, place_.rank, place_.prev);
-    others_.push_back({read_passed_on(message.bytes, mine, owner, place_.prev),
-                       std::move(message.fd), std::move(message.second_fd),
-                       std::move(message.third_fd)});
+    message.bytes = read_passed_on(message.bytes, mine, owner, place_.prev);
+    others_.push_back(std::move(message));
     last = offer_in(others_.back());
   }
 }
@@ -227,16 +219,16 @@ std::pair<Received, Message> Exchange::await_message(const Fd& socket, int rank,
 void Exchange::take_greeting(Met& from, int rank, Received received, Message&& message) const {
   if (received == Received::broken) throw RendezvousError(not_whole(rank, place_.rank));
   const Hello mine = my_hello(terms_, session_, place_.size, place_.rank, rank);
-  from.greeting = read_greeting(message.bytes, mine, rank);
-  from.fd = std::move(message.fd);
-  from.second_fd = std::move(message.second_fd);
-  from.third_fd = std::move(message.third_fd);
+  Greeting greeting = read_greeting(message.bytes, mine, rank);
+  from.hello = greeting.hello;
+  from.offer = std::move(message);
+  from.offer.bytes = std::move(greeting.offer);
 }
 
 std::vector<Offer> Exchange::offers() const {
   std::vector<Offer> offers(size_t(place_.size));
-  offers[size_t(place_.next)] = next_.offer();
-  offers[size_t(place_.prev)] = prev_.offer();
+  offers[size_t(place_.next)] = offer_in(next_.offer);
+  offers[size_t(place_.prev)] = offer_in(prev_.offer);
   int owner = place_.prev;
   for (const Message& other : others_) {
     owner = (owner + place_.prev - place_.rank + place_.size) % place_.size;
@@ -256,8 +248,8 @@ std::string Exchange::word(const MakeWord& make_word) {
 }
 
 Neighbours Exchange::take() {
-  return {{place_.next, next_.greeting.hello.pid, std::move(next_.socket)},
-          {place_.prev, prev_.greeting.hello.pid, std::move(prev_.socket)}};
+  return {{place_.next, next_.hello.pid, std::move(next_.socket)},
+          {place_.prev, prev_.hello.pid, std::move(prev_.socket)}};
 }
 
 }  // namespace
@@ -293,6 +285,14 @@ Neighbours join_ring(Store& store, const std::string& prefix, const Place& place
     throw;
   }
   return exchange.take();
+}
+
+void check_same_user(const Fd& socket, int my_rank, const std::string& name) {
+  if (const uid_t theirs = peer_uid(socket), mine = own_uid(); theirs != mine)
+    throw TransportError(rank_text(my_rank) + " runs as user " + std::to_string(mine) + ", " +
+                         name + " as user " + std::to_string(theirs) + ": memory is shared between "
+                         "processes of one user only; start all ranks as the same user, in one "
+                         "user namespace");
 }
 
 std::string unique_prefix(Store& store, const std::string& name, const Place& place) {

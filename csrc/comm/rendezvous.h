@@ -32,7 +32,7 @@ using Look = std::function<void(const std::string& waiting_for)>;
 using Probe = std::function<void(const Id& session, const Look& look)>;
 
 // Joins the ring of all ranks that call this with the same prefix, of which there must be
-// `place.size`. A ring of one has no neighbours: neither function is called.
+// `place.size`. A ring of one has no neighbours: none of the functions is called.
 //
 // `make_word` is called on rank 0 alone, with where the devices of all ranks are, by rank
 // (Terms::bus; none on a CPU): it says what all ranks must have alike and each may have come with
@@ -53,6 +53,10 @@ Neighbours join_ring(Store& store, const std::string& prefix, const Place& place
                      const std::function<void(const std::vector<Offer>& offers,
                                               const std::string& word)>& map,
                      const Probe& probe = nullptr);
+
+// Throws TransportError unless the process behind the socket, as "rank 1 (pid 4711)", has this
+// one's user: memory is shared between such only.
+void check_same_user(const Fd& socket, int my_rank, const std::string& name);
 
 // A prefix for the keys of one ring: the store may still hold those of an earlier one of the same
 // name and size. The n-th call of each rank gives the same prefix: a rank that comes late to a ring

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -120,6 +121,22 @@ bool take_fds(msghdr& header, Message& message) {
 
 Fd::~Fd() {
   if (fd_ >= 0) Sockets::all().close(fd_);
+}
+
+Fd make_bell() {
+  Fd fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!fd) fail("eventfd");
+  return fd;
+}
+
+void ring_bell(const Fd& bell) {
+  const uint64_t one = 1;
+  (void)!::write(bell.get(), &one, sizeof one);
+}
+
+void silence_bell(const Fd& bell) {
+  uint64_t count;
+  (void)!::read(bell.get(), &count, sizeof count);
 }
 
 Fd listen_on(const std::string& name) {

@@ -43,6 +43,11 @@ struct Message {
   Fd fd, second_fd, third_fd;
 };
 
+// What wakes a thread that polls: readable once it was rung, until it is silenced.
+Fd make_bell();
+void ring_bell(const Fd& bell);
+void silence_bell(const Fd& bell);
+
 Fd listen_on(const std::string& name);
 // Empty while the listener's queue is full.
 std::optional<Fd> connect_to(const std::string& name);

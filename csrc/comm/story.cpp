@@ -4,7 +4,6 @@
 #include <cstring>
 #include <map>
 
-#include "comm/agreement.h"
 #include "comm/process.h"
 
 namespace ringkern {
@@ -86,7 +85,7 @@ std::optional<Failure> mismatch_in(const Control& control, uint64_t seq) {
         " (" + text_of(calls.at(b)) + "). Last calls of " + rank_text(a) + ": " +
         calls_of(control, a) + "; of " + rank_text(b) + ": " + calls_of(control, b) + "." +
         kSameCalls + remedy(control);
-    return failure_of(Cause::mismatch, control.rank, Facts{wrong, seq}, text);
+    return Failure{Cause::mismatch, control.rank, Facts{wrong, seq}, text};
   }
   return {};
 }
@@ -141,7 +140,7 @@ std::optional<Failure> find_departed(const Control& control) {
         rank_text(control.rank) + " made one more: " +
         (mine ? text_of(*mine) : "seq=" + std::to_string(seq)) + ". Last calls of " +
         rank_text(r) + ": " + calls_of(control, r) + "." + kSameCalls + remedy(control);
-    return failure_of(Cause::peer_lost, control.rank, Facts{r, seq}, text);
+    return Failure{Cause::peer_lost, control.rank, Facts{r, seq}, text};
   }
   return {};
 }
@@ -156,7 +155,7 @@ Failure peer_lost(const Control& control, int peer, const std::string& how) {
              : "; " + rank_text(control.rank) + " was in no call") +
       ". Last calls of " + rank_text(peer) + ": " + calls_of(control, peer) +
       ". The results of a call that was in progress are undefined." + remedy(control);
-  return failure_of(Cause::peer_lost, control.rank, Facts{peer, waits ? calls[0].seq : 0}, text);
+  return {Cause::peer_lost, control.rank, Facts{peer, waits ? calls[0].seq : 0}, text};
 }
 
 Failure timed_out(const Control& control, const TimeoutError& error) {

@@ -1,18 +1,15 @@
 #include "comm/watch.h"
 
 #include <pthread.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <deque>
 #include <map>
 #include <mutex>
-#include <optional>
 #include <system_error>
 #include <thread>
 
@@ -104,7 +101,7 @@ class Watchman {
       entries_.at(number).lines = std::move(lines);
       ++changes_;
     }
-    wake();
+    ring_bell(bell_);
   }
 
   void remove(uint64_t number) {
@@ -121,7 +118,7 @@ class Watchman {
       if (!thread_.joinable() || any_to_watch()) return;
       leave_ = true;
     }
-    wake();
+    ring_bell(bell_);
     thread_.join();
     bell_ = Fd();
   }
@@ -140,18 +137,13 @@ class Watchman {
   }
 
   void start() {
-    bell_ = Fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-    if (!bell_) throw std::system_error(errno, std::generic_category(), "eventfd");
+    bell_ = make_bell();
     leave_ = false;
     thread_ = std::thread([this] { work(); });
   }
   bool any_to_watch() const {
     return std::any_of(entries_.begin(), entries_.end(),
                        [](const auto& e) { return e.second.ring.control->ranks > 1; });
-  }
-  void wake() {
-    const uint64_t one = 1;
-    (void)!::write(bell_.get(), &one, sizeof one);
   }
 
   void work() {
@@ -172,8 +164,7 @@ class Watchman {
       }
       const auto left = std::chrono::ceil<Milliseconds>(next_tick - Clock::now());
       (void)::poll(watched.data(), watched.size(), int(std::max<long>(0, left.count())));
-      uint64_t count;
-      if (watched[0].revents != 0) (void)!::read(bell_.get(), &count, sizeof count);
+      if (watched[0].revents != 0) silence_bell(bell_);
       std::lock_guard lock(mutex_);
       if (changes == changes_) hear(watched);
       if (Clock::now() < next_tick) continue;

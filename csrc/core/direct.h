@@ -24,7 +24,6 @@
 #pragma once
 
 #include "core/status.h"
-#include "core/wire.h"
 
 namespace ringkern {
 

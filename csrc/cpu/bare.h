@@ -9,9 +9,7 @@
 
 #include <array>
 #include <cstdint>
-#include <string>
 
-#include "core/config.h"
 #include "comm/memory_file.h"
 
 namespace ringkern::cpu {

@@ -6,7 +6,6 @@
 #include <bit>
 #include <condition_variable>
 #include <mutex>
-#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -15,17 +14,13 @@
 
 namespace ringkern::cpu {
 
-// Ends a reason that goes from rank to rank: all raise what the first to notice did, whichever of
-// them hear of it before they notice themselves.
-constexpr std::string_view kByLoss = " (a rank was lost)";
-
 class Courier::Body {
  public:
   Body(std::shared_ptr<Store> store, const std::string& name, int rank, int ranks,
        Milliseconds timeout);
 
   void post(std::vector<Message> messages);
-  void abort(const std::string& reason) { poison(rank_text(rank_) + " was aborted: " + reason); }
+  void abort(const std::string& reason) { poison({rank_text(rank_) + " was aborted: " + reason}); }
   void close(Milliseconds patience);
   bool in_callback() const { return std::this_thread::get_id() == thread_.get_id(); }
 
@@ -40,7 +35,7 @@ class Courier::Body {
   PeerCalls peer_calls();
   void check(const Message& message) const;
   void tell_thread();  // with the lock held
-  void poison(const std::string& reason, bool by_loss = false);
+  void poison(const LastWord& why);
   bool take_news();
   void finish(Message&& message, std::exception_ptr error, int source);
   void work();
@@ -55,8 +50,7 @@ class Courier::Body {
   std::condition_variable finished_;
   News news_;
   size_t unfinished_ = 0;
-  std::string poisoned_;  // why this courier is unusable; empty while it is not
-  bool by_loss_ = false;  // of a rank
+  LastWord poisoned_;  // why this courier is unusable; no reason while it is not
   Clock::time_point poisoned_at_;
   bool closed_ = false;
   bool running_ = false;  // the inbox is there
@@ -112,10 +106,7 @@ PeerCalls Courier::Body::peer_calls() {
     news_.lost.emplace_back(peer, why);
     tell_thread();
   };
-  calls.told = [this](int, const std::string& reason) {
-    const bool by_loss = reason.ends_with(kByLoss);
-    poison(by_loss ? reason.substr(0, reason.size() - kByLoss.size()) : reason, by_loss);
-  };
+  calls.told = [this](int, const LastWord& word) { poison(word); };
   return calls;
 }
 
@@ -140,9 +131,9 @@ void Courier::Body::post(std::vector<Message> messages) {
   for (const Message& m : messages) check(m);
   std::lock_guard lock(mutex_);
   if (closed_) throw UsageError("the messages of group '" + name_ + "' are closed");
-  if (!poisoned_.empty())
+  if (!poisoned_.reason.empty())
     throw AbortedError("the messages of group '" + name_ + "' became unusable " +
-                       ago(poisoned_at_) + ": " + poisoned_);
+                       ago(poisoned_at_) + ": " + poisoned_.reason);
   if (messages.empty()) return;
   unfinished_ += messages.size();
   for (Message& m : messages) news_.posted.push_back(std::move(m));
@@ -155,11 +146,10 @@ void Courier::Body::tell_thread() {
   if (running_) ring_if_asleep(inbox_->bell());
 }
 
-void Courier::Body::poison(const std::string& reason, bool by_loss) {
+void Courier::Body::poison(const LastWord& why) {
   std::lock_guard lock(mutex_);
-  if (!poisoned_.empty()) return;  // the first reason is the cause of the others
-  poisoned_ = reason;
-  by_loss_ = by_loss;
+  if (!poisoned_.reason.empty()) return;  // the first reason is the cause of the others
+  poisoned_ = why;
   poisoned_at_ = Clock::now();
   if (running_) abort_waits(inbox_->bell());
 }
@@ -174,7 +164,7 @@ void Courier::Body::close(Milliseconds patience) {
   const auto idle = [this] { return unfinished_ == 0; };
   if (patience != Milliseconds::max() && !finished_.wait_for(lock, patience, idle)) {
     lock.unlock();
-    poison(rank_text(rank_) + " closed its messages before they had finished");
+    poison({rank_text(rank_) + " closed its messages before they had finished"});
     lock.lock();
   }
   finished_.wait(lock, idle);
@@ -207,7 +197,7 @@ bool Courier::Body::take_news() {
 
 void Courier::Body::finish(Message&& message, std::exception_ptr error, int source) {
   // First: who is told of it finds nothing else to use.
-  if (error) poison(mail_->failure(), mail_->failed_by_loss());
+  if (error) poison(mail_->failure());
   if (message.done) message.done(error, source);
   message.done = nullptr;  // what it holds is released before anyone is told that it is done
   std::lock_guard lock(mutex_);
@@ -217,18 +207,15 @@ void Courier::Body::finish(Message&& message, std::exception_ptr error, int sour
 void Courier::Body::work() {
   if (work_until_something_fails() == Verdict::ok) return;
   // A reason there must be: without one the courier would pass for sound.
-  poison(mail_->failure().empty() ? "another rank gave up" : mail_->failure(),
-         mail_->failed_by_loss());
-  std::string reason;
-  bool by_loss;
+  poison(mail_->failed() ? mail_->failure() : LastWord{"another rank gave up"});
+  LastWord first;
   {
     std::lock_guard lock(mutex_);
-    reason = poisoned_;
-    by_loss = by_loss_;
+    first = poisoned_;
   }
-  doorman_->tell_all(by_loss ? reason + std::string(kByLoss) : reason);
+  doorman_->tell_all(first);
   take_news();  // nothing is posted any more
-  mail_->abort(reason, by_loss);
+  mail_->abort(first);
 }
 
 Verdict Courier::Body::work_until_something_fails() {
@@ -247,7 +234,7 @@ Verdict Courier::Body::work_until_something_fails() {
     });
     if (aborted(bell)) return Verdict::aborted;
     if (Clock::now() >= mail_->deadline()) mail_->expire(Clock::now());
-    if (!mail_->failure().empty()) return Verdict::aborted;
+    if (mail_->failed()) return Verdict::aborted;
   }
   return aborted(bell) ? Verdict::aborted : Verdict::ok;
 }

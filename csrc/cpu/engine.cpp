@@ -131,7 +131,8 @@ void Engine::fail(const Task& task, std::chrono::nanoseconds timeout, const Wait
                            "] over " + way + name_of(task.protocol) + ": " + rank_text(rank_) +
                            " " + phase;
   if (r.verdict == Verdict::timed_out)
-    throw TimeoutError(what + " and nothing came for " + seconds(timeout) + ", the timeout.",
+    throw TimeoutError(what + " and nothing came for " + in_seconds(timeout) +
+                           ", the timeout.",
                        about);
   throw AbortedError(what + " when the ring was aborted.", about);
 }

@@ -1,11 +1,9 @@
 // The CPU executor: runs the schedule of one rank on the thread that calls.
 #pragma once
 
-#include <atomic>
-#include <functional>
-
 #include "comm/ports.h"
 #include "cpu/link.h"
+#include "cpu/mesh.h"
 
 namespace ringkern::cpu {
 

@@ -4,8 +4,6 @@
 // returns false while the line still belongs to an older step.
 #pragma once
 
-#include <cstring>
-
 #include "cpu/link.h"
 
 namespace ringkern::cpu {

@@ -8,6 +8,8 @@
 //            kLLFlagPeriod steps, and a slot is rewritten whole twice in that time.
 #pragma once
 
+#include <cstring>
+
 #include "cpu/lines.h"
 
 namespace ringkern::cpu {

@@ -7,6 +7,8 @@
 //            never repeats.
 #pragma once
 
+#include <cstring>
+
 #include "cpu/lines.h"
 
 namespace ringkern::cpu {

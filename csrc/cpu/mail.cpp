@@ -105,7 +105,7 @@ void Mail::deliver(Arrival& a) {
 bool Mail::step() {
   bool moved = false;
   const int first = first_;
-  for (int i = 0; i < ranks_ && failure_.empty(); ++i) {
+  for (int i = 0; i < ranks_ && !failed(); ++i) {
     const int p = (first + i) % ranks_;
     // Looked at before the link: what the peer wrote before it ended is then seen there.
     const bool lost = peer(p).lost;
@@ -118,7 +118,7 @@ bool Mail::step() {
     moved |= received || sent;
   }
   if (!moved && !from_anyone_.empty()) fail_if_all_are_lost();
-  return moved || !failure_.empty();
+  return moved || failed();
 }
 
 Plan Mail::plan_of(Protocol protocol, int64_t bytes) const {
@@ -136,9 +136,9 @@ bool Mail::advance(int peer, Verb verb, Transfer& t) {
     const Chunk chunk = t.plan.chunk_of(0, t.loop, 0);
     if (!link.ready(verb, t.plan, chunk)) break;
     const Verdict verdict = link.perform(verb, t.plan, chunk);
-    if (verdict == Verdict::timed_out && failure_.empty())
-      failure_ = "the memory that " + rank_text(rank_) + " shares with " + rank_text(peer) +
-                 " is damaged";
+    if (verdict == Verdict::timed_out && !failed())
+      failure_ = {"the memory that " + rank_text(rank_) + " shares with " + rank_text(peer) +
+                  " is damaged"};
     if (verdict != Verdict::ok) break;
     left -= chunk.count;
   }
@@ -187,7 +187,7 @@ bool Mail::receive_from(int from) {
     if (!advance(from, Verb::recv, t)) return false;
     begin_arrival(from, header);
     moved = true;
-    if (!failure_.empty()) return true;
+    if (failed()) return true;
   }
   Arrival& a = *p.incoming;
   moved |= advance(from, Verb::recv, a.transfer);
@@ -200,10 +200,10 @@ bool Mail::receive_from(int from) {
 
 void Mail::begin_arrival(int from, const Header& header) {
   if (header.protocol >= uint64_t(kProtocols) || header.bytes < 0) {
-    failure_ = "the header of a message from " + rank_text(from) + " to " + rank_text(rank_) +
-               " is damaged (tag " + std::to_string(header.tag) + ", " +
-               std::to_string(header.bytes) + " bytes, protocol " +
-               std::to_string(header.protocol) + ")";
+    failure_ = {"the header of a message from " + rank_text(from) + " to " + rank_text(rank_) +
+                " is damaged (tag " + std::to_string(header.tag) + ", " +
+                std::to_string(header.bytes) + " bytes, protocol " +
+                std::to_string(header.protocol) + ")"};
     return;
   }
   Arrival& a = arrivals_.emplace_back();
@@ -220,10 +220,10 @@ void Mail::begin_arrival(int from, const Header& header) {
   a.aside.reset(new (std::nothrow) std::byte[size_t(header.bytes)]);
   a.transfer.data = a.aside.get();
   if (a.aside == nullptr)
-    failure_ = rank_text(rank_) + " has no memory to keep a message of " +
-               std::to_string(header.bytes) + " bytes from " + rank_text(from) + " (tag " +
-               std::to_string(header.tag) + ") aside until it is received. Receive messages in " +
-               "the order in which they are sent";
+    failure_ = {rank_text(rank_) + " has no memory to keep a message of " +
+                std::to_string(header.bytes) + " bytes from " + rank_text(from) + " (tag " +
+                std::to_string(header.tag) + ") aside until it is received. Receive messages in " +
+                "the order in which they are sent"};
 }
 
 }  // namespace ringkern::cpu

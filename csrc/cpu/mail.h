@@ -5,6 +5,7 @@
 #include <list>
 #include <optional>
 
+#include "comm/doorman.h"
 #include "cpu/courier.h"
 #include "cpu/inbox.h"
 #include "cpu/simd.h"
@@ -39,12 +40,11 @@ class Mail {
   // Fails what is overdue; when to look again.
   Clock::time_point deadline() const { return deadline_; }
   void expire(Clock::time_point now);
-  // What the first message failed with; empty while none has.
-  const std::string& failure() const { return failure_; }
-  bool failed_by_loss() const { return failed_by_loss_; }  // of a rank
-  // Fails all that is left.
-  // `by_loss`: the reason is that of a rank that was lost, and so are the errors.
-  void abort(const std::string& reason, bool by_loss = false);
+  // Whether a message has failed, and what the first of them failed with.
+  bool failed() const { return !failure_.reason.empty(); }
+  const LastWord& failure() const { return failure_; }
+  // Fails all that is left; where a rank was lost, so do they say.
+  void abort(const LastWord& why);
 
  private:
   struct Posted {
@@ -122,8 +122,7 @@ class Mail {
   uint64_t orders_ = 0;
   Clock::time_point received_at_;
   Clock::time_point deadline_ = Clock::time_point::max();
-  std::string failure_;
-  bool failed_by_loss_ = false;
+  LastWord failure_;
 };
 
 }  // namespace ringkern::cpu

@@ -40,10 +40,7 @@ void Mail::for_each_posted(F&& f) {
 void Mail::fail(Posted& posted, std::exception_ptr error) {
   if (posted.failed) return;
   posted.failed = true;
-  if (failure_.empty()) {
-    failure_ = text_of(error);
-    failed_by_loss_ = is_loss(error);
-  }
+  if (!failed()) failure_ = {text_of(error), is_loss(error)};
   calls_.finish(std::move(posted.message), error, posted.message.peer);
 }
 
@@ -87,12 +84,12 @@ void Mail::expire(Clock::time_point now) {
   });
 }
 
-void Mail::abort(const std::string& reason, bool by_loss) {
+void Mail::abort(const LastWord& why) {
   for_each_posted([&](Posted& posted, Clock::time_point) {
     const std::string text = story(posted) + " when the messages of its group were aborted, here "
                              "or by another rank. They are unusable now; make a new group. The "
-                             "reason: " + reason;
-    fail(posted, by_loss ? failure_of<PeerLostError>(text) : failure_of<AbortedError>(text));
+                             "reason: " + why.reason;
+    fail(posted, why.by_loss ? failure_of<PeerLostError>(text) : failure_of<AbortedError>(text));
   });
 }
 
@@ -106,7 +103,7 @@ std::string Mail::story(const Posted& posted) {
 
 std::string Mail::timeout_text(const Posted& posted) {
   const Message& m = posted.message;
-  const std::string limit = seconds(m.timeout), end = " The messages of this group are unusable "
+  const std::string limit = in_seconds(m.timeout), end = " The messages of this group are unusable "
                                                       "now; make a new group.";
   if (m.peer != kAnySource && !peer(m.peer).met)
     return story(posted) + ", and " + rank_text(m.peer) + " did not come within the timeout of " +

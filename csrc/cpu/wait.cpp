@@ -81,11 +81,6 @@ Processors my_processors() {
   return mine;
 }
 
-std::string seconds(std::chrono::nanoseconds t) {
-  std::string s = std::to_string(std::chrono::duration<double>(t).count());
-  return s.substr(0, s.find('.') + 2) + " s";
-}
-
 Wait::Ladder::Ladder(Wait& wait)
     : wait_(wait), start_(Clock::now()), now_(start_),
       yields_(start_ < wait.yield_from_ ? 0 : kYields) {

@@ -13,7 +13,6 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <string>
 #include <utility>
 
 #include "core/status.h"
@@ -65,9 +64,6 @@ int pauses_for(int ranks, int processors);
 // Those that this thread may run on; up to 1024.
 using Processors = std::array<uint64_t, 16>;
 Processors my_processors();
-
-// As "30.0 s".
-std::string seconds(std::chrono::nanoseconds t);
 
 class Wait {
  public:

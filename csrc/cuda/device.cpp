@@ -27,6 +27,13 @@ void check(cudaError_t error, const char* call, const char* remedy) {
   throw TransportError(describe(call, error) + (*remedy ? std::string(". ") + remedy : ""));
 }
 
+void load(const void* kernel) {
+  cudaFuncAttributes attributes{};
+  check(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes",
+        "ringkern.build_info() says for which GPUs it was built; build it again with "
+        "RINGKERN_CUDA_ARCHS set for this one");
+}
+
 std::string bus_of(int device) noexcept {
   char bus[32] = {};
   if (cudaDeviceGetPCIBusId(bus, int(sizeof bus), device) == cudaSuccess) return bus;

@@ -18,6 +18,8 @@ int runtime_version() noexcept;
 std::string describe(const char* call, cudaError_t error);
 // Throws TransportError unless `error` is cudaSuccess. `remedy`: what the user can do about it.
 void check(cudaError_t error, const char* call, const char* remedy = "");
+// Loads a kernel on the current device. Throws TransportError where it was not built for that.
+void load(const void* kernel);
 // Its place on the PCI bus, as "0000:3b:00.0", whatever number it has in this process; or nothing.
 std::string bus_of(int device) noexcept;
 // Throws TransportError that says which devices there are, unless `device` is one of them.

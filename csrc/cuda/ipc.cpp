@@ -11,11 +11,6 @@ namespace {
 
 constexpr int64_t kBlock = 2 << 20;
 
-std::string mib(int64_t bytes) {
-  const int64_t tenths = bytes * 10 >> 20;
-  return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " MiB";
-}
-
 }  // namespace
 
 struct IpcTransport::Ticket {
@@ -28,7 +23,7 @@ IpcTransport::IpcTransport(int device, int64_t bytes, int rank, int ranks)
     : device_(device), bytes_(bytes), rank_(rank), ranks_(ranks) {
   check_device(device);
   const OnDevice guard(device);
-  const std::string need = "A rank needs " + mib(bytes) + " of device memory for its FIFOs";
+  const std::string need = "A rank needs " + mib(double(bytes)) + " of device memory for its FIFOs";
   // Smaller allocations share a block, and a handle is one to the whole block.
   check(cudaMalloc(&mine_, size_t(align_up(bytes, kBlock))), "cudaMalloc",
         (need + "; free some, or use another GPU").c_str());

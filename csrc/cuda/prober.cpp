@@ -26,10 +26,7 @@ ProbeScratch* scratch_of(const ProbedLink& link) {
 
 Prober::Prober(int device) : device_(device) {
   const OnDevice guard(device);
-  cudaFuncAttributes attributes{};
-  check(cudaFuncGetAttributes(&attributes, probe_kernel()), "cudaFuncGetAttributes",
-        "ringkern.build_info() says for which GPUs it was built; build it again with "
-        "RINGKERN_CUDA_ARCHS set for this one");
+  load(probe_kernel());
   // Of its own, or it would wait for kernels that wait for their peers.
   check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
 }

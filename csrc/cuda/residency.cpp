@@ -27,10 +27,7 @@ int resident_blocks(int device) {
         "cudaDeviceGetAttribute");
   int each = 1 << 20;
   for_each_kernel([&](const void* kernel) {
-    cudaFuncAttributes attributes{};
-    check(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes",
-          "ringkern.build_info() says for which GPUs it was built; build it again with "
-          "RINGKERN_CUDA_ARCHS set for this one");
+    load(kernel);
     int blocks = 0;
     check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kMaxThreads, 0),
           "cudaOccupancyMaxActiveBlocksPerMultiprocessor");

@@ -10,10 +10,6 @@
 
 namespace ringkern {
 
-struct alignas(16) Pack {
-  uint64_t lo, hi;
-};
-
 // The elements of a word.
 template <class T>
 struct Lanes {

@@ -9,6 +9,7 @@
 
 #include "torch/backend_base.h"
 #include "torch/exchanges.h"
+#include "torch/monitored_barrier.h"
 #include "torch/sparse_sum.h"
 
 namespace ringkern::torch_ext {
@@ -188,7 +189,6 @@ class RingBackend final : public BackendBase {
     monitored_barrier(*store_, seat_, monitored_barriers_++, unset ? timeout_.load() : o.timeout,
                       wait_all_ranks);
   }
-
 };
 
 inline WorkPtr RingBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& o) {

@@ -14,10 +14,9 @@
 #include <utility>
 #include <vector>
 
-#include "torch/collectives.h"
+#include "torch/checks.h"
 #include "torch/communicator.h"
 #include "torch/messenger.h"
-#include "torch/monitored_barrier.h"
 #include "torch/open_backends.h"
 #include "torch/record.h"
 

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <atomic>
 #include <optional>
-#include <string>
 #include <thread>
 
 #include "comm/communicator.h"

@@ -1,7 +1,6 @@
 // A ring whose ranks are all in this process, as Python sees it: lists of tensors in, one a rank.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -156,7 +155,7 @@ class TorchLocalRing {
   // `check` returns a rank's reduction, or throws; says then of which rank it is the fault.
   template <class Check>
   static Reduction checked(const Check& check, size_t rank) {
-    const std::string where = "rank " + std::to_string(rank) + ": ";
+    const std::string where = rank_text(int(rank)) + ": ";
     try {
       return check(rank);
     } catch (const py::type_error& error) {
@@ -168,7 +167,7 @@ class TorchLocalRing {
 
   static void check_alike(const Tensors& outs, const Tensors& ins) {
     for (size_t r = 1; r < outs.size(); ++r) {
-      const std::string both = "rank " + std::to_string(r) + " and rank 0 have tensors of ";
+      const std::string both = rank_text(int(r)) + " and rank 0 have tensors of ";
       if (outs[r].scalar_type() != outs[0].scalar_type())
         throw py::type_error(both + torch_name(outs[r].scalar_type()) + " and " +
                              torch_name(outs[0].scalar_type()) + "; all ranks must have one dtype");

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "comm/ports.h"
-#include "torch/collectives.h"
+#include "torch/checks.h"
 
 namespace ringkern::torch_ext {
 

@@ -3,7 +3,6 @@
 
 #include <ATen/ATen.h>
 
-#include <algorithm>
 #include <functional>
 #include <string>
 #include <vector>
@@ -48,7 +47,7 @@ inline void sum_sparse(const at::Tensor& t, int rank, int ranks, const Gather& g
   const at::Tensor counts = about.select(1, about.size(1) - 1).contiguous();
   for (int r = 0; r < ranks; ++r)
     if (!shapes.select(0, r).equal(shapes.select(0, rank)))
-      throw py::value_error("rank " + std::to_string(r) + " and rank " + std::to_string(rank) +
+      throw py::value_error(rank_text(r) + " and " + rank_text(rank) +
                             " have sparse tensors that differ in dtype, shape or number of sparse "
                             "dimensions; all ranks must have them alike");
   const int64_t most = counts.max().item<int64_t>();

@@ -17,11 +17,9 @@ if TYPE_CHECKING:
     from ..fabric import Fabric
 
 # PCI classes, as /sys and NCCL's files write them: the first digits decide.
-CLASS_BRIDGE = "0x060400"
 CLASS_NVSWITCH = "0x068000"
 CLASS_CPU = "0x068001"  # an NVLink to a POWER CPU ends there
 CLASS_GPU = "0x0302"
-CLASS_NIC = "0x02"
 
 
 def bus_id(text: str) -> str:

@@ -79,10 +79,8 @@ class _Reader:
         def host_of(cpu: int) -> int:
             return hosts.index(self.cpus[cpu].host)
 
-        self.gpus.sort(
-            key=lambda g: (hosts.index(self.cpus[self.pci[g[0].pci].cpu].host), g[0].dev)
-        )
-        self.nics.sort(key=lambda n: (hosts.index(self.cpus[n.cpu].host), n.dev))
+        self.gpus.sort(key=lambda g: (host_of(self.pci[g[0].pci].cpu), g[0].dev))
+        self.nics.sort(key=lambda n: (host_of(n.cpu), n.dev))
         nvlinks = [n for at, (gpu, e) in enumerate(self.gpus) for n in self._nvlinks(at, gpu, e)]
         c2c = [c for at, (_, e) in enumerate(self.gpus) for c in _c2c(at, e)]
         return Machine(

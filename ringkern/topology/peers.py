@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from . import sysfs
+from .. import linux
 from .graph import Machine, bus_id
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def describe_self(
     return Peer(
         rank=rank,
         host=socket.gethostname()[:MAX_TEXT],
-        boot_id=sysfs.text(proc / "sys/kernel/random/boot_id")[:MAX_TEXT],
+        boot_id=linux.text(proc / "sys/kernel/random/boot_id")[:MAX_TEXT],
         pid_namespace=namespace,
         pid=os.getpid(),
         device=device,
@@ -201,10 +201,10 @@ def describe_self(
 def _numa(root: Path, bus: str, allowed: tuple[int, ...]) -> int:
     """The NUMA node of a GPU; else the only one that has all allowed cores."""
     if bus:
-        found = sysfs.text(root / "bus/pci/devices" / bus / "numa_node")
+        found = linux.text(root / "bus/pci/devices" / bus / "numa_node")
         return int(found) if re.fullmatch(r"\d{1,5}", found) else -1
     for node in sorted((root / "devices/system/node").glob("node*")):
-        own = sysfs.cores(sysfs.text(node / "cpulist"))
+        own = linux.cores(linux.text(node / "cpulist"))
         if node.name[4:].isdigit() and set(allowed) <= set(own):
             return int(node.name[4:])
     return -1

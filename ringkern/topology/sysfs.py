@@ -9,28 +9,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..linux import cores, data_caches, text
 from . import links
 from .graph import Cache, Cpu, Nic, Pci, bus_id
 
 _BUS_ID = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
-_MAX_CORES = 1 << 16
-
-
-def text(path: Path) -> str:
-    """A file's first kilobytes; "" if there is none, or it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return file.read(1 << 14).decode(errors="replace").strip()
-    except OSError:
-        return ""
-
-
-def cores(listed: str) -> tuple[int, ...]:
-    """Numbers of a list as the kernel writes it: "0-2,8" are 0, 1, 2 and 8."""
-    numbers: set[int] = set()
-    for first, last in re.findall(r"(\d{1,6})(?:-(\d{1,6}))?", listed):
-        numbers.update(range(int(first), min(int(last or first), _MAX_CORES) + 1))
-    return tuple(sorted(numbers))
 
 
 def cpus(root: Path, cpuinfo: Path, arch: str) -> tuple[list[Cpu], list[str]]:
@@ -54,12 +37,12 @@ def cpus(root: Path, cpuinfo: Path, arch: str) -> tuple[list[Cpu], list[str]]:
         if not own:
             continue  # memory without cores, as a GPU's own or an expander's
         distances = tuple(int(d) for d in re.findall(r"\d{1,5}", text(node / "distance")))
-        caches = _caches(system / f"cpu/cpu{own[0]}/cache")
+        caches = _caches(root, own[0])
         found.append(Cpu(numa, "", own, arch, vendor, family, model, distances, caches))
     if found:
         return found, []
     own = cores(text(system / "cpu/online"))
-    caches = _caches(system / f"cpu/cpu{own[0]}/cache") if own else ()
+    caches = _caches(root, own[0]) if own else ()
     note = f"{system}/node names no NUMA node with cores: all cores count as one"
     return [Cpu(0, "", own, arch, vendor, family, model, (), caches)], [note]
 
@@ -75,17 +58,8 @@ def _identity(cpuinfo: str) -> tuple[str, int, int]:
     return values.get("vendor_id", ""), number("cpu family"), number("model")
 
 
-def _caches(folder: Path) -> tuple[Cache, ...]:
-    found = []
-    for index in sorted(folder.glob("index*")):
-        size = re.fullmatch(r"(\d{1,9})([KMG]?)", text(index / "size"))
-        level = text(index / "level")
-        if text(index / "type") == "Instruction" or not size or not level.isdigit():
-            continue
-        shift = {"": 0, "K": 10, "M": 20, "G": 30}[size[2]]
-        shared = len(cores(text(index / "shared_cpu_list"))) or 1
-        found.append(Cache(int(level[:2]), int(size[1]) << shift, shared))
-    return tuple(sorted(found, key=lambda cache: cache.level))
+def _caches(root: Path, core: int) -> tuple[Cache, ...]:
+    return tuple(Cache(*cache) for cache in data_caches(root, core))
 
 
 class PciTree:

@@ -15,6 +15,8 @@ import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from .. import linux
+
 
 @dataclass(frozen=True)
 class Identity:
@@ -48,19 +50,13 @@ class Identity:
 @functools.cache
 def of_this_machine(wire: int, root: Path = Path("/")) -> Identity:
     """The identity of the machine whose ``/proc`` and ``/sys`` are under ``root``."""
-    return Identity(_cpu(root), os.cpu_count() or 1, caches(root), _gpus(root), wire)
+    return Identity(_cpu(root), os.cpu_count() or 1, _caches(root), _gpus(root), wire)
 
 
-def caches(root: Path = Path("/")) -> tuple[int, ...]:
+def _caches(root: Path) -> tuple[int, ...]:
     """Bytes of each level of data cache of the first core, rising; empty where nobody says."""
-    found = {}
-    for place in sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        with contextlib.suppress(OSError, ValueError):
-            level = int((place / "level").read_text())
-            size = re.fullmatch(r"(\d+)([KM]?)", (place / "size").read_text().strip())
-            if size and (place / "type").read_text().strip() != "Instruction":
-                found[level] = int(size[1]) << {"": 0, "K": 10, "M": 20}[size[2]]
-    return tuple(sorted(found.values()))
+    by_level = {cache.level: cache.size for cache in linux.data_caches(root / "sys", 0)}
+    return tuple(sorted(by_level.values()))
 
 
 def _cpu(root: Path) -> str:

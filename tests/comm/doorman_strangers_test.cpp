@@ -164,7 +164,8 @@ void other_users_are_sent_away() {
   CHECK(::eventfd_read(listens.get(), &count) == 0);
   zero.doorman->knock_at(1);
   CHECK_CONTAINS(zero.lost(1), "TransportError rank 0 runs as user 0, rank 1 (pid ");
-  CHECK_CONTAINS(zero.lost(1), ") as user 65534: start all ranks as the same user");
+  CHECK_CONTAINS(zero.lost(1), ") as user 65534: memory is shared between processes of one user "
+                               "only; start all ranks as the same user");
   ::kill(host, SIGKILL);
   CHECK_EQ(::waitpid(host, &status, 0), host);
 }

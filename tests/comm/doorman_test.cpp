@@ -103,7 +103,8 @@ void who_has_left_cannot_be_met() {
   CHECK_CONTAINS(zero.lost(1), text);
 }
 
-void all_are_told_the_reason() {
+void all_are_told_the_reason(bool by_loss) {
+  const std::string said = std::string("rank 0: enough ?") + (by_loss ? " (of a loss)" : "");
   const auto store = new_store();
   Party zero(store, 0, 4), one(store, 1, 4), two(store, 2, 4), three(store, 3, 4);
   const Fd stranger = knock(store, 0, 4);  // who is in before rank 2
@@ -113,12 +114,12 @@ void all_are_told_the_reason() {
   zero.wait_met(2);
   one.wait_met(0);
   two.wait_met(0);
-  zero.doorman->tell_all("enough\n\x01");
-  zero.doorman->tell_all("and again");
-  CHECK_EQ(one.told(0), std::string("rank 0: enough ?"));
-  CHECK_EQ(two.told(0), std::string("rank 0: enough ?"));
+  zero.doorman->tell_all({"enough\n\x01", by_loss});
+  zero.doorman->tell_all({"and again", !by_loss});
+  CHECK_EQ(one.told(0), said);
+  CHECK_EQ(two.told(0), said);
   three.doorman->knock_at(0);  // who comes later, too
-  CHECK_EQ(three.told(0), std::string("rank 0: enough ?"));
+  CHECK_EQ(three.told(0), said);
   Message nothing;
   CHECK(receive_message(stranger, nothing) == Received::nothing_yet);
   zero.doorman.reset();
@@ -202,7 +203,7 @@ int main() {
     to_wait_for_a_peer_costs_little();
     the_end_of_a_peer_is_seen();
     who_has_left_cannot_be_met();
-    all_are_told_the_reason();
+    for (const bool by_loss : {false, true}) all_are_told_the_reason(by_loss);
     for (const bool of_who_knocks : {false, true}) lack_of_memory_is_told_to_both(of_who_knocks);
     for (const bool by_who_knocks : {false, true}) memory_that_is_refused_is_told(by_who_knocks);
     ranks_that_disagree_both_learn_of_it();

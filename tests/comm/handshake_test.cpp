@@ -5,7 +5,6 @@
 
 #include <cstring>
 #include <random>
-#include <system_error>
 
 #include "comm/agreement.h"
 #include "comm/ring_of_threads.h"

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <sys/eventfd.h>
-#include <unistd.h>
 
 #include <condition_variable>
 #include <map>
@@ -60,9 +59,9 @@ class Party {
       lost_.emplace(peer, text_of(why));
       changed_.notify_all();
     };
-    calls.told = [this](int peer, const std::string& reason) {
+    calls.told = [this](int peer, const LastWord& word) {
       std::lock_guard lock(mutex_);
-      told_.emplace(peer, reason);
+      told_.emplace(peer, word.reason + (word.by_loss ? " (of a loss)" : ""));
       changed_.notify_all();
     };
     doorman.emplace(store, "group", rank, ranks, terms, calls);

@@ -1,5 +1,4 @@
 // A rank that greets both neighbours as it should, and then does not pass on what it got.
-#include <unistd.h>
 
 #include "comm/agreement.h"
 #include "comm/ring_of_threads.h"

@@ -1,5 +1,6 @@
 #include "comm/rendezvous.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 

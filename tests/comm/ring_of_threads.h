@@ -2,13 +2,10 @@
 #pragma once
 
 #include <dirent.h>
-#include <fcntl.h>
 #include <sys/socket.h>
 
-#include <atomic>
 #include <cstring>
 #include <functional>
-#include <memory>
 #include <thread>
 #include <vector>
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -153,11 +154,8 @@ def _default_group_again(rank: int, size: int, folder: str) -> None:
 
 
 def test_a_process_group_gives_everything_back(tmp_path: Path) -> None:
-    own = Ranks(2)
-    try:
+    with closing(Ranks(2)) as own:
         own.run(_default_group_again, str(tmp_path))
-    finally:
-        own.close()
 
 
 # ---- the end of a process -----------------------------------------------------------------------

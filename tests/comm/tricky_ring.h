@@ -1,7 +1,6 @@
 // Ranks whose memory plays tricks on them while their links are probed.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <functional>
 #include <thread>

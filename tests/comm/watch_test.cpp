@@ -232,7 +232,7 @@ void a_late_rank_is_named() {
   CHECK_CONTAINS(f.text, "; 1 done with seq=1 ");
   CHECK_CONTAINS(f.text, "; 2 in seq=2 for ");
   CHECK(zero.fail(f));
-  CHECK(!two.fail(failure_of(Cause::aborted, 2, {}, "too late")));
+  CHECK(!two.fail(Failure{Cause::aborted, 2, Facts{}, "too late"}));
   CHECK(two.failure()->cause == Cause::timed_out);
   CHECK_EQ(two.failure()->text, f.text);
   CHECK_EQ(two.failure()->about.phase, std::string("waited"));

@@ -1,6 +1,5 @@
 // Ranks that come with different tables choose alike all the same: by rank 0's. And they stand in
 // the orders that rank 0 says.
-#include <atomic>
 
 #include "comm/communicator.h"
 #include "comm/ring_of_threads.h"

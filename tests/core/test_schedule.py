@@ -24,7 +24,6 @@ PROTOCOLS = ("simple", "ll", "ll128")
 Orders = Sequence[Sequence[int]]
 # On the wire; the smallest that hold 16 bytes of data, and some that no power of two divides.
 SLOT_BYTES = {"simple": (16, 48), "ll": (32, 112), "ll128": (128, 384)}
-DATA_BYTES = {"simple": lambda n: n, "ll": lambda n: n // 2, "ll128": lambda n: n // 128 * 120}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,6 @@
 // Messages that cannot arrive: who is told what.
+#include <latch>
+
 #include "cpu/couriers.h"
 
 using namespace ringkern;

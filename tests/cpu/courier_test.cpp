@@ -3,6 +3,7 @@
 #include "cpu/courier.h"
 
 #include <algorithm>
+#include <latch>
 #include <random>
 
 #include "cpu/couriers.h"

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <condition_variable>
-#include <latch>
 #include <map>
 #include <mutex>
 

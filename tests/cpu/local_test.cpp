@@ -1,8 +1,6 @@
 // A ring of threads that belong to it: calls, the cause of a failure, abort and end.
 #include "cpu/local.h"
 
-#include <cstring>
-
 #include "check.h"
 #include "cuda/model.h"
 #include "orders.h"

@@ -1,5 +1,4 @@
 // Collectives of the CPU backend between threads: every protocol, in every shape of slots.
-#include <algorithm>
 
 #include "cpu/without_one.h"
 #include "orders.h"

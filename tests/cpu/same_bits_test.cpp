@@ -3,7 +3,6 @@
 // it, where the tensor begins, or by which algorithm and protocol it goes. The ring is another
 // matter: there an element's place decides whose part of it is the first.
 #include <cmath>
-#include <numeric>
 
 #include "thread_ring.h"
 

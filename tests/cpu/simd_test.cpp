@@ -1,8 +1,6 @@
 // The loops of every instruction set against reduce/ops.h, element by element and to the bit.
 #include "cpu/simd.h"
 
-#include <cstring>
-
 #include "check.h"
 #include "reduce/samples.h"
 

@@ -4,7 +4,6 @@
 
 #if RK_WITH_CUDA
 
-#include <cstring>
 #include <set>
 
 #include "cuda/device.h"

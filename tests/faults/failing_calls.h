@@ -20,7 +20,6 @@
 #include <cerrno>
 #include <cstdarg>
 #include <cstdio>
-#include <utility>
 
 namespace ringkern::faults {
 

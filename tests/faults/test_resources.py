@@ -13,6 +13,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
@@ -133,11 +134,8 @@ def _without_memfd(rank: int, size: int, everybody: bool) -> bool:
 
 @pytest.mark.parametrize("everybody", [False, True])
 def test_memfd_may_be_missing(everybody: bool) -> None:
-    own = Ranks(2)  # they are left without it
-    try:
+    with closing(Ranks(2)) as own:  # they are left without it
         assert own.run(_without_memfd, everybody) == [True, True]
-    finally:
-        own.close()
 
 
 # ---- memory, and the environment ----------------------------------------------------------------

@@ -23,6 +23,11 @@ uint64_t each_lane(uint64_t x, uint64_t y, F f) {
   return r;
 }
 
+// As the kernels have it.
+struct Pack {
+  uint64_t lo, hi;
+};
+
 void check_pack(Pack r, uint64_t lo, uint64_t hi) {
   CHECK_EQ(r.lo, lo);
   CHECK_EQ(r.hi, hi);

@@ -7,7 +7,6 @@
 #pragma once
 
 #include <string>
-#include <type_traits>
 
 #include "fiber.h"
 #include "memory.h"

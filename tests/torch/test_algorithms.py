@@ -4,6 +4,7 @@ called."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
@@ -248,9 +249,6 @@ def _by_default(rank: int, size: int) -> list[str]:
 
 def test_algorithm_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RINGKERN_ALGORITHM", "one_shot")
-    own = Ranks(2)
-    try:
+    with closing(Ranks(2)) as own:
         for text in own.run(_by_default)[0]:
             assert "all_reduce float32[10000] over one_shot, simple: rank 0 waited for" in text
-    finally:
-        own.close()

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
@@ -163,12 +164,9 @@ def _same_store(rank: int, size: int, directory: str) -> None:
 
 
 def test_destroyed_and_initialised_again(tmp_path: Path) -> None:
-    own = Ranks(2, backend="ringkern")
-    try:
+    with closing(Ranks(2, backend="ringkern")) as own:
         own.run(_again, str(tmp_path))
         own.run(_same_store, str(tmp_path))
-    finally:
-        own.close()
 
 
 BACKENDS = ("cpu:ringkern", "cpu:ringkern,cuda:ringkern", "cpu:gloo,cuda:ringkern", "ringkern")
@@ -197,11 +195,8 @@ def _backends(rank: int, size: int, directory: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_names_of_backends(tmp_path: Path) -> None:
-    own = Ranks(2, backend="ringkern")
-    try:
+    with closing(Ranks(2, backend="ringkern")) as own:
         own.run(_backends, str(tmp_path))
-    finally:
-        own.close()
 
 
 # ---- what torch asks ----------------------------------------------------------------------------

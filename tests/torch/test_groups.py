@@ -6,6 +6,7 @@ import gc
 import os
 import weakref
 from collections.abc import Callable
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
@@ -133,8 +134,5 @@ def _again(rank: int, size: int, directory: str) -> None:
 
 
 def test_destroyed_and_initialised_again(tmp_path: Path) -> None:
-    own = Ranks(2)
-    try:
+    with closing(Ranks(2)) as own:
         own.run(_again, str(tmp_path))
-    finally:
-        own.close()

@@ -12,6 +12,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -400,11 +401,8 @@ def _again(rank: int, size: int, directory: str) -> None:
 
 
 def test_a_new_group_is_not_taken_for_the_old_one(tmp_path: Path) -> None:
-    own = Ranks(2)
-    try:
+    with closing(Ranks(2)) as own:
         own.run(_again, str(tmp_path))
-    finally:
-        own.close()
 
 
 # ---- life and failure ---------------------------------------------------------------------------
