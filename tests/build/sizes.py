@@ -1,0 +1,55 @@
+"""Holds csrc to its limits: lines of a file, and lines of a function.
+
+    python tests/build/sizes.py     prints what is longer as path:line: what, and exits with 1
+
+Lines are those of the file as it is, comments and empty ones among them; a function's begin with
+its name and end with its last brace. lizard finds the functions, and reads CUDA as it reads C++.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import lizard
+
+ROOT = Path(__file__).resolve().parents[2]
+SUFFIXES = {".h", ".cuh", ".cpp", ".cu"}
+FILE_LINES = 400
+FUNCTION_LINES = 80
+
+# What may be longer: path, or path and name of the function as path:name, and why.
+EXCUSED: dict[str, str] = {}
+
+
+def violations(csrc: Path, excused: dict[str, str] = EXCUSED) -> Iterator[str]:
+    """Each as "path:line: what", with the path below `csrc`."""
+    used = set()
+    for path in sorted(path for path in csrc.rglob("*") if path.suffix in SUFFIXES):
+        file, text = path.relative_to(csrc).as_posix(), path.read_text()
+        lines = text.count("\n")
+        if lines > FILE_LINES:
+            used.add(file)
+            if file not in excused:
+                yield f"{file}:{FILE_LINES + 1}: {lines} lines; a file has at most {FILE_LINES}"
+        # The name is what lizard takes the language from, and it does not know .cuh.
+        for function in lizard.analyze_file.analyze_source_code("source.cpp", text).function_list:
+            length = function.end_line - function.start_line + 1
+            if length <= FUNCTION_LINES:
+                continue
+            name = function.name.split("::")[-1]
+            used.add(f"{file}:{name}")
+            if f"{file}:{name}" not in excused:
+                yield (
+                    f"{file}:{function.start_line}: {name} has {length} lines; "
+                    f"a function has at most {FUNCTION_LINES}"
+                )
+    for entry in sorted(set(excused) - used):
+        yield f"{entry.partition(':')[0]}:1: needs no excuse any more: tests/build/sizes.py"
+
+
+if __name__ == "__main__":
+    found = list(violations(ROOT / "csrc"))
+    print("\n".join(f"csrc/{violation}" for violation in found), end="\n" if found else "")
+    sys.exit(1 if found else 0)

@@ -1,0 +1,214 @@
+"""What runs elsewhere, as far as it can be seen from here: workflows, hooks and wheels call what is
+there, with the tools and the rights that they need."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch  # noqa: F401  (loads the libraries that the extension needs)
+import yaml
+
+import ringkern._C
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+TARGETS = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+REQUIREMENTS = (ROOT / "requirements-dev.txt").read_text()
+PROJECT = (ROOT / "pyproject.toml").read_text()
+
+
+def read(path: Path) -> Any:
+    """A file of YAML; the key `on`, which YAML takes for true, as GitHub takes it."""
+    content = yaml.safe_load(path.read_text())
+    return {"on" if key is True else key: value for key, value in content.items()}
+
+
+def jobs(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = read(path)["jobs"]
+    return found
+
+
+def steps(path: Path) -> list[dict[str, Any]]:
+    return [step for job in jobs(path).values() for step in job["steps"]]
+
+
+def commands(path: Path) -> list[str]:
+    """Each line that a step runs, and what a matrix gives such a line."""
+    lines = [line for step in steps(path) for line in step.get("run", "").splitlines()]
+    for job in jobs(path).values():
+        rows = job.get("strategy", {}).get("matrix", {}).get("include", [])
+        lines += [row["run"] for row in rows if "run" in row]
+    return [line for line in lines if line and not line.startswith("${{")]
+
+
+@pytest.mark.parametrize(
+    ("schema", "pattern"),
+    [
+        ("github-workflows", "workflows/*.yml"),
+        ("github-issue-forms", "ISSUE_TEMPLATE/bug.yml"),
+        ("github-issue-config", "ISSUE_TEMPLATE/config.yml"),
+        ("dependabot", "dependabot.yml"),
+    ],
+)
+def test_has_the_form_that_github_expects(schema: str, pattern: str) -> None:
+    files = sorted((ROOT / ".github").glob(pattern))
+    assert files
+    check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}"]
+    done = subprocess.run([*check, *files], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_there_are_the_four_workflows() -> None:
+    assert [path.stem for path in WORKFLOWS] == ["ci", "docs", "gpu", "wheels"]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_calls_what_is_there(path: Path) -> None:
+    lines = commands(path)
+    assert lines
+    for line in lines:
+        words = shlex.split(line)
+        if words[0] == "make":
+            assert words[1] in TARGETS, f"{line}: the Makefile has no such target"
+        for word in words[1:]:
+            # Words that name a file: with a suffix of ours, or below a directory of ours.
+            if re.fullmatch(r"[\w./-]+\.(py|txt|toml|sh)|\.ci/\w+(\.py)?", word):
+                assert (ROOT / word).exists(), f"{line}: there is no {word}"
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_has_few_rights_and_an_end(path: Path) -> None:
+    workflow = read(path)
+    assert workflow["permissions"] == {"contents": "read"}
+    assert "concurrency" in workflow
+    assert "pull_request_target" not in workflow["on"]
+    for name, job in jobs(path).items():
+        assert job["timeout-minutes"] <= 120, f"{name} may take for ever"
+    for step in steps(path):
+        if action := step.get("uses"):
+            assert re.fullmatch(r"[\w/.-]+@(v\d+|release/v\d+)", action), action
+            if action.startswith("actions/checkout"):
+                assert step["with"]["persist-credentials"] is False
+
+
+def test_who_may_write_what() -> None:
+    given = {
+        (path.stem, name): job["permissions"]
+        for path in WORKFLOWS
+        for name, job in jobs(path).items()
+        if "permissions" in job
+    }
+    assert given == {
+        ("docs", "deploy"): {"pages": "write", "id-token": "write"},
+        ("wheels", "publish"): {"id-token": "write"},
+    }
+
+
+def test_only_a_tag_is_published() -> None:
+    found = jobs(ROOT / ".github" / "workflows" / "wheels.yml")
+    publish = found["publish"]
+    assert publish["if"] == "startsWith(github.ref, 'refs/tags/v')"
+    assert publish["environment"]["name"] == "pypi"
+    assert set(publish["needs"]) == set(found) - {"publish"}
+    assert any(".ci/release.py" in step.get("run", "") for step in found["sdist"]["steps"])
+
+
+def test_strangers_do_not_run_on_the_machine_with_a_gpu() -> None:
+    for path in WORKFLOWS:
+        own = [job for job in jobs(path).values() if "self-hosted" in str(job["runs-on"])]
+        assert not own or set(read(path)["on"]) == {"push", "workflow_dispatch"}
+    assert jobs(ROOT / ".github" / "workflows" / "gpu.yml")
+
+
+def test_newest_torch_of_the_matrix_is_that_of_the_requirements() -> None:
+    rows = jobs(ROOT / ".github" / "workflows" / "ci.yml")["test"]["strategy"]["matrix"]["include"]
+    pinned = re.search(r"^torch==(.+)$", REQUIREMENTS, re.MULTILINE)
+    assert pinned
+    assert rows[0]["torch"] == pinned[1]
+    assert rows[0]["run"] == "bash .ci/run"
+    assert min(row["torch"] for row in rows).startswith("2.11.")
+
+
+# ---- hooks before a commit ----------------------------------------------------------------------
+
+
+def hooks() -> list[dict[str, Any]]:
+    (repository,) = read(ROOT / ".pre-commit-config.yaml")["repos"]
+    assert repository["repo"] == "local"
+    found: list[dict[str, Any]] = repository["hooks"]
+    return found
+
+
+# The package that brings a program of another name.
+PACKAGES = {
+    "check-added-large-files": "pre-commit-hooks",
+    "check-merge-conflict": "pre-commit-hooks",
+    "check-toml": "pre-commit-hooks",
+    "check-yaml": "pre-commit-hooks",
+    "end-of-file-fixer": "pre-commit-hooks",
+    "trailing-whitespace-fixer": "pre-commit-hooks",
+}
+
+
+@pytest.mark.parametrize("hook", hooks(), ids=lambda hook: hook["id"])
+def test_hook_runs_a_program_that_make_installs(hook: dict[str, Any]) -> None:
+    """So that its version is that of requirements-dev.txt, as in `make lint`."""
+    assert hook["language"] == "system"
+    program, *arguments = hook["entry"].split()
+    directory, _, name = program.rpartition("/")
+    assert directory == ".venv/bin"
+    if name == "python":
+        assert (ROOT / arguments[0]).exists()
+    else:
+        package = PACKAGES.get(name, name)
+        assert re.search(rf"^{package}(==|>=)\S+", REQUIREMENTS, re.MULTILINE), package
+    assert (Path(sysconfig.get_path("scripts")) / name).exists()
+
+
+def test_hooks_and_lint_check_the_same() -> None:
+    recipe = re.search(r"^lint:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert recipe
+    scripts = set(re.findall(r"python (tests/build/\w+\.py)", recipe[1]))
+    assert scripts
+    assert scripts == {hook["entry"].split()[1] for hook in hooks() if "python" in hook["entry"]}
+    assert {"ruff check", "ruff format", "mypy"} <= {
+        found
+        for hook in hooks()
+        for found in ("ruff check", "ruff format", "mypy")
+        if found in hook["entry"] and found in recipe[1]
+    }
+
+
+# ---- wheels -------------------------------------------------------------------------------------
+
+
+def test_wheels_leave_torch_its_libraries() -> None:
+    """One that auditwheel copied into a wheel would be a second torch in the process."""
+    if not shutil.which("readelf"):
+        pytest.skip("there is no readelf")
+    command = ["readelf", "--dynamic", ringkern._C.__file__]
+    entries = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+    needed = set(re.findall(r"\(NEEDED\).*\[(.+?)\]", entries))
+    of_torch = {name for name in needed if name.startswith(("libtorch", "libc10"))}
+    assert of_torch
+    repair = re.search(r"^auditwheel repair (.+)$", PROJECT, re.MULTILINE)
+    assert repair
+    excluded = re.findall(r"--exclude (\S+)", repair[1].replace("'", ""))
+    assert [
+        name for name in of_torch if not any(fnmatch.fnmatch(name, glob) for glob in excluded)
+    ] == []
+
+
+def test_wheels_are_tried_by_a_program_that_is_there() -> None:
+    command = re.search(r'^test-command = "python \{project\}/(.+)"$', PROJECT, re.MULTILINE)
+    assert command
+    assert (ROOT / command[1]).exists()
