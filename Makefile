@@ -3,6 +3,7 @@
 # make conformance  torch's own tests of backends on ringkern's: tests/conformance
 # make build   the extension, into ringkern/; only what has changed
 # make lint    style and types                 make format     rewrite to that style
+# make docs    the documentation, into build/docs; its links, docstrings and examples are tested
 # make bench   the ring against Gloo           make sanitize   C++ tests under ASan, UBSan, TSan
 # make faults  ranks that are killed, stopped, make different calls: what is told, and when
 # make model   its lock-free parts in every order, or very many: tests/faults/model/model.cpp
@@ -32,7 +33,7 @@ unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 SOURCES := setup.py pyproject.toml CMakeLists.txt $(wildcard cmake/* build_backend/*.py) \
   $(shell find csrc tests -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu')
 
-.PHONY: demo test ctest pytest conformance build lint format bench faults model coverage simt \
+.PHONY: demo test ctest pytest conformance build docs lint format bench faults model coverage simt \
   mutants gpu sanitize clean distclean FORCE
 .NOTPARALLEL:
 
@@ -76,6 +77,15 @@ $(VENV)/.ready: requirements-dev.txt
 	tools=$$(python build_backend/ringkern_build.py) && \
 	  { [ -z "$$tools" ] || python -m pip install $$tools; }
 	touch $@
+
+# What leads nowhere or is not known is an error. From nothing, since pages are made from the code.
+docs: build
+	rm -rf build/docs build/doctrees
+	python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet \
+	  --doctree-dir build/doctrees docs build/docs
+	timeout --kill-after=30 $(TEST_TIMEOUT) python -m pytest -q tests/docs/test_site.py \
+	  tests/docs/test_links.py tests/docs/test_docstrings.py tests/docs/test_types.py \
+	  tests/docs/test_doctests.py
 
 lint: build
 	@! grep -nE '^.{101,}' $(SOURCES)

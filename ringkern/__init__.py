@@ -1,8 +1,15 @@
 """ringkern: a ring all-reduce as C++/CUDA kernels, for PyTorch.
 
+A ring of one rank; as a rank of torchrun, ``dist.init_process_group("gloo")`` is enough:
+
 >>> import torch, torch.distributed as dist, ringkern
->>> dist.init_process_group("gloo")                      # doctest: +SKIP
->>> ringkern.ring_all_reduce(torch.ones(4))              # doctest: +SKIP
+>>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+>>> x = torch.ones(4)
+>>> ringkern.ring_all_reduce(x)  # in place
+>>> x
+tensor([1., 1., 1., 1.])
+
+All ranks in this process: :mod:`ringkern.local`.
 """
 
 from __future__ import annotations

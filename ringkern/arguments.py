@@ -4,7 +4,7 @@ shapes are checked by the extension."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -13,10 +13,20 @@ from .config import ACCUMULATE, ALGORITHMS, DETERMINISTIC, PROTOCOLS, config
 
 Op = dist.ReduceOp | dist.ReduceOp.RedOpType
 
+
+class SupportsDLPack(Protocol):
+    """What a collective takes for a tensor: one of torch, NumPy, CuPy or any other library.
+
+    Its memory is used as it is, by `DLPack <https://dmlc.github.io/dlpack/latest/>`_.
+    """
+
+    def __dlpack__(self) -> Any: ...
+
+
 _FACTOR = "torch.distributed._make_nccl_premul_sum(factor)"
 
 
-def as_tensor(array: Any, role: str, *, written: bool) -> torch.Tensor:
+def as_tensor(array: SupportsDLPack, role: str, *, written: bool) -> torch.Tensor:
     """``array`` itself, or a tensor over the same memory."""
     if isinstance(array, torch.Tensor):
         return array

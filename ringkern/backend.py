@@ -1,8 +1,13 @@
 """``"ringkern"`` as a torch.distributed backend. Importing ringkern registers it.
 
->>> import torch.distributed as dist, ringkern
->>> dist.init_process_group("ringkern")                      # doctest: +SKIP
->>> dist.init_process_group("cpu:gloo,cuda:ringkern")        # doctest: +SKIP
+A group of one rank; as a rank of torchrun, ``dist.init_process_group("ringkern")`` is enough, and
+``"cpu:gloo,cuda:ringkern"`` in its place takes it for CUDA tensors only:
+
+>>> import torch, torch.distributed as dist
+>>> dist.init_process_group("ringkern", store=dist.HashStore(), rank=0, world_size=1)
+>>> dist.get_backend()
+'ringkern'
+>>> dist.all_reduce(torch.ones(4))
 
 The collectives themselves are in C++ (``csrc/torch/backend.h``); torch calls them without Python.
 """
@@ -11,6 +16,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch.distributed as dist
+
 import ringkern_autoload
 
 from . import _C, news, recorder, tuner
@@ -18,7 +25,7 @@ from .arguments import way_asked
 from .config import timeout_seconds
 
 
-def create(options: Any, backend_options: Any = None) -> Any:
+def create(options: Any, backend_options: object = None) -> dist.distributed_c10d.Backend:
     """A rank's part of a process group, as ``init_process_group`` and ``new_group`` ask for it.
 
     Args:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from . import _C, news, recorder, tuner
-from .arguments import Op, as_tensor, protocol_name, reduce_op, way_asked
+from .arguments import Op, SupportsDLPack, as_tensor, protocol_name, reduce_op, way_asked
 from .config import config, timeout_seconds
 from .errors import CommUsageError
 
@@ -93,7 +93,7 @@ class Communicator:
 
     def all_reduce(
         self,
-        tensor: Any,
+        tensor: SupportsDLPack,
         op: Op = dist.ReduceOp.SUM,
         async_op: bool = False,
         *,
@@ -109,8 +109,8 @@ class Communicator:
 
     def reduce_scatter(
         self,
-        output: Any,
-        input: Any,
+        output: SupportsDLPack,
+        input: SupportsDLPack,
         op: Op = dist.ReduceOp.SUM,
         async_op: bool = False,
         *,
@@ -125,8 +125,8 @@ class Communicator:
 
     def all_gather(
         self,
-        output: Any,
-        input: Any,
+        output: SupportsDLPack,
+        input: SupportsDLPack,
         async_op: bool = False,
         *,
         protocol: str = "auto",

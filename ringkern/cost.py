@@ -22,7 +22,12 @@ ANY_SIZE = 2**62  # bytes; more than any tensor has
 
 
 class Way(NamedTuple):
-    """How a collective is run."""
+    """How a collective is run.
+
+    Attributes:
+        algorithm, protocol: their names, as ``"ring"`` and ``"ll"``.
+        channels: that run at the same time.
+    """
 
     algorithm: str
     protocol: str
@@ -33,7 +38,13 @@ class Way(NamedTuple):
 
 
 def journeys(way: Way, collective: str, ranks: int) -> int:
-    """Journeys from rank to rank, one after the other, that the first byte of a call makes."""
+    """How many journeys from rank to rank, one after the other, the first byte of a call makes.
+
+    Args:
+        way: that the call goes.
+        collective: as ``"all_reduce"``.
+        ranks: how many.
+    """
     if ranks == 1:
         return 0
     if collective != "all_reduce":
@@ -45,6 +56,7 @@ def wire_bytes(way: Way, collective: str, ranks: int, nbytes: float) -> float:
     """Bytes that a rank sends, flags included.
 
     Args:
+        way, collective, ranks: as for :func:`journeys`.
         nbytes: of the tensor of an all-reduce; of the other collectives, of all ranks' parts
             together, as nccl-tests counts.
     """
@@ -63,10 +75,15 @@ def wire_bytes(way: Way, collective: str, ranks: int, nbytes: float) -> float:
 
 
 class Tier(NamedTuple):
-    """A bandwidth, and the size of the tensor up to which it holds."""
+    """A bandwidth, and the size of the tensor up to which it holds.
 
-    up_to: int  # bytes
-    gb_s: float  # 1e9 bytes a second, on the wire
+    Attributes:
+        up_to: bytes.
+        gb_s: 1e9 bytes a second, on the wire.
+    """
+
+    up_to: int
+    gb_s: float
 
 
 @dataclass(frozen=True)
@@ -86,7 +103,11 @@ class Cost:
     tiers: tuple[Tier, ...]
 
     def time_us(self, way: Way, collective: str, ranks: int, nbytes: float) -> float:
-        """Predicted microseconds of a call; sizes as in :func:`wire_bytes`."""
+        """Predicted microseconds of a call.
+
+        Args:
+            way, collective, ranks, nbytes: as for :func:`wire_bytes`.
+        """
         time = self.base_us + journeys(way, collective, ranks) * self.hop_us
         below = 0.0
         for tier in self.tiers:
@@ -99,12 +120,21 @@ class Cost:
 
 
 def bus_share(collective: str, ranks: int) -> float:
-    """Of a collective's bytes, what each link of a ring must carry, as nccl-tests counts."""
+    """Of a collective's bytes, what each link of a ring must carry, as nccl-tests counts.
+
+    Args:
+        collective, ranks: as for :func:`journeys`.
+    """
     return (ranks - 1) / ranks * (2 if collective == "all_reduce" else 1)
 
 
 def bus_bandwidth(collective: str, ranks: int, nbytes: float, time_us: float) -> float:
-    """GB/s that each link of a ring carries, as nccl-tests counts: comparable between ranks."""
+    """GB/s that each link of a ring carries, as nccl-tests counts: comparable between ranks.
+
+    Args:
+        collective, ranks, nbytes: as for :func:`wire_bytes`.
+        time_us: of the call.
+    """
     if time_us <= 0 or ranks == 1:
         return math.nan
     return nbytes * bus_share(collective, ranks) / (time_us * 1e3)

@@ -3,18 +3,6 @@
 Bad arguments are plain ``TypeError`` and ``ValueError``, raised on the rank that made the call
 before anything is sent. What goes wrong between ranks is one of these;
 ``docs/design/reliability.md`` says what to do about each.
-
-::
-
-    RingKernError (RuntimeError)
-    ├── PeerLostError
-    ├── CollectiveTimeoutError (TimeoutError)
-    ├── CollectiveMismatchError
-    ├── CommAbortedError
-    ├── CommUsageError
-    ├── RendezvousError
-    └── TransportError
-        └── SharedMemoryError
 """
 
 # C++ makes these, also while the interpreter ends: no method of them may be written in Python.
@@ -39,32 +27,63 @@ class RingKernError(RuntimeError):
 
 
 class PeerLostError(RingKernError):
-    """A rank has died, or has left while others still call."""
+    """A rank has died, or has left while others still call.
+
+    On all other ranks, within a second. Look at the log of the rank that it names; of one that died
+    the text has the pid, and the signal or exit code. One that left made fewer calls than the
+    others.
+    """
 
 
 class CollectiveTimeoutError(RingKernError, TimeoutError):
-    """A rank waited for another, and nothing came within the timeout."""
+    """A rank waited for another, and nothing came within the timeout.
+
+    After a warning at 5 s. The text says where every rank is, and in which state the late process.
+    Where a rank may be so late, give the communicator or the group a longer timeout.
+    """
 
 
 class CollectiveMismatchError(RingKernError):
-    """Ranks made different calls where all must make the same; nothing was computed."""
+    """Ranks made different calls where all must make the same; nothing was computed.
+
+    On all ranks, within a second of both calls. The text says in what they differ, and has the last
+    calls of both: make the same calls in the same order on every rank.
+    """
 
 
 class CommAbortedError(RingKernError):
-    """The communicator was aborted, here or by another rank, or has failed before."""
+    """The communicator was aborted, here or by another rank, or has failed before.
+
+    The text quotes the reason, or the first error. Close the communicator; go on with a new one.
+    """
 
 
 class CommUsageError(RingKernError):
-    """A communicator is used where it cannot be: closed, in a forked child, without a group."""
+    """A communicator is used where it cannot be: closed, in a forked child, without a group.
+
+    Here only, at once; the text says what to do in its place.
+    """
 
 
 class RendezvousError(RingKernError):
-    """The ranks could not find each other, or do not fit together."""
+    """The ranks could not find each other, or do not fit together.
+
+    In the first call, on all ranks, with the same text. Start the rank that is missing, or make
+    versions and settings the same.
+    """
 
 
 class TransportError(RingKernError):
-    """Another rank's memory cannot be reached."""
+    """Another rank's memory cannot be reached.
+
+    In the first call: it cannot be mapped, or it can and moves wrong data. The text names both
+    ranks and what to look at; ``python -m ringkern doctor`` looks for the cause.
+    """
 
 
 class SharedMemoryError(TransportError):
-    """There is not enough shared memory for a rank's segment."""
+    """There is not enough shared memory for a rank's segment.
+
+    In the first call, or where a shared tensor is made. The text has what is wanted, what is left,
+    and which limit it is: raise it, or use fewer ranks.
+    """

@@ -8,10 +8,16 @@ from typing import NamedTuple
 
 
 class Edge(NamedTuple):
-    """One direction of a link."""
+    """One direction of a link.
 
-    name: str  # as "gpu0>gpu1 NVLink"
-    gb_s: float  # of all its lanes together
+    Attributes:
+        name: as "gpu0>gpu1 NVLink".
+        gb_s: of all its lanes together.
+        lanes: how many.
+    """
+
+    name: str
+    gb_s: float
     lanes: int = 1
 
 
@@ -34,6 +40,6 @@ class Fabric:
     kinds: dict[tuple[int, int], str]
 
     def gb_s(self, source: int, target: int) -> float:
-        """Of one pair that has the route for itself; 0 where there is none."""
+        """From source to target, if they have the route for themselves; 0 where there is none."""
         route = self.routes.get((source, target))
         return min(self.edges[e].gb_s for e in route) if route else 0.0

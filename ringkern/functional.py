@@ -49,8 +49,8 @@ def all_reduce(
 
     Raises:
         ValueError: unknown ``op``.
-        NotImplementedError: backward through an ``op`` without a gradient.
-        Others as for :func:`ringkern.ring_all_reduce`.
+        NotImplementedError: backward through an ``op`` without a gradient; and what
+            :func:`ringkern.ring_all_reduce` raises, for the same reasons.
     """
     result: torch.Tensor = torch.ops.ringkern.all_reduce(tensor, op, _group_name(group))
     return result

@@ -26,13 +26,12 @@ import os
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from types import TracebackType
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from . import _C, tuner
-from .arguments import Op, as_tensor, protocol_name, reduce_op, way_asked
+from .arguments import Op, SupportsDLPack, as_tensor, protocol_name, reduce_op, way_asked
 from .comm import open_rings, untraced
 from .config import timeout_seconds
 from .errors import CommUsageError, RingKernError
@@ -89,7 +88,7 @@ class Ring:
 
     def all_reduce(
         self,
-        tensors: Iterable[Any],
+        tensors: Iterable[SupportsDLPack],
         op: Op = dist.ReduceOp.SUM,
         protocol: str = "auto",
         algorithm: str = "auto",
@@ -105,8 +104,8 @@ class Ring:
 
     def reduce_scatter(
         self,
-        outputs: Iterable[Any],
-        inputs: Iterable[Any],
+        outputs: Iterable[SupportsDLPack],
+        inputs: Iterable[SupportsDLPack],
         op: Op = dist.ReduceOp.SUM,
         protocol: str = "auto",
     ) -> None:
@@ -118,7 +117,8 @@ class Ring:
             op, protocol: as for :func:`ring_all_reduce`.
 
         Raises:
-            As :func:`ring_all_reduce`; ValueError also where the sizes do not fit.
+            ValueError: the sizes do not fit; and what :func:`ring_all_reduce` raises, for the same
+                reasons.
         """
         self._check_process()
         outputs = _as_tensors(outputs, "outputs", written=True)
@@ -126,7 +126,10 @@ class Ring:
         self._c.reduce_scatter(outputs, inputs, reduce_op(op), protocol_name(protocol))
 
     def all_gather(
-        self, outputs: Iterable[Any], inputs: Iterable[Any], protocol: str = "auto"
+        self,
+        outputs: Iterable[SupportsDLPack],
+        inputs: Iterable[SupportsDLPack],
+        protocol: str = "auto",
     ) -> None:
         """Collects the inputs of all ranks in every output, in the order of the ranks.
 
@@ -136,7 +139,8 @@ class Ring:
             protocol: as for :func:`ring_all_reduce`.
 
         Raises:
-            As :func:`ring_all_reduce`; ValueError also where the sizes do not fit.
+            ValueError: the sizes do not fit; and what :func:`ring_all_reduce` raises, for the same
+                reasons.
         """
         self._check_process()
         outputs = _as_tensors(outputs, "outputs", written=True)
@@ -146,7 +150,8 @@ class Ring:
     def abort(self, reason: str = "abort() was called") -> None:
         """Ends every call in progress with CommAbortedError, on CUDA what was launched, too.
 
-        From any thread, any number of times. The ring is unusable afterwards.
+        From any thread, any number of times. The ring is unusable afterwards: its calls raise
+        CommAbortedError, which quotes ``reason``.
         """
         self._c.abort(reason)
 
@@ -181,7 +186,7 @@ class Ring:
 
 
 def ring_all_reduce(
-    tensors: Iterable[Any],
+    tensors: Iterable[SupportsDLPack],
     op: Op = dist.ReduceOp.SUM,
     protocol: str = "auto",
     algorithm: str = "auto",
@@ -218,7 +223,7 @@ def ring_all_reduce(
     _ring_all_reduce(tensors, op, algorithm, protocol, deterministic, accumulate)
 
 
-def _ring_all_reduce(tensors: Iterable[Any], op: Op, *asked: str) -> None:
+def _ring_all_reduce(tensors: Iterable[SupportsDLPack], op: Op, *asked: str) -> None:
     reduced = _as_tensors(tensors, "tensors", written=True)
     # Before the ring, which takes memory that a call that is refused would leave taken.
     op, way = reduce_op(op), way_asked(*asked)
@@ -271,7 +276,9 @@ def _check_cuda(devices: tuple[torch.device, ...]) -> None:
         )
 
 
-def _as_tensors(arrays: Iterable[Any], role: str, *, written: bool) -> list[torch.Tensor]:
+def _as_tensors(
+    arrays: Iterable[SupportsDLPack], role: str, *, written: bool
+) -> list[torch.Tensor]:
     if isinstance(arrays, torch.Tensor) or not isinstance(arrays, Iterable):
         raise TypeError(
             f"{role} is {type(arrays).__name__}; give a list of tensors, one for each rank"

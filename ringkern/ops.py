@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from . import _C, functional
-from .arguments import Op
+from .arguments import Op, SupportsDLPack
 from .comm import communicator_for, untraced
 
 _is_traced = torch.compiler.is_dynamo_compiling
@@ -33,7 +33,7 @@ _NOT_IN_A_GRAPH = (
 
 
 def ring_all_reduce(
-    tensor: Any,
+    tensor: SupportsDLPack,
     op: Op = dist.ReduceOp.SUM,
     group: dist.ProcessGroup | None = None,
     async_op: bool = False,
@@ -114,8 +114,8 @@ def ring_all_reduce(
 
 
 def ring_reduce_scatter(
-    output: Any,
-    input: Any,
+    output: SupportsDLPack,
+    input: SupportsDLPack,
     op: Op = dist.ReduceOp.SUM,
     group: dist.ProcessGroup | None = None,
     async_op: bool = False,
@@ -132,8 +132,8 @@ def ring_reduce_scatter(
         op, group, async_op, protocol: as for :func:`ring_all_reduce`.
 
     Raises:
-        ValueError: the sizes do not fit, the tensors overlap, or they are on different devices.
-        Others as for :func:`ring_all_reduce`.
+        ValueError: the sizes do not fit, the tensors overlap, or they are on different devices; and
+            what :func:`ring_all_reduce` raises, for the same reasons.
     """
     if torch.compiler.is_compiling():
         torch._dynamo.graph_break(msg=_NOT_IN_A_GRAPH)
@@ -144,8 +144,8 @@ def ring_reduce_scatter(
 
 
 def ring_all_gather(
-    output: Any,
-    input: Any,
+    output: SupportsDLPack,
+    input: SupportsDLPack,
     group: dist.ProcessGroup | None = None,
     async_op: bool = False,
     *,
@@ -162,8 +162,8 @@ def ring_all_gather(
         group, async_op, protocol: as for :func:`ring_all_reduce`.
 
     Raises:
-        ValueError: the sizes do not fit, the tensors overlap, or they are on different devices.
-        Others as for :func:`ring_all_reduce`.
+        ValueError: the sizes do not fit, the tensors overlap, or they are on different devices; and
+            what :func:`ring_all_reduce` raises, for the same reasons.
     """
     if torch.compiler.is_compiling():
         torch._dynamo.graph_break(msg=_NOT_IN_A_GRAPH)

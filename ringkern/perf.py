@@ -16,12 +16,12 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from . import exact, ops
+from .arguments import Op
 from .cost import bus_share
 from .errors import RingKernError
 
@@ -75,15 +75,17 @@ class Settings:
 
     @property
     def torch_dtype(self) -> torch.dtype:
+        """The dtype as torch has it."""
         dtype: torch.dtype = getattr(torch, self.dtype)
         return dtype
 
     @property
-    def reduce_op(self) -> Any:
+    def reduce_op(self) -> Op:
         """The op as torch.distributed has it."""
         if self.op == "premul_sum":
             return dist._make_nccl_premul_sum(exact.PREMUL_FACTOR)
-        return getattr(dist.ReduceOp, "PRODUCT" if self.op == "prod" else self.op.upper())
+        op: Op = getattr(dist.ReduceOp, "PRODUCT" if self.op == "prod" else self.op.upper())
+        return op
 
 
 @dataclass(frozen=True)

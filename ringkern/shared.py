@@ -1,8 +1,9 @@
 """Tensors that the other ranks of the host reach in place: an all-reduce of them copies nothing.
 
 >>> import ringkern
->>> x = ringkern.zeros(1 << 20)                              # doctest: +SKIP
->>> ringkern.ring_all_reduce(x)                              # doctest: +SKIP
+>>> x = ringkern.zeros(1 << 20)  # for ringkern.ring_all_reduce(x), or a part of x
+>>> ringkern.is_shared(x[:100])
+True
 
 They are ordinary torch tensors of the CPU, in one memory file of this process, which the other
 ranks map when they first meet a tensor in it. Where all ranks give such tensors (or parts of them)

@@ -1,9 +1,12 @@
 """Why a call goes the way it goes: what was chosen, from what, and what the others would cost.
 
 >>> from ringkern.explain import explain
->>> print(explain("cpu", 2, 8))                          # doctest: +SKIP
+>>> answer = explain("cpu", ranks=2, nbytes=8, algorithm="ring", protocol="ll")
+>>> answer.way.protocol, answer.hops
+('ll', 2)
 
-``python -m ringkern explain`` prints it.
+``print(answer)`` shows the predicted times of all candidates, too: what
+``python -m ringkern explain`` prints.
 """
 
 from __future__ import annotations

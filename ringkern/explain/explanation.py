@@ -38,7 +38,7 @@ class Explanation:
     the times of a device on which nothing was measured, is ``None``.
 
     Attributes:
-        device: ``"cpu"`` or ``"cuda"``.
+        collective, device, ranks, nbytes, dtype: what was asked about.
         origin: of the choice, in words: what was asked for, or where the table comes from.
         source: of the predicted times, in words.
         way: that was chosen.
@@ -87,6 +87,9 @@ class Explanation:
 
     def plot(self, path: str | Path) -> None:
         """Draws the times of all ways over sizes, and where the choice changes.
+
+        Args:
+            path: of the picture, as ``ways.svg`` or ``ways.png``.
 
         Raises:
             ValueError: nothing was measured on this device; matplotlib or the directory is not

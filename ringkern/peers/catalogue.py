@@ -42,6 +42,7 @@ class Configuration:
 
     @property
     def peer(self) -> str:
+        """The library, without its configuration."""
         return self.name.split(":")[0]
 
 

@@ -50,6 +50,7 @@ class Contender:
 
     @property
     def name(self) -> str:
+        """Of its configuration."""
         return self.configuration.name
 
     def start(self, meeting: str, timeout_s: float, files: tuple[int, ...]) -> None:
@@ -269,5 +270,6 @@ class Meeting:
         return {**failed, **late}
 
     def close(self) -> None:
+        """Removes the socket and its folder."""
         self._socket.close()
         self._folder.cleanup()

@@ -51,6 +51,7 @@ class Folder:
         self.path = path.absolute()
 
     def environment(self, name: str) -> Path:
+        """Where a virtual environment is, or is to be."""
         return self.path / name
 
     def python(self, name: str) -> Path:
@@ -120,6 +121,7 @@ class Installer:
         return python
 
     def torch_environment(self, *packages: str) -> Path:
+        """The interpreter of an environment that has this torch, and ``packages`` built on it."""
         tools = ("numpy", "ninja", "setuptools", "wheel")
         python = self.environment("torch", *tools, share_torch=True)
         if packages:

@@ -51,6 +51,7 @@ class Block:
 
     @property
     def median_us(self) -> float:
+        """Of the samples, microseconds."""
         return statistics.median(self.samples)
 
 
@@ -101,6 +102,7 @@ class Result:
 
     @property
     def samples(self) -> int:
+        """How many count."""
         return len(self._sorted)
 
     @property

@@ -35,6 +35,7 @@ class Worker:
         self._next = 0  # tensor
 
     def met(self) -> dict[str, Any]:
+        """All ranks have joined."""
         self._adapter.met()
         return {}
 
@@ -70,6 +71,7 @@ class Worker:
         return {"preempted": after - before}, times
 
     def choice(self, size: int, dtype: str) -> dict[str, Any]:
+        """Algorithm and protocol of a call with ``size`` bytes."""
         return {"choice": self._adapter.choice(size, dtype)}
 
     def probe(self) -> dict[str, Any]:
@@ -77,6 +79,7 @@ class Worker:
         return {"round_trip_ns": self._adapter.round_trip_ns()}  # type: ignore[attr-defined]
 
     def close(self) -> None:
+        """Gives the tensors back and leaves the group."""
         self._bound = None
         self._adapter.close()
 

@@ -51,6 +51,7 @@ def search(fabric: Fabric, *, most_rings: int = MOST_RINGS, time_limit_s: float 
     """The rings with the largest total bandwidth.
 
     Args:
+        fabric: the ranks and what is between them.
         most_rings: no more than these.
         time_limit_s: about how long the search may take on a slow core. It counts steps, not time:
             the same fabric has the same rings on every machine.
@@ -223,6 +224,13 @@ def arrange(fabric: Fabric, channels: int) -> tuple[Order, ...]:
     An order that shall carry more stands there more than once. All channels move as much, so where
     their number is no multiple of the rings some links carry more; of all numbers of rings it takes
     the one with which the channels together are fastest, and of equal ones the fewest.
+
+    Args:
+        fabric: the ranks and what is between them.
+        channels: how many, 1 or more.
+
+    Raises:
+        ValueError: no channel, or no ring goes through all ranks.
     """
     if channels < 1:
         raise ValueError(f"channels={channels}: give a whole number from 1 on")
@@ -239,7 +247,13 @@ def arrange(fabric: Fabric, channels: int) -> tuple[Order, ...]:
 
 
 def speed_of(fabric: Fabric, orders: tuple[Order, ...], channels: int) -> float:
-    """GB/s of each of so many channels, which have these orders in turn; 0 where they cannot."""
+    """GB/s of each of so many channels, which have these orders in turn; 0 where they cannot.
+
+    Args:
+        fabric: the ranks and what is between them.
+        orders: of all ranks; channel c has ``orders[c % len(orders)]``.
+        channels: how many.
+    """
     for order in orders:
         hops = zip(order, order[1:] + order[:1]) if len(order) > 1 else ()
         if any(hop not in fabric.routes for hop in hops):
@@ -249,7 +263,7 @@ def speed_of(fabric: Fabric, orders: tuple[Order, ...], channels: int) -> float:
 
 
 def describe(rings: Rings, fabric: Fabric) -> str:
-    """The rings, their hops' kinds and what limits them, as text of several lines."""
+    """The rings, their hops' kinds in the fabric and what limits them: text of several lines."""
     lines = []
     for order in rings.orders:
         hops = zip(order, order[1:] + order[:1]) if len(order) > 1 else ()

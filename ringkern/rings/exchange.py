@@ -26,11 +26,11 @@ class Exchange:
     """
 
     def __init__(self, room: list[list[int]], taken: list[list[int]], seed: int) -> None:
-        self.size = len(room)
-        self.choices = _split(taken)
-        self.free = [[a - b for a, b in zip(*rows)] for rows in zip(room, taken)]
-        self.random = random.Random(seed)
-        self.circles = [_circles(nexts) for nexts in self.choices]
+        self.size: int = len(room)
+        self.choices: list[list[int]] = _split(taken)
+        self.free: list[list[int]] = [[a - b for a, b in zip(*rows)] for rows in zip(room, taken)]
+        self.random: random.Random = random.Random(seed)
+        self.circles: list[int] = [_circles(nexts) for nexts in self.choices]
 
     def run(self, budget: Budget) -> list[Order]:
         """The rings. Raises GaveUp after the budget."""

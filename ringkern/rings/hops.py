@@ -31,8 +31,8 @@ class Hops:
     """
 
     def __init__(self, fabric: Fabric) -> None:
-        self.size = fabric.size
-        self.capacity = [edge.gb_s for edge in fabric.edges]
+        self.size: int = fabric.size
+        self.capacity: list[float] = [edge.gb_s for edge in fabric.edges]
         self.crossings: Crossings = [[None] * self.size for _ in range(self.size)]
         self.users: list[list[tuple[int, int, int]]] = [[] for _ in self.capacity]
         for (u, v), route in sorted(fabric.routes.items()):
@@ -42,9 +42,11 @@ class Hops:
             self.crossings[u][v] = times
             for e, often in times:
                 self.users[e].append((u, v, often))
+        self.out: list[int]
+        self.into: list[int]
         self.out, self.into = self.masks([True] * len(self.capacity))
-        self.least = [self._least(e) for e in range(len(self.capacity))]
-        self.most = [self._most(e) for e in range(len(self.capacity))]
+        self.least: list[int] = [self._least(e) for e in range(len(self.capacity))]
+        self.most: list[int] = [self._most(e) for e in range(len(self.capacity))]
 
     def masks(self, open_edges: list[bool]) -> tuple[list[int], list[int]]:
         """Where one can go from each rank, and come from, over open edges alone, as bits."""

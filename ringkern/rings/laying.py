@@ -19,7 +19,7 @@ class Budget:
     """Steps that may still be made."""
 
     def __init__(self, steps: int) -> None:
-        self.left = steps
+        self.left: int = steps
 
     def part(self, steps: int) -> Budget:
         """A budget of at most so many of these steps; what it did not use goes back by `join`."""
@@ -28,6 +28,7 @@ class Budget:
         return mine
 
     def join(self, other: Budget) -> None:
+        """Takes back what is left of a part."""
         self.left += other.left
 
 
@@ -50,11 +51,12 @@ class Search:
     """
 
     def __init__(self, hops: Hops, rings: int, gb_s: float, both_ways: bool, salt: int) -> None:
-        self.hops, self.salt = hops, salt
-        self.work = hops.size**2  # looks at a hop since the last step
-        self.each = 2 if both_ways else 1
-        self.goal = rings // self.each
-        self.left = hops.units(gb_s)
+        self.hops: Hops = hops
+        self.salt: int = salt
+        self.work: int = hops.size**2  # looks at a hop since the last step
+        self.each: int = 2 if both_ways else 1
+        self.goal: int = rings // self.each
+        self.left: list[int] = hops.units(gb_s)
         # An edge that cannot fill up need not be counted.
         tight = [unit < rings * most for unit, most in zip(self.left, hops.most)]
         size = hops.size
@@ -72,9 +74,10 @@ class Search:
                 for e, often in self.takes[u][v] or ():
                     self.users[e].append((u, v, often))
         self.done: list[Order] = []
-        self.path = [0]
-        self.free = (1 << size) - 2
-        self.out, self.into = [0] * size, [0] * size
+        self.path: list[int] = [0]
+        self.free: int = (1 << size) - 2
+        self.out: list[int] = [0] * size
+        self.into: list[int] = [0] * size
         for u, v in itertools.product(range(size), repeat=2):
             if self._fits(u, v):
                 self.out[u] |= 1 << v

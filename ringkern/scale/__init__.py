@@ -3,8 +3,8 @@
 ``python -m ringkern model --topology dgx-h100 --nodes 16`` prints it; what is behind it:
 
 - the rings that the machine's links carry (:mod:`ringkern.rings`) give the bandwidth,
-- NCCL's published constants (:mod:`ringkern.scale.constants`) the latency of each protocol,
-- figures that others published (:data:`PUBLISHED`) the error.
+- NCCL's published constants (``ringkern.scale.constants``) the latency of each protocol,
+- figures that others published (``PUBLISHED``) the error.
 """
 
 from __future__ import annotations

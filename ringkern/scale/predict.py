@@ -78,6 +78,11 @@ class Estimate(NamedTuple):
 def node_of(machine: Machine, ranks: int | None = None, arch: str | None = None) -> Node:
     """A node with one rank on each of its first GPUs.
 
+    Args:
+        machine: whose links are looked at.
+        ranks: how many; ``None``: one on each GPU.
+        arch: of the GPUs, as ``"Hopper"``; ``None``: by their compute capability.
+
     Raises:
         ValueError: it has not so many GPUs, they are not known, or no ring joins them.
     """
@@ -104,9 +109,14 @@ def node_of(machine: Machine, ranks: int | None = None, arch: str | None = None)
 
 
 def estimates(node: Node, network: Network | None, nbytes: float) -> list[Estimate]:
-    """All ways of an all-reduce of `nbytes` a rank, the fastest first.
+    """All ways of an all-reduce, the fastest first.
 
     Those that are only there to compare with come last.
+
+    Args:
+        node: of which every machine is one.
+        network: what is between them; ``None``: there is one machine.
+        nbytes: of one rank's tensor.
     """
     if network is None or network.nodes == 1:
         ways = [_ring(node, protocol, nbytes) for protocol in constants.protocols(node.link)]

@@ -113,7 +113,7 @@ def predicted(row: Published) -> Estimate:
 
 
 def error_of(row: Published) -> float:
-    """Predicted over measured time, less 1: above 0, NCCL was faster than predicted."""
+    """Of a row, predicted over measured time, less 1: above 0, NCCL was faster than predicted."""
     return predicted(row).time_us / row.time_us - 1
 
 

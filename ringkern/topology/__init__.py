@@ -19,7 +19,7 @@ from .detect import detect
 from .graph import C2c, Cache, Cpu, Gpu, Machine, Nic, NvLink, P2p, Pci, bus_id
 from .nccl_write import to_xml, write
 from .nccl_xml import from_xml, read
-from .peers import Peer, cuda_identity, describe_self, fabric_of, gather
+from .peers import Peer, Store, cuda_identity, describe_self, fabric_of, gather
 
 __all__ = [
     "C2c",
@@ -32,6 +32,7 @@ __all__ = [
     "P2p",
     "Pci",
     "Peer",
+    "Store",
     "bus_id",
     "cuda_identity",
     "describe",
@@ -49,7 +50,7 @@ __all__ = [
 
 
 def recorded_names() -> tuple[str, ...]:
-    """Names for :func:`recorded`, in alphabetical order."""
+    """The names that :func:`recorded` takes, in alphabetical order."""
     files = (resources.files(__package__) / "machines").iterdir()
     return tuple(sorted(f.name[: -len(".xml")] for f in files if f.name.endswith(".xml")))
 

@@ -27,6 +27,9 @@ def bus_id(text: str) -> str:
 
     NVML's eight digits of domain become four where the first four are 0.
 
+    Args:
+        text: with a domain of up to 8 digits, in upper or lower case.
+
     Raises:
         ValueError: it is none.
     """
@@ -87,6 +90,7 @@ class Pci:
         cpu: position of its NUMA node in ``Machine.cpus``.
         above: position of the bridge above it in ``Machine.pci``; ``None``: the CPU.
         pci_class: as "0x060400"; "" for not known, as the ids.
+        vendor, device, subsystem_vendor, subsystem_device: ids, as "0x10de".
         speed: of the link, as "16.0 GT/s PCIe".
         width: lanes of the link; 0: not known.
     """
@@ -148,7 +152,7 @@ class NvLink:
 
     @property
     def end(self) -> str:
-        """What the other end is: "gpu", "cpu" or "switch", which is anything else, as in NCCL."""
+        """What is there, "gpu", "cpu" or "switch", which is anything else, as in NCCL."""
         if self.target_class.startswith("0x03"):
             return "gpu"
         return "cpu" if self.target_class.startswith(CLASS_CPU) else "switch"

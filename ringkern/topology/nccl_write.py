@@ -12,6 +12,10 @@ from .nccl_xml import VERSION
 def write(machine: Machine, path: str | Path) -> None:
     """Writes a machine for NCCL to read, as by ``NCCL_TOPO_FILE``.
 
+    Args:
+        machine: what to write.
+        path: of the file, which is replaced.
+
     Raises:
         OSError: the file cannot be written.
     """

@@ -32,6 +32,9 @@ VERSION = 1
 def read(path: str | Path) -> Machine:
     """The machine that a file describes.
 
+    Args:
+        path: of NCCL's XML, as ``NCCL_TOPO_DUMP_FILE`` gets it.
+
     Raises:
         OSError: the file cannot be read.
         ValueError: it is no such description; the text names file, line and what is expected.

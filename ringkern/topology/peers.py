@@ -33,9 +33,14 @@ _MAX_NUMBER = 1 << 63
 class Store(Protocol):
     """What is used of a store of torch.distributed."""
 
-    def set(self, key: str, value: Any) -> Any: ...
-    def get(self, key: str) -> bytes: ...
-    def wait(self, keys: list[str], timeout: datetime.timedelta) -> Any: ...
+    def set(self, key: str, value: Any) -> Any:
+        """Keeps ``value`` under ``key``; what it returns is not looked at."""
+
+    def get(self, key: str) -> bytes:
+        """What is under ``key``; waits for it."""
+
+    def wait(self, keys: list[str], timeout: datetime.timedelta) -> Any:
+        """Until all ``keys`` are there; raises after the timeout."""
 
 
 @dataclass(frozen=True)
@@ -117,11 +122,11 @@ class Peer:
 
     @property
     def host_key(self) -> str:
-        """The same for ranks of one host: the boot id, else the host's name."""
+        """What ranks of one host have in common, which is the boot id, else the host's name."""
         return self.boot_id or self.host
 
     def shares_device(self, other: Peer) -> bool:
-        """Whether two ranks use one GPU, by what it is and not by how a process counts it."""
+        """Whether the other rank uses the same GPU: by what it is, not by how a process counts."""
         if "cpu" in (self.device, other.device) or self.host_key != other.host_key:
             return False
         if self.bus_id and other.bus_id:
@@ -174,7 +179,10 @@ def describe_self(
     """This process as a :class:`Peer`; what is not known stays as it is by default.
 
     Args:
+        rank: its number.
+        device, index: as in :class:`Peer`.
         uuid, bus: of the GPU, as CUDA or torch tells them, in any spelling of a bus id.
+        sys_root, proc_root: where the kernel describes the machine and this process.
     """
     bus = bus_id(bus) if bus else ""
     proc = Path(proc_root)
@@ -218,6 +226,7 @@ def gather(
     Args:
         store: of torch.distributed.
         prefix: of the keys in it.
+        rank, size: this rank's number, and how many there are.
         timeout: seconds for all ranks together.
         peer: this rank; :func:`describe_self` by default.
 

@@ -43,7 +43,12 @@ Rows = list[tuple[int, str, str]]
 
 
 class Costs(NamedTuple):
-    """What ways cost, and where that comes from, in words."""
+    """What ways cost.
+
+    Attributes:
+        measured: the measurements, and the costs that were fitted to them.
+        source: where they come from, in words.
+    """
 
     measured: Measured
     source: str
@@ -67,13 +72,18 @@ def table(device: str, ranks: int) -> dict[str, Rows]:
 
 
 def source(device: str, ranks: int) -> str:
-    """Where the table comes from, in words."""
+    """Where the :func:`table` of a device and a number of ranks comes from, in words."""
     found = costs(device, ranks)
     return found.source if found else "a rule of ringkern's: nothing was measured on a GPU"
 
 
 def way_of(rows: Rows, nbytes: int) -> Way:
-    """The way that rows say for so many bytes."""
+    """The way that rows say.
+
+    Args:
+        rows: one of the lists of a :func:`table`.
+        nbytes: of a rank's part.
+    """
     return next(Way(algorithm, protocol) for below, algorithm, protocol in rows if nbytes < below)
 
 

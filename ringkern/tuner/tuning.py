@@ -1,6 +1,6 @@
 """What each way costs on a machine, as ``python -m ringkern tune`` measured it, and that as text.
 
-A file of JSON: :mod:`ringkern.cache` says where it is. Nothing here needs torch.
+A file of JSON: ``ringkern.tuner.cache`` says where it is. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Measured:
     ways: dict[tuple[str, Way], Fitted]
 
     def largest(self, collective: str, way: Way) -> int:
-        """Bytes up to which a way was measured; any size where no other was at larger ones.
+        """Bytes up to which a collective was measured on a way; any, where no other went further.
 
         Where only others were, it had been hopeless before, and what it costs there is a guess.
         """
@@ -75,13 +75,18 @@ class Measured:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The content of a tuning file."""
+    """The content of a tuning file.
+
+    Attributes:
+        machine: on which it was measured, and counts.
+        measured: one for each device and number of ranks.
+    """
 
     machine: Identity
     measured: tuple[Measured, ...]
 
     def with_measured(self, new: Measured) -> Tuning:
-        """With what was measured of the same device and number of ranks replaced."""
+        """This with ``new`` in the place of what was measured of its device and ranks."""
         kept = [m for m in self.measured if (m.device, m.ranks) != (new.device, new.ranks)]
         everything = sorted([*kept, new], key=lambda m: (m.device, m.ranks))
         return Tuning(self.machine, tuple(everything))
