@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "core/direct.h"
 #include "core/schedule.h"
 
 namespace ringkern {
@@ -27,6 +28,36 @@ inline std::vector<TraceEntry> trace(const Plan& plan, int rank, int channel) {
   TraceLink link;
   if (plan.ranks > 1) run_schedule(plan, rank, channel, link);
   return link.entries;
+}
+
+// The same for an all-reduce that takes no ring.
+struct TraceMesh {
+  struct Entry {
+    const char* verb;
+    int64_t round;
+    Span chunk;
+  };
+  std::vector<Entry> entries;
+
+  Verdict stage(const DirectPlan&, const Span& chunk, int64_t i) { return note("stage", chunk, i); }
+  Verdict reduce(const DirectPlan&, const Span& chunk, int64_t i) {
+    return note("reduce", chunk, i);
+  }
+  Verdict collect(const DirectPlan&, const Span& chunk, int64_t i) {
+    return note("collect", chunk, i);
+  }
+
+ private:
+  Verdict note(const char* verb, const Span& chunk, int64_t i) {
+    entries.push_back({verb, i, chunk});
+    return Verdict::ok;
+  }
+};
+
+inline std::vector<TraceMesh::Entry> trace(const DirectPlan& plan, int channel) {
+  TraceMesh mesh;
+  if (plan.ranks > 1) run_direct(plan, channel, mesh);
+  return mesh.entries;
 }
 
 }  // namespace ringkern

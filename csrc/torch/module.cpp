@@ -9,6 +9,7 @@
 #include "torch/communicator.h"
 #include "torch/devices.h"
 #include "torch/errors.h"
+#include "torch/layout.h"
 #include "torch/local.h"
 #include "torch/plan.h"
 #include "torch/quick.h"
@@ -47,6 +48,7 @@ PYBIND11_MODULE(_C, m) {
   m.attr("algorithms") = py::tuple(names<Algorithm>(kAlgorithms));
   m.def("build_info", &build_info);
   bind_plan(m);
+  bind_layout(m);
   bind_bare(m);
   bind_recorder(m);
   bind_arranger(m);

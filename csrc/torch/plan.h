@@ -85,6 +85,14 @@ struct PyPlan {
     return plan.rank_at(channel, position);
   }
 
+  std::vector<std::pair<int64_t, int64_t>> slices(int64_t count) const {
+    if (count < 0 || count > plan.chunk) throw py::value_error("a chunk is not so long");
+    std::vector<std::pair<int64_t, int64_t>> rows;
+    for (int i = 0; i < plan.slices(count); ++i)
+      rows.emplace_back(plan.slice(count, i).first, plan.slice(count, i).count);
+    return rows;
+  }
+
   std::vector<TraceRow> trace(int rank, int channel) const {
     check_place(rank, channel);
     std::vector<TraceRow> rows;
@@ -255,6 +263,8 @@ inline void bind_plan(py::module_& m) {
       .def("rank_at", &PyPlan::rank_at, py::arg("position"), py::arg("channel") = 0)
       .def("chunk_of", &PyPlan::chunk_of, py::arg("channel"), py::arg("loop"), py::arg("owner"),
            "(input offset, output offset, count) of the chunk that position `owner` finishes.")
+      .def("slices", &PyPlan::slices, py::arg("count"),
+           "(first, count) of the slices of a chunk of so many elements, from its start.")
       .def("trace", &PyPlan::trace, py::arg("rank"), py::arg("channel") = 0,
            "The verbs that `rank` runs, in order: (verb, input offset, output offset, count, slots "
            "taken).");

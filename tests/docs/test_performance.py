@@ -1,0 +1,100 @@
+"""The figures of docs/design/performance.md are those of the files that it names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "design" / "performance.md"
+WAYS = {
+    "`one_shot` LL": "one_shot/ll",
+    "`one_shot` Simple": "one_shot/simple",
+    "`two_shot` Simple": "two_shot/simple",
+    "ring LL": "ring/ll",
+    "ring LL128": "ring/ll128",
+    "ring Simple": "ring/simple",
+    "`auto`": "auto",
+}
+CALLS = {
+    "`ringkern.ring_all_reduce`": "ring_all_reduce",
+    "`dist.all_reduce`, backend ringkern": "backend ringkern",
+    "`dist.all_reduce`, backend Gloo": "backend gloo",
+}
+
+
+def results(name: str) -> Any:
+    return json.loads((ROOT / "bench" / "results" / f"2026-11-21-{name}.json").read_text())
+
+
+def table(heading: str) -> tuple[list[str], list[list[str]]]:
+    """The first table under a heading: its head and its rows."""
+    section = PAGE.read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
+    lines = [line.strip("| ") for line in section.splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.split("|")] for line in lines]
+    return rows[0], rows[2:]
+
+
+def shown(microseconds: float) -> str:
+    if microseconds < 10:
+        return f"{microseconds:.2f}"
+    return f"{microseconds:.1f}" if microseconds < 100 else f"{microseconds:,.0f}"
+
+
+def rows_of(name: str) -> dict[int, Any]:
+    return {row["size_bytes"]: row for row in results(name)["rows"]}
+
+
+def size_of(cell: str) -> int:
+    return int(cell.replace(",", ""))
+
+
+def test_ways() -> None:
+    head, rows = table("One way next to another")
+    measured = rows_of("cpu-2-ranks-ways")
+    assert head[1:] == list(WAYS)
+    assert len(rows) >= 8
+    for row in rows:
+        times = measured[size_of(row[0])]["times_us"]
+        assert row[1:] == [shown(times[WAYS[name]]) for name in head[1:]]
+
+
+def test_limits() -> None:
+    _, rows = table("Next to the machine")
+    measured = rows_of("cpu-2-ranks-peers")
+    assert len(rows) >= 8
+    for row in rows:
+        of = measured[size_of(row[0])]
+        plain, shared = (
+            next(c for c in of["comparisons"] if (c["mode"], c["tensor"]) == ("c", tensor))
+            for tensor in ("plain", "shared")
+        )
+        assert row[1:] == [
+            shown(plain["time_us"]),
+            shown(plain["limit_us"]),
+            f"`{plain['limit'].split('/')[0]}`",
+            f"{plain['time_over_limit']:.2f}",
+            shown(shared["time_us"]),
+            shown(shared["limit_us"]),
+            f"{shared['time_over_limit']:.2f}",
+            of["placement"],
+        ]
+
+
+@pytest.mark.parametrize(("column", "name"), [(1, "overhead-1-rank"), (2, "overhead-2-ranks")])
+def test_overhead(column: int, name: str) -> None:
+    _, rows = table("What a call costs without its data")
+    times = results(name)["times_us"]
+    assert [row[0] for row in rows] == list(CALLS)
+    for row in rows:
+        assert row[column] == f"{median(times[CALLS[row[0]]]):.2f}"
+
+
+def test_commands_are_those_of_the_files() -> None:
+    text = " ".join(PAGE.read_text().split())
+    for name in ("cpu-2-ranks-peers", "cpu-2-ranks-ways"):
+        assert results(name)["command"].removesuffix(" --json out.json") in text
