@@ -34,7 +34,7 @@ SOURCES := setup.py pyproject.toml CMakeLists.txt $(wildcard cmake/* build_backe
   $(shell find csrc tests -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu')
 
 .PHONY: demo test ctest pytest conformance build docs lint format bench faults model coverage simt \
-  mutants gpu sanitize clean distclean FORCE
+  mutants gpu sanitize dist hooks clean distclean FORCE
 .NOTPARALLEL:
 
 demo: build
@@ -175,8 +175,6 @@ sanitize: $(VENV)/.ready
 	  cmake --build build/$$kind && \
 	  ctest --test-dir build/$$kind --output-on-failure || exit 1; \
 	done
-
-.PHONY: dist hooks
 
 hooks: $(VENV)/.ready
 	pre-commit install
