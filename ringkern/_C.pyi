@@ -9,6 +9,9 @@ version: str
 wire_version: int
 # csrc/core/choice.h: for each list rows of (below how many bytes, algorithm, protocol).
 WayLists = dict[str, list[tuple[int, str, str]]]
+# csrc/torch/trace.h: channel, loop, step, verb, owner, offset, count, start and end in ns, and how
+# much of that was waiting for prev and for next.
+TimedRow = tuple[int, int, int, str, int, int, int, int, int, int, int]
 protocols: tuple[str, ...]
 algorithms: tuple[str, ...]
 
@@ -162,6 +165,7 @@ class Communicator:
         in_rank_order: bool = False,
         wide: bool = False,
     ) -> list[int]: ...
+    def record_all_reduce(self, tensor: torch.Tensor, protocol: str) -> list[TimedRow]: ...
     def table(self, device: str) -> WayLists: ...
     @property
     def rank(self) -> int: ...

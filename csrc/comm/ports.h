@@ -16,6 +16,7 @@
 #include "core/choice.h"
 #include "core/plan.h"
 #include "core/status.h"
+#include "core/timeline.h"
 
 namespace ringkern {
 
@@ -203,6 +204,7 @@ struct Task {
   // Called on a CPU, if at all, when a wait takes more than some microseconds, and once only.
   void (*rests)(void* with) = nullptr;
   void* with = nullptr;
+  const Timeline* timeline = nullptr;  // a ring's verbs are noted there; null: nowhere
 };
 
 // Its way, where that is open.

@@ -6,6 +6,7 @@
 #include "cpu/ll.h"
 #include "cpu/ll128.h"
 #include "cpu/simple.h"
+#include "cpu/timed.h"
 
 namespace ringkern::cpu {
 namespace {
@@ -29,7 +30,9 @@ Verdict run_link(const LinkContext& context, const Plan& plan, int rank) {
   return run_schedule(plan, rank, 0, link);
 }
 
-Verdict run_protocol(const LinkContext& context, const Plan& plan, int rank) {
+Verdict run_protocol(const LinkContext& context, const Plan& plan, int rank,
+                     const Timeline* timeline) {
+  if (timeline != nullptr) [[unlikely]] return run_timed(context, plan, rank, *timeline);
   switch (plan.protocol) {
     case Protocol::simple: return run_link<SimpleLink>(context, plan, rank);
     case Protocol::ll: return run_link<LLLink>(context, plan, rank);
@@ -107,7 +110,7 @@ Verdict Engine::run_ring(const Task& task, const Reducer& reducer, Wait& wait,
                             static_cast<const std::byte*>(task.in),
                             static_cast<std::byte*>(task.out), report,
                             SameCall(prev_calls, task.seq, words_of(task), task.history)};
-  return run_protocol(context, plan, rank_);
+  return run_protocol(context, plan, rank_, task.timeline);
 }
 
 void Engine::abort() {

@@ -1,17 +1,18 @@
 // A link whose data carries its own flags: LL and LL128 on a CPU differ only in what a line is.
 //
 // `Line` offers kData (bytes of data), kPerBlock, `write(data, step)` and `read(data, step)`, which
-// returns false while the line still belongs to an older step.
+// returns false while the line still belongs to an older step. `Context` is a LinkContext, or one
+// that measures its waits (cpu/timed.cpp).
 #pragma once
 
 #include "cpu/link.h"
 
 namespace ringkern::cpu {
 
-template <class Line>
+template <class Line, class Context = LinkContext>
 class LineLink {
  public:
-  explicit LineLink(const LinkContext& context) : x_(context) {}
+  explicit LineLink(const Context& context) : x_(context) {}
 
   Verdict perform(Verb verb, const Plan&, const Chunk& chunk) {
     if (sends(verb)) {
@@ -65,7 +66,7 @@ class LineLink {
       const auto ready = [&] { return lines[i].read(data, step) && x_.same_call.holds(); };
       if (ready()) continue;
       x_.ends.wake_next();  // it may sleep on lines that this step has already written
-      const Verdict verdict = x_.wait.until(ready);
+      const Verdict verdict = x_.until(WaitFor::data, ready);
       if (verdict != Verdict::ok) return x_.checked(verdict, Line::kProtocol, WaitFor::data);
     }
     return Verdict::ok;
@@ -86,7 +87,7 @@ class LineLink {
     for (int64_t i = written; i < all; ++i) lines[i].write(zeros, x_.ends.sent());
   }
 
-  LinkContext x_;
+  Context x_;
   alignas(64) std::byte incoming_[kBlock];
   alignas(64) std::byte outgoing_[kBlock];
 };

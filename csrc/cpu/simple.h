@@ -12,9 +12,11 @@
 
 namespace ringkern::cpu {
 
-class SimpleLink {
+// `Context` is a LinkContext, or one that measures its waits (cpu/timed.cpp).
+template <class Context = LinkContext>
+class SimpleLinkOver {
  public:
-  explicit SimpleLink(const LinkContext& context) : x_(context) {}
+  explicit SimpleLinkOver(const Context& context) : x_(context) {}
 
   Verdict perform(Verb verb, const Plan& plan, const Chunk& chunk) {
     const int slices = plan.slices(chunk.count);
@@ -56,10 +58,12 @@ class SimpleLink {
     const auto ready = [&] {
       return load_acquire(e.mine.tail.value) > e.received() && x_.same_call.holds();
     };
-    return x_.checked(x_.wait.until(ready), Protocol::simple, WaitFor::data);
+    return x_.checked(x_.until(WaitFor::data, ready), Protocol::simple, WaitFor::data);
   }
 
-  LinkContext x_;
+  Context x_;
 };
+
+using SimpleLink = SimpleLinkOver<>;
 
 }  // namespace ringkern::cpu

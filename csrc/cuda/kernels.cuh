@@ -8,19 +8,19 @@
 
 namespace ringkern::cuda {
 
-template <Protocol, class A>
+template <Protocol, class A, class AnyPost = Post>
 struct LinkOf;
-template <class A>
-struct LinkOf<Protocol::simple, A> {
-  using type = SimpleLink<A>;
+template <class A, class AnyPost>
+struct LinkOf<Protocol::simple, A, AnyPost> {
+  using type = SimpleLink<A, AnyPost>;
 };
-template <class A>
-struct LinkOf<Protocol::ll, A> {
-  using type = LLLink<A>;
+template <class A, class AnyPost>
+struct LinkOf<Protocol::ll, A, AnyPost> {
+  using type = LLLink<A, AnyPost>;
 };
-template <class A>
-struct LinkOf<Protocol::ll128, A> {
-  using type = LL128Link<A>;
+template <class A, class AnyPost>
+struct LinkOf<Protocol::ll128, A, AnyPost> {
+  using type = LL128Link<A, AnyPost>;
 };
 
 template <Protocol P, class T, bool sum>

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "core/status.h"
+#include "core/timeline.h"
 #include "cuda/mesh.h"
 
 namespace ringkern::cuda {
@@ -61,13 +62,19 @@ struct DirectArgs {
   uint64_t timeout_ns = 0;
   RankArgs ranks[kMaxLocalRanks];
 };
-static_assert(sizeof(LaunchArgs) <= 4096 && sizeof(DirectArgs) <= 4096, "kernel parameters");
-static_assert(std::is_trivially_copyable_v<LaunchArgs>);
+// The same round the ring with a clock.
+struct TimedArgs : LaunchArgs {
+  Timeline timelines[kMaxLocalRanks];  // of the ranks, in device memory
+};
+static_assert(sizeof(TimedArgs) <= 4096 && sizeof(DirectArgs) <= 4096, "kernel parameters");
+static_assert(std::is_trivially_copyable_v<TimedArgs>);
 static_assert(std::is_trivially_copyable_v<DirectArgs>);
 
 // The kernel for a collective: a host function that cudaLaunchKernel takes, with one LaunchArgs.
 // Never null.
 const void* kernel_for(Protocol protocol, DType dtype, Combine combine);
+// The same with a clock, for float32 and the sum alone; takes one TimedArgs.
+const void* timed_kernel_for(Protocol protocol);
 // The same for the direct all-reduces, with one DirectArgs.
 const void* direct_kernel_for(DType dtype, Combine combine);
 

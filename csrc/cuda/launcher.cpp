@@ -121,6 +121,12 @@ Launcher::~Launcher() {
 
 void Launcher::check_task(const Task& task) const {
   if (ranks_ > 1) check_wide(task);
+  const Reduction& r = task.reduction;
+  if (task.timeline != nullptr &&
+      (task.algorithm != Algorithm::ring || r.dtype != DType::f32 || r.combine != Combine::sum))
+    throw UsageError(std::string("kernels with a clock are there for sums of float32 round the "
+                                 "ring, not for ") + name_of(task.collective) + " by " +
+                     name_of(task.algorithm) + " of " + name_of(r.dtype) + ": trace one of those");
   if (task.collective == Collective::send_recv && orders_.count > 1)
     throw UsageError("a message goes from the root to the next rank, and here channels have " +
                      std::to_string(orders_.count) + " orders of the ranks: send it over a ring "
@@ -158,6 +164,9 @@ void Launcher::run(std::span<const Task> tasks) {
     Plan plan = Plan::make(task.collective, task.protocol, ranks_, task.count, size_of(dtype),
                            kPlanWorkers, geometry_, shape.channels, task.root);
     plan.orders = orders_;
+    if (task.timeline != nullptr)
+      return launch(timed_kernel_for(task.protocol), timed_arguments(tasks, plan), shape.threads,
+                    stream);
     launch(kernel_for(task.protocol, dtype, combine), arguments<LaunchArgs>(tasks, plan),
            shape.threads, stream);
   } else {
@@ -185,6 +194,13 @@ void Launcher::launch(const void* kernel, Args args, int threads, cudaStream_t s
     abort();  // the others must not wait for what was not launched
     throw;
   }
+}
+
+TimedArgs Launcher::timed_arguments(std::span<const Task> tasks, const Plan& plan) const {
+  TimedArgs args = arguments<TimedArgs>(tasks, plan);
+  for (size_t i = 0; i < seats_.size(); ++i)
+    if (tasks[i].timeline != nullptr) args.timelines[i] = *tasks[i].timeline;
+  return args;
 }
 
 template <class Args, class P>

@@ -63,6 +63,7 @@ class Launcher {
   void run_alone(const Task& task);
   template <class Args, class P>
   Args arguments(std::span<const Task> tasks, const P& plan) const;
+  TimedArgs timed_arguments(std::span<const Task> tasks, const Plan& plan) const;
   template <class Args>
   void launch(const void* kernel, Args args, int threads, cudaStream_t stream);
   void claim_tables();

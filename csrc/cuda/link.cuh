@@ -38,12 +38,12 @@ RK_DEVICE void poison_links(LinkCounters* next, LinkCounters* prev) {
 
 // Where this rank reads and writes, and how far it has come. Every thread keeps the counters; they
 // are loaded when the kernel starts and stored when it ends, so that a replayed launch goes on
-// where the last one stopped.
-template <Protocol P>
+// where the last one stopped. `AnyPost`: a Post, or one with a clock (cuda/timed.cuh).
+template <Protocol P, class AnyPost = Post>
 class Ends {
  public:
   // By all threads; `post` is the block's.
-  RK_DEVICE Ends(const LaunchArgs& args, const RankArgs& rank, int channel, Post& post)
+  RK_DEVICE Ends(const LaunchArgs& args, const RankArgs& rank, int channel, AnyPost& post)
       : geometry_(args.geometry), post_(post) {
     const int64_t counters = geometry_.counters_offset(channel, P);
     auto* mine = reinterpret_cast<LinkCounters*>(rank.mine + counters);
@@ -71,7 +71,7 @@ class Ends {
     st_shared(&post.channel, channel);
   }
 
-  RK_DEVICE const Post& post() const { return post_; }
+  RK_DEVICE const AnyPost& post() const { return post_; }
   RK_DEVICE const std::byte* in() const { return Post::get(post_.in); }
   RK_DEVICE std::byte* out() const { return Post::get(post_.out); }
   RK_DEVICE uint64_t sent() const { return sent_; }
@@ -145,7 +145,7 @@ class Ends {
   static constexpr int kDataLane = 0, kCreditLane = 1;  // of a warp that waits for slots
 
   const Geometry& geometry_;
-  const Post& post_;
+  const AnyPost& post_;
   uint32_t failed_;
   uint64_t sent_, received_;
   int from_index_, to_index_;  // the slots of the next step

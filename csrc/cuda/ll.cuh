@@ -18,10 +18,10 @@
 
 namespace ringkern::cuda {
 
-template <class A>
+template <class A, class AnyPost = Post>
 class LLLink {
  public:
-  RK_DEVICE LLLink(Ends<Protocol::ll>& ends, const A& arithmetic)
+  RK_DEVICE LLLink(Ends<Protocol::ll, AnyPost>& ends, const A& arithmetic)
       : ends_(ends), arithmetic_(arithmetic) {}
 
   RK_DEVICE Verdict perform(Verb verb, const Plan&, const Chunk& chunk) {
@@ -102,7 +102,7 @@ class LLLink {
     store_elements<A::kBytes>(p, word, left);
   }
 
-  Ends<Protocol::ll>& ends_;
+  Ends<Protocol::ll, AnyPost>& ends_;
   const A& arithmetic_;
 };
 

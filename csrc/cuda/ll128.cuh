@@ -23,10 +23,10 @@
 
 namespace ringkern::cuda {
 
-template <class A>
+template <class A, class AnyPost = Post>
 class LL128Link {
  public:
-  RK_DEVICE LL128Link(Ends<Protocol::ll128>& ends, const A& arithmetic)
+  RK_DEVICE LL128Link(Ends<Protocol::ll128, AnyPost>& ends, const A& arithmetic)
       : ends_(ends), arithmetic_(arithmetic) {}
 
   RK_DEVICE Verdict perform(Verb verb, const Plan&, const Chunk& chunk) {
@@ -133,7 +133,7 @@ class LL128Link {
     return {arithmetic_.divide(r.first), arithmetic_.divide(r.second)};
   }
 
-  Ends<Protocol::ll128>& ends_;
+  Ends<Protocol::ll128, AnyPost>& ends_;
   const A& arithmetic_;
 };
 

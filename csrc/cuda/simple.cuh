@@ -15,10 +15,10 @@
 
 namespace ringkern::cuda {
 
-template <class A>
+template <class A, class AnyPost = Post>
 class SimpleLink {
  public:
-  RK_DEVICE SimpleLink(Ends<Protocol::simple>& ends, const A& arithmetic)
+  RK_DEVICE SimpleLink(Ends<Protocol::simple, AnyPost>& ends, const A& arithmetic)
       : ends_(ends), arithmetic_(arithmetic) {}
 
   RK_DEVICE Verdict perform(Verb verb, const Plan& plan, const Chunk& chunk) {
@@ -52,7 +52,7 @@ class SimpleLink {
     return Verdict::ok;
   }
 
-  Ends<Protocol::simple>& ends_;
+  Ends<Protocol::simple, AnyPost>& ends_;
   const A& arithmetic_;
 };
 

@@ -15,6 +15,7 @@
 #include "torch/quick.h"
 #include "torch/recorder.h"
 #include "torch/shared.h"
+#include "torch/trace.h"
 
 namespace ringkern::torch_ext {
 namespace {
@@ -54,6 +55,7 @@ PYBIND11_MODULE(_C, m) {
   bind_arranger(m);
   bind_shared(m);
   bind_communicator(m);
+  bind_trace(m);
   bind_quick(m);
   bind_backend(m);
   bind_local(m);

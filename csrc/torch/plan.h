@@ -140,6 +140,20 @@ inline Described describe_direct(const DirectPlan& plan, int64_t slot_bytes) {
   return d;
 }
 
+// How a ring on such a device cuts a task.
+inline Plan ring_plan(c10::DeviceType device, const Task& task, int ranks) {
+  const int bytes = size_of(task.reduction.dtype);
+#if RK_WITH_CUDA
+  if (device == c10::DeviceType::CUDA) {
+    const Geometry g = cuda::default_geometry();
+    return Plan::make(task.collective, task.protocol, ranks, task.count, bytes, cuda::kPlanWorkers,
+                      g, cuda::shape_of(task, ranks, g).channels);
+  }
+#endif
+  return Plan::make(task.collective, task.protocol, ranks, task.count, bytes, /*workers=*/1,
+                    cpu::default_geometry());
+}
+
 inline Described describe_on_cpu(const Task& task, int ranks) {
   using cpu::MeshGeometry;
   const Geometry g = cpu::default_geometry();
@@ -147,9 +161,7 @@ inline Described describe_on_cpu(const Task& task, int ranks) {
   const bool lines = task.protocol == Protocol::ll;
   Described d =
       task.algorithm == Algorithm::ring
-          ? describe_ring(Plan::make(task.collective, task.protocol, ranks, task.count, bytes,
-                                     /*workers=*/1, g),
-                          g)
+          ? describe_ring(ring_plan(c10::DeviceType::CPU, task, ranks), g)
           : describe_direct(
                 DirectPlan::make(task.algorithm, ranks, task.count, bytes,
                                  lines ? MeshGeometry::line_slot_data() : MeshGeometry::kSlotBytes,
@@ -169,9 +181,7 @@ inline Described describe_on_cuda(const Task& task, int ranks) {
   const int channels = cuda::shape_of(task, ranks, g).channels;
   Described d =
       task.algorithm == Algorithm::ring
-          ? describe_ring(Plan::make(task.collective, task.protocol, ranks, task.count, bytes,
-                                     cuda::kPlanWorkers, g, channels),
-                          g)
+          ? describe_ring(ring_plan(c10::DeviceType::CUDA, task, ranks), g)
           : describe_direct(DirectPlan::make(task.algorithm, ranks, task.count, bytes,
                                              mesh.chunk_bytes(task.algorithm), channels, 0),
                             (ranks - 1) * mesh.slot_bytes);

@@ -23,6 +23,7 @@ struct Launch {
   cudaStream_t stream;
   cuda::LaunchArgs args;
   std::optional<cuda::DirectArgs> direct;  // in place of args
+  std::optional<cuda::TimedArgs> timed;    // besides args, where the kernel has a clock
 
   int channels() const { return direct ? direct->plan.channels : args.plan.channels; }
   const cuda::RankArgs* ranks() const { return direct ? direct->ranks : args.ranks; }
@@ -89,6 +90,7 @@ inline void* zeroed(size_t bytes) {
 namespace ringkern::cuda {
 const void* kernel_for(Protocol, DType, Combine) { return &test::runtime; }
 const void* direct_kernel_for(DType, Combine) { return &test::runtime.memory; }
+const void* timed_kernel_for(Protocol) { return &test::runtime.launches; }
 const void* alone_kernel(DType) { return &test::runtime; }
 const void* probe_kernel() { return &test::runtime.probes; }
 }  // namespace ringkern::cuda
@@ -214,6 +216,8 @@ cudaError_t cudaLaunchKernel(const void* kernel, dim3 blocks, dim3 threads, void
     launch.direct = *static_cast<ringkern::cuda::DirectArgs*>(args[0]);
   else
     launch.args = *static_cast<ringkern::cuda::LaunchArgs*>(args[0]);
+  if (kernel == &runtime.launches)
+    launch.timed = *static_cast<ringkern::cuda::TimedArgs*>(args[0]);
   return cudaSuccess;
 }
 

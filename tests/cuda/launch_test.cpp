@@ -35,8 +35,9 @@ void every_collective_has_its_kernel() {
     kernels.insert(direct_kernel_for(DType(d), Combine::max));
     CHECK(direct_kernel_for(DType(d), Combine::max) == direct_kernel_for(DType(d), Combine::bxor));
   }
+  for (int p = 0; p < kProtocols; ++p) kernels.insert(timed_kernel_for(Protocol(p)));
   CHECK(!kernels.contains(nullptr));
-  CHECK_EQ(kernels.size(), size_t(2 * (kProtocols + 1) * kDTypes));
+  CHECK_EQ(kernels.size(), size_t(2 * (kProtocols + 1) * kDTypes + kProtocols));
 }
 
 void default_geometry_suits_the_kernels() {

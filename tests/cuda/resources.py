@@ -33,7 +33,7 @@ class Resources(NamedTuple):
 
     protocol: str  # or "direct", the direct all-reduces; "alone", of a ring of one; or "probe"
     dtype: str
-    combine: str  # "sum", or "any": with a switch over the others
+    combine: str  # "sum", or "any": with a switch over the others; "timed": the sum, with a clock
     arch: str
     registers: int
     stack: int
@@ -73,6 +73,8 @@ def name_of(mangled: str) -> tuple[str, str, str]:
     """Protocol, dtype and combine."""
     if re.search(r"5probeENS0_9ProbeArgsE$", mangled):
         return "probe", "-", "-"
+    if timed := re.search(r"12timed_kernelILNS_8ProtocolE(\d+)EEEvNS0_9TimedArgsE$", mangled):
+        return protocols()[int(timed[1])], "f32", "timed"
     ring = re.search(r"11ring_kernelILNS_8ProtocolE(\d+)E(?:NS_)?(.+)Lb([01])EE", mangled)
     direct = re.search(r"13direct_kernelI(?:NS_)?(.+)Lb([01])EE", mangled)
     alone = re.search(r"5aloneI(?:NS_)?(.+)EEv", mangled)

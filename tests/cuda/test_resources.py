@@ -45,6 +45,7 @@ def test_every_kernel_is_reported(build: Build) -> None:
         for dtype in resources.dtypes().values()
         for combine in ("sum", "any")
     }
+    kernels |= {(protocol, "f32", "timed") for protocol in resources.protocols()}
     alone = {("alone", dtype, "-") for dtype in resources.dtypes().values()}
     for arch in build.archs:
         found = [row[:3] for row in build.kernels if row.arch == arch]
@@ -106,6 +107,12 @@ def test_the_name_of_the_probe() -> None:
     space = "40_GLOBAL__N__5d55ee86_8_probe_cu_4087a4be"
     name = f"_ZN8ringkern4cuda{space}5probeENS0_9ProbeArgsE"
     assert resources.name_of(name) == ("probe", "-", "-")
+
+
+def test_the_name_of_a_kernel_with_a_clock() -> None:
+    space = "40_GLOBAL__N__5d55ee86_8_timed_cu_4087a4be"
+    name = f"_ZN8ringkern4cuda{space}12timed_kernelILNS_8ProtocolE2EEEvNS0_9TimedArgsE"
+    assert resources.name_of(name) == (resources.protocols()[2], "f32", "timed")
 
 
 def test_an_unknown_kernel_is_an_error() -> None:

@@ -34,6 +34,9 @@ inline constexpr Equivalent kEquivalent[] = {
     {"ll128.cuh perform: empty chunk skipped", "all", kBothSkip},
     {"wait.cuh wait: syncwarp dropped", "simple",
      "the barrier of the workers follows each wait of Simple, and orders more"},
+    {"timed.cuh wait: syncwarp dropped", "simple ll",
+     "a warp loads and stores together only the lines of LL128; what lanes have seen, the wait "
+     "that this one calls has ordered"},
 };
 
 // Where to look first. A change of the scenarios may make these useless; the mutant then survives,

@@ -38,6 +38,9 @@ const Equivalent* argument_for(const Mutant& m, int form) {
   return nullptr;
 }
 
+// Only those of the links with a clock look for one: all else is as it was without.
+bool keeps_clock(const Mutant& m) { return m.file == std::string("timed.cuh"); }
+
 // What the forms share is weakened under each of them: one must not hide what another misses.
 bool concerns(const Mutant& m, int form) {
   const std::string file = m.file;
@@ -45,13 +48,14 @@ bool concerns(const Mutant& m, int form) {
     return true;  // in several files
   for (int f = 0; f < kForms; ++f)
     if (file == name_of_form(f) + std::string(".cuh")) return form == f;
-  const bool of_rings = file == "kernels.cuh" || file == "link.cuh";
+  const bool of_rings = file == "kernels.cuh" || file == "link.cuh" || keeps_clock(m);
   return !of_rings || form != kDirect;
 }
 
 // One seed; what it finds, or nothing.
-std::string try_seed(int form, uint64_t seed, bool in_detail) {
+std::string try_seed(int form, uint64_t seed, bool clock, bool in_detail) {
   Wish wish;
+  wish.clock = clock;
   wish.direct = form == kDirect;
   if (form == kDirect) wish.mixed = true;
   else wish.protocol = Protocol(form);
@@ -73,9 +77,9 @@ std::string try_seed(int form, uint64_t seed, bool in_detail) {
 }
 
 // Without the mutant, the same seed must find nothing.
-std::string checked(const std::string& found, int form, uint64_t seed) {
+std::string checked(const std::string& found, int form, uint64_t seed, bool clock) {
   const int mutant = std::exchange(active_mutant, 0);
-  const bool alone = mutant == 0 || try_seed(form, seed, false).empty();
+  const bool alone = mutant == 0 || try_seed(form, seed, clock, false).empty();
   active_mutant = mutant;
   return alone ? found : "fails without it, too: " + found;
 }
@@ -84,13 +88,14 @@ std::string checked(const std::string& found, int form, uint64_t seed) {
 std::string hunt(const Mutant& m, int form, uint64_t seeds) {
   active_mutant = m.number;
   mutant_ran = false;
+  const bool clock = keeps_clock(m);
   for (const Rare& r : kRare)
     if (m.name() == r.mutant && name_of_form(form) == std::string(r.protocol))
-      if (const std::string found = try_seed(form, r.seed, false); !found.empty())
-        return checked(found, form, r.seed);
+      if (const std::string found = try_seed(form, r.seed, clock, false); !found.empty())
+        return checked(found, form, r.seed, clock);
   for (uint64_t seed = 1; seed <= seeds; ++seed)
-    if (const std::string found = try_seed(form, seed, false); !found.empty())
-      return checked(found, form, seed);
+    if (const std::string found = try_seed(form, seed, clock, false); !found.empty())
+      return checked(found, form, seed, clock);
   return mutant_ran ? "survived" : "never ran";
 }
 
@@ -109,6 +114,7 @@ int check_premises() {
   int wrong = 0;
   for (const Premise& p : kPremises) {
     Wish wish;
+    wish.clock = false;
     wish.protocol = p.form == kDirect ? Protocol::ll : Protocol(p.form);
     wish.direct = p.form == kDirect;
     wish.trouble = Trouble::none;
@@ -160,8 +166,9 @@ int main(int argc, char** argv) {
   };
   if (seed && only) {
     active_mutant = int(*only);
+    const bool clock = keeps_clock(mutants.at(*only));
     for (int form = 0; form < kForms; ++form)
-      std::printf("%s\n", try_seed(form, *seed, true).c_str());
+      std::printf("%s\n", try_seed(form, *seed, clock, true).c_str());
     return 0;
   }
   std::vector<std::string> outcomes(count);

@@ -216,6 +216,7 @@ void Ring::add_call() {
     if (p.loops > 1) cover("loops", p.loops == 2 ? "2" : "more");
   }
   with_dtype(dtype, [&](auto tag) { fill<typename decltype(tag)::type>(call); });
+  choose_clock(call);
   calls_.push_back(std::move(call));
 }
 
@@ -297,6 +298,10 @@ void Ring::fill(Call& call) {
 template <class Args>
 Args Ring::arguments(const Call& call, const std::vector<int>& ranks) const {
   Args args;
+  if constexpr (std::is_same_v<Args, TimedArgs>)
+    for (size_t i = 0; i < ranks.size(); ++i)
+      args.timelines[i] = {reinterpret_cast<TimedVerb*>(call.rows[size_t(ranks[i])]),
+                           verbs_of(call.plan)};
   constexpr bool direct = std::is_same_v<Args, DirectArgs>;
   if constexpr (direct) args.plan = *call.direct, args.mesh = mesh_, args.orders = orders_;
   else args.plan = call.plan;
@@ -340,6 +345,8 @@ void Ring::start_next(int seat) {
   const auto [dtype, combine] = std::pair(call.reduction.dtype, call.reduction.combine);
   if (call.direct)
     launch.kernel = of(direct_kernel_for(dtype, combine), direct_arguments_);
+  else if (!call.rows.empty())
+    launch.kernel = of(timed_kernel_for(call.plan.protocol), timed_arguments_);
   else
     launch.kernel = of(kernel_for(call.plan.protocol, dtype, combine), arguments_);
   launch.channels = call.plan.channels;

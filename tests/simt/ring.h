@@ -34,6 +34,7 @@ struct Wish {
   std::optional<Protocol> protocol;
   bool mixed = false;  // each call has a protocol of its own
   std::optional<bool> direct;  // whether there are direct all-reduces, perhaps among other calls
+  std::optional<bool> clock;  // whether a call that can keep one does
   std::optional<Trouble> trouble;
   std::optional<int> ranks, channels, slots, orders, atom, line_atom;
   bool find_races = true;
@@ -52,6 +53,7 @@ struct Call {
   // Of each rank: what it holds, and where. A rank without an output has one that must stay.
   std::vector<std::vector<std::byte>> input, expected;
   std::vector<std::byte*> in, out;
+  std::vector<std::byte*> rows;  // of each rank's timeline; none: its kernel has no clock
 };
 
 class Ring {
@@ -70,6 +72,7 @@ class Ring {
   void choose_orders(uint64_t seed);
   void add_call();
   void choose_direct(Call& call, int element);
+  void choose_clock(Call& call);
   int64_t choose_count(int64_t chunk, int64_t chunks, int64_t loop, int element, int parts);
   template <class T>
   std::vector<T> numbers(int64_t count, std::mt19937_64& random) const;
@@ -93,6 +96,7 @@ class Ring {
                const std::vector<std::byte>& expected) const;
   void check_counters();
   void check_mesh_counters();
+  void check_timeline(const Call& call, size_t number);
   void check_survivors();
   void check_word(int rank) const;
   void check_hearsay() const;
@@ -151,6 +155,7 @@ class Ring {
   std::deque<Launch> launches_;
   std::deque<LaunchArgs> arguments_;
   std::deque<DirectArgs> direct_arguments_;
+  std::deque<TimedArgs> timed_arguments_;
   int victim_ = -1, other_ = -1;  // whom the trouble meets
   int third_ = -1;  // stops with the other, so that the victim's word does not go round the ring
   int events_ = 0;

@@ -260,6 +260,8 @@ void Ring::check_results() {
     if (gave_up(r)) throw Failure("gave up", "rank " + std::to_string(r));
     for (size_t i = 0; i < calls_.size(); ++i) check_output(i, r), check_input(i, r);
   }
+  for (const Call& call : calls_)
+    if (!call.rows.empty()) check_timeline(call, size_t(&call - calls_.data()));
   check_counters();
   if (*wish_.direct) check_mesh_counters();
 }

@@ -31,7 +31,8 @@ constexpr const char* kRequired[] = {
     "one_shot 1 rounds", "one_shot 2 rounds", "one_shot more rounds", "two_shot 0 rounds",
     "two_shot 1 rounds", "two_shot 2 rounds", "two_shot more rounds", "mesh slots 2",
     "mesh slots 3", "mesh flags wrapped 1", "wide sum", "wide avg", "wide premul_sum", "wide prod",
-    "orders 0", "orders 1", "orders 2", "channels of different orders"};
+    "orders 0", "orders 1", "orders 2", "channels of different orders", "clock simple", "clock ll",
+    "clock ll128", "clock for prev", "clock for next"};
 
 // And what the lists of types.h name.
 std::vector<std::string> required() {

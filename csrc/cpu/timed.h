@@ -1,0 +1,14 @@
+// A schedule run with a clock: the same links, compiled once more, so that a call that nobody
+// traces is not the slower for it.
+#pragma once
+
+#include "core/timeline.h"
+#include "cpu/link.h"
+
+namespace ringkern::cpu {
+
+// As run_schedule over the link of the plan's protocol, with a row of `timeline` for each verb.
+// Times are of CLOCK_MONOTONIC, which all processes of a machine have alike.
+Verdict run_timed(const LinkContext& context, const Plan& plan, int rank, const Timeline& timeline);
+
+}  // namespace ringkern::cpu

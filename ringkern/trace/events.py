@@ -1,0 +1,214 @@
+"""What a trace is: which rank ran which verb of the ring on which chunk, from when to when."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+FORMAT = "ringkern-trace-1"
+
+
+@dataclass(frozen=True)
+class Event:
+    """One verb, run by one rank on one chunk.
+
+    All times are nanoseconds of one clock, the same for all ranks, from the start of the trace's
+    first event.
+
+    Attributes:
+        rank: in the traced group.
+        channel: of the ring, from 0.
+        loop: which of the plan's loops, from 0.
+        step: place in the loop's schedule, from 0.
+        verb: its name in ``csrc/core/schedule.h``, as ``"recv_reduce_send"``.
+        owner: position on the channel's ring whose chunk is moved.
+        offset: of the chunk in the tensor; elements.
+        count: of the chunk; elements. 0: an empty chunk, which takes its step like any other.
+        start_ns, end_ns: of the verb, its waits included.
+        wait_prev_ns: of it, waited for data from prev.
+        wait_next_ns: of it, waited for a free slot at next.
+    """
+
+    rank: int
+    channel: int
+    loop: int
+    step: int
+    verb: str
+    owner: int
+    offset: int
+    count: int
+    start_ns: int
+    end_ns: int
+    wait_prev_ns: int
+    wait_next_ns: int
+
+    @property
+    def duration_ns(self) -> int:
+        """From start to end."""
+        return self.end_ns - self.start_ns
+
+    @property
+    def wait_ns(self) -> int:
+        """All of it that was waiting."""
+        return self.wait_prev_ns + self.wait_next_ns
+
+    @property
+    def receives(self) -> bool:
+        """Whether the verb takes data from prev."""
+        return self.verb.startswith("recv")
+
+    @property
+    def sends(self) -> bool:
+        """Whether the verb feeds next."""
+        return self.verb.endswith("send")
+
+
+COLUMNS = tuple(field.name for field in fields(Event))
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One traced call, of all its ranks.
+
+    Attributes:
+        ranks: of the group.
+        channels: that the call took.
+        orders: for each channel the ranks in the order of its ring.
+        collective, protocol, dtype: by their names, as ``"all_reduce"``, ``"simple"``,
+            ``"float32"``.
+        count: elements of the tensor.
+        device: ``"cpu"`` or ``"cuda"``.
+        repeats: how many calls were recorded ...
+        kept: ... and which of them this is, from 0.
+        machine: what it ran on, as name and text or number.
+        date: when, ISO 8601, UTC.
+        command: that made it; empty: none.
+        events: sorted by start.
+    """
+
+    ranks: int
+    channels: int
+    orders: tuple[tuple[int, ...], ...]
+    collective: str
+    protocol: str
+    dtype: str
+    count: int
+    device: str
+    repeats: int
+    kept: int
+    machine: dict[str, str | int | float]
+    date: str
+    command: str
+    events: tuple[Event, ...]
+
+    @property
+    def duration_ns(self) -> int:
+        """From the start of the first event to the end of the last; 0 where there is none."""
+        return max((event.end_ns for event in self.events), default=0)
+
+    @property
+    def loops(self) -> int:
+        """Of the plan."""
+        return 1 + max((event.loop for event in self.events), default=-1)
+
+    def of(self, rank: int, channel: int = 0) -> tuple[Event, ...]:
+        """What ``rank`` did on ``channel``, in its order."""
+        return self._lanes.get((rank, channel), ())
+
+    def position(self, rank: int, channel: int = 0) -> int:
+        """Where ``rank`` stands on the channel's ring."""
+        return self.orders[channel].index(rank)
+
+    def next(self, rank: int, channel: int = 0) -> int:
+        """The rank that ``rank`` sends to."""
+        return self.orders[channel][(self.position(rank, channel) + 1) % self.ranks]
+
+    def prev(self, rank: int, channel: int = 0) -> int:
+        """The rank that ``rank`` receives from."""
+        return self.orders[channel][self.position(rank, channel) - 1]
+
+    def feeder(self, event: Event) -> Event | None:
+        """The verb of prev whose data ``event`` receives; None where it receives nothing."""
+        if not event.receives:
+            return None
+        prev = self.prev(event.rank, event.channel)
+        # Every chunk moves one hop a step.
+        return self._places.get((prev, event.channel, event.loop, event.step - 1))
+
+    def waits_for(self, received: Event) -> bool:
+        """Whether a verb that receives cannot end before its feeder began.
+
+        Over LL and LL128 nobody waits for an empty chunk: it has no line to look at.
+        """
+        return received.count > 0 or self.protocol == "simple"
+
+    def hops(self) -> Iterator[tuple[Event, Event]]:
+        """Every sending verb with the one of next that receives its chunk."""
+        for event in self.events:
+            feeder = self.feeder(event)
+            if feeder is not None:
+                yield feeder, event
+
+    def to_json(self) -> str:
+        """The trace as text, for a file; :meth:`from_json` reads it back."""
+        head = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "events"}
+        rows = [[getattr(event, column) for column in COLUMNS] for event in self.events]
+        body = ",\n".join(json.dumps(row) for row in rows)
+        front = json.dumps({"format": FORMAT, **head, "columns": COLUMNS}, indent=1)
+        return f'{front.removesuffix("}").rstrip()},\n "events": [\n{body}\n]}}\n'
+
+    @classmethod
+    def from_json(cls, text: str) -> Trace:
+        """Reads what :meth:`to_json` wrote.
+
+        Raises:
+            ValueError: it is no such text, or of another version.
+        """
+        data: Any = json.loads(text)
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            found = data.get("format") if isinstance(data, dict) else type(data).__name__
+            raise ValueError(
+                f"this is no trace that can be read: its format is {found!r}, not {FORMAT!r}. "
+                "Record it again with this version (python -m ringkern trace)"
+            )
+        try:
+            columns = data["columns"]
+            events = tuple(Event(**dict(zip(columns, row, strict=True))) for row in data["events"])
+            head = {f.name: data[f.name] for f in fields(cls) if f.name != "events"}
+            head["orders"] = tuple(tuple(order) for order in head["orders"])
+            return cls(**head, events=events)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"this trace is damaged: {error!r}. Record it again") from error
+
+    def check(self) -> None:
+        """Whether this can be a trace of that call.
+
+        Each rank and channel has exactly the verbs of the schedule, in its order and one after the
+        other; every element is in one chunk of one owner; no rank ends a receive before the send
+        that feeds it began, unless the chunk is empty; and no wait is longer than its verb.
+
+        Raises:
+            ValueError: what is wrong, and where.
+        """
+        from .checking import check
+
+        check(self)
+
+    @cached_property
+    def _lanes(self) -> dict[tuple[int, int], tuple[Event, ...]]:
+        lanes: dict[tuple[int, int], list[Event]] = defaultdict(list)
+        for event in self.events:
+            lanes[event.rank, event.channel].append(event)
+        # Two verbs may start within one tick of the clock.
+        return {
+            lane: tuple(sorted(events, key=lambda e: (e.loop, e.step)))
+            for lane, events in lanes.items()
+        }
+
+    @cached_property
+    def _places(self) -> dict[tuple[int, int, int, int], Event]:
+        return {(e.rank, e.channel, e.loop, e.step): e for e in self.events}
