@@ -14,67 +14,10 @@ All ranks in this process: :mod:`ringkern.local`.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from . import startup
 
-import torch
-
-_REBUILD = "reinstall it: pip install --force-reinstall --no-deps --no-cache-dir ringkern"
-
-try:
-    from . import _C
-except ImportError as error:
-    if not any(Path(__file__).parent.glob("_C.*.so")):
-        raise ImportError(
-            f"ringkern's extension is not in {Path(__file__).parent}: this is the source, not an "
-            "installation. Run Python from another directory, or build in place: pip install -e ."
-        ) from error
-    raise ImportError(
-        f"ringkern's extension does not load under torch {torch.__version__} ({error}). If it was "
-        f"built against another torch, {_REBUILD}"
-    ) from error
-
-if _C.torch_version.split(".")[:2] != torch.__version__.split(".")[:2]:
-    # The classes of c10d change from version to version: it would load, and crash later.
-    raise ImportError(
-        f"ringkern was built against torch {_C.torch_version} and this is torch "
-        f"{torch.__version__}; {_REBUILD}"
-    )
-
-from . import arrange as arrange  # noqa: E402
-from . import backend, errors, functional, local  # noqa: E402
-from .comm import Communicator  # noqa: E402
-from .ops import ring_all_gather, ring_all_reduce, ring_reduce_scatter  # noqa: E402
-from .recorder import dump  # noqa: E402
-from .shared import empty, is_shared, shared_memory, zeros  # noqa: E402
-
-__version__: str = _C.version
-
-
-def build_info() -> dict[str, Any]:
-    """How ringkern was built, and what it found.
-
-    Returns:
-        version, torch (what it was built against), compiler, cpu_isa (of the reductions, as chosen
-        on this machine), cuda (kernels compiled in), cuda_archs, cuda_runtime, cuda_devices
-        (visible now), dtypes, ops, protocols.
-    """
-    return dict(_C.build_info())
-
-
-__all__ = [
-    "Communicator",
-    "backend",
-    "build_info",
-    "dump",
-    "empty",
-    "errors",
-    "functional",
-    "is_shared",
-    "local",
-    "ring_all_gather",
-    "ring_all_reduce",
-    "ring_reduce_scatter",
-    "shared_memory",
-    "zeros",
-]
+# The command line loads the rest when a command needs it, so that it can tell what does not load.
+if not startup.by_command_line():
+    from .api import *  # noqa: F403
+    from .api import __all__ as __all__
+    from .api import __version__ as __version__

@@ -1,15 +1,7 @@
 """Settings from the environment, each read once, strictly, when ringkern is imported.
 
-====================== ======= =================================================================
-variable               default meaning
-====================== ======= =================================================================
-RINGKERN_ACCUMULATE    auto    ``accumulate`` of every all-reduce that says ``"auto"``
-RINGKERN_ALGORITHM     auto    algorithm of every all-reduce that says ``algorithm="auto"``
-RINGKERN_DETERMINISTIC auto    ``deterministic`` of every all-reduce that says ``"auto"``
-RINGKERN_DUMP_DIR              where the last calls are written, when a ring fails and on SIGUSR2
-RINGKERN_PROTOCOL      auto    protocol of every call that says ``protocol="auto"``
-RINGKERN_TIMEOUT       600     seconds that a rank waits for a neighbour before it raises
-====================== ======= =================================================================
+:func:`variables` is the table of them; what reads them, tells of them and documents them is made
+of it.
 """
 
 from __future__ import annotations
@@ -17,10 +9,11 @@ from __future__ import annotations
 import difflib
 import os
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from . import _C
 
@@ -30,18 +23,6 @@ PROTOCOLS = ("auto", *_C.protocols)
 DETERMINISTIC = ("auto", "run_to_run", "size_invariant")
 # What partial sums of a small float are rounded to.
 ACCUMULATE = ("auto", "dtype", "float32")
-
-# Read while ringkern is built, and no concern of a program that uses it.
-_BUILD_VARIABLES = frozenset(
-    {
-        "RINGKERN_CUDA",
-        "RINGKERN_CUDA_ARCHS",
-        "RINGKERN_BUILD_DIR",
-        "RINGKERN_CMAKE_ARGS",
-        "RINGKERN_TORCH_SITE",
-        "RINGKERN_FETCH_TORCH",
-    }
-)
 
 # A wait is counted in milliseconds.
 SHORTEST_TIMEOUT_S = 0.001
@@ -65,55 +46,166 @@ class Config:
         return asked == {"auto"}
 
 
-def read(environ: Mapping[str, str]) -> Config:
-    """Reads the ``RINGKERN_*`` variables.
+@dataclass(frozen=True)
+class Variable:
+    """An environment variable that ringkern knows.
 
-    Raises:
-        ValueError: a variable has a value that it cannot have; the text names both.
+    Attributes:
+        name: of the variable.
+        default: what counts where it is not set, as text; empty: nothing.
+        accepts: its values, in words.
+        meaning: what it does, in Markdown.
+        when: ``"import"``: read when ringkern is imported; ``"use"``: when it is needed;
+            ``"build"``: by the build, and no concern of a program that uses ringkern.
+        field: the name in :class:`Config`; empty where it is not there.
+        parse: its value of a text; raises ValueError, which names the variable, the text and what
+            is accepted.
     """
-    known = {
-        "RINGKERN_ACCUMULATE",
-        "RINGKERN_ALGORITHM",
-        "RINGKERN_DETERMINISTIC",
-        "RINGKERN_DUMP_DIR",
-        "RINGKERN_PROTOCOL",
-        "RINGKERN_TIMEOUT",
-    }
-    for name in environ:
-        if name.startswith("RINGKERN_") and name not in known | _BUILD_VARIABLES:
-            near = _near(name, known)
-            hint = f"; did you mean {near}?" if near else ""
-            warnings.warn(f"unknown environment variable {name}{hint}", stacklevel=2)
-    algorithm = _one_of(environ, "RINGKERN_ALGORITHM", Config.algorithm, ALGORITHMS)
-    protocol = _one_of(environ, "RINGKERN_PROTOCOL", Config.protocol, PROTOCOLS)
-    deterministic = _one_of(environ, "RINGKERN_DETERMINISTIC", "auto", DETERMINISTIC)
-    accumulate = _one_of(environ, "RINGKERN_ACCUMULATE", "auto", ACCUMULATE)
-    text = environ.get("RINGKERN_TIMEOUT", str(Config.timeout_s))
+
+    name: str
+    default: str
+    accepts: str
+    meaning: str
+    when: str = "import"
+    field: str = ""
+    parse: Callable[[str], Any] = str
+
+
+def _choice(name: str, choices: tuple[str, ...], meaning: str) -> Variable:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"{name}={text!r}: choose one of {', '.join(choices)}")
+        return text
+
+    field = name.removeprefix("RINGKERN_").lower()
+    return Variable(name, "auto", ", ".join(choices), meaning, field=field, parse=parse)
+
+
+def _timeout(text: str) -> float:
     try:
-        timeout_s = float(text)
+        seconds = float(text)
     except ValueError:
-        timeout_s = 0.0
-    if not SHORTEST_TIMEOUT_S <= timeout_s < float("inf"):
+        seconds = 0.0
+    if not SHORTEST_TIMEOUT_S <= seconds < float("inf"):
         raise ValueError(
             f"RINGKERN_TIMEOUT={text!r}: give a number of seconds, {SHORTEST_TIMEOUT_S} or more"
         )
-    return Config(protocol, timeout_s, algorithm, _dump_dir(environ), deterministic, accumulate)
+    return seconds
 
 
-def _dump_dir(environ: Mapping[str, str]) -> Path | None:
-    text = environ.get("RINGKERN_DUMP_DIR")
-    if text is None:
-        return None
+def _dump_dir(text: str) -> Path:
     if not text:
         raise ValueError("RINGKERN_DUMP_DIR='': give a directory, or unset it")
     return Path(text).absolute()  # a program may go elsewhere before it fails
 
 
-def _one_of(environ: Mapping[str, str], name: str, default: str, choices: tuple[str, ...]) -> str:
-    value = environ.get(name, default)
-    if value not in choices:
-        raise ValueError(f"{name}={value!r}: choose one of {', '.join(choices)}")
-    return value
+_READ_AT_IMPORT = (
+    _choice(
+        "RINGKERN_ALGORITHM",
+        ALGORITHMS,
+        'algorithm of every all-reduce that says `algorithm="auto"`',
+    ),
+    _choice(
+        "RINGKERN_PROTOCOL",
+        PROTOCOLS,
+        'protocol of every call that says `protocol="auto"`',
+    ),
+    _choice(
+        "RINGKERN_DETERMINISTIC",
+        DETERMINISTIC,
+        '`deterministic` of every all-reduce that says `"auto"`',
+    ),
+    _choice(
+        "RINGKERN_ACCUMULATE",
+        ACCUMULATE,
+        '`accumulate` of every all-reduce that says `"auto"`',
+    ),
+    Variable(
+        "RINGKERN_TIMEOUT",
+        "600",
+        f"seconds, {SHORTEST_TIMEOUT_S} or more",
+        "how long a rank waits for a neighbour before it raises; the backend has the timeout of "
+        "its group",
+        field="timeout_s",
+        parse=_timeout,
+    ),
+    Variable(
+        "RINGKERN_DUMP_DIR",
+        "",
+        "a directory",
+        "where the last calls are written, when a ring fails and on `SIGUSR2`",
+        field="dump_dir",
+        parse=_dump_dir,
+    ),
+)
+
+
+def _other(name: str, default: str, accepts: str, meaning: str, when: str = "build") -> Variable:
+    return Variable(name, default, accepts, meaning, when)
+
+
+_OTHERS = (
+    _other(
+        "XDG_CACHE_HOME",
+        "~/.cache",
+        "a directory",
+        "`ringkern/` in it holds what `python -m ringkern tune` measured and the peers of `bench`",
+        "use",
+    ),
+    _other(
+        "RINGKERN_CUDA",
+        "",
+        "0, 1",
+        "0: no CUDA kernels; 1: fail where `nvcc` is missing; not set: where `nvcc` is found",
+    ),
+    _other("RINGKERN_CUDA_ARCHS", "", "numbers, as `80 90 100`", "GPUs to compile for"),
+    _other(
+        "RINGKERN_BUILD_DIR",
+        "",
+        "a directory",
+        "where CMake builds; kept, so that the next build is incremental",
+    ),
+    _other("RINGKERN_CMAKE_ARGS", "", "arguments", "further arguments of `cmake`"),
+    _other(
+        "RINGKERN_TORCH_SITE",
+        "",
+        "a directory",
+        "the site-packages directory whose torch is built against",
+    ),
+    _other(
+        "RINGKERN_FETCH_TORCH",
+        "0",
+        "0, 1",
+        "1: a build in an environment of its own downloads torch",
+    ),
+    _other("MAX_JOBS", "", "a number", "compilers at a time; not set: as many as there are cores"),
+)
+
+
+def variables() -> tuple[Variable, ...]:
+    """All environment variables that ringkern reads, those of a program first."""
+    return (*_READ_AT_IMPORT, *_OTHERS)
+
+
+def read(environ: Mapping[str, str]) -> Config:
+    """Reads the variables that count when ringkern is imported.
+
+    Raises:
+        ValueError: a variable has a value that it cannot have; the text names both.
+    """
+    for name, near in unknown(environ).items():
+        hint = f"; did you mean {near}?" if near else ""
+        warnings.warn(f"unknown environment variable {name}{hint}", stacklevel=2)
+    given = {v.field: v.parse(environ[v.name]) for v in _READ_AT_IMPORT if v.name in environ}
+    return Config(**given)
+
+
+def unknown(environ: Mapping[str, str]) -> dict[str, str | None]:
+    """Variables that begin as ours and are none, each with the one that may be meant."""
+    known = {variable.name for variable in variables()}
+    at_import = [variable.name for variable in _READ_AT_IMPORT]
+    strange = [name for name in environ if name.startswith("RINGKERN_") and name not in known]
+    return {name: _near(name, at_import) for name in strange}
 
 
 def timeout_seconds(timeout: timedelta | None) -> float:

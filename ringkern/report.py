@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import platform
-import re
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -15,37 +13,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import __version__, build_info, perf
+from . import _C, perf
+from .doctor.machine import cores, cpu_model, huge_pages
+from .options import Output
 
 
 def machine() -> dict[str, Any]:
     """What the measurements depend on: CPU, cores that this process may use, load, versions."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        text = ""
-    model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     return {
-        "cpu": model[1] if model else platform.processor() or platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cpu": cpu_model(),
+        "cores": cores(),
         "load_average": round(os.getloadavg()[0], 2),
         "kernel": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "ringkern": __version__,
-        "cpu_isa": build_info()["cpu_isa"],
-        "huge_pages": _huge_pages(),
+        "ringkern": _C.version,
+        "cpu_isa": _C.build_info()["cpu_isa"],
+        "huge_pages": huge_pages(),
     }
-
-
-def _huge_pages() -> str:
-    """When the kernel makes huge pages of a program's memory, as ``"madvise"``: where it asks."""
-    try:
-        text = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
-    except OSError:
-        return "unknown"
-    chosen = re.search(r"\[(\w+)\]", text)
-    return chosen[1] if chosen else "unknown"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,26 +133,29 @@ def total_wrong(rows: list[perf.Row]) -> int:
     return sum(result.wrong or 0 for row in rows for result in row.results.values())
 
 
-def bench_rank(settings: perf.Settings, command: str, out: Path | None) -> int:
-    """One rank of ``bench``, in its group; rank 0 prints. Returns the exit status."""
-    first = dist.get_rank() == 0
+def bench_rank(settings: perf.Settings, command: str, file: Path | None) -> int:
+    """One rank of ``bench``, in its group; rank 0 prints. Returns the exit status.
+
+    Args:
+        file: of ``--json``.
+    """
+    first, output = dist.get_rank() == 0, Output(file)
     date = datetime.now().astimezone().isoformat(timespec="seconds")
     report = Report(settings, dist.get_world_size(), machine(), date, command)
     rows: list[perf.Row] = []
     try:
         for row in perf.measure(settings):
             if first and not rows:
-                print(report.header())
+                output.say(report.header())
             rows.append(row)
             if first:
-                print(report.line(row), flush=True)
+                output.say(report.line(row))
     except perf.UnsupportedError as error:
         if first:
             hint = "; leave it out with --vs none" if error.contender == "gloo" else ""
             print(f"python -m ringkern bench: error: {error}{hint}", file=sys.stderr)
         return 2
     if first:
-        print(report.footer(rows), flush=True)
-        if out:
-            out.write_text(json.dumps(report.as_json(rows), indent=1) + "\n")
+        output.say(report.footer(rows))
+        output.json(report.as_json(rows))
     return 1 if total_wrong(rows) else 0

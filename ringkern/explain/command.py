@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
-from .. import config, tuner
+from .. import _C, config, options, tuner
 from ..tuner.tuning import COLLECTIVES
-from ..units import DTYPE_ALIASES, parse_size, say_size, say_time
+from ..units import parse_size, say_size, say_time
 from . import curves
 from .answer import LIKE, explain
 from .explanation import Explanation
@@ -22,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``python -m ringkern explain``."""
     add = parser.add_argument
     add("sizes", nargs="*", type=parse_size, metavar="SIZE", help="bytes, as 8, 64K or 1M")
-    add("-n", "--ranks", type=int, default=2, help="number of ranks (default 2)")
+    add("-n", "--ranks", type=options.whole(1), default=2, help="number of ranks (default 2)")
     add("--device", default="cpu", choices=tuner.DEVICES, help="default cpu")
     add("-d", "--datatype", default="float32", help="default float32")
     add("--coll", default="all_reduce", choices=(*COLLECTIVES, *LIKE), help="default all_reduce")
@@ -30,8 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--proto", default="auto", choices=config.PROTOCOLS, help="as a caller would ask for it")
     add("--deterministic", default="auto", choices=config.DETERMINISTIC, help="the same")
     add("--accumulate", default="auto", choices=config.ACCUMULATE, help="the same")
-    add("--json", action="store_true", help="print everything as JSON")
-    add("--plot", type=Path, metavar="FILE", help="draw times over sizes there; needs matplotlib")
+    add("--plot", type=Path, metavar="FILE", help="draw times; needs matplotlib")
+    options.add_timeout(parser, 600.0)
+    options.add_json(parser, sizes=True)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,12 +42,13 @@ def run(args: argparse.Namespace) -> int:
     """
     if args.plot:
         curves.check(args.plot)
+    dtype = options.dtype_of(args.datatype, _C.build_info()["dtypes"])
     found = [
         explain(
             args.device,
             args.ranks,
             size,
-            dtype=DTYPE_ALIASES.get(args.datatype, args.datatype),
+            dtype=dtype,
             collective=args.coll,
             algorithm=args.algo,
             protocol=args.proto,
@@ -56,12 +57,9 @@ def run(args: argparse.Namespace) -> int:
         )
         for size in args.sizes or [1 << shift for shift in range(3, 29)]
     ]
-    if args.json:
-        print(json.dumps([one.as_dict() for one in found], indent=1))
-    elif args.sizes:
-        print("\n\n".join(map(str, found)))
-    else:
-        print(overview(found))
+    output = options.Output(args.json)
+    output.answer("\n\n".join(map(str, found)) if args.sizes else overview(found))
+    output.json([one.as_dict() for one in found])
     if args.plot:
         found[0].plot(args.plot)
     return 0

@@ -101,6 +101,18 @@ class Installer:
         except (OSError, subprocess.SubprocessError) as error:
             raise InstallError(f"{peer}: {error}; see {self._log}") from error
 
+    def install_all(self, peers: list[str]) -> dict[str, str]:
+        """Installs peers, one after the other; why one could not be, by peer."""
+        failed = {}
+        for peer in peers:
+            try:
+                self.install(peer)
+                self._say(f"{peer}: installed")
+            except InstallError as error:
+                print(f"python -m ringkern peers: error: {error}", file=sys.stderr)
+                failed[peer] = str(error)
+        return failed
+
     # ---- the steps ------------------------------------------------------------------------------
 
     def environment(self, name: str, *packages: str, share_torch: bool = False) -> Path:
@@ -247,17 +259,3 @@ PEERS: dict[str, Callable[[Installer], None]] = {
     "deepspeed": _deepspeed,
     "vllm": _vllm,
 }
-
-
-def main(peers: list[str], path: Path) -> int:
-    """Installs peers, one after the other; the exit status: 1 if one could not be."""
-    installer = Installer(Folder(path), lambda text: print(text, flush=True))
-    status = 0
-    for peer in peers:
-        try:
-            installer.install(peer)
-            print(f"{peer}: installed")
-        except InstallError as error:
-            print(f"python -m ringkern peers: error: {error}", file=sys.stderr)
-            status = 1
-    return status

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import sys
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import perf, report
+from ..options import Output
 from . import catalogue
 from .comparison import Comparison, compare, is_own, wrong_of
 from .contest import run
@@ -177,7 +177,7 @@ def bench(
     algorithm: str,
     protocol: str,
     command: str,
-    out: Path | None,
+    output: Output,
     plot: Path | None,
 ) -> int:
     """Measures, prints, and writes the files; the exit status.
@@ -186,7 +186,7 @@ def bench(
         asked: names of peers and configurations.
         folder: where the peers are installed.
         algorithm, protocol: of ringkern.
-        out: for JSON.
+        output: for the rows, and for JSON.
         plot: for a picture.
     """
     peers, left_out = catalogue.select(asked, Folder(folder))
@@ -210,17 +210,16 @@ def bench(
             datetime.now().astimezone().isoformat(timespec="seconds"),
             command,
         )
-        print(table.header(), flush=True)
+        output.say(table.header())
         try:
             for row in run(field):
                 rows.append(row)
-                print(table.lines(row), flush=True)
+                output.say(table.lines(row))
         except TimeoutError as error:
             print(f"python -m ringkern bench: error: {error}", file=sys.stderr)
             status = 1
-        print(table.footer(rows, field.left_out), flush=True)
-        if out:
-            out.write_text(json.dumps(table.as_json(rows, field), indent=1) + "\n")
+        output.say(table.footer(rows, field.left_out))
+        output.json(table.as_json(rows, field))
         failed = [each.name for each in own if each.name in field.left_out]
         if failed or any(wrong_of(rows, each.name) for each in own):
             status = 1

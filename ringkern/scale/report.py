@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import math
 from pathlib import Path
 from typing import Any
 
-from .. import rings, topology
+from .. import options, rings, topology
 from ..explain import curves
 from ..topology import Machine
 from ..units import parse_size, size_text
@@ -36,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     names = ", ".join(topology.recorded_names())
     add("--topology", default="dgx-h100", help=f"NCCL's XML file, or one of {names}")
-    add("--ranks", type=int, help="on each node, one a GPU (default: all GPUs)")
+    add("-n", "--ranks", type=options.whole(1), help="on each node, one a GPU (default: all GPUs)")
     add("--nodes", type=int, default=1, help="machines like this one (default 1)")
     add("--inter-gb-s", type=float, help="from each rank to other nodes; default: by its NICs")
     add(
@@ -47,9 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--arch", choices=constants.ARCHITECTURES, help="of the GPUs; default: as in the file")
     add("--sizes", help="bytes, as 8K,1M,1G (default 1K to 1G)")
-    add("--json", action="store_true", help="print all of it as JSON")
-    add("--plot", type=Path, metavar="FILE", help="draw the times there; needs matplotlib")
+    add("--plot", type=Path, metavar="FILE", help="draw times; needs matplotlib")
     add("--published", action="store_true", help="compare with times of NCCL that were published")
+    options.add_timeout(parser, 600.0)
+    options.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,8 +58,10 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ValueError: they do not fit together or with the machine.
     """
+    output = options.Output(args.json)
     if args.published:
-        print(published_json() if args.json else published_text())
+        output.answer(published_text())
+        output.json({"rows": published_rows(), "median_error": median_error()})
         return 0
     if args.plot:
         curves.check(args.plot)
@@ -70,7 +72,8 @@ def run(args: argparse.Namespace) -> int:
     rows = [(size, estimates(node, network, size)) for size in sizes]
     if args.plot:
         plot(node, network, rows, args.plot)
-    print(as_json(node, network, rows) if args.json else as_text(node, network, rows))
+    output.answer(as_text(node, network, rows))
+    output.json(as_dict(node, network, rows))
     return 0
 
 
@@ -175,10 +178,10 @@ def _head(node: Node, network: Network | None) -> list[str]:
     return lines
 
 
-def as_json(node: Node, network: Network | None, rows: Rows) -> str:
+def as_dict(node: Node, network: Network | None, rows: Rows) -> dict[str, Any]:
     """All of it; what is infinite is null."""
     found = node.found or rings.Rings((), math.inf, math.inf, math.inf, True, "", 0.0)
-    data = {
+    return {
         "machine": node.name,
         "ranks": node.ranks,
         "architecture": node.arch,
@@ -198,7 +201,6 @@ def as_json(node: Node, network: Network | None, rows: Rows) -> str:
         ],
         "median_error": median_error(),
     }
-    return json.dumps(data, indent=1)
 
 
 def _plain(estimate: Estimate) -> dict[str, Any]:
@@ -220,11 +222,6 @@ def published_rows() -> list[dict[str, Any]]:
         }
         for row in PUBLISHED
     ]
-
-
-def published_json() -> str:
-    """The table of published times as JSON."""
-    return json.dumps({"rows": published_rows(), "median_error": median_error()}, indent=1)
 
 
 def published_text() -> str:

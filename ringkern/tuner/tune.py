@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .. import _C, launch
+from .. import _C, launch, options
 from ..cost import ANY_SIZE, Way
 from ..explain import curves
 from . import cache, fit, identity, tables, trials, tuning
@@ -61,11 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--seconds", type=_seconds, default=50.0, help="how long to measure each (default 50)")
     add("--out", type=Path, metavar="FILE", help="write there (default: the user's cache)")
-    add("--json", action="store_true", help="print what was found as JSON, and nothing else")
     add("--dry-run", action="store_true", help="measure and say what was found; write nothing")
-    add("--plot", type=Path, metavar="FILE", help="draw times and costs there; needs matplotlib")
+    add("--plot", type=Path, metavar="FILE", help="draw the fit; needs matplotlib")
     # For a quick look, and for tests.
     add("--sizes", type=_sizes, default=(), metavar="BYTES,...", help=argparse.SUPPRESS)
+    options.add_timeout(parser, None, own=True)
+    options.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -86,8 +87,10 @@ def run(args: argparse.Namespace) -> int:
     if not args.dry_run:
         cache.check_writable(path.parent)
     found = []
+    end = time.monotonic() + (args.timeout or math.inf)
     for ranks in args.ranks:
-        trial = _measured(ranks, args.sizes or sizes_for(ranks), args.seconds)
+        limit_s = min(3 * args.seconds + _STARTING_S, end - time.monotonic())
+        trial = _measured(ranks, args.sizes or sizes_for(ranks), args.seconds, limit_s)
         if isinstance(trial, int):
             return trial
         measured, fits = fitted(trial, ranks, machine, _command(args))
@@ -95,11 +98,10 @@ def run(args: argparse.Namespace) -> int:
             _keep(path, machine, measured, 0o644 if args.out else 0o600)
         found.append(Found(measured, fits, tables.rows_for(measured, ranks)))
     kept = None if args.dry_run else path
-    if args.json:
-        print(json.dumps(as_dict(machine, found, kept), indent=1))
-    else:
-        print("\n".join(report(machine, one) for one in found))
-        print(f"# kept in {kept}" if kept else "# nothing was written")
+    output = options.Output(args.json)
+    output.answer("\n".join(report(machine, one) for one in found))
+    output.answer(f"# kept in {kept}" if kept else "# nothing was written")
+    output.json(as_dict(machine, found, kept))
     if args.plot:
         curves.draw_fit([one.measured for one in found], args.plot)
     return 0
@@ -117,11 +119,10 @@ def sizes_for(ranks: int) -> tuple[int, ...]:
     return tuple(size for size in dict.fromkeys(sizes) if size <= most)
 
 
-def _measured(ranks: int, sizes: tuple[int, ...], seconds: float) -> Trials | int:
+def _measured(ranks: int, sizes: tuple[int, ...], seconds: float, limit_s: float) -> Trials | int:
     """What the ranks measured; or the exit status of the first that failed."""
     with tempfile.TemporaryDirectory(prefix="ringkern-") as folder:
         file = Path(folder) / "trials.json"
-        limit_s = 3 * seconds + _STARTING_S
         if status := launch.launch(ranks, limit_s, trials.measure, sizes, seconds, file):
             return status
         return Trials.load(file.read_text())

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ringkern.__main__ import main
+from ringkern.cli import main
 from ringkern.config import ALGORITHMS, PROTOCOLS
 from ringkern.peers import catalogue, install
 from ringkern.peers.contest import LONGEST_IN_LINES, run
@@ -175,12 +175,17 @@ def test_install_goes_on_after_a_failure(
         ran.append(to.folder.path)
 
     monkeypatch.setattr(install, "PEERS", {"mpich": fails, "vllm": works})
-    assert install.main(["mpich", "vllm"], tmp_path / "peers") == 1
+    assert main(["peers", "install", "mpich", "vllm", "--dir", str(tmp_path / "peers")]) == 1
     assert ran == [tmp_path / "peers"]
     said = capsys.readouterr()
     assert "vllm: installed" in said.out
     assert "error: mpich: " in said.err
     assert "install.log" in said.err
+    given = ["--dir", str(tmp_path / "peers"), "--json"]
+    assert main(["peers", "install", "mpich", "vllm", *given]) == 1
+    found = {each["name"]: each for each in json.loads(capsys.readouterr().out)["peers"]}
+    assert found["vllm"] == {"name": "vllm", "installed": True, "error": None}
+    assert "install.log" in found["mpich"]["error"]
     assert "$ echo compiled\ncompiled\n" in (tmp_path / "peers" / "install.log").read_text()
     monkeypatch.setitem(install.PEERS, "gloo", lambda to: to.run("no-such-program"))
     with pytest.raises(InstallError, match="no-such-program"):

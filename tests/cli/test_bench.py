@@ -1,4 +1,4 @@
-"""The command line: what it measures, how it says so, and that no rank outlives it."""
+"""``bench``: what it measures, and how it says so; and that no rank outlives its launch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import torch
 
 import ringkern
 from ringkern import exact, launch, perf, report
-from ringkern.__main__ import main, parse_size
+from ringkern.cli import main
+from ringkern.units import parse_size
 
 LIMIT_S = 120
 INFO = ringkern.build_info()
@@ -71,7 +72,6 @@ def test_parse_size_says_what_it_takes(text: str) -> None:
         ("bench --proto tree", "ll128"),
         ("bench --seconds nan", "seconds above 0"),
         ("bench -J /no/such/place/out.json", "no such directory"),
-        ("", "required"),
     ],
 )
 def test_bad_arguments(
@@ -82,13 +82,6 @@ def test_bad_arguments(
         main(arguments.split())
     assert exit_status.value.code == 2
     assert said in capsys.readouterr().err
-
-
-def test_info() -> None:
-    done = run("info")
-    assert done.returncode == 0, done.stderr
-    assert f"version: {ringkern.__version__}\n" in done.stdout
-    assert "protocols: simple, ll, ll128\n" in done.stdout
 
 
 def test_sizes() -> None:

@@ -1,0 +1,70 @@
+"""What ``import ringkern`` gives a program, after a look whether the extension fits to torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import startup
+
+_REBUILD = f"reinstall it: {startup.REBUILD}"
+
+try:
+    from . import _C
+except ImportError as error:
+    if not any(Path(__file__).parent.glob("_C.*.so")):
+        raise ImportError(
+            f"ringkern's extension is not in {Path(__file__).parent}: this is the source, not an "
+            "installation. Run Python from another directory, or build in place: pip install -e ."
+        ) from error
+    raise ImportError(
+        f"ringkern's extension does not load under torch {torch.__version__} ({error}). If it was "
+        f"built against another torch, {_REBUILD}"
+    ) from error
+
+if _C.torch_version.split(".")[:2] != torch.__version__.split(".")[:2]:
+    # The classes of c10d change from version to version: it would load, and crash later.
+    raise ImportError(
+        f"ringkern was built against torch {_C.torch_version} and this is torch "
+        f"{torch.__version__}; {_REBUILD}"
+    )
+
+from . import arrange as arrange  # noqa: E402
+from . import backend, errors, functional, local  # noqa: E402
+from .comm import Communicator  # noqa: E402
+from .ops import ring_all_gather, ring_all_reduce, ring_reduce_scatter  # noqa: E402
+from .recorder import dump  # noqa: E402
+from .shared import empty, is_shared, shared_memory, zeros  # noqa: E402
+
+__version__: str = _C.version
+
+
+def build_info() -> dict[str, Any]:
+    """How ringkern was built, and what it found.
+
+    Returns:
+        version, torch (what it was built against), compiler, cpu_isa (of the reductions, as chosen
+        on this machine), cuda (kernels compiled in), cuda_archs, cuda_runtime, cuda_devices
+        (visible now), dtypes, ops, protocols.
+    """
+    return dict(_C.build_info())
+
+
+__all__ = [
+    "Communicator",
+    "backend",
+    "build_info",
+    "dump",
+    "empty",
+    "errors",
+    "functional",
+    "is_shared",
+    "local",
+    "ring_all_gather",
+    "ring_all_reduce",
+    "ring_reduce_scatter",
+    "shared_memory",
+    "zeros",
+]

@@ -1,0 +1,191 @@
+"""The table of commands, and how one is run: errors, signals, exit codes.
+
+Nothing here needs torch, and a command's module is imported when that command is asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import os
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+from .. import startup
+from ..options import Parser, did_you_mean
+
+
+class Command(NamedTuple):
+    """A command: where it is, and what it is for.
+
+    ``bare``: it works where torch or the extension do not load.
+    """
+
+    name: str
+    module: str
+    help: str
+    bare: bool = False
+
+
+COMMANDS = (
+    Command("bench", "ringkern.cli.bench", "measure a collective, next to Gloo and others"),
+    Command(
+        "doctor",
+        "ringkern.doctor.command",
+        "check whether rings work here, and say what to do",
+        True,
+    ),
+    Command(
+        "env", "ringkern.doctor.env", "versions, machine and settings, to paste into a report", True
+    ),
+    Command("explain", "ringkern.explain.command", "which way calls go here, and why"),
+    Command(
+        "tune", "ringkern.tuner.tune", 'measure this machine, so that "auto" goes the quickest way'
+    ),
+    Command("trace", "ringkern.trace.command", "record what each rank did when, and draw it"),
+    Command("model", "ringkern.scale.report", "what to expect of a machine that is not here"),
+    Command("peers", "ringkern.peers.command", "get what to compare with from PyPI"),
+)
+
+EXIT_CODES = (
+    (0, "good"),
+    (1, "something is wrong: a result, a red line of doctor, a file, a rank that failed"),
+    (2, "the arguments are wrong, or ask for what is not there"),
+    (130, "ended by Ctrl-C; no rank is left behind"),
+    (143, "ended by SIGTERM; no rank is left behind"),
+)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command line; the exit status, one of ``EXIT_CODES``.
+
+    Raises:
+        SystemExit: with 2, where the arguments are wrong; with 0 after ``--help``; with 143.
+    """
+    try:
+        with _ended_by_sigterm():
+            return _run(sys.argv[1:] if arguments is None else arguments)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # who reads what is printed has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(arguments: list[str]) -> int:
+    program = _program()
+    if not arguments or arguments[0].startswith("-"):
+        program.parse_args(arguments)
+        program.error(f"a command is required: {', '.join(c.name for c in COMMANDS)}")
+    command = {c.name: c for c in COMMANDS}.get(arguments[0])
+    if command is None:
+        names = [c.name for c in COMMANDS]
+        hint = did_you_mean(arguments[0], names)
+        program.error(
+            f"there is no command {arguments[0]!r}{hint}; choose one of {', '.join(names)}"
+        )
+    try:
+        module = _module(command)
+    except Exception as error:  # a library that does not load may raise anything
+        _say_error(f"{type(error).__name__}: {error}")
+        if not command.bare:
+            print(f"`{_prog()} doctor` looks for the cause, and says what to do", file=sys.stderr)
+        return 1
+    parser = _parser(command, module)
+    args = parser.parse_args(arguments[1:])
+    # What a report says it was made by.
+    args.command_line = f"python -m ringkern {shlex.join(arguments)}"
+    try:
+        with _within(args.timeout, args.grace_s):
+            status: int = module.run(args)
+        return status
+    except BrokenPipeError:
+        raise
+    except ValueError as error:
+        parser.error(str(error))
+    except OSError as error:
+        _say_error(str(error), command.name)
+        return 1
+
+
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    """The parser of every command, by name, as for a page of documentation.
+
+    Raises:
+        ImportError: torch or the extension do not load.
+    """
+    return {command.name: _parser(command, _module(command)) for command in COMMANDS}
+
+
+def _module(command: Command) -> ModuleType:
+    if not command.bare:
+        startup.load()
+    return importlib.import_module(command.module)
+
+
+def _parser(command: Command, module: ModuleType) -> Parser:
+    parser = Parser(f"{_prog()} {command.name}", description=module.DESCRIPTION)
+    module.add_arguments(parser)
+    return parser
+
+
+def _program() -> Parser:
+    """The parser of what comes before a command."""
+    commands = "\n".join(f"  {command.name:<9}{command.help}" for command in COMMANDS)
+    codes = "\n".join(f"  {code:<5}{meaning}" for code, meaning in EXIT_CODES)
+    parser = Parser(
+        _prog(),
+        usage="%(prog)s COMMAND [OPTION]...",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=f"A ring all-reduce for PyTorch: its tools.\n\ncommands:\n{commands}",
+        epilog=f"Each command has --help, and --json for programs.\n\nexit status:\n{codes}",
+    )
+    parser.add_argument("--version", action="version", version=f"ringkern {startup.version()}")
+    return parser
+
+
+def _prog() -> str:
+    return "ringkern" if Path(sys.argv[0]).name == "ringkern" else "python -m ringkern"
+
+
+def _say_error(text: str, command: str = "") -> None:
+    print(f"{' '.join([_prog(), command]).strip()}: error: {text}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _within(seconds: float | None, grace_s: float) -> Iterator[None]:
+    """Raises TimeoutError in the main thread, also where it waits, when the time is over."""
+
+    def late(*_: object) -> None:
+        raise TimeoutError(f"not through after {seconds:g} s (--timeout)")
+
+    if seconds is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds + grace_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM unwinds the stack, so that the ranks end with this process."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

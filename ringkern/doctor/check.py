@@ -1,0 +1,78 @@
+"""What a check of ``doctor`` finds, and how it is shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class State(str, Enum):
+    """How it stands; ``UNCHECKED`` where it could not be looked at, or there is nothing to."""
+
+    GREEN = "green"
+    YELLOW = "yellow"
+    RED = "red"
+    UNCHECKED = "not checked"
+
+
+_COLORS = {State.GREEN: 32, State.YELLOW: 33, State.RED: 31, State.UNCHECKED: 2}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of ``doctor``.
+
+    Attributes:
+        name: what was looked at.
+        state: how it stands.
+        found: what was found, or why nothing was.
+        fix: what to do; always there where something is yellow or red.
+    """
+
+    name: str
+    state: State
+    found: str
+    fix: str = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.fix) != (self.state in (State.YELLOW, State.RED)):
+            raise AssertionError(f"{self.name} is {self.state.value}, with the fix {self.fix!r}")
+
+    def text(self, colors: bool = False) -> str:
+        """One line, and one for the fix."""
+        word = f"{self.state.value:<12}"
+        if colors:
+            word = f"\x1b[{_COLORS[self.state]}m{word}\x1b[0m"
+        lines = [f"{word}{self.name:<34}{self.found}"]
+        if self.fix:
+            lines.append(f"{'':<12}{'':<34}fix: {self.fix}")
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, str]:
+        """For JSON."""
+        return {
+            "name": self.name,
+            "state": self.state.value,
+            "found": self.found,
+            "fix": self.fix,
+        }
+
+
+def green(name: str, found: str) -> Finding:
+    """All is well."""
+    return Finding(name, State.GREEN, found)
+
+
+def yellow(name: str, found: str, fix: str) -> Finding:
+    """It works, but not as well as it could."""
+    return Finding(name, State.YELLOW, found, fix)
+
+
+def red(name: str, found: str, fix: str) -> Finding:
+    """Something does not work."""
+    return Finding(name, State.RED, found, fix)
+
+
+def unchecked(name: str, why: str) -> Finding:
+    """Nobody looked."""
+    return Finding(name, State.UNCHECKED, why)

@@ -1,0 +1,44 @@
+"""What happens before torch and the extension are loaded, and whether they are."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import sys
+from pathlib import Path
+
+# A wheel is bound to one version of torch, and pip would fetch the same one again.
+REBUILD = "pip install --force-reinstall --no-deps --no-cache-dir --no-binary ringkern ringkern"
+
+
+def by_command_line() -> bool:
+    """Whether ``python -m ringkern``, or the script ``ringkern``, imports the package.
+
+    Not true in the processes that these start.
+    """
+    if not 0 < len(sys.argv) <= len(sys.orig_argv):
+        return False
+    program = sys.orig_argv[-len(sys.argv)]  # before its arguments
+    if sys.argv[0] == "-m":  # as long as Python looks for the module
+        return program in ("ringkern", "-mringkern")
+    return sys.argv[0] == program and Path(program).name == "ringkern"
+
+
+def load() -> None:
+    """Loads what ``import ringkern`` loads in a program.
+
+    Raises:
+        Exception: whatever that raises there; ImportError where torch or the extension do not fit,
+            ValueError where a variable of the environment has a wrong value.
+    """
+    package, api = sys.modules["ringkern"], importlib.import_module("ringkern.api")
+    for name in (*api.__all__, "__all__", "__version__"):
+        setattr(package, name, getattr(api, name))
+
+
+def version() -> str:
+    """Of the installed ringkern; needs neither torch nor the extension."""
+    try:
+        return importlib.metadata.version("ringkern")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,420 @@
+"""The command line as a whole: its table of commands, errors, exit codes, signals."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import ringkern
+from ringkern import cli, launch, options, startup
+from ringkern.cli.program import COMMANDS, EXIT_CODES, main
+
+LIMIT_S = 120
+PROGRAM = [sys.executable, "-m", "ringkern"]
+
+
+def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*PROGRAM, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        env={**os.environ, **variables},
+    )
+
+
+# ---- the table ----------------------------------------------------------------------------------
+
+
+def test_help_lists_all_commands_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_status:
+        main(["--help"])
+    assert exit_status.value.code == 0
+    said = capsys.readouterr().out
+    for command in COMMANDS:
+        assert f"  {command.name:<9}{command.help}\n" in said
+    for code, meaning in EXIT_CODES:
+        assert f"  {code:<5}{meaning}\n" in said
+
+
+LOOK = """
+import sys
+sys.argv, sys.orig_argv = ["-m", *sys.argv[1:]], ["python", "-m", "ringkern", *sys.argv[1:]]
+try:
+    from ringkern.cli import main
+    main()
+finally:
+    print(sorted({"torch", "ringkern.api", "ringkern.perf"} & set(sys.modules)))
+"""
+
+
+def test_help_loads_nothing() -> None:
+    for arguments in (["--help"], ["--version"], ["bencj"]):
+        done = subprocess.run(
+            [sys.executable, "-c", LOOK, *arguments], capture_output=True, text=True, timeout=60
+        )
+        assert done.stdout.splitlines()[-1] == "[]", (arguments, done.stdout, done.stderr)
+
+
+def test_only_the_command_that_is_asked_for_is_imported() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK, "model", "--sizes", "8"],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "['ringkern.api', 'torch']"
+
+
+def test_every_command_has_the_common_arguments() -> None:
+    parsers = cli.parsers()
+    assert list(parsers) == [command.name for command in COMMANDS]
+    meaning: dict[str, str] = {}
+    for name, parser in parsers.items():
+        actions = {flag: a for a in parser._actions for flag in a.option_strings}
+        assert parser.prog == f"python -m ringkern {name}"
+        assert parser.description
+        assert actions["--json"] is actions["-J"], name
+        assert actions["--timeout"] is actions["-T"], name
+        if "--ranks" in actions:
+            assert actions["--ranks"] is actions["-n"], name
+        for action in parser._actions:
+            for flag in action.option_strings:
+                if len(flag) == 2:
+                    assert meaning.setdefault(flag, action.dest) == action.dest, (name, flag)
+        unexplained = [a.dest for a in parser._actions if not a.help and a.dest != "action"]
+        assert unexplained == [], name
+
+
+# What pip makes of an entry point.
+SCRIPT = """
+import sys
+from ringkern.cli import main
+if __name__ == "__main__":
+    sys.exit(main())
+"""
+
+
+def test_the_script_is_the_same_program(tmp_path: Path) -> None:
+    script = tmp_path / "ringkern"
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, str(script), "bench", "--sise", "8"],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("ringkern bench: error: unknown argument '--sise'")
+    # Its ranks are processes that load the whole package.
+    command = "bench --vs none -b 8 -e 8 -c 0 --seconds 0.02"
+    done = subprocess.run(
+        [sys.executable, str(script), *command.split()],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_program_imports_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    for program, argv in (
+        (["python", "train.py", "-x"], ["train.py", "-x"]),
+        (["python", "-m", "train", "a"], ["-m", "a"]),
+        (["python", "-m", "ringkern.peers.worker", "a"], ["-m", "a"]),
+        (["python", "-c", "import ringkern"], ["-c"]),
+        (["python", "/bin/ringkern.py"], ["/bin/ringkern.py"]),
+        (["python", "-c", "spawn_main()", "--fork"], ["/venv/bin/ringkern", "bench"]),
+        (["python"], [""]),
+        ([], []),
+    ):
+        monkeypatch.setattr(sys, "orig_argv", program)
+        monkeypatch.setattr(sys, "argv", argv)
+        assert not startup.by_command_line(), program
+    for program, argv in (
+        (["python", "-X", "dev", "-m", "ringkern", "env", "-J"], ["-m", "env", "-J"]),
+        (["python", "-mringkern"], ["-m"]),
+        (["/venv/bin/python", "/venv/bin/ringkern", "env"], ["/venv/bin/ringkern", "env"]),
+    ):
+        monkeypatch.setattr(sys, "orig_argv", program)
+        monkeypatch.setattr(sys, "argv", argv)
+        assert startup.by_command_line(), program
+
+
+# ---- errors -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("", "a command is required: bench, doctor"),
+        ("bencj", "there is no command 'bencj'; did you mean bench?"),
+        ("xyz", "there is no command 'xyz'; choose one of bench"),
+        ("--versoin", "unknown argument '--versoin'; did you mean --version?"),
+        ("bench --stepfaktor 2", "unknown argument '--stepfaktor'; did you mean --stepfactor?"),
+        ("bench --warmups=3", "unknown argument '--warmups'; did you mean --warmup?"),
+        ("bench eight", "unknown argument 'eight'"),
+        ("bench -b 8T", "'8T' is no size"),
+        ("bench -o summ", "choose one of sum, prod, min, max"),
+        ("bench -o summ", "did you mean sum?"),
+        ("bench --proto l128", "did you mean ll128?"),
+        ("bench -d bflaot16", "did you mean bfloat16?"),
+        ("bench -d flaot", "did you mean float?"),
+        ("bench --vs glou", "choose of gloo, mpich"),
+        ("bench -b 1000000G -e 1000000G", "2 ranks need 2048000000 MiB at least"),
+        ("bench -J /no/such/place/out.json", "/no/such/place/out.json: there is no such directory"),
+        ("bench -J /", "is a directory"),
+        ("bench --timeout 0", "seconds above 0"),
+        ("explain 8 -d float17", "unknown dtype 'float17'; choose one of float32"),
+        ("explain 8 -n 0", "from 1 on"),
+        ("explain --json 64K", "put --json last"),
+        ("model --topology dgx-h1000", "recorded machines are"),
+        ("model -n 0", "from 1 on"),
+        ("tune -n 1", "from 2 to 64"),
+        ("doctor -n two", "from 1 on"),
+        ("peers install mpixh", "did you mean mpich?"),
+        ("peers install --json mpich", "put --json last"),
+    ],
+)
+def test_a_mistake_is_answered_by_help(
+    arguments: str, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "launch", lambda *_: pytest.fail("ranks were started"))
+    with pytest.raises(SystemExit) as exit_status:
+        main(arguments.split())
+    assert exit_status.value.code == 2
+    shown = capsys.readouterr()
+    assert said in shown.err
+    assert "--help` says what it takes" in shown.err
+    assert shown.out == ""
+
+
+def test_under_torchrun_one_rank_says_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, expected in (("0", "-n 4: torchrun has started 2 ranks"), ("1", "")):
+        monkeypatch.setenv("RANK", rank)
+        with pytest.raises(SystemExit) as exit_status:
+            main(["bench", "-n", "4"])
+        assert exit_status.value.code == 2
+        said = capsys.readouterr().err
+        assert expected in said
+        assert expected or said == ""
+    monkeypatch.delenv("WORLD_SIZE")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(SystemExit):
+        main(["bench"])
+    assert "or unset RANK" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_is_no_traceback(tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        file = "/proc/version"  # which not even root can write
+    else:
+        file = str(tmp_path / "locked.json")
+        Path(file).touch(0o400)
+    done = run("model", "--sizes", "8", "--json", file)
+    assert done.returncode == 1
+    assert done.stderr.startswith("python -m ringkern model: error: [Errno ")
+    assert "Traceback" not in done.stderr
+
+
+def test_what_does_not_load_is_told_by_every_other_command() -> None:
+    done = run("explain", "8", RINGKERN_PROTOCOL="tree")
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "python -m ringkern: error: ValueError: RINGKERN_PROTOCOL='tree': choose one of auto, "
+        "simple, ll, ll128",
+        "`python -m ringkern doctor` looks for the cause, and says what to do",
+    ]
+
+
+def test_a_reader_that_has_seen_enough() -> None:
+    with subprocess.Popen(
+        [*PROGRAM, "model", "--published"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        said = process.stderr.read().decode()
+        assert process.wait(LIMIT_S) == 1
+    assert said == ""
+
+
+def test_a_command_ends_at_its_timeout(capsys: pytest.CaptureFixture[str]) -> None:
+    class Module:
+        DESCRIPTION = "waits"
+
+        @staticmethod
+        def add_arguments(parser: argparse.ArgumentParser) -> None:
+            options.add_timeout(parser, 600.0)
+
+        @staticmethod
+        def run(args: argparse.Namespace) -> int:
+            time.sleep(LIMIT_S)
+            return 0
+
+    name = "tests_cli_that_waits"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, name, Module)  # type: ignore[arg-type]
+        command = cli.Command("wait", name, "waits")
+        patch.setattr("ringkern.cli.program.COMMANDS", (command,))
+        assert main(["wait", "--timeout", "0.05"]) == 1
+    assert "wait: error: not through after 0.05 s (--timeout)" in capsys.readouterr().err
+
+
+# ---- JSON ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "key"),
+    [
+        ("bench --vs none -b 8 -e 8 --seconds 0.02", "rows"),
+        ("doctor --no-rings", "findings"),
+        ("env", "loaded"),
+        ("model --sizes 8", "rows"),
+        ("model --published", "rows"),
+    ],
+)
+def test_json_alone_on_stdout_or_in_a_file(command: str, key: str, tmp_path: Path) -> None:
+    file = tmp_path / "out.json"
+    alone, beside = run(*command.split(), "--json"), run(*command.split(), "-J", str(file))
+    assert (alone.returncode, beside.returncode) == (0, 0), alone.stderr + beside.stderr
+    assert key in json.loads(alone.stdout)
+    assert key in json.loads(file.read_text())
+    assert not beside.stdout.startswith("{")
+    assert beside.stdout
+
+
+def test_explain_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "8", "1M", "--json"]) == 0
+    assert [one["nbytes"] for one in json.loads(capsys.readouterr().out)] == [8, 1 << 20]
+    assert main(["explain", "8", "--json=-"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 1
+
+
+# ---- signals ------------------------------------------------------------------------------------
+
+RANKS = [*PROGRAM, "bench", "--vs", "none", "-n", "3", "-b", "8", "-e", "8", "--seconds", "90"]
+
+
+def ranks_of(pid: int) -> list[int]:
+    """Those of its children that are started as ranks."""
+    found = []
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(int(child))
+    return found
+
+
+def is_at_work(pid: int) -> bool:
+    """Whether its ring is there: a thread watches it."""
+    threads = Path(f"/proc/{pid}/task").glob("*/comm")
+    return any(comm.read_text() == "ringkern-watch\n" for comm in threads)
+
+
+@pytest.mark.parametrize("moment", ["starting", "measuring"])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["int", "term"]
+)
+@pytest.mark.parametrize("to_all", [True, False], ids=["group", "parent"])
+def test_no_rank_is_left_and_nothing_is_said(
+    number: signal.Signals, status: int, moment: str, to_all: bool
+) -> None:
+    """Ctrl-C at a terminal reaches all processes; kill, or a job that is ended, may reach one."""
+    process = subprocess.Popen(
+        RANKS, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        deadline = time.monotonic() + LIMIT_S
+        found: list[int] = []
+        while len(found) < 3 or (moment == "measuring" and not all(map(is_at_work, found))):
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            found = ranks_of(process.pid)
+            time.sleep(0.01)
+        if to_all:
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
+        out, said = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == status, (out, said)
+        assert "Traceback" not in said
+        assert "KeyboardInterrupt" not in said
+        while any(_runs(pid) for pid in found):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+
+def _runs(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+STARTING = """
+import signal
+from multiprocessing import resource_tracker
+from ringkern import launch
+
+def spawn(*_, **__):
+    resource_tracker.getfd()  # as the start of a process does
+    print(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])))
+    raise OSError("no process")
+
+launch.spawn = spawn
+try:
+    launch.launch(2, 60.0, print)
+except OSError:
+    print(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])))
+"""
+
+
+def test_a_rank_that_is_loading_heeds_no_signal() -> None:
+    """It would answer Ctrl-C with a traceback."""
+    done = subprocess.run(
+        [sys.executable, "-c", STARTING], capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert done.stdout.splitlines() == [
+        "[<Signals.SIGINT: 2>, <Signals.SIGTERM: 15>]",
+        "[]",
+    ], done.stderr
+
+
+def _die() -> int:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return 0
+
+
+def test_a_rank_that_is_killed_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch.launch(1, LIMIT_S, _die) == 1
+    assert "rank 0 was ended by SIGKILL" in capsys.readouterr().err
+
+
+def _lose() -> int:
+    raise ringkern.errors.PeerLostError("rank 1 is gone")
+
+
+def test_a_ring_that_fails_is_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    assert launch.launch(1, LIMIT_S, _lose) == 1
+    said = capfd.readouterr().err
+    assert "rank 0: PeerLostError: rank 1 is gone" in said
+    assert "Traceback" not in said
