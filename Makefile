@@ -9,6 +9,7 @@
 # make model   its lock-free parts in every order, or very many: tests/faults/model/model.cpp
 # make coverage  lines of csrc that the C++ tests run
 # make simt    the CUDA kernels without a GPU, on a simulated one: docs/design/simulation.md
+# make readme  every command and block of README and quickstart, in a fresh clone
 # make gpu     proves and measures the CUDA kernels, where there is a GPU: bench/README.md
 # make dist    what is published: source distribution and wheel, built and tried without network
 # make hooks   the checks of .pre-commit-config.yaml before each commit, from now on
@@ -34,7 +35,7 @@ SOURCES := setup.py pyproject.toml CMakeLists.txt $(wildcard cmake/* build_backe
   $(shell find csrc tests -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu')
 
 .PHONY: demo test ctest pytest conformance build docs lint format bench faults model coverage simt \
-  mutants gpu sanitize dist hooks clean distclean FORCE
+  mutants gpu sanitize readme dist hooks clean distclean FORCE
 .NOTPARALLEL:
 
 demo: build
@@ -164,6 +165,10 @@ $(SIMT)/.built: $(VENV)/.ready $(SOURCES) $(wildcard tests/simt/*.py)
 	cmake -S . -B $(SIMT) -G Ninja -DRK_TESTS=ON -DRK_CUDA=OFF
 	cmake --build $(SIMT) --target simt_tests
 	touch $@
+
+# Of what is committed, in a temporary folder, with whatever pip fetches.
+readme:
+	$(PYTHON) -m tests.docs.readme $(README_ARGS)
 
 # With the caller's Python, whose torch has CUDA, and not that of $(VENV). It needs no network.
 gpu:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import doctest
 import random
-import re
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -157,14 +154,6 @@ def test_inside_torch_compile() -> None:
     result = torch.compile(double, backend="eager")(values(0), y)
     assert torch.equal(result, 2 * values(0) + values(1) + 1)
     assert torch.equal(y, 2 * values(0) + values(1))
-
-
-def test_the_examples_are_true() -> None:
-    assert doctest.testmod(local).failed == 0
-    readme = Path(__file__).parents[2] / "README.md"
-    [example] = re.findall(r"^```pycon\n(.*?)^```$", readme.read_text(), re.M | re.S)
-    test = doctest.DocTestParser().get_doctest(example, {}, "README.md", None, None)
-    assert doctest.DocTestRunner().run(test).failed == 0
 
 
 # ---- side by side -------------------------------------------------------------------------------

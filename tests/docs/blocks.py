@@ -1,0 +1,98 @@
+"""The code blocks of a page, and what is to become of them.
+
+A block of ``sh``, ``python`` or ``pycon`` is a promise that it works as it stands. A ``text`` block
+right after one of ``sh``, with no word between, is what that prints: each of its lines somewhere,
+and ``...`` is anything. What needs a machine that most people have not is ``text``, beside a word
+that says what it needs.
+
+A ``python`` block is a program. Its first line is its name, as ``# first.py``, and a command of the
+page runs it. A name with a folder is that of a file in the repository.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = (ROOT / "README.md", ROOT / "docs" / "quickstart.md")
+HOWTO = tuple(sorted((ROOT / "docs" / "howto").glob("*.md")))
+
+# What a block may be. `sh`, `python` and `pycon` are run; other names for them would not be.
+LANGUAGES = ("sh", "python", "pycon", "text", "bibtex", "{toctree}")
+
+_FENCE = re.compile(r"^( *)```([^\s`]*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+_NAME = re.compile(r"# (\S+\.py)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block.
+
+    Attributes:
+        page: the file.
+        line: of its first fence, from 1.
+        language: as it is written, ``{toctree}`` included.
+        text: what is between the fences, without their indentation.
+        follows: it comes right after the block before, with no word between.
+    """
+
+    page: Path
+    line: int
+    language: str
+    text: str
+    follows: bool
+
+    @property
+    def name(self) -> str | None:
+        """The file that it is to be written to."""
+        found = _NAME.match(self.text) if self.language == "python" else None
+        return found[1] if found else None
+
+    @property
+    def commands(self) -> list[str]:
+        """Of a block of sh: each as it stands, joined where a line ends in a backslash."""
+        lines = map(str.strip, self.text.replace("\\\n", " ").splitlines())
+        return [line for line in lines if line and not line.startswith("#")]
+
+    def __str__(self) -> str:
+        page = self.page.relative_to(ROOT) if self.page.is_relative_to(ROOT) else self.page.name
+        return f"{page}:{self.line}"
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """In the order of the page."""
+    text, blocks, end = page.read_text(), [], 0
+    for found in _FENCE.finditer(text):
+        line = text.count("\n", 0, found.start()) + 1
+        follows = bool(blocks) and not text[end : found.start()].strip()
+        blocks.append(Block(page, line, found[2], textwrap.dedent(found[3]), follows))
+        end = found.end()
+    return blocks
+
+
+def programs_of(blocks: list[Block]) -> dict[str, str]:
+    """The files that the page names, and their text."""
+    return {block.name: block.text for block in blocks if block.name}
+
+
+def said_to_print(blocks: list[Block]) -> dict[Block, str]:
+    """For blocks of sh that a block of text follows: that."""
+    pairs = [(a, b) for a, b in itertools.pairwise(blocks) if b.follows]
+    return {a: b.text for a, b in pairs if (a.language, b.language) == ("sh", "text")}
+
+
+def missing_lines(expected: str, output: str) -> list[str]:
+    """The lines of ``expected`` that are nowhere in ``output``; ``...`` stands for anything.
+
+    Ranks that share a terminal may write their line ends apart from their lines.
+    """
+    lines = [line.strip() for line in expected.splitlines() if line.strip(" .")]
+    return [
+        line
+        for line in lines
+        if not re.search(".*".join(map(re.escape, line.split("..."))), output)
+    ]

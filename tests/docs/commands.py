@@ -1,0 +1,33 @@
+"""Who runs a command of a page: what is in no list here, ``test_blocks.py``, as it stands."""
+
+from __future__ import annotations
+
+import re
+
+# They install or build: `make readme` runs them, in a fresh clone with a fresh environment.
+IN_A_CLONE = (
+    r"pip install -e \.",
+    r"make (demo|build)",
+)
+
+# They take long, and are run as they stand by others.
+ELSEWHERE = {
+    r"python examples/\w+\.py": "tests/torch/test_*examples.py",
+    r"make (test|conformance)": "CI, in a fresh clone: .ci/run",
+    r"make (ctest|pytest)( PYTEST_ARGS=\"[^\"]*\")?": "CI, as parts of make test",
+    r"make (simt|mutants|lint|docs|readme)": "CI, by a job of its own",
+}
+
+
+def bare(command: str) -> str:
+    """Without the comment behind it."""
+    return re.sub(r"\s+#\s.*$", "", command).strip()
+
+
+def needs_a_clone(command: str) -> bool:
+    return any(re.fullmatch(pattern, bare(command)) for pattern in IN_A_CLONE)
+
+
+def run_elsewhere(command: str) -> str | None:
+    """By whom, or None."""
+    return next((by for what, by in ELSEWHERE.items() if re.fullmatch(what, bare(command))), None)

@@ -1,0 +1,151 @@
+"""The tables of README.md that say what the code and the results say: made from those.
+
+The page has room for them, between ``<!-- generated: NAME -->`` and ``<!-- end -->``, so that a
+file viewer shows them. (Pages of ``docs/`` are filled when the site is built, by
+``docs/_ext/made_from_code``.)
+
+``python -m tests.docs.generated --update`` fills it; without ``--update`` it says if it is old.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ringkern import _C, build_info, local
+from ringkern.cli import COMMANDS
+from ringkern.config import variables
+from tests.docs.blocks import ROOT
+from tests.docs.extensions import made_from_code
+
+PAGE = ROOT / "README.md"
+
+_ROOM = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+code, table = made_from_code.markdown.code, made_from_code.markdown.table
+
+
+def support() -> str:
+    """What is reduced, and over what: in short what docs/reference/support.md has in full."""
+    asked = made_from_code.support
+    info = build_info()
+    by_ops: dict[str, list[str]] = {}
+    with local.Ring(["cpu"] * asked.RANKS) as ring:
+        for dtype in info["dtypes"]:
+            ops = ", ".join(op for op in info["ops"] if asked.accepted(ring, dtype, op))
+            by_ops.setdefault(ops, []).append(dtype)
+    ways = [
+        [name, *(_protocols(device, algorithm) for algorithm in _C.algorithms)]
+        for device, name in (("cpu", "CPU"), ("cuda", "CUDA"))
+    ]
+    return (
+        table(["dtype", "op"], [[", ".join(dtypes), ops] for ops, dtypes in by_ops.items()])
+        + "\n"
+        + table(["all-reduce on", *(f"{code(a)}, over" for a in _C.algorithms)], ways)
+    )
+
+
+def _protocols(device: str, algorithm: str) -> str:
+    has = made_from_code.support.has
+    found = [p for p in _C.protocols if has(device, p, "all_reduce", algorithm)]
+    return ", ".join(found) or "-"
+
+
+def environment() -> str:
+    """The variables that a program which uses ringkern may set."""
+    return made_from_code.environment.table_of([v for v in variables() if v.when == "import"])
+
+
+def commands() -> str:
+    """The command line, a line each."""
+    rows = [[code(f"python -m ringkern {c.name}"), c.help] for c in COMMANDS]
+    return table(["command", "what it does"], rows)
+
+
+# ---- the run that is quoted ---------------------------------------------------------------------
+
+RUN = "bench/results/2026-11-21-cpu-2-ranks-peers.json"
+SIZES = (8, 8 << 10, 64 << 10, 512 << 10, 4 << 20, 256 << 20)
+
+
+def figures() -> str:
+    """All-reduces from Python, of ordinary tensors and of shared ones, next to the best other."""
+    rows = {row["size_bytes"]: row for row in _run()["rows"]}
+    heads = ["size", "ringkern", "ringkern, shared", "best of the others", "", "Gloo"]
+    heads_, _, *lines = table(heads, [_figures(rows[size]) for size in SIZES]).splitlines()
+    return "\n".join([heads_, "|---:|---:|---:|---:|---|---:|", *lines]) + "\n"
+
+
+def _figures(row: dict[str, Any]) -> list[str]:
+    of = {c["tensor"]: c for c in row["comparisons"] if c["mode"] == "py"}
+    plain, shared = of["plain"], of["shared"]
+    gloo = {(r["contender"], r["mode"]): r for r in row["results"]}["gloo", "py"]
+    times = [t["time_us"] for t in (plain, shared)] + [plain["best_peer_us"]]
+    best = plain["best_peer"].split(":")[0]
+    return [_bytes(row["size_bytes"]), *map(_us, times), best, _us(gloo["time_us"])]
+
+
+def conditions() -> str:
+    """Of that run: machine, date, versions, command."""
+    run = _run()
+    machine = run["machine"]
+    command = run["command"].replace(" -b ", " \\\n    -b ")
+    return (
+        f"Machine: {machine['cpu']}, {machine['cores']} cores, {run['date'][:10]}, "
+        f"torch {machine['torch']}. Command:\n\n```text\n{command}\n```\n"
+    )
+
+
+def _run() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((ROOT / RUN).read_text())
+    return found
+
+
+def _bytes(size: int) -> str:
+    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit:
+            return f"{size // unit} {name}"
+    return f"{size} B"
+
+
+def _us(time: float) -> str:
+    return f"{time:,.0f}" if time >= 100 else f"{time:.{1 if time >= 10 else 2}f}"
+
+
+# ---- where it goes ------------------------------------------------------------------------------
+
+TABLES: dict[str, Callable[[], str]] = {
+    "support": support,
+    "environment": environment,
+    "commands": commands,
+    "figures": figures,
+    "conditions": conditions,
+}
+
+
+def filled(text: str) -> str:
+    """The page, with its tables as they are to be.
+
+    Raises:
+        KeyError: it has room for a table that is not here.
+    """
+    return _ROOM.sub(lambda room: f"{room[1]}{TABLES[room[2]]()}{room[3]}", text)
+
+
+def main(arguments: list[str]) -> int:
+    """0 where the page is, or now is, as it is to be."""
+    text = PAGE.read_text()
+    new = filled(text)
+    if "--update" in arguments:
+        PAGE.write_text(new)
+    elif new != text:
+        print("README.md is not what the code says: python -m tests.docs.generated --update")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

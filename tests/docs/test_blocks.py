@@ -1,0 +1,178 @@
+"""Every block of README, quickstart and how-to pages works as it stands, in the page's order."""
+
+from __future__ import annotations
+
+import doctest
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.docs import runner
+from tests.docs.blocks import (
+    HOWTO,
+    LANGUAGES,
+    PAGES,
+    ROOT,
+    Block,
+    blocks_of,
+    missing_lines,
+    programs_of,
+    said_to_print,
+)
+from tests.docs.commands import needs_a_clone, run_elsewhere
+from tests.docs.runner import environment, run
+
+LIMIT_S = 150  # of a block
+ALL = [*PAGES, *HOWTO]
+# What a program imports that not everybody has.
+OPTIONAL = ("deepspeed",)
+
+
+def id_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def runnable(block: Block) -> str:
+    """What is run of a block of sh here."""
+    return "\n".join(c for c in block.commands if not needs_a_clone(c) and not run_elsewhere(c))
+
+
+def check(block: Block, folder: Path, printed: str) -> None:
+    done = run(runnable(block), folder, LIMIT_S, environment())
+    assert done.status == 0, f"{block}: exit status {done.status}\n{block.text}\n{done.output}"
+    missing = missing_lines(printed, done.output)
+    assert not missing, f"{block}: does not print {missing}\n{done.output}"
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("page", ALL, ids=id_of)
+def test_blocks_work_as_they_stand(page: Path, tmp_path: Path) -> None:
+    blocks = blocks_of(page)
+    for name, text in programs_of(blocks).items():
+        for module in OPTIONAL:
+            if f"import {module}" in text:
+                pytest.importorskip(module)
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    printed = said_to_print(blocks)
+    names: dict[str, object] = {}
+    for block in blocks:
+        if block.language == "sh" and runnable(block):
+            check(block, tmp_path, printed.get(block, ""))
+        if block.language == "pycon":
+            test = doctest.DocTestParser().get_doctest(block.text, names, str(block), None, None)
+            assert doctest.DocTestRunner().run(test, clear_globs=False).failed == 0
+            names = test.globs
+
+
+@pytest.mark.parametrize("page", ALL, ids=id_of)
+def test_every_program_is_run(page: Path) -> None:
+    """By a command of the page; one of a block of text needs what its words say."""
+    blocks = blocks_of(page)
+    commands = [block.text for block in blocks if block.language in ("sh", "text")]
+    for block in blocks:
+        assert block.language in LANGUAGES, f"{block}: {block.language!r} would not be run"
+        if block.language == "python":
+            assert block.name, f"{block}: its first line is to be its name, as '# first.py'"
+            compile(block.text, str(block), "exec")
+            assert any(block.name in text for text in commands), f"{block}: nothing runs it"
+            if "/" in block.name:  # it is in the repository
+                assert block.text == (ROOT / block.name).read_text(), f"{block}: {block.name}"
+
+
+def test_the_first_two_pages_run_something() -> None:
+    for page in PAGES:
+        assert any(runnable(block) for block in blocks_of(page))
+
+
+# ---- what finds the blocks, and what runs them --------------------------------------------------
+
+PAGE = """\
+```sh
+python program.py
+```
+
+```text
+one ... three
+```
+
+- indented:
+
+  ```python
+  # program.py
+  print("one two three")
+  ```
+"""
+
+
+def made(folder: Path, text: str) -> list[Block]:
+    page = folder / "page.md"
+    page.write_text(text)
+    return blocks_of(page)
+
+
+def run_page(folder: Path, text: str) -> None:
+    blocks = made(folder, text)
+    for name, program in programs_of(blocks).items():
+        (folder / name).write_text(program)
+    check(blocks[0], folder, said_to_print(blocks)[blocks[0]])
+
+
+def test_a_page(tmp_path: Path) -> None:
+    blocks = made(tmp_path, PAGE)
+    assert [(b.language, b.line, b.name) for b in blocks] == [
+        ("sh", 1, None),
+        ("text", 5, None),
+        ("python", 11, "program.py"),
+    ]
+    run_page(tmp_path, PAGE)
+
+
+def test_text_behind_words_is_not_what_is_printed(tmp_path: Path) -> None:
+    assert said_to_print(made(tmp_path, PAGE.replace("\n\n```text", "\n\nSo:\n\n```text"))) == {}
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "said"),
+    [
+        ("python program.py", "python other.py", "exit status 2"),
+        ("python program.py", "false\npython program.py", "exit status 1"),
+        ("python program.py", "false | cat\npython program.py", "exit status 1"),
+        ("one ... three", "one ... four", "does not print"),
+        ('print("one', 'exit("one', "exit status 1"),
+    ],
+)
+def test_a_page_that_is_wrong(tmp_path: Path, right: str, wrong: str, said: str) -> None:
+    with pytest.raises(AssertionError, match=said):
+        run_page(tmp_path, PAGE.replace(right, wrong))
+
+
+def test_commands_of_a_block(tmp_path: Path) -> None:
+    text = "# first\npip install -e .   # why\na \\\nb\n\nmake demo\n"
+    [block] = made(tmp_path, f"```sh\n{text}```\n")
+    assert block.commands == ["pip install -e .   # why", "a  b", "make demo"]
+    assert runnable(block) == "a  b"
+
+
+@pytest.mark.parametrize("command", ["pip install ringkern", "make demolish", "python a.py # b"])
+def test_what_is_in_no_list_is_run(command: str) -> None:
+    assert not needs_a_clone(command)
+    assert run_elsewhere(command) is None
+
+
+@pytest.mark.parametrize("on_term", ["-", "''"])  # it ends; it does not care
+def test_nothing_outlives_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_term: str
+) -> None:
+    monkeypatch.setattr(runner, "GRACE_S", 1)
+    # In a session of its own, as the ranks of torchrun are.
+    rank = f"trap {on_term} TERM; echo $$ > pid; exec sleep 600"
+    with pytest.raises(TimeoutError, match="begun"):
+        run(f'echo begun; setsid bash -c "{rank}" & wait'.replace("$$", "\\$\\$"), tmp_path, 2, {})
+    process = Path("/proc") / (tmp_path / "pid").read_text().strip()
+    assert not process.exists() or "sleep" not in (process / "cmdline").read_text()
+
+
+def test_the_programs_of_this_environment_are_found() -> None:
+    assert shutil.which("torchrun", path=environment()["PATH"])

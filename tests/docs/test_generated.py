@@ -1,0 +1,66 @@
+"""README.md says what the code and the results say."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.docs import generated
+from tests.docs.blocks import ROOT
+from tests.docs.generated import PAGE, RUN, TABLES, filled
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_readme_has_the_table_as_it_is(name: str) -> None:
+    text = PAGE.read_text()
+    assert f"<!-- generated: {name} -->\n{TABLES[name]()}<!-- end -->" in text, (
+        "python -m tests.docs.generated --update"
+    )
+
+
+def test_room_is_filled_and_nothing_else() -> None:
+    room = "a\n<!-- generated: commands -->\nold\n<!-- end -->\nb\n"
+    new = filled(room)
+    assert new.startswith("a\n<!-- generated: commands -->\n| command |")
+    assert new.endswith("<!-- end -->\nb\n")
+    assert filled(new) == new
+    with pytest.raises(KeyError, match="nonsense"):
+        filled(room.replace("commands", "nonsense"))
+
+
+def test_an_old_page_is_noticed(
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = tmp_path_factory.mktemp("page") / "README.md"
+    page.write_text("<!-- generated: commands -->\nold\n<!-- end -->\n")
+    monkeypatch.setattr(generated, "PAGE", page)
+    assert generated.main([]) == 1
+    assert "--update" in capsys.readouterr().out
+    assert generated.main(["--update"]) == 0
+    assert generated.main([]) == 0
+    assert "old" not in page.read_text()
+
+
+def test_at_most_ten_variables() -> None:
+    assert 1 <= generated.environment().count("`RINGKERN_") <= 10
+
+
+def test_what_the_readme_says_of_the_quoted_run() -> None:
+    """'at all 26 sizes of that run, from Python and from C, less time than any of them'."""
+    text = " ".join(PAGE.read_text().split())
+    rows = generated._run()["rows"]
+    assert f"at all {len(rows)} sizes of that run, from Python and from C" in text
+    ratios = [c["time_over_peer"] for row in rows for c in row["comparisons"]]
+    assert len(ratios) == 4 * len(rows)
+    assert max(ratios) < 1
+    assert RUN in text
+    assert RUN.replace(".json", ".png") in text
+
+
+def test_the_citation_is_the_same_in_both_places() -> None:
+    [cited] = re.findall(r"^ *title += \{(.*)\},$", PAGE.read_text(), re.MULTILINE)
+    [title] = re.findall(r'^title: "(.*)"$', (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert cited == title

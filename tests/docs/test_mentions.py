@@ -1,0 +1,101 @@
+"""What the pages mention is there: commands and their options, programs, targets, variables."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ringkern.cli import parsers
+from ringkern.config import variables
+from tests.docs.blocks import ROOT
+
+# The changelog speaks of what was.
+PAGES = sorted(
+    {*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md")}
+    - {ROOT / "CHANGELOG.md"}
+)
+# Of text with Markdown around it: up to what ends a command.
+_WORDS = r"((?:\\\n|[^`\n|;#()])*)"
+_COMMAND = re.compile(r"(?:python3? -m |torchrun [^\n`]*-m )ringkern ([a-z]+)" + _WORDS)
+_EXAMPLE = re.compile(r"python3? (examples/\w+\.py)" + _WORDS)
+_TARGET = re.compile(r"(?:`|^|&& )make ([a-z]+)\b", re.MULTILINE)
+_VARIABLE = re.compile(r"\bRINGKERN_[A-Z_]+\b")
+_PATH = re.compile(r"<\w+ [^>]*?\b(?:src|href)=\"(?!https?:)([^\"]+)\"")
+_OPTION = re.compile(r"(?:^|\s)(--?[a-zA-Z][\w-]*)")
+
+
+def id_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+PARSERS = functools.cache(parsers)
+MAKEFILE = (ROOT / "Makefile").read_text()
+TARGETS = set(re.findall(r"^([a-z]+):", MAKEFILE, re.MULTILINE))
+VARIABLES = {variable.name for variable in variables()}
+
+
+def unknown_options(words: str, parser: argparse.ArgumentParser) -> list[str]:
+    return [o for o in _OPTION.findall(words) if o not in parser._option_string_actions]
+
+
+def options_of(program: Path) -> set[str]:
+    """Of an example: its own, and those of all examples."""
+    text = program.read_text() + (program.parent / "compare.py").read_text()
+    calls = re.findall(r"add_argument\(((?:\"--?[\w-]+\",? ?)+)", text)
+    return {name for call in calls for name in re.findall(r"--?[\w-]+", call)}
+
+
+def wrong(text: str, folder: Path = ROOT) -> Iterator[str]:
+    """What the text of a page in ``folder`` mentions that is not there."""
+    for path in _PATH.findall(text):
+        if not (folder / path).exists():
+            yield f"{path}: no such file"
+    for name, words in _COMMAND.findall(text):
+        if name not in PARSERS():
+            yield f"python -m ringkern {name}: no such command"
+        else:
+            for option in unknown_options(words, PARSERS()[name]):
+                yield f"python -m ringkern {name}: no option {option}"
+    for name, words in _EXAMPLE.findall(text):
+        if not (ROOT / name).exists():
+            yield f"{name}: no such file"
+        else:
+            known = options_of(ROOT / name)
+            for option in _OPTION.findall(words):
+                if option not in known:
+                    yield f"{name}: no option {option}"
+    for name in _TARGET.findall(text):
+        if name not in TARGETS:
+            yield f"make {name}: no such target"
+    for name in _VARIABLE.findall(text):
+        if name not in VARIABLES and name != "RINGKERN_":
+            yield f"{name}: no such variable"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=id_of)
+def test_what_is_mentioned_is_there(page: Path) -> None:
+    assert list(wrong(page.read_text(), page.parent)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("`python -m ringkern bench -n 4 -b 1K`", []),
+        ("`python -m ringkern bench --no-such`", ["python -m ringkern bench: no option --no-such"]),
+        ("python -m ringkern danse", ["python -m ringkern danse: no such command"]),
+        ("`python examples/ddp.py --ranks 3`", []),
+        ("`python examples/ddp.py --rank 3`", ["examples/ddp.py: no option --rank"]),
+        ("python examples/dpp.py", ["examples/dpp.py: no such file"]),
+        ("`make demo` and make no", []),
+        ("`make no`", ["make no: no such target"]),
+        ('<a href="README.md"><img src="no.png">', ["no.png: no such file"]),
+        ("RINGKERN_TIMEOUT RINGKERN_TIMEUOT", ["RINGKERN_TIMEUOT: no such variable"]),
+    ],
+)
+def test_what_is_not_there_is_noticed(text: str, said: list[str]) -> None:
+    assert list(wrong(text)) == said
