@@ -120,15 +120,15 @@ class Trace:
         return self._lanes.get((rank, channel), ())
 
     def position(self, rank: int, channel: int = 0) -> int:
-        """Where ``rank`` stands on the channel's ring."""
+        """Where ``rank`` stands on the ring of ``channel``."""
         return self.orders[channel].index(rank)
 
     def next(self, rank: int, channel: int = 0) -> int:
-        """The rank that ``rank`` sends to."""
+        """The rank that ``rank`` sends to on ``channel``."""
         return self.orders[channel][(self.position(rank, channel) + 1) % self.ranks]
 
     def prev(self, rank: int, channel: int = 0) -> int:
-        """The rank that ``rank`` receives from."""
+        """The rank that ``rank`` receives from on ``channel``."""
         return self.orders[channel][self.position(rank, channel) - 1]
 
     def feeder(self, event: Event) -> Event | None:
@@ -140,7 +140,7 @@ class Trace:
         return self._places.get((prev, event.channel, event.loop, event.step - 1))
 
     def waits_for(self, received: Event) -> bool:
-        """Whether a verb that receives cannot end before its feeder began.
+        """Whether the verb ``received`` cannot end before its feeder began.
 
         Over LL and LL128 nobody waits for an empty chunk: it has no line to look at.
         """
@@ -163,7 +163,7 @@ class Trace:
 
     @classmethod
     def from_json(cls, text: str) -> Trace:
-        """Reads what :meth:`to_json` wrote.
+        """The trace that :meth:`to_json` wrote as ``text``.
 
         Raises:
             ValueError: it is no such text, or of another version.
