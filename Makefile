@@ -34,6 +34,8 @@ unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 SOURCES := setup.py pyproject.toml CMakeLists.txt $(wildcard cmake/* build_backend/*.py) \
   $(shell find csrc tests -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu')
 
+CPP := $(filter %.h %.cuh %.cpp %.cu,$(SOURCES))
+
 .PHONY: demo test ctest pytest conformance build docs lint format bench faults model coverage simt \
   mutants gpu sanitize readme dist hooks clean distclean FORCE
 .NOTPARALLEL:
@@ -90,6 +92,7 @@ docs: build
 
 lint: build
 	@! grep -nE '^.{101,}' $(SOURCES)
+	@clang-format --dry-run --Werror $(CPP)
 	python tests/build/rooms.py
 	python tests/build/sizes.py
 	python tests/build/arrows.py
@@ -98,6 +101,7 @@ lint: build
 	mypy
 
 format: $(VENV)/.ready
+	@clang-format -i $(CPP)
 	ruff check --fix
 	ruff format
 

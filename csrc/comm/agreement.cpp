@@ -25,13 +25,8 @@ std::string printable(const std::string& text, size_t most) {
 
 Agreement::Agreement(Store& store, const std::string& prefix, int rank, int size,
                      Milliseconds timeout)
-    : store_(store),
-      prefix_(prefix),
-      rank_(rank),
-      size_(size),
-      timeout_(std::min(timeout, kLongest)),
-      start_(Clock::now()),
-      deadline_(start_ + timeout_) {}
+    : store_(store), prefix_(prefix), rank_(rank), size_(size),
+      timeout_(std::min(timeout, kLongest)), start_(Clock::now()), deadline_(start_ + timeout_) {}
 
 Milliseconds Agreement::slice() const {
   const auto left = std::chrono::ceil<Milliseconds>(deadline_ - Clock::now());

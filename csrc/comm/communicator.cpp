@@ -51,8 +51,8 @@ Communicator::Communicator(std::shared_ptr<Store> store, std::string name, int r
     throw UsageError("a communicator has 1 to " + std::to_string(kMaxRanks) + " ranks, not " +
                      std::to_string(ranks));
   if (rank < 0 || rank >= ranks)
-    throw UsageError(rank_text(rank) + " is not among the " +
-                     std::to_string(ranks) + " ranks of the communicator");
+    throw UsageError(rank_text(rank) + " is not among the " + std::to_string(ranks) +
+                     " ranks of the communicator");
   if (timeout.count() <= 0) throw UsageError("the timeout must be positive");
 }
 
@@ -60,9 +60,7 @@ Communicator::~Communicator() { close(); }
 
 bool Communicator::in_callback() const { return calling_back == this; }
 
-bool Communicator::forked() const {
-  return forks.load(std::memory_order_relaxed) != generation_;
-}
+bool Communicator::forked() const { return forks.load(std::memory_order_relaxed) != generation_; }
 
 void Communicator::check_callable() {
   if (forked())
@@ -93,8 +91,9 @@ void Communicator::run(const Device& device, const Task& task,
                        const std::function<void()>& before) {
   check_callable();
   if (calling_back == this)
-    throw UsageError("a synchronous call in the callback of an asynchronous one would wait for "
-                     "itself. Use async_op=True there, or call after wait().");
+    throw UsageError(
+        "a synchronous call in the callback of an asynchronous one would wait for "
+        "itself. Use async_op=True there, or call after wait().");
   std::lock_guard turn(turn_);
   check_callable();  // it may have been closed while this call waited for its turn
   worker_->drain();  // asynchronous calls came first
@@ -163,7 +162,8 @@ void Communicator::run_on(Ring& ring, const Task& task, const std::function<void
     if (failure) poison(failure->text, failure->about);
     check_healthy();
   }
-  if (!usable_) [[unlikely]] check_healthy();  // abort() may have come before the ring was there
+  if (!usable_) [[unlikely]]
+    check_healthy();  // abort() may have come before the ring was there
   choose(task, ring.ways);
   task.seq = control.begin(words_of(task));
   task.history = control.history();
@@ -181,9 +181,9 @@ void Communicator::run_on(Ring& ring, const Task& task, const std::function<void
     fail(ring, nullptr, e);
   } catch (const std::exception& e) {
     const Facts about{rank_, task.seq};
-    control.fail({Cause::failed, rank_, about,
-                  rank_text(rank_) + " failed in seq=" + std::to_string(task.seq) + ": " +
-                      e.what()});
+    control.fail(
+        {Cause::failed, rank_, about,
+         rank_text(rank_) + " failed in seq=" + std::to_string(task.seq) + ": " + e.what()});
     ring.executor->abort();
     poison(e.what(), about);
     throw;
@@ -210,7 +210,7 @@ void Communicator::fail(Ring& ring, const Failure* mine, const Error& here) {
   const std::string place = here.what();
   throw_as(first.cause,
            first.text.find(place) != std::string::npos ? first.text
-                                                     : sentence(first.text) + " Here: " + place,
+                                                       : sentence(first.text) + " Here: " + place,
            about);
 }
 

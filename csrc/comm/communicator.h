@@ -107,12 +107,12 @@ class Communicator {
   const int born_in_;     // pid
   const int generation_;  // of forks: differs in a forked child
 
-  std::timed_mutex turn_;  // one collective at a time
+  std::timed_mutex turn_;           // one collective at a time
   std::atomic<bool> usable_{true};  // neither failed nor closed
   // Where the last collective ran. Belongs to whoever runs the next.
   const Device* last_device_ = nullptr;
   Ring* last_ring_ = nullptr;
-  std::mutex state_;       // guards what follows; never held while a collective runs
+  std::mutex state_;  // guards what follows; never held while a collective runs
   std::map<std::string, Ring> rings_;
   std::string poisoned_;  // why this communicator is unusable; empty while it is not
   Facts poisoned_about_;

@@ -42,7 +42,7 @@ struct Control::Page {
   alignas(kCacheLine) uint64_t departed;       // 0: not yet; else 1 + the number of its last call
   alignas(kCacheLine) uint64_t first_to_fail;  // rank 0's page: 0: nobody; else 1 + the rank
   struct Probe {
-    uint64_t begun;  // written last
+    uint64_t begun;         // written last
     uint64_t out_of_reach;  // a bit for each
     char place[kMostPlace];
   };
@@ -58,8 +58,7 @@ struct Control::Page {
 };
 
 Control::Control(int my_rank, int of_ranks, std::string its_name)
-    : rank(my_rank), ranks(of_ranks), name(std::move(its_name)),
-      pages_(size_t(of_ranks), nullptr) {
+    : rank(my_rank), ranks(of_ranks), name(std::move(its_name)), pages_(size_t(of_ranks), nullptr) {
   Page* mine;
   if (ranks == 1) {
     mine = alone_ = new Page{};
@@ -92,7 +91,10 @@ const CallLine* Control::calls_of(int peer) const {
 std::optional<Call> Control::call(int of, uint64_t seq) const {
   const CallLine& line = pages_[size_t(of)]->calls[seq % kCallLines];
   if (load(line.seq, std::memory_order_acquire) != seq || seq == 0) return {};
-  Call call{seq, {load(line.what), load(line.count)}, load(line.started), load(line.ended),
+  Call call{seq,
+            {load(line.what), load(line.count)},
+            load(line.started),
+            load(line.ended),
             load(line.history)};
   std::atomic_thread_fence(std::memory_order_acquire);
   if (load(line.seq) != seq) return {};
@@ -103,8 +105,7 @@ std::vector<Call> Control::last_calls(int of, size_t most) const {
   std::vector<Call> calls;
   for (const CallLine& line : pages_[size_t(of)]->calls)
     if (const auto found = call(of, load(line.seq))) calls.push_back(*found);
-  std::sort(calls.begin(), calls.end(),
-            [](const Call& a, const Call& b) { return a.seq < b.seq; });
+  std::sort(calls.begin(), calls.end(), [](const Call& a, const Call& b) { return a.seq < b.seq; });
   if (calls.size() > most) calls.erase(calls.begin(), calls.end() - ptrdiff_t(most));
   return calls;
 }

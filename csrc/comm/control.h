@@ -109,7 +109,7 @@ class Control {
   // Now and then, to show that this rank is alive, and to know the time.
   void beat();
   int64_t last_beat_of(int rank) const;  // CLOCK_MONOTONIC, in ns
-  int64_t pid_of(int rank) const;  // 0 where it is no process that this one can see
+  int64_t pid_of(int rank) const;        // 0 where it is no process that this one can see
   // This rank has begun to probe its links; `out_of_reach`, by rank: those whose memory it does not
   // write to. `place`: where its own is.
   void begin_probe(const std::vector<bool>& out_of_reach, const std::string& place);
@@ -142,7 +142,7 @@ class Control {
   Page* alone_ = nullptr;  // of a ring of one rank
   std::vector<Page*> pages_;
   uint64_t* first_to_fail_ = nullptr;  // on rank 0's page; null while that is not mapped
-  CallLine* lines_ = nullptr;  // mine
+  CallLine* lines_ = nullptr;          // mine
   std::atomic<int64_t> now_{coarse_now()};
   std::atomic<uint64_t> seq_{0};
   uint64_t history_ = 0;

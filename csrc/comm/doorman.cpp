@@ -21,9 +21,7 @@ constexpr Milliseconds kLongestPause{100};
 constexpr Milliseconds kStoreAnswers{10000};
 
 // On the wire: a byte that says whether a rank was lost, and the reason.
-std::string message_of(const LastWord& word) {
-  return char(word.by_loss) + printable(word.reason);
-}
+std::string message_of(const LastWord& word) { return char(word.by_loss) + printable(word.reason); }
 LastWord last_word_in(const std::string& message) {
   const std::string reason = message.substr(std::min<size_t>(1, message.size()));
   return {printable(reason), message.starts_with('\1')};
@@ -36,15 +34,10 @@ void hang_up(const Fd& socket) { ::shutdown(socket.get(), SHUT_RDWR); }
 
 Doorman::Doorman(std::shared_ptr<Store> store, const std::string& name, int rank, int ranks,
                  const Terms& terms, PeerCalls calls)
-    : store_(std::move(store)),
-      rank_(rank),
-      ranks_(ranks),
-      terms_(terms),
-      calls_(std::move(calls)),
+    : store_(std::move(store)), rank_(rank), ranks_(ranks), terms_(terms), calls_(std::move(calls)),
       address_(my_address(terms, random_id())),
       prefix_(unique_prefix(*store_, name, {rank, ranks})),
-      listener_(listen_on(socket_name(address_.socket))),
-      bell_(make_bell()) {
+      listener_(listen_on(socket_name(address_.socket))), bell_(make_bell()) {
   store_->set(key("address", rank_), to_bytes(address_));
   // Peers look at this counter, because to wait for a key would keep others from the store.
   store_->add(key("present", rank_), 1);
@@ -160,9 +153,7 @@ bool Doorman::hear(Line& line) {
       case Line::Stage::stranger:
         return received != Received::closed &&
                greeted(line, received == Received::message, message);
-      case Line::Stage::asked:
-        answered(line, received, message);
-        return true;
+      case Line::Stage::asked: answered(line, received, message); return true;
       case Line::Stage::met:
         if (received == Received::closed) calls_.lost(line.peer, nullptr);
         else calls_.told(line.peer, last_word_in(message.bytes));

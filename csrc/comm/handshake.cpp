@@ -83,12 +83,14 @@ void check_terms(const Hello& mine, const Hello& theirs) {
   static_assert(kProtocols == 3, "every protocol's slot_bytes is compared above");
   const std::string remedy = ": all ranks of a group need the same devices and settings";
   if (text(mine.device) != text(theirs.device))
-    throw RendezvousError(disagreement("device", mine.from, text(mine.device), theirs.from,
-                                       text(theirs.device)) + remedy);
+    throw RendezvousError(
+        disagreement("device", mine.from, text(mine.device), theirs.from, text(theirs.device)) +
+        remedy);
   for (const Field& f : fields)
     if (f.mine != f.theirs)
       throw RendezvousError(disagreement(f.name, mine.from, std::to_string(f.mine), theirs.from,
-                                         std::to_string(f.theirs)) + remedy);
+                                         std::to_string(f.theirs)) +
+                            remedy);
 }
 
 }  // namespace
@@ -179,7 +181,8 @@ void check_reachable(const Address& mine, int my_rank, const Address& peer, int 
     return "is on host " + text(a.host) + " (boot " + text(a.boot) + ")";
   };
   if (mine.boot[0] != 0 && peer.boot[0] != 0 && text(mine.boot) != text(peer.boot))
-    throw TransportError(both(place(mine), place(peer)) + "ringkern's ring works inside one host; "
+    throw TransportError(both(place(mine), place(peer)) +
+                         "ringkern's ring works inside one host; "
                          "give it a group of ranks of one host");
   if (mine.network != 0 && peer.network != 0 && mine.network != peer.network)
     throw TransportError(
@@ -230,9 +233,8 @@ std::string read_passed_on(const std::string& bytes, const Hello& mine, int owne
   std::memcpy(&p, bytes.data(), std::min(bytes.size(), sizeof p));
   if (!is_greeting(bytes, mine.session) || bytes.size() < sizeof p ||
       bytes.size() - sizeof p != p.offer_bytes || p.owner != owner)
-    throw RendezvousError(rank_text(from) + " should have passed the offer of " +
-                          rank_text(owner) + " to " + rank_text(mine.from) +
-                          ", and sent something else");
+    throw RendezvousError(rank_text(from) + " should have passed the offer of " + rank_text(owner) +
+                          " to " + rank_text(mine.from) + ", and sent something else");
   return bytes.substr(sizeof p);
 }
 

@@ -36,8 +36,8 @@ struct Address {
   uint32_t magic, version;
   Id session;  // rank 0's is the ring's
   Id socket;
-  char boot[40];  // which host, and which start of it
-  char host[64];  // its name, for messages
+  char boot[40];     // which host, and which start of it
+  char host[64];     // its name, for messages
   uint64_t network;  // inode of the network namespace; 0 where it cannot be told
   uint64_t pids;     // the same of the pid namespace
   int64_t pid;

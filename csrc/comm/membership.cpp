@@ -117,13 +117,13 @@ Communicator::Ring Communicator::connect(const Device& device) {
   const auto equip = [&] {
     ring.executor = device.make_executor(segments);
     ring.enqueues = ring.executor->enqueues();
-    ring.watch = std::make_unique<Watch>(Watched{
-        name_, device.name, timeout_, ring.control.get(),
-        [this, executor = ring.executor.get()](const Failure& failure) {
-          poison(failure.text, failure.about);
-          executor->abort();
-        },
-        key});
+    ring.watch = std::make_unique<Watch>(
+        Watched{name_, device.name, timeout_, ring.control.get(),
+                [this, executor = ring.executor.get()](const Failure& failure) {
+                  poison(failure.text, failure.about);
+                  executor->abort();
+                },
+                key});
   };
   const auto map = [&](const std::vector<Offer>& offers, const std::string& word) {
     const Word of_rank_0 = word_in(word, rank_, ranks_);
@@ -156,8 +156,7 @@ Communicator::Ring Communicator::connect(const Device& device) {
   const auto probe = [&](const Id& session, const Look& look) {
     probe_links({segments, device.probe, *ring.transport, *ring.control, timeout_}, session, look);
   };
-  ring.neighbours =
-      join_ring(store, key, place, device.terms, timeout_, word, offer, map, probe);
+  ring.neighbours = join_ring(store, key, place, device.terms, timeout_, word, offer, map, probe);
   return ring;
 }
 
@@ -173,8 +172,10 @@ void Communicator::close(Milliseconds patience) {
     return;
   }
   if (in_callback())
-    throw UsageError("close() in the callback of an asynchronous call would wait for itself. Close "
-                     "communicator '" + name_ + "' elsewhere.");
+    throw UsageError(
+        "close() in the callback of an asynchronous call would wait for itself. Close "
+        "communicator '" +
+        name_ + "' elsewhere.");
   {
     std::lock_guard lock(state_);
     if (closed_) return;

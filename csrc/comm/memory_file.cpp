@@ -55,8 +55,7 @@ int create_in_dev_shm(int refusal, int64_t bytes) {
   if (fd >= 0) ::close(fd);  // a disk: its pages would be written there
   const std::string without = "memfd_create: " + error_text(refusal) + ", and ";
   const std::string remedy = "Allow memfd_create, or mount a tmpfs at /dev/shm";
-  if (fd >= 0)
-    fail(without + "/dev/shm", ENOTSUP, bytes, {INFINITY, "It is no tmpfs", remedy});
+  if (fd >= 0) fail(without + "/dev/shm", ENOTSUP, bytes, {INFINITY, "It is no tmpfs", remedy});
   if (error == EMFILE || error == ENFILE)
     fail("open", error, bytes, limit_behind(error, double(bytes), -1, false));
   fail(without + "open(/dev/shm)", error, bytes,

@@ -101,8 +101,8 @@ MemoryLimit limit_of(const std::string& dir, const CgroupPath& at, double wanted
     }
   }
   left = std::max(left, 0.0);
-  return {left, "The memory cgroup " + at.path + " allows " + mib(limit) + " and holds " +
-                    mib(used),
+  return {left,
+          "The memory cgroup " + at.path + " allows " + mib(limit) + " and holds " + mib(used),
           "Raise its limit (docker: --memory), or run fewer ranks in it", limit >= wanted};
 }
 
@@ -124,8 +124,9 @@ MemoryLimit cgroup_left(double wanted, double swap) {
 MemoryLimit open_files() {
   rlimit limit{};
   ::getrlimit(RLIMIT_NOFILE, &limit);
-  return {INFINITY, "This process may have " + std::to_string(limit.rlim_cur) +
-                        " files open (ulimit -n), and has",
+  return {INFINITY,
+          "This process may have " + std::to_string(limit.rlim_cur) +
+              " files open (ulimit -n), and has",
           "Raise that limit, or close some"};
 }
 
@@ -171,16 +172,14 @@ MemoryLimit memory_left(double wanted) {
 
 MemoryLimit limit_behind(int error, double wanted, int fd, bool maps) {
   switch (error) {
-    case EMFILE:
-      return open_files();
+    case EMFILE: return open_files();
     case ENFILE:
       return {INFINITY, "This machine has as many files open as it may (sysctl fs.file-max)",
               "Raise that limit"};
     case EFBIG:
       return {longest_file(), "The limit on file size (ulimit -f) is " + mib(longest_file()),
               "Raise it"};
-    case ENOSPC:
-      return room_on(fd);
+    case ENOSPC: return room_on(fd);
     case ENOMEM:
       if (maps)
         for (const MemoryLimit& limit : {addresses_left(), mappings_left()})

@@ -9,9 +9,9 @@
 namespace ringkern {
 
 struct MemoryLimit {
-  double left = INFINITY;  // bytes that can still be taken; none is known where it is infinite
-  std::string what;        // a sentence with its figures, without the full stop; empty: no limit
-  std::string remedy;      // another
+  double left = INFINITY;    // bytes that can still be taken; none is known where it is infinite
+  std::string what;          // a sentence with its figures, without the full stop; empty: no limit
+  std::string remedy;        // another
   bool may_be_more = false;  // the system has not counted yet what it could give up
 };
 

@@ -52,9 +52,9 @@ inline std::string forked_text(const std::string& what, int born_in, int here) {
 
 // What an error is about, as far as it is known.
 struct Facts {
-  int rank = -1;         // whose fault it is, or who was waited for; -1: nobody's
-  uint64_t seq = 0;      // of the call, counted from 1; 0: none
-  std::string phase{};   // how far this rank had come in it
+  int rank = -1;        // whose fault it is, or who was waited for; -1: nobody's
+  uint64_t seq = 0;     // of the call, counted from 1; 0: none
+  std::string phase{};  // how far this rank had come in it
 };
 
 // The classes of failure that Python turns into exceptions of its own (`ringkern.errors`).
@@ -169,16 +169,19 @@ struct Segments {
   void* mine = nullptr;
   void* next = nullptr;  // of the rank after this one, and of the one before
   void* prev = nullptr;
-  std::vector<void*> all;  // by rank, this one's among them
+  std::vector<void*> all;                // by rank, this one's among them
   std::vector<const CallLine*> calls{};  // by rank, kCallLines of each: what it says of its calls
-  RingOrders orders{};  // where there are any, next and prev do not count
+  RingOrders orders{};                   // where there are any, next and prev do not count
 };
 
 inline void check_orders(const RingOrders& orders, int ranks) {
   if (!orders.valid(ranks))
-    throw UsageError("these orders of " + std::to_string(ranks) + " ranks make no rings: there are "
-                     "at most " + std::to_string(RingOrders::kMost) + " of at most " +
-                     std::to_string(RingOrders::kMostRanks) + " ranks, and each names every rank "
+    throw UsageError("these orders of " + std::to_string(ranks) +
+                     " ranks make no rings: there are "
+                     "at most " +
+                     std::to_string(RingOrders::kMost) + " of at most " +
+                     std::to_string(RingOrders::kMostRanks) +
+                     " ranks, and each names every rank "
                      "once. Give others, or none for 0, 1, 2, ...");
 }
 
@@ -191,16 +194,16 @@ struct Task {
   const void* in = nullptr;
   void* out = nullptr;
   int64_t count = 0;
-  int root = 0;  // of a broadcast, a reduce or a message
+  int root = 0;                                   // of a broadcast, a reduce or a message
   mutable Algorithm algorithm = Algorithm::ring;  // of an all-reduce; all else has the ring
   void* stream = nullptr;
   Milliseconds timeout{0};  // for each wait on a CPU; 0: the executor's
   // Where it is open, the communicator chooses algorithm and protocol, by what its ranks have
   // agreed on.
   Choice choice = Choice::none;
-  mutable uint64_t seq = 0;  // on its ring, from 1: the communicator counts; 0: nobody does
+  mutable uint64_t seq = 0;      // on its ring, from 1: the communicator counts; 0: nobody does
   mutable uint64_t history = 0;  // as in CallLine
-  mutable bool rested = false;  // a wait took more than some microseconds; the executor says so
+  mutable bool rested = false;   // a wait took more than some microseconds; the executor says so
   // Called on a CPU, if at all, when a wait takes more than some microseconds, and once only.
   void (*rests)(void* with) = nullptr;
   void* with = nullptr;

@@ -179,8 +179,7 @@ std::optional<std::string> ProbeWords::difference(int writer, int reader,
   const uint64_t there = found[size_t(first)];
   std::string text = std::to_string(bytes) + " of " + std::to_string(8 * found.size()) +
                      " bytes differ, the first of them in word " + std::to_string(first) +
-                     ", which is " + hex(there) + " and should be " +
-                     hex(wanted[size_t(first)]);
+                     ", which is " + hex(there) + " and should be " + hex(wanted[size_t(first)]);
   for (int w = 0; w < ranks_; ++w)
     for (int r = 0; r < ranks_; ++r)
       if (is_probed(w, r, ranks_) && there == word_of(seed_of(w, r), first))
@@ -188,8 +187,8 @@ std::optional<std::string> ProbeWords::difference(int writer, int reader,
   return text;
 }
 
-void check_probed(const ProbedLink& link, const ProbeWords& words, int rank,
-                  Milliseconds patience, const ProbeNames& names) {
+void check_probed(const ProbedLink& link, const ProbeWords& words, int rank, Milliseconds patience,
+                  const ProbeNames& names) {
   const auto fail = [&](const std::string& text) {
     throw TransportError(text + ". " + names.remedy, {link.peer, 0, "probed its links"});
   };
@@ -200,8 +199,7 @@ void check_probed(const ProbedLink& link, const ProbeWords& words, int rank,
     fail(what + (found[link.words - 1] != 0 ? " is wrong" : late) + ": " + *wrong);
   };
   if (link.mine != nullptr)
-    check(rank, link.receives,
-          "what " + names.there + " wrote into the memory of " + names.here);
+    check(rank, link.receives, "what " + names.there + " wrote into the memory of " + names.here);
   if (link.shown != nullptr)
     check(link.peer, link.sees,
           "what " + names.here + " reads where " + names.there + " wrote into its own memory");
@@ -220,9 +218,9 @@ void Transport::begin_probe(std::span<ProbedLink> links) {
   for (const ProbedLink& link : links) {
     if (link.theirs == nullptr) continue;
     for (int i = 0; i < link.words; ++i)
-      std::atomic_ref(link.theirs[i]).store(
-          link.sends[i],
-          i + 1 < link.words ? std::memory_order_relaxed : std::memory_order_release);
+      std::atomic_ref(link.theirs[i])
+          .store(link.sends[i],
+                 i + 1 < link.words ? std::memory_order_relaxed : std::memory_order_release);
   }
 }
 

@@ -78,8 +78,8 @@ struct ProbeSlots {
 struct ProbeNames {
   std::string here, there, remedy;
 };
-void check_probed(const ProbedLink& link, const ProbeWords& words, int rank,
-                  Milliseconds patience, const ProbeNames& names);
+void check_probed(const ProbedLink& link, const ProbeWords& words, int rank, Milliseconds patience,
+                  const ProbeNames& names);
 
 // What is to be probed, by one rank of a ring that is being made.
 struct ProbedRing {

@@ -189,8 +189,7 @@ void Exchange::pass_round() {
     owner = (owner + back) % place_.size;
     auto [received, message] =
         await_message(prev_.socket, place_.prev, "to pass the offer of " + rank_text(owner));
-    if (received == Received::broken)
-      throw RendezvousError(not_whole(place_.prev, place_.rank));
+    if (received == Received::broken) throw RendezvousError(not_whole(place_.prev, place_.rank));
     const Hello mine = my_hello(terms_, session_, place_.size, place_.rank, place_.prev);
     message.bytes = read_passed_on(message.bytes, mine, owner, place_.prev);
     others_.push_back(std::move(message));
@@ -254,12 +253,11 @@ Neighbours Exchange::take() {
 
 }  // namespace
 
-Neighbours join_ring(Store& store, const std::string& prefix, const Place& place,
-                     const Terms& terms, Milliseconds timeout, const MakeWord& make_word,
-                     const std::function<Offer()>& make_offer,
-                     const std::function<void(const std::vector<Offer>& offers,
-                                              const std::string& word)>& map,
-                     const Probe& probe) {
+Neighbours join_ring(
+    Store& store, const std::string& prefix, const Place& place, const Terms& terms,
+    Milliseconds timeout, const MakeWord& make_word, const std::function<Offer()>& make_offer,
+    const std::function<void(const std::vector<Offer>& offers, const std::string& word)>& map,
+    const Probe& probe) {
   if (place.size == 1) return {};
   Agreement agreement(store, prefix, place.rank, place.size, timeout);
   Exchange exchange(agreement, place, terms);
@@ -268,9 +266,8 @@ Neighbours join_ring(Store& store, const std::string& prefix, const Place& place
     exchange.run(make_offer());
     map(exchange.offers(), exchange.word(make_word));
     if (probe)
-      probe(exchange.session(), [&](const std::string& waiting_for) {
-        agreement.look(waiting_for);
-      });
+      probe(exchange.session(),
+            [&](const std::string& waiting_for) { agreement.look(waiting_for); });
     agreement.agree();
   } catch (const Lost& lost) {
     if (auto reason = agreement.refuse(lost.what())) throw RendezvousError(*reason);
@@ -290,7 +287,8 @@ Neighbours join_ring(Store& store, const std::string& prefix, const Place& place
 void check_same_user(const Fd& socket, int my_rank, const std::string& name) {
   if (const uid_t theirs = peer_uid(socket), mine = own_uid(); theirs != mine)
     throw TransportError(rank_text(my_rank) + " runs as user " + std::to_string(mine) + ", " +
-                         name + " as user " + std::to_string(theirs) + ": memory is shared between "
+                         name + " as user " + std::to_string(theirs) +
+                         ": memory is shared between "
                          "processes of one user only; start all ranks as the same user, in one "
                          "user namespace");
 }

@@ -47,12 +47,11 @@ using Probe = std::function<void(const Id& session, const Look& look)>;
 //
 // Waits at most `timeout`, plus 2 s in which a rank that gives up learns who failed first. The
 // store is called at least every 100 ms meanwhile: what it throws, but TimeoutError, ends the wait.
-Neighbours join_ring(Store& store, const std::string& prefix, const Place& place,
-                     const Terms& terms, Milliseconds timeout, const MakeWord& make_word,
-                     const std::function<Offer()>& make_offer,
-                     const std::function<void(const std::vector<Offer>& offers,
-                                              const std::string& word)>& map,
-                     const Probe& probe = nullptr);
+Neighbours join_ring(
+    Store& store, const std::string& prefix, const Place& place, const Terms& terms,
+    Milliseconds timeout, const MakeWord& make_word, const std::function<Offer()>& make_offer,
+    const std::function<void(const std::vector<Offer>& offers, const std::string& word)>& map,
+    const Probe& probe = nullptr);
 
 // Throws TransportError unless the process behind the socket, as "rank 1 (pid 4711)", has this
 // one's user: memory is shared between such only.

@@ -159,9 +159,8 @@ std::optional<Fd> connect_to(const std::string& name) {
 
 std::optional<Fd> accept_from(const Fd& listener) {
   for (;;) {
-    Fd fd = Sockets::all().add([&] {
-      return ::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    });
+    Fd fd = Sockets::all().add(
+        [&] { return ::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK); });
     if (fd) return fd;
     if (errno == EAGAIN || errno == ECONNABORTED) return std::nullopt;
     if (errno != EINTR) fail("accept4");
@@ -191,8 +190,7 @@ bool readable(std::span<pollfd> sockets, Milliseconds timeout) {
   return n > 0;
 }
 
-void send_message(const Fd& socket, const std::string& bytes, int fd, int second_fd,
-                  int third_fd) {
+void send_message(const Fd& socket, const std::string& bytes, int fd, int second_fd, int third_fd) {
   iovec data{const_cast<char*>(bytes.data()), bytes.size()};
   const int fds[] = {fd, second_fd, third_fd};
   const size_t fds_bytes = sizeof(int) * (third_fd >= 0 ? 3 : second_fd >= 0 ? 2 : 1);

@@ -81,10 +81,9 @@ std::optional<Failure> mismatch_in(const Control& control, uint64_t seq) {
     const Difference d = difference(calls.at(a).words, calls.at(b).words);
     const std::string text =
         "seq=" + std::to_string(seq) + ": ranks disagree on " + d.field + ": " + rank_text(a) +
-        " has " + d.a + " (" + text_of(calls.at(a)) + "), " + rank_text(b) + " has " + d.b +
-        " (" + text_of(calls.at(b)) + "). Last calls of " + rank_text(a) + ": " +
-        calls_of(control, a) + "; of " + rank_text(b) + ": " + calls_of(control, b) + "." +
-        kSameCalls + remedy(control);
+        " has " + d.a + " (" + text_of(calls.at(a)) + "), " + rank_text(b) + " has " + d.b + " (" +
+        text_of(calls.at(b)) + "). Last calls of " + rank_text(a) + ": " + calls_of(control, a) +
+        "; of " + rank_text(b) + ": " + calls_of(control, b) + "." + kSameCalls + remedy(control);
     return Failure{Cause::mismatch, control.rank, Facts{wrong, seq}, text};
   }
   return {};
@@ -97,8 +96,7 @@ std::string standing(const Control& control, int rank) {
     return name + " has left after seq=" + std::to_string(*after);
   if (calls.empty()) return name + " has made no call";
   const std::string seq = "seq=" + std::to_string(calls[0].seq);
-  if (calls[0].ended == 0)
-    return name + " in " + seq + " for " + time_since(calls[0].started);
+  if (calls[0].ended == 0) return name + " in " + seq + " for " + time_since(calls[0].started);
   return name + " done with " + seq + " " + time_since(calls[0].ended) + " ago";
 }
 
@@ -134,12 +132,12 @@ std::optional<Failure> find_departed(const Control& control) {
     const uint64_t seq = *after + 1;
     const auto mine = control.call(control.rank, seq);
     const std::string text =
-        person(control, r) +
-        " closed its communicator, or its program ended normally, after " +
+        person(control, r) + " closed its communicator, or its program ended normally, after " +
         (*after == 0 ? "no call at all" : "seq=" + std::to_string(*after)) + ", and " +
-        rank_text(control.rank) + " made one more: " +
-        (mine ? text_of(*mine) : "seq=" + std::to_string(seq)) + ". Last calls of " +
-        rank_text(r) + ": " + calls_of(control, r) + "." + kSameCalls + remedy(control);
+        rank_text(control.rank) +
+        " made one more: " + (mine ? text_of(*mine) : "seq=" + std::to_string(seq)) +
+        ". Last calls of " + rank_text(r) + ": " + calls_of(control, r) + "." + kSameCalls +
+        remedy(control);
     return Failure{Cause::peer_lost, control.rank, Facts{r, seq}, text};
   }
   return {};
@@ -206,9 +204,8 @@ std::string whereabouts(const Control& control, int rank, uint64_t seq) {
   const auto calls = control.last_calls(rank, 1);
   if (calls.empty()) return "has made no call yet";
   const Call& last = calls[0];
-  const std::string since =
-      last.ended == 0 ? "in which it is for " + time_since(last.started)
-                      : "which ended " + time_since(last.ended) + " ago";
+  const std::string since = last.ended == 0 ? "in which it is for " + time_since(last.started)
+                                            : "which ended " + time_since(last.ended) + " ago";
   if (last.seq < seq) return "has not made this call; its last was " + text_of(last) + ", " + since;
   return "has made it, " + std::string(last.ended == 0 ? "and is in " : "and has done ") +
          text_of(last);

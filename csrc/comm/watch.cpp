@@ -46,15 +46,21 @@ struct Line {
 struct Entry {
   Watched ring;
   std::vector<Line> lines;
-  bool told = false;         // that it has failed
-  uint64_t slow_seq = 0;     // the call that takes long,
-  int64_t slow_since = 0;    // when the watch first saw it, in ns of coarse_now(),
-  size_t warnings = 0;       // and how often that was said
+  bool told = false;       // that it has failed
+  uint64_t slow_seq = 0;   // the call that takes long,
+  int64_t slow_since = 0;  // when the watch first saw it, in ns of coarse_now(),
+  size_t warnings = 0;     // and how often that was said
 };
 
 RingRecord record_of(const Watched& ring) {
-  RingRecord r{ring.name, ring.device, ring.control->rank, ring.control->ranks,
-               ring.timeout.count(), {}, ring.control->last_calls(ring.control->rank), ring.key};
+  RingRecord r{ring.name,
+               ring.device,
+               ring.control->rank,
+               ring.control->ranks,
+               ring.timeout.count(),
+               {},
+               ring.control->last_calls(ring.control->rank),
+               ring.key};
   if (const auto failure = ring.control->failure()) r.failure = failure->text;
   // What all ranks still show: one that is a call behind shows an older one, too, which whoever
   // compares their records would miss on the others.
@@ -94,8 +100,7 @@ class Watchman {
   void meet(uint64_t number, const Neighbours& neighbours) {
     std::vector<Line> lines;
     for (const Neighbour* peer : {&neighbours.next, &neighbours.prev})
-      if (peer->socket)
-        lines.push_back({peer->rank, &peer->socket, process_behind(peer->socket)});
+      if (peer->socket) lines.push_back({peer->rank, &peer->socket, process_behind(peer->socket)});
     {
       std::lock_guard lock(mutex_);
       entries_.at(number).lines = std::move(lines);
@@ -236,8 +241,8 @@ class Watchman {
         NewsKind::warning,
         "group '" + entry.ring.name + "': " + rank_text(control.rank) + " has waited " +
             std::to_string(waited.count() / 1000) + " s in " + text_of(*call) + " for " +
-            person(control, *late) + ", which " + whereabouts(control, *late, call->seq) +
-            "; " + condition(control, *late) + ". The call fails after " +
+            person(control, *late) + ", which " + whereabouts(control, *late, call->seq) + "; " +
+            condition(control, *late) + ". The call fails after " +
             std::to_string(entry.ring.timeout.count() / 1000) + " s without progress.");
   }
 

@@ -43,7 +43,7 @@ struct RingRecord {
   std::string name, device;
   int rank = 0, ranks = 1;
   int64_t timeout_ms = 0;
-  std::string failure;  // why it is unusable; empty while it is not
+  std::string failure;      // why it is unusable; empty while it is not
   std::vector<Call> calls;  // of this rank, the oldest first, as far as all ranks show theirs
   std::string key;  // the same on all ranks, and no other ring's; empty of a ring of one rank
 };

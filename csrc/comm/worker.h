@@ -31,7 +31,7 @@ class Worker {
       find_somebody();
     } catch (...) {
       if (!threads_.empty()) return;  // one that tells comes to it later
-      tasks_.pop_back();  // or drain() would wait for ever
+      tasks_.pop_back();              // or drain() would wait for ever
       --pending_;
       throw;
     }
@@ -111,7 +111,7 @@ class Worker {
   std::condition_variable posted_, done_;
   std::deque<Task> tasks_;
   std::atomic<size_t> pending_{0};  // written with the lock held
-  int idle_ = 0;  // threads
+  int idle_ = 0;                    // threads
   bool running_ = false, stopping_ = false;
   std::vector<std::thread> threads_;
 };

@@ -59,7 +59,7 @@ constexpr CallFields fields_of(uint64_t what) {
 // A call in the memory of its rank, which is its only writer: what the others compare theirs with,
 // and what is told of it when something goes wrong.
 struct alignas(64) CallLine {
-  uint64_t seq;      // of this ring, from 1; written last, 0 while the rest changes
+  uint64_t seq;  // of this ring, from 1; written last, 0 while the rest changes
   uint64_t what;
   int64_t count;
   int64_t started;   // CLOCK_MONOTONIC, in ns; as the watch last looked at it, up to 0.2 s before

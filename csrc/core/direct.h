@@ -37,10 +37,10 @@ struct DirectPlan {
   int ranks = 1;
   int channels = 1;
   int ahead = 0;
-  int64_t count = 0;      // elements of the tensor
-  int64_t chunk = 0;      // of a whole chunk
-  int64_t part = 0;       // of a whole part of a whole chunk
-  int64_t grain = 1;      // chunks and parts start at a multiple of it
+  int64_t count = 0;  // elements of the tensor
+  int64_t chunk = 0;  // of a whole chunk
+  int64_t part = 0;   // of a whole part of a whole chunk
+  int64_t grain = 1;  // chunks and parts start at a multiple of it
   int64_t rounds = 0;
 
   // That a rank must have for the reuse above to hold.

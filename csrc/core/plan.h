@@ -69,7 +69,7 @@ struct Plan {
   Collective collective = Collective::all_reduce;
   Protocol protocol = Protocol::simple;
   int ranks = 1;
-  int root = 0;             // the rank where a broadcast or a message starts, or a reduce ends
+  int root = 0;  // the rank where a broadcast or a message starts, or a reduce ends
   int channels = 1;
   int64_t count = 0;        // elements; of reduce-scatter and all-gather those of one shard
   int64_t chunk = 0;        // the most elements of a chunk
@@ -78,9 +78,9 @@ struct Plan {
   int64_t slice_least = 1;  // a chunk that is not longer is not cut
   int64_t slice_grain = 1;  // 16 bytes, so that a slice starts as well aligned as its chunk
   int64_t loops = 0;
-  int64_t last_chunk = 0;   // as `chunk`, in the last loop, which may be short
-  int cuts = 1;             // slices of a whole chunk
-  RingOrders orders;        // the same on all ranks; a message takes one for all its channels
+  int64_t last_chunk = 0;  // as `chunk`, in the last loop, which may be short
+  int cuts = 1;            // slices of a whole chunk
+  RingOrders orders;       // the same on all ranks; a message takes one for all its channels
 
   // `workers`: how many threads move a chunk; on a CPU 1. `workers` and the geometry must agree on
   // all ranks, or they would cut differently.

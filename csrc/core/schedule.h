@@ -85,7 +85,7 @@ RK_HD constexpr int first_step(Collective c, int r, int k, int root) {
 RK_HD constexpr Step step(Collective c, int r, int k, int j) {
   if (c == Collective::all_gather || c == Collective::broadcast) {
     const int owner = (r - j + k) % k;
-    if (j == 0) return {Verb::copy_send, owner};         // my shard, to my output and to next
+    if (j == 0) return {Verb::copy_send, owner};          // my shard, to my output and to next
     if (j < k - 1) return {Verb::recv_copy_send, owner};  // the others', as they come by
     return {Verb::recv, owner};                           // next's shard stops here
   }

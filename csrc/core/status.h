@@ -18,7 +18,7 @@ struct WaitReport {
   WaitFor what = WaitFor::data;
   Protocol protocol = Protocol::simple;
   int32_t channel = 0;
-  int32_t peer = -1;     // whom it waited for, where that is not a neighbour on the ring
+  int32_t peer = -1;    // whom it waited for, where that is not a neighbour on the ring
   uint64_t wanted = 0;  // the step that had to be reached
   uint64_t seen = 0;    // the step that was last seen
 };

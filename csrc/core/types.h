@@ -91,10 +91,12 @@ RK_HD constexpr Kind kind_of(DType t) {
 }
 
 #define RK_CASE(e, ...) case decltype(v)::e: return #e;
+// clang-format off: a table
 constexpr const char* name_of(Op v) { switch (v) { RK_OPS(RK_CASE) } return "?"; }
 constexpr const char* name_of(Protocol v) { switch (v) { RK_PROTOCOLS(RK_CASE) } return "?"; }
 constexpr const char* name_of(Algorithm v) { switch (v) { RK_ALGORITHMS(RK_CASE) } return "?"; }
 constexpr const char* name_of(Collective v) { switch (v) { RK_COLLECTIVES(RK_CASE) } return "?"; }
+// clang-format on
 #undef RK_CASE
 
 RK_HD constexpr Combine combine_of(Op op) {

@@ -12,7 +12,7 @@
 namespace ringkern::cpu {
 namespace {
 
-constexpr int64_t kGranule = 2 << 20;  // memory is taken from the system and given back in these
+constexpr int64_t kGranule = 2 << 20;     // memory is taken from the system and given back in these
 constexpr int64_t kKeptBytes = 32 << 20;  // of a free block, so that not every tensor asks anew
 constexpr int64_t kLeastView = 64 << 20;
 
@@ -34,8 +34,8 @@ Arena& Arena::mine() {
 
 Arena::Arena(int64_t bytes)
     : bytes_(bytes), born_in_(int(::getpid())), file_(bytes),
-      base_(static_cast<std::byte*>(mappings_.map(file_.fd(), 0, bytes))),
-      free_{{0, bytes}}, committed_(size_t(div_up(bytes, kGranule))) {}
+      base_(static_cast<std::byte*>(mappings_.map(file_.fd(), 0, bytes))), free_{{0, bytes}},
+      committed_(size_t(div_up(bytes, kGranule))) {}
 
 void* Arena::allocate(int64_t bytes) {
   const int64_t size = align_up(max64(bytes, 1), bytes < kGranule ? kCacheLine : kGranule);
@@ -52,8 +52,10 @@ void* Arena::allocate(int64_t bytes) {
     used_.emplace(at, size);
     return base_ + at;
   }
-  throw SharedMemoryError("no room for " + mib(double(bytes)) + " among the shared tensors, which "
-                          "have " + mib(double(bytes_)) + " of addresses: free some");
+  throw SharedMemoryError("no room for " + mib(double(bytes)) +
+                          " among the shared tensors, which "
+                          "have " +
+                          mib(double(bytes_)) + " of addresses: free some");
 }
 
 void Arena::free(void* pointer) {

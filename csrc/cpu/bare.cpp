@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kLine = 64;
 constexpr int64_t kPayload = 56;
-constexpr int kSlots = 4;  // a rank and movement
+constexpr int kSlots = 4;                                          // a rank and movement
 constexpr int64_t kSlotsBytes = 2 * kSlots * Bare::kLongestChunk;  // of a movement, both ranks
 // Of a call and rank; and of both ranks, and two calls.
 constexpr int64_t kCallLines = (Bare::kLongestInLines + kPayload - 1) / kPayload * kLine;
@@ -24,9 +24,7 @@ constexpr int64_t kLinesBytes = 2 * 2 * kCallLines;
 struct alignas(128) Counter {
   uint64_t value;
 
-  void publish(uint64_t to) {
-    std::atomic_ref(value).store(to, std::memory_order_release);
-  }
+  void publish(uint64_t to) { std::atomic_ref(value).store(to, std::memory_order_release); }
   void await(uint64_t at_least) {
     while (std::atomic_ref(value).load(std::memory_order_acquire) < at_least) {
 #if defined(__x86_64__)
@@ -62,7 +60,8 @@ struct Plain {
     constexpr int64_t kFloats = kPayload / int64_t(sizeof(float));
     for (; n > 0; n -= kFloats, to += kFloats, from += kLine) {
       std::atomic_ref arrived(reinterpret_cast<uint64_t&>(from[kPayload]));
-      while (arrived.load(std::memory_order_acquire) != flag) {}
+      while (arrived.load(std::memory_order_acquire) != flag) {
+      }
       add(to, reinterpret_cast<const float*>(from), std::min(n, kFloats));
     }
   }
@@ -157,8 +156,7 @@ Bare::Bare(int rank, int fd) : rank_(rank) {
   shared_ = reinterpret_cast<Shared*>(lines_ + kLinesBytes);
 }
 
-void Bare::all_reduce(Movement movement, float* mine, float* theirs, int64_t count,
-                      int64_t chunk) {
+void Bare::all_reduce(Movement movement, float* mine, float* theirs, int64_t count, int64_t chunk) {
   switch (movement) {
     case Movement::flag_in_line: return in_lines(mine, count);
     case Movement::one_shot: return one_shot(mine, count, chunk);
@@ -174,7 +172,8 @@ double Bare::round_trip_ns() {
   Counter &mine = shared_->ball[rank_], &theirs = shared_->ball[1 - rank_];
   // Without a pause, which takes longer than the journey.
   const auto await = [&](uint64_t round) {
-    while (std::atomic_ref(theirs.value).load(std::memory_order_acquire) < round) {}
+    while (std::atomic_ref(theirs.value).load(std::memory_order_acquire) < round) {
+    }
   };
   for (int i = 0; i < kTries; ++i) {
     const auto start = Clock::now();

@@ -119,8 +119,7 @@ void Courier::Body::check(const Message& m) const {
   const bool anyone = !m.sends && m.peer == kAnySource && ranks_ > 1;
   if (!anyone && (m.peer < 0 || m.peer >= ranks_))
     throw UsageError(what + rank_text(m.peer) + ": there are " + std::to_string(ranks_) + " ranks");
-  if (m.bytes < 0)
-    throw UsageError("a message cannot have " + std::to_string(m.bytes) + " bytes");
+  if (m.bytes < 0) throw UsageError("a message cannot have " + std::to_string(m.bytes) + " bytes");
   if (m.bytes > 0 && m.data == nullptr)
     throw UsageError("a message of " + std::to_string(m.bytes) + " bytes needs data");
   if (int(m.protocol) >= kProtocols) throw UsageError("unknown protocol");
@@ -156,7 +155,8 @@ void Courier::Body::poison(const LastWord& why) {
 
 void Courier::Body::close(Milliseconds patience) {
   if (in_callback())
-    throw UsageError("the messages of group '" + name_ + "' cannot be closed in a callback of "
+    throw UsageError("the messages of group '" + name_ +
+                     "' cannot be closed in a callback of "
                      "one of them, which would wait for itself");
   std::lock_guard once(closing_);
   std::unique_lock lock(mutex_);
@@ -243,8 +243,7 @@ Verdict Courier::Body::work_until_something_fails() {
 
 Courier::Courier(std::shared_ptr<Store> store, std::string name, int rank, int ranks,
                  Milliseconds timeout)
-    : born_in_(int(::getpid())),
-      name_(std::move(name)),
+    : born_in_(int(::getpid())), name_(std::move(name)),
       body_(std::make_unique<Body>(std::move(store), name_, rank, ranks, timeout)) {}
 
 Courier::~Courier() { close(); }
@@ -252,8 +251,7 @@ Courier::~Courier() { close(); }
 bool Courier::forked() const { return int(::getpid()) != born_in_; }
 
 void Courier::post(std::vector<Message> messages) {
-  if (forked())
-    throw UsageError(forked_text("group '" + name_ + "'", born_in_, int(::getpid())));
+  if (forked()) throw UsageError(forked_text("group '" + name_ + "'", born_in_, int(::getpid())));
   body_->post(std::move(messages));
 }
 

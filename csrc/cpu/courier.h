@@ -17,8 +17,8 @@ inline constexpr int kAnySource = -1;
 // One message, of this rank's side. `data` stays valid until `done`.
 struct Message {
   bool sends = true;
-  int peer = 0;      // a rank, not this one; kAnySource where it is received
-  uint64_t tag = 0;  // the two ends must have the same
+  int peer = 0;                          // a rank, not this one; kAnySource where it is received
+  uint64_t tag = 0;                      // the two ends must have the same
   Protocol protocol = Protocol::simple;  // of what is sent; a receiver learns it from the header
   void* data = nullptr;                  // read only where it is sent
   int64_t bytes = 0;                     // the two ends must have the same

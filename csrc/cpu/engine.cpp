@@ -32,7 +32,8 @@ Verdict run_link(const LinkContext& context, const Plan& plan, int rank) {
 
 Verdict run_protocol(const LinkContext& context, const Plan& plan, int rank,
                      const Timeline* timeline) {
-  if (timeline != nullptr) [[unlikely]] return run_timed(context, plan, rank, *timeline);
+  if (timeline != nullptr) [[unlikely]]
+    return run_timed(context, plan, rank, *timeline);
   switch (plan.protocol) {
     case Protocol::simple: return run_link<SimpleLink>(context, plan, rank);
     case Protocol::ll: return run_link<LLLink>(context, plan, rank);
@@ -95,20 +96,23 @@ void Engine::run(const Task& task) {
   // at work there. Now and then polling is tried again.
   if (wait.shared_a_core()) unspun_ = kUnspunCalls;
   else if (unspun_ > 0) --unspun_;
-  if (verdict != Verdict::ok) [[unlikely]] fail(task, timeout, report);
+  if (verdict != Verdict::ok) [[unlikely]]
+    fail(task, timeout, report);
 }
 
-Verdict Engine::run_ring(const Task& task, const Reducer& reducer, Wait& wait,
-                         WaitReport& report) {
-  Plan plan = Plan::make(task.collective, task.protocol, ranks_, task.count,
-                         size_of(task.reduction.dtype), /*workers=*/1, geometry_, /*channels=*/1,
-                         task.root);
+Verdict Engine::run_ring(const Task& task, const Reducer& reducer, Wait& wait, WaitReport& report) {
+  Plan plan =
+      Plan::make(task.collective, task.protocol, ranks_, task.count, size_of(task.reduction.dtype),
+                 /*workers=*/1, geometry_, /*channels=*/1, task.root);
   if (segments_.orders.count > 0) plan.orders = segments_.orders;  // a copy takes some ns
   const auto prev = size_t(plan.prev(0, rank_));
   const CallLine* prev_calls = prev < segments_.calls.size() ? segments_.calls[prev] : nullptr;
-  const LinkContext context{Ends(segments_, geometry_, task.protocol), wait, reducer,
+  const LinkContext context{Ends(segments_, geometry_, task.protocol),
+                            wait,
+                            reducer,
                             static_cast<const std::byte*>(task.in),
-                            static_cast<std::byte*>(task.out), report,
+                            static_cast<std::byte*>(task.out),
+                            report,
                             SameCall(prev_calls, task.seq, words_of(task), task.history)};
   return run_protocol(context, plan, rank_, task.timeline);
 }
@@ -134,8 +138,7 @@ void Engine::fail(const Task& task, std::chrono::nanoseconds timeout, const Wait
                            "] over " + way + name_of(task.protocol) + ": " + rank_text(rank_) +
                            " " + phase;
   if (r.verdict == Verdict::timed_out)
-    throw TimeoutError(what + " and nothing came for " + in_seconds(timeout) +
-                           ", the timeout.",
+    throw TimeoutError(what + " and nothing came for " + in_seconds(timeout) + ", the timeout.",
                        about);
   throw AbortedError(what + " when the ring was aborted.", about);
 }

@@ -32,8 +32,8 @@ class Engine final : public Executor {
   const Geometry geometry_;
   const std::chrono::nanoseconds timeout_;
   Mesh mesh_;
-  int pauses_ = -1;  // not known yet
-  int unspun_ = 0;   // calls left that yield at once
+  int pauses_ = -1;                     // not known yet
+  int unspun_ = 0;                      // calls left that yield at once
   Wait::Clock::time_point yield_from_;  // see Wait
 };
 

@@ -5,14 +5,10 @@
 namespace ringkern::cpu {
 
 Inbox::Inbox(int rank, int ranks, const Geometry& geometry)
-    : rank_(rank),
-      geometry_(geometry),
-      page_(::sysconf(_SC_PAGESIZE)),
+    : rank_(rank), geometry_(geometry), page_(::sysconf(_SC_PAGESIZE)),
       head_bytes_(align_up(kBellBytes + ranks * geometry.counters_bytes(), page_)),
       fifo_bytes_(align_up(geometry.bytes() - geometry.counters_bytes(), page_)),
-      bytes_(head_bytes_ + ranks * fifo_bytes_),
-      file_(bytes_),
-      mine_(size_t(ranks)),
+      bytes_(head_bytes_ + ranks * fifo_bytes_), file_(bytes_), mine_(size_t(ranks)),
       theirs_(size_t(ranks)) {
   file_.allocate(0, head_bytes_);
   head_ = static_cast<std::byte*>(mappings_.map(file_.fd(), 0, head_bytes_));

@@ -8,8 +8,8 @@
 
 #include <vector>
 
-#include "cpu/link.h"
 #include "comm/memory_file.h"
+#include "cpu/link.h"
 
 namespace ringkern::cpu {
 

@@ -13,14 +13,10 @@ LinkMemory link_memory(void* segment, const Geometry& g) {
 
 Ends::Ends(const LinkMemory& my, const LinkMemory& next, const LinkMemory& prev, const Geometry& g,
            Protocol p)
-    : next_bell(*next.bell),
-      prev_bell(*prev.bell),
-      mine(my.counters[int(p)]),
-      next_tail(next.counters[int(p)].tail.value),
-      prev_head(prev.counters[int(p)].head.value),
+    : next_bell(*next.bell), prev_bell(*prev.bell), mine(my.counters[int(p)]),
+      next_tail(next.counters[int(p)].tail.value), prev_head(prev.counters[int(p)].head.value),
       from(my.fifos + g.fifo_offset(0, p) - g.counters_bytes()),
-      to(next.fifos + g.fifo_offset(0, p) - g.counters_bytes()),
-      slots(g.slots),
+      to(next.fifos + g.fifo_offset(0, p) - g.counters_bytes()), slots(g.slots),
       slot_bytes(g.slot_bytes[int(p)]) {}
 
 void Ends::advance(Verb verb, bool publish_tail) {
@@ -58,8 +54,7 @@ void move(const Reducer& reducer, Verb verb, const Block& b) {
       if (b.out == b.in) return reducer.input(b.to, b.in, n);  // in place
       return copy_two(b.out, b.to, b.in, bytes);
     case Verb::recv_reduce_send: return reducer.reduce(b.to, nullptr, b.incoming, b.in, n, false);
-    case Verb::recv_reduce_copy_send:
-      return reducer.reduce(b.out, b.to, b.incoming, b.in, n, true);
+    case Verb::recv_reduce_copy_send: return reducer.reduce(b.out, b.to, b.incoming, b.in, n, true);
     case Verb::recv_reduce_copy: return reducer.reduce(b.out, nullptr, b.incoming, b.in, n, true);
     case Verb::recv_copy_send: return copy_two(b.out, b.to, b.incoming, bytes);
     case Verb::recv:

@@ -86,7 +86,8 @@ class SameCall {
 
   // To be asked when something has come, for prev has said so before.
   bool holds() {
-    if (theirs_ == nullptr) [[likely]] return true;
+    if (theirs_ == nullptr) [[likely]]
+      return true;
     return look();
   }
 

@@ -39,8 +39,7 @@ LocalRing::LocalRing(int ranks, Milliseconds timeout, const RingOrders& orders) 
       LocalTransport& mine = *transports_[size_t(r)];
       const int next = (r + 1) % ranks, prev = (r + ranks - 1) % ranks;
       for (int p = 0; p < ranks; ++p)
-        segments.all.push_back(p == r ? mine.mine()
-                                      : mine.map(transports_[size_t(p)]->offer(), p));
+        segments.all.push_back(p == r ? mine.mine() : mine.map(transports_[size_t(p)]->offer(), p));
       segments.mine = mine.mine();
       segments.next = segments.all[size_t(next)];
       segments.prev = segments.all[size_t(prev)];

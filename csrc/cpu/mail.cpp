@@ -26,13 +26,8 @@ Geometry message_geometry() {
 }
 
 Mail::Mail(const Inbox& inbox, int rank, int ranks, Milliseconds timeout, Calls calls)
-    : inbox_(inbox),
-      rank_(rank),
-      ranks_(ranks),
-      timeout_(timeout),
-      calls_(std::move(calls)),
-      bytes_(Reduction{DType::u8}),
-      wait_(inbox.bell(), /*pauses=*/0, timeout, yield_from_),
+    : inbox_(inbox), rank_(rank), ranks_(ranks), timeout_(timeout), calls_(std::move(calls)),
+      bytes_(Reduction{DType::u8}), wait_(inbox.bell(), /*pauses=*/0, timeout, yield_from_),
       peers_(size_t(ranks)) {}
 
 // ---- matching -----------------------------------------------------------------------------------
@@ -44,7 +39,7 @@ void Mail::add(Message message) {
   Posted posted{std::move(message), orders_++, Clock::now()};
   deadline_ = std::min(deadline_, posted.since + posted.message.timeout);
   if (!posted.message.sends && takes_arrival(posted)) return;
-  List& list = with == kAnySource       ? from_anyone_
+  List& list = with == kAnySource     ? from_anyone_
                : posted.message.sends ? peer(with).sends
                                       : peer(with).wanted;
   list.push_back(std::move(posted));
@@ -87,9 +82,9 @@ bool Mail::fits(Arrival& a) {
   if (a.header.bytes == m.bytes) return true;
   fail(*a.taker,
        failure_of<UsageError>(rank_text(a.from) + " sent " + std::to_string(a.header.bytes) +
-                        " bytes to " + rank_text(rank_) + " (tag " + std::to_string(m.tag) +
-                        "), which expects " + std::to_string(m.bytes) +
-                        ": the two ends of a message must agree on its size"));
+                              " bytes to " + rank_text(rank_) + " (tag " + std::to_string(m.tag) +
+                              "), which expects " + std::to_string(m.bytes) +
+                              ": the two ends of a message must agree on its size"));
   return false;
 }
 

@@ -86,9 +86,11 @@ void Mail::expire(Clock::time_point now) {
 
 void Mail::abort(const LastWord& why) {
   for_each_posted([&](Posted& posted, Clock::time_point) {
-    const std::string text = story(posted) + " when the messages of its group were aborted, here "
+    const std::string text = story(posted) +
+                             " when the messages of its group were aborted, here "
                              "or by another rank. They are unusable now; make a new group. The "
-                             "reason: " + why.reason;
+                             "reason: " +
+                             why.reason;
     fail(posted, why.by_loss ? failure_of<PeerLostError>(text) : failure_of<AbortedError>(text));
   });
 }
@@ -96,15 +98,16 @@ void Mail::abort(const LastWord& why) {
 std::string Mail::story(const Posted& posted) {
   const Message& m = posted.message;
   const std::string other = m.peer == kAnySource ? "any rank" : rank_text(m.peer);
-  return rank_text(rank_) + (m.sends ? " waited for room to send a message to "
-                                     : " waited for a message from ") +
+  return rank_text(rank_) +
+         (m.sends ? " waited for room to send a message to " : " waited for a message from ") +
          other + " (tag " + std::to_string(m.tag) + ", " + std::to_string(m.bytes) + " bytes)";
 }
 
 std::string Mail::timeout_text(const Posted& posted) {
   const Message& m = posted.message;
-  const std::string limit = in_seconds(m.timeout), end = " The messages of this group are unusable "
-                                                      "now; make a new group.";
+  const std::string limit = in_seconds(m.timeout), end =
+                                                       " The messages of this group are unusable "
+                                                       "now; make a new group.";
   if (m.peer != kAnySource && !peer(m.peer).met)
     return story(posted) + ", and " + rank_text(m.peer) + " did not come within the timeout of " +
            limit + ". Does it run, and has it made this group?" + end;

@@ -9,14 +9,15 @@
 
 namespace ringkern::cpu {
 
-Mesh::Mesh(const Segments& segments, int64_t offset, int rank,
-           std::shared_ptr<const Arenas> arenas)
+Mesh::Mesh(const Segments& segments, int64_t offset, int rank, std::shared_ptr<const Arenas> arenas)
     : rank_(rank), arenas_(std::move(arenas)) {
   for (void* segment : segments.all) {
     auto* const at = static_cast<std::byte*>(segment) + offset;
     auto* const lines = at + sizeof(Board);
-    peers_.push_back({static_cast<Bell*>(segment), reinterpret_cast<Board*>(at),
-                      reinterpret_cast<DirectLine*>(lines), lines + MeshGeometry::lines_bytes(),
+    peers_.push_back({static_cast<Bell*>(segment),
+                      reinterpret_cast<Board*>(at),
+                      reinterpret_cast<DirectLine*>(lines),
+                      lines + MeshGeometry::lines_bytes(),
                       {}});
   }
   if (peers_.empty()) return;
@@ -41,12 +42,19 @@ Verdict Mesh::run(const Task& task, const Reducer& reducer, Wait& wait, WaitRepo
   const bool lines = task.protocol == Protocol::ll;
   const int ranks = int(peers_.size());
   uint64_t& rounds = lines ? line_rounds_ : rounds_;
-  const DirectPlan plan = DirectPlan::make(
-      task.algorithm, ranks, task.count, int(reducer.element_bytes()),
-      lines ? MeshGeometry::line_slot_data() : MeshGeometry::kSlotBytes, /*channels=*/1,
-      lines ? MeshGeometry::kLineAhead : MeshGeometry::kAhead);
-  MeshCall call{peers_, rank_, ranks, rounds, /*flag=*/0, reducer,
-                static_cast<const std::byte*>(task.in), static_cast<std::byte*>(task.out), wait,
+  const DirectPlan plan =
+      DirectPlan::make(task.algorithm, ranks, task.count, int(reducer.element_bytes()),
+                       lines ? MeshGeometry::line_slot_data() : MeshGeometry::kSlotBytes,
+                       /*channels=*/1, lines ? MeshGeometry::kLineAhead : MeshGeometry::kAhead);
+  MeshCall call{peers_,
+                rank_,
+                ranks,
+                rounds,
+                /*flag=*/0,
+                reducer,
+                static_cast<const std::byte*>(task.in),
+                static_cast<std::byte*>(task.out),
+                wait,
                 report};
   // Counted before it is known which way the call goes: it is the same number for all.
   rounds += uint64_t(plan.rounds);

@@ -51,8 +51,8 @@ static_assert(sizeof(Staged) == kCacheLine);
 // What a rank shows to all others. Each counter has one writer.
 struct Board {
   Staged staged;
-  StepCounter reduced;  // rounds of which it has given the others its part (two_shot)
-  Arrival arrival;      // its last call with a tensor in its arena
+  StepCounter reduced;    // rounds of which it has given the others its part (two_shot)
+  Arrival arrival;        // its last call with a tensor in its arena
   Processors processors;  // that it had when it was connected; known to all by the first call
 };
 

@@ -39,7 +39,8 @@ struct MeshCall {
   template <class Ready, class Seen>
   Verdict await(int peer, Protocol protocol, uint64_t wanted, Ready&& ready, Seen&& seen) {
     const Verdict verdict = wait.until(ready);
-    if (verdict == Verdict::ok) [[likely]] return verdict;
+    if (verdict == Verdict::ok) [[likely]]
+      return verdict;
     report = {verdict, WaitFor::data, protocol, 0, peer, wanted, seen()};
     return verdict;
   }
@@ -52,8 +53,8 @@ void reduce_versions(const MeshCall& x, std::byte* out, bool give, VersionOf&& v
                      Theirs&& theirs, int64_t count) {
   const bool widens = x.reducer.widens(x.ranks);
   if (x.ranks == 2 && !widens)
-    return x.reducer.combine(out, give ? theirs(1 - x.rank) : nullptr, version_of(0),
-                             version_of(1), count, true);
+    return x.reducer.combine(out, give ? theirs(1 - x.rank) : nullptr, version_of(0), version_of(1),
+                             count, true);
   constexpr int64_t kBlockBytes = 4096;  // stays in the first-level cache
   alignas(64) std::byte sum[kBlockBytes];
   alignas(64) float wide_sum[kBlockBytes / sizeof(float) + kPartialRoom];
@@ -61,8 +62,7 @@ void reduce_versions(const MeshCall& x, std::byte* out, bool give, VersionOf&& v
   for (int64_t done = 0; done < count; done += some) {
     const int64_t n = min64(some, count - done), at = x.bytes(done);
     if (widens) {
-      for (int p = 0; p < x.ranks; ++p)
-        x.reducer.add_wide(wide_sum, version_of(p) + at, n, p == 0);
+      for (int p = 0; p < x.ranks; ++p) x.reducer.add_wide(wide_sum, version_of(p) + at, n, p == 0);
       x.reducer.narrow(out + at, wide_sum, n);
     } else {
       const std::byte* first = version_of(0) + at;

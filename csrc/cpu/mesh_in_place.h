@@ -55,8 +55,8 @@ class MeshInPlace {
       if (p == x_.rank) continue;
       uint64_t& reduced = x_.peers[size_t(p)].board->reduced.value;
       const auto ready = [&] { return load_acquire(reduced) > x_.base; };
-      const Verdict verdict = x_.await(p, Protocol::simple, x_.base + 1, ready,
-                                       [&] { return load_acquire(reduced); });
+      const Verdict verdict =
+          x_.await(p, Protocol::simple, x_.base + 1, ready, [&] { return load_acquire(reduced); });
       if (verdict != Verdict::ok) return verdict;
     }
     return Verdict::ok;
@@ -75,8 +75,7 @@ class MeshInPlace {
     if (place < 0 || place > INT64_MAX - bytes || p >= int(arenas.of.size()) ||
         arenas.of[size_t(p)] == nullptr)
       throw TransportError(rank_text(p) + " names memory that it has not offered");
-    if (place + bytes > peer.arena.bytes)
-      peer.arena = arenas.of[size_t(p)]->view(place + bytes);
+    if (place + bytes > peer.arena.bytes) peer.arena = arenas.of[size_t(p)]->view(place + bytes);
     return peer.arena.base + place;
   }
 

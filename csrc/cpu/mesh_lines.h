@@ -106,9 +106,8 @@ class MeshLines {
     for (int64_t done = 0; done < bytes; done += kData, ++line) {
       const auto ready = [&] { return load_acquire(line->flag) == x_.flag; };
       if (!ready()) [[unlikely]] {
-        const Verdict verdict =
-            x_.await(peer, Protocol::ll, x_.flag >> kLineCallBits, ready,
-                     [&] { return load_acquire(line->flag) >> kLineCallBits; });
+        const Verdict verdict = x_.await(peer, Protocol::ll, x_.flag >> kLineCallBits, ready,
+                                         [&] { return load_acquire(line->flag) >> kLineCallBits; });
         if (verdict != Verdict::ok) return verdict;
       }
       std::memcpy(incoming_ + done, line->data, kData);

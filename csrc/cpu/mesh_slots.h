@@ -56,7 +56,7 @@ class MeshSlots {
       if (verdict != Verdict::ok) return verdict;
       const Span part = plan.part_of(chunk, p);
       copy_one(x_.out + x_.bytes(chunk.first + part.first), slot(x_.rank, i) + x_.bytes(part.first),
-           x_.bytes(part.count));
+               x_.bytes(part.count));
     }
     return Verdict::ok;
   }

@@ -52,8 +52,7 @@ LocalMemory::LocalMemory()
       }()) {}
 
 LocalTransport::LocalTransport(std::shared_ptr<LocalMemory> memory, int64_t bytes)
-    : memory_(std::move(memory)),
-      bytes_(bytes),
+    : memory_(std::move(memory)), bytes_(bytes),
       mine_(std::aligned_alloc(kPage, size_t(align_up(bytes, kPage))), std::free) {
   if (mine_ == nullptr)
     throw SharedMemoryError("a rank needs " + mib(double(bytes)) + " of memory: out of memory");

@@ -11,6 +11,7 @@ constexpr int64_t kBlockBytes = 4096;
 
 }  // namespace
 
+// clang-format off: a table
 namespace baseline { extern const Kernels table; }
 #if defined(RK_HAVE_AVX2)
 namespace avx2 { extern const Kernels table; }
@@ -19,6 +20,7 @@ namespace avx2 { extern const Kernels table; }
 namespace avx512 { extern const Kernels table; }
 namespace avx512bf16 { extern const Kernels table; }
 #endif
+// clang-format on
 
 const Kernels* kernels_for(Isa isa) {
   switch (isa) {
@@ -58,8 +60,7 @@ const Kernels& kernels() {
 }
 
 Reducer::Reducer(const Reduction& r, const Kernels& loops)
-    : element_bytes_(size_of(r.dtype)),
-      reduce_(loops.reduce[int(r.dtype)][int(r.combine)]),
+    : element_bytes_(size_of(r.dtype)), reduce_(loops.reduce[int(r.dtype)][int(r.combine)]),
       factor_(r.factor) {
   if (r.scale == Reduction::Scale::multiply_input) multiply_ = loops.multiply[int(r.dtype)];
   if (r.scale == Reduction::Scale::divide_result) divide_ = loops.divide[int(r.dtype)];

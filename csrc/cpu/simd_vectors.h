@@ -42,15 +42,13 @@ template <class Bits>
 RK_INLINE Ints load_bits(const void* p) {
   if constexpr (sizeof(Bits) == 2)
     return (Ints)_mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
-  else
-    return (Ints)_mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+  else return (Ints)_mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
 }
 template <class Bits>
 RK_INLINE void store_bits(void* p, Ints x) {
   if constexpr (sizeof(Bits) == 2)
     _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtepi32_epi16((__m512i)x));
-  else
-    _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8((__m512i)x));
+  else _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8((__m512i)x));
 }
 RK_INLINE Floats load_halves(const void* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
@@ -65,18 +63,15 @@ template <class Bits>
 RK_INLINE Ints load_bits(const void* p) {
   if constexpr (sizeof(Bits) == 2)
     return (Ints)_mm256_cvtepu16_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
-  else
-    return (Ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
+  else return (Ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
 }
 template <class Bits>
 RK_INLINE void store_bits(void* p, Ints x) {
   const __m256i all = (__m256i)x;
   const __m128i words =
       _mm_packus_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
-  if constexpr (sizeof(Bits) == 2)
-    _mm_storeu_si128(static_cast<__m128i*>(p), words);
-  else
-    _mm_storel_epi64(static_cast<__m128i*>(p), _mm_packus_epi16(words, words));
+  if constexpr (sizeof(Bits) == 2) _mm_storeu_si128(static_cast<__m128i*>(p), words);
+  else _mm_storel_epi64(static_cast<__m128i*>(p), _mm_packus_epi16(words, words));
 }
 RK_INLINE Floats load_halves(const void* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p)));
@@ -147,7 +142,8 @@ RK_INLINE Ints pairs_of(Floats upper, Floats lower) {
   // which it does not make one. It leaves the lower ones first.
   constexpr int nan_or_denormal = 0x01 | 0x20 | 0x80;
   if (__builtin_expect(_mm512_kortestz(_mm512_fpclass_ps_mask(upper, nan_or_denormal),
-                                       _mm512_fpclass_ps_mask(lower, nan_or_denormal)), 1)) {
+                                       _mm512_fpclass_ps_mask(lower, nan_or_denormal)),
+                       1)) {
     const __m512i apart = (__m512i)_mm512_cvtne2ps_pbh(upper, lower);
     return (Ints)_mm512_permutexvar_epi16(interleaved(), apart);
   }
@@ -169,8 +165,8 @@ RK_INLINE void by_vectors(void* out, void* next, const void* a, const void* b, i
   if constexpr (std::is_same_v<T, bf16_t>) {
     for (; at + 2 * width <= bytes; at += 2 * width) {
       const Ints v = load_pairs(x + at), w = load_pairs(y + at);
-      const Ints r = pairs_of(f(upper_floats(v), upper_floats(w)),
-                              f(lower_floats(v), lower_floats(w)));
+      const Ints r =
+          pairs_of(f(upper_floats(v), upper_floats(w)), f(lower_floats(v), lower_floats(w)));
       memcpy(to + at, &r, sizeof r);
       if (next) memcpy(to_next + at, &r, sizeof r);
     }

@@ -130,7 +130,7 @@ class Wait {
     Wait& wait_;
     const Clock::time_point start_;
     Clock::time_point now_;
-    int yields_;  // left
+    int yields_;                     // left
     Clock::duration last_yield_{0};  // unless it was found to be in vain
     uint32_t rung_ = 0;
     bool announced_ = false;

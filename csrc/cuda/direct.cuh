@@ -22,7 +22,7 @@
 namespace ringkern::cuda {
 
 struct DirectPost : Post {
-  uint64_t* poisoned;                         // mine
+  uint64_t* poisoned;                          // mine
   std::byte* peers[MeshGeometry::kMostRanks];  // the channel's memory of each rank, mine too
 };
 
@@ -145,8 +145,8 @@ class LLMesh {
       seen_ = ld_acquire(counter_of(peer(rank_), other));
       return seen_ + ahead >= step;
     };
-    return wait(post_, Protocol::ll, WaitFor::credit, step - ahead, reached,
-                [&] { return seen_; }, other);
+    return wait(
+        post_, Protocol::ll, WaitFor::credit, step - ahead, reached, [&] { return seen_; }, other);
   }
 
   RK_DEVICE Verdict stage_lines(const DirectPlan& plan, const Span& chunk) {
@@ -249,8 +249,8 @@ class LLMesh {
       }
       return missing < 0;
     };
-    return wait(post_, Protocol::ll, WaitFor::data, round_ + 1, arrived, [&] { return round_; },
-                missing);
+    return wait(
+        post_, Protocol::ll, WaitFor::data, round_ + 1, arrived, [&] { return round_; }, missing);
   }
   // What somebody else has reduced.
   RK_DEVICE Verdict read_line(const Place& at, bool active, uint64_t& data) {
@@ -262,8 +262,8 @@ class LLMesh {
       data = (w.hi << 32) | uint32_t(w.lo);
       return uint32_t(w.lo >> 32) == flag && uint32_t(w.hi >> 32) == flag;
     };
-    return wait(post_, Protocol::ll, WaitFor::data, round_ + 1, arrived, [&] { return round_; },
-                at.part);
+    return wait(
+        post_, Protocol::ll, WaitFor::data, round_ + 1, arrived, [&] { return round_; }, at.part);
   }
   RK_DEVICE void write_line(std::byte* line, uint64_t data) const {
     const uint64_t flag = uint64_t(ll_flag(round_)) << 32;
@@ -307,8 +307,8 @@ class LLMesh {
   RK_DEVICE uint64_t load(const User& user, int line) const {
     const int left = user.bytes - kData * line;
     const std::byte* at = user.in + kData * line;
-    const uint64_t value = user.whole && left >= kData ? ld_weak<kData>(at)
-                                                       : load_elements<A::kBytes>(at, left);
+    const uint64_t value =
+        user.whole && left >= kData ? ld_weak<kData>(at) : load_elements<A::kBytes>(at, left);
     return arithmetic_.multiplies(Verb::send) ? arithmetic_.multiply(value) : value;
   }
   RK_DEVICE void store(const User& user, int line, uint64_t value) const {
@@ -324,12 +324,13 @@ class LLMesh {
   const int rank_;
   uint32_t failed_;
   uint64_t round_;
-  int slot_;  // of the round
+  int slot_;           // of the round
   uint64_t seen_ = 0;  // of the counter that this lane polls
 };
 
 template <class T, bool sum>
-RK_KERNEL(kMaxThreads, kBlocksPerSM) direct_kernel(RK_ARGUMENT DirectArgs args) {
+RK_KERNEL(kMaxThreads, kBlocksPerSM)
+direct_kernel(RK_ARGUMENT DirectArgs args) {
   // As ring_kernel does.
   const int channel = block_index() % args.plan.channels;
   const RankArgs& rank = args.ranks[block_index() / args.plan.channels];

@@ -75,7 +75,8 @@ void* IpcTransport::map(const Offer& offer, int peer) {
     throw TransportError(whose + " is of this process (pid " + std::to_string(ticket.pid) +
                          "), and CUDA does not open a handle in the process that made it. Start "
                          "one process a rank, and see that they do not all believe to be pid " +
-                         std::to_string(ticket.pid) + " in pid namespaces of their own "
+                         std::to_string(ticket.pid) +
+                         " in pid namespaces of their own "
                          "(docker: --pid=host, or one container for all ranks)");
   const OnDevice guard(device_);
   mappings_.reserve(mappings_.size() + 1);

@@ -39,9 +39,7 @@ class IpcTransport final : public Transport {
  private:
   struct Ticket;
 
-  bool is_neighbour(int peer) const {
-    return orders_.are_neighbours(rank_, peer, ranks_);
-  }
+  bool is_neighbour(int peer) const { return orders_.are_neighbours(rank_, peer, ranks_); }
 
   const int device_;
   const int64_t bytes_;

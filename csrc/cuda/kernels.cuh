@@ -24,7 +24,8 @@ struct LinkOf<Protocol::ll128, A, AnyPost> {
 };
 
 template <Protocol P, class T, bool sum>
-RK_KERNEL(kMaxThreads, kBlocksPerSM) ring_kernel(RK_ARGUMENT LaunchArgs args) {
+RK_KERNEL(kMaxThreads, kBlocksPerSM)
+ring_kernel(RK_ARGUMENT LaunchArgs args) {
   // Who am I?
   const int channel = block_index() % args.plan.channels;
   const RankArgs& rank = args.ranks[block_index() / args.plan.channels];

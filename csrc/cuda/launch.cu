@@ -5,7 +5,8 @@ namespace ringkern::cuda {
 namespace {
 
 template <class T>
-RK_KERNEL(kMaxThreads, kBlocksPerSM) alone(RK_ARGUMENT AloneArgs args) {
+RK_KERNEL(kMaxThreads, kBlocksPerSM)
+alone(RK_ARGUMENT AloneArgs args) {
   using A = Arithmetic<T, true>;
   const A arithmetic(args.reduction);
   const int64_t threads = int64_t(block_count()) * thread_count();

@@ -9,10 +9,10 @@
 
 namespace ringkern::cuda {
 
-inline constexpr int kMaxThreads = 384;     // of a block
-inline constexpr int kMaxLocalRanks = 32;   // whose blocks share one launch
-inline constexpr int kBlocksPerSM = 2;      // what the kernels' registers are limited for
-inline constexpr int kLL128Unit = 8;        // lines that a warp moves at once; a slot is a multiple
+inline constexpr int kMaxThreads = 384;    // of a block
+inline constexpr int kMaxLocalRanks = 32;  // whose blocks share one launch
+inline constexpr int kBlocksPerSM = 2;     // what the kernels' registers are limited for
+inline constexpr int kLL128Unit = 8;       // lines that a warp moves at once; a slot is a multiple
 
 // The last warp posts counters and moves no data: its fence then overlaps the next step. A block
 // too small for that has its last thread post beside its work.

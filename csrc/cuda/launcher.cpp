@@ -49,14 +49,14 @@ void Launcher::check_neighbours() const {
   static_assert(RingOrders::kMostRanks <= MeshGeometry::kMostRanks);
   for (const Seat& seat : seats_)
     for (int channel = 0; channel < orders_.count; ++channel)
-      for (const int peer : {orders_.next(channel, seat.rank, ranks_),
-                             orders_.prev(channel, seat.rank, ranks_)})
-        if (size_t(peer) >= seat.segments.all.size() ||
-            seat.segments.all[size_t(peer)] == nullptr)
+      for (const int peer :
+           {orders_.next(channel, seat.rank, ranks_), orders_.prev(channel, seat.rank, ranks_)})
+        if (size_t(peer) >= seat.segments.all.size() || seat.segments.all[size_t(peer)] == nullptr)
           throw TransportError(rank_text(seat.rank) + " and " + rank_text(peer) +
                                " are neighbours on a ring, and device " + std::to_string(device_) +
                                " of " + rank_text(seat.rank) + " has no access to the memory of " +
-                               rank_text(peer) + ". Take an order of the ranks in which neighbours "
+                               rank_text(peer) +
+                               ". Take an order of the ranks in which neighbours "
                                "have (see nvidia-smi topo -p2p r)");
 }
 
@@ -125,17 +125,20 @@ void Launcher::check_task(const Task& task) const {
   if (task.timeline != nullptr &&
       (task.algorithm != Algorithm::ring || r.dtype != DType::f32 || r.combine != Combine::sum))
     throw UsageError(std::string("kernels with a clock are there for sums of float32 round the "
-                                 "ring, not for ") + name_of(task.collective) + " by " +
-                     name_of(task.algorithm) + " of " + name_of(r.dtype) + ": trace one of those");
+                                 "ring, not for ") +
+                     name_of(task.collective) + " by " + name_of(task.algorithm) + " of " +
+                     name_of(r.dtype) + ": trace one of those");
   if (task.collective == Collective::send_recv && orders_.count > 1)
     throw UsageError("a message goes from the root to the next rank, and here channels have " +
-                     std::to_string(orders_.count) + " orders of the ranks: send it over a ring "
+                     std::to_string(orders_.count) +
+                     " orders of the ranks: send it over a ring "
                      "with one");
   if (task.algorithm == Algorithm::ring) return;
   const std::string what = name_of(task.algorithm);
   if (task.collective != Collective::all_reduce || !direct_runs_over(task.algorithm, task.protocol))
     throw UsageError(std::string(name_of(task.collective)) + " by " + what + " over " +
-                     name_of(task.protocol) + " is not there: one_shot and two_shot run over LL on "
+                     name_of(task.protocol) +
+                     " is not there: one_shot and two_shot run over LL on "
                      "CUDA, and are all-reduces. Use protocol ll, or algorithm ring");
   if (ranks_ > 1 && !mesh_.possible())
     throw UsageError(what + " on CUDA takes at most " + std::to_string(MeshGeometry::kMostRanks) +
@@ -236,8 +239,8 @@ void Launcher::run_alone(const Task& task) {
     void* parameters[] = {&args};
     const auto blocks =
         unsigned(std::clamp(div_up(task.count, 4 * kMaxThreads), int64_t(1), int64_t(1024)));
-    check(cudaLaunchKernel(alone_kernel(dtype), dim3(blocks), dim3(kMaxThreads),
-                           parameters, 0, stream),
+    check(cudaLaunchKernel(alone_kernel(dtype), dim3(blocks), dim3(kMaxThreads), parameters, 0,
+                           stream),
           "cudaLaunchKernel");
   } else if (task.in != task.out) {
     check(cudaMemcpyAsync(task.out, task.in, size_t(task.count * size_of(dtype)),

@@ -37,9 +37,9 @@ class LL128Link {
 
  private:
   static constexpr int kLine = line_bytes(Protocol::ll128);
-  static constexpr int kLanes = kLine / 16;            // that make a line
-  static constexpr int kRow = kWarp * 16;              // bytes that a warp accesses at once
-  static constexpr int kUnit = kLL128Unit * kLine;     // bytes on the wire
+  static constexpr int kLanes = kLine / 16;         // that make a line
+  static constexpr int kRow = kWarp * 16;           // bytes that a warp accesses at once
+  static constexpr int kUnit = kLL128Unit * kLine;  // bytes on the wire
   static constexpr int kData = kLL128Unit * line_data_bytes(Protocol::ll128);
   static_assert(kUnit == 2 * kRow);
 

@@ -30,15 +30,15 @@ bool enable_access(int from, int to, bool neighbours) {
   check(cudaDeviceCanAccessPeer(&possible, from, to), "cudaDeviceCanAccessPeer");
   const std::string pair = "device " + std::to_string(from) + " and device " + std::to_string(to);
   if (!possible && neighbours)
-    throw TransportError(pair + " are neighbours in the ring and have no access to each other's "
+    throw TransportError(pair +
+                         " are neighbours in the ring and have no access to each other's "
                          "memory. Put the ranks in an order in which neighbours have (see "
                          "nvidia-smi topo -p2p r), or on one device");
   if (!possible) return false;
   const OnDevice guard(from);
   const cudaError_t error = cudaDeviceEnablePeerAccess(to, 0);
   const bool enabled = error == cudaSuccess || error == cudaErrorPeerAccessAlreadyEnabled;
-  if (!enabled && neighbours)
-    check(error, ("cudaDeviceEnablePeerAccess between " + pair).c_str());
+  if (!enabled && neighbours) check(error, ("cudaDeviceEnablePeerAccess between " + pair).c_str());
   if (error != cudaSuccess) (void)cudaGetLastError();  // or a later call would report it
   return enabled;
 }
@@ -95,7 +95,8 @@ void LocalRing::claim_memory() {
     check(cudaMalloc(&part.memory, bytes), "cudaMalloc",
           ("Device " + std::to_string(part.device) + " needs " + std::to_string(bytes >> 20) +
            " MiB for the FIFOs of its " + std::to_string(part.ranks.size()) +
-           " ranks; free some, or use fewer ranks").c_str());
+           " ranks; free some, or use fewer ranks")
+              .c_str());
     check(cudaMemset(part.memory, 0, bytes), "cudaMemset");
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
@@ -105,8 +106,8 @@ void LocalRing::probe(Milliseconds timeout) {
   std::vector<ProbedDevice> devices;
   for (const Part& part : parts_)
     devices.push_back({part.device, part.ranks.front(), static_cast<std::byte*>(part.memory)});
-  probe_devices(devices, geometry_,
-                [](int from, int to) { return enable_access(from, to, false); }, timeout);
+  probe_devices(
+      devices, geometry_, [](int from, int to) { return enable_access(from, to, false); }, timeout);
 }
 
 void LocalRing::make_launchers(const std::vector<int>& devices, Milliseconds timeout) {

@@ -59,8 +59,8 @@ struct MeshGeometry {
     return algorithm == Algorithm::two_shot ? ranks * (data / 2) : data;
   }
 
-  static constexpr int64_t kSlotGrain = 2 * DirectPlan::kGrainBytes *
-                                        line_bytes(Protocol::ll) / line_data_bytes(Protocol::ll);
+  static constexpr int64_t kSlotGrain =
+      2 * DirectPlan::kGrainBytes * line_bytes(Protocol::ll) / line_data_bytes(Protocol::ll);
 };
 
 // Whether CUDA has the algorithm over this protocol.

@@ -30,7 +30,7 @@ struct ProbeEnds {
 };
 
 struct ProbeArgs {
-  int words = 0;  // even
+  int words = 0;            // even
   uint64_t timeout_ns = 0;  // for each of two waits
   ProbeEnds links[kMostLinks];
 };

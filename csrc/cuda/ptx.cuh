@@ -38,6 +38,8 @@ RK_DEVICE int block_count() { return int(gridDim.x); }
 RK_DEVICE uint64_t global_address(const void* p) { return uint64_t(__cvta_generic_to_global(p)); }
 RK_DEVICE uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
 
+// clang-format off: an asm statement is laid out as what it does, and then what it gives and takes
+
 // ---- Weak accesses of global memory
 
 // `offset`: in bytes, part of the instruction, so that the accesses of a thread share one address.
@@ -199,5 +201,7 @@ RK_DEVICE uint64_t nanoseconds() {
 RK_DEVICE void rest(uint32_t nanoseconds) {
   asm volatile("nanosleep.u32 %0;" :: "r"(nanoseconds) : "memory");
 }
+
+// clang-format on
 
 }  // namespace ringkern::cuda

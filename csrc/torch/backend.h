@@ -32,8 +32,7 @@ class RingBackend final : public BackendBase {
     add_all_reduce(call, t, op_of(o.reduceOp), seat_, "tensor");
     return over_ring(std::move(call), o);
   }
-  WorkPtr allreduce_coalesced(Tensors& tensors,
-                              const c10d::AllreduceCoalescedOptions& o) override {
+  WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& o) override {
     check_some(tensors.size(), "tensors");
     Call call = begin(c10d::OpType::ALLREDUCE_COALESCED, "ringkern:all_reduce", tensors, tensors);
     const OpCall op = op_of(o.reduceOp);
@@ -76,8 +75,8 @@ class RingBackend final : public BackendBase {
     for (size_t r = 0; r < outs.size(); ++r)
       check_length(outs[r].size(), nth("output_tensor_lists", r), ins.size(),
                    "one for each of input_tensor_list");
-    Call call = begin(c10d::OpType::ALLGATHER_COALESCED, "ringkern:all_gather", ins,
-                      flattened(outs));
+    Call call =
+        begin(c10d::OpType::ALLGATHER_COALESCED, "ringkern:all_gather", ins, flattened(outs));
     for (size_t i = 0; i < ins.size(); ++i) {
       Tensors of_all;
       for (const Tensors& of_rank : outs) of_all.push_back(of_rank[i]);
@@ -113,11 +112,10 @@ class RingBackend final : public BackendBase {
                                           const c10d::ReduceScatterOptions& o) override {
     check_some(ins.size(), "input_tensors");
     check_length(outs.size(), "output_tensors", ins.size(), "one for each of input_tensors");
-    Call call = begin(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, "ringkern:reduce_scatter", ins,
-                      outs);
+    Call call =
+        begin(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, "ringkern:reduce_scatter", ins, outs);
     const OpCall op = op_of(o.reduceOp);
-    for (size_t i = 0; i < ins.size(); ++i)
-      add_reduce_scatter(call, outs[i], ins[i], op, seat_);
+    for (size_t i = 0; i < ins.size(); ++i) add_reduce_scatter(call, outs[i], ins[i], op, seat_);
     return over_ring(std::move(call), o);
   }
 
@@ -223,9 +221,8 @@ inline void bind_backend(py::module_& m) {
             Wish::of(algorithm, protocol, in_rank_order, wide), tables));
       },
       py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("size"), py::arg("global_ranks"),
-      py::arg("timeout_s"), py::arg("algorithm"), py::arg("protocol"),
-      py::arg("in_rank_order"), py::arg("wide"), py::arg("tables"),
-      py::call_guard<py::gil_scoped_release>());
+      py::arg("timeout_s"), py::arg("algorithm"), py::arg("protocol"), py::arg("in_rank_order"),
+      py::arg("wide"), py::arg("tables"), py::call_guard<py::gil_scoped_release>());
   m.def(
       "close_backends",
       [](double patience_s) { OpenBackends::all().close(milliseconds(patience_s)); },

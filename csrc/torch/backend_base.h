@@ -30,9 +30,8 @@ class BackendBase : public c10d::Backend {
   BackendBase(c10::intrusive_ptr<c10d::Store> store, const std::string& name, int rank, int size,
               const std::vector<int64_t>& global_ranks, double timeout_s, const Wish& wish,
               const std::map<std::string, WayTables::Lists>& tables)
-      : Backend(rank, size), seat_{rank, size},
-        group_(group_record(rank, size, global_ranks)), timeout_(milliseconds(timeout_s)),
-        wish_(wish), store_(std::make_shared<C10dStore>(store)),
+      : Backend(rank, size), seat_{rank, size}, group_(group_record(rank, size, global_ranks)),
+        timeout_(milliseconds(timeout_s)), wish_(wish), store_(std::make_shared<C10dStore>(store)),
         ring_(std::make_unique<TorchCommunicator>(store, name, rank, size, timeout_s)),
         messenger_(std::make_unique<Messenger>(store_, "backend/pairs", seat_, timeout_)) {
     for (const auto& [device, lists] : tables) ring_->set_table(device, lists);

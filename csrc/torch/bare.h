@@ -80,13 +80,13 @@ inline void bind_bare(py::module_& m) {
       .def(py::init<int, int>(), py::arg("rank"), py::arg("fd"))
       .def_property_readonly_static("file_bytes",
                                     [](const py::object&) { return cpu::Bare::file_bytes(); })
-      .def_property_readonly_static(
-          "movements",
-          [](const py::object&) {
-            return std::vector<std::string>(cpu::kMovements.begin(), cpu::kMovements.end());
-          })
-      .def_property_readonly_static(
-          "longest_in_lines", [](const py::object&) { return cpu::Bare::kLongestInLines; })
+      .def_property_readonly_static("movements",
+                                    [](const py::object&) {
+                                      return std::vector<std::string>(cpu::kMovements.begin(),
+                                                                      cpu::kMovements.end());
+                                    })
+      .def_property_readonly_static("longest_in_lines",
+                                    [](const py::object&) { return cpu::Bare::kLongestInLines; })
       .def_property_readonly_static("longest_chunk",
                                     [](const py::object&) { return cpu::Bare::kLongestChunk; })
       .def("time_all_reduce", &TorchBare::time_all_reduce, py::arg("movement"), py::arg("mine"),

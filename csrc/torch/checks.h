@@ -32,8 +32,9 @@ inline void check_device(c10::Device device) {
 inline void check_dense(const at::Tensor& t, const std::string& role) {
   if (!t.defined()) throw py::type_error(role + " is undefined; give a tensor");
   if (t.is_nested() || t.layout() != at::kStrided || t.is_quantized())
-    throw py::value_error(role + " is not a dense tensor; ringkern takes dense tensors: call "
-                                 ".to_dense() or .dequantize() first");
+    throw py::value_error(role +
+                          " is not a dense tensor; ringkern takes dense tensors: call "
+                          ".to_dense() or .dequantize() first");
 }
 
 inline void check_target(const at::Tensor& t, const std::string& role) {
@@ -98,8 +99,7 @@ inline void check_some(size_t length, const std::string& list) {
 }
 
 inline void check_tag(int tag) {
-  if (tag < 0)
-    throw py::value_error("tag is " + std::to_string(tag) + "; a tag is 0 or more");
+  if (tag < 0) throw py::value_error("tag is " + std::to_string(tag) + "; a tag is 0 or more");
 }
 
 inline void check_peer(int peer, const char* role, int tag, const Seat& seat) {

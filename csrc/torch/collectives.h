@@ -110,12 +110,12 @@ inline at::Tensor whole_target(const Tensors& list, Copies& copies) {
   if (side_by_side(list)) return list.front();
   at::AutoDispatchBelowADInplaceOrView guard;
   const auto n = int64_t(list.size());
-  at::Tensor whole = at::empty({n * list.front().numel()}, list.front().options().memory_format(
-                                                               at::MemoryFormat::Contiguous));
+  at::Tensor whole = at::empty({n * list.front().numel()},
+                               list.front().options().memory_format(at::MemoryFormat::Contiguous));
   for (int64_t i = 0; i < n; ++i)
-    copies.push_back({list[size_t(i)],
-                      whole.narrow(0, i * list.front().numel(), list.front().numel())
-                          .view(list[size_t(i)].sizes())});
+    copies.push_back(
+        {list[size_t(i)], whole.narrow(0, i * list.front().numel(), list.front().numel())
+                              .view(list[size_t(i)].sizes())});
   return whole;
 }
 

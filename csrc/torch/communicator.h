@@ -48,8 +48,8 @@ class TorchCommunicator {
     tables_.set(device, lists);
   }
 
-  WorkPtr all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op,
-                     const Wish& wish, bool async_op) {
+  WorkPtr all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, const Wish& wish,
+                     bool async_op) {
     return launch(c10d::OpType::ALLREDUCE, tensor, prepare_all_reduce(tensor, op_of(op), ranks()),
                   wish, async_op);
   }
@@ -116,8 +116,8 @@ class TorchCommunicator {
                   prepare_reduce_scatter(output, input, op_of(op), rank(), ranks()), wish,
                   async_op);
   }
-  WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input,
-                     const Wish& wish, bool async_op) {
+  WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input, const Wish& wish,
+                     bool async_op) {
     return launch(c10d::OpType::_ALLGATHER_BASE, output,
                   prepare_all_gather(output, input, rank(), ranks()), wish, async_op);
   }
@@ -164,8 +164,8 @@ class TorchCommunicator {
 
  private:
   // The quick way, of one task.
-  WorkPtr launch(c10d::OpType type, const at::Tensor& output, Prepared task,
-                 const Wish& wish, bool async_op) {
+  WorkPtr launch(c10d::OpType type, const at::Tensor& output, Prepared task, const Wish& wish,
+                 bool async_op) {
     if (async_op)
       return launch(call_of(type, output, std::move(task)), wish, true, Milliseconds(0), {});
     choose_way(task.task, wish, task.device.type());

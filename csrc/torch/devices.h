@@ -59,7 +59,8 @@ inline RingOrders arranged(const std::vector<std::string>& buses, int channels) 
   } catch (const std::exception& e) {
     NewsDesk::all().post(NewsKind::warning,
                          std::string("the ranks stand in their own order, because no better one "
-                                     "could be looked for: ") + e.what());
+                                     "could be looked for: ") +
+                             e.what());
     return {};
   }
   return orders;
@@ -93,12 +94,12 @@ inline Device cuda_device(int index, int rank, int ranks, Milliseconds timeout,
 #endif
 
 [[noreturn]] inline void throw_no_kernels(c10::Device device) {
-  throw pybind11::value_error(
-      "ringkern has no kernels for a tensor on device '" + device.str() +
-      "'. It takes CPU tensors" +
-      (RK_WITH_CUDA ? " and CUDA tensors."
-                    : "; for CUDA tensors build it where nvcc is on the PATH "
-                      "(see ringkern.build_info())."));
+  throw pybind11::value_error("ringkern has no kernels for a tensor on device '" + device.str() +
+                              "'. It takes CPU tensors" +
+                              (RK_WITH_CUDA
+                                   ? " and CUDA tensors."
+                                   : "; for CUDA tensors build it where nvcc is on the PATH "
+                                     "(see ringkern.build_info())."));
 }
 
 inline Device device_for(c10::Device device, int rank, int ranks, Milliseconds timeout) {

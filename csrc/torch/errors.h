@@ -36,8 +36,7 @@ inline void raise_in_python(const Error& e, const char* class_name) {
       py::reinterpret_steal<py::object>(PyObject_GetAttrString(python_errors, class_name));
   const auto text = py::reinterpret_steal<py::object>(as_text(e.what()));
   if (!type || !text) return;
-  const auto error =
-      py::reinterpret_steal<py::object>(PyObject_CallOneArg(type.ptr(), text.ptr()));
+  const auto error = py::reinterpret_steal<py::object>(PyObject_CallOneArg(type.ptr(), text.ptr()));
   if (!error) return;
   const Facts& about = e.facts;
   if (about.rank >= 0 && !set_fact(error.ptr(), "rank", PyLong_FromLong(about.rank))) return;

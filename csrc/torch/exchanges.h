@@ -61,10 +61,8 @@ inline void add_gather(Call& call, const std::vector<Tensors>& outs, const at::T
   const at::Tensor own = in_the_way(in, outs.front(), root) ? in.clone() : in;
   for (int r = 0; r < seat.ranks; ++r) {
     const at::Tensor& out = outs.front()[size_t(r)];
-    if (r == seat.rank)
-      add_own(call, out, own);
-    else
-      add_receive(call, out, r);
+    if (r == seat.rank) add_own(call, out, own);
+    else add_receive(call, out, r);
   }
 }
 
@@ -81,10 +79,8 @@ inline void add_scatter(Call& call, const at::Tensor& out, const std::vector<Ten
   const bool busy = in_the_way(out, ins.front(), root);
   for (int r = 0; r < seat.ranks; ++r) {
     const at::Tensor in = busy ? ins.front()[size_t(r)].clone() : ins.front()[size_t(r)];
-    if (r == seat.rank)
-      add_own(call, out, in);
-    else
-      add_send(call, in, r);
+    if (r == seat.rank) add_own(call, out, in);
+    else add_send(call, in, r);
   }
 }
 

@@ -75,8 +75,7 @@ inline std::vector<std::tuple<std::string, int64_t, int64_t, int64_t>> cpu_direc
   using cpu::MeshGeometry;
   if (ranks < 2 || ranks > kMaxRanks) throw py::value_error("ranks must be 2 to 1024");
   if (count < 0) throw py::value_error("count must not be negative");
-  if (element_bytes < 1 || element_bytes > 8)
-    throw py::value_error("element_bytes must be 1 to 8");
+  if (element_bytes < 1 || element_bytes > 8) throw py::value_error("element_bytes must be 1 to 8");
   const auto way = parse<Algorithm>(algorithm, kAlgorithms, "algorithm");
   if (way == Algorithm::ring) throw py::value_error("the ring has a Plan; one_shot and two_shot");
   const DirectPlan plan = DirectPlan::make(way, ranks, count, element_bytes,

@@ -127,8 +127,7 @@ class TorchLocalRing {
 
  private:
   static std::vector<c10::Device> parse_devices(const std::vector<std::string>& names) {
-    if (names.empty())
-      throw py::value_error("a ring has one rank or more; give a device for each");
+    if (names.empty()) throw py::value_error("a ring has one rank or more; give a device for each");
     std::vector<c10::Device> devices(names.begin(), names.end());
     for (size_t r = 0; r < devices.size(); ++r) {
       if (!devices[r].is_cpu() && !(RK_WITH_CUDA && devices[r].is_cuda()))
@@ -190,8 +189,8 @@ class TorchLocalRing {
 
   // Whatever is wrong is thrown before a tensor of any rank has changed.
   template <class Check>
-  void run(Collective collective, const Tensors& outs, const Tensors& ins,
-           const Wish& wish, const Check& check) {
+  void run(Collective collective, const Tensors& outs, const Tensors& ins, const Wish& wish,
+           const Check& check) {
     std::vector<Reduction> reductions;
     for (size_t r = 0; r < outs.size(); ++r) reductions.push_back(checked(check, r));
     check_alike(outs, ins);

@@ -100,8 +100,8 @@ class Messenger {
   }
 
   std::shared_ptr<Pair> pair_for(const Transfer& transfer, c10::Device device) {
-    const Ends ends = transfer.sends ? Ends{seat_.rank, transfer.peer}
-                                     : Ends{transfer.peer, seat_.rank};
+    const Ends ends =
+        transfer.sends ? Ends{seat_.rank, transfer.peer} : Ends{transfer.peer, seat_.rank};
     std::lock_guard lock(mutex_);
     auto& pair = pairs_[ends];
     if (!pair) {
@@ -134,8 +134,7 @@ class Messenger {
     }
     auto called = std::make_shared<c10::Event>(device.type());
     called->record(impl.getStream(device));
-    auto work =
-        c10::make_intrusive<RingWork>(std::move(call), std::max(1, int(transfers.size())));
+    auto work = c10::make_intrusive<RingWork>(std::move(call), std::max(1, int(transfers.size())));
     if (transfers.empty()) work->end_part(nullptr);
     for (size_t i = 0; i < transfers.size(); ++i) {
       const std::shared_ptr<Pair>& pair = links[i];
@@ -164,8 +163,7 @@ class Messenger {
   // Pairs meet without rank 0, so this is a rule that all ranks have, and not a table.
   static Protocol protocol_of(const Wish& wish, c10::DeviceType device, int64_t bytes) {
     if (wish.protocol) return *wish.protocol;
-    if (device != c10::DeviceType::CPU)
-      return bytes < 32 << 10 ? Protocol::ll : Protocol::simple;
+    if (device != c10::DeviceType::CPU) return bytes < 32 << 10 ? Protocol::ll : Protocol::simple;
     return bytes < 512 ? Protocol::ll : bytes < 2048 ? Protocol::ll128 : Protocol::simple;
   }
 

@@ -29,9 +29,11 @@ inline void monitored_barrier(Store& store, const Seat& seat, uint64_t number, M
     } catch (const TimeoutError&) {
     }
     if (outcome == "all came") return;
-    throw TimeoutError("Rank " + std::to_string(seat.rank) + " successfully reached "
+    throw TimeoutError("Rank " + std::to_string(seat.rank) +
+                       " successfully reached "
                        "monitoredBarrier, but received errors while waiting for send/recv from "
-                       "rank 0: " + outcome);
+                       "rank 0: " +
+                       outcome);
   }
   std::vector<int> missing;
   for (int rank = 1; rank < seat.ranks && (missing.empty() || wait_all_ranks); ++rank) {

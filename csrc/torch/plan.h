@@ -41,8 +41,9 @@ struct PyPlan {
     g.slots = slots;
     if (slot_bytes > 0) g.slot_bytes[int(proto)] = slot_bytes;
     if (!g.valid())
-      throw py::value_error("channels must be 1 to 64, slots 2 to 64, and slot_bytes a multiple of "
-                            "16 and of the protocol's line");
+      throw py::value_error(
+          "channels must be 1 to 64, slots 2 to 64, and slot_bytes a multiple of "
+          "16 and of the protocol's line");
     PyPlan p{Plan::make(parse<Collective>(collective, kCollectives, "collective"), proto, ranks,
                         count, element_bytes, workers, g, channels, root)};
     p.plan.orders = orders_of(orders, p.plan);
@@ -53,8 +54,9 @@ struct PyPlan {
     RingOrders orders;
     for (const std::vector<int>& order : lists)
       if (int(order.size()) != plan.ranks || !orders.add(order.data(), plan.ranks))
-        throw py::value_error("orders must be at most 8, and each must have every rank, of at most "
-                              "16, once");
+        throw py::value_error(
+            "orders must be at most 8, and each must have every rank, of at most "
+            "16, once");
     if (plan.collective == Collective::send_recv && orders.count > 1)
       throw py::value_error("a message goes to the next rank, so send_recv takes one order");
     return orders;

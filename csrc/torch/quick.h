@@ -65,9 +65,14 @@ struct QuickNames {
 
   QuickNames() {
     const py::object op = py::module_::import("torch.distributed").attr("ReduceOp");
-    ops = {{{op.attr("SUM"), Op::sum}, {op.attr("AVG"), Op::avg}, {op.attr("MAX"), Op::max},
-            {op.attr("MIN"), Op::min}, {op.attr("PRODUCT"), Op::prod}, {op.attr("BAND"), Op::band},
-            {op.attr("BOR"), Op::bor}, {op.attr("BXOR"), Op::bxor}}};
+    ops = {{{op.attr("SUM"), Op::sum},
+            {op.attr("AVG"), Op::avg},
+            {op.attr("MAX"), Op::max},
+            {op.attr("MIN"), Op::min},
+            {op.attr("PRODUCT"), Op::prod},
+            {op.attr("BAND"), Op::band},
+            {op.attr("BOR"), Op::bor},
+            {op.attr("BXOR"), Op::bxor}}};
   }
   static const QuickNames& get() {
     static const QuickNames* const names = new QuickNames;
@@ -115,8 +120,8 @@ inline PyObject* translated_quick_all_reduce(PyObject* self, PyObject* const* ar
   return nullptr;
 }
 inline PyMethodDef quick_all_reduce_method = {
-    "quick_all_reduce", reinterpret_cast<PyCFunction>(
-                            reinterpret_cast<void (*)()>(&translated_quick_all_reduce)),
+    "quick_all_reduce",
+    reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&translated_quick_all_reduce)),
     METH_FASTCALL, nullptr};
 
 inline void bind_quick(py::module_& m) {

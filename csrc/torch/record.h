@@ -115,21 +115,18 @@ class Record {
     const std::vector<int64_t> no_splits;
     info_.emplace(c10::DebugInfoKind::PARAM_COMMS_INFO,
                   std::make_shared<torch::ParamCommsDebugInfo>(
-                      names, rank, std::string(name), elements(inputs),
-                      elements(call.outputs), dtype, no_splits, no_splits, group.first,
-                      group.stride, group.size, async_op));
+                      names, rank, std::string(name), elements(inputs), elements(call.outputs),
+                      dtype, no_splits, no_splits, group.first, group.stride, group.size,
+                      async_op));
     function_.emplace(at::RecordScope::FUNCTION);
     if (!function_->isActive()) return;
     const auto number = std::make_tuple(int64_t(sequence), c10d::isP2POp(call.type));
     const std::vector<c10::IValue> values = {
-        c10::IValue(inputs), number,      names,        rank,         name,
-        no_splits,           no_splits,   group.first,  group.stride, group.size,
-        async_op};
+        c10::IValue(inputs), number,      names,        rank,       name,    no_splits,
+        no_splits,           group.first, group.stride, group.size, async_op};
     const c10::ArrayRef<const c10::IValue> view(values.data(), values.size());
-    if (function_->needsInputs())
-      function_->before(at::kParamCommsCallName, view);
-    else
-      function_->before(at::kParamCommsCallName);
+    if (function_->needsInputs()) function_->before(at::kParamCommsCallName, view);
+    else function_->before(at::kParamCommsCallName);
   }
 
   std::optional<c10::DebugInfoGuard> info_;

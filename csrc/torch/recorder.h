@@ -87,13 +87,13 @@ inline py::object next_news() {
 // the very call that somebody wants to know about.
 inline bool dump_on(int number) {
   const auto ask = [](int) { NewsDesk::ask_for_dump(); };
-  struct sigaction found {};
+  struct sigaction found{};
   if (::sigaction(number, nullptr, &found) != 0) return false;
   if ((found.sa_flags & SA_SIGINFO) != 0) return false;
   if (found.sa_handler == +ask) return true;
   if (found.sa_handler != SIG_DFL) return false;
   (void)NewsDesk::all();  // which a handler cannot make
-  struct sigaction ours {};
+  struct sigaction ours{};
   ours.sa_handler = ask;
   ours.sa_flags = SA_RESTART;
   sigemptyset(&ours.sa_mask);

@@ -48,8 +48,7 @@ inline at::Tensor shared_empty(const std::vector<int64_t>& sizes, at::ScalarType
   for (const int64_t size : sizes)
     if (size < 0) throw py::value_error("a size is negative: " + std::to_string(size));
   return at::detail::empty_generic(sizes, SharedAllocator::get(),
-                                   c10::DispatchKeySet(c10::DispatchKey::CPU), dtype,
-                                   std::nullopt);
+                                   c10::DispatchKeySet(c10::DispatchKey::CPU), dtype, std::nullopt);
 }
 
 inline bool is_shared(const at::Tensor& t) {
@@ -76,11 +75,12 @@ class SharedByDefault {
 };
 
 inline void bind_shared(py::module_& m) {
-  m.def("shared_empty",
-        [](const std::vector<int64_t>& sizes, const py::object& dtype) {
-          return shared_empty(sizes, py::cast<at::ScalarType>(dtype));
-        },
-        py::arg("sizes"), py::arg("dtype"));
+  m.def(
+      "shared_empty",
+      [](const std::vector<int64_t>& sizes, const py::object& dtype) {
+        return shared_empty(sizes, py::cast<at::ScalarType>(dtype));
+      },
+      py::arg("sizes"), py::arg("dtype"));
   m.def("is_shared", &is_shared, py::arg("tensor"));
   m.def(
       "share_by_default",

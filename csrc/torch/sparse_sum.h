@@ -38,7 +38,8 @@ inline at::Tensor padded(const at::Tensor& t, int64_t rows) {
 inline void sum_sparse(const at::Tensor& t, int rank, int ranks, const Gather& gather) {
   if (t.layout() != at::kSparse || !t.device().is_cpu())
     throw py::value_error("tensor is a sparse tensor of layout " + c10::str(t.layout()) + " on " +
-                          t.device().str() + "; sparse tensors are summed in COO layout, on the "
+                          t.device().str() +
+                          "; sparse tensors are summed in COO layout, on the "
                           "CPU: call .to_sparse_coo() or .to_dense() first");
   at::AutoDispatchBelowADInplaceOrView guard;
   const at::Tensor mine = t.coalesce();

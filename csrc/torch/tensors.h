@@ -65,15 +65,17 @@ inline OpCall op_of(const c10d::ReduceOp& op) {
     case c10d::ReduceOp::PREMUL_SUM: {
       const auto* s = dynamic_cast<c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
       if (s == nullptr)
-        throw py::value_error("ReduceOp.PREMUL_SUM needs a factor; make it with "
-                              "torch.distributed._make_nccl_premul_sum(factor)");
+        throw py::value_error(
+            "ReduceOp.PREMUL_SUM needs a factor; make it with "
+            "torch.distributed._make_nccl_premul_sum(factor)");
       return {Op::premul_sum,
               s->tensor_factor.defined() ? s->tensor_factor.item<double>() : s->double_factor};
     }
     default: break;
   }
-  throw py::value_error("unknown ReduceOp; ringkern takes SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, "
-                        "BXOR and PREMUL_SUM");
+  throw py::value_error(
+      "unknown ReduceOp; ringkern takes SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, "
+      "BXOR and PREMUL_SUM");
 }
 
 // Throws TypeError or ValueError unless `t` can take part in a collective.
@@ -91,7 +93,7 @@ inline DType check_tensor(const at::Tensor& t, const char* role) {
   if (!dtype)
     throw py::type_error(who + "of dtype torch." + torch_name(t.scalar_type()) +
                          "; ringkern takes " + dtype_names() +
-                         (t.is_complex() ? ": reduce torch.view_as_real(tensor)"
+                         (t.is_complex()                 ? ": reduce torch.view_as_real(tensor)"
                           : t.scalar_type() == at::kBool ? ": reduce tensor.view(torch.uint8)"
                                                          : ": convert it first"));
   return *dtype;
@@ -99,7 +101,8 @@ inline DType check_tensor(const at::Tensor& t, const char* role) {
 
 inline void check_written(const at::Tensor& t, const char* role) {
   if (at::has_internal_overlap(t) == at::MemOverlap::Yes)
-    throw py::value_error(std::string(role) + " has elements that share memory (an expanded "
+    throw py::value_error(std::string(role) +
+                          " has elements that share memory (an expanded "
                           "tensor); call .contiguous() or .clone() first");
 }
 
@@ -107,8 +110,9 @@ inline Reduction reduction_for(const OpCall& call, DType dtype, int ranks) {
   if (!accepts(call.op, kind_of(dtype))) {
     const bool integer = kind_of(dtype) == Kind::integer;
     throw py::type_error(std::string("op ") + name_of(call.op) + " is not defined for dtype " +
-                         name_of(dtype) + (integer ? ": sum and divide, or convert to a float first"
-                                                   : ": bitwise ops take integer dtypes"));
+                         name_of(dtype) +
+                         (integer ? ": sum and divide, or convert to a float first"
+                                  : ": bitwise ops take integer dtypes"));
   }
   return Reduction::of(call.op, dtype, ranks, call.factor);
 }
@@ -142,9 +146,7 @@ inline bool is_plain(const at::Tensor& t) {
 }
 
 // The elements of `t` in logical order: `t` itself, or a copy.
-inline at::Tensor plain(const at::Tensor& t) {
-  return t.resolve_conj().resolve_neg().contiguous();
-}
+inline at::Tensor plain(const at::Tensor& t) { return t.resolve_conj().resolve_neg().contiguous(); }
 
 // torch's way of saying that a tensor was written to.
 inline void bump_version(const at::Tensor& t) {
@@ -166,10 +168,10 @@ inline Prepared prepare(Collective collective, const at::Tensor& out, const at::
   p.task.in = p.in.const_data_ptr();
   p.task.out = p.out.mutable_data_ptr();
   p.task.count = count;
-  if (count > 0 && p.device.type() != at::kMeta &&
-      (p.task.in == nullptr || p.task.out == nullptr))
-    throw py::type_error("a tensor has no memory: it only stands for one, as a FakeTensor does "
-                         "while a program is traced");
+  if (count > 0 && p.device.type() != at::kMeta && (p.task.in == nullptr || p.task.out == nullptr))
+    throw py::type_error(
+        "a tensor has no memory: it only stands for one, as a FakeTensor does "
+        "while a program is traced");
   bump_version(out);
   return p;
 }
@@ -224,8 +226,7 @@ inline DType check_pair(const at::Tensor& output, const at::Tensor& input, const
 
 inline Reduction check_reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                                       const OpCall& op, int rank, int ranks) {
-  const DType dtype =
-      check_pair(output, input, output, input, "output", "input", rank, ranks);
+  const DType dtype = check_pair(output, input, output, input, "output", "input", rank, ranks);
   return reduction_for(op, dtype, ranks);
 }
 

@@ -3,8 +3,8 @@
 #pragma once
 
 #include <c10/core/Event.h>
-#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/core/StreamGuard.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <atomic>
@@ -129,9 +129,9 @@ class RingWork : public c10d::Work {
   c10::intrusive_ptr<Future> getFuture() override {
     std::unique_lock lock(state_);
     if (future_) return future_;
-    future_ = c10::make_intrusive<Future>(
-        c10::ListType::ofTensors(),
-        device_.is_cpu() ? std::vector<c10::Device>{} : std::vector<c10::Device>{device_});
+    future_ = c10::make_intrusive<Future>(c10::ListType::ofTensors(),
+                                          device_.is_cpu() ? std::vector<c10::Device>{}
+                                                           : std::vector<c10::Device>{device_});
     const bool ended = ended_;
     lock.unlock();
     if (ended) fulfil();
@@ -201,7 +201,7 @@ class RingWork : public c10d::Work {
   int parts_;                 // not ended yet
   bool ended_ = false;
   std::condition_variable all_ended_;
-  std::exception_ptr error_;  // the first part's that failed
+  std::exception_ptr error_;           // the first part's that failed
   c10::intrusive_ptr<Future> future_;  // made when somebody asks for it
   std::atomic<int> source_{-1};
   std::vector<c10::Event> events_;  // CUDA: of the streams that the parts are on

@@ -44,18 +44,24 @@ void answers_are_checked() {
        "ranks");
   play([](const Fd& s, const Address&, Hello) { send_message(s, "what?", -1); },
        "RendezvousError the greeting of rank 1 does not belong");
-  play([](const Fd& s, const Address&, Hello h) {
-         h.session[0] ^= 1;
-         send_message(s, to_bytes(h), -1);
-       }, "RendezvousError the greeting of rank 1 does not belong");
-  play([](const Fd& s, const Address&, Hello h) {
-         h.from = 5;
-         send_message(s, to_bytes(h), -1);
-       }, "RendezvousError rank 5 takes rank 0");
-  play([](const Fd& s, const Address&, Hello h) {
-         h.offer_bytes = 10;
-         send_message(s, to_bytes(h) + "no memory\n", -1);
-       }, "SharedMemoryError no memory ");
+  play(
+      [](const Fd& s, const Address&, Hello h) {
+        h.session[0] ^= 1;
+        send_message(s, to_bytes(h), -1);
+      },
+      "RendezvousError the greeting of rank 1 does not belong");
+  play(
+      [](const Fd& s, const Address&, Hello h) {
+        h.from = 5;
+        send_message(s, to_bytes(h), -1);
+      },
+      "RendezvousError rank 5 takes rank 0");
+  play(
+      [](const Fd& s, const Address&, Hello h) {
+        h.offer_bytes = 10;
+        send_message(s, to_bytes(h) + "no memory\n", -1);
+      },
+      "SharedMemoryError no memory ");
   play([](const Fd& s, const Address&, Hello h) { send_with_four_fds(s, to_bytes(h)); },
        "RendezvousError the greeting of rank 1 did not arrive whole");
 }
@@ -71,12 +77,17 @@ void strangers_are_sent_away() {
     change(hello);
     return to_bytes(hello);
   };
-  const std::string sent[] = {
-      "hello", std::string(1, '\0'), std::string(kMaxMessage, 'x'),
-      std::string(kMaxMessage + 1, 'x'), to_bytes(good).substr(0, 20),
-      changed([](Hello& h) { h.session[3] ^= 4; }), changed([](Hello& h) { h.magic = 1; }),
-      changed([](Hello& h) { h.from = 0; }), changed([](Hello& h) { h.from = 3; }),
-      changed([](Hello& h) { h.from = -1; }), changed([](Hello& h) { h.from = 1 << 30; })};
+  const std::string sent[] = {"hello",
+                              std::string(1, '\0'),
+                              std::string(kMaxMessage, 'x'),
+                              std::string(kMaxMessage + 1, 'x'),
+                              to_bytes(good).substr(0, 20),
+                              changed([](Hello& h) { h.session[3] ^= 4; }),
+                              changed([](Hello& h) { h.magic = 1; }),
+                              changed([](Hello& h) { h.from = 0; }),
+                              changed([](Hello& h) { h.from = 3; }),
+                              changed([](Hello& h) { h.from = -1; }),
+                              changed([](Hello& h) { h.from = 1 << 30; })};
   std::vector<Fd> silent;
   for (int i = 0; i < 10; ++i) silent.push_back(knock(store, 0, 3));
   for (const std::string& bytes : sent) {
@@ -164,8 +175,9 @@ void other_users_are_sent_away() {
   CHECK(::eventfd_read(listens.get(), &count) == 0);
   zero.doorman->knock_at(1);
   CHECK_CONTAINS(zero.lost(1), "TransportError rank 0 runs as user 0, rank 1 (pid ");
-  CHECK_CONTAINS(zero.lost(1), ") as user 65534: memory is shared between processes of one user "
-                               "only; start all ranks as the same user");
+  CHECK_CONTAINS(zero.lost(1),
+                 ") as user 65534: memory is shared between processes of one user "
+                 "only; start all ranks as the same user");
   ::kill(host, SIGKILL);
   CHECK_EQ(::waitpid(host, &status, 0), host);
 }

@@ -209,8 +209,8 @@ void strangers_are_dropped() {
       sockets.push_back(connect(rank_0));
       send_message(sockets.back(), bytes, fd);
     };
-    sockets.push_back(connect(rank_0));  // says nothing, and stays
-    connect(rank_0);                     // says nothing, and goes
+    sockets.push_back(connect(rank_0));                             // says nothing, and stays
+    connect(rank_0);                                                // says nothing, and goes
     stranger(to_bytes(my_hello(terms, random_id(), 2, 1, 0)), -1);  // of another ring
     stranger("garbage", sockets[0].get());                          // and a descriptor
     stranger(std::string(3 * kMaxMessage, 'x'), -1);

@@ -69,7 +69,7 @@ void from_many_threads() {
 
 void a_signal_asks_for_a_dump() {
   NewsDesk& desk = NewsDesk::all();
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_handler = [](int) { NewsDesk::ask_for_dump(); };
   CHECK(::sigaction(SIGUSR2, &action, nullptr) == 0);
   // Also while the reader sleeps, and in the very thread that reads.

@@ -77,8 +77,9 @@ void check_bad_rank(const std::string& text, const std::function<void(const Met&
 
 void what_is_no_offer_is_refused() {
   const Terms terms = some_terms();
-  const std::string refused = "rank 2 should have passed the offer of rank 1 to rank 3, and sent "
-                              "something else";
+  const std::string refused =
+      "rank 2 should have passed the offer of rank 1 to rank 3, and sent "
+      "something else";
   check_bad_rank(refused, [&](const Met& m) { send_message(m.next, "garbage", -1); });
   check_bad_rank(refused, [&](const Met& m) {  // of the rank before the right one
     send_message(m.next, passed_on(terms, m.session, 0, "some bytes"), -1);

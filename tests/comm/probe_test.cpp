@@ -40,29 +40,36 @@ void nothing_else_is_touched() {
   const int64_t fifo = cpu::kBellBytes + g.fifo_offset(0, Protocol::simple);
   CHECK(room.offset == fifo && room.bytes == g.fifo_bytes(Protocol::simple));
   std::atomic<int> written{0};
-  check_all(make_ring(4, [](int) { return Tricks{}; }, kLong, [&](int, const Segments& s) {
-    const auto* at = static_cast<const unsigned char*>(s.mine);
-    for (int64_t i = 0; i < cpu::segment_bytes(g); ++i) {
-      if (i >= room.offset && i < room.offset + room.bytes) written += at[i] != 0;
-      else CHECK_EQ(int(at[i]), 0);
-    }
-  }), "", "");
+  check_all(make_ring(
+                4, [](int) { return Tricks{}; }, kLong,
+                [&](int, const Segments& s) {
+                  const auto* at = static_cast<const unsigned char*>(s.mine);
+                  for (int64_t i = 0; i < cpu::segment_bytes(g); ++i) {
+                    if (i >= room.offset && i < room.offset + room.bytes) written += at[i] != 0;
+                    else CHECK_EQ(int(at[i]), 0);
+                  }
+                }),
+            "", "");
   CHECK(written > 4 * 3 * 64);  // in each segment something by each of four
 }
 
 void what_does_not_arrive_is_named() {
-  const auto outcomes = make_ring(3, [](int rank) {
-    if (rank != 1) return Tricks{};
-    return Tricks{.writes = [](auto& links) { to(links, 2).theirs = nullptr; }};
-  }, kShort);
-  check_found(outcomes, {2}, {"what rank 1 wrote into the memory of rank 2 did not arrive within "
-                              "1.5 s: there is nothing of 512 bytes. Mend it"});
+  const auto outcomes = make_ring(
+      3,
+      [](int rank) {
+        if (rank != 1) return Tricks{};
+        return Tricks{.writes = [](auto& links) { to(links, 2).theirs = nullptr; }};
+      },
+      kShort);
+  check_found(outcomes, {2},
+              {"what rank 1 wrote into the memory of rank 2 did not arrive within "
+               "1.5 s: there is nothing of 512 bytes. Mend it"});
 }
 
 void what_comes_late_is_waited_for() {
-  check_all(make_ring(3, [](int rank) {
-    return Tricks{.late = Milliseconds(rank == 1 ? 150 : 0)};
-  }), "", "");
+  check_all(
+      make_ring(3, [](int rank) { return Tricks{.late = Milliseconds(rank == 1 ? 150 : 0)}; }), "",
+      "");
 }
 
 void a_wrong_byte_is_named() {
@@ -79,9 +86,11 @@ void a_wrong_byte_is_named() {
         };
       return tricks;
     });
-    check_found(outcomes, {0}, {"what rank 2 (card 2) wrote into the memory of rank 0 (card 0) is "
-                                "wrong: 1 of 512 bytes differ, the first of them in word " +
-                                std::to_string(at) + ", which is 0x", "should be 0x", "Mend it"});
+    check_found(outcomes, {0},
+                {"what rank 2 (card 2) wrote into the memory of rank 0 (card 0) is "
+                 "wrong: 1 of 512 bytes differ, the first of them in word " +
+                     std::to_string(at) + ", which is 0x",
+                 "should be 0x", "Mend it"});
   }
 }
 
@@ -93,8 +102,11 @@ void swapped_memory_is_named() {
       if (rank == 0) tricks.maps = [](auto& mapped) { std::swap(mapped[1], mapped[3]); };
       return tricks;
     });
-    check_found(outcomes, {0, 1, 3}, {"is wrong: ", "of 512 bytes differ, the first of them in "
-                                      "word 0", "; rank ", " wrote that for rank "});
+    check_found(outcomes, {0, 1, 3},
+                {"is wrong: ",
+                 "of 512 bytes differ, the first of them in "
+                 "word 0",
+                 "; rank ", " wrote that for rank "});
     const bool said = std::any_of(outcomes.begin(), outcomes.end(), [](const Outcome& o) {
       return o.text.find("rank 0 wrote that for rank") != std::string::npos;
     });
@@ -107,11 +119,14 @@ void a_mirror_is_named() {
   static std::vector<std::byte> mirror(size_t(cpu::segment_bytes(small())));
   for (const bool reads : {true, false}) {
     std::fill(mirror.begin(), mirror.end(), std::byte{});
-    const auto outcomes = make_ring(2, [&](int rank) {
-      Tricks tricks{.reads_others = reads};
-      if (rank == 1) tricks.maps = [](auto& mapped) { mapped[0] = mirror.data(); };
-      return tricks;
-    }, kShort);
+    const auto outcomes = make_ring(
+        2,
+        [&](int rank) {
+          Tricks tricks{.reads_others = reads};
+          if (rank == 1) tricks.maps = [](auto& mapped) { mapped[0] = mirror.data(); };
+          return tricks;
+        },
+        kShort);
     check_found(outcomes, {0, 1}, {"did not arrive within 1.5 s: there is nothing of 512 bytes"});
   }
 }
@@ -121,12 +136,16 @@ void stale_answers_are_named() {
   static std::vector<uint64_t> before(64, 0);
   for (const bool fresh : {true, false}) {
     for (size_t i = 0; i < before.size(); ++i) before[i] = fresh ? 0 : 0x1234'5678 + i;
-    const auto outcomes = make_ring(3, [](int rank) {
-      if (rank != 2) return Tricks{};
-      return Tricks{.reads = [](auto& links) { to(links, 1).shown = before.data(); }};
-    }, kShort);
-    check_found(outcomes, {2}, {"what rank 2 reads where rank 1 wrote into its own memory " +
-                                std::string(fresh ? "did not arrive" : "is wrong")});
+    const auto outcomes = make_ring(
+        3,
+        [](int rank) {
+          if (rank != 2) return Tricks{};
+          return Tricks{.reads = [](auto& links) { to(links, 1).shown = before.data(); }};
+        },
+        kShort);
+    check_found(outcomes, {2},
+                {"what rank 2 reads where rank 1 wrote into its own memory " +
+                 std::string(fresh ? "did not arrive" : "is wrong")});
   }
 }
 
@@ -154,8 +173,10 @@ void words_that_come_after_the_last_are_named() {
       link.sends = sends.data();
     }};
   });
-  check_found(outcomes, {1}, {"is wrong: 6", " of 512 bytes differ, the first of them in word 40, "
-                              "which is 0x0000000000000000"});
+  check_found(outcomes, {1},
+              {"is wrong: 6",
+               " of 512 bytes differ, the first of them in word 40, "
+               "which is 0x0000000000000000"});
 }
 
 // As on GPUs, where each side says that it has seen what was written.
@@ -164,8 +185,9 @@ void a_missing_answer_is_named() {
     if (rank != 1) return Tricks{};
     return Tricks{.reads = [](auto& links) { to(links, 0).answered = false; }};
   });
-  check_found(outcomes, {1}, {"what rank 1 wrote into the memory of rank 0, or the answer to it, "
-                              "did not arrive within 5.0 s. Mend it"});
+  check_found(outcomes, {1},
+              {"what rank 1 wrote into the memory of rank 0, or the answer to it, "
+               "did not arrive within 5.0 s. Mend it"});
 }
 
 // As on GPUs that do not reach each other: map() says so, and nobody waits.
@@ -186,20 +208,24 @@ void what_is_out_of_reach_is_left_out() {
     cpu::ShmTransport shm_;
     const int rank_;
   };
-  check_all(on_threads(4, [&](int rank) -> Neighbours {
-    Device device;
-    device.name = device.terms.device = "cpu";
-    device.terms.geometry = small();
-    device.terms.segment_bytes = cpu::segment_bytes(small());
-    device.probe = cpu::probe_room(small());
-    device.make_transport = [&] {
-      return std::make_unique<Apart>(rank, device.terms.segment_bytes);
-    };
-    device.make_executor = [](const Segments&) { return std::make_unique<NoExecutor>(); };
-    Communicator comm(store, "ring", rank, 4, kShort);
-    comm.run(device, Task{});
-    return {};
-  }), "", "");
+  check_all(on_threads(4,
+                       [&](int rank) -> Neighbours {
+                         Device device;
+                         device.name = device.terms.device = "cpu";
+                         device.terms.geometry = small();
+                         device.terms.segment_bytes = cpu::segment_bytes(small());
+                         device.probe = cpu::probe_room(small());
+                         device.make_transport = [&] {
+                           return std::make_unique<Apart>(rank, device.terms.segment_bytes);
+                         };
+                         device.make_executor = [](const Segments&) {
+                           return std::make_unique<NoExecutor>();
+                         };
+                         Communicator comm(store, "ring", rank, 4, kShort);
+                         comm.run(device, Task{});
+                         return {};
+                       }),
+            "", "");
 }
 
 void what_a_transport_throws_is_told_to_all() {
@@ -213,12 +239,16 @@ void what_a_transport_throws_is_told_to_all() {
 
 // A rank that does not come to the probe is waited for as anywhere else, and named.
 void a_rank_that_stops_before_it_writes_is_named() {
-  const auto outcomes = make_ring(2, [](int rank) {
-    if (rank != 1) return Tricks{};
-    return Tricks{.writes = [](auto&) { std::this_thread::sleep_for(Milliseconds(4000)); }};
-  }, kShort);
-  check_all(outcomes, "RendezvousError", "no ring of 2 ranks within 3.0 s; came but did not finish "
-                                         "connecting: rank 1; rank 0 waited for rank 1 to map");
+  const auto outcomes = make_ring(
+      2,
+      [](int rank) {
+        if (rank != 1) return Tricks{};
+        return Tricks{.writes = [](auto&) { std::this_thread::sleep_for(Milliseconds(4000)); }};
+      },
+      kShort);
+  check_all(outcomes, "RendezvousError",
+            "no ring of 2 ranks within 3.0 s; came but did not finish "
+            "connecting: rank 1; rank 0 waited for rank 1 to map");
 }
 
 void slots_lie_side_by_side() {

@@ -34,9 +34,8 @@ struct Rank {
     segments.mine = transport.mine();
     joiner.map_all = [&](const std::vector<Offer>& offers) {
       for (int peer = 0; peer < place.size; ++peer)
-        segments.all.push_back(peer == place.rank
-                                   ? transport.mine()
-                                   : transport.map(offers[size_t(peer)], peer));
+        segments.all.push_back(peer == place.rank ? transport.mine()
+                                                  : transport.map(offers[size_t(peer)], peer));
       segments.next = segments.all[size_t(place.next)];
       segments.prev = segments.all[size_t(place.prev)];
     };
@@ -70,38 +69,44 @@ void processes_reduce(int ranks) {
 
 void a_rank_that_dies_while_it_joins_is_named() {
   SharedStore store;
-  on_processes(3, [&](int rank) {
-    Joiner joiner{store, "ring", place_of(rank, 3)};
-    if (rank == 1)
-      joiner.make_offer = []() -> Offer {
-        ::raise(SIGKILL);
-        return {};
-      };
-    try {
-      joiner.join();
-      fail(__FILE__, __LINE__, "a ring with a dead rank");
-    } catch (const Error& e) {
-      const std::string text = e.what();  // by how far it had come
-      CHECK(text.find("cannot connect to rank 1 (pid ") != std::string::npos ||
-            text.find("cannot greet rank 1: ") != std::string::npos ||
-            text.find("rank 1 ended before it answered rank 0") != std::string::npos ||
-            text.find(") died while the ranks connected") != std::string::npos);
-    }
-  }, SIGKILL);
+  on_processes(
+      3,
+      [&](int rank) {
+        Joiner joiner{store, "ring", place_of(rank, 3)};
+        if (rank == 1)
+          joiner.make_offer = []() -> Offer {
+            ::raise(SIGKILL);
+            return {};
+          };
+        try {
+          joiner.join();
+          fail(__FILE__, __LINE__, "a ring with a dead rank");
+        } catch (const Error& e) {
+          const std::string text = e.what();  // by how far it had come
+          CHECK(text.find("cannot connect to rank 1 (pid ") != std::string::npos ||
+                text.find("cannot greet rank 1: ") != std::string::npos ||
+                text.find("rank 1 ended before it answered rank 0") != std::string::npos ||
+                text.find(") died while the ranks connected") != std::string::npos);
+        }
+      },
+      SIGKILL);
 }
 
 void the_death_of_a_neighbour_is_the_end_of_file() {
   SharedStore store;
-  on_processes(3, [&](int rank) {
-    Rank r(store, "ring", place_of(rank, 3));
-    if (rank == 1) ::raise(SIGKILL);
-    const Neighbour& dead = rank == 0 ? r.neighbours.next : r.neighbours.prev;
-    CHECK_EQ(dead.rank, 1);
-    pollfd watched{dead.socket.get(), POLLIN, 0};
-    CHECK(readable({&watched, 1}, Milliseconds(20000)));
-    Message message;
-    CHECK(receive_message(dead.socket, message) == Received::closed);
-  }, SIGKILL);
+  on_processes(
+      3,
+      [&](int rank) {
+        Rank r(store, "ring", place_of(rank, 3));
+        if (rank == 1) ::raise(SIGKILL);
+        const Neighbour& dead = rank == 0 ? r.neighbours.next : r.neighbours.prev;
+        CHECK_EQ(dead.rank, 1);
+        pollfd watched{dead.socket.get(), POLLIN, 0};
+        CHECK(readable({&watched, 1}, Milliseconds(20000)));
+        Message message;
+        CHECK(receive_message(dead.socket, message) == Received::closed);
+      },
+      SIGKILL);
 }
 
 }  // namespace

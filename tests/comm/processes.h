@@ -17,8 +17,8 @@ namespace ringkern::test {
 class SharedStore final : public Store {
  public:
   SharedStore() {
-    void* at = ::mmap(nullptr, sizeof(Table), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
-                      -1, 0);
+    void* at =
+        ::mmap(nullptr, sizeof(Table), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(at != MAP_FAILED);
     table_ = new (at) Table;
     pthread_mutexattr_t shared;

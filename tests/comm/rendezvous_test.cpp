@@ -62,18 +62,22 @@ void ranks_see_each_others_memory(int ranks, bool reversed) {
 // Offers that have no file descriptor stay without, and are not taken for empty ones.
 void offers_without_a_file_go_round() {
   std::atomic<int> right{0};
-  check_all(join_all(5, [&](Joiner& joiner) {
-    const int rank = joiner.place.rank;
-    joiner.make_offer = [rank] {
-      return rank == 3 ? Offer{std::string(3000, 'x'), -1} : Offer{std::string(size_t(rank), 'x')};
-    };
-    joiner.map_all = [&right, rank](const std::vector<Offer>& offers) {
-      for (int peer = 0; peer < 5; ++peer)
-        right += offers[size_t(peer)].fd < 0 &&
-                 int(offers[size_t(peer)].bytes.size()) ==
-                     (peer == rank ? 0 : peer == 3 ? 3000 : peer);
-    };
-  }), "", "");
+  check_all(join_all(5,
+                     [&](Joiner& joiner) {
+                       const int rank = joiner.place.rank;
+                       joiner.make_offer = [rank] {
+                         return rank == 3 ? Offer{std::string(3000, 'x'), -1}
+                                          : Offer{std::string(size_t(rank), 'x')};
+                       };
+                       joiner.map_all = [&right, rank](const std::vector<Offer>& offers) {
+                         for (int peer = 0; peer < 5; ++peer)
+                           right += offers[size_t(peer)].fd < 0 &&
+                                    int(offers[size_t(peer)].bytes.size()) == (peer == rank ? 0
+                                                                               : peer == 3  ? 3000
+                                                                                            : peer);
+                       };
+                     }),
+            "", "");
   CHECK_EQ(right, 25);
 }
 
@@ -144,8 +148,7 @@ void what_one_rank_throws_is_told_to_all() {
       if (joiner.place.rank != 2) return;
       if (in_map)
         joiner.map = [](const Offer&, const Offer&) { throw std::runtime_error("no room\nhere"); };
-      else
-        joiner.make_offer = []() -> Offer { throw std::runtime_error("no room\nhere"); };
+      else joiner.make_offer = []() -> Offer { throw std::runtime_error("no room\nhere"); };
     });
     for (int rank : {0, 1, 3})
       check_outcome(outcomes[size_t(rank)], "RendezvousError",
@@ -273,8 +276,9 @@ void who_is_late_is_told_before_it_fails() {
   NewsDesk::all().close();  // `next` waits for no more than there is
   const auto news = NewsDesk::all().next();
   CHECK(news && news->kind == NewsKind::warning);
-  CHECK_CONTAINS(news->text, "no ring of 2 ranks yet, after 5 s; did not come: rank 1; rank 0 "
-                             "waited for the address of rank 1. It fails after 20.0 s");
+  CHECK_CONTAINS(news->text,
+                 "no ring of 2 ranks yet, after 5 s; did not come: rank 1; rank 0 "
+                 "waited for the address of rank 1. It fails after 20.0 s");
   CHECK(!NewsDesk::all().next());
 }
 

@@ -72,7 +72,9 @@ void a_child_keeps_nothing_open() {
 // Nothing is there to be given up, or all of it has been closed before.
 void a_child_of_a_process_without_sockets() {
   const int kept = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
-  { const Fd closed = listen_on(socket_name(random_id())); }
+  {
+    const Fd closed = listen_on(socket_name(random_id()));
+  }
   Child child([&] { return is_open(kept); });
   CHECK(child.end());
   ::close(kept);

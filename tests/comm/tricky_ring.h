@@ -106,9 +106,9 @@ struct NoExecutor final : Executor {
 };
 
 // What each rank's first call ended in; `looks` is called with its segments before.
-inline std::vector<Outcome> make_ring(int ranks, const std::function<Tricks(int)>& tricks,
-                               Milliseconds timeout = kLong,
-                               const std::function<void(int, const Segments&)>& looks = nullptr) {
+inline std::vector<Outcome> make_ring(
+    int ranks, const std::function<Tricks(int)>& tricks, Milliseconds timeout = kLong,
+    const std::function<void(int, const Segments&)>& looks = nullptr) {
   const auto store = std::make_shared<MemoryStore>();
   return on_threads(ranks, [&](int rank) -> Neighbours {
     Device device;

@@ -112,20 +112,20 @@ void a_mismatch_names_the_field_and_the_ranks() {
     CHECK_CONTAINS(text, "All ranks must make the same calls in the same order");
     CHECK_CONTAINS(text, "close it and make a new one");
   }
-  for (const std::string& text : on_ranks(2, [](Rank& r) {
-         r.wait(10, r.comm.rank() == 0 ? DType::f32 : DType::bf16, Op::max);
-       }))
-    CHECK_CONTAINS(text, "ranks disagree on dtype: rank 0 has float32 (seq=1 all_reduce max "
-                         "float32[10]), rank 1 has bfloat16");
+  for (const std::string& text : on_ranks(
+           2, [](Rank& r) { r.wait(10, r.comm.rank() == 0 ? DType::f32 : DType::bf16, Op::max); }))
+    CHECK_CONTAINS(text,
+                   "ranks disagree on dtype: rank 0 has float32 (seq=1 all_reduce max "
+                   "float32[10]), rank 1 has bfloat16");
   for (const std::string& text :
        on_ranks(2, [](Rank& r) { r.wait(10, DType::f32, r.comm.rank() == 0 ? Op::avg : Op::sum); }))
     CHECK_CONTAINS(text, "ranks disagree on op: rank 0 has avg");
-  for (const std::string& text : on_ranks(2, [](Rank& r) {
-         r.wait(10, DType::bf16, Op::sum, /*wide=*/r.comm.rank() == 0);
-       }))
-    CHECK_CONTAINS(text, "ranks disagree on accumulate: rank 0 has float32 (seq=1 all_reduce sum "
-                         "bfloat16[10] in float32), rank 1 has bfloat16 (seq=1 all_reduce sum "
-                         "bfloat16[10]).");
+  for (const std::string& text :
+       on_ranks(2, [](Rank& r) { r.wait(10, DType::bf16, Op::sum, /*wide=*/r.comm.rank() == 0); }))
+    CHECK_CONTAINS(text,
+                   "ranks disagree on accumulate: rank 0 has float32 (seq=1 all_reduce sum "
+                   "bfloat16[10] in float32), rank 1 has bfloat16 (seq=1 all_reduce sum "
+                   "bfloat16[10]).");
 }
 
 // Nobody waits for the data: the last to come sees it at once.
@@ -202,8 +202,9 @@ void the_first_reason_is_everybodys() {
     }
   });
   for (const std::string& text : texts)
-    CHECK_CONTAINS(text, "AbortedError 1 0: communicator 'group' became unusable just now: aborted "
-                         "by rank 1: enough");
+    CHECK_CONTAINS(text,
+                   "AbortedError 1 0: communicator 'group' became unusable just now: aborted "
+                   "by rank 1: enough");
 }
 
 void a_late_rank_is_named() {

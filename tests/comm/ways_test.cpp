@@ -59,24 +59,27 @@ Task open_task(int64_t count) {
 
 void all_choose_by_the_table_of_rank_0() {
   const auto store = std::make_shared<MemoryStore>();
-  check_all(on_threads(3, [&](int rank) {
-    Way last;
-    const Device device =
-        device_of(rank == 0 ? table_of(kSmall, kLarge) : table_of(kOther, kOther), last);
-    Communicator comm(store, "group", rank, 3, kLong);
-    CHECK(comm.ways_on(device).choose(Choice::automatic, 8) == (rank == 0 ? kSmall : kOther));
-    comm.run(device, open_task(7));  // of 8 bytes each
-    CHECK(last == kSmall);
-    CHECK(comm.run_now(device, open_task(8)));
-    CHECK(last == kLarge);
-    CHECK(comm.ways_on(device).choose(Choice::automatic, 8) == kSmall);
-    Task asked = open_task(7);
-    asked.choice = Choice::none;
-    asked.protocol = Protocol::ll128;
-    comm.run(device, asked);
-    CHECK(last == kOther);
-    return Neighbours{};
-  }), "", "");
+  check_all(on_threads(3,
+                       [&](int rank) {
+                         Way last;
+                         const Device device = device_of(
+                             rank == 0 ? table_of(kSmall, kLarge) : table_of(kOther, kOther), last);
+                         Communicator comm(store, "group", rank, 3, kLong);
+                         CHECK(comm.ways_on(device).choose(Choice::automatic, 8) ==
+                               (rank == 0 ? kSmall : kOther));
+                         comm.run(device, open_task(7));  // of 8 bytes each
+                         CHECK(last == kSmall);
+                         CHECK(comm.run_now(device, open_task(8)));
+                         CHECK(last == kLarge);
+                         CHECK(comm.ways_on(device).choose(Choice::automatic, 8) == kSmall);
+                         Task asked = open_task(7);
+                         asked.choice = Choice::none;
+                         asked.protocol = Protocol::ll128;
+                         comm.run(device, asked);
+                         CHECK(last == kOther);
+                         return Neighbours{};
+                       }),
+            "", "");
 }
 
 void a_ring_of_one_chooses_by_its_own() {
@@ -92,25 +95,27 @@ void all_stand_in_the_orders_of_rank_0() {
   const int order[] = {0, 2, 1, 3}, back[] = {3, 1, 2, 0};
   std::vector<RingOrders> orders(4);
   std::vector<std::vector<std::string>> asked(4);
-  check_all(on_threads(4, [&](int rank) {
-    Way last;
-    Device device = device_of(table_of(kSmall, kLarge), last);
-    device.terms.bus = "0000:" + std::to_string(rank) + "0:00.0";
-    device.arrange = [&, rank](const std::vector<std::string>& buses) {
-      asked[size_t(rank)] = buses;
-      RingOrders both;
-      CHECK(both.add(order, 4) && both.add(back, 4));
-      return both;
-    };
-    device.make_executor = [&, rank](const Segments& segments) {
-      orders[size_t(rank)] = segments.orders;
-      return std::make_unique<Executors>(last);
-    };
-    Communicator(store, "group", rank, 4, kLong).run(device, open_task(1));
-    return Neighbours{};
-  }), "", "");
-  CHECK(asked[0] == (std::vector<std::string>{"0000:00:00.0", "0000:10:00.0", "0000:20:00.0",
-                                              "0000:30:00.0"}));
+  check_all(on_threads(4,
+                       [&](int rank) {
+                         Way last;
+                         Device device = device_of(table_of(kSmall, kLarge), last);
+                         device.terms.bus = "0000:" + std::to_string(rank) + "0:00.0";
+                         device.arrange = [&, rank](const std::vector<std::string>& buses) {
+                           asked[size_t(rank)] = buses;
+                           RingOrders both;
+                           CHECK(both.add(order, 4) && both.add(back, 4));
+                           return both;
+                         };
+                         device.make_executor = [&, rank](const Segments& segments) {
+                           orders[size_t(rank)] = segments.orders;
+                           return std::make_unique<Executors>(last);
+                         };
+                         Communicator(store, "group", rank, 4, kLong).run(device, open_task(1));
+                         return Neighbours{};
+                       }),
+            "", "");
+  CHECK(asked[0] ==
+        (std::vector<std::string>{"0000:00:00.0", "0000:10:00.0", "0000:20:00.0", "0000:30:00.0"}));
   for (int rank = 1; rank < 4; ++rank) CHECK(asked[size_t(rank)].empty());
   for (const RingOrders& of : orders) {
     CHECK_EQ(of.count, 2);
@@ -135,8 +140,9 @@ void a_word_that_is_none_fails_the_ring(const std::string& word) {
     joiner.make_offer = [&] { return Offer{"some bytes", page.fd()}; };
     return joiner.join();
   });
-  check_all(outcomes, "RendezvousError", "rank 0 says by which way calls go, and rank 1 does not "
-                                         "understand it: install the same ringkern for all ranks");
+  check_all(outcomes, "RendezvousError",
+            "rank 0 says by which way calls go, and rank 1 does not "
+            "understand it: install the same ringkern for all ranks");
 }
 
 }  // namespace

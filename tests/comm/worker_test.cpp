@@ -23,8 +23,7 @@ void one_at_a_time_in_order() {
   Worker worker;
   std::vector<int> ran;  // without a lock: ThreadSanitizer sees whether two run at once
   std::atomic<int> told{0};
-  for (int i = 0; i < 1000; ++i)
-    worker.post([&ran, i] { ran.push_back(i); }, [&told] { ++told; });
+  for (int i = 0; i < 1000; ++i) worker.post([&ran, i] { ran.push_back(i); }, [&told] { ++told; });
   worker.drain();
   CHECK(told == 1000);
   for (int i = 0; i < 1000; ++i) CHECK(ran[size_t(i)] == i);
@@ -33,15 +32,17 @@ void one_at_a_time_in_order() {
 void one_who_is_told_waits_for_what_it_posts() {
   Worker worker;
   std::promise<void> inner, innermost, outer;
-  worker.post([] {}, [&] {
-    worker.post([] {}, [&] {
-      worker.post([&] { innermost.set_value(); }, [] {});
-      check_soon(innermost.get_future());
-      inner.set_value();
-    });
-    check_soon(inner.get_future());
-    outer.set_value();
-  });
+  worker.post([] {},
+              [&] {
+                worker.post([] {},
+                            [&] {
+                              worker.post([&] { innermost.set_value(); }, [] {});
+                              check_soon(innermost.get_future());
+                              inner.set_value();
+                            });
+                check_soon(inner.get_future());
+                outer.set_value();
+              });
   check_soon(outer.get_future());
   worker.drain();
 }
@@ -50,10 +51,11 @@ void one_who_is_told_waits_for_what_was_posted_before() {
   Worker worker;
   std::promise<void> go, second, told;
   auto started = go.get_future();
-  worker.post([&] { started.wait(); }, [&] {
-    check_soon(second.get_future());
-    told.set_value();
-  });
+  worker.post([&] { started.wait(); },
+              [&] {
+                check_soon(second.get_future());
+                told.set_value();
+              });
   worker.post([&] { second.set_value(); }, [] {});
   go.set_value();
   check_soon(told.get_future());
@@ -62,11 +64,12 @@ void one_who_is_told_waits_for_what_was_posted_before() {
 void one_who_is_told_waits_for_what_another_thread_posts() {
   Worker worker;
   std::promise<void> first, second, told;
-  worker.post([] {}, [&] {
-    first.set_value();
-    check_soon(second.get_future());
-    told.set_value();
-  });
+  worker.post([] {},
+              [&] {
+                first.set_value();
+                check_soon(second.get_future());
+                told.set_value();
+              });
   check_soon(first.get_future());
   worker.post([&] { second.set_value(); }, [] {});
   check_soon(told.get_future());
@@ -76,9 +79,10 @@ void stopping_runs_what_was_posted() {
   std::atomic<int> ran{0};
   {
     Worker worker;
-    worker.post([] {}, [&] {
-      for (int i = 0; i < 10; ++i) worker.post([&] { ++ran; }, [&] { ++ran; });
-    });
+    worker.post([] {},
+                [&] {
+                  for (int i = 0; i < 10; ++i) worker.post([&] { ++ran; }, [&] { ++ran; });
+                });
     worker.stop();
   }
   CHECK(ran == 20);
@@ -129,10 +133,11 @@ void without_threads_nothing_is_posted() {
   worker.drain();  // returns
   // With one thread, and no second one for what comes while it tells.
   std::promise<void> first, limited, ran;
-  worker.post([] {}, [&] {
-    first.set_value();
-    limited.get_future().wait();
-  });
+  worker.post([] {},
+              [&] {
+                first.set_value();
+                limited.get_future().wait();
+              });
   check_soon(first.get_future());
   {
     const NoMoreThreads here;

@@ -46,8 +46,8 @@ void wide_is_of_sums_and_products_of_small_floats() {
   for (int d = 0; d < kDTypes; ++d)
     for (int op = 0; op < kOps; ++op) {
       const bool small = kind_of(DType(d)) == Kind::floating && size_of(DType(d)) < 4;
-      const bool rounds = Op(op) == Op::sum || Op(op) == Op::avg || Op(op) == Op::premul_sum ||
-                          Op(op) == Op::prod;
+      const bool rounds =
+          Op(op) == Op::sum || Op(op) == Op::avg || Op(op) == Op::premul_sum || Op(op) == Op::prod;
       CHECK_EQ(Reduction::of(Op(op), DType(d), 3, 1.0, true).wide, small && rounds);
       CHECK(!Reduction::of(Op(op), DType(d), 3).wide);
     }

@@ -57,9 +57,7 @@ void what_is_no_table_is_found() {
     bad([](WayTable::Row* l) { l[0].way.algorithm = Algorithm(kAlgorithms); });
     bad([](WayTable::Row* l) { l[0].way.protocol = Protocol(kProtocols); });
     bad([](WayTable::Row* l) { l[0].below = l[1].below = 7; });
-    bad([](WayTable::Row* l) {
-      l[0].below = 9, l[1].below = 8, l[2].below = WayTable::kAnySize;
-    });
+    bad([](WayTable::Row* l) { l[0].below = 9, l[1].below = 8, l[2].below = WayTable::kAnySize; });
   }
   WayTable anything;
   std::memset(static_cast<void*>(&anything), 0xff, sizeof anything);

@@ -65,8 +65,8 @@ void every_element_is_reduced_once() {
             if (algorithm == Algorithm::two_shot && slot < ranks * DirectPlan::kGrainBytes)
               continue;
             const int64_t whole = slot / element;
-            for (const int64_t base : {int64_t(0), int64_t(64), whole, channels * whole,
-                                       4 * channels * whole})
+            for (const int64_t base :
+                 {int64_t(0), int64_t(64), whole, channels * whole, 4 * channels * whole})
               for (int64_t off : {-65, -1, 0, 1, 7, 63, 65, 1000}) {
                 const int64_t count = base + off;
                 if (count < 0) continue;
@@ -245,7 +245,7 @@ class Ranks {
       for (size_t i = ranks_[p].at; i < steps_.size(); ++i) {
         const Step& s = steps_[i];
         const bool reads = s.verb == Verb::reduce ? p != size_t(rank)
-                           : s.verb == Verb::collect && p == size_t(rank);
+                                                  : s.verb == Verb::collect && p == size_t(rank);
         if (reads && s.round <= before) return false;
       }
     return true;

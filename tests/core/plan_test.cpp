@@ -22,7 +22,7 @@ constexpr Geometry geometry(int channels, int slots, int64_t simple, int64_t ll,
 
 const std::vector<Geometry>& geometries() {
   static const std::vector<Geometry> all = {
-      geometry(1, 2, 16, 32, 128),          geometry(1, 3, 48, 112, 384),
+      geometry(1, 2, 16, 32, 128), geometry(1, 3, 48, 112, 384),
       geometry(3, 8, 64 << 10, 16 << 10, 64 << 10), geometry(2, 64, 80, 48, 4800 * 128),
       geometry(64, 8, 512 << 10, 64 << 10, 614400)};
   return all;
@@ -35,8 +35,9 @@ void for_each_plan(F&& f) {
     for (int p = 0; p < kProtocols; ++p)
       for (const int element_bytes : {1, 2, 4, 8})
         for (const int workers : {1, 32, 512, 640})
-          f(g, Plan::make(Collective::all_reduce, Protocol(p), 4, int64_t(1) << 40, element_bytes,
-                          workers, g),
+          f(g,
+            Plan::make(Collective::all_reduce, Protocol(p), 4, int64_t(1) << 40, element_bytes,
+                       workers, g),
             element_bytes);
 }
 
@@ -242,8 +243,8 @@ constexpr RingOrders two_ways = [] {
 static_assert(!two_ways.valid(17));  // more than are looked at
 static_assert(two_ways.valid(3) && two_ways.next(0, 2, 3) == 1 && two_ways.next(1, 2, 3) == 0);
 constexpr int64_t shard_at(Collective collective, int channel, int owner) {
-  Plan plan = Plan::make(collective, Protocol::simple, 3, 100, 4, 1,
-                         geometry(2, 8, 1 << 20, 32, 128));
+  Plan plan =
+      Plan::make(collective, Protocol::simple, 3, 100, 4, 1, geometry(2, 8, 1 << 20, 32, 128));
   plan.orders = two_ways;
   const Chunk c = plan.chunk_of(channel, 0, owner);
   return (collective == Collective::all_gather ? c.out : c.in) / 100;

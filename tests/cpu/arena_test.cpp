@@ -166,8 +166,8 @@ void tensors_are_staged_unless_all_are_in_arenas(bool both) {
   for (std::thread& thread : threads) thread.join();
   for (int r = 0; r < kRanks; ++r) {
     CHECK(std::all_of(tensors[r], tensors[r] + kCount, [](float x) { return x == 3; }));
-    auto* const board = reinterpret_cast<Board*>(static_cast<std::byte*>(all[size_t(r)]) +
-                                                 mesh_offset(geometry));
+    auto* const board =
+        reinterpret_cast<Board*>(static_cast<std::byte*>(all[size_t(r)]) + mesh_offset(geometry));
     CHECK_EQ(board->staged.rounds > 0, !both);
   }
 }

@@ -22,8 +22,9 @@ void abort_reaches_everybody() {
     if (r.rank == 3) {
       const size_t m = r.box.receive(2, 2, 1);
       r.store->set("waits", "");
-      check_message(r, m, "AbortedError", {"rank 3 waited for a message from rank 2 (tag 2",
-                                           "The reason: rank 0 was aborted: enough"});
+      check_message(r, m, "AbortedError",
+                    {"rank 3 waited for a message from rank 2 (tag 2",
+                     "The reason: rank 0 was aborted: enough"});
       r.store->set("done", "");
     } else if (r.rank == 0) {
       const size_t m = r.box.receive(1, 2, 1);
@@ -112,8 +113,10 @@ void what_others_tell_of_a_loss_is_a_loss() {
   }
   check_message(one, waited, "PeerLostError", {"and rank 2 has ended or left the group"});
   check_message(zero, m, "PeerLostError",
-                {"rank 0 waited for a message from rank 1 (tag 4", "when the messages of its group "
-                 "were aborted", "The reason: rank 1 waited for a message from rank 2 (tag 3",
+                {"rank 0 waited for a message from rank 1 (tag 4",
+                 "when the messages of its group "
+                 "were aborted",
+                 "The reason: rank 1 waited for a message from rank 2 (tag 3",
                  "Look for the first error among the ranks"});
 }
 
@@ -130,8 +133,9 @@ void nobody_is_left_for_any_source() {
     zero.box.wait_for(zero.box.receive(kAnySource, 1, 1));
     CHECK(!zero.box.done(m));
   }
-  check_message(zero, m, "PeerLostError", {"waited for a message from any rank (tag 2, 1 bytes), "
-                                            "and all others have ended or left the group"});
+  check_message(zero, m, "PeerLostError",
+                {"waited for a message from any rank (tag 2, 1 bytes), "
+                 "and all others have ended or left the group"});
 }
 
 void nothing_can_be_sent_to_who_has_left() {

@@ -16,15 +16,17 @@ void sizes_must_agree(bool aside) {
       const size_t other = r.box.receive(1, 1, 1);
       r.box.send(1, 5, Bytes(4096));
       if (aside) r.box.send(1, 6, Bytes(1));
-      check_message(r, other, "AbortedError", {"rank 0 waited for a message from rank 1 (tag 1",
-                                               "rank 0 sent 4096 bytes to rank 1 (tag 5)"});
+      check_message(r, other, "AbortedError",
+                    {"rank 0 waited for a message from rank 1 (tag 1",
+                     "rank 0 sent 4096 bytes to rank 1 (tag 5)"});
     } else {
       if (aside) r.box.wait_for(r.box.receive(0, 6, 1));  // the one in front lies aside then
       const size_t m = r.box.receive(0, 5, 8192);
       check_message(r, m, "UsageError",
                     {"rank 0 sent 4096 bytes to rank 1 (tag 5), which expects 8192"});
-      CHECK_CONTAINS(refusal(r), "the messages of group 'group' became unusable just now: rank 0 "
-                                 "sent 4096 bytes to rank 1 (tag 5), which expects 8192");
+      CHECK_CONTAINS(refusal(r),
+                     "the messages of group 'group' became unusable just now: rank 0 "
+                     "sent 4096 bytes to rank 1 (tag 5), which expects 8192");
     }
   });
 }
@@ -35,10 +37,12 @@ void a_receive_times_out() {
       const size_t m = r.box.receive(1, 5, 4096, kShort), other = r.box.receive(2, 1, 1);
       check_message(r, m, "TimeoutError",
                     {"rank 0 waited for a message from rank 1 (tag 5, 4096 bytes) and nothing came "
-                     "for 0.3 s", "timeout of 0.3 s", "Did rank 1 send it"});
-      check_message(r, other, "AbortedError", {"rank 0 waited for a message from rank 2",
-                                               "The reason: rank 0 waited for a message from rank "
-                                               "1 (tag 5, 4096 bytes)"});
+                     "for 0.3 s",
+                     "timeout of 0.3 s", "Did rank 1 send it"});
+      check_message(r, other, "AbortedError",
+                    {"rank 0 waited for a message from rank 2",
+                     "The reason: rank 0 waited for a message from rank "
+                     "1 (tag 5, 4096 bytes)"});
       CHECK_CONTAINS(refusal(r), "became unusable just now: rank 0 waited for a message from rank");
     } else {
       // The others have met rank 0, and learn of it.
@@ -71,7 +75,8 @@ void a_send_without_room_times_out() {
       const size_t m = r.box.send(1, 5, Bytes(kTooMuch), Protocol::ll128, kShort);
       check_message(r, m, "TimeoutError",
                     {"rank 0 waited for room to send a message to rank 1 (tag 5, 2097152 bytes) "
-                     "and nothing moved for 0.3 s", "timeout of 0.3 s", "Did rank 1 receive it"});
+                     "and nothing moved for 0.3 s",
+                     "timeout of 0.3 s", "Did rank 1 receive it"});
     } else {
       const size_t m = r.box.send(0, 6, Bytes(kTooMuch));  // a receive would take the other aside
       check_message(r, m, "AbortedError", {"(tag 5, 2097152 bytes)"});

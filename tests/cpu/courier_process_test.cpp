@@ -36,21 +36,24 @@ void processes_exchange(int ranks) {
 // Rank 1 ends without a word while the others wait for it, or it does not read what they send.
 void a_death_is_told() {
   const auto store = std::make_shared<SharedStore>();
-  on_processes(3, [&](int rank) {
-    Rank r(store, rank, 3);
-    if (rank == 1) {
-      for (const int other : {0, 2}) r.box.send(other, 1, Bytes(1));
-      r.barrier("met");
-      ::raise(SIGKILL);
-    }
-    r.box.wait_for(r.box.receive(1, 1, 1));
-    const size_t m = rank == 0 ? r.box.receive(1, 2, 1) : r.box.send(1, 2, Bytes(2 << 20));
-    r.barrier("met");
-    check_outcome(r.box.outcome(m), "PeerLostError",
-                  rank == 0 ? "rank 0 waited for a message from rank 1 (tag 2, 1 bytes), and "
-                              "rank 1 has ended or left the group"
-                            : "rank 2 waited for room to send a message to rank 1 (tag 2");
-  }, SIGKILL);
+  on_processes(
+      3,
+      [&](int rank) {
+        Rank r(store, rank, 3);
+        if (rank == 1) {
+          for (const int other : {0, 2}) r.box.send(other, 1, Bytes(1));
+          r.barrier("met");
+          ::raise(SIGKILL);
+        }
+        r.box.wait_for(r.box.receive(1, 1, 1));
+        const size_t m = rank == 0 ? r.box.receive(1, 2, 1) : r.box.send(1, 2, Bytes(2 << 20));
+        r.barrier("met");
+        check_outcome(r.box.outcome(m), "PeerLostError",
+                      rank == 0 ? "rank 0 waited for a message from rank 1 (tag 2, 1 bytes), and "
+                                  "rank 1 has ended or left the group"
+                                : "rank 2 waited for room to send a message to rank 1 (tag 2");
+      },
+      SIGKILL);
 }
 
 void who_died_before_it_was_met_is_named() {

@@ -171,7 +171,7 @@ inline std::string refusal(Rank& r) {
 }
 
 inline void check_message(Rank& r, size_t message, const std::string& kind,
-                   const std::vector<std::string>& texts) {
+                          const std::vector<std::string>& texts) {
   for (const std::string& text : texts) check_outcome(r.box.outcome(message), kind, text);
 }
 

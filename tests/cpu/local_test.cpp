@@ -81,10 +81,9 @@ void calls_by_every_algorithm() {
     LocalRing ring(ranks, kLong);
     uint64_t seed = 0;
     for (const int64_t count : {1, 100'000, 20, 1'000})
-      for (const auto& [algorithm, protocol] :
-           {std::pair{Algorithm::one_shot, Protocol::ll},
-            std::pair{Algorithm::one_shot, Protocol::simple},
-            std::pair{Algorithm::two_shot, Protocol::simple}}) {
+      for (const auto& [algorithm, protocol] : {std::pair{Algorithm::one_shot, Protocol::ll},
+                                                std::pair{Algorithm::one_shot, Protocol::simple},
+                                                std::pair{Algorithm::two_shot, Protocol::simple}}) {
         Calls calls(ranks, Collective::all_reduce, protocol, count, ++seed);
         for (Task& task : calls.tasks) task.algorithm = algorithm;
         ring.run(calls.tasks);

@@ -189,8 +189,9 @@ void messages_expire() {
   CHECK(zero.mail.deadline() >= start + kTimeout && zero.mail.deadline() <= added + kTimeout);
   zero.mail.expire(added + kTimeout);
   CHECK(soon->done && !later->done && !never->done && !any->done);
-  CHECK_CONTAINS(soon->error, "rank 0 waited for a message from rank 1 (tag 2, 1 bytes) and "
-                              "nothing came for 1.0 s, the timeout of 1.0 s. Did rank 1 send it");
+  CHECK_CONTAINS(soon->error,
+                 "rank 0 waited for a message from rank 1 (tag 2, 1 bytes) and "
+                 "nothing came for 1.0 s, the timeout of 1.0 s. Did rank 1 send it");
   CHECK_EQ(soon->error, zero.mail.failure().reason);
   zero.mail.abort({"enough"});
   for (const Shared& m : {later, never, any}) CHECK_CONTAINS(m->error, "The reason: enough");
@@ -254,8 +255,9 @@ void who_has_ended_is_heard_out() {
   CHECK(!half->done);
   second[0].mail.lost(1, nullptr);
   second[0].mail.step();
-  CHECK_CONTAINS(half->error, "rank 0 waited for a message from rank 1 (tag 1, 8388608 bytes), and "
-                              "rank 1 has ended or left the group");
+  CHECK_CONTAINS(half->error,
+                 "rank 0 waited for a message from rank 1 (tag 1, 8388608 bytes), and "
+                 "rank 1 has ended or left the group");
   CHECK(!other->done);
 }
 

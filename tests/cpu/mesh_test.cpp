@@ -50,8 +50,8 @@ std::vector<int64_t> edges(const Way& way, int ranks, int element) {
   std::vector<int64_t> all{slot, (lines ? 2 : 4) * slot, 64 / element};
   if (lines) all.insert(all.end(), {56 / element, 2 * 56 / element});
   if (way.algorithm == Algorithm::two_shot) {
-    const auto plan = DirectPlan::make(way.algorithm, ranks, slot, element,
-                                       cpu::MeshGeometry::kSlotBytes, 1, 1);
+    const auto plan =
+        DirectPlan::make(way.algorithm, ranks, slot, element, cpu::MeshGeometry::kSlotBytes, 1, 1);
     all.insert(all.end(), {plan.part, (ranks - 1) * plan.part, ranks * 64 / element});
   }
   return all;
@@ -157,7 +157,8 @@ void the_ring_rounds_at_each_rank() {
     Call call{Collective(c), Protocol::simple, DType::bf16, Op::sum, 10};
     call.wide = true;
     const Task task{call.collective, call.protocol, call.reduction(2)};
-    const std::string text = std::string(name_of(call.collective)) + " of bfloat16 round the ring "
+    const std::string text = std::string(name_of(call.collective)) +
+                             " of bfloat16 round the ring "
                              "cannot accumulate in float32";
     for (const int rank : {0, 1}) CHECK_THROWS(UsageError, text, ring.engine(rank).run(task));
     for (const int rank : {0, 1})

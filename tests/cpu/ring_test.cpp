@@ -48,9 +48,9 @@ void every_shape(int ranks) {
         const DType dtype = DType(n % kDTypes);
         const Plan plan = Plan::make(collective, protocol, ranks, 1, size_of(dtype), 1, g);
         const int64_t chunk = plan.chunk, loop = plan.loop_span();
-        for (const int64_t count : {int64_t(0), int64_t(1), int64_t(2), int64_t(3), int64_t(7),
-                                    chunk - 1, chunk, chunk + 1, loop - 1, loop, loop + 1,
-                                    3 * loop + loop / 2 + 1}) {
+        for (const int64_t count :
+             {int64_t(0), int64_t(1), int64_t(2), int64_t(3), int64_t(7), chunk - 1, chunk,
+              chunk + 1, loop - 1, loop, loop + 1, 3 * loop + loop / 2 + 1}) {
           const Op op = some_op(collective, dtype, n);
           Call call{collective, protocol, dtype, op, count, n % 2 == 1, n % 5 * 3};
           call.root = n / 2 % ranks;
@@ -85,8 +85,8 @@ void every_type_and_operation() {
 void any_calls_in_a_row(int ranks, uint64_t seed, const RingOrders& orders = {}) {
   std::mt19937_64 random(seed);
   const auto pick = [&](int n) { return int(random() % uint64_t(n)); };
-  const Geometry g = geometry(2 + pick(7), 16 * (1 + pick(20)), 16 * (2 + pick(40)),
-                              128 * (1 + pick(6)));
+  const Geometry g =
+      geometry(2 + pick(7), 16 * (1 + pick(20)), 16 * (2 + pick(40)), 128 * (1 + pick(6)));
   std::vector<Call> calls;
   for (int i = 0; i < 60; ++i) {
     Call call;
@@ -160,8 +160,8 @@ void abort_ends_every_wait() {
           CHECK_CONTAINS(texts[size_t(r)], "aborted");
           if (sleeping)
             CHECK_CONTAINS(texts[size_t(r)], "all_reduce int8[100000] over " +
-                           std::string(name_of(protocol)) + ": rank " + std::to_string(r) +
-                           " waited for ");
+                                                 std::string(name_of(protocol)) + ": rank " +
+                                                 std::to_string(r) + " waited for ");
         }
       }
 }
@@ -193,8 +193,9 @@ void a_timeout_names_the_peer() {
     ThreadRing two(2, g, std::chrono::milliseconds(200));
     auto texts = without_one(two, 1, task_over(protocol), 10, timed_out, [] {});
     CHECK(timed_out);
-    CHECK_CONTAINS(texts[0], "rank 0 waited for data from rank 1 (wants step 1, has seen 0) and "
-                             "nothing came for 0.2 s, the timeout.");
+    CHECK_CONTAINS(texts[0],
+                   "rank 0 waited for data from rank 1 (wants step 1, has seen 0) and "
+                   "nothing came for 0.2 s, the timeout.");
 
     for (const Collective collective : {Collective::all_reduce, Collective::broadcast}) {
       ThreadRing three(3, g, std::chrono::milliseconds(200));
@@ -211,8 +212,8 @@ void a_timeout_names_the_peer() {
 // On the ring 0 3 1 2.
 void a_timeout_names_the_neighbour_on_the_ring() {
   bool timed_out;
-  ThreadRing ring(4, geometry(3, 64, 64, 128), std::chrono::milliseconds(200),
-                  0, the_order({0, 3, 1, 2}));
+  ThreadRing ring(4, geometry(3, 64, 64, 128), std::chrono::milliseconds(200), 0,
+                  the_order({0, 3, 1, 2}));
   const auto texts = without_one(ring, 3, task_over(Protocol::simple), 1000, timed_out, [] {});
   CHECK(timed_out);
   CHECK_CONTAINS(texts[0], "rank 0 waited for a free slot at rank 3 (wants step 1, has seen 0)");
@@ -223,11 +224,16 @@ void a_timeout_names_the_neighbour_on_the_ring() {
 void another_call_of_the_previous_rank_is_not_taken() {
   for (const Protocol protocol : kAllProtocols)
     for (const int other : {1, 2}) {
-      ThreadRing ring(3, geometry(3, 64, 64, 128), std::chrono::milliseconds(200),
-                      0, the_order({0, 2, 1}));
+      ThreadRing ring(3, geometry(3, 64, 64, 128), std::chrono::milliseconds(200), 0,
+                      the_order({0, 2, 1}));
       std::vector<char> data(3 * 10, 1);
-      Task task{Collective::broadcast, protocol, Reduction::of(Op::sum, DType::i8, 3), nullptr,
-                nullptr, 10, /*root=*/1};
+      Task task{Collective::broadcast,
+                protocol,
+                Reduction::of(Op::sum, DType::i8, 3),
+                nullptr,
+                nullptr,
+                10,
+                /*root=*/1};
       const CallWords words = words_of(task);
       for (int r = 0; r < 3; ++r)
         ring.line(r, 1) = {1, words.what ^ uint64_t(r == other), words.count, 0, 0, 0};
@@ -255,8 +261,13 @@ void only_the_receiver_of_a_message_waits() {
     const auto errors = ring.on_threads([&](int rank) {
       if (rank == 1) return;
       std::vector<char> data(1000);
-      Task task{Collective::send_recv, protocol, Reduction::of(Op::sum, DType::i8, 4), data.data(),
-                data.data(), 1000, /*root=*/1};
+      Task task{Collective::send_recv,
+                protocol,
+                Reduction::of(Op::sum, DType::i8, 4),
+                data.data(),
+                data.data(),
+                1000,
+                /*root=*/1};
       task.timeout = Milliseconds(200);
       ring.engine(rank).run(task);
     });

@@ -87,8 +87,8 @@ void check_messages(ThreadRing& ring, const Path& way, const Reduction& reductio
     Bytes memory(bytes), other(bytes);
     void* const arena = way.shared ? ring.arena(rank).allocate(int64_t(bytes)) : nullptr;
     for (const Message& m : messages) {
-      std::byte* const from = static_cast<std::byte*>(way.shared ? arena : memory.data()) +
-                              m.misaligned;
+      std::byte* const from =
+          static_cast<std::byte*>(way.shared ? arena : memory.data()) + m.misaligned;
       std::byte* const to = way.shared || m.in_place
                                 ? from
                                 : reinterpret_cast<std::byte*>(other.data()) + m.misaligned / 2;

@@ -139,8 +139,9 @@ void says_which_limit_was_met() {
       ShmTransport(2 << 20);
     } catch (const SharedMemoryError& e) {
       CHECK(::setrlimit(RLIMIT_NOFILE, &limit) == 0);  // a sanitizer needs files, too
-      CHECK_CONTAINS(e.what(), "memfd_create: Too many open files. This process may have 3 files "
-                               "open (ulimit -n), and has. Raise that limit, or close some");
+      CHECK_CONTAINS(e.what(),
+                     "memfd_create: Too many open files. This process may have 3 files "
+                     "open (ulimit -n), and has. Raise that limit, or close some");
       return;
     }
     test::fail(__FILE__, __LINE__, "more files than the limit");

@@ -95,8 +95,7 @@ class ThreadRing {
 
 // Whether inputs are combined, or one is passed on.
 constexpr bool reduces(Collective c) {
-  return c == Collective::all_reduce || c == Collective::reduce_scatter ||
-         c == Collective::reduce;
+  return c == Collective::all_reduce || c == Collective::reduce_scatter || c == Collective::reduce;
 }
 
 struct Call {
@@ -136,11 +135,10 @@ inline std::string shown(const Call& c, const ThreadRing& ring) {
   for (int p = 0; p < ring.ranks(); ++p) order += " " + std::to_string(ring.orders().rank_at(0, p));
   return std::string(name_of(c.collective)) + " " + name_of(c.protocol) + " " + name_of(c.dtype) +
          "[" + std::to_string(c.count) + "] " + name_of(c.op) + " by " + name_of(c.algorithm) +
-         (c.reduction(ring.ranks()).wide ? " in floats" : "") +
-         (c.in_place ? " in place" : "") + " + " + std::to_string(c.misaligned) + " bytes, " +
-         std::to_string(ring.ranks()) + " ranks, root " + std::to_string(c.root) + ", " +
-         std::to_string(ring.geometry().slots) + " slots of " +
-         std::to_string(ring.geometry().slot_bytes[int(c.protocol)]) + order;
+         (c.reduction(ring.ranks()).wide ? " in floats" : "") + (c.in_place ? " in place" : "") +
+         " + " + std::to_string(c.misaligned) + " bytes, " + std::to_string(ring.ranks()) +
+         " ranks, root " + std::to_string(c.root) + ", " + std::to_string(ring.geometry().slots) +
+         " slots of " + std::to_string(ring.geometry().slot_bytes[int(c.protocol)]) + order;
 }
 
 // ---- the model ----------------------------------------------------------------------------------
@@ -317,8 +315,9 @@ inline void run_calls(ThreadRing& ring, const std::vector<Call>& calls, uint64_t
       if (before) before(rank, c);
       ring.engine(rank).run(task);
       if (!std::equal(want.begin(), want.end(), target))
-        fail(__FILE__, __LINE__, "rank " + std::to_string(rank) + ", call " + std::to_string(c) +
-                                     ": wrong result of " + shown(call, ring));
+        fail(__FILE__, __LINE__,
+             "rank " + std::to_string(rank) + ", call " + std::to_string(c) + ": wrong result of " +
+                 shown(call, ring));
       CHECK(in.intact() && out.intact());
       if (!call.in_place) CHECK(std::equal(input.begin(), input.end(), in.data()));
       // A neighbour that still needed either would now be wrong.

@@ -40,7 +40,7 @@ struct FakeRuntime {
   std::map<std::byte*, std::pair<int, size_t>> memory;
   std::set<std::pair<int, int>> access;
   std::vector<Launch> launches;
-  std::vector<cuda::ProbeArgs> probes;  // that have written, and not received
+  std::vector<cuda::ProbeArgs> probes;   // that have written, and not received
   std::set<std::pair<int, int>> broken;  // from, to: what is written there goes nowhere
   bool busy = false;                     // no probe ends
   int corrupt = -1;                      // one bit of what is written there is another
@@ -188,7 +188,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cu
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* status,
                                      unsigned long long*
 #if CUDART_VERSION >= 13000
-                                     , cudaGraph_t*, const cudaGraphNode_t**,
+                                     ,
+                                     cudaGraph_t*, const cudaGraphNode_t**,
                                      const cudaGraphEdgeData**, size_t*
 #endif
 ) {
@@ -212,12 +213,9 @@ cudaError_t cudaLaunchKernel(const void* kernel, dim3 blocks, dim3 threads, void
   auto& launch = runtime.launches.emplace_back();
   launch.device = runtime.current, launch.blocks = blocks.x, launch.threads = threads.x;
   launch.stream = stream;
-  if (kernel == &runtime.memory)
-    launch.direct = *static_cast<ringkern::cuda::DirectArgs*>(args[0]);
-  else
-    launch.args = *static_cast<ringkern::cuda::LaunchArgs*>(args[0]);
-  if (kernel == &runtime.launches)
-    launch.timed = *static_cast<ringkern::cuda::TimedArgs*>(args[0]);
+  if (kernel == &runtime.memory) launch.direct = *static_cast<ringkern::cuda::DirectArgs*>(args[0]);
+  else launch.args = *static_cast<ringkern::cuda::LaunchArgs*>(args[0]);
+  if (kernel == &runtime.launches) launch.timed = *static_cast<ringkern::cuda::TimedArgs*>(args[0]);
   return cudaSuccess;
 }
 

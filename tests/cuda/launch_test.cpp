@@ -49,8 +49,8 @@ void default_geometry_suits_the_kernels() {
   // No slot is left half empty by the rounding to grains.
   for (int p = 0; p < kProtocols; ++p)
     for (const int bytes : {1, 2, 4, 8}) {
-      const Plan plan = Plan::make(Collective::all_reduce, Protocol(p), 4, 1 << 20, bytes,
-                                   kPlanWorkers, g);
+      const Plan plan =
+          Plan::make(Collective::all_reduce, Protocol(p), 4, 1 << 20, bytes, kPlanWorkers, g);
       CHECK(plan.chunk * bytes * 20 >= g.slices(Protocol(p)) * g.slot_data_bytes(Protocol(p)) * 19);
     }
 }

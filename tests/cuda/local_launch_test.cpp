@@ -84,12 +84,15 @@ void links_are_probed_before_there_is_a_ring() {
   CHECK_THROWS(TransportError,
                "what rank 3 (cuda:1, PCI 0000:01:00.0) wrote into the memory of rank 1 (cuda:2, "
                "PCI 0000:02:00.0) did not arrive within 0.5 s: there is nothing of 2944 bytes. "
-               "CUDA says that the two GPUs reach each other's memory, and data do not", make());
+               "CUDA says that the two GPUs reach each other's memory, and data do not",
+               make());
   CHECK(runtime.memory.empty());
   runtime = {};
   runtime.corrupt = 0;
-  CHECK_THROWS(TransportError, "into the memory of rank 0 (cuda:0, PCI 0000:00:00.0) is wrong: 1 "
-                               "of 2944 bytes differ, the first of them in word 5", make());
+  CHECK_THROWS(TransportError,
+               "into the memory of rank 0 (cuda:0, PCI 0000:00:00.0) is wrong: 1 "
+               "of 2944 bytes differ, the first of them in word 5",
+               make());
   runtime = {};
   runtime.busy = true;
   CHECK_THROWS(TransportError, "device 0 did not find the time for a small kernel",
@@ -193,7 +196,9 @@ void orders_that_cannot_be_are_refused() {
   std::byte here{};
   s.mine = &here;
   s.all = {&here, nullptr, &here, &here};  // rank 1 is no neighbour of rank 0
-  { Engine engine(s, default_geometry(), 0, 4, 0, kTimeout); }
+  {
+    Engine engine(s, default_geometry(), 0, 4, 0, kTimeout);
+  }
   s.all = {&here, &here, nullptr, &here};
   CHECK_THROWS(TransportError, "rank 0 and rank 2 are neighbours on a ring, and device 0",
                Engine(s, default_geometry(), 0, 4, 0, kTimeout));
@@ -328,14 +333,13 @@ void an_abort_is_told_to_all() {
       CHECK(std::all_of(at + sizeof(MeshCounters), at + mesh.channel_bytes(),
                         [](std::byte b) { return b == std::byte(0); }));
       for (int p = 0; p < kProtocols; ++p) {
-        const auto* link = reinterpret_cast<LinkCounters*>(
-            segments[r] + geometry.counters_offset(c, Protocol(p)));
+        const auto* link =
+            reinterpret_cast<LinkCounters*>(segments[r] + geometry.counters_offset(c, Protocol(p)));
         CHECK_EQ(link->tail.value, r == 3 ? kPoisoned : 0);
         CHECK_EQ(link->head.value, r == 1 ? kPoisoned : 0);
       }
     }
-    const auto* tail =
-        reinterpret_cast<SegmentTail*>(segments[r] + tail_offset(geometry, 5));
+    const auto* tail = reinterpret_cast<SegmentTail*>(segments[r] + tail_offset(geometry, 5));
     CHECK_EQ(tail->failed != 0, r == 2);
     std::free(segments[r]);
   }
@@ -364,8 +368,8 @@ void an_abort_is_told_to_the_neighbours_on_every_channel() {
   for (int r = 0; r < 5; ++r) {
     for (int c = 0; c < geometry.channels; ++c)
       for (int p = 0; p < kProtocols; ++p) {
-        const auto* link = reinterpret_cast<LinkCounters*>(
-            segments[r] + geometry.counters_offset(c, Protocol(p)));
+        const auto* link =
+            reinterpret_cast<LinkCounters*>(segments[r] + geometry.counters_offset(c, Protocol(p)));
         CHECK_EQ(link->tail.value, r == next[c % 3] ? kPoisoned : 0);
         CHECK_EQ(link->head.value, r == prev[c % 3] ? kPoisoned : 0);
       }
@@ -383,7 +387,9 @@ void an_abort_is_told_to_the_neighbours_on_every_channel() {
 void neighbours_have_access() {
   runtime = {};
   runtime.access = {{0, 1}};  // somebody else was first
-  { LocalRing ring({0, 1, 1, 2}, kTimeout); }
+  {
+    LocalRing ring({0, 1, 1, 2}, kTimeout);
+  }
   CHECK(runtime.access ==
         (std::set<std::pair<int, int>>{{0, 1}, {1, 0}, {1, 2}, {2, 1}, {0, 2}, {2, 0}}));
   CHECK_EQ(int(runtime.last), int(cudaSuccess));
@@ -408,8 +414,7 @@ void a_process_must_reach_its_neighbours() {
     for (const int rank : {1, 2, 3})
       if (neighbours.contains(rank))
         CHECK_THROWS(TransportError, "rank " + std::to_string(rank), mine.map(offer, rank));
-      else
-        CHECK(mine.map(offer, rank) == nullptr);
+      else CHECK(mine.map(offer, rank) == nullptr);
     CHECK(mine.unmap());
   };
   out_of_reach({1, 3});

@@ -101,9 +101,8 @@ void run_call(LocalRing& ring, const std::vector<int>& devices, DType dtype, con
     if (std::memcmp(found.data(), expected[size_t(r)].data(), found.size()) != 0)
       test::fail(__FILE__, __LINE__,
                  std::string(name_of(call.collective)) + " " + name_of(call.algorithm) + " " +
-                     name_of(call.protocol) + " " +
-                     name_of(dtype) + "[" + std::to_string(n) + "] " + name_of(call.op) +
-                     (task.reduction.wide ? " in floats" : "") +
+                     name_of(call.protocol) + " " + name_of(dtype) + "[" + std::to_string(n) +
+                     "] " + name_of(call.op) + (task.reduction.wide ? " in floats" : "") +
                      ": rank " + std::to_string(r) + " of " + std::to_string(k) + " is wrong");
   }
 }
@@ -119,8 +118,12 @@ void run_ring(const std::vector<int>& devices, int count_of_orders) {
       for (int d = 0; d < kDTypes; ++d)
         for (const int64_t count : {int64_t(1), int64_t(17), int64_t(1000 + round),
                                     int64_t(DType(d) == DType::f32 ? 1500001 : 100003 + d)}) {
-          Call call{Collective(random() % kCollectives), Algorithm::ring, Protocol(p), Op::sum,
-                    count, int64_t(random() % 3 == 0 ? 0 : random() % 16),
+          Call call{Collective(random() % kCollectives),
+                    Algorithm::ring,
+                    Protocol(p),
+                    Op::sum,
+                    count,
+                    int64_t(random() % 3 == 0 ? 0 : random() % 16),
                     int(random() % devices.size())};
           if (call.collective == Collective::send_recv && orders.count > 1)
             call.collective = Collective::broadcast;  // there is no one next rank

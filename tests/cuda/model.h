@@ -45,8 +45,8 @@ T scaled(const Reduction& r, Reduction::Scale when, T x) {
 
 // Whether a rank gives its input; of a broadcast and of a message, the root alone.
 inline bool reads(const Plan& plan, int rank) {
-  return rank == plan.root || (plan.collective != Collective::broadcast &&
-                               plan.collective != Collective::send_recv);
+  return rank == plan.root ||
+         (plan.collective != Collective::broadcast && plan.collective != Collective::send_recv);
 }
 // Whether a rank has an output. What lies where another one passes its own must stay.
 inline bool writes(const Plan& plan, int rank) {
@@ -67,8 +67,8 @@ std::vector<std::vector<T>> model(const Plan& plan, const Reduction& reduction,
   const int64_t n = plan.count;
   const Collective collective = plan.collective;
   const bool chain = collective == broadcast || collective == reduce || collective == send_recv;
-  const bool reduces = collective != all_gather && collective != broadcast &&
-                       collective != send_recv;
+  const bool reduces =
+      collective != all_gather && collective != broadcast && collective != send_recv;
   out.resize(size_t(k));
   for (auto& x : out) x.resize(size_t(collective == all_gather ? n * k : n));
   for (int channel = 0; channel < plan.channels; ++channel)
@@ -123,8 +123,7 @@ std::vector<std::vector<T>> direct_model(const Reduction& reduction,
     }
     out[i] = scaled(reduction, multiply_input, in[0][i]);
     for (size_t rank = 1; rank < in.size(); ++rank)
-      out[i] = combined(reduction.combine, out[i],
-                        scaled(reduction, multiply_input, in[rank][i]));
+      out[i] = combined(reduction.combine, out[i], scaled(reduction, multiply_input, in[rank][i]));
     out[i] = scaled(reduction, divide_result, out[i]);
   }
   return std::vector<std::vector<T>>(in.size(), out);

@@ -27,11 +27,10 @@ namespace ringkern::faults {
 // filter does not know it.
 inline void forbid_memfd(int error) {
   const auto number = uint32_t(offsetof(seccomp_data, nr));
-  sock_filter code[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, number),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, uint32_t(SYS_memfd_create), 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | uint32_t(error)),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+  sock_filter code[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, number),
+                        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, uint32_t(SYS_memfd_create), 0, 1),
+                        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | uint32_t(error)),
+                        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
   const sock_fprog program{4, code};
   CHECK(::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
   CHECK(::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
@@ -92,9 +91,7 @@ class MemoryCgroup {
   }
   void set_up(const std::string& around, const char* file, long long limit) {
     const std::string outer = around + "/ringkern-test-" + std::to_string(::getpid());
-    const auto no = [&](const std::string& what) {
-      why_not_ = what + ": " + std::strerror(errno);
-    };
+    const auto no = [&](const std::string& what) { why_not_ = what + ": " + std::strerror(errno); };
     if (::mkdir(outer.c_str(), 0700) != 0) return no("mkdir " + outer);
     outer_ = outer;
     if (!write(outer + "/" + file, std::to_string(limit))) return no("the limit of " + outer);

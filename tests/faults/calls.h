@@ -36,10 +36,18 @@ inline Device cpu_device(int rank, int ranks, Milliseconds timeout,
 
 // What a call ended in.
 enum class Ending {
-  nothing, ok, peer_lost, mismatch, timed_out, aborted, rendezvous, transport, other
+  nothing,
+  ok,
+  peer_lost,
+  mismatch,
+  timed_out,
+  aborted,
+  rendezvous,
+  transport,
+  other
 };
 inline const char* name_of(Ending ending) {
-  const char* const names[] = {"nothing",  "ok",           "PeerLostError",   "MismatchError",
+  const char* const names[] = {"nothing",      "ok",           "PeerLostError",   "MismatchError",
                                "TimeoutError", "AbortedError", "RendezvousError", "TransportError",
                                "another error"};
   return names[int(ending)];

@@ -101,8 +101,8 @@ inline Drawn draw(Random& random, int ranks, int64_t most_bytes = kMostBytes) {
     d.algorithm = Algorithm::ring;
     d.protocol = Protocol(random.below(kProtocols));
     if (d.has_root()) d.root = int(random.below(ranks));
-    const bool of_all = d.collective == Collective::reduce_scatter ||
-                        d.collective == Collective::all_gather;
+    const bool of_all =
+        d.collective == Collective::reduce_scatter || d.collective == Collective::all_gather;
     if (of_all) d.count = std::max<int64_t>(1, d.count / ranks);  // of each
   }
   d.shared = d.algorithm == Algorithm::two_shot && random.one_in(2);

@@ -94,7 +94,7 @@ RK_FAILING(int, accept4, (int a, sockaddr* b, socklen_t* c, int d), (a, b, c, d)
 RK_FAILING(int, connect, (int a, const sockaddr* b, socklen_t c), (a, b, c), RK_MINUS_ONE)
 RK_FAILING(ssize_t, sendmsg, (int a, const msghdr* b, int c), (a, b, c), RK_MINUS_ONE)
 RK_FAILING(ssize_t, recvmsg, (int a, msghdr* b, int c), (a, b, c), RK_MINUS_ONE)
-RK_FAILING(int, poll, (pollfd* a, nfds_t b, int c), (a, b, c), RK_MINUS_ONE)
+RK_FAILING(int, poll, (pollfd * a, nfds_t b, int c), (a, b, c), RK_MINUS_ONE)
 RK_FAILING(int, getsockopt, (int a, int b, int c, void* d, socklen_t* e) noexcept, (a, b, c, d, e),
            RK_MINUS_ONE)
 RK_FAILING(int, shutdown, (int a, int b) noexcept, (a, b), real(a, b); RK_MINUS_ONE)

@@ -17,7 +17,7 @@ using namespace ringkern::faults;
 
 namespace {
 
-constexpr int kMostSeconds = 20;     // a handshake that takes longer hangs
+constexpr int kMostSeconds = 20;      // a handshake that takes longer hangs
 constexpr Milliseconds kGrace{2000};  // in which a rank that gives up learns why others have
 
 struct Counts {
@@ -191,10 +191,12 @@ int main(int n, char** words) {
   for (int64_t job = 0; job < jobs; ++job) {
     const int64_t part = all * (job + 1) / jobs - all * job / jobs;
     const auto seed = uint64_t(options["--seed"] * 1000 + job);
-    pids.push_back(start([&] {
-      work(part, seed, *counts);
-      std::exit(0);  // which is where leaks are looked for
-    }, kMostSeconds));
+    pids.push_back(start(
+        [&] {
+          work(part, seed, *counts);
+          std::exit(0);  // which is where leaks are looked for
+        },
+        kMostSeconds));
   }
   bool good = true;
   for (size_t job = 0; job < pids.size(); ++job) {
@@ -202,16 +204,17 @@ int main(int n, char** words) {
     CHECK_EQ(::waitpid(pids[job], &status, 0), pids[job]);  // it has an alarm of its own
     if (status != 0)
       std::fprintf(stderr, "job %zu of seed %lld has failed: status %d\n", job,
-                  static_cast<long long>(options["--seed"]), status);
+                   static_cast<long long>(options["--seed"]), status);
     good = good && status == 0;
   }
-  std::printf("joining a ring: %d malformed handshakes, %d of them refused, %d harmless; %d good "
-              "ones joined; the longest took %.2f s\n"
-              "at a doorman: %d malformed handshakes, after which %d ranks were lost, %d met, and "
-              "%d real ones\n",
-              counts->refused + counts->joined, counts->refused.load(), counts->joined.load(),
-              counts->good.load(), double(counts->longest_us) / 1e6, counts->heard.load(),
-              counts->lost.load(), counts->met - counts->real_ones, counts->real_ones.load());
+  std::printf(
+      "joining a ring: %d malformed handshakes, %d of them refused, %d harmless; %d good "
+      "ones joined; the longest took %.2f s\n"
+      "at a doorman: %d malformed handshakes, after which %d ranks were lost, %d met, and "
+      "%d real ones\n",
+      counts->refused + counts->joined, counts->refused.load(), counts->joined.load(),
+      counts->good.load(), double(counts->longest_us) / 1e6, counts->heard.load(),
+      counts->lost.load(), counts->met - counts->real_ones, counts->real_ones.load());
   CHECK(good);
   CHECK(counts->refused + counts->joined == all && counts->heard == all);
   CHECK(counts->refused > all / 2 && counts->good > 0 && counts->lost > all / 4);

@@ -26,11 +26,8 @@ inline Terms terms() {
 class OtherRanks {
  public:
   OtherRanks(Fuzzer& fuzzer, MemoryStore& store, int size, bool spoils)
-      : fuzzer_(fuzzer),
-        store_(store),
-        size_(size),
-        spoilt_step_(spoils ? int(fuzzer.below(kStrangers + 1)) : -1),
-        way_(int(fuzzer.below(8))) {}
+      : fuzzer_(fuzzer), store_(store), size_(size),
+        spoilt_step_(spoils ? int(fuzzer.below(kStrangers + 1)) : -1), way_(int(fuzzer.below(8))) {}
 
   // Whether something was: not where it would have come after rank 0 had given up.
   bool spoilt() const { return spoilt_; }
@@ -41,8 +38,8 @@ class OtherRanks {
   void end() { over_ = true; }
 
   void talk() {
-    const Address zero = read_address(store_.get("ring/rank/0", kLong), 0,
-                                      my_address(terms(), random_id()), 1);
+    const Address zero =
+        read_address(store_.get("ring/rank/0", kLong), 0, my_address(terms(), random_id()), 1);
     session_ = zero.session;
     if (!publish(1) || !(size_ == 2 || publish(size_ - 1))) return;
     std::vector<Fd> strangers;

@@ -79,9 +79,9 @@ class Fuzzer {
   }
   void put_number(std::string& bytes, size_t at) {
     static const int64_t numbers[] = {
-        0,         -1,        1,          2,         3,         4,
-        128,       4095,      4096,       INT32_MAX, INT32_MIN, UINT32_MAX,
-        INT64_MAX, INT64_MIN, int64_t(1) << 32};
+        0,         -1,         1,         2,         3,
+        4,         128,        4095,      4096,      INT32_MAX,
+        INT32_MIN, UINT32_MAX, INT64_MAX, INT64_MIN, int64_t(1) << 32};
     const int64_t number = numbers[below(std::size(numbers))];
     std::memcpy(bytes.data() + at, &number, std::min(bytes.size() - at, size_t(one_in(2) ? 4 : 8)));
   }

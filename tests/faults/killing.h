@@ -10,7 +10,7 @@
 namespace ringkern::faults {
 
 inline constexpr int kMostKilledRanks = 8;
-inline constexpr double kPromised_ms = 1000;  // from a death to the errors of all others
+inline constexpr double kPromised_ms = 1000;    // from a death to the errors of all others
 inline constexpr double kUndetected_ms = 5000;  // as a rank of a busy machine may be, but not later
 inline constexpr Milliseconds kMeetingTimeout{6000};
 // Of the store, by a rank that has not left its address in it.
@@ -71,8 +71,8 @@ class KillRound {
                       : -1;
     meeting_ = random.below(10) < 3;
     held_ = random.one_in(2);
-    uses_ = int(1 + (random.one_in(12) ? random.below(kUsesUnknown)
-                                       : kUsesUnknown + random.below(13)));
+    uses_ =
+        int(1 + (random.one_in(12) ? random.below(kUsesUnknown) : kUsesUnknown + random.below(13)));
     calls_ = int(1 + random.below(20));
     pause_us_ = random.below(meeting_ ? 300 : 20'000);
     second_pause_us_ = random.below(5000);

@@ -48,16 +48,16 @@ class MismatchRound {
 
   std::string text() const {
     return "seed " + std::to_string(seed_) + ", " + std::to_string(ranks_) +
-           (threads_ ? " threads: " : " processes: ") + name_of(field_) + " in seq=" +
-           std::to_string(at_ + 1) + ": rank " + std::to_string(odd_one_) + " makes " +
+           (threads_ ? " threads: " : " processes: ") + name_of(field_) +
+           " in seq=" + std::to_string(at_ + 1) + ": rank " + std::to_string(odd_one_) + " makes " +
            text_of(pair_.odd) + ", the others " + text_of(pair_.most) + "; rank " +
            std::to_string(late_one_) + " is " + std::to_string(late_us_) + " us late";
   }
 
   Field field() const { return field_; }
   const std::vector<double>& delays() const { return delays_; }
-  int returned() const { return returned_; }  // ranks whose odd call needed nobody
-  int paired() const { return paired_; }      // ranks whose calls found each other out of order
+  int returned() const { return returned_; }    // ranks whose odd call needed nobody
+  int paired() const { return paired_; }        // ranks whose calls found each other out of order
   int forgotten() const { return forgotten_; }  // ranks told of a call that is no longer recorded
 
  private:
@@ -161,9 +161,8 @@ class MismatchRound {
     const auto on_threads = [&](void (MismatchRound::*part)(int, const Device&)) {
       std::vector<std::thread> threads;
       for (int rank = 0; rank < ranks_; ++rank)
-        threads.emplace_back([&, rank] {
-          (this->*part)(rank, cpu_device(rank, ranks_, kMismatchTimeout, memory));
-        });
+        threads.emplace_back(
+            [&, rank] { (this->*part)(rank, cpu_device(rank, ranks_, kMismatchTimeout, memory)); });
       for (std::thread& thread : threads) thread.join();
       check(scene_->witnesses[0], not_given_back(before));
     };
@@ -215,7 +214,7 @@ class MismatchRound {
       return complain(who + ": facts.rank is " + std::to_string(w.first.rank) + said);
     if (w.again.ending != Ending::aborted || !tells_all(w.again.text, w.failed_at))
       return complain(who + ", later: " + name_of(w.again.ending) + " \"" + w.again.text +
-               "\" does not quote" + said);
+                      "\" does not quote" + said);
     paired_ += w.paired;
     if (w.returned) ++returned_;
     else delays_.push_back(ms_between(std::max(known_ns(), w.entered_ns.load()), w.first.at_ns));
@@ -268,9 +267,10 @@ inline bool mismatch_calls(int mismatches, uint64_t seed) {
     std::printf(" %s %d%s", name_of(Field(field)), of[field], field + 1 < kFields ? "," : "\n");
   std::printf("  from when both calls had begun to the error of each rank: %s\n",
               all.text().c_str());
-  std::printf("  later than 1 s: %lld; told in a later call, as theirs needed nobody: %d ranks, of "
-              "them %d when that was no longer recorded\n",
-              static_cast<long long>(all.above(1000)), returned, forgotten);
+  std::printf(
+      "  later than 1 s: %lld; told in a later call, as theirs needed nobody: %d ranks, of "
+      "them %d when that was no longer recorded\n",
+      static_cast<long long>(all.above(1000)), returned, forgotten);
   std::printf("  in whose calls ranks found each other out of order, and were right: %d\n", paired);
   std::fflush(stdout);
   return failures == 0;

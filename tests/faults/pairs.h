@@ -35,8 +35,7 @@ inline Difference difference(const Drawn& a, const Drawn& b) {
             std::to_string(b.count)};
   }
   if (a.root != b.root) return {"the root", std::to_string(a.root), std::to_string(b.root)};
-  if (a.algorithm != b.algorithm)
-    return {"algorithm", name_of(a.algorithm), name_of(b.algorithm)};
+  if (a.algorithm != b.algorithm) return {"algorithm", name_of(a.algorithm), name_of(b.algorithm)};
   if (a.protocol != b.protocol) return {"protocol", name_of(a.protocol), name_of(b.protocol)};
   return {};
 }

@@ -68,8 +68,7 @@ void reduce_and_check(Communicator& comm, const Device& device) {
     task.in = task.out = at;
     task.count = int64_t(data.size());
     comm.run(device, task);
-    for (int64_t i = 0; i < task.count; ++i)
-      CHECK_EQ(at[i], comm.ranks() * (comm.ranks() + 1) / 2);
+    for (int64_t i = 0; i < task.count; ++i) CHECK_EQ(at[i], comm.ranks() * (comm.ranks() + 1) / 2);
   }
   cpu::Arena::mine().free(shared);
 }
@@ -151,9 +150,10 @@ void a_small_dev_shm_is_an_error_and_no_signal() {
     const std::string text = what_fails([] { allocate(2 * kMiB); });
     CHECK_CONTAINS(text, "needs 2.0 MiB of shared memory, and ");
     // What was taken before it failed has been given back.
-    CHECK_CONTAINS(text, " MiB is left: fallocate: No space left on device. This process may not "
-                         "call memfd_create, and /dev/shm has 1.0 MiB in all. Allow memfd_create, "
-                         "or make /dev/shm larger (docker: --shm-size)");
+    CHECK_CONTAINS(text,
+                   " MiB is left: fallocate: No space left on device. This process may not "
+                   "call memfd_create, and /dev/shm has 1.0 MiB in all. Allow memfd_create, "
+                   "or make /dev/shm larger (docker: --shm-size)");
     // Parts of a file, as in an arena: what is there stays usable.
     MemoryFile file(4 * kMiB);
     file.allocate(0, kMiB / 2);
@@ -181,10 +181,13 @@ void in_a_small_cgroup(const std::function<void()>& body) {
   {
     const MemoryCgroup cgroup(48 * kMiB);
     if (!cgroup.why_not().empty()) return leave_out("a small cgroup", cgroup.why_not());
-    status = end_of(start([&] {
-      cgroup.enter();
-      body();
-    }, 60), kPatience);
+    status = end_of(start(
+                        [&] {
+                          cgroup.enter();
+                          body();
+                        },
+                        60),
+                    kPatience);
   }
   CHECK_EQ(status, 0);
 }
@@ -195,8 +198,9 @@ void a_small_cgroup_is_an_error_and_no_kill() {
   in_a_small_cgroup([] {
     const std::string text = what_fails([] { allocate(64 * kMiB); });
     CHECK_CONTAINS(text, "needs 64.0 MiB of shared memory, and 4");  // 48 less what it has
-    CHECK_CONTAINS(text, "MiB is left: fallocate was not tried: Cannot allocate memory. The memory "
-                         "cgroup ");
+    CHECK_CONTAINS(text,
+                   "MiB is left: fallocate was not tried: Cannot allocate memory. The memory "
+                   "cgroup ");
     CHECK_CONTAINS(text, " allows 48.0 MiB and holds ");
     CHECK_CONTAINS(text, ". Raise its limit (docker: --memory), or run fewer ranks in it");
     MemoryFile file(64 * kMiB);

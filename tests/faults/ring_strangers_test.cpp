@@ -35,9 +35,7 @@ void knock_in_vain(Store& store, const Address& at, const Hello& hello) {
   CHECK(receive_message(*socket, answer) == Received::closed);
 }
 
-void become_nobody() {
-  CHECK(::setgid(kNobody) == 0 && ::setuid(kNobody) == 0);
-}
+void become_nobody() { CHECK(::setgid(kNobody) == 0 && ::setuid(kNobody) == 0); }
 
 bool may_become_nobody() {
   if (::geteuid() == 0) return true;
@@ -47,20 +45,24 @@ bool may_become_nobody() {
 
 // Both ranks of a ring, of which rank 1 comes when the visitor has been there.
 void check_ring_is_made(Store& store, const std::string& ring) {
-  check_all(on_threads(2, [&](int rank) {
-    if (rank == 1) store.get("visited", kLong);
-    return Joiner{store, ring, place_of(rank, 2)}.join();
-  }), "", "");
+  check_all(on_threads(2,
+                       [&](int rank) {
+                         if (rank == 1) store.get("visited", kLong);
+                         return Joiner{store, ring, place_of(rank, 2)}.join();
+                       }),
+            "", "");
 }
 
 void another_user_who_greets_is_sent_away() {
   if (!may_become_nobody()) return;
   SharedStore store;
-  const pid_t visitor = start([&] {
-    become_nobody();
-    const Address zero = address_in(store, "ring", 0);
-    knock_in_vain(store, zero, my_hello(some_terms(), zero.session, 2, 1, 0));
-  }, 30);
+  const pid_t visitor = start(
+      [&] {
+        become_nobody();
+        const Address zero = address_in(store, "ring", 0);
+        knock_in_vain(store, zero, my_hello(some_terms(), zero.session, 2, 1, 0));
+      },
+      30);
   check_ring_is_made(store, "ring");
   CHECK_EQ(end_of(visitor, 30'000), 0);
 }
@@ -68,22 +70,23 @@ void another_user_who_greets_is_sent_away() {
 void another_user_who_listens_is_not_greeted() {
   if (!may_become_nobody()) return;
   SharedStore store;
-  const pid_t host = start([&] {
-    become_nobody();
-    const Address mine = my_address(some_terms(), random_id());
-    const Fd listener = listen_on(socket_name(mine.socket));
-    publish(store, "ring", 1, mine);
-    pollfd watched{listener.get(), POLLIN, 0};
-    CHECK(readable({&watched, 1}, kLong));
-    const auto socket = accept_from(listener);
-    pollfd said{socket->get(), POLLIN, 0};
-    CHECK(readable({&said, 1}, kLong));
-    Message nothing;
-    CHECK(receive_message(*socket, nothing) == Received::closed);
-  }, 30);
-  const std::vector<Outcome> outcomes = on_threads(1, [&](int) {
-    return Joiner{store, "ring", place_of(0, 2)}.join();
-  });
+  const pid_t host = start(
+      [&] {
+        become_nobody();
+        const Address mine = my_address(some_terms(), random_id());
+        const Fd listener = listen_on(socket_name(mine.socket));
+        publish(store, "ring", 1, mine);
+        pollfd watched{listener.get(), POLLIN, 0};
+        CHECK(readable({&watched, 1}, kLong));
+        const auto socket = accept_from(listener);
+        pollfd said{socket->get(), POLLIN, 0};
+        CHECK(readable({&said, 1}, kLong));
+        Message nothing;
+        CHECK(receive_message(*socket, nothing) == Received::closed);
+      },
+      30);
+  const std::vector<Outcome> outcomes =
+      on_threads(1, [&](int) { return Joiner{store, "ring", place_of(0, 2)}.join(); });
   check_outcome(outcomes[0], "TransportError",
                 "rank 0 runs as user 0, rank 1 (pid " + std::to_string(host) +
                     ") as user 65534: memory is shared between processes of one user only; start "
@@ -94,15 +97,17 @@ void another_user_who_listens_is_not_greeted() {
 // The session of an earlier ring of the same ranks, and its greeting, are worth nothing now.
 void a_replayed_greeting_is_sent_away() {
   SharedStore store;
-  check_all(on_threads(2, [&](int rank) {
-    return Joiner{store, "first", place_of(rank, 2)}.join();
-  }), "", "");
+  check_all(
+      on_threads(2, [&](int rank) { return Joiner{store, "first", place_of(rank, 2)}.join(); }), "",
+      "");
   const Id replayed = address_in(store, "first", 0).session;
-  const pid_t visitor = start([&] {
-    const Address zero = address_in(store, "second", 0);
-    CHECK(!equal(zero.session, replayed));
-    knock_in_vain(store, zero, my_hello(some_terms(), replayed, 2, 1, 0));
-  }, 30);
+  const pid_t visitor = start(
+      [&] {
+        const Address zero = address_in(store, "second", 0);
+        CHECK(!equal(zero.session, replayed));
+        knock_in_vain(store, zero, my_hello(some_terms(), replayed, 2, 1, 0));
+      },
+      30);
   check_ring_is_made(store, "second");
   CHECK_EQ(end_of(visitor, 30'000), 0);
 }
@@ -110,13 +115,12 @@ void a_replayed_greeting_is_sent_away() {
 // Nor is its address: nobody listens there any more.
 void a_replayed_address_leads_nowhere() {
   SharedStore store;
-  check_all(on_threads(2, [&](int rank) {
-    return Joiner{store, "first", place_of(rank, 2)}.join();
-  }), "", "");
+  check_all(
+      on_threads(2, [&](int rank) { return Joiner{store, "first", place_of(rank, 2)}.join(); }), "",
+      "");
   publish(store, "second", 1, address_in(store, "first", 1));
-  const std::vector<Outcome> outcomes = on_threads(1, [&](int) {
-    return Joiner{store, "second", place_of(0, 2)}.join();
-  });
+  const std::vector<Outcome> outcomes =
+      on_threads(1, [&](int) { return Joiner{store, "second", place_of(0, 2)}.join(); });
   check_outcome(outcomes[0], "TransportError", "rank 0 cannot connect to rank 1 (pid ");
   check_outcome(outcomes[0], "TransportError", "Connection refused");
 }

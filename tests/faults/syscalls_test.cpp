@@ -26,27 +26,48 @@ struct Answer {
   bool passes;
 };
 constexpr Answer kAnswers[] = {
-    {Callee::socket, EMFILE, false},              {Callee::bind, EADDRINUSE, false},
-    {Callee::listen, EADDRINUSE, false},          {Callee::accept4, EMFILE, false},
-    {Callee::accept4, ECONNABORTED, true},        {Callee::accept4, EINTR, true},
-    {Callee::connect, ECONNREFUSED, false},       {Callee::connect, EAGAIN, true},
-    {Callee::connect, EINTR, true},               {Callee::sendmsg, ENOBUFS, false},
-    {Callee::sendmsg, EINTR, true},               {Callee::recvmsg, ENOMEM, false},
-    {Callee::recvmsg, EAGAIN, true},              {Callee::recvmsg, EINTR, true},
-    {Callee::poll, ENOMEM, false},                {Callee::poll, EINTR, true},
-    {Callee::getsockopt, ENOBUFS, false},         {Callee::shutdown, ENOTCONN, true},
-    {Callee::memfd_create, EMFILE, false},        {Callee::memfd_create, ENOSYS, true},
-    {Callee::open, EMFILE, true},                 {Callee::ftruncate, ENOMEM, false},
-    {Callee::fcntl, EPERM, false},                {Callee::posix_fallocate, ENOSPC, false},
-    {Callee::posix_fallocate, EINTR, true},       {Callee::mmap, ENOMEM, false},
-    {Callee::munmap, ENOMEM, true},               {Callee::madvise, EINVAL, true},
-    {Callee::fstat, EIO, false},                  {Callee::stat, EACCES, true},
-    {Callee::read, EIO, true},                    {Callee::read, EAGAIN, true},
-    {Callee::close, EIO, true},                   {Callee::fopen, EMFILE, true},
-    {Callee::eventfd, EMFILE, false},             {Callee::pidfd_open, EMFILE, true},
-    {Callee::pidfd_open, ENOSYS, true},           {Callee::futex, EINTR, true},
-    {Callee::getrandom, ENOSYS, false},           {Callee::getrandom, EINTR, true},
-    {Callee::gethostname, ENAMETOOLONG, true},    {Callee::pthread_create, EAGAIN, false},
+    {Callee::socket, EMFILE, false},
+    {Callee::bind, EADDRINUSE, false},
+    {Callee::listen, EADDRINUSE, false},
+    {Callee::accept4, EMFILE, false},
+    {Callee::accept4, ECONNABORTED, true},
+    {Callee::accept4, EINTR, true},
+    {Callee::connect, ECONNREFUSED, false},
+    {Callee::connect, EAGAIN, true},
+    {Callee::connect, EINTR, true},
+    {Callee::sendmsg, ENOBUFS, false},
+    {Callee::sendmsg, EINTR, true},
+    {Callee::recvmsg, ENOMEM, false},
+    {Callee::recvmsg, EAGAIN, true},
+    {Callee::recvmsg, EINTR, true},
+    {Callee::poll, ENOMEM, false},
+    {Callee::poll, EINTR, true},
+    {Callee::getsockopt, ENOBUFS, false},
+    {Callee::shutdown, ENOTCONN, true},
+    {Callee::memfd_create, EMFILE, false},
+    {Callee::memfd_create, ENOSYS, true},
+    {Callee::open, EMFILE, true},
+    {Callee::ftruncate, ENOMEM, false},
+    {Callee::fcntl, EPERM, false},
+    {Callee::posix_fallocate, ENOSPC, false},
+    {Callee::posix_fallocate, EINTR, true},
+    {Callee::mmap, ENOMEM, false},
+    {Callee::munmap, ENOMEM, true},
+    {Callee::madvise, EINVAL, true},
+    {Callee::fstat, EIO, false},
+    {Callee::stat, EACCES, true},
+    {Callee::read, EIO, true},
+    {Callee::read, EAGAIN, true},
+    {Callee::close, EIO, true},
+    {Callee::fopen, EMFILE, true},
+    {Callee::eventfd, EMFILE, false},
+    {Callee::pidfd_open, EMFILE, true},
+    {Callee::pidfd_open, ENOSYS, true},
+    {Callee::futex, EINTR, true},
+    {Callee::getrandom, ENOSYS, false},
+    {Callee::getrandom, EINTR, true},
+    {Callee::gethostname, ENAMETOOLONG, true},
+    {Callee::pthread_create, EAGAIN, false},
 };
 
 struct Case {
@@ -64,7 +85,7 @@ std::string text_of(const Case& c) {
 }
 
 struct RankResult {
-  char error[1200];  // empty: none
+  char error[1200];         // empty: none
   bool struck, at_the_end;  // the call failed; it did when this rank had made and used it
   Owned before, after;
   int seen[kCallKinds];

@@ -73,9 +73,8 @@ void dtypes_and_tags() {
   each_dtype([](auto tag) {
     using T = storage_t<tag.value>;
     CHECK_EQ(int(sizeof(T)), size_of(tag.value));
-    const int size = with_dtype(tag.value, [](auto t) {
-      return int(sizeof(typename decltype(t)::type));
-    });
+    const int size =
+        with_dtype(tag.value, [](auto t) { return int(sizeof(typename decltype(t)::type)); });
     CHECK_EQ(size, int(sizeof(T)));
   });
 }

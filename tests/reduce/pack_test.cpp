@@ -1,6 +1,6 @@
 // Words and packs against their elements, one by one.
-#include "check.h"
 #include "reduce/pack.h"
+#include "check.h"
 #include "reduce/samples.h"
 
 namespace ringkern::test {

@@ -9,10 +9,22 @@ namespace ringkern::test {
 
 template <int bytes>
 struct UIntOf;
-template <> struct UIntOf<1> { using type = uint8_t; };
-template <> struct UIntOf<2> { using type = uint16_t; };
-template <> struct UIntOf<4> { using type = uint32_t; };
-template <> struct UIntOf<8> { using type = uint64_t; };
+template <>
+struct UIntOf<1> {
+  using type = uint8_t;
+};
+template <>
+struct UIntOf<2> {
+  using type = uint16_t;
+};
+template <>
+struct UIntOf<4> {
+  using type = uint32_t;
+};
+template <>
+struct UIntOf<8> {
+  using type = uint64_t;
+};
 
 // The bits of an element: what two of them are compared by.
 template <class T>

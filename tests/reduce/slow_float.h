@@ -13,13 +13,10 @@ class SlowFloat {
   enum class Top { infinity, largest };  // what overflow becomes
 
   SlowFloat(int exponent_bits, int mantissa_bits, Top top)
-      : mantissa_bits_(mantissa_bits),
-        bias_((1 << (exponent_bits - 1)) - 1),
-        sign_bit_(1u << (exponent_bits + mantissa_bits)),
-        top_(top) {
+      : mantissa_bits_(mantissa_bits), bias_((1 << (exponent_bits - 1)) - 1),
+        sign_bit_(1u << (exponent_bits + mantissa_bits)), top_(top) {
     // IEEE takes the highest exponent for infinity and NaN; e4m3fn takes but its last pattern.
-    const unsigned end =
-        top == Top::infinity ? sign_bit_ - (1u << mantissa_bits) : sign_bit_ - 1;
+    const unsigned end = top == Top::infinity ? sign_bit_ - (1u << mantissa_bits) : sign_bit_ - 1;
     for (unsigned m = 0; m < end; ++m) numbers_.push_back(magnitude(m));
   }
 

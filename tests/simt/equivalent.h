@@ -56,7 +56,8 @@ inline constexpr Rare kRare[] = {
     {"link.cuh wait_slots: poll: !for_data taken for granted", "ll", 2040},
     {"link.cuh wait_slots: ld_acquire relaxed if for_data", "ll", 477},
     {"link.cuh complete: "
-     "st_relaxed(&Post::get(post_.next)->tail.value, sent_ + 1) before the fence", "ll", 2040},
+     "st_relaxed(&Post::get(post_.next)->tail.value, sent_ + 1) before the fence",
+     "ll", 2040},
     {"ll.cuh rewrites: ll_rewrites_slot never", "ll", 327},
     {"ll.cuh move_lines: wait_slots not for data", "ll", 477},
     {"simple.cuh perform: verdict != Verdict::ok ignored", "simple", 4578},

@@ -43,8 +43,8 @@ void run_once(uint64_t seed, const std::vector<Program>& programs, bool together
   Machine& m = machine();
   m.reset(s, together ? 1 : n, 1, together ? n * kWarpSize : kWarpSize);
   const Arena arena{reinterpret_cast<uint64_t*>(m.memory().add("x", Kind::shared, -1, 8)),
-                     reinterpret_cast<uint64_t*>(m.memory().add("y", Kind::shared, -1, 8)),
-                     m.memory().add("lines", Kind::shared, -1, 512)};
+                    reinterpret_cast<uint64_t*>(m.memory().add("y", Kind::shared, -1, 8)),
+                    m.memory().add("lines", Kind::shared, -1, 512)};
   std::fill(std::begin(seen), std::end(seen), 0);
   Launch launch;
   for (int i = 0; i < (together ? 1 : n); ++i) launch.ranks.push_back(i);
@@ -76,11 +76,11 @@ void check_shape(const Shape& shape) {
   }
   std::printf("%-44s %5d of %d\n", shape.name, found, kSeeds);
   if ((found > 0) != (shape.expected == Shape::sometimes))
-    ringkern::test::fail(__FILE__, __LINE__, std::string(shape.name) + " was seen " +
-                                                 std::to_string(found) + " times");
+    ringkern::test::fail(__FILE__, __LINE__,
+                         std::string(shape.name) + " was seen " + std::to_string(found) + " times");
 }
 
-auto set(uint64_t* Arena::*p, uint64_t v) {
+auto set(uint64_t* Arena::* p, uint64_t v) {
   return [=](const Arena& w) { st_relaxed(w.*p, v); };
 }
 auto fence() {
@@ -89,13 +89,13 @@ auto fence() {
 auto fence_sc() {
   return [](const Arena&) { machine().fence_sc(); };
 }
-auto set_release(uint64_t* Arena::*p, uint64_t v) {
+auto set_release(uint64_t* Arena::* p, uint64_t v) {
   return [=](const Arena& w) { machine().store(w.*p, &v, 8, Order::release); };
 }
-auto get(int i, uint64_t* Arena::*p) {
+auto get(int i, uint64_t* Arena::* p) {
   return [=](const Arena& w) { seen[i] = ld_relaxed(w.*p); };
 }
-auto get_acquire(int i, uint64_t* Arena::*p) {
+auto get_acquire(int i, uint64_t* Arena::* p) {
   return [=](const Arena& w) { seen[i] = ld_acquire(w.*p); };
 }
 
@@ -115,70 +115,88 @@ void ordering() {
   const Shape shapes[] = {
       {"MP relaxed",
        {program(set(x, 1), set(y, 1)), program(get(0, y), get(1, x))},
-       stale_message, sometimes},
+       stale_message,
+       sometimes},
       {"MP release, relaxed",
        {program(set(x, 1), set_release(y, 1)), program(get(0, y), get(1, x))},
-       stale_message, sometimes},
+       stale_message,
+       sometimes},
       {"MP relaxed, acquire",
        {program(set(x, 1), set(y, 1)), program(get_acquire(0, y), get(1, x))},
-       stale_message, sometimes},
+       stale_message,
+       sometimes},
       {"MP release, acquire",
        {program(set(x, 1), set_release(y, 1)), program(get_acquire(0, y), get(1, x))},
-       stale_message, never},
+       stale_message,
+       never},
       {"MP fence relaxed, acquire",
        {program(set(x, 1), fence(), set(y, 1)), program(get_acquire(0, y), get(1, x))},
-       stale_message, never},
+       stale_message,
+       never},
       {"MP fence relaxed, relaxed fence",
        {program(set(x, 1), fence(), set(y, 1)), program(get(0, y), fence(), get(1, x))},
-       stale_message, never},
+       stale_message,
+       never},
       {"SB relaxed",
        {program(set(x, 1), get(0, y)), program(set(y, 1), get(1, x))},
-       [] { return seen[0] == 0 && seen[1] == 0; }, sometimes},
+       [] { return seen[0] == 0 && seen[1] == 0; },
+       sometimes},
       {"SB fence.acq_rel",
        {program(set(x, 1), fence(), get(0, y)), program(set(y, 1), fence(), get(1, x))},
-       [] { return seen[0] == 0 && seen[1] == 0; }, sometimes},
+       [] { return seen[0] == 0 && seen[1] == 0; },
+       sometimes},
       {"SB fence.sc",
        {program(set(x, 1), fence_sc(), get(0, y)), program(set(y, 1), fence_sc(), get(1, x))},
-       [] { return seen[0] == 0 && seen[1] == 0; }, never},
+       [] { return seen[0] == 0 && seen[1] == 0; },
+       never},
       {"LB relaxed",
        {program(get(0, x), set(y, 1)), program(get(1, y), set(x, 1))},
-       [] { return seen[0] == 1 && seen[1] == 1; }, allowed_but_never},
+       [] { return seen[0] == 1 && seen[1] == 1; },
+       allowed_but_never},
       {"LB release",
        {program(get(0, x), set_release(y, 1)), program(get(1, y), set_release(x, 1))},
-       [] { return seen[0] == 1 && seen[1] == 1; }, allowed_but_never},
-      {"CoRR",
-       {program(set(x, 1)), program(get(0, x), get(1, x))}, stale_message, never},
+       [] { return seen[0] == 1 && seen[1] == 1; },
+       allowed_but_never},
+      {"CoRR", {program(set(x, 1)), program(get(0, x), get(1, x))}, stale_message, never},
       {"CoWW CoRR",
        {program(set(x, 1), set(x, 2)), program(get(0, x), get(1, x))},
-       [] { return seen[0] == 2 && seen[1] == 1; }, never},
+       [] { return seen[0] == 2 && seen[1] == 1; },
+       never},
       {"CoWR", {program(set(x, 1), get(0, x))}, [] { return seen[0] != 1; }, never},
       {"WRC relaxed",
        {program(set(x, 1)), program(get(2, x), set(y, 1)), program(get(0, y), get(1, x))},
-       [] { return seen[2] == 1 && stale_message(); }, sometimes},
+       [] { return seen[2] == 1 && stale_message(); },
+       sometimes},
       {"WRC relaxed, release, acquire",
        {program(set(x, 1)), program(get(2, x), set_release(y, 1)),
         program(get_acquire(0, y), get(1, x))},
-       [] { return seen[2] == 1 && stale_message(); }, never},
+       [] { return seen[2] == 1 && stale_message(); },
+       never},
       {"WRC release, acquire",
        {program(set_release(x, 1)), program(get_acquire(2, x), set_release(y, 1)),
         program(get_acquire(0, y), get(1, x))},
-       [] { return seen[2] == 1 && stale_message(); }, never},
+       [] { return seen[2] == 1 && stale_message(); },
+       never},
       {"2+2W relaxed",
        {program(set(x, 1), set(y, 2)), program(set(y, 1), set(x, 2))},
-       [] { return last_x == 1 && last_y == 1; }, sometimes},
+       [] { return last_x == 1 && last_y == 1; },
+       sometimes},
       {"IRIW relaxed",
        {program(set(x, 1)), program(set(y, 1)), program(get(0, x), get(1, y)),
         program(get(2, y), get(3, x))},
-       [] { return stale_message() && seen[2] == 1 && seen[3] == 0; }, sometimes},
+       [] { return stale_message() && seen[2] == 1 && seen[3] == 0; },
+       sometimes},
       {"IRIW acquire",
        {program(set_release(x, 1)), program(set_release(y, 1)),
         program(get_acquire(0, x), get_acquire(1, y)),
         program(get_acquire(2, y), get_acquire(3, x))},
-       [] { return stale_message() && seen[2] == 1 && seen[3] == 0; }, sometimes},
+       [] { return stale_message() && seen[2] == 1 && seen[3] == 0; },
+       sometimes},
       {"IRIW fence.sc",
        {program(set(x, 1)), program(set(y, 1)), program(get(0, x), fence_sc(), get(1, y)),
         program(get(2, y), fence_sc(), get(3, x))},
-       [] { return stale_message() && seen[2] == 1 && seen[3] == 0; }, never},
+       [] { return stale_message() && seen[2] == 1 && seen[3] == 0; },
+       never},
   };
   for (const Shape& s : shapes) check_shape(s);
 }
@@ -206,16 +224,22 @@ void publishing_for_others() {
   const Program reader = [=](const Arena& w) { look(w), load_x(w); };
   const Shape shapes[] = {
       {"barrier, fence by another, relaxed",
-       {[=](const Arena& w) { store_x(w), meet(); },
-        [=](const Arena& w) { meet(), post(w, true); }, reader},
-       stale_message, never, true},
+       {[=](const Arena& w) { store_x(w), meet(); }, [=](const Arena& w) { meet(), post(w, true); },
+        reader},
+       stale_message,
+       never,
+       true},
       {"barrier, no fence, relaxed",
        {[=](const Arena& w) { store_x(w), meet(); },
         [=](const Arena& w) { meet(), post(w, false); }, reader},
-       stale_message, sometimes, true},
+       stale_message,
+       sometimes,
+       true},
       {"fence by another, no barrier",
        {[=](const Arena& w) { store_x(w); }, [=](const Arena& w) { post(w, true); }, reader},
-       stale_message, sometimes, true},
+       stale_message,
+       sometimes,
+       true},
   };
   for (const Shape& s : shapes) check_shape(s);
 }

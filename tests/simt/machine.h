@@ -18,9 +18,9 @@ inline constexpr int kWarpSize = 32;
 struct Settings {
   uint64_t seed = 1;
   MemorySettings memory;
-  int switch_every = 8;     // operations of a thread, in the mean, until another goes on
-  int drain_every = 8;      // operations, in the mean, until a waiting store becomes visible
-  int starved_rank = -1;    // seldom gets its turn
+  int switch_every = 8;   // operations of a thread, in the mean, until another goes on
+  int drain_every = 8;    // operations, in the mean, until a waiting store becomes visible
+  int starved_rank = -1;  // seldom gets its turn
   uint64_t most_steps = 50'000'000;
   uint64_t clock_jump = 0;  // nanoseconds that pass when nobody can go on
 };

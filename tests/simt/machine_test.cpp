@@ -54,7 +54,9 @@ bool second() { return thread_index() == 0 && block_index() == 1; }
 
 void bounds_and_alignment() {
   expect("out of bounds: rank 0 channel 0 thread 0: a load of 8 bytes at byte 64 of own", {},
-         [](std::byte*, std::byte* own) { if (first()) ld_weak<8>(own + 64); });
+         [](std::byte*, std::byte* own) {
+           if (first()) ld_weak<8>(own + 64);
+         });
   expect("out of bounds", {}, [](std::byte*, std::byte* own) {
     if (first()) st_weak<1>(own - 1, 0);
   });
@@ -67,8 +69,12 @@ void bounds_and_alignment() {
 }
 
 void ownership() {
-  expect("not its own", {2}, [](std::byte*, std::byte* own) { if (second()) ld_weak<8>(own); });
-  expect("not its own", {2}, [](std::byte*, std::byte* own) { if (second()) st_weak<8>(own, 1); });
+  expect("not its own", {2}, [](std::byte*, std::byte* own) {
+    if (second()) ld_weak<8>(own);
+  });
+  expect("not its own", {2}, [](std::byte*, std::byte* own) {
+    if (second()) st_weak<8>(own, 1);
+  });
 }
 
 void races() {
@@ -142,7 +148,9 @@ void lines() {
 }
 
 void meetings() {
-  expect("divergent", {}, [](std::byte*, std::byte*) { if (first()) syncwarp(); });
+  expect("divergent", {}, [](std::byte*, std::byte*) {
+    if (first()) syncwarp();
+  });
   expect("divergent", {}, [](std::byte*, std::byte*) {
     if (thread_index() % 2 == 0) syncwarp();
     else all_lanes(true);
@@ -181,7 +189,9 @@ void deadlocks() {
          poll(false));
   expect("none", {}, poll(true));
   expect("deadlock: nobody can go on\n  rank 0 channel 0 warp 0: 32 lanes at a barrier", {1, 64},
-         [](std::byte*, std::byte*) { if (thread_index() < kWarp) barrier_or(0, 64, false); });
+         [](std::byte*, std::byte*) {
+           if (thread_index() < kWarp) barrier_or(0, 64, false);
+         });
   expect("livelock", {}, [](std::byte* shared, std::byte*) {
     while (ld_relaxed(word(shared)) == 0) continue;
   });

@@ -106,8 +106,8 @@ Region* Memory::find(uint64_t offset) const {
 Region& Memory::region_of(const Agent& a, const void* at, int64_t bytes, bool store) const {
   const uint64_t offset = offset_of(at);
   const auto refuse = [&](const char* kind) {
-    throw Failure(kind, std::string(store ? "a store" : "a load") + " of " +
-                            std::to_string(bytes) + " bytes at " + name_of(at));
+    throw Failure(kind, std::string(store ? "a store" : "a load") + " of " + std::to_string(bytes) +
+                            " bytes at " + name_of(at));
   };
   Region* r = find(offset);
   if (r == nullptr || offset < r->begin || offset + uint64_t(bytes) > r->begin + r->bytes)

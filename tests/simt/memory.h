@@ -79,9 +79,9 @@ struct Agent {
   Message released;               // what relaxed stores carry since the last fence
   std::vector<Message> observed;  // by relaxed loads since the last fence
   std::vector<Pending> buffer;
-  size_t buffering = 0;           // where it is in the list of those with a buffer, plus 1
+  size_t buffering = 0;  // where it is in the list of those with a buffer, plus 1
   Watch* watch = nullptr;
-  std::vector<uint64_t> lines;    // cells of lines that were loaded since the last meeting
+  std::vector<uint64_t> lines;  // cells of lines that were loaded since the last meeting
 
   bool knows(Epoch e) const { return e.tid() == tid || known.at(e.tid()) >= e.time(); }
   Epoch epoch() const { return {tid, now}; }
@@ -133,9 +133,9 @@ enum class Kind : uint8_t {
 struct Region {
   std::string name;
   Kind kind = Kind::own;
-  int rank = -1;  // whose it is; -1: everybody's
+  int rank = -1;                  // whose it is; -1: everybody's
   uint64_t begin = 0, bytes = 0;  // begin: from the start of the memory
-  uint8_t fill = 0;  // shared: what untouched cells hold
+  uint8_t fill = 0;               // shared: what untouched cells hold
   // own: what it holds, and who used it, a byte each.
   std::vector<std::byte> data;
   std::vector<Shadow> shadows;
@@ -149,7 +149,7 @@ struct MemorySettings {
   int atom = 8;         // bytes of a 16-byte access that are whole: 4, 8 or 16
   int line_atom = 128;  // bytes of a line that a warp stores at once and that are whole: 8, 16, 128
   Races races = Races::all;
-  uint32_t stale = 0;   // of 256 loads, how many may return an old value
+  uint32_t stale = 0;  // of 256 loads, how many may return an old value
 };
 
 class Memory {
@@ -233,9 +233,9 @@ class Memory {
   Random random_;
   char* base_ = nullptr;
   std::vector<std::unique_ptr<Region>> regions_;
-  std::vector<uint16_t> region_of_page_;                           // index + 1; 0: none
+  std::vector<uint16_t> region_of_page_;                            // index + 1; 0: none
   std::vector<std::unique_ptr<std::array<Cell, 512>>> cell_pages_;  // kept from run to run
-  std::vector<uint64_t> touched_;                                  // cells to be reset
+  std::vector<uint64_t> touched_;                                   // cells to be reset
   std::vector<Agent*> buffering_;
   std::unordered_map<const void*, std::vector<Epoch>> readers_;  // where there are several
   std::vector<Watch*> woken_;

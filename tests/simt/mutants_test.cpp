@@ -23,16 +23,15 @@ constexpr Mutant kOriginal = {0, "", "", 0, "", "as they are", "", ""};
 // The kernels run in forms: rings over each protocol, and direct all-reduces.
 constexpr int kForms = kProtocols + 1;
 constexpr int kDirect = kProtocols;
-const char* name_of_form(int form) {
-  return form == kDirect ? "direct" : name_of(Protocol(form));
-}
+const char* name_of_form(int form) { return form == kDirect ? "direct" : name_of(Protocol(form)); }
 
 const Equivalent* argument_for(const Mutant& m, int form) {
   for (const Equivalent& e : kEquivalent) {
     const std::string protocols = e.protocols;
     if (m.name() == e.mutant &&
-        (protocols == "all" || (" " + protocols + " ").find(" " + std::string(name_of_form(form)) +
-                                                            " ") != std::string::npos))
+        (protocols == "all" ||
+         (" " + protocols + " ").find(" " + std::string(name_of_form(form)) + " ") !=
+             std::string::npos))
       return &e;
   }
   return nullptr;
@@ -107,10 +106,9 @@ int check_premises() {
   };
   constexpr int kSimple = int(Protocol::simple), kLL = int(Protocol::ll),
                 kLL128 = int(Protocol::ll128);
-  constexpr Premise kPremises[] = {{kSimple, 4, 8, true},   {kLL, 8, 8, true},
-                                   {kLL, 4, 8, false},      {kLL128, 4, 128, true},
-                                   {kLL128, 8, 16, false},  {kLL128, 8, 8, false},
-                                   {kDirect, 8, 8, true},   {kDirect, 4, 8, false}};
+  constexpr Premise kPremises[] = {
+      {kSimple, 4, 8, true},  {kLL, 8, 8, true},     {kLL, 4, 8, false},    {kLL128, 4, 128, true},
+      {kLL128, 8, 16, false}, {kLL128, 8, 8, false}, {kDirect, 8, 8, true}, {kDirect, 4, 8, false}};
   int wrong = 0;
   for (const Premise& p : kPremises) {
     Wish wish;
@@ -178,8 +176,7 @@ int main(int argc, char** argv) {
         std::ostringstream text;
         for (size_t i = size_t(job); i < count; i += jobs)
           if (chosen(i))
-            text << i << " "
-                 << hunt(mutants[i / kForms], int(i % kForms), seeds) << "\n";
+            text << i << " " << hunt(mutants[i / kForms], int(i % kForms), seeds) << "\n";
         return text.str();
       },
       [&](int, const std::string& text) {

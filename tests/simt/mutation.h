@@ -10,9 +10,9 @@
 namespace simt {
 
 struct Mutant {
-  int number;            // from 1
-  const char* rule;      // that found it, of rules.py
-  const char* file;      // of csrc/cuda
+  int number;        // from 1
+  const char* rule;  // that found it, of rules.py
+  const char* file;  // of csrc/cuda
   int line;
   const char* function;  // around it
   const char* kind;      // what is done to what, as in "fence_acq_rel dropped"

@@ -48,8 +48,7 @@ void Memory::use_own(Agent& a, Region& r, const void* at, int bytes, bool store)
   for (int i = 0; i < bytes; ++i)
     if (mine(s[i].weak_store) && mine(s[i].load) && !s[i].many)  // as nearly always
       (store ? s[i].weak_store : s[i].load) = a.epoch();
-    else
-      check_race(a, s[i], static_cast<const char*>(at) + i, store, Order::weak, "");
+    else check_race(a, s[i], static_cast<const char*>(at) + i, store, Order::weak, "");
 }
 
 void Memory::check_cells(Agent& a, const void* at, int bytes, bool store, Order order) {

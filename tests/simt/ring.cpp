@@ -45,9 +45,7 @@ Ring::Ring(uint64_t seed, const Wish& wish, Coverage& coverage)
   for (int i = 0; i < calls; ++i) add_call();
 }
 
-void Ring::cover(const char* what, const std::string& value) {
-  ++coverage_[what + (" " + value)];
-}
+void Ring::cover(const char* what, const std::string& value) { ++coverage_[what + (" " + value)]; }
 void Ring::cover(const char* what, int64_t value) { cover(what, std::to_string(value)); }
 
 // Most runs are small, so that there are many; a few are as large as they get.
@@ -67,8 +65,13 @@ void Ring::choose_sizes() {
   geometry_.slot_bytes[int(Protocol::ll128)] = 1024 * random_.one_of({1, 1, 2});
   victim_ = int(random_.below(uint64_t(ranks_)));
   together_ = wish_.trouble != Trouble::killed && random_.one_in(3);
-  const uint64_t starts[] = {0, 0, 7, kLLFlagPeriod - 1, (uint64_t(1) << 32) - 3,
-                             (uint64_t(1) << 40) * kLLFlagPeriod - 2, uint64_t(1) << 63};
+  const uint64_t starts[] = {0,
+                             0,
+                             7,
+                             kLLFlagPeriod - 1,
+                             (uint64_t(1) << 32) - 3,
+                             (uint64_t(1) << 40) * kLLFlagPeriod - 2,
+                             uint64_t(1) << 63};
   first_step_ = random_.one_of(starts);
   cover("ranks", ranks_);
   cover("channels", geometry_.channels);
@@ -94,8 +97,8 @@ void Ring::choose_orders(uint64_t seed) {
   const int count = wish_.orders.value_or(counts[random() % std::size(counts)]);
   orders_ = test::drawn_orders(count, ranks_, random);
   cover("orders", orders_.count);
-  const bool alike = geometry_.channels == 1 || orders_.count < 2 ||
-                     orders_.ranks[0] == orders_.ranks[1];
+  const bool alike =
+      geometry_.channels == 1 || orders_.count < 2 || orders_.ranks[0] == orders_.ranks[1];
   cover("channels", alike ? "of one order" : "of different orders");
 }
 
@@ -167,8 +170,8 @@ int64_t Ring::choose_count(int64_t chunk, int64_t chunks, int64_t loop, int elem
 void Ring::add_call() {
   Call call;
   const auto protocol = wish_.mixed ? Protocol(random_.below(kProtocols)) : *wish_.protocol;
-  auto collective = random_.one_in(2) ? Collective::all_reduce
-                                      : Collective(random_.below(kCollectives));
+  auto collective =
+      random_.one_in(2) ? Collective::all_reduce : Collective(random_.below(kCollectives));
   // A message goes to the next rank, and with two orders there would be two.
   if (collective == Collective::send_recv && orders_.count > 1) collective = Collective::broadcast;
   const auto dtype = DType(random_.below(kDTypes));
@@ -192,8 +195,8 @@ void Ring::add_call() {
     if (call.reduction.wide) cover("wide", name_of(op));
   } else {
     const Plan& one = call.plan;
-    const bool shards = collective == Collective::reduce_scatter ||
-                        collective == Collective::all_gather;
+    const bool shards =
+        collective == Collective::reduce_scatter || collective == Collective::all_gather;
     call.plan = plan(choose_count(one.chunk, one.chunk * one.parts(), one.loop_span(),
                                   size_of(dtype), shards ? ranks_ : 1));
   }
@@ -229,10 +232,10 @@ void Ring::choose_direct(Call& call, int element) {
   // What a round moves at most.
   const DirectPlan large = plan(int64_t(1) << 40);
   // Where there are many, most are short: the flags of lines that they do not need come back.
-  const int64_t count = many_ && !random_.one_in(4)
-                            ? int64_t(random_.below(9))
-                            : choose_count(large.part, large.chunk,
-                                           large.chunk * large.channels, element, 1);
+  const int64_t count =
+      many_ && !random_.one_in(4)
+          ? int64_t(random_.below(9))
+          : choose_count(large.part, large.chunk, large.chunk * large.channels, element, 1);
   call.direct = plan(count);
   call.plan.collective = Collective::all_reduce;
   call.plan.root = 0;
@@ -272,8 +275,8 @@ void Ring::fill(Call& call) {
   std::vector<std::vector<T>> in, out;
   for (int r = 0; r < ranks_; ++r) {
     in.push_back(numbers<T>(in_count, random));
-    const std::string of = " of rank " + std::to_string(r) + ", call " +
-                           std::to_string(calls_.size());
+    const std::string of =
+        " of rank " + std::to_string(r) + ", call " + std::to_string(calls_.size());
     const auto add = [&](const char* what, int64_t count) {
       return memory().add(what + of, Kind::own, r, count * e, aligned ? 0 : offset(), 0xEE);
     };
@@ -335,20 +338,17 @@ void Ring::start_next(int seat) {
   Launch& launch = launches_.emplace_back();
   if (together_)
     for (int r = 0; r < ranks_; ++r) launch.ranks.push_back(r);
-  else
-    launch.ranks = {seat};
+  else launch.ranks = {seat};
   const auto of = [&]<class Args>(const void* kernel, std::deque<Args>& all) {
     const Args& args = all.emplace_back(arguments<Args>(call, launch.ranks));
     const auto function = reinterpret_cast<Kernel<Args>>(const_cast<void*>(kernel));
     return [function, &args] { function(args); };
   };
   const auto [dtype, combine] = std::pair(call.reduction.dtype, call.reduction.combine);
-  if (call.direct)
-    launch.kernel = of(direct_kernel_for(dtype, combine), direct_arguments_);
+  if (call.direct) launch.kernel = of(direct_kernel_for(dtype, combine), direct_arguments_);
   else if (!call.rows.empty())
     launch.kernel = of(timed_kernel_for(call.plan.protocol), timed_arguments_);
-  else
-    launch.kernel = of(kernel_for(call.plan.protocol, dtype, combine), arguments_);
+  else launch.kernel = of(kernel_for(call.plan.protocol, dtype, combine), arguments_);
   launch.channels = call.plan.channels;
   do launch.threads = random_.one_of(kThreads);
   while (launch.threads > threads_);
@@ -361,12 +361,12 @@ void Ring::start_next(int seat) {
 }
 
 void Ring::print() const {
-  std::printf("trouble: %s; %d ranks%s, %d channels of up to %d threads, %d slots of %ld, %ld, %ld "
-              "bytes, from step %lu\n",
-              name_of(*wish_.trouble), ranks_, together_ ? " in one launch" : "",
-              geometry_.channels, threads_, geometry_.slots, long(geometry_.slot_bytes[0]),
-              long(geometry_.slot_bytes[1]), long(geometry_.slot_bytes[2]),
-              static_cast<unsigned long>(first_step_));
+  std::printf(
+      "trouble: %s; %d ranks%s, %d channels of up to %d threads, %d slots of %ld, %ld, %ld "
+      "bytes, from step %lu\n",
+      name_of(*wish_.trouble), ranks_, together_ ? " in one launch" : "", geometry_.channels,
+      threads_, geometry_.slots, long(geometry_.slot_bytes[0]), long(geometry_.slot_bytes[1]),
+      long(geometry_.slot_bytes[2]), static_cast<unsigned long>(first_step_));
   for (int i = 0; i < orders_.count; ++i) {
     std::printf("  ring of channels %d, %d, ...:", i, i + orders_.count);
     for (int p = 0; p < ranks_; ++p) std::printf(" %d", orders_.rank_at(i, p));
@@ -374,15 +374,14 @@ void Ring::print() const {
   }
   for (const Call& c : calls_) {
     if (const auto& d = c.direct)
-      std::printf("  %s %s[%ld] over %d channels%s, chunk %ld, %ld rounds\n",
-                  name_of(d->algorithm), name_of(c.reduction.dtype), long(d->count), d->channels,
+      std::printf("  %s %s[%ld] over %d channels%s, chunk %ld, %ld rounds\n", name_of(d->algorithm),
+                  name_of(c.reduction.dtype), long(d->count), d->channels,
                   c.in_place ? ", in place" : "", long(d->chunk), long(d->rounds));
     if (c.direct) continue;
     std::printf("  %s %s %s[%ld] over %d channels%s, root %d, chunk %ld, %ld loops\n",
-                name_of(c.plan.collective), name_of(c.plan.protocol),
-                name_of(c.reduction.dtype), long(c.plan.count), c.plan.channels,
-                c.in_place ? ", in place" : "", c.plan.root, long(c.plan.chunk),
-                long(c.plan.loops));
+                name_of(c.plan.collective), name_of(c.plan.protocol), name_of(c.reduction.dtype),
+                long(c.plan.count), c.plan.channels, c.in_place ? ", in place" : "", c.plan.root,
+                long(c.plan.chunk), long(c.plan.loops));
   }
 }
 

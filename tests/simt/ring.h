@@ -24,7 +24,10 @@ using namespace ringkern::cuda;
   X(corrupted) /* garbage in what a rank reads of its neighbours; all have a deadline */
 enum class Trouble : uint8_t { SIMT_TROUBLES(RK_ENUMERATOR) };
 #define SIMT_CASE(e) case Trouble::e: return #e;
-constexpr const char* name_of(Trouble t) { switch (t) { SIMT_TROUBLES(SIMT_CASE) } return "?"; }
+constexpr const char* name_of(Trouble t) {
+  switch (t) { SIMT_TROUBLES(SIMT_CASE) }
+  return "?";
+}
 #undef SIMT_CASE
 
 inline constexpr uint64_t kTimeout = 1'000'000'000;  // nanoseconds; mostly
@@ -32,9 +35,9 @@ inline constexpr uint64_t kTimeout = 1'000'000'000;  // nanoseconds; mostly
 // What is asked for; what is left out is up to the seed.
 struct Wish {
   std::optional<Protocol> protocol;
-  bool mixed = false;  // each call has a protocol of its own
+  bool mixed = false;          // each call has a protocol of its own
   std::optional<bool> direct;  // whether there are direct all-reduces, perhaps among other calls
-  std::optional<bool> clock;  // whether a call that can keep one does
+  std::optional<bool> clock;   // whether a call that can keep one does
   std::optional<Trouble> trouble;
   std::optional<int> ranks, channels, slots, orders, atom, line_atom;
   bool find_races = true;
@@ -136,7 +139,7 @@ class Ring {
 
   Random random_;
   Coverage& coverage_;
-  Wish wish_;  // nothing left out
+  Wish wish_;                     // nothing left out
   int ranks_ = 2, threads_ = 32;  // threads: the most of a block
   bool together_ = false;         // all ranks in one launch, as in one process
   bool mixed_in_ = false;         // other calls among the direct ones
@@ -144,8 +147,8 @@ class Ring {
   RingOrders orders_;
   Geometry geometry_;
   MeshGeometry mesh_;
-  int64_t most_bytes_ = 0;        // of a tensor
-  uint64_t first_step_ = 0;       // where the counters start
+  int64_t most_bytes_ = 0;   // of a tensor
+  uint64_t first_step_ = 0;  // where the counters start
   uint64_t timeout_ns_ = 0;
   Settings settings_;
   std::vector<std::byte*> segments_, mailboxes_, failed_, tables_;
@@ -159,7 +162,7 @@ class Ring {
   int victim_ = -1, other_ = -1;  // whom the trouble meets
   int third_ = -1;  // stops with the other, so that the victim's word does not go round the ring
   int events_ = 0;
-  std::set<int> told_;  // ranks that the host has aborted
+  std::set<int> told_;     // ranks that the host has aborted
   bool all_told_ = false;  // and one of them had ended its last call: the host has told the others
 };
 

@@ -86,8 +86,7 @@ void Ring::abort_next() {
   if ((told_.contains(rank) && third_ < 0) || int(told_.size()) == living) return;
   if (third_ >= 0)
     while (told_.contains(rank) || stopped(rank)) rank = (rank + 1) % ranks_;
-  else if (rank == other_)
-    rank = (victim_ + ranks_ - 1) % ranks_;
+  else if (rank == other_) rank = (victim_ + ranks_ - 1) % ranks_;
   told_.insert(rank);
   const uint32_t one = 1;
   auto* mailbox = reinterpret_cast<Mailbox*>(mailboxes_[size_t(rank)]);
@@ -119,7 +118,12 @@ void Ring::corrupt() {
   const auto p = Protocol(random_.below(kProtocols));
   LinkCounters* l = counters(victim_, c, p);
   const uint64_t step = first_step_ + random_.below(8);
-  const uint64_t junk[] = {random_.next(), 0, kPoisoned, step, step + 1, ll128_flag(step),
+  const uint64_t junk[] = {random_.next(),
+                           0,
+                           kPoisoned,
+                           step,
+                           step + 1,
+                           ll128_flag(step),
                            uint64_t(ll_flag(step)) << 32 | random_.below(9)};
   const uint64_t word = random_.one_of(junk);
   void* at = random_.one_in(2) ? &l->tail.value : &l->head.value;
@@ -131,8 +135,8 @@ void Ring::corrupt() {
     const int64_t words = mesh_.channel_bytes() / 8, own = kCacheLine / 8;
     at = mesh(victim_, c) + 8 * (own + int64_t(random_.below(uint64_t(words - own))));
     if (random_.one_in(4))
-      at = peer_counter(victim_, c, (victim_ + 1 + int(random_.below(uint64_t(ranks_ - 1)))) %
-                                        ranks_);
+      at = peer_counter(victim_, c,
+                        (victim_ + 1 + int(random_.below(uint64_t(ranks_ - 1)))) % ranks_);
   }
   memory().write(at, &word, sizeof word);
 }
@@ -192,8 +196,8 @@ void Ring::check_hearsay() const {
     for (int c = 0; c < geometry_.channels; ++c)
       for (int p = 0; p < kProtocols; ++p) {
         const LinkCounters* l = counters(r, c, Protocol(p));
-        for (const auto& [counter, writer] : {std::pair(&l->tail, prev_of(c, r)),
-                                              std::pair(&l->head, next_of(c, r))})
+        for (const auto& [counter, writer] :
+             {std::pair(&l->tail, prev_of(c, r)), std::pair(&l->head, next_of(c, r))})
           if (read(&counter->value) == kPoisoned && !gave_up(writer))
             throw Failure("hearsay", "rank " + std::to_string(r) + " is told that rank " +
                                          std::to_string(writer) + " gave up, which has not");
@@ -222,8 +226,7 @@ void Ring::check_report(int rank, const WaitReport& report) const {
 
 // Whether it was made to stop, or will be.
 bool Ring::stopped(int rank) const {
-  return (*wish_.trouble == Trouble::killed && rank == victim_) || rank == other_ ||
-         rank == third_;
+  return (*wish_.trouble == Trouble::killed && rank == victim_) || rank == other_ || rank == third_;
 }
 
 bool Ring::gave_up(int rank) const {

@@ -20,19 +20,71 @@ constexpr const char* kUsage =
     "  [--atom 4|8|16] [--line-atom 8|16|128] [--races 0|1]";
 
 // What seeds must have tried when there are many.
-constexpr const char* kRequired[] = {
-    "ranks 2", "ranks 3", "ranks 4", "ranks 5", "ranks 6", "ranks 7", "ranks 8", "channels 1",
-    "channels 2", "threads 32", "threads 64", "threads 96", "threads 128", "threads 256",
-    "slots 2", "slots 3", "slots 8", "slots as many as ranks", "launches of all ranks",
-    "launches of each rank", "aligned 0", "aligned 1", "in place 0", "in place 1", "count 0",
-    "count 1", "count chunk - 1", "count chunk", "count chunk + 1", "loops 2", "loops more",
-    "LL flags wrapped 1", "root 0", "root last", "root other", "null 0", "null 1", "trouble none",
-    "trouble killed", "trouble aborted", "trouble corrupted", "one_shot 0 rounds",
-    "one_shot 1 rounds", "one_shot 2 rounds", "one_shot more rounds", "two_shot 0 rounds",
-    "two_shot 1 rounds", "two_shot 2 rounds", "two_shot more rounds", "mesh slots 2",
-    "mesh slots 3", "mesh flags wrapped 1", "wide sum", "wide avg", "wide premul_sum", "wide prod",
-    "orders 0", "orders 1", "orders 2", "channels of different orders", "clock simple", "clock ll",
-    "clock ll128", "clock for prev", "clock for next"};
+constexpr const char* kRequired[] = {"ranks 2",
+                                     "ranks 3",
+                                     "ranks 4",
+                                     "ranks 5",
+                                     "ranks 6",
+                                     "ranks 7",
+                                     "ranks 8",
+                                     "channels 1",
+                                     "channels 2",
+                                     "threads 32",
+                                     "threads 64",
+                                     "threads 96",
+                                     "threads 128",
+                                     "threads 256",
+                                     "slots 2",
+                                     "slots 3",
+                                     "slots 8",
+                                     "slots as many as ranks",
+                                     "launches of all ranks",
+                                     "launches of each rank",
+                                     "aligned 0",
+                                     "aligned 1",
+                                     "in place 0",
+                                     "in place 1",
+                                     "count 0",
+                                     "count 1",
+                                     "count chunk - 1",
+                                     "count chunk",
+                                     "count chunk + 1",
+                                     "loops 2",
+                                     "loops more",
+                                     "LL flags wrapped 1",
+                                     "root 0",
+                                     "root last",
+                                     "root other",
+                                     "null 0",
+                                     "null 1",
+                                     "trouble none",
+                                     "trouble killed",
+                                     "trouble aborted",
+                                     "trouble corrupted",
+                                     "one_shot 0 rounds",
+                                     "one_shot 1 rounds",
+                                     "one_shot 2 rounds",
+                                     "one_shot more rounds",
+                                     "two_shot 0 rounds",
+                                     "two_shot 1 rounds",
+                                     "two_shot 2 rounds",
+                                     "two_shot more rounds",
+                                     "mesh slots 2",
+                                     "mesh slots 3",
+                                     "mesh flags wrapped 1",
+                                     "wide sum",
+                                     "wide avg",
+                                     "wide premul_sum",
+                                     "wide prod",
+                                     "orders 0",
+                                     "orders 1",
+                                     "orders 2",
+                                     "channels of different orders",
+                                     "clock simple",
+                                     "clock ll",
+                                     "clock ll128",
+                                     "clock for prev",
+                                     "clock for next"};
 
 // And what the lists of types.h name.
 std::vector<std::string> required() {
@@ -67,7 +119,7 @@ void catch_faults() {
   alternative.ss_sp = stack;
   alternative.ss_size = sizeof stack;
   sigaltstack(&alternative, nullptr);
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_handler = say_fault;
   action.sa_flags = SA_ONSTACK;
   sigaction(SIGSEGV, &action, nullptr);
@@ -118,8 +170,8 @@ Run parse_run(int argc, char** argv) {
   run.wish.find_races = options.number("--races").value_or(1) != 0;
   run.wish.trouble = parse<Trouble>(options, "--trouble", [](Trouble t) { return name_of(t); }, 4);
   run.wish.protocol = parse<Protocol>(
-      options, "--protocol",
-      [](Protocol p) { return int(p) < kProtocols ? name_of(p) : "mixed"; }, kProtocols + 1);
+      options, "--protocol", [](Protocol p) { return int(p) < kProtocols ? name_of(p) : "mixed"; },
+      kProtocols + 1);
   if (run.wish.protocol && int(*run.wish.protocol) == kProtocols) {
     run.wish.protocol = Protocol::simple;
     run.wish.mixed = true;

@@ -39,9 +39,7 @@ struct Pages {
 
 inline void know_calls(const Control& control, int rank) {
   auto* const lines = const_cast<CallLine*>(control.calls_of(rank));
-  const auto know = [](auto& word) {
-    (void)std::atomic_ref(word).load(std::memory_order_relaxed);
-  };
+  const auto know = [](auto& word) { (void)std::atomic_ref(word).load(std::memory_order_relaxed); };
   words.begin("seq");
   for (int i = 0; i < kCallLines; ++i) know(lines[i].seq);
   words.begin("fields");

@@ -14,9 +14,8 @@ struct Slots : rl::test_suite<Slots<algorithm, protocol, ranks, calls, rounds>, 
   static constexpr bool kLines = protocol == Protocol::ll;
   static constexpr int64_t kOffset = 4096;
   static constexpr int kLinesUsed = 2;  // of a slot
-  static constexpr int64_t kRoundBytes = kLines
-                                             ? kLinesUsed * int64_t(sizeof(cpu::DirectLine::data))
-                                             : cpu::MeshGeometry::kSlotBytes;
+  static constexpr int64_t kRoundBytes =
+      kLines ? kLinesUsed * int64_t(sizeof(cpu::DirectLine::data)) : cpu::MeshGeometry::kSlotBytes;
   static constexpr int64_t kCount = rounds * kRoundBytes / 8;
   // A block's first element is all that is moved, and a rank of three stages parts side by side.
   static_assert(ranks == 2 || algorithm == Algorithm::one_shot);
@@ -34,10 +33,10 @@ struct Slots : rl::test_suite<Slots<algorithm, protocol, ranks, calls, rounds>, 
     return *reinterpret_cast<cpu::Board*>(segment(rank) + kOffset);
   }
   static DirectPlan plan() {
-    return DirectPlan::make(
-        algorithm, ranks, kCount, 8,
-        kLines ? cpu::MeshGeometry::line_slot_data() : cpu::MeshGeometry::kSlotBytes, 1,
-        kLines ? cpu::MeshGeometry::kLineAhead : cpu::MeshGeometry::kAhead);
+    return DirectPlan::make(algorithm, ranks, kCount, 8,
+                            kLines ? cpu::MeshGeometry::line_slot_data()
+                                   : cpu::MeshGeometry::kSlotBytes,
+                            1, kLines ? cpu::MeshGeometry::kLineAhead : cpu::MeshGeometry::kAhead);
   }
   // Where in the tensor something is moved.
   template <class F>

@@ -73,7 +73,13 @@ namespace model {
 // How one place of the code is weakened, to see that it is noticed.
 struct Plant {
   enum Kind {
-    none, relaxed_store, relaxed_load, no_store, no_comparison, no_fence, no_wake
+    none,
+    relaxed_store,
+    relaxed_load,
+    no_store,
+    no_comparison,
+    no_fence,
+    no_wake
   } kind = none;
   std::string word;  // which is stored or loaded
   int thread = -1;   // of that thread alone; -1: of all
@@ -233,8 +239,8 @@ class AtomicRef {
     const auto w = find();
     if (planted(Plant::relaxed_store, w.name)) order = std::memory_order_relaxed;
     uint64_t seen = expected;
-    bool won = w.value->compare_exchange_strong(seen, uint64_t(wanted), order_of(order),
-                                                at(file, line));
+    bool won =
+        w.value->compare_exchange_strong(seen, uint64_t(wanted), order_of(order), at(file, line));
     if (!won && planted(Plant::no_comparison, w.name)) {
       w.value->store(uint64_t(wanted), rl::mo_release, at(file, line));
       won = true;
