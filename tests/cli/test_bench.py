@@ -16,7 +16,6 @@ import torch
 
 import ringkern
 from ringkern import exact, launch, perf, report
-from ringkern.cli import main
 from ringkern.units import parse_size
 
 LIMIT_S = 120
@@ -55,33 +54,6 @@ def test_parse_size(text: str, size: int) -> None:
 def test_parse_size_says_what_it_takes(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="as 64K"):
         parse_size(text)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ("bench -b 4x", "as 64K"),
-        ("bench -b 8 -e 4", "minbytes <= maxbytes"),
-        ("bench -b 0", "0 < minbytes"),
-        ("bench -f 1", "from 2 on"),
-        ("bench -i 0", "above 0"),
-        ("bench -i 8 -f 2", "no -f"),
-        ("bench -n 0", "from 1 on"),
-        ("bench -d float17", "float32, float64"),
-        ("bench -o mean", "sum"),
-        ("bench --proto tree", "ll128"),
-        ("bench --seconds nan", "seconds above 0"),
-        ("bench -J /no/such/place/out.json", "no such directory"),
-    ],
-)
-def test_bad_arguments(
-    arguments: str, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(launch, "launch", lambda *_: pytest.fail("ranks were started"))
-    with pytest.raises(SystemExit) as exit_status:
-        main(arguments.split())
-    assert exit_status.value.code == 2
-    assert said in capsys.readouterr().err
 
 
 def test_sizes() -> None:
