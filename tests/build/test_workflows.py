@@ -117,7 +117,7 @@ def test_only_a_tag_is_published() -> None:
     found = jobs(ROOT / ".github" / "workflows" / "wheels.yml")
     publish = found["publish"]
     assert publish["if"] == "startsWith(github.ref, 'refs/tags/v')"
-    assert publish["environment"]["name"] == "pypi"
+    assert publish["environment"] == "pypi"
     assert set(publish["needs"]) == set(found) - {"publish"}
     assert any(".ci/release.py" in step.get("run", "") for step in found["sdist"]["steps"])
 
