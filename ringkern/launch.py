@@ -158,6 +158,25 @@ def _signals_later() -> Iterator[None]:
         signal.raise_signal(number)
 
 
+def check_memory(ranks: int, needed: int, asked: str, smaller: str) -> None:
+    """Says that ranks would not fit, before they are started: else the kernel ends some process.
+
+    Args:
+        ranks: that are to be started.
+        needed: bytes that all of them take together, at least.
+        asked: the argument that the bytes follow from, as given.
+        smaller: which arguments to lower.
+
+    Raises:
+        ValueError: less memory is free.
+    """
+    if needed > (free := free_memory()):
+        raise ValueError(
+            f"{asked}: {ranks} ranks need {needed >> 20} MiB at least, and {free >> 20} MiB are "
+            f"free; give a smaller {smaller}"
+        )
+
+
 def free_memory() -> int:
     """Bytes of this machine that can be had without taking them from anybody."""
     with contextlib.suppress(OSError):

@@ -33,6 +33,17 @@ def machine() -> dict[str, Any]:
     }
 
 
+def circumstances(found: dict[str, Any], date: str, command: str) -> list[str]:
+    """The first lines of a table: on what machine, when and by which command it was made."""
+    return [
+        f"# ringkern {found['ringkern']}, torch {found['torch']}, python {found['python']}",
+        f"# machine: {found['cpu']}, {found['cores']} cores, {found['cpu_isa']}, "
+        f"{found['kernel']}, load average {found['load_average']}",
+        f"# date: {date}",
+        f"# command: {command}",
+    ]
+
+
 @dataclasses.dataclass(frozen=True)
 class Report:
     """The settings of a run, and the circumstances that its figures depend on."""
@@ -49,11 +60,7 @@ class Report:
         names = ["ringkern", *(["gloo"] if settings.gloo else [])]
         memory = f"{settings.rotate} bytes in turn" if settings.rotate else "the same at each call"
         lines = [
-            f"# ringkern {found['ringkern']}, torch {found['torch']}, python {found['python']}",
-            f"# machine: {found['cpu']}, {found['cores']} cores, {found['cpu_isa']}, "
-            f"{found['kernel']}, load average {found['load_average']}",
-            f"# date: {self.date}",
-            f"# command: {self.command}",
+            *circumstances(found, self.date, self.command),
             f"# {settings.collective} of {self.ranks} ranks, in place, "
             f"algorithm {settings.algorithm}, protocol {settings.protocol}{_modes(settings)}; "
             f"memory: {memory}",

@@ -109,11 +109,7 @@ def _settings(args: argparse.Namespace) -> perf.Settings:
     )
     ranks = launch.number_of_ranks(args.ranks)
     needed = ranks * max(settings.rotate, settings.sizes[-1])
-    if needed > launch.free_memory():  # else the kernel ends some process when it is full
-        raise ValueError(
-            f"-e {size_text(args.maxbytes)}: {ranks} ranks need {needed >> 20} MiB at least, and "
-            f"{launch.free_memory() >> 20} MiB are free; give a smaller -e, --rotate or -n"
-        )
+    launch.check_memory(ranks, needed, f"-e {size_text(args.maxbytes)}", "-e, --rotate or -n")
     return settings
 
 

@@ -37,11 +37,7 @@ class Table:
         memory = f"{settings.rotate} bytes in turn" if settings.rotate else "the same at each call"
         peers = ", ".join(f"{name} ({version})" for name, version in self.versions.items())
         lines = [
-            f"# ringkern {found['ringkern']}, torch {found['torch']}, python {found['python']}",
-            f"# machine: {found['cpu']}, {found['cores']} cores, {found['cpu_isa']}, "
-            f"{found['kernel']}, load average {found['load_average']}",
-            f"# date: {self.date}",
-            f"# command: {self.command}",
+            *report.circumstances(found, self.date, self.command),
             f"# peers: {peers or 'none'}",
             f"# all_reduce of {settings.ranks} ranks, in place, a core each; memory: {memory}; "
             f"huge pages: {found['huge_pages']}, not asked for",

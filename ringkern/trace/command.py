@@ -195,12 +195,10 @@ def _check_call(args: argparse.Namespace, settings: Settings) -> None:
             )
         if not torch.cuda.is_available():
             raise ValueError("--device cuda: torch finds no GPU; leave it out: ranks on a CPU")
-    needed = 3 * ranks * settings.nbytes  # what is given, the result, and what it must be
-    if settings.device == "cpu" and needed > launch.free_memory():
-        raise ValueError(
-            f"--size {size_text(settings.nbytes)}: {ranks} ranks need {needed >> 20} MiB, and "
-            f"{launch.free_memory() >> 20} MiB are free; give a smaller --size or -n"
-        )
+    if settings.device == "cpu":
+        needed = 3 * ranks * settings.nbytes  # what is given, the result, and what it must be
+        asked = f"--size {size_text(settings.nbytes)}"
+        launch.check_memory(ranks, needed, asked, "--size or -n")
 
 
 def _read(file: Path) -> Trace:

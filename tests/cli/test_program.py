@@ -180,6 +180,7 @@ def test_a_program_imports_everything(monkeypatch: pytest.MonkeyPatch) -> None:
         ("bench -d flaot", "did you mean float?"),
         ("bench --vs glou", "choose of gloo, mpich"),
         ("bench -b 1000000G -e 1000000G", "2 ranks need 2048000000 MiB at least"),
+        ("trace --size 1000000G", "2 ranks need 6144000000 MiB at least"),
         ("bench -J /no/such/place/out.json", "/no/such/place/out.json: there is no such directory"),
         ("bench -J /", "is a directory"),
         ("bench --timeout 0", "seconds above 0"),
