@@ -159,6 +159,8 @@ bool Doorman::hear(Line& line) {
         else calls_.told(line.peer, last_word_in(message.bytes));
         return received != Received::closed;
     }
+  } catch (const PeerLostError&) {
+    ended(line.peer, &line);
   } catch (const std::exception& e) {
     if (line.peer < 0) {  // nothing that it has sent is an exception: this rank is deaf
       calls_.told(rank_, {rank_text(rank_) + " cannot hear who knocks: " + e.what()});
@@ -169,6 +171,16 @@ bool Doorman::hear(Line& line) {
     if (line.stage != Line::Stage::stranger) say(line, {rank_text(rank_) + ": " + e.what()});
   }
   return false;
+}
+
+// A peer has ended before it was met over this line, or before there was one. Where there is
+// another, that one tells how it ended, and may have its last word.
+void Doorman::ended(int peer, const Line* over) const {
+  const auto tells = [&](const Line& l) {
+    return &l != over && l.peer == peer && l.stage != Line::Stage::stranger;
+  };
+  if (std::none_of(lines_.begin(), lines_.end(), tells))
+    calls_.lost(peer, std::current_exception());
 }
 
 // Whether it is a peer. One that cannot be met learns why.
@@ -256,6 +268,8 @@ bool Doorman::run(Errand& errand) {
     greet(line, calls_.make_offer(peer));
     tell(line);
     lines_.push_back(std::move(line));
+  } catch (const PeerLostError&) {
+    ended(peer, nullptr);
   } catch (const std::exception&) {
     calls_.lost(peer, std::current_exception());
   }

@@ -77,6 +77,7 @@ class Doorman {
   void say(const Line& line, const LastWord& word) const;
   void accept_strangers();
   bool hear(Line& line);
+  void ended(int peer, const Line* over) const;
   bool greeted(Line& line, bool whole, Message& message);
   void answered(Line& line, Received received, Message& message);
   void greet(const Line& line, const Offer& offer) const;

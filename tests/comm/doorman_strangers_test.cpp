@@ -1,5 +1,6 @@
 // Whoever knocks at a doorman, or answers one, may be a stranger, another user or mistaken.
 #include <signal.h>
+#include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 
@@ -64,6 +65,41 @@ void answers_are_checked() {
       "SharedMemoryError no memory ");
   play([](const Fd& s, const Address&, Hello h) { send_with_four_fds(s, to_bytes(h)); },
        "RendezvousError the greeting of rank 1 did not arrive whole");
+}
+
+// Two that knock at each other meet twice, and one may end before the second time. What it said at
+// the first still counts. Rank 1 is played by the test.
+void a_second_meeting_that_fails_is_no_loss() {
+  for (const bool answers : {false, true}) {
+    const auto store = new_store();
+    Party zero(store, 0, 2);
+    const Address address = forged_address(*store, [](Address&) {});
+    std::optional<Fd> listener(listen_on(socket_name(address.socket)));
+    const Fd file(::eventfd(101, EFD_CLOEXEC | EFD_NONBLOCK));
+    Hello hello = my_hello(some_terms(), address.session, 2, 1, 0);
+    const std::string offer = "from 1";
+    hello.offer_bytes = uint32_t(offer.size());
+    const auto accept = [&] {
+      pollfd watched{listener->get(), POLLIN, 0};
+      CHECK(readable({&watched, 1}, kLong));
+      return std::move(*accept_from(*listener));
+    };
+    zero.doorman->knock_at(1);
+    const Fd first = accept();
+    Message greeting;
+    CHECK(receive_from(first, greeting) == Received::message);
+    send_message(first, to_bytes(hello) + offer, file.get());
+    zero.wait_met(1);
+    zero.doorman->knock_at(1);
+    if (answers) accept();  // and hangs up
+    else listener.reset();
+    std::this_thread::sleep_for(Milliseconds(50));
+    send_message(first, std::string("\0rank 1: enough", 15), -1);
+    CHECK_EQ(zero.told(1), std::string("rank 1: enough"));
+    zero.check_nothing_lost();
+    ::shutdown(first.get(), SHUT_RDWR);
+    CHECK_EQ(zero.lost(1), std::string("gone"));
+  }
 }
 
 // None of these is met, or does harm; the last is a real rank.
@@ -219,6 +255,7 @@ int main() {
   for (int round = 0; round < 3; ++round) {
     const int fds = open_files();
     answers_are_checked();
+    a_second_meeting_that_fails_is_no_loss();
     strangers_are_sent_away();
     incomplete_greetings_are_answered();
     other_users_are_sent_away();
