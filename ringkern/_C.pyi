@@ -3,6 +3,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Backend
 
 torch_version: str
 version: str
@@ -53,6 +54,9 @@ def make_backend(
     in_rank_order: bool,
     wide: bool,
     tables: dict[str, WayLists],
+    host_of: list[int] = ...,
+    host_names: list[str] = ...,
+    engine: Callable[[str, list[int]], Backend] | None = None,
 ) -> dist.distributed_c10d.Backend: ...
 def close_backends(patience_s: float) -> None: ...
 def quick_all_reduce(
@@ -166,6 +170,58 @@ class Communicator:
         wide: bool = False,
     ) -> list[int]: ...
     def record_all_reduce(self, tensor: torch.Tensor, protocol: str) -> list[TimedRow]: ...
+    def table(self, device: str) -> WayLists: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def timeout_s(self) -> float: ...
+    def abort(self, reason: str) -> None: ...
+    def close(self, patience_s: float = -1.0) -> None: ...
+
+class HostsCommunicator:
+    def __init__(
+        self,
+        store: dist.Store,
+        name: str,
+        rank: int,
+        host_of: list[int],
+        host_names: list[str],
+        timeout_s: float,
+        engine: Callable[[str, list[int]], Backend],
+    ) -> None: ...
+    def set_table(self, device: str, lists: WayLists) -> None: ...
+    def all_reduce(
+        self,
+        tensor: torch.Tensor,
+        op: dist.ReduceOp | dist.ReduceOp.RedOpType,
+        algorithm: str,
+        protocol: str,
+        in_rank_order: bool,
+        wide: bool,
+        async_op: bool,
+    ) -> dist.Work | None: ...
+    def reduce_scatter(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        op: dist.ReduceOp | dist.ReduceOp.RedOpType,
+        protocol: str,
+        async_op: bool,
+    ) -> dist.Work | None: ...
+    def all_gather(
+        self, output: torch.Tensor, input: torch.Tensor, protocol: str, async_op: bool
+    ) -> dist.Work | None: ...
+    def time_all_reduce(
+        self,
+        tensor: torch.Tensor,
+        calls: int,
+        algorithm: str = "auto",
+        protocol: str = "auto",
+        in_rank_order: bool = False,
+        wide: bool = False,
+    ) -> list[int]: ...
     def table(self, device: str) -> WayLists: ...
     @property
     def rank(self) -> int: ...

@@ -14,6 +14,7 @@ The collectives themselves are in C++ (``csrc/torch/backend.h``); torch calls th
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
@@ -23,40 +24,87 @@ import ringkern_autoload
 from . import _C, news, recorder, tuner
 from .arguments import way_asked
 from .config import timeout_seconds
+from .hosts import Hosts, engine_maker, engine_names, find, is_of_one_process
+
+
+@dataclass(frozen=True)
+class Options:
+    """``pg_options`` of ``init_process_group`` and ``new_group``.
+
+    >>> import torch.distributed as dist
+    >>> from ringkern.backend import Options
+    >>> over_gloo = Options(inter_host="gloo")  # dist.new_group(backend="ringkern", pg_options=...)
+
+    Attributes:
+        inter_host: what joins the hosts of a group on several, as for
+            :class:`ringkern.Communicator`.
+
+    Raises:
+        ValueError: there is no such ``inter_host``.
+    """
+
+    inter_host: str | None = None
+
+    def __post_init__(self) -> None:
+        engine_names(self.inter_host)
 
 
 def create(options: Any, backend_options: object = None) -> dist.distributed_c10d.Backend:
     """A rank's part of a process group, as ``init_process_group`` and ``new_group`` ask for it.
 
+    Waits until all ranks of the group are here, if they are more than one.
+
     Args:
         options: torch's ``_DistributedBackendOptions``: store, place in the group, timeout.
-        backend_options: the caller's ``pg_options``; ringkern has none.
+        backend_options: the caller's ``pg_options``: :class:`Options`, or ``None``.
 
     Raises:
-        TypeError: ``backend_options`` are given.
-        ValueError: the timeout is not positive.
+        TypeError: ``backend_options`` are something else.
+        ValueError: the timeout is not positive; there is no such ``inter_host``.
+        RendezvousError: a rank of the group did not come within the timeout.
     """
-    if backend_options is not None:
-        raise TypeError(
-            f"pg_options is {type(backend_options).__name__}; the backend 'ringkern' has no "
-            "options: leave it out. RINGKERN_ALGORITHM, RINGKERN_PROTOCOL, RINGKERN_DETERMINISTIC "
-            "and RINGKERN_ACCUMULATE in the environment are for all its calls"
-        )
-    size = options.group_size
+    inter_host = _inter_host(backend_options)
+    size, rank = options.group_size, options.group_rank
     name = f"backend/{options.group_id}"
     ranks = options.global_ranks_in_group  # none: of the default group
     recorder.remember_group(name, "undefined" if ranks else "default_pg", ranks or range(size))
     news.start()
+    seconds = timeout_seconds(options.timeout)
+    hosts: Hosts | None = None
+    several: dict[str, Any] = {}
+    if size > 1 and not is_of_one_process(options.store):
+        hosts = find(options.store, name, rank, size, seconds)
+    if hosts is not None and hosts.count > 1:
+        several = {
+            "host_of": list(hosts.host_of),
+            "host_names": list(hosts.names),
+            "engine": engine_maker(inter_host, options.store, name, rank, size, seconds),
+        }
+    in_a_ring = size if hosts is None else len(hosts.ranks_on(hosts.host_of[rank]))
     return _C.make_backend(
         options.store,
         name,
-        options.group_rank,
+        rank,
         size,
         ranks,
-        timeout_seconds(options.timeout),
+        seconds,
         *way_asked("auto", "auto", "auto", "auto"),
-        {device: tuner.table(device, size) for device in tuner.DEVICES},
+        {device: tuner.table(device, in_a_ring) for device in tuner.DEVICES},
+        **several,
     )
+
+
+def _inter_host(backend_options: object) -> str | None:
+    if backend_options is None:
+        return None
+    if not isinstance(backend_options, Options):
+        raise TypeError(
+            f"pg_options is {type(backend_options).__name__}; the backend 'ringkern' has "
+            "ringkern.backend.Options: give these, or leave it out. RINGKERN_ALGORITHM, "
+            "RINGKERN_PROTOCOL, RINGKERN_DETERMINISTIC and RINGKERN_ACCUMULATE in the environment "
+            "are for all its calls"
+        )
+    return backend_options.inter_host
 
 
 ringkern_autoload.register()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -16,38 +18,46 @@ import torch.distributed as dist
 from . import _C, news, recorder, tuner
 from .arguments import Op, SupportsDLPack, as_tensor, protocol_name, reduce_op, way_asked
 from .config import config, timeout_seconds
-from .errors import CommUsageError
+from .errors import CommAbortedError, CommUsageError, RendezvousError
+from .hosts import Hosts, Search, engine_maker, engine_names, is_of_one_process, one_host
 
 if TYPE_CHECKING:
     from .explain import Explanation
 
 
 class Communicator:
-    """A ring over the ranks of a process group.
+    """A ring over the ranks of a process group; a ring on each host, where they are on several.
 
     Most programs never make one: :func:`ringkern.ring_all_reduce` makes and keeps one for each
     group. All ranks of the group make theirs in the same order, and make the same calls in the same
-    order. The neighbours are found on the first call with a tensor of a device, not here. Usable as
-    a context manager, which closes it.
+    order. The others are found on the first call, which waits until all ranks have made theirs, and
+    not here. Usable as a context manager, which closes it.
 
     Args:
         group: the process group whose ranks form the ring; ``None``: the default group. Any
-            backend: only its store is used, and only to find the neighbours.
+            backend: only its store is used.
         timeout: how long a rank waits for a neighbour before it raises
             :class:`~ringkern.errors.CollectiveTimeoutError`; ``None``: ``RINGKERN_TIMEOUT``, or
             600 s.
+        inter_host: what joins the hosts, if the ranks are on several: a backend of
+            torch.distributed, as ``"gloo"``, ``"nccl"``, ``"mpi"``, ``"ucc"``, or one for each
+            device, as ``"cpu:gloo,cuda:nccl"``; ``None``: ``RINGKERN_INTER_HOST``, or that.
 
     Raises:
         CommUsageError: torch.distributed is not initialised.
-        ValueError: this rank is not a member of ``group``; the timeout is not positive.
+        ValueError: this rank is not a member of ``group``; the timeout is not positive; there is no
+            such ``inter_host``.
     """
 
     def __init__(
-        self, group: dist.ProcessGroup | None = None, *, timeout: timedelta | None = None
+        self,
+        group: dist.ProcessGroup | None = None,
+        *,
+        timeout: timedelta | None = None,
+        inter_host: str | None = None,
     ) -> None:
-        place = _place_untraced if torch.compiler.is_compiling() else _place
-        store, rank, size, name = place(group)
-        self._open(store, rank, size, name, timeout)
+        make = _make_untraced if torch.compiler.is_compiling() else _make
+        make(self, group, timeout, inter_host)
 
     @classmethod
     def from_store(
@@ -58,6 +68,7 @@ class Communicator:
         *,
         name: str = "ringkern",
         timeout: timedelta | None = None,
+        inter_host: str | None = None,
     ) -> Communicator:
         """A ring without a process group.
 
@@ -66,20 +77,117 @@ class Communicator:
             rank: this rank, from 0 to ``size - 1``.
             size: number of ranks.
             name: the same on all ranks; two rings over one store at the same time differ in it.
-            timeout: as for :class:`Communicator`.
+            timeout, inter_host: as for :class:`Communicator`.
         """
         self = cls.__new__(cls)
-        self._open(store, rank, size, name, timeout)
+        self._open(store, rank, size, name, timeout, inter_host)
         return self
 
     def _open(
-        self, store: dist.Store, rank: int, size: int, name: str, timeout: timedelta | None
+        self,
+        store: dist.Store,
+        rank: int,
+        size: int,
+        name: str,
+        timeout: timedelta | None,
+        inter_host: str | None,
     ) -> None:
-        self._c = _C.Communicator(store, name, rank, size, timeout_seconds(timeout))
-        for device in tuner.DEVICES:
-            self._c.set_table(device, tuner.table(device, size))
+        if inter_host is not None:
+            engine_names(inter_host)
+        seconds = timeout_seconds(timeout)
+        # A ring. If the first call finds the ranks on several hosts, another takes its place.
+        self._c: _C.Communicator | _C.HostsCommunicator
+        self._c = _C.Communicator(store, name, rank, size, seconds)
+        _set_tables(self._c, size)
+        self._hosts = one_host(size)
+        self._ended: str | None = None  # why, if it was aborted or closed
+        self._settling = threading.Lock()
+        self._place = _Place(store, name, seconds, inter_host)
+        # Until the hosts are known; ranks of one process are on one.
+        self._search: Search | None = None
+        if size > 1 and not is_of_one_process(store):
+            self._search = Search(store, name, rank, size, seconds)
         open_rings.add(self)
         news.start()
+
+    def _settled(self, collective: str = "", *args: Any) -> _C.Communicator | _C.HostsCommunicator:
+        """What makes this rank's calls: once the hosts are known, for which the first one waits.
+
+        Args:
+            collective, args: the call that is to be made, which is checked before anybody is waited
+                for.
+
+        Raises:
+            RendezvousError: a rank did not come, or ranks do not fit together; what is wrong with
+                the call.
+        """
+        if self._search is not None:
+            settle = _settle_untraced if torch.compiler.is_compiling() else _settle
+            settle(self, collective, *args)
+        return self._c
+
+    def _settle(self, collective: str, *args: Any) -> None:
+        with self._settling:
+            search = self._search
+            if search is None or self._ended is not None or not search.is_of_this_process:
+                return  # what there is raises what is to be raised
+            try:
+                if (found := search.look()) is None:
+                    self._check(collective, *args)
+                    found = search.wait()
+            except RendezvousError as error:
+                if self._ended is None:
+                    self._c.abort(str(error))
+                    self._search = None
+                    raise
+                return
+            self._hosts = found
+            if found.count > 1:
+                self._c = self._over(found)
+                if self._ended is not None:  # meanwhile
+                    self._c.abort(self._ended)
+            self._search = None
+
+    def _check(self, collective: str, *args: Any) -> None:
+        """Raises what is wrong with a call; by one that is aborted, which looks at nothing else."""
+        if not collective:
+            return
+        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        counted = tuple(tensor for tensor in tensors if not tensor.is_inference())
+        aborted = _C.Communicator(dist.HashStore(), "", self.rank, self.size, 1.0)
+        aborted.abort("")
+        # It changes nothing, so it must not count as a change for autograd.
+        unchanged = torch.autograd._unsafe_preserve_version_counter(counted)
+        with unchanged, contextlib.suppress(CommAbortedError):
+            getattr(aborted, collective)(*args, False)
+
+    def _over(self, found: Hosts) -> _C.HostsCommunicator:
+        """The communicator over several hosts."""
+        place, rank, size = self._place, self.rank, self.size
+        engine = engine_maker(
+            place.inter_host, place.store, place.name, rank, size, place.timeout_s
+        )
+        made = _C.HostsCommunicator(
+            place.store,
+            place.name,
+            rank,
+            list(found.host_of),
+            list(found.names),
+            place.timeout_s,
+            engine,
+        )
+        _set_tables(made, len(found.ranks_on(found.host_of[rank])))
+        return made
+
+    @property
+    def hosts(self) -> Hosts:
+        """On which hosts the ranks are. As the first call, waits until all ranks are there.
+
+        Raises:
+            RendezvousError: a rank did not come within the timeout.
+        """
+        self._settled()
+        return self._hosts
 
     @property
     def rank(self) -> int:
@@ -105,7 +213,9 @@ class Communicator:
         """See :func:`ringkern.ring_all_reduce`."""
         tensor = as_tensor(tensor, "tensor", written=True)
         way = way_asked(algorithm, protocol, deterministic, accumulate)
-        return self._c.all_reduce(tensor, reduce_op(op), *way, async_op)
+        call = (tensor, reduce_op(op), *way)
+        c = self._c if self._search is None else self._settled("all_reduce", *call)
+        return c.all_reduce(*call, async_op)
 
     def reduce_scatter(
         self,
@@ -119,9 +229,9 @@ class Communicator:
         """See :func:`ringkern.ring_reduce_scatter`."""
         output = as_tensor(output, "output", written=True)
         input = as_tensor(input, "input", written=False)
-        return self._c.reduce_scatter(
-            output, input, reduce_op(op), protocol_name(protocol), async_op
-        )
+        call = (output, input, reduce_op(op), protocol_name(protocol))
+        c = self._c if self._search is None else self._settled("reduce_scatter", *call)
+        return c.reduce_scatter(*call, async_op)
 
     def all_gather(
         self,
@@ -134,7 +244,9 @@ class Communicator:
         """See :func:`ringkern.ring_all_gather`."""
         output = as_tensor(output, "output", written=True)
         input = as_tensor(input, "input", written=False)
-        return self._c.all_gather(output, input, protocol_name(protocol), async_op)
+        call = (output, input, protocol_name(protocol))
+        c = self._c if self._search is None else self._settled("all_gather", *call)
+        return c.all_gather(*call, async_op)
 
     def explain(
         self,
@@ -192,7 +304,14 @@ class Communicator:
         its calls raise CommAbortedError, which quotes ``reason``, or whatever made it unusable
         before. Close it, and make another one over the same group to go on.
         """
+        self._end(f"aborted: {reason}")
         self._c.abort(reason)
+
+    def _end(self, reason: str) -> None:
+        """Ends the search for hosts, if there is still one."""
+        self._ended = reason  # first: who has searched will see it, or leave what is to be aborted
+        if (search := self._search) is not None:
+            search.stop(reason)
 
     def close(self) -> None:
         """Finishes the calls that were made, then gives memory, descriptors and thread back.
@@ -200,6 +319,7 @@ class Communicator:
         Any number of times, and also where it has failed, which raises nothing. A later call raises
         :class:`~ringkern.errors.CommUsageError`.
         """
+        self._end("closed")
         self._c.close()
         open_rings.discard(self)
 
@@ -218,7 +338,34 @@ class Communicator:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<ringkern.Communicator rank {self.rank} of {self.size}>"
+        where = f", on host {self._hosts.name_of(self.rank)}" if self._hosts.count > 1 else ""
+        return f"<ringkern.Communicator rank {self.rank} of {self.size}{where}>"
+
+
+@dataclass(frozen=True)
+class _Place:
+    """What a communicator is made with."""
+
+    store: dist.Store
+    name: str
+    timeout_s: float
+    inter_host: str | None
+
+
+def _set_tables(c: _C.Communicator | _C.HostsCommunicator, ranks: int) -> None:
+    """Of so many ranks in a ring."""
+    for device in tuner.DEVICES:
+        c.set_table(device, tuner.table(device, ranks))
+
+
+def _make(
+    communicator: Communicator,
+    group: dist.ProcessGroup | None,
+    timeout: timedelta | None,
+    inter_host: str | None,
+) -> None:
+    store, rank, size, name = _place(group)
+    communicator._open(store, rank, size, name, timeout, inter_host)
 
 
 # What is closed at exit: communicators, and the rings of ``local``. Weak: one that nobody holds
@@ -243,6 +390,10 @@ def _place(group: dist.ProcessGroup | None) -> tuple[dist.Store, int, int, str]:
     return group.get_group_store(), group.rank(), group.size(), name
 
 
+def _settle(communicator: Communicator, *call: Any) -> None:
+    communicator._settle(*call)
+
+
 def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
     """``function``, before which torch.compile ends a graph. To be called only while it traces."""
     # Not torch.compiler.disable: it imports the compiler, a second that most programs do not need.
@@ -251,7 +402,8 @@ def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # A store cannot be traced by torch.compile, which would be an error and no graph break.
-_place_untraced: Callable[..., tuple[dist.Store, int, int, str]] = untraced(_place)
+_make_untraced: Callable[..., None] = untraced(_make)
+_settle_untraced: Callable[..., None] = untraced(_settle)
 
 
 def resolve_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
@@ -283,8 +435,8 @@ def communicator_for(group: dist.ProcessGroup | None) -> Communicator:
             found = _by_group.get(resolved)
             if found is None:
                 found = _by_group[resolved] = Communicator(resolved)
-    if config.leaves_all_open:
-        _C.remember(resolved, found._c)
+    if config.leaves_all_open and isinstance(c := found._c, _C.Communicator):
+        _C.remember(resolved, c)
     return found
 
 
@@ -296,6 +448,8 @@ _PATIENCE_AT_EXIT_S = 5.0
 def _close_all() -> None:
     try:
         for ring in list(open_rings):
+            if isinstance(ring, Communicator):
+                ring._end("the program ends")
             ring._c.close(_PATIENCE_AT_EXIT_S)
         _C.close_backends(_PATIENCE_AT_EXIT_S)
     finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -24,8 +25,13 @@ DETERMINISTIC = ("auto", "run_to_run", "size_invariant")
 # What partial sums of a small float are rounded to.
 ACCUMULATE = ("auto", "dtype", "float32")
 
+# What joins hosts, unless somebody says otherwise.
+ENGINES = {"cpu": "gloo", "cuda": "nccl"}
+
 # A wait is counted in milliseconds.
 SHORTEST_TIMEOUT_S = 0.001
+# Characters of a name that is to fit into errors.
+LONGEST_HOST = 64
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,8 @@ class Config:
     dump_dir: Path | None = None
     deterministic: str = "auto"
     accumulate: str = "auto"
+    host: str = ""
+    inter_host: str | None = None
 
     @property
     def leaves_all_open(self) -> bool:
@@ -99,6 +107,45 @@ def _dump_dir(text: str) -> Path:
     return Path(text).absolute()  # a program may go elsewhere before it fails
 
 
+def _host(text: str) -> str:
+    if not 0 < len(text) <= LONGEST_HOST or not re.fullmatch(r"[!-~]*", text):
+        raise ValueError(
+            f"RINGKERN_HOST={text!r}: give a name of 1 to {LONGEST_HOST} ASCII characters without "
+            "spaces, or unset it"
+        )
+    return text
+
+
+def engines(what: str, text: str) -> dict[str, str]:
+    """For each device what joins hosts, of ``"gloo"`` or ``"cpu:gloo,cuda:nccl"``; lower case.
+
+    Args:
+        what: of whom to say that ``text`` is wrong.
+        text: a name, for both devices, or one for each; a device that it does not name keeps its
+            usual engine.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    found: dict[str, str] = {}
+    for part in text.lower().split(","):
+        device, colon, name = part.strip().rpartition(":")
+        devices = (device,) if colon else tuple(ENGINES)
+        known = set(devices) <= set(ENGINES) and not set(devices) & set(found)
+        if not known or not re.fullmatch(r"[a-z0-9_.-]+", name):
+            raise ValueError(
+                f"{what}={text!r}: give a backend of torch.distributed, as gloo, nccl, mpi or ucc, "
+                "or one for each device, as cpu:gloo,cuda:nccl"
+            )
+        found |= dict.fromkeys(devices, name)
+    return ENGINES | found
+
+
+def _inter_host(text: str) -> str:
+    engines("RINGKERN_INTER_HOST", text)
+    return text
+
+
 _READ_AT_IMPORT = (
     _choice(
         "RINGKERN_ALGORITHM",
@@ -136,6 +183,23 @@ _READ_AT_IMPORT = (
         "where the last calls are written, when a ring fails and on `SIGUSR2`",
         field="dump_dir",
         parse=_dump_dir,
+    ),
+    Variable(
+        "RINGKERN_HOST",
+        "",
+        "a name",
+        "of this rank's host: ranks of another name are on another host, also on one machine; not "
+        "set: a host is a machine, or a network namespace of one",
+        field="host",
+        parse=_host,
+    ),
+    Variable(
+        "RINGKERN_INTER_HOST",
+        ",".join(f"{device}:{name}" for device, name in ENGINES.items()),
+        "backends of torch.distributed, as `gloo`, or one for each device",
+        'what joins hosts, for every group that does not say `inter_host="..."`',
+        field="inter_host",
+        parse=_inter_host,
     ),
 )
 

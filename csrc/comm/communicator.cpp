@@ -76,15 +76,22 @@ void Communicator::check_callable() {
 
 bool Communicator::failed() {
   std::lock_guard lock(state_);
-  return !poisoned_.empty();
+  return poisoned_.has_value();
+}
+
+std::optional<Failure> Communicator::trouble() {
+  std::lock_guard lock(state_);
+  for (const auto& [name, ring] : rings_)
+    if (auto failure = ring.control->failure()) return failure;
+  return poisoned_;
 }
 
 void Communicator::check_healthy() {
   std::lock_guard lock(state_);
-  if (poisoned_.empty()) return;
+  if (!poisoned_) return;
   throw AbortedError("communicator '" + name_ + "' became unusable " + ago(poisoned_at_) + ": " +
-                         poisoned_,
-                     poisoned_about_);
+                         poisoned_->text,
+                     poisoned_->about);
 }
 
 void Communicator::run(const Device& device, const Task& task,
@@ -143,13 +150,15 @@ void Communicator::execute(const Device& device, const Task& task,
   try {
     last_ring_ = &ring_on(device);
   } catch (const std::exception& e) {
-    poison(e.what());
+    poison({Cause::failed, rank_, Facts{}, e.what()});
+    // It was connecting when it was given up.
+    if (const auto why = trouble(); why && why->given) throw_as(why->cause, why->text, why->about);
     throw;
   }
   last_device_ = &device;
   // The others were quicker, and this call is one of those that they failed in.
   if (const auto failure = last_ring_->control->failure(); failure && connects) {
-    poison(failure->text, failure->about);
+    poison(*failure);
     throw_as(failure->cause, failure->text, failure->about);
   }
   run_on(*last_ring_, task, before);
@@ -159,7 +168,7 @@ void Communicator::run_on(Ring& ring, const Task& task, const std::function<void
   Control& control = *ring.control;
   if (control.failed()) [[unlikely]] {  // and nobody has told this rank yet
     const auto failure = control.failure();
-    if (failure) poison(failure->text, failure->about);
+    if (failure) poison(*failure);
     check_healthy();
   }
   if (!usable_) [[unlikely]]
@@ -185,7 +194,7 @@ void Communicator::run_on(Ring& ring, const Task& task, const std::function<void
         {Cause::failed, rank_, about,
          rank_text(rank_) + " failed in seq=" + std::to_string(task.seq) + ": " + e.what()});
     ring.executor->abort();
-    poison(e.what(), about);
+    poison({Cause::failed, rank_, about, e.what()});
     throw;
   }
   control.end(task.rested ? coarse_now() : 0);
@@ -203,7 +212,7 @@ void Communicator::fail(Ring& ring, const Failure* mine, const Error& here) {
   std::optional<Failure> found = control.failure();
   if (!found) found = Failure{Cause::aborted, rank_, here.facts, here.what()};
   const Failure& first = *found;
-  poison(first.text, first.about);
+  poison(first);
   Facts about = first.about;
   if (about.seq == 0) about.seq = here.facts.seq;
   about.phase = here.facts.phase;
@@ -215,15 +224,15 @@ void Communicator::fail(Ring& ring, const Failure* mine, const Error& here) {
 }
 
 // Of all ranks, for this reason unless there was another.
-void Communicator::end_waits(Ring& ring, const std::string& reason) const {
-  ring.control->fail({Cause::aborted, rank_, Facts{rank_}, reason});
+void Communicator::end_waits(Ring& ring, const Failure& why) const {
+  ring.control->fail(why);
   ring.executor->abort();
 }
 
-bool Communicator::take_reason(const std::string& reason, const Facts& about) {
-  if (!poisoned_.empty()) return false;  // the first reason is the cause of the others
-  poisoned_ = reason;
-  poisoned_about_ = {about.rank, about.seq, ""};  // how far another rank had come says nothing
+bool Communicator::take_reason(const Failure& why) {
+  if (poisoned_) return false;  // the first reason is the cause of the others
+  poisoned_ = why;
+  poisoned_->about.phase = "";  // how far another rank had come says nothing
   poisoned_at_ = Clock::now();
   usable_ = false;
   return true;
@@ -233,24 +242,37 @@ void Communicator::tell(const std::string& reason) const {
   NewsDesk::all().post(NewsKind::failure, "communicator '" + name_ + "': " + reason);
 }
 
-void Communicator::poison(const std::string& reason, const Facts& about) {
+void Communicator::poison(const Failure& why) {
   {
     std::lock_guard lock(state_);
-    if (!take_reason(reason, about)) return;
+    if (!take_reason(why)) return;
   }
-  tell(reason);
+  tell(why.text);
 }
 
 void Communicator::abort(const std::string& reason) {
+  end_all({Cause::aborted, rank_, Facts{rank_}, "aborted by " + rank_text(rank_) + ": " + reason});
+}
+
+void Communicator::give_up(const Failure& why) {
+  Failure given = why;
+  given.given = true;
+  end_all(std::move(given));
+}
+
+void Communicator::end_all(Failure why) {
   if (forked()) return;
-  const std::string text = "aborted by " + rank_text(rank_) + ": " + reason;
   bool first;
   {
     std::lock_guard lock(state_);
-    first = take_reason(text, Facts{rank_});
-    for (auto& [name, ring] : rings_) end_waits(ring, text);
+    for (auto& [name, ring] : rings_) end_waits(ring, why);
+    // Where a ring had failed already, its ranks say that; so does this one.
+    for (auto& [name, ring] : rings_)
+      if (auto earlier = ring.control->failure()) why = *std::move(earlier);
+    first = take_reason(why);
   }
-  if (first) tell(text);  // when the rings are known to have failed: whoever hears may look at them
+  // When the rings are known to have failed: whoever hears may look at them.
+  if (first) tell(why.text);
 }
 
 }  // namespace ringkern

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "comm/ports.h"
@@ -51,6 +52,8 @@ class Communicator {
   void run_async(const Device& device, const Task& task,
                  std::function<void(std::exception_ptr)> done,
                  std::function<void()> before = nullptr);
+  // Throws where no call can be made: in a forked child, closed, failed.
+  void check_callable();
   // Whether a call on this device would find its neighbours at once.
   bool connected(const Device& device);
   // What calls there are chosen from; before the ranks are connected, as far as this rank knows.
@@ -59,8 +62,15 @@ class Communicator {
   // Ends every wait of this rank and, hop by hop, of the whole ring. Any thread, any number of
   // times.
   void abort(const std::string& reason);
+  // The same for a reason that lies outside this ring, and is given to it: all its ranks raise the
+  // class that `why.cause` stands for, with its text, unless they have failed for another one; ranks
+  // that are just connecting, a RendezvousError that quotes it.
+  void give_up(const Failure& why);
   // Whether it was aborted or has failed, and is unusable therefore.
   bool failed();
+  // Why, as far as this rank can see, whether or not it makes a call: what the ranks of a ring have
+  // written on their pages, or what this rank has failed for. Takes a lock that nobody holds long.
+  std::optional<Failure> trouble();
   // Finishes what was called, then gives everything back; what has not finished after `patience` is
   // aborted. Any number of times.
   void close(Milliseconds patience = Milliseconds::max());
@@ -84,19 +94,19 @@ class Communicator {
     WayTable ways;
   };
 
-  void check_callable();  // not in a forked child, not closed, not failed
-  void check_healthy();   // not failed
+  void check_healthy();  // not failed
   // A call on a ring that is there; what it throws makes this communicator unusable.
   void run_on(Ring& ring, const Task& task, const std::function<void()>& before = nullptr);
   [[noreturn]] void fail(Ring& ring, const Failure* mine, const Error& here);
-  void end_waits(Ring& ring, const std::string& reason) const;
+  void end_waits(Ring& ring, const Failure& why) const;
   void execute(const Device& device, const Task& task,
                const std::function<void()>& before = nullptr);
   Ring& ring_on(const Device& device);
   Ring connect(const Device& device);
   void dissolve(Ring& ring, Milliseconds patience) const;
-  void poison(const std::string& reason, const Facts& about = {});  // the first reason stays
-  bool take_reason(const std::string& reason, const Facts& about);  // with the lock; if the first
+  void poison(const Failure& why);       // the first reason stays
+  bool take_reason(const Failure& why);  // with the lock; if the first
+  void end_all(Failure why);             // all waits on all rings
   void tell(const std::string& reason) const;
   bool forked() const;
 
@@ -114,8 +124,7 @@ class Communicator {
   Ring* last_ring_ = nullptr;
   std::mutex state_;  // guards what follows; never held while a collective runs
   std::map<std::string, Ring> rings_;
-  std::string poisoned_;  // why this communicator is unusable; empty while it is not
-  Facts poisoned_about_;
+  std::optional<Failure> poisoned_;  // why this communicator is unusable
   Clock::time_point poisoned_at_;
   bool closed_ = false;
   std::unique_ptr<Worker> worker_;

@@ -13,6 +13,8 @@ namespace ringkern {
 namespace {
 
 constexpr size_t kMostText = 2000, kMostPhase = 100, kMostPlace = 64;
+// Of ranks of whatever this ring is a part of: its size is not known here.
+constexpr int kMostNumbered = 1 << 24;
 
 template <class T>
 T load(const T& word, std::memory_order order = std::memory_order_relaxed) {
@@ -48,8 +50,8 @@ struct Control::Page {
   };
   alignas(kCacheLine) Probe probe;
   struct Reason {
-    uint32_t cause;
-    int32_t rank;
+    uint32_t cause, given;
+    int32_t rank, reporter;
     uint64_t seq;
     char phase[kMostPhase];
     char text[kMostText];
@@ -155,7 +157,9 @@ bool Control::fail(const Failure& f) {
   if (failed()) return false;
   Page::Reason& mine = pages_[size_t(rank)]->reason;
   if (mine.cause == 0) {
+    mine.given = f.given;
     mine.rank = f.about.rank;
+    mine.reporter = f.reporter;
     mine.seq = f.about.seq;
     write_text(mine.phase, f.about.phase);
     write_text(mine.text, f.text);
@@ -172,9 +176,11 @@ std::optional<Failure> Control::failure() const {
   const Page::Reason reason = pages_[size_t(first) - 1]->reason;
   Failure f;
   f.cause = reason.cause <= uint32_t(Cause::failed) ? Cause(reason.cause) : Cause::failed;
-  f.reporter = int(first) - 1;
-  f.about = {reason.rank >= 0 && reason.rank < ranks ? reason.rank : -1, reason.seq,
-             read_text(reason.phase)};
+  f.given = reason.given != 0;
+  const int most = f.given ? kMostNumbered : ranks;
+  const auto number = [&](int it) { return it >= 0 && it < most ? it : -1; };
+  f.reporter = f.given ? number(reason.reporter) : int(first) - 1;
+  f.about = {number(reason.rank), reason.seq, read_text(reason.phase)};
   f.text = read_text(reason.text);
   return f;
 }

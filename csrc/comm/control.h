@@ -26,6 +26,8 @@ struct Failure {
   int reporter = -1;  // the rank that says so
   Facts about;        // the phase is the reporter's
   std::string text;
+  // Not seen on this ring, but brought to it (Communicator::give_up): the ranks are not the ring's.
+  bool given = false;
 };
 // The same on every rank: as the error of this class.
 [[noreturn]] void throw_as(Cause cause, const std::string& text, Facts about);

@@ -94,7 +94,7 @@ Communicator::Ring& Communicator::ring_on(const Device& device) {
   {
     Ring fresh = connect(device);
     std::lock_guard lock(state_);
-    if (!poisoned_.empty()) end_waits(fresh, poisoned_);  // the others do not know yet
+    if (poisoned_) end_waits(fresh, *poisoned_);  // the others do not know yet
     ring = &rings_.emplace(device.name, std::move(fresh)).first->second;
   }
   ring->watch->meet(ring->neighbours);
@@ -120,7 +120,7 @@ Communicator::Ring Communicator::connect(const Device& device) {
     ring.watch = std::make_unique<Watch>(
         Watched{name_, device.name, timeout_, ring.control.get(),
                 [this, executor = ring.executor.get()](const Failure& failure) {
-                  poison(failure.text, failure.about);
+                  poison(failure);
                   executor->abort();
                 },
                 key});

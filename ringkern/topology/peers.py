@@ -23,7 +23,7 @@ from .graph import Machine, bus_id
 if TYPE_CHECKING:
     from ..fabric import Fabric
 
-VERSION = 1
+VERSION = 2
 # Of one peer's JSON: room for the numbers of some thousands of cores.
 MAX_BYTES = 1 << 16
 MAX_TEXT = 256
@@ -60,6 +60,8 @@ class Peer:
         numa: number of the NUMA node of the device, or in which the process may run; -1: not
             known, or in several.
         cores: logical CPUs on which the process may run.
+        network_namespace: inode of the process's network namespace; 0: not known.
+        named: how the rank's user calls its host, with ``RINGKERN_HOST``; "" where that is not set.
     """
 
     rank: int
@@ -73,6 +75,8 @@ class Peer:
     bus_id: str = ""
     numa: int = -1
     cores: tuple[int, ...] = ()
+    network_namespace: int = 0
+    named: str = ""
 
     def to_json(self) -> str:
         """For :meth:`from_json`."""
@@ -125,6 +129,26 @@ class Peer:
         """What ranks of one host have in common, which is the boot id, else the host's name."""
         return self.boot_id or self.host
 
+    @property
+    def memory_key(self) -> str:
+        """What ranks have in common that are to share memory: a name, else machine and network.
+
+        Ranks meet at Unix sockets, which do not cross network namespaces.
+        """
+        if self.named:
+            return f"named {self.named}"
+        return f"on {self.host_key} in {self.network_namespace}"
+
+    def apart_from(self, other: Peer) -> str:
+        """Why the two cannot share memory, as far as that is known, in words; "" where they can."""
+        for what, mine, theirs in (
+            ("boot id", self.boot_id, other.boot_id),
+            ("network namespace", self.network_namespace, other.network_namespace),
+        ):
+            if mine and theirs and mine != theirs:
+                return f"{what} {theirs} of {other.host}, {mine} of {self.host}"
+        return ""
+
     def shares_device(self, other: Peer) -> bool:
         """Whether the other rank uses the same GPU: by what it is, not by how a process counts."""
         if "cpu" in (self.device, other.device) or self.host_key != other.host_key:
@@ -173,6 +197,7 @@ def describe_self(
     index: int = 0,
     uuid: str = "",
     bus: str = "",
+    named: str = "",
     sys_root: str | Path = "/sys",
     proc_root: str | Path = "/proc",
 ) -> Peer:
@@ -182,20 +207,17 @@ def describe_self(
         rank: its number.
         device, index: as in :class:`Peer`.
         uuid, bus: of the GPU, as CUDA or torch tells them, in any spelling of a bus id.
+        named: as in :class:`Peer`.
         sys_root, proc_root: where the kernel describes the machine and this process.
     """
     bus = bus_id(bus) if bus else ""
     proc = Path(proc_root)
-    try:
-        namespace = (proc / "self/ns/pid").stat().st_ino
-    except OSError:
-        namespace = 0
     allowed = tuple(sorted(os.sched_getaffinity(0)))
     return Peer(
         rank=rank,
         host=socket.gethostname()[:MAX_TEXT],
         boot_id=linux.text(proc / "sys/kernel/random/boot_id")[:MAX_TEXT],
-        pid_namespace=namespace,
+        pid_namespace=_namespace(proc, "pid"),
         pid=os.getpid(),
         device=device,
         index=index,
@@ -203,7 +225,17 @@ def describe_self(
         bus_id=bus,
         numa=_numa(Path(sys_root), bus, allowed),
         cores=allowed,
+        network_namespace=_namespace(proc, "net"),
+        named=named,
     )
+
+
+def _namespace(proc: Path, kind: str) -> int:
+    """Inode of this process's namespace of that kind; 0: not known."""
+    try:
+        return (proc / "self/ns" / kind).stat().st_ino
+    except OSError:
+        return 0
 
 
 def _numa(root: Path, bus: str, allowed: tuple[int, ...]) -> int:

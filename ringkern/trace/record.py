@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timezone
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import torch
 import torch.distributed as dist
@@ -69,6 +69,12 @@ def record(
     ranks = communicator.size
     if ranks < 2:
         raise ValueError("a ring of one rank sends nothing; trace 2 ranks or more")
+    if (hosts := communicator.hosts).count > 1:
+        raise ValueError(
+            f"the ranks are on {hosts.count} hosts, and a trace is of one ring: give a group of "
+            "ranks of one host"
+        )
+    ring = cast(_C.Communicator, communicator._c)
     given, expected = exact.all_reduce("sum", element, communicator.rank, ranks, count)
     given = given.to(device)
     tensor, together = torch.empty_like(given), torch.zeros(1, device=device)
@@ -76,7 +82,7 @@ def record(
     for call in range(warmup + repeats):
         tensor.copy_(given)
         communicator.all_reduce(together)
-        rows = communicator._c.record_all_reduce(tensor, protocol)
+        rows = ring.record_all_reduce(tensor, protocol)
         if wrong := exact.differences(tensor.cpu(), expected):
             raise RuntimeError(f"{wrong} of {count} elements of the traced all-reduce are wrong")
         if call >= warmup:

@@ -4,103 +4,15 @@
 
 #include <unistd.h>
 
-#include <functional>
 #include <latch>
-#include <memory>
-#include <thread>
-#include <vector>
 
-#include "check.h"
-#include "comm/communicator.h"
-#include "comm/memory_store.h"
 #include "comm/story.h"
+#include "comm/waiting_ranks.h"
 
 using namespace ringkern;
 using namespace ringkern::test;
 
 namespace {
-
-constexpr Milliseconds kLong{20000};
-
-std::atomic<int> in_a_wait{0};
-
-// A call lasts until it is aborted; an empty one, or one that is enqueued, no time.
-struct FakeExecutor final : Executor {
-  explicit FakeExecutor(bool enqueues) : enqueues_(enqueues) {}
-  void run(const Task& task) override {
-    if (enqueues_ || task.count == 0) return;
-    ++in_a_wait;
-    while (!aborted_) std::this_thread::sleep_for(Milliseconds(1));
-    throw AbortedError("rank ? waited.", {1, task.seq, "waited"});
-  }
-  bool enqueues() const override { return enqueues_; }
-  void abort() override { aborted_ = true; }
-  const bool enqueues_;
-  std::atomic<bool> aborted_{false};
-};
-
-struct FakeTransport final : Transport {
-  void* mine() override { return &memory_; }
-  Offer offer() override { return {"some bytes"}; }
-  void* map(const Offer& offer, int) override {
-    CHECK_EQ(offer.bytes, std::string("some bytes"));
-    CHECK_EQ(offer.fd, -1);  // the control page is the communicator's
-    return &memory_;
-  }
-  int memory_ = 0;
-};
-
-struct Rank {
-  Rank(const std::shared_ptr<Store>& store, int rank, int ranks, bool enqueues = false)
-      : comm(store, "group", rank, ranks, kLong) {
-    device.name = "cpu";
-    device.make_transport = [] { return std::make_unique<FakeTransport>(); };
-    device.make_executor = [=](const Segments&) {
-      return std::make_unique<FakeExecutor>(enqueues);
-    };
-  }
-  // A call that ends at once.
-  void pass() { comm.run(device, Task{}); }
-  void wait(int64_t count, DType dtype = DType::f32, Op op = Op::sum, bool wide = false) {
-    Task task;
-    task.count = count;
-    task.reduction = Reduction::of(op, dtype, comm.ranks(), /*factor=*/1.0, wide);
-    comm.run(device, task);
-  }
-
-  Device device;
-  Communicator comm;
-};
-
-// One thread a rank; what each threw.
-std::vector<std::string> on_ranks(int ranks, const std::function<void(Rank&)>& body,
-                                  bool enqueues = false) {
-  const auto store = std::make_shared<MemoryStore>();
-  std::vector<std::unique_ptr<Rank>> all;
-  for (int r = 0; r < ranks; ++r) all.push_back(std::make_unique<Rank>(store, r, ranks, enqueues));
-  std::vector<std::string> texts(static_cast<size_t>(ranks));
-  std::vector<std::thread> threads;
-  for (int r = 0; r < ranks; ++r)
-    threads.emplace_back([&, r] {
-      const auto note = [&](const std::string& kind, const Error& e) {
-        texts[size_t(r)] = kind + " " + std::to_string(e.facts.rank) + " " +
-                           std::to_string(e.facts.seq) + ": " + e.what();
-      };
-      try {
-        body(*all[size_t(r)]);
-      } catch (const PeerLostError& e) {
-        note("PeerLostError", e);
-      } catch (const MismatchError& e) {
-        note("MismatchError", e);
-      } catch (const TimeoutError& e) {
-        note("TimeoutError", e);
-      } catch (const AbortedError& e) {
-        note("AbortedError", e);
-      }
-    });
-  for (std::thread& thread : threads) thread.join();
-  return texts;
-}
 
 // All wait in their first call, which one makes in its own way.
 void a_mismatch_names_the_field_and_the_ranks() {

@@ -1,0 +1,68 @@
+// A store that may not answer, asked by one thread; others can see whether it does.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "comm/ports.h"
+
+namespace ringkern {
+
+class AskedStore {
+ public:
+  // `connect` is called before the first question, and again after one that has thrown.
+  explicit AskedStore(std::function<std::shared_ptr<Store>()> connect)
+      : connect_(std::move(connect)) {}
+
+  // These throw what the store does, and block where it does.
+  int64_t add(const std::string& key, int64_t amount) {
+    return ask<int64_t>([&](Store& store) { return store.add(key, amount); });
+  }
+  void set(const std::string& key, const std::string& value) {
+    ask<bool>([&](Store& store) { return store.set(key, value), true; });
+  }
+  // What is there now.
+  std::optional<std::string> find(const std::string& key) {
+    return ask<std::optional<std::string>>([&](Store& store) -> std::optional<std::string> {
+      try {
+        return store.get(key, Milliseconds(0));
+      } catch (const TimeoutError&) {
+        return {};
+      }
+    });
+  }
+
+  // From any thread: for how long it has been asked in vain. 0 where its last question was answered.
+  Clock::duration in_vain_for() const {
+    const Clock::rep since = since_.load(std::memory_order_relaxed);
+    return since == 0 ? Clock::duration(0)
+                      : Clock::now().time_since_epoch() - Clock::duration(since);
+  }
+
+ private:
+  template <class Answer>
+  Answer ask(const std::function<Answer(Store&)>& question) {
+    Clock::rep answered = 0;
+    since_.compare_exchange_strong(answered, Clock::now().time_since_epoch().count());
+    try {
+      if (store_ == nullptr) store_ = connect_();
+      if (store_ == nullptr) throw RendezvousError("there is no store to ask");
+      Answer answer = question(*store_);
+      since_.store(0, std::memory_order_relaxed);
+      return answer;
+    } catch (...) {
+      store_ = nullptr;
+      throw;
+    }
+  }
+
+  const std::function<std::shared_ptr<Store>()> connect_;
+  std::shared_ptr<Store> store_;
+  std::atomic<Clock::rep> since_{0};  // the first question since the last answer; 0: none
+};
+
+}  // namespace ringkern

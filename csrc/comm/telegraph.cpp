@@ -1,0 +1,364 @@
+#include "comm/telegraph.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "comm/agreement.h"
+#include "comm/asked_store.h"
+
+namespace ringkern {
+namespace {
+
+// From one look to the next: while a wait goes on, while somebody waits for an answer, and after the
+// store has thrown.
+constexpr Milliseconds kFirstPause{100}, kLongestPause{1000}, kQuick{50}, kAfterThrow{200};
+// A word is announced before it is there, and its rank may die in between: so long the first is
+// waited for, and any.
+constexpr Milliseconds kFirstComes{500}, kAnyComes{2000};
+constexpr Milliseconds kAnswers{1000};  // a store that takes no longer does answer
+constexpr Milliseconds kLeaves{900};    // and a thread that takes longer to end is left behind
+constexpr Milliseconds kLongest = std::chrono::hours(24 * 365);  // from now, it is a time_point
+constexpr int64_t kMostWords = 8;                                // that are looked for
+
+// One counter for both, so that one question tells whether there is anything new.
+constexpr int64_t kOneWord = 1, kOneRoll = int64_t(1) << 32;
+
+}  // namespace
+
+// Alone asks the store. What others want of it, and what it has learnt, is guarded by its lock,
+// which it never holds while it asks.
+class Telegraph::Clerk : public std::enable_shared_from_this<Clerk> {
+ public:
+  using Connect = std::function<std::shared_ptr<Store>()>;
+  using Places = std::vector<std::optional<Whereabouts>>;  // by rank
+
+  Clerk(Connect connect, std::string prefix, Hosts hosts)
+      : hosts_(std::move(hosts)), prefix_(std::move(prefix)), store_(std::move(connect)) {}
+
+  void leave();
+  void watch(uint64_t seq, const std::string& phase);
+  void rest();
+  std::optional<Failure> heard() const;
+  Failure tell(Failure mine, Milliseconds patience);
+  std::optional<Failure> hear(Milliseconds patience);
+  Places call_roll(Milliseconds patience);
+  bool store_answers() const { return store_.in_vain_for() <= kAnswers; }
+
+ private:
+  // Written on the thread, `places` with the lock.
+  struct Roll {
+    Clock::time_point last_sweep, end;  // the rest is the thread's until it is over
+    int64_t number = 0;                 // 0: it has not been called yet
+    int64_t answers = 0;                // to any roll, that had come at the last sweep
+    bool over = false;
+    Places places{};
+  };
+
+  // With the lock.
+  bool start();
+  void hurry();
+  void await(std::unique_lock<std::mutex>& lock, Milliseconds patience,
+             const std::function<bool()>& done);
+  bool needed() const { return watching_ || waiting_ > 0 || mine_; }
+  Milliseconds pause(bool threw);
+  void take(Failure first);
+
+  // On the thread, without the lock.
+  void work();
+  void send();
+  void listen();
+  void find_word(int64_t told);
+  void answer();
+  void collect();
+  void sweep(Roll& roll, bool where_some_have);
+  bool some_have(const Roll& roll, int host) const;
+  std::string key(const std::string& name) const { return prefix_ + "/telegraph/" + name; }
+  std::string key(const std::string& name, int64_t n) const {
+    return key(name) + "/" + std::to_string(n);
+  }
+
+  const Hosts hosts_;
+  const std::string prefix_;
+  AskedStore store_;
+
+  std::atomic<bool> has_heard_{false};
+  std::optional<Failure> heard_;  // written once, before that
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable wanted_, changed_;
+  std::thread thread_;
+  bool leaving_ = false, left_ = false;
+  bool watching_ = false;
+  Whereabouts where_;
+  int waiting_ = 0;              // callers, for something that the store says
+  std::optional<Failure> mine_;  // to be told
+  std::shared_ptr<Roll> roll_;
+  Milliseconds pause_ = kFirstPause;
+  Clock::time_point next_look_;
+
+  // The thread's own.
+  int64_t word_ = 0;      // the number of this rank's word; 0: it has none yet
+  bool written_ = false;  // and that it is there
+  int64_t rolls_ = 0;     // that have been called, as far as it has heard,
+  int64_t answered_ = 0;  // and of which it has answered this one last
+  std::optional<Clock::time_point> announced_;  // that there is a word, which has not come yet
+};
+
+// ---- what others ask for ------------------------------------------------------------------------
+
+bool Telegraph::Clerk::start() {
+  if (thread_.joinable()) return true;
+  try {
+    thread_ = std::thread([self = shared_from_this()] { self->work(); });
+    return true;
+  } catch (const std::system_error&) {
+    return false;  // no thread can be had: as if the store did not answer
+  }
+}
+
+void Telegraph::Clerk::hurry() {
+  pause_ = kFirstPause;
+  next_look_ = Clock::now();
+  wanted_.notify_one();
+}
+
+void Telegraph::Clerk::leave() {
+  std::unique_lock lock(mutex_);
+  if (!thread_.joinable()) return;
+  leaving_ = true;
+  wanted_.notify_one();
+  if (!changed_.wait_for(lock, kLeaves, [this] { return left_; })) return thread_.detach();
+  lock.unlock();
+  thread_.join();
+}
+
+void Telegraph::Clerk::watch(uint64_t seq, const std::string& phase) {
+  std::lock_guard lock(mutex_);
+  where_ = {seq, phase};
+  if (std::exchange(watching_, true)) return;
+  start();
+  hurry();
+}
+
+void Telegraph::Clerk::rest() {
+  std::lock_guard lock(mutex_);
+  watching_ = false;
+}
+
+std::optional<Failure> Telegraph::Clerk::heard() const {
+  if (!has_heard_.load(std::memory_order_acquire)) return {};
+  return heard_;
+}
+
+void Telegraph::Clerk::await(std::unique_lock<std::mutex>& lock, Milliseconds patience,
+                             const std::function<bool()>& done) {
+  if (has_heard_ || !start()) return;
+  ++waiting_;
+  hurry();
+  changed_.wait_for(lock, std::min(patience, kLongest), [&] { return has_heard_ || done(); });
+  --waiting_;
+}
+
+Failure Telegraph::Clerk::tell(Failure mine, Milliseconds patience) {
+  std::unique_lock lock(mutex_);
+  if (!has_heard_ && !mine_) mine_ = mine;
+  await(lock, patience, [] { return false; });
+  return heard().value_or(std::move(mine));
+}
+
+std::optional<Failure> Telegraph::Clerk::hear(Milliseconds patience) {
+  std::unique_lock lock(mutex_);
+  await(lock, patience, [] { return false; });
+  return heard();
+}
+
+Telegraph::Clerk::Places Telegraph::Clerk::call_roll(Milliseconds patience) {
+  patience = std::min(patience, kLongest);
+  std::unique_lock lock(mutex_);
+  if (!roll_) {  // or another thread calls it just now
+    const auto end = Clock::now() + patience;
+    roll_ = std::make_shared<Roll>(Roll{end - patience / 4, end});
+    roll_->places.resize(size_t(hosts_.ranks()));
+  }
+  const std::shared_ptr<Roll> roll = roll_;
+  await(lock, patience, [&] { return roll->over; });
+  if (roll_ == roll) roll_ = nullptr;
+  Places places = roll->places;
+  if (watching_) places[size_t(hosts_.rank())] = where_;
+  return places;
+}
+
+// ---- the thread ---------------------------------------------------------------------------------
+
+void Telegraph::Clerk::work() {
+  ::pthread_setname_np(::pthread_self(), "ringkern-words");
+  std::unique_lock lock(mutex_);
+  while (!leaving_ || mine_) {  // what is to be told goes out first, if it can at once
+    if (!needed()) {
+      wanted_.wait(lock, [this] { return leaving_ || needed(); });
+      continue;
+    }
+    if (!leaving_ && Clock::now() < next_look_) {
+      wanted_.wait_until(lock, next_look_);
+      continue;
+    }
+    const bool last = leaving_;
+    bool threw = false;
+    lock.unlock();
+    try {
+      send();
+      if (!last) listen(), answer(), collect();
+    } catch (const std::exception&) {
+      threw = true;  // it is asked again
+    }
+    lock.lock();
+    if (last) break;
+    next_look_ = Clock::now() + pause(threw);
+  }
+  left_ = true;
+  changed_.notify_all();
+}
+
+Milliseconds Telegraph::Clerk::pause(bool threw) {
+  const Milliseconds pause = waiting_ > 0 ? kQuick : pause_;
+  pause_ = std::min(pause_ * 5 / 4, kLongestPause);
+  return threw ? std::max(pause, kAfterThrow) : pause;
+}
+
+void Telegraph::Clerk::take(Failure first) {
+  if (!has_heard_) heard_ = std::move(first);
+  has_heard_.store(true, std::memory_order_release);
+  mine_.reset();
+  changed_.notify_all();
+}
+
+// Announced first: the numbers say who was first, whoever writes quicker.
+void Telegraph::Clerk::send() {
+  std::optional<Failure> mine;
+  {
+    std::lock_guard lock(mutex_);
+    mine = mine_;
+  }
+  if (!mine) return;
+  const std::string word = to_word(*mine);
+  if (word_ == 0) word_ = store_.add(key("bell"), kOneWord) % kOneRoll;
+  if (!written_) store_.set(key("word", word_), word);
+  written_ = true;
+  std::lock_guard lock(mutex_);
+  mine_.reset();
+  if (word_ == 1) take(to_failure(word, hosts_.ranks()));
+}
+
+void Telegraph::Clerk::listen() {
+  const int64_t bell = store_.add(key("bell"), 0);
+  if (bell <= 0) return;
+  rolls_ = bell / kOneRoll;
+  if (const int64_t told = bell % kOneRoll; told > 0 && !has_heard_) find_word(told);
+}
+
+// The first counts; where it does not come, the first that does.
+void Telegraph::Clerk::find_word(int64_t told) {
+  if (!announced_) announced_ = Clock::now();
+  const auto waited = Clock::now() - *announced_;
+  const int64_t words = waited < kFirstComes ? 1 : std::min(told, kMostWords);
+  std::optional<Failure> first;
+  for (int64_t n = 1; n <= words && !first; ++n)
+    if (const auto word = store_.find(key("word", n))) first = to_failure(*word, hosts_.ranks());
+  if (!first && waited < kAnyComes) return;
+  if (!first)
+    first = {Cause::failed, -1, Facts{},
+             "another rank has failed, and has ended or lost the store before it could say why.",
+             /*given=*/true};
+  std::lock_guard lock(mutex_);
+  take(*std::move(first));
+}
+
+void Telegraph::Clerk::answer() {
+  Answer mine{rolls_, {}};
+  {
+    std::lock_guard lock(mutex_);
+    if (!watching_ || rolls_ == answered_) return;
+    mine.where = where_;
+  }
+  store_.set(key("at", hosts_.rank()), to_word(mine));
+  store_.add(key("answers"), 1);
+  answered_ = mine.roll;
+}
+
+void Telegraph::Clerk::collect() {
+  std::shared_ptr<Roll> roll;
+  {
+    std::lock_guard lock(mutex_);
+    roll = roll_;
+  }
+  if (roll == nullptr || roll->over) return;
+  if (roll->number == 0) roll->number = store_.add(key("bell"), kOneRoll) / kOneRoll;
+  const bool last = Clock::now() >= roll->last_sweep;
+  const int64_t answers = store_.add(key("answers"), 0);
+  if (answers == std::exchange(roll->answers, answers) && !last) return;
+  sweep(*roll, false);
+  bool all = true;
+  for (int host = 0; host < hosts_.count(); ++host)
+    all = all && (host == hosts_.host() || some_have(*roll, host));
+  if (!all && !last) return;
+  sweep(*roll, true);
+  std::lock_guard lock(mutex_);
+  roll->over = true;
+  changed_.notify_all();
+}
+
+bool Telegraph::Clerk::some_have(const Roll& roll, int host) const {
+  return std::ranges::any_of(hosts_.ranks_on(host),
+                             [&](int rank) { return roll.places[size_t(rank)].has_value(); });
+}
+
+// Looks for answers on hosts where no rank has answered, or on the others, which can wait: with many
+// ranks, it takes long.
+void Telegraph::Clerk::sweep(Roll& roll, bool where_some_have) {
+  for (int host = 0; host < hosts_.count(); ++host) {
+    if (some_have(roll, host) != where_some_have) continue;
+    for (const int rank : hosts_.ranks_on(host)) {
+      if (roll.places[size_t(rank)]) continue;
+      if (Clock::now() >= roll.end || has_heard_) return;
+      const auto word = store_.find(key("at", rank));
+      auto answer = word ? to_answer(*word) : std::nullopt;
+      if (!answer || answer->roll < roll.number) continue;  // a later one's will do
+      std::lock_guard lock(mutex_);
+      roll.places[size_t(rank)] = std::move(answer->where);
+    }
+  }
+}
+
+// ---- the telegraph ------------------------------------------------------------------------------
+
+Telegraph::Telegraph(std::function<std::shared_ptr<Store>()> connect, std::string prefix,
+                     const Hosts& hosts)
+    : clerk_(std::make_shared<Clerk>(std::move(connect), std::move(prefix), hosts)),
+      born_in_(int(::getpid())) {}
+
+Telegraph::~Telegraph() {
+  if (int(::getpid()) == born_in_) clerk_->leave();
+  else (void)new std::shared_ptr<Clerk>(std::move(clerk_));  // its thread and lock are the parent's
+}
+
+void Telegraph::watch(uint64_t seq, const std::string& phase) { clerk_->watch(seq, phase); }
+void Telegraph::rest() { clerk_->rest(); }
+std::optional<Failure> Telegraph::heard() const { return clerk_->heard(); }
+Failure Telegraph::tell(Failure mine, Milliseconds patience) {
+  return clerk_->tell(std::move(mine), patience);
+}
+std::optional<Failure> Telegraph::hear(Milliseconds patience) { return clerk_->hear(patience); }
+std::vector<std::optional<Whereabouts>> Telegraph::call_roll(Milliseconds patience) {
+  return clerk_->call_roll(patience);
+}
+bool Telegraph::store_answers() const { return clerk_->store_answers(); }
+
+}  // namespace ringkern

@@ -1,0 +1,67 @@
+// How ranks on several hosts tell each other that something is wrong: by words in the store where
+// they have met. It is not on the way of any data, and slow: a rank looks there only while a wait of
+// its own takes long.
+//
+// The store may not answer: the network is cut, or the process that keeps it has died. So one thread
+// asks it, and everybody else waits for that thread no longer than they want to.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/control.h"
+#include "comm/hosts.h"
+#include "comm/ports.h"
+#include "comm/telegraph_words.h"
+
+namespace ringkern {
+
+class Telegraph {
+ public:
+  // `connect`: gives this telegraph a store of its own, of which all ranks' have the same contents;
+  // called on its thread at the first need, and again after the store has thrown. It may throw or
+  // block. It outlives the telegraph, as what it gives does, where either blocks. `prefix` is this
+  // group's alone: its words stay in the store. There is no thread before the first need.
+  Telegraph(std::function<std::shared_ptr<Store>()> connect, std::string prefix,
+            const Hosts& hosts);
+  // Takes no more than a second: of a store that does not answer, the thread is left behind.
+  ~Telegraph();
+  Telegraph(const Telegraph&) = delete;
+  Telegraph& operator=(const Telegraph&) = delete;
+
+  // All that follows is for any thread. Nothing throws because of the store. A child forked from
+  // here may destroy its copy, and no more.
+
+  // A wait of this rank has become long: in which of its calls, and in what; and it is over. In
+  // between the store is looked at, every 100 ms at first and every second in the end, and roll
+  // calls are answered.
+  void watch(uint64_t seq, const std::string& phase);
+  void rest();
+
+  // The first failure that any rank has told, if it has come here. Does not ask the store.
+  std::optional<Failure> heard() const;
+  // Tells all ranks, unless one was first: what counts, on all ranks, is what is returned. If the
+  // store does not answer within `patience`, that is `mine`, which is told when it does.
+  Failure tell(Failure mine, Milliseconds patience);
+  // Waits until something was told, as by a rank that knows better what is wrong.
+  std::optional<Failure> hear(Milliseconds patience);
+
+  using Whereabouts = ringkern::Whereabouts;
+  // By rank: where it waits, of those that do, and answer. Returns after `patience`, or when ranks of
+  // all other hosts have answered, or a failure was told. Ranks answer when they next look at the
+  // store: allow more than a second.
+  std::vector<std::optional<Whereabouts>> call_roll(Milliseconds patience);
+  // False: for more than a second it has been asked in vain.
+  bool store_answers() const;
+
+ private:
+  class Clerk;
+  // Shared with the thread, which may be left behind.
+  std::shared_ptr<Clerk> clerk_;
+  const int born_in_;  // pid: a forked child has not the thread
+};
+
+}  // namespace ringkern

@@ -1,0 +1,25 @@
+"""Groups whose ranks are on several hosts: which rank is on which, and what joins the hosts.
+
+A host is a set of ranks that can share memory: they have one kernel (the same boot id) and one
+network namespace, or the same ``RINGKERN_HOST``. Within a host the ring reduces; between hosts an
+engine does, which is a backend of torch.distributed as Gloo or NCCL: ringkern opens no connection
+over a network itself.
+"""
+
+from __future__ import annotations
+
+from .engines import engine_maker, engine_names
+from .find import Search, find, is_of_one_process, one_host, unique_prefix
+from .hosts import Hosts, hosts_of
+
+__all__ = [
+    "Hosts",
+    "Search",
+    "engine_maker",
+    "engine_names",
+    "find",
+    "hosts_of",
+    "is_of_one_process",
+    "one_host",
+    "unique_prefix",
+]

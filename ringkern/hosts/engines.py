@@ -1,0 +1,200 @@
+"""Engines: what reduces between hosts, a backend of torch.distributed over some ranks of a group.
+
+As ``torch.distributed.new_group`` makes them, but over any store, without a default group, and
+between exactly these ranks: nobody else takes part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import Backend
+
+from ..config import ENGINES, config, engines
+from ..errors import CommUsageError, RendezvousError
+from .find import unique_prefix
+
+EngineMaker = Callable[[str, list[int]], Backend]
+
+_LONGEST_S = 365.0 * 24 * 3600  # what engines can count, and longer than anybody waits
+
+_c10d: Any = dist.distributed_c10d
+_Make = Callable[[dist.Store, int, list[int], timedelta, str], Any]
+
+
+def engine_names(inter_host: str | None) -> dict[str, str]:
+    """By device, the name of the engine that joins hosts.
+
+    Args:
+        inter_host: as ``"gloo"``, for both devices, or ``"cpu:gloo,cuda:nccl"``; ``None``:
+            ``RINGKERN_INTER_HOST``, or that.
+
+    Raises:
+        ValueError: it is neither, or no backend of torch.distributed has that name.
+        TypeError: it is no text.
+    """
+    what, text = "inter_host", inter_host
+    if text is None:
+        what, text = "RINGKERN_INTER_HOST", config.inter_host
+    if text is None:
+        return dict(ENGINES)
+    if not isinstance(text, str):
+        raise TypeError(f"inter_host is {type(text).__name__}; give a text, as 'gloo', or None")
+    found = engines(what, text)
+    known = {*_BUILT_IN, *(name.lower() for name in dist.Backend._plugins)} - {"ringkern"}
+    for name in found.values():
+        if name not in known:
+            raise ValueError(
+                f"{what}={text!r}: {name!r} cannot join hosts; choose one of "
+                f"{', '.join(sorted(known))}, or register it with torch.distributed first"
+            )
+    return found
+
+
+def engine_maker(
+    inter_host: str | None,
+    store: dist.Store,
+    name: str,
+    rank: int,
+    size: int,
+    timeout_s: float,
+) -> EngineMaker:
+    """What makes the engines of a communicator. All its ranks call it.
+
+    Args:
+        inter_host: as for :func:`engine_names`.
+        store: that all ranks share.
+        name: of the communicator; the n-th of each rank under one name are one.
+        rank: this rank, in the communicator's group.
+        size: number of ranks of that group.
+        timeout_s: of each call of an engine, and for its ranks to find each other.
+
+    Returns:
+        ``make(device, ranks)``: an engine for tensors of ``"cpu"`` or ``"cuda"`` over these ranks
+        of the group, numbered in this order. This rank is one of them, and all of them call it, in
+        the same order. It waits for them. It raises CommUsageError where the engine is not in this
+        torch, or has nothing for the device; and RendezvousError where the ranks do not meet.
+
+    Raises:
+        ValueError: as :func:`engine_names`.
+        RuntimeError: of the store.
+    """
+    names = engine_names(inter_host)
+    prefix = unique_prefix(store, f"engines of {name}", rank, size)
+    timeout = timedelta(seconds=min(timeout_s, _LONGEST_S))
+    made: dict[str, int] = {}
+
+    def make(device: str, ranks: list[int]) -> Backend:
+        engine = names[device]
+        _check_device(engine, device)
+        among = hashlib.sha256(repr((device, list(ranks))).encode()).hexdigest()[:16]
+        number = made[among] = made.get(among, -1) + 1
+        key = f"{prefix}/{device}/{among}/{number}"
+        if engine not in _BUILT_IN:
+            build: _Make = _plugin(engine)
+        else:
+            build = _BUILT_IN[engine]
+        place = ranks.index(rank)
+        try:
+            found = build(dist.PrefixStore(key, store), place, list(ranks), timeout, key)
+        except CommUsageError:
+            raise
+        except RuntimeError as error:
+            raise RendezvousError(_did_not_meet(engine, rank, ranks, error)) from error
+        if not isinstance(found, Backend) or (found.rank(), found.size()) != (place, len(ranks)):
+            raise CommUsageError(
+                f"the engine {engine!r} made {type(found).__name__} for rank {place} of "
+                f"{len(ranks)}: ringkern needs a torch.distributed Backend of that rank"
+            )
+        return found
+
+    return make
+
+
+def _check_device(engine: str, device: str) -> None:
+    can = dist.Backend.backend_capability.get(engine)
+    if can is not None and device not in can:
+        usual = ENGINES[device]
+        raise CommUsageError(
+            f"the engine {engine!r} between hosts does not do {device} tensors, only "
+            f"{' and '.join(can)}: give one that does, as inter_host='{device}:{usual}'"
+        )
+
+
+def _did_not_meet(engine: str, rank: int, ranks: list[int], error: Exception) -> str:
+    others = ", ".join(str(r) for r in ranks[:16]) + (" ..." if len(ranks) > 16 else "")
+    hint = ""
+    if engine == "gloo":
+        hint = (
+            ". Gloo listens where this machine's name points to: where the others cannot reach "
+            "that, set GLOO_SOCKET_IFNAME to the network interface between the hosts"
+        )
+    return f"rank {rank}: no {engine} between ranks {others}: {error}{hint}"
+
+
+# ---- the engines ---------------------------------------------------------------------------------
+
+
+def _class(engine: str, there: bool, *names: str) -> Any:
+    """torch's class of that engine, under whichever name this torch has it."""
+    for name in names if there else ():
+        if (found := getattr(_c10d, name, None)) is not None:
+            return found
+    raise CommUsageError(
+        f"the engine {engine!r} between hosts is not in this torch ({_missing(engine)}): choose "
+        "another, as inter_host='gloo', or install a torch that has it"
+    )
+
+
+def _missing(engine: str) -> str:
+    others = [name for name in _BUILT_IN if dist.is_backend_available(name)]
+    return f"which has {', '.join(others) or 'none'}"
+
+
+def _gloo(store: dist.Store, place: int, ranks: list[int], timeout: timedelta, key: str) -> Any:
+    made = _class("gloo", dist.is_gloo_available(), "ProcessGroupGloo", "BackendGloo")
+    return made(store, place, len(ranks), timeout=timeout)
+
+
+def _nccl(store: dist.Store, place: int, ranks: list[int], timeout: timedelta, key: str) -> Any:
+    made = _class("nccl", dist.is_nccl_available(), "ProcessGroupNCCL", "BackendNCCL")
+    options = made.Options()
+    options._timeout = timeout
+    options.is_high_priority_stream = False
+    options.group_name = key
+    return made(store, place, len(ranks), options)
+
+
+def _ucc(store: dist.Store, place: int, ranks: list[int], timeout: timedelta, key: str) -> Any:
+    made = _class("ucc", dist.is_ucc_available(), "ProcessGroupUCC", "BackendUCC")
+    return made(store, place, len(ranks), timeout=timeout)
+
+
+def _mpi(store: dist.Store, place: int, ranks: list[int], timeout: timedelta, key: str) -> Any:
+    # It numbers ranks as MPI does, and all processes of mpirun take part: a group of all of them,
+    # with as many on each host.
+    return _class("mpi", dist.is_mpi_available(), "ProcessGroupMPI", "BackendMPI").create(ranks)
+
+
+_BUILT_IN: dict[str, _Make] = {"gloo": _gloo, "nccl": _nccl, "mpi": _mpi, "ucc": _ucc}
+
+
+def _plugin(engine: str) -> _Make:
+    plugin = dist.Backend._plugins.get(engine.upper())
+    if plugin is None:
+        raise CommUsageError(f"the engine {engine!r} is not registered with torch.distributed")
+
+    def make(store: dist.Store, place: int, ranks: list[int], timeout: timedelta, key: str) -> Any:
+        if not plugin.extended_api:
+            return plugin.creator_fn(store, place, len(ranks), timeout)
+        options = _c10d._DistributedBackendOptions()
+        options.store, options.group_rank, options.group_size = store, place, len(ranks)
+        options.timeout, options.group_id = timeout, key
+        options.global_ranks_in_group = ranks
+        return plugin.creator_fn(options, None)
+
+    return make

@@ -1,0 +1,301 @@
+"""How the ranks of a group find out who is on which host, over a store of torch.distributed.
+
+Each rank says where it is when its communicator is made, and waits for nobody. The last one to say
+so has all that is needed, and leaves the answer for all. The others look for it in their first
+call. A rank that gives up before leaves that as the answer, so that all ranks raise the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch.distributed as dist
+
+from ..config import config
+from ..errors import RendezvousError
+from ..topology import Peer, describe_self
+from .hosts import Hosts, hosts_of
+
+_logger = logging.getLogger("ringkern")
+
+# As C10dStore in csrc/torch/store.h: the last keeps many ranks from flooding the store.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0001, 0.01
+# How often to look whether another rank has given up, and whether this one is overdue.
+_LOOK_EVERY_S = 0.1
+# After that long without an answer, the rank that owes it has died.
+_GRACE_S = 2.0
+_FIRST_WARNING_S = 5.0
+# Of a vote against; votes for are 1.
+_REFUSED = 1 << 32
+# Of the answer: a number for each rank, a name for each host.
+_MAX_BYTES = 1 << 20
+_MAX_TEXT = 2000
+_MAX_LISTED = 16
+
+
+class Store(Protocol):
+    """What is used of a store of torch.distributed."""
+
+    def set(self, key: str, value: str) -> object:
+        """Keeps ``value`` under ``key``."""
+
+    def get(self, key: str) -> bytes:
+        """What is under ``key``."""
+
+    def add(self, key: str, value: int) -> int:
+        """Counts; the new sum."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all ``keys`` are there. Not ``wait``, with which a TCPStore prints warnings."""
+
+
+def is_of_one_process(store: Any) -> bool:
+    """Whether nobody outside this process can use a store of torch.distributed."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return isinstance(store, dist.HashStore)
+
+
+def one_host(size: int) -> Hosts:
+    """``size`` ranks where this process is."""
+    return hosts_of([describe_self(rank, named=config.host) for rank in range(size)])
+
+
+def unique_prefix(store: Store, name: str, rank: int, size: int) -> str:
+    """Of keys that belong to a rank's n-th use of ``name``, and to that of all other ranks.
+
+    Raises:
+        RuntimeError: of the store.
+    """
+    base = f"ringkern/{name}/{size}"
+    return f"{base}/{store.add(f'{base}/calls/{rank}', 1) - 1}"
+
+
+class Search:
+    """A rank's search for the hosts of its group. To be made on all ranks, in the same order.
+
+    Args:
+        store: that all ranks share.
+        name: of the communicator; the n-th search of each rank under one name are one.
+        rank: this rank.
+        size: number of ranks.
+        timeout_s: how long :meth:`wait` waits for the others.
+        peer: this rank; ``None``: this process, with ``RINGKERN_HOST``.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        peer: Peer | None = None,
+    ) -> None:
+        self._store, self._name, self._rank, self._size = store, name, rank, size
+        self._timeout_s, self._pid = timeout_s, os.getpid()
+        self._stopped: str | None = None
+        self._broken: Exception | None = None
+        self._owed_since: float | None = None
+        self._prefix = ""
+        try:
+            self._say(peer or describe_self(rank, named=config.host))
+        except RuntimeError as error:  # of the store: the matter of the first call
+            self._broken = error
+
+    def _say(self, peer: Peer) -> None:
+        self._prefix = unique_prefix(self._store, f"hosts of {self._name}", self._rank, self._size)
+        self._store.set(self._key(self._rank), peer.to_json())
+        if self._store.add(self._key("votes"), 1) == self._size:
+            self._answer()
+
+    def _key(self, what: object) -> str:
+        return f"{self._prefix}/{what}"
+
+    def _answer(self) -> None:
+        """Where all are; everybody has said so."""
+        try:
+            peers = [
+                Peer.from_json(self._store.get(self._key(rank)), rank) for rank in range(self._size)
+            ]
+            self._leave(hosts_of(peers).to_json())
+        except ValueError as error:
+            self._leave(_refusal(str(error)))
+
+    def stop(self, reason: str) -> None:
+        """Ends :meth:`wait`, in whichever thread it is, and for all ranks; waits for nothing."""
+        self._stopped = reason
+
+    @property
+    def is_of_this_process(self) -> bool:
+        """False in a forked child."""
+        return self._pid == os.getpid()
+
+    def look(self) -> Hosts | None:
+        """The hosts, if they are already known; ``None``: not all ranks have come.
+
+        Raises:
+            RendezvousError: a rank has given up, or the store has failed.
+        """
+        with _store_errors():
+            return self._look()
+
+    def _look(self) -> Hosts | None:
+        if self._broken is not None:
+            raise self._broken
+        if not self._store.check([self._key("answer")]):
+            return None
+        return self._read(self._store.get(self._key("answer")))
+
+    def wait(self) -> Hosts:
+        """The hosts of all ranks, once all have made their search.
+
+        Raises:
+            RendezvousError: a rank did not come within the timeout, with the same text on all
+                ranks, and its number as ``rank``; or :meth:`stop`, or the store has failed.
+        """
+        with _store_errors():
+            return self._wait()
+
+    def _wait(self) -> Hosts:
+        start = time.monotonic()
+        pause, next_look, warning = _FIRST_PAUSE_S, start + _LOOK_EVERY_S, _FIRST_WARNING_S
+        while (found := self._look()) is None:
+            now = time.monotonic()
+            if self._stopped is not None:
+                return self._refuse(self._stopped, None)
+            if now >= start + self._timeout_s:
+                return self._refuse(*self._who_is_late())
+            if now >= next_look:
+                next_look = now + _LOOK_EVERY_S
+                self._look_closer()
+                if now - start >= warning:
+                    self._warn(now - start)
+                    warning = 30.0 if warning < 30 else warning + 60
+            time.sleep(min(pause, max(start + self._timeout_s - now, 0.0)))
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+        return found
+
+    def _look_closer(self) -> None:
+        """Whether the rank that owes the answer has died before it gave it."""
+        votes = self._store.add(self._key("votes"), 0)
+        if votes < self._size:
+            return
+        now = time.monotonic()
+        if self._owed_since is None:
+            self._owed_since = now
+        elif now - self._owed_since > _GRACE_S:
+            if votes == self._size:
+                self._answer()
+            else:
+                self._leave(_refusal("another rank gave up, and died before it said why"))
+
+    def _refuse(self, reason: str, late: int | None) -> Hosts:
+        """Gives up for all ranks, unless it is too late for that."""
+        votes = self._store.add(self._key("votes"), _REFUSED)
+        if votes == _REFUSED + self._size:  # the last rank has come meanwhile
+            self._answer()
+        elif (
+            votes < 2 * _REFUSED
+        ):  # this rank is the first to give up, and the others will read why
+            self._leave(_refusal(f"rank {self._rank} could not join the ring: {reason}", late))
+        deadline = time.monotonic() + _GRACE_S
+        while (found := self._look()) is None:
+            if time.monotonic() > deadline:
+                raise RendezvousError(f"rank {self._rank} could not join the ring: {reason}")
+            time.sleep(_LONGEST_PAUSE_S)
+        return found
+
+    def _leave(self, answer: str) -> None:
+        self._store.set(self._key("answer"), answer)
+
+    def _who_is_late(self) -> tuple[str, int | None]:
+        """Why this rank gives up, and the first rank that has not come."""
+        missing = self._missing()
+        return (
+            f"no ring of {self._size} ranks within {self._timeout_s:.1f} s; "
+            f"{_did_not_come(missing)}. "
+            "All ranks must make this communicator, each within the timeout of the others",
+            missing[0] if missing else None,
+        )
+
+    def _missing(self) -> list[int]:
+        return [r for r in range(self._size) if not self._store.check([self._key(r)])]
+
+    def _warn(self, waited_s: float) -> None:
+        _logger.warning(
+            f"'{self._name}': no ring of {self._size} ranks yet, after {waited_s:.0f} s; "
+            f"{_did_not_come(self._missing())}. It fails after {self._timeout_s:.1f} s"
+        )
+
+    def _read(self, answer: bytes) -> Hosts:
+        """The answer, which may be any bytes."""
+        if len(answer) > _MAX_BYTES:
+            raise RendezvousError(f"the hosts of the ranks have {len(answer)} bytes in the store")
+        try:
+            return Hosts.from_json(answer, self._size)
+        except ValueError as error:
+            refusal = _refusal_in(answer)
+            if refusal is None:
+                raise RendezvousError(
+                    f"what says in the store on which hosts the ranks are is not that: {error}. "
+                    "All ranks need the same ringkern"
+                ) from None
+        failed = RendezvousError(refusal[0])
+        failed.rank = refusal[1]
+        raise failed
+
+
+@contextlib.contextmanager
+def _store_errors() -> Iterator[None]:
+    # What torch throws says where in torch it was, and nothing of ranks.
+    try:
+        yield
+    except RendezvousError:
+        raise
+    except RuntimeError as error:
+        raise RendezvousError(
+            f"torch's store, in which ranks find each other, has failed: {error}. Has the process "
+            "ended that keeps it (as a rule rank 0, or the launcher)?"
+        ) from error
+
+
+def _did_not_come(ranks: list[int]) -> str:
+    more = f" and {len(ranks) - _MAX_LISTED} more" if len(ranks) > _MAX_LISTED else ""
+    return f"did not come: rank {' '.join(map(str, ranks[:_MAX_LISTED]))}{more}"
+
+
+def _refusal(text: str, late: int | None = None) -> str:
+    return json.dumps({"refused": text[:_MAX_TEXT], "rank": late})
+
+
+def _refusal_in(answer: bytes) -> tuple[str, int | None] | None:
+    try:
+        found = json.loads(answer)
+        text, rank = found["refused"], found["rank"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    if not isinstance(text, str) or not (rank is None or type(rank) is int):
+        return None
+    plain = "".join(c if " " <= c <= "~" else "?" for c in text[:_MAX_TEXT])
+    return plain, rank
+
+
+def find(
+    store: Store, name: str, rank: int, size: int, timeout_s: float, peer: Peer | None = None
+) -> Hosts:
+    """On which hosts the ranks are; all ranks call it.
+
+    Args:
+        store, name, rank, size, timeout_s, peer: as for :class:`Search`.
+
+    Raises:
+        RendezvousError: as :meth:`Search.wait`.
+    """
+    return Search(store, name, rank, size, timeout_s, peer).wait()

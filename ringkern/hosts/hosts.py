@@ -1,0 +1,95 @@
+"""Which rank of a group is on which host."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..topology import Peer
+
+# As csrc/comm has it.
+_MAX_NAME = 256
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """The hosts of a group, numbered by their first ranks: that of rank 0 is host 0.
+
+    Attributes:
+        names: of each host, no two alike.
+        host_of: of each rank, the number of its host.
+    """
+
+    names: tuple[str, ...]
+    host_of: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """Number of hosts."""
+        return len(self.names)
+
+    def ranks_on(self, host: int) -> tuple[int, ...]:
+        """The group's ranks on a host, rising; a rank's place among them is its local rank."""
+        return tuple(rank for rank, on in enumerate(self.host_of) if on == host)
+
+    def name_of(self, rank: int) -> str:
+        """The name of a rank's host."""
+        return self.names[self.host_of[rank]]
+
+    def to_json(self) -> str:
+        """For :meth:`from_json`."""
+        return json.dumps([self.names, self.host_of], separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str | bytes, size: int) -> Hosts:
+        """The hosts of ``size`` ranks that a rank has written.
+
+        Raises:
+            ValueError: they are none.
+        """
+        try:
+            names, host_of = json.loads(text)
+            whole = cls(tuple(names), tuple(host_of))
+            good = len(host_of) == size and all(type(host) is int for host in host_of)
+            good = good and tuple(dict.fromkeys(host_of)) == tuple(range(len(names)))
+            good = good and len(set(names)) == len(names) and all(map(_is_name, names))
+        except (ValueError, TypeError, RecursionError):
+            good = False
+        if not good:
+            raise ValueError(f"it says no hosts of {size} ranks")
+        return whole
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and 0 < len(name) <= _MAX_NAME + 8 and name.isprintable()
+
+
+def hosts_of(peers: Sequence[Peer]) -> Hosts:
+    """The hosts on which ranks are.
+
+    Args:
+        peers: all ranks, by rank.
+
+    Raises:
+        ValueError: ranks with the same ``RINGKERN_HOST`` cannot share memory; the text names them.
+    """
+    first: dict[str, Peer] = {}
+    for peer in peers:
+        other = first.setdefault(peer.memory_key, peer)
+        if peer.named and (difference := peer.apart_from(other)):
+            raise ValueError(
+                f"rank {other.rank} and rank {peer.rank} have RINGKERN_HOST={peer.named}, and "
+                f"cannot share memory: {difference}. Give the ranks of each machine and container "
+                "a name of their own, or leave it out"
+            )
+    numbers = {key: number for number, key in enumerate(first)}
+    names: list[str] = []
+    for peer in first.values():
+        base = peer.named or peer.host or "unknown"
+        name, times = base, 1
+        while name in names:  # containers of one machine may have its name
+            times += 1
+            name = f"{base}#{times}"
+        names.append(name)
+    return Hosts(tuple(names), tuple(numbers[peer.memory_key] for peer in peers))

@@ -1,0 +1,182 @@
+// A ring that is a part of something larger is given the reason why that has failed; and whoever has
+// it looks whether it is in trouble, without a call.
+#include <latch>
+#include <optional>
+
+#include "comm/hosts.h"
+#include "comm/waiting_ranks.h"
+
+using namespace ringkern;
+using namespace ringkern::test;
+
+namespace {
+
+// Of a rank that is none of the ring's.
+Failure elsewhere(Cause cause) {
+  return {cause, 19, Facts{17, 23, "waited"}, "rank 17 on host b died"};
+}
+
+void until(const std::function<bool()>& come) {
+  while (!come()) std::this_thread::sleep_for(Milliseconds(1));
+}
+
+// Also with more ranks than are in a wait.
+void all_waits_end_with_the_class_and_the_text() {
+  const std::pair<Cause, std::string> all[] = {{Cause::peer_lost, "PeerLostError"},
+                                               {Cause::timed_out, "TimeoutError"},
+                                               {Cause::mismatch, "MismatchError"},
+                                               {Cause::aborted, "AbortedError"},
+                                               {Cause::failed, "AbortedError"}};
+  for (const auto& [cause, kind] : all) {
+    in_a_wait = 0;
+    std::latch passed(3);
+    const auto texts = on_ranks(3, [&, cause = cause](Rank& r) {
+      r.pass();
+      passed.arrive_and_wait();
+      if (r.comm.rank() < 2) return r.wait(10);
+      until([] { return in_a_wait == 2; });
+      r.comm.give_up(elsewhere(cause));
+      r.wait(10);
+    });
+    for (int rank = 0; rank < 2; ++rank)
+      CHECK_EQ(texts[size_t(rank)], kind + " 17 23: rank 17 on host b died. Here: rank ? waited.");
+    CHECK_EQ(texts[2],
+             std::string("AbortedError 17 23: communicator 'group' became unusable just now: rank "
+                         "17 on host b died"));
+  }
+}
+
+void later_calls_say_so_on_all_ranks() {
+  std::latch passed(3), given(1);
+  const auto texts = on_ranks(3, [&](Rank& r) {
+    r.pass();
+    passed.arrive_and_wait();
+    if (r.comm.rank() == 1) r.comm.give_up(elsewhere(Cause::peer_lost)), given.count_down();
+    given.wait();
+    r.wait(10);
+  });
+  for (const std::string& text : texts)
+    CHECK_EQ(text,
+             std::string("AbortedError 17 23: communicator 'group' became unusable just now: rank "
+                         "17 on host b died"));
+}
+
+void it_is_seen_without_a_call() {
+  std::latch passed(3), looked(3);
+  const auto texts = on_ranks(3, [&](Rank& r) {
+    r.pass();
+    passed.arrive_and_wait();
+    CHECK(!r.comm.trouble());
+    looked.arrive_and_wait();
+    if (r.comm.rank() == 1) r.comm.give_up(elsewhere(Cause::peer_lost));
+    until([&] { return r.comm.trouble().has_value(); });
+    const Failure found = *r.comm.trouble();
+    CHECK(found.cause == Cause::peer_lost);
+    CHECK(found.given);
+    CHECK_EQ(found.reporter, 19);
+    CHECK_EQ(found.about.rank, 17);
+    CHECK_EQ(found.about.seq, uint64_t(23));
+    CHECK_EQ(found.text, std::string("rank 17 on host b died"));
+    // And stays what it is, in the numbers of whoever gave it.
+    CHECK_EQ(renumbered(found, std::vector<int>(100, 7)).text, found.text);
+  });
+  for (const std::string& text : texts) CHECK_EQ(text, std::string());
+}
+
+// Another rank has left, which only one has noticed, whose call needs it.
+void so_is_what_the_ring_has_seen_itself() {
+  std::latch looked(1), left(1);
+  const auto texts = on_ranks(3, [&](Rank& r) {
+    r.pass();
+    if (r.comm.rank() == 1) {
+      looked.wait();
+      r.comm.close();
+      left.count_down();
+    }
+    if (r.comm.rank() == 2) {
+      left.wait();
+      r.wait(10);
+    }
+    if (r.comm.rank() == 0) {
+      CHECK(!r.comm.trouble());
+      looked.count_down();
+      until([&] { return r.comm.trouble().has_value(); });
+      const Failure found = renumbered(*r.comm.trouble(), {10, 11, 12});
+      CHECK(found.cause == Cause::peer_lost);
+      CHECK(!found.given);
+      CHECK_EQ(found.reporter, 12);
+      CHECK_EQ(found.about.rank, 11);
+      CHECK_CONTAINS(found.text, "rank 11 (pid ");
+      CHECK_CONTAINS(found.text, "closed its communicator");
+      CHECK_CONTAINS(found.text, "and rank 12 made one more");
+    }
+  });
+  CHECK_CONTAINS(texts[2], "PeerLostError 1 2");
+}
+
+void what_came_first_stays() {
+  std::latch passed(2), aborted(1);
+  const auto texts = on_ranks(2, [&](Rank& r) {
+    r.pass();
+    passed.arrive_and_wait();
+    if (r.comm.rank() == 1) r.comm.abort("enough"), aborted.count_down();
+    aborted.wait();
+    r.comm.give_up(elsewhere(Cause::peer_lost));
+    CHECK_EQ(r.comm.trouble()->text, std::string("aborted by rank 1: enough"));
+    r.wait(10);
+  });
+  for (const std::string& text : texts)
+    CHECK_EQ(text, std::string("AbortedError 1 0: communicator 'group' became unusable just now: "
+                               "aborted by rank 1: enough"));
+}
+
+// Who waits for ranks to come has no page yet.
+void ranks_that_are_connecting_end_too() {
+  std::latch rank_0_comes(1);
+  const auto texts = on_ranks(2, [&](Rank& r) {
+    if (r.comm.rank() == 1) {
+      rank_0_comes.wait();
+      return;
+    }
+    std::thread other([&] {
+      std::this_thread::sleep_for(Milliseconds(50));  // or it would not be connecting yet
+      r.comm.give_up(elsewhere(Cause::timed_out));
+      rank_0_comes.count_down();
+    });
+    try {
+      r.pass();
+    } catch (...) {
+      other.join();
+      CHECK(r.comm.trouble()->given);
+      throw;
+    }
+    fail(__FILE__, __LINE__, "nobody came, and no error");
+  });
+  CHECK_EQ(texts[0], std::string("TimeoutError 17 23: rank 17 on host b died"));
+}
+
+// A ring of one rank has no page that others see, and a number that is not of the group is nobody's.
+void a_rank_alone_may_give_up() {
+  const auto texts = on_ranks(1, [&](Rank& r) {
+    r.pass();
+    Failure odd = elsewhere(Cause::peer_lost);
+    odd.about.rank = -5;
+    r.comm.give_up(odd);
+    CHECK_EQ(r.comm.trouble()->about.rank, -1);
+    CHECK_EQ(r.comm.trouble()->text, odd.text);
+    r.wait(10);
+  });
+  CHECK_CONTAINS(texts[0], "AbortedError -1 23: communicator 'group' became unusable");
+}
+
+}  // namespace
+
+int main() {
+  all_waits_end_with_the_class_and_the_text();
+  later_calls_say_so_on_all_ranks();
+  it_is_seen_without_a_call();
+  so_is_what_the_ring_has_seen_itself();
+  what_came_first_stays();
+  ranks_that_are_connecting_end_too();
+  a_rank_alone_may_give_up();
+}

@@ -1,0 +1,158 @@
+// What becomes of words when the store blocks, or throws: as when the network is cut, or the process
+// that keeps the store has died.
+#include <latch>
+
+#include "comm/telegraph.h"
+#include "comm/telegraph_stores.h"
+
+using namespace ringkern;
+using namespace ringkern::test;
+
+namespace {
+
+// Nobody waits for it any longer than they want to.
+void a_store_that_blocks_holds_nobody() {
+  Group group;
+  Gate gate;
+  gate.shut();
+  group.stores[0]->use = [&](const std::string&) { gate.pass(); };
+  CHECK(group[0].store_answers());
+  group[0].watch(5, "between hosts");
+  until([&] { return gate.waiting() == 1; });
+  CHECK(!group[0].heard());
+  CHECK_EQ(group[0].tell(lost(0, 3), Milliseconds(10)).text, std::string("rank 3 on host b died"));
+  CHECK(!group[0].hear(Milliseconds(10)));
+  const auto places = group[0].call_roll(Milliseconds(10));
+  CHECK(places[0] && !places[1] && !places[2] && !places[3]);
+  until([&] { return !group[0].store_answers(); });
+  group[0].watch(6, "between hosts");
+  group[0].rest();
+  CHECK(!group[2].hear(Milliseconds(200)));
+  // When it answers again, what was to be told is told, also after the wait is over.
+  gate.shut(false);
+  CHECK_EQ(group[2].hear(kForEver)->about.rank, 3);
+  until([&] { return group[0].heard() && group[0].store_answers(); });
+}
+
+// Nor in its end, which leaves a thread behind with all that it needs. That ends, too, if it can.
+void nor_does_it_when_it_ends() {
+  const int threads = threads_of_this_process();
+  Gate gate;
+  gate.shut();
+  std::weak_ptr<Store> store;
+  const auto memory = std::make_shared<MemoryStore>();
+  {
+    Group group;
+    const auto odd = std::make_shared<OddStore>(memory);
+    odd->use = [&](const std::string&) { gate.pass(); };
+    store = odd;
+    group.ranks[0] = group.telegraph(0, [held = std::shared_ptr<Store>(odd)] { return held; });
+    group[0].watch(5, "between hosts");
+    until([&] { return gate.waiting() == 1; });
+    group[0].tell(lost(0, 3), Milliseconds(10));
+  }
+  CHECK_EQ(threads_of_this_process(), threads + 1);
+  CHECK(!store.expired());
+  CHECK_EQ(gate.waiting(), 1);
+  gate.shut(false);
+  until([&] { return store.expired() && threads_of_this_process() == threads; });
+}
+
+// The same where there is not even a connection.
+void connecting_may_block() {
+  const int threads = threads_of_this_process();
+  Gate gate;
+  gate.shut();
+  {
+    Group group;
+    group.ranks[0] = group.telegraph(0, [&]() -> std::shared_ptr<Store> {
+      gate.pass();
+      return nullptr;
+    });
+    CHECK_EQ(group[0].tell(lost(0, 3), Milliseconds(10)).about.rank, 3);
+    until([&] { return gate.waiting() == 1 && !group[0].store_answers(); });
+  }
+  gate.shut(false);
+  until([&] { return threads_of_this_process() == threads; });
+}
+
+// A new connection is tried for as long as anybody wants an answer.
+void connecting_may_fail() {
+  Group group;
+  std::atomic<int> tries{0};
+  group.ranks[0] = group.telegraph(0, [&]() -> std::shared_ptr<Store> {
+    const int n = ++tries;
+    if (n == 1) throw std::runtime_error("refused");
+    if (n == 2) return nullptr;
+    return group.stores[0];
+  });
+  CHECK_EQ(group[0].tell(lost(0, 3), kForEver).about.rank, 3);
+  CHECK_EQ(tries, 3);
+  CHECK(group[0].store_answers());
+  CHECK_EQ(group[2].hear(kForEver)->about.rank, 3);
+}
+
+// In each place where it can: nothing comes out, and nothing is said twice.
+void a_store_that_throws_is_asked_again() {
+  for (int n = 1; n <= 6; ++n) {
+    Group group;
+    std::atomic<int> asked{0}, connected{0};
+    group.stores[0]->use = [&](const std::string&) {
+      if (++asked == n) throw std::runtime_error("reset by peer");
+    };
+    group.ranks[0] = group.telegraph(0, [&] { return ++connected, group.stores[0]; });
+    group[2].watch(2, "reduce");
+    CHECK(group[0].call_roll(kForEver)[2].has_value());
+    until([&] { return asked >= n; });
+    CHECK_EQ(group[0].tell(lost(0, 3), kForEver).about.rank, 3);
+    CHECK_EQ(connected, 2);
+    CHECK_EQ(group.count("bell") % (int64_t(1) << 32), int64_t(1));
+    until([&] { return group[2].heard().has_value(); });
+    CHECK(group[0].store_answers());
+  }
+}
+
+void a_store_that_throws_for_good_does_not_answer() {
+  Group group;
+  for (auto& store : group.stores)
+    store->use = [](const std::string&) { throw std::runtime_error("reset by peer"); };
+  group[0].watch(1, "reduce");
+  until([&] { return !group[0].store_answers(); });
+  CHECK_EQ(group[0].tell(lost(0, 3), Milliseconds(300)).about.rank, 3);
+  CHECK(!group[0].hear(Milliseconds(10)));
+  CHECK(!group[0].call_roll(Milliseconds(300))[2]);
+  CHECK(!group[0].heard());
+  group.ranks[0].reset();
+}
+
+// It is announced and not yet there when the rank that tells it loses the store: the others take
+// the next one, and it, too.
+void a_word_may_be_lost_half_way() {
+  Group group;
+  Gate gate;
+  gate.shut();
+  group.stores[0]->use = [&](const std::string& how) {
+    if (how == "set") gate.pass();
+  };
+  std::thread first([&] {
+    CHECK_EQ(group[0].tell(lost(0, 3, "the first"), Milliseconds(100)).text,
+             std::string("the first"));
+  });
+  until([&] { return gate.waiting() == 1; });
+  CHECK_EQ(group[2].tell(lost(2, 1, "the second"), kForEver).text, std::string("the second"));
+  CHECK_EQ(group[3].hear(kForEver)->text, std::string("the second"));
+  first.join();
+  gate.shut(false);
+}
+
+}  // namespace
+
+int main() {
+  a_store_that_blocks_holds_nobody();
+  nor_does_it_when_it_ends();
+  connecting_may_block();
+  connecting_may_fail();
+  a_store_that_throws_is_asked_again();
+  a_store_that_throws_for_good_does_not_answer();
+  a_word_may_be_lost_half_way();
+}

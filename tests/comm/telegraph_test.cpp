@@ -1,0 +1,298 @@
+// What ranks of several hosts tell each other through a store that answers. The one that does not is
+// in telegraph_cut_test.cpp.
+#include "comm/telegraph.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "comm/telegraph_stores.h"
+
+using namespace ringkern;
+using namespace ringkern::test;
+
+namespace {
+
+void a_word_comes_as_it_was_told() {
+  Group group;
+  CHECK(!group[2].heard());
+  group[2].watch(17, "all_reduce");
+  const Failure told = group[0].tell(lost(0, 3), kForEver);
+  CHECK_EQ(told.text, std::string("rank 3 on host b died"));
+  until([&] { return group[2].heard().has_value(); });
+  const Failure heard = *group[2].heard();
+  CHECK(heard.cause == Cause::peer_lost);
+  CHECK(heard.given);
+  CHECK_EQ(heard.reporter, 0);
+  CHECK_EQ(heard.about.rank, 3);
+  CHECK_EQ(heard.about.seq, uint64_t(17));
+  CHECK_EQ(heard.about.phase, std::string("reduce"));
+  CHECK_EQ(heard.text, told.text);
+}
+
+// Who waits for a better reason than its own need not be in a long wait.
+void who_listens_hears() {
+  Group group;
+  CHECK(!group[3].hear(Milliseconds(1)));
+  std::thread teller([&] { group[1].tell(lost(1, 2), kForEver); });
+  CHECK_EQ(group[3].hear(kForEver)->about.rank, 2);
+  teller.join();
+  CHECK_EQ(group[3].hear(kForEver)->about.rank, 2);  // and hears it again, at once
+}
+
+void the_first_of_many_counts() {
+  for (int i = 0; i < 20; ++i) {
+    Group group({0, 0, 0, 1, 1, 1});
+    std::vector<Failure> said(6);
+    std::vector<std::thread> threads;
+    for (int r = 0; r < 6; ++r)
+      threads.emplace_back([&, r] {
+        said[size_t(r)] = group[r].tell(lost(r, r, "word of rank " + std::to_string(r)), kForEver);
+      });
+    for (std::thread& thread : threads) thread.join();
+    for (int r = 0; r < 6; ++r) {
+      CHECK_EQ(said[size_t(r)].text, said[0].text);
+      CHECK_EQ(said[size_t(r)].reporter, said[0].reporter);
+      CHECK_EQ(group[r].tell(lost(r, r, "once more"), kForEver).text, said[0].text);
+    }
+    CHECK_EQ(said[0].text, "word of rank " + std::to_string(said[0].reporter));
+  }
+}
+
+// Neither asked nor paid for by who has no need.
+void who_does_not_wait_does_not_look() {
+  const int threads = threads_of_this_process();
+  {
+    Group group;
+    CHECK(!group[2].heard());
+    CHECK(group[2].store_answers());
+    group[2].rest();
+    CHECK_EQ(threads_of_this_process(), threads);
+    CHECK_EQ(group.stores[2]->questions, 0);
+    group[2].watch(1, "all_reduce");
+    until([&] { return group.stores[2]->questions > 2; });
+    group[2].rest();
+    std::this_thread::sleep_for(Milliseconds(300));  // the thread may be in a last look
+    const int questions = group.stores[2]->questions;
+    group[0].tell(lost(0, 3), kForEver);
+    std::this_thread::sleep_for(Milliseconds(500));
+    CHECK_EQ(group.stores[2]->questions, questions);
+    CHECK(!group[2].heard());
+    group[2].watch(2, "all_reduce");  // it was told before: the first look finds it
+    until([&] { return group[2].heard().has_value(); });
+  }
+  CHECK_EQ(threads_of_this_process(), threads);
+}
+
+// Told, and its program has ended before anybody could see to it.
+void last_words_are_told() {
+  Group group;
+  group[0].tell(lost(0, 3), Milliseconds(0));
+  group.ranks[0].reset();
+  CHECK_EQ(group[2].hear(kForEver)->about.rank, 3);
+}
+
+void words_are_bounded_and_printable() {
+  Group group;
+  const Failure told =
+      group[0].tell(lost(0, 3, "a\nb\x1b[2J\xff" + std::string(1 << 20, 'x')), kForEver);
+  const Failure heard = *group[2].hear(kForEver);
+  CHECK_EQ(heard.text.size(), size_t(2000));
+  CHECK_CONTAINS(heard.text, "a b?[2J?xxx");
+  CHECK_EQ(told.text, heard.text);  // the same on all ranks
+}
+
+// ---- roll calls ---------------------------------------------------------------------------------
+
+void who_waits_answers() {
+  Group group({0, 0, 1, 1, 2});
+  group[1].watch(4, "reduce_scatter");
+  group[3].watch(5, "between hosts");
+  group[4].watch(6, "all_gather");
+  group[2].watch(3, "all_gather");
+  group[2].rest();
+  const auto places = group[1].call_roll(kForEver);  // for ranks of all hosts wait
+  CHECK_EQ(places.size(), size_t(5));
+  CHECK(!places[0] && !places[2]);
+  CHECK_EQ(places[1]->seq, uint64_t(4));  // its own
+  CHECK_EQ(places[3]->seq, uint64_t(5));
+  CHECK_EQ(places[3]->phase, std::string("between hosts"));
+  CHECK_EQ(places[4]->phase, std::string("all_gather"));
+}
+
+void who_does_not_is_missed() {
+  Group group({0, 0, 1, 1, 2});
+  group[3].watch(5, "between hosts");
+  const auto places = group[0].call_roll(Milliseconds(1500));
+  CHECK(!places[0] && !places[1] && !places[2] && places[3] && !places[4]);
+  CHECK(group[0].store_answers());
+  // An answer is to one roll only.
+  group[3].rest();
+  std::this_thread::sleep_for(Milliseconds(300));
+  CHECK(!group[0].call_roll(Milliseconds(500))[3]);
+  group[3].watch(7, "all_gather");
+  CHECK_EQ(group[0].call_roll(Milliseconds(1500))[3]->seq, uint64_t(7));
+}
+
+// As when all run out of time together: then each answers the others.
+void all_may_call_at_once() {
+  Group group({0, 0, 1, 1, 2, 2});
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 6; ++r)
+    threads.emplace_back([&, r] {
+      group[r].watch(uint64_t(r + 1), "reduce");
+      const auto places = group[r].call_roll(kForEver);
+      CHECK_EQ(places[size_t(r)]->seq, uint64_t(r + 1));
+      for (int host = 0; host < 3; ++host)
+        CHECK(places[size_t(2 * host)] || places[size_t(2 * host + 1)]);
+      for (size_t other = 0; other < 6; ++other)
+        if (places[other]) CHECK_EQ(places[other]->seq, uint64_t(other + 1));
+    });
+  for (std::thread& thread : threads) thread.join();
+}
+
+void threads_of_a_rank_share_a_roll() {
+  Group group;
+  group[2].watch(3, "reduce");
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&] { CHECK_EQ(group[0].call_roll(kForEver)[2]->seq, uint64_t(3)); });
+  for (std::thread& thread : threads) thread.join();
+}
+
+// Then nobody wants to know any more.
+void a_word_ends_a_roll() {
+  Group group;
+  std::thread caller([&] { CHECK(!group[0].call_roll(kForEver)[2]); });
+  until([&] { return group.count("bell") != 0; });
+  group[3].tell(lost(3, 1), kForEver);
+  caller.join();
+  CHECK(group[0].heard().has_value());
+  CHECK(!group[0].call_roll(kForEver)[2]);
+}
+
+// ---- what may be in a store ---------------------------------------------------------------------
+
+std::string garbage_heard(const std::string& word) {
+  Group group;
+  group.write("word/1", word);
+  group.count("bell", 1);
+  const Failure heard = *group[2].hear(kForEver);
+  CHECK(heard.cause == Cause::failed);
+  CHECK_EQ(heard.about.rank, -1);
+  return heard.text;
+}
+
+void garbage_is_a_failure_all_the_same() {
+  const std::string good = "5 0 1 17\nreduce\nrank 1 died";
+  for (size_t n = 0; n + 12 < good.size(); ++n)  // cut before its last line
+    CHECK_CONTAINS(garbage_heard(good.substr(0, n)), "cannot be read: '");
+  for (const char* word : {"0 0 1 17\nx\nno cause", "6 0 1 17\nx\nno such cause", "-1 0 1 17\nx\ny",
+                           "99999999999999999999 0 1 17\nx\ny", "4 0 1 -17\nx\ny",
+                           "4  0 1 17\nx\ny", "four 0 1 17\nx\ny"})
+    CHECK_CONTAINS(garbage_heard(word), "cannot be read: '");
+  CHECK_CONTAINS(garbage_heard("\x1b[2J\n\xff" + std::string(1 << 20, 'x')),
+                 "cannot be read: '?[2J ?xxx");
+  CHECK(garbage_heard(std::string(1 << 20, 'x')).size() < 300);
+}
+
+// A number that another has written is no index.
+void ranks_that_are_not_there_are_nobody() {
+  for (const char* rank : {"4", "-1", "-2147483648", "2147483647"}) {
+    Group group;
+    group.write("word/1", std::string("4 ") + rank + " " + rank + " 17\nx\ndied");
+    group.count("bell", 1);
+    const Failure heard = *group[2].hear(kForEver);
+    CHECK(heard.cause == Cause::peer_lost);
+    CHECK_EQ(heard.about.rank, -1);
+    CHECK_EQ(heard.reporter, -1);
+  }
+}
+
+void garbage_is_no_answer() {
+  for (const char* answer :
+       {"", "x", "1", "1 x\ny", "1 2", "99999999999999999999 2\nx", "0 1\nx"}) {
+    Group group;
+    group.write("at/2", answer);
+    group.count("answers", -3);
+    CHECK(!group[0].call_roll(Milliseconds(300))[2]);
+  }
+  Group group;
+  group.write("at/2", "1 2\n\x1b" + std::string(1 << 20, 'x'));
+  group.count("answers", 1);
+  const auto places = group[0].call_roll(kForEver);
+  CHECK_EQ(places[2]->phase, "?" + std::string(99, 'x'));
+}
+
+void a_bell_may_say_anything() {
+  for (const int64_t bell : {int64_t(-1), INT64_MIN, INT64_MAX, -(int64_t(1) << 32)}) {
+    Group group;
+    group.count("bell", bell);
+    group[2].watch(1, "reduce");
+    until([&] { return group.stores[2]->questions > 3; });
+    (void)group[0].call_roll(Milliseconds(200));
+    (void)group[0].tell(lost(0, 3), Milliseconds(200));
+  }
+}
+
+// Who announces a word may die before it is there.
+void a_word_that_does_not_come() {
+  Group group;
+  group.count("bell", 1);
+  CHECK_CONTAINS(group[2].hear(kForEver)->text, "before it could say why");
+  Group of_two;
+  of_two.count("bell", 1);
+  CHECK_EQ(of_two[0].tell(lost(0, 3), kForEver).about.rank, 3);
+  CHECK_EQ(of_two[2].hear(kForEver)->about.rank, 3);
+  Group late;
+  late.count("bell", 2);
+  late.write("word/2", "4 0 1 17\nx\nthe second");
+  std::thread writer([&] {
+    until([&] { return late.stores[2]->questions > 2; });
+    late.write("word/1", "4 0 1 17\nx\nthe first");
+  });
+  CHECK_EQ(late[2].hear(kForEver)->text, std::string("the first"));
+  writer.join();
+}
+
+// ---- processes ----------------------------------------------------------------------------------
+
+// Its thread is the parent's, and so may be its lock.
+void a_forked_child_parts_with_it() {
+  Group group;
+  group[0].watch(1, "reduce");
+  until([&] { return group.stores[0]->questions > 0; });
+  const pid_t child = ::fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    ::alarm(20);
+    group.ranks[0].reset();
+    ::_exit(0);
+  }
+  int status = 0;
+  CHECK_EQ(::waitpid(child, &status, 0), child);
+  CHECK_EQ(status, 0);
+  group[2].tell(lost(2, 1), kForEver);
+  until([&] { return group[0].heard().has_value(); });
+}
+
+}  // namespace
+
+int main() {
+  a_forked_child_parts_with_it();
+  a_word_comes_as_it_was_told();
+  who_listens_hears();
+  the_first_of_many_counts();
+  who_does_not_wait_does_not_look();
+  last_words_are_told();
+  words_are_bounded_and_printable();
+  who_waits_answers();
+  who_does_not_is_missed();
+  all_may_call_at_once();
+  threads_of_a_rank_share_a_roll();
+  a_word_ends_a_roll();
+  garbage_is_a_failure_all_the_same();
+  ranks_that_are_not_there_are_nobody();
+  garbage_is_no_answer();
+  a_bell_may_say_anything();
+  a_word_that_does_not_come();
+}
