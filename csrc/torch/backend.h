@@ -9,6 +9,7 @@
 
 #include "torch/backend_base.h"
 #include "torch/exchanges.h"
+#include "torch/hosts_messenger.h"
 #include "torch/monitored_barrier.h"
 #include "torch/sparse_sum.h"
 
@@ -209,20 +210,49 @@ inline WorkPtr RingBackend::allreduce_sparse(Tensors& tensors, const c10d::Allre
   return noted(work);
 }
 
+// Of a group on one host; or, where `host_of` says of each rank on which, of one on several.
+inline c10::intrusive_ptr<c10d::Backend> make_backend(
+    c10::intrusive_ptr<c10d::Store> store, const std::string& name, int rank, int size,
+    const std::vector<int64_t>& global_ranks, double timeout_s, const Wish& wish,
+    const std::map<std::string, WayTables::Lists>& tables, const std::vector<int>& host_of,
+    const std::vector<std::string>& host_names, py::object engine,
+    const HostsCommunicator::Crossings& crossings) {
+  std::unique_ptr<Runner> ring;
+  std::unique_ptr<Carrier> messenger;
+  if (host_of.empty()) {
+    ring = std::make_unique<TorchCommunicator>(store, name, rank, size, timeout_s);
+    messenger = std::make_unique<Messenger>(std::make_shared<C10dStore>(store), "backend/pairs",
+                                            Seat{rank, size}, milliseconds(timeout_s));
+  } else {
+    auto over_hosts = std::make_unique<HostsCommunicator>(
+        store, name, Hosts(rank, host_of, host_names), timeout_s, std::move(engine), crossings);
+    messenger = std::make_unique<HostsMessenger>(*over_hosts, std::make_shared<C10dStore>(store),
+                                                 "backend/pairs", milliseconds(timeout_s));
+    ring = std::move(over_hosts);
+  }
+  const WithoutGil no_gil;
+  return c10::make_intrusive<RingBackend>(std::move(store), rank, size, global_ranks, timeout_s,
+                                          wish, tables, std::move(ring), std::move(messenger));
+}
+
 inline void bind_backend(py::module_& m) {
   m.def(
       "make_backend",
       [](c10::intrusive_ptr<c10d::Store> store, const std::string& name, int rank, int size,
          const std::vector<int64_t>& global_ranks, double timeout_s, const std::string& algorithm,
          const std::string& protocol, bool in_rank_order, bool wide,
-         const std::map<std::string, WayTables::Lists>& tables) {
-        return c10::intrusive_ptr<c10d::Backend>(c10::make_intrusive<RingBackend>(
-            std::move(store), name, rank, size, global_ranks, timeout_s,
-            Wish::of(algorithm, protocol, in_rank_order, wide), tables));
+         const std::map<std::string, WayTables::Lists>& tables, const std::vector<int>& host_of,
+         const std::vector<std::string>& host_names, py::object engine,
+         const HostsCommunicator::Crossings& crossings) {
+        return make_backend(std::move(store), name, rank, size, global_ranks, timeout_s,
+                            Wish::of(algorithm, protocol, in_rank_order, wide), tables, host_of,
+                            host_names, std::move(engine), crossings);
       },
       py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("size"), py::arg("global_ranks"),
       py::arg("timeout_s"), py::arg("algorithm"), py::arg("protocol"), py::arg("in_rank_order"),
-      py::arg("wide"), py::arg("tables"), py::call_guard<py::gil_scoped_release>());
+      py::arg("wide"), py::arg("tables"), py::arg("host_of") = std::vector<int>(),
+      py::arg("host_names") = std::vector<std::string>(), py::arg("engine") = py::none(),
+      py::arg("crossings") = HostsCommunicator::Crossings());
   m.def(
       "close_backends",
       [](double patience_s) { OpenBackends::all().close(milliseconds(patience_s)); },

@@ -24,16 +24,16 @@ namespace ringkern::torch_ext {
 
 class BackendBase : public c10d::Backend {
  public:
-  // `name`: of the ring, in errors and records. `wish`: of every call; `tables`: for what it leaves
+  // `wish`: of every call; `tables`: for what it leaves
   // open, of each kind of device. `global_ranks`: of the group, in the default one; none: this is
   // the default one.
-  BackendBase(c10::intrusive_ptr<c10d::Store> store, const std::string& name, int rank, int size,
+  BackendBase(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
               const std::vector<int64_t>& global_ranks, double timeout_s, const Wish& wish,
-              const std::map<std::string, WayTables::Lists>& tables)
+              const std::map<std::string, WayTables::Lists>& tables, std::unique_ptr<Runner> ring,
+              std::unique_ptr<Carrier> messenger)
       : Backend(rank, size), seat_{rank, size}, group_(group_record(rank, size, global_ranks)),
         timeout_(milliseconds(timeout_s)), wish_(wish), store_(std::make_shared<C10dStore>(store)),
-        ring_(std::make_unique<TorchCommunicator>(store, name, rank, size, timeout_s)),
-        messenger_(std::make_unique<Messenger>(store_, "backend/pairs", seat_, timeout_)) {
+        ring_(std::move(ring)), messenger_(std::move(messenger)) {
     for (const auto& [device, lists] : tables) ring_->set_table(device, lists);
     init();
     OpenBackends::all().add(this, [this](Milliseconds patience) { close(patience); });
@@ -141,7 +141,6 @@ class BackendBase : public c10d::Backend {
   WorkPtr post(Call call, uint64_t tag, Milliseconds timeout) {
     return messenger_->post(std::move(call), tag, wish_, timeout);
   }
-  static constexpr uint64_t kCollectiveTag = uint64_t(1) << 63;  // no user's
 
   // Its name is known after the constructor has run.
   const GroupRecord& group() {
@@ -176,9 +175,9 @@ class BackendBase : public c10d::Backend {
   std::atomic<uint64_t> sequence_{0};   // of collectives
   std::atomic<uint64_t> exchanges_{0};  // of those between pairs
   uint64_t monitored_barriers_ = 0;
-  std::unique_ptr<TorchCommunicator> ring_;
-  std::unique_ptr<Messenger> messenger_;
-  std::mutex mutex_;  // guards what follows
+  std::unique_ptr<Runner> ring_;
+  std::unique_ptr<Carrier> messenger_;  // ends first: it may use what the ring has
+  std::mutex mutex_;                    // guards what follows
   bool coalescing_ = false;
   std::vector<WorkPtr> coalesced_;
   std::unordered_map<c10::Device, c10::Stream> side_streams_;

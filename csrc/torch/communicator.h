@@ -13,15 +13,36 @@
 
 #include "torch/calls.h"
 #include "torch/devices.h"
+#include "torch/runner.h"
 #include "torch/store.h"
 #include "torch/tensors.h"
 #include "torch/work.h"
 
 namespace ringkern::torch_ext {
 
-using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+// A call of one task.
+inline Call call_of(c10d::OpType type, const at::Tensor& output, Prepared task) {
+  Call call;
+  call.type = type;
+  call.device = task.device;
+  call.outputs = {output};
+  call.tasks.push_back(std::move(task));
+  return call;
+}
 
-class TorchCommunicator {
+// Nanoseconds that each of so many calls took.
+template <class F>
+std::vector<int64_t> timed(int64_t calls, F&& call) {
+  std::vector<int64_t> times(static_cast<size_t>(calls));
+  for (int64_t& time : times) {
+    const auto start = Clock::now();
+    call();
+    time = std::chrono::nanoseconds(Clock::now() - start).count();
+  }
+  return times;
+}
+
+class TorchCommunicator final : public Runner {
  public:
   TorchCommunicator(c10::intrusive_ptr<c10d::Store> store, std::string name, int rank, int ranks,
                     double timeout_s)
@@ -30,7 +51,7 @@ class TorchCommunicator {
                                              milliseconds(timeout_s))) {}
 
   // Python frees it under the GIL, which callbacks of calls in flight need to finish.
-  ~TorchCommunicator() {
+  ~TorchCommunicator() override {
     if (on_end_) on_end_(this);
     const WithoutGil no_gil;
     if (!comm_->in_callback()) {
@@ -44,7 +65,7 @@ class TorchCommunicator {
   }
 
   // Before the first call on such a device.
-  void set_table(const std::string& device, const WayTables::Lists& lists) {
+  void set_table(const std::string& device, const WayTables::Lists& lists) override {
     tables_.set(device, lists);
   }
 
@@ -97,17 +118,10 @@ class TorchCommunicator {
 
   // Nanoseconds that each of so many calls of all_reduce took.
   std::vector<int64_t> time_all_reduce(const at::Tensor& tensor, int64_t calls, const Wish& wish) {
-    std::vector<int64_t> times(static_cast<size_t>(calls));
-    const auto call = [&] {
+    return timed(calls, [&] {
       if (!all_reduce_now(tensor, Op::sum, wish))
         all_reduce(tensor, c10d::ReduceOp::SUM, wish, false);
-    };
-    for (int64_t& time : times) {
-      const auto start = Clock::now();
-      call();
-      time = std::chrono::nanoseconds(Clock::now() - start).count();
-    }
-    return times;
+    });
   }
 
   WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input,
@@ -122,11 +136,8 @@ class TorchCommunicator {
                   prepare_all_gather(output, input, rank(), ranks()), wish, async_op);
   }
 
-  // Runs the tasks of a call; `timeout`: for each wait; 0: the communicator's. Synchronous on a
-  // CPU: returns when it is done; on CUDA: when it is enqueued on the current stream, or,
-  // asynchronous, on `stream`.
   WorkPtr launch(Call call, const Wish& wish, bool async_op, Milliseconds timeout,
-                 std::optional<c10::Stream> stream) {
+                 std::optional<c10::Stream> stream) override {
     const Device& device = device_on(call.device);
     for (Prepared& prepared : call.tasks) {
       choose_way(prepared.task, wish, call.device.type());
@@ -152,15 +163,28 @@ class TorchCommunicator {
     return work;
   }
 
+  // Runs a task on memory that the caller keeps, as launch() does, without the GIL.
+  void run(c10::Device on, Task task, const Wish& wish, Milliseconds timeout) {
+    choose_way(task, wish, on.type());
+    const Device& device = device_on(on);
+    task.timeout = timeout;
+    task.stream = current_stream(on);
+    if (!comm_->run_now(device, task)) comm_->run(device, task);
+  }
+  // As those of the Communicator.
+  void check_callable() { comm_->check_callable(); }
+  void give_up(const Failure& why) { comm_->give_up(why); }
+  std::optional<Failure> trouble() { return comm_->trouble(); }
+
   // Called first when this ends, with the GIL.
   void on_end(void (*tell)(const TorchCommunicator*)) { on_end_ = tell; }
 
   int rank() const { return comm_->rank(); }
   int ranks() const { return comm_->ranks(); }
   double timeout_s() const { return double(comm_->timeout().count()) / 1000; }
-  bool failed() { return comm_->failed(); }
-  void abort(const std::string& reason) { comm_->abort(reason); }
-  void close(double patience_s) { callers_.close(*comm_, patience_s); }
+  bool failed() override { return comm_->failed(); }
+  void abort(const std::string& reason) override { comm_->abort(reason); }
+  void close(double patience_s) override { callers_.close(*comm_, patience_s); }
 
  private:
   // The quick way, of one task.
@@ -177,15 +201,6 @@ class TorchCommunicator {
     if (task.device.is_cpu()) cpu_ = &device;
     task.finish();
     return nullptr;
-  }
-
-  static Call call_of(c10d::OpType type, const at::Tensor& output, Prepared task) {
-    Call call;
-    call.type = type;
-    call.device = task.device;
-    call.outputs = {output};
-    call.tasks.push_back(std::move(task));
-    return call;
   }
 
   static std::vector<Task> tasks_of(const Call& call) {
@@ -224,17 +239,14 @@ class TorchCommunicator {
   std::unique_ptr<Communicator> comm_;
 };
 
-inline void bind_communicator(py::module_& m) {
-  py::class_<TorchCommunicator>(m, "Communicator")
-      .def(py::init<c10::intrusive_ptr<c10d::Store>, std::string, int, int, double>(),
-           py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("size"),
-           py::arg("timeout_s"))
-      .def("set_table", &TorchCommunicator::set_table, py::arg("device"), py::arg("lists"))
+// What Python sees of a communicator, of one host or of several.
+template <class C>
+void bind_calls(py::class_<C>& bound) {
+  bound.def("set_table", &C::set_table, py::arg("device"), py::arg("lists"))
       .def(
           "all_reduce",
-          [](TorchCommunicator& c, const at::Tensor& tensor, const c10d::ReduceOp& op,
-             const std::string& algorithm, const std::string& protocol, bool in_rank_order,
-             bool wide, bool async_op) {
+          [](C& c, const at::Tensor& tensor, const c10d::ReduceOp& op, const std::string& algorithm,
+             const std::string& protocol, bool in_rank_order, bool wide, bool async_op) {
             return c.all_reduce(tensor, op, Wish::of(algorithm, protocol, in_rank_order, wide),
                                 async_op);
           },
@@ -242,37 +254,43 @@ inline void bind_communicator(py::module_& m) {
           py::arg("in_rank_order"), py::arg("wide"), py::arg("async_op"))
       .def(
           "reduce_scatter",
-          [](TorchCommunicator& c, const at::Tensor& output, const at::Tensor& input,
-             const c10d::ReduceOp& op, const std::string& protocol, bool async_op) {
+          [](C& c, const at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& op,
+             const std::string& protocol, bool async_op) {
             return c.reduce_scatter(output, input, op, Wish::of("auto", protocol), async_op);
           },
           py::arg("output"), py::arg("input"), py::arg("op"), py::arg("protocol"),
           py::arg("async_op"))
       .def(
           "all_gather",
-          [](TorchCommunicator& c, const at::Tensor& output, const at::Tensor& input,
-             const std::string& protocol, bool async_op) {
+          [](C& c, const at::Tensor& output, const at::Tensor& input, const std::string& protocol,
+             bool async_op) {
             return c.all_gather(output, input, Wish::of("auto", protocol), async_op);
           },
           py::arg("output"), py::arg("input"), py::arg("protocol"), py::arg("async_op"))
       .def(
           "time_all_reduce",
-          [](TorchCommunicator& c, const at::Tensor& tensor, int64_t calls,
-             const std::string& algorithm, const std::string& protocol, bool in_rank_order,
-             bool wide) {
+          [](C& c, const at::Tensor& tensor, int64_t calls, const std::string& algorithm,
+             const std::string& protocol, bool in_rank_order, bool wide) {
             return c.time_all_reduce(tensor, calls,
                                      Wish::of(algorithm, protocol, in_rank_order, wide));
           },
           py::arg("tensor"), py::arg("calls"), py::arg("algorithm") = "auto",
           py::arg("protocol") = "auto", py::arg("in_rank_order") = false, py::arg("wide") = false)
-      .def("table", &TorchCommunicator::table, py::arg("device"))
-      .def_property_readonly("rank", &TorchCommunicator::rank)
-      .def_property_readonly("size", &TorchCommunicator::ranks)
-      .def_property_readonly("timeout_s", &TorchCommunicator::timeout_s)
-      .def("abort", &TorchCommunicator::abort, py::arg("reason"),
-           py::call_guard<py::gil_scoped_release>())
-      .def("close", &TorchCommunicator::close, py::arg("patience_s") = -1.0,
+      .def("table", &C::table, py::arg("device"))
+      .def_property_readonly("rank", &C::rank)
+      .def_property_readonly("size", &C::ranks)
+      .def_property_readonly("timeout_s", &C::timeout_s)
+      .def("abort", &C::abort, py::arg("reason"), py::call_guard<py::gil_scoped_release>())
+      .def("close", &C::close, py::arg("patience_s") = -1.0,
            py::call_guard<py::gil_scoped_release>());
+}
+
+inline void bind_communicator(py::module_& m) {
+  py::class_<TorchCommunicator> bound(m, "Communicator");
+  bound.def(py::init<c10::intrusive_ptr<c10d::Store>, std::string, int, int, double>(),
+            py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("size"),
+            py::arg("timeout_s"));
+  bind_calls(bound);
 }
 
 }  // namespace ringkern::torch_ext

@@ -14,11 +14,11 @@
 #include "cpu/courier.h"
 #include "torch/calls.h"
 #include "torch/devices.h"
-#include "torch/work.h"
+#include "torch/runner.h"
 
 namespace ringkern::torch_ext {
 
-class Messenger {
+class Messenger final : public Carrier {
  public:
   // `name`, as a communicator's: the same on all ranks.
   Messenger(std::shared_ptr<Store> store, std::string name, Seat seat, Milliseconds timeout)
@@ -26,10 +26,8 @@ class Messenger {
         courier_(std::make_unique<cpu::Courier>(store_, name_ + "/cpu", seat.rank, seat.ranks,
                                                 timeout)) {}
 
-  // Returns at once; the work is complete when all have arrived (CPU), or are enqueued (CUDA).
-  // `tag`: what the two ends of each transfer have alike, on a CPU; on CUDA they are in order.
-  c10::intrusive_ptr<RingWork> post(Call call, uint64_t tag, const Wish& wish,
-                                    Milliseconds timeout) {
+  // On CUDA transfers are matched in order, and not by tags.
+  WorkPtr post(Call call, uint64_t tag, const Wish& wish, Milliseconds timeout) override {
     if (!call.device.is_cpu()) return enqueue(std::move(call), wish);
     const std::vector<Transfer> transfers = call.transfers;
     // A callback may wait for the next message, which the courier's thread has to move.
@@ -57,11 +55,11 @@ class Messenger {
     return work;
   }
 
-  void abort(const std::string& reason) {
+  void abort(const std::string& reason) override {
     courier_->abort(reason);
     for (const auto& pair : pairs()) pair->comm.abort(reason);
   }
-  void close(Milliseconds patience) {
+  void close(Milliseconds patience) override {
     const auto end = Clock::now() + patience;
     courier_->close(patience);
     tellers_.drain(patience);
@@ -70,8 +68,7 @@ class Messenger {
       pair->comm.close(std::max(left, Milliseconds(0)));
     }
   }
-  // CUDA: until all that was enqueued is done.
-  void synchronize() {
+  void synchronize() override {
     for (const auto& pair : pairs()) pair->stream.synchronize();
   }
 

@@ -9,6 +9,7 @@
 #include "torch/communicator.h"
 #include "torch/devices.h"
 #include "torch/errors.h"
+#include "torch/hosts_failures.h"
 #include "torch/layout.h"
 #include "torch/local.h"
 #include "torch/plan.h"
@@ -55,6 +56,7 @@ PYBIND11_MODULE(_C, m) {
   bind_arranger(m);
   bind_shared(m);
   bind_communicator(m);
+  bind_hosts_communicator(m);
   bind_trace(m);
   bind_quick(m);
   bind_backend(m);

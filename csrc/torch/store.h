@@ -43,11 +43,12 @@ class C10dStore final : public Store {
     try {
       return f();
     } catch (const c10::Error& e) {
-      throw RendezvousError(std::string("torch's store, in which ranks find each other, has "
-                                        "failed: ") +
-                            e.what_without_backtrace() +
-                            ". Has the process ended that keeps it (as a rule rank 0, or the "
-                            "launcher)?");
+      throw RendezvousError(
+          std::string("torch's store, in which ranks find each other, has "
+                      "failed: ") +
+          e.what_without_backtrace() +
+          ". Has the process ended that keeps it (as a rule the first rank, or the "
+          "launcher)?");
     }
   }
 

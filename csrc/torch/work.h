@@ -209,7 +209,7 @@ class RingWork : public c10d::Work {
 };
 
 // Several calls that are waited for as one.
-class JointWork final : public c10d::Work {
+class JointWork : public c10d::Work {
  public:
   explicit JointWork(std::vector<c10::intrusive_ptr<c10d::Work>> works)
       : Work(/*rank=*/-1, c10d::OpType::COALESCED), works_(std::move(works)) {}

@@ -262,7 +262,7 @@ def _store_errors() -> Iterator[None]:
     except RuntimeError as error:
         raise RendezvousError(
             f"torch's store, in which ranks find each other, has failed: {error}. Has the process "
-            "ended that keeps it (as a rule rank 0, or the launcher)?"
+            "ended that keeps it (as a rule the first rank, or the launcher)?"
         ) from error
 
 

@@ -1,0 +1,232 @@
+// Calls of a group that spans hosts, from launch to wait. Failures: torch/hosts_failures.h.
+#pragma once
+
+#include <utility>
+
+#include "comm/news.h"
+#include "torch/hosts_communicator.h"
+
+namespace ringkern::torch_ext {
+
+// The communicator whose callback runs on this thread: to wait there for another of its calls would
+// be to wait for oneself.
+inline thread_local const HostsCommunicator* hosts_calling_back = nullptr;
+
+inline void HostsCommunicator::check_callable() {
+  inner_->check_callable();
+  std::lock_guard lock(state_);
+  if (failure_)
+    throw AbortedError("communicator '" + name_ + "' became unusable " + ago(failed_at_) + ": " +
+                           failure_->text,
+                       {failure_->about.rank, failure_->about.seq, ""});
+}
+
+inline WorkPtr HostsCommunicator::launch(Call call, const Wish& wish, bool async_op,
+                                         Milliseconds timeout, std::optional<c10::Stream> stream) {
+  for (const Prepared& prepared : call.tasks) {
+    Task tried = prepared.task;  // what cannot be is told before anything is sent
+    choose_way(tried, wish, call.device.type());
+  }
+  check_callable();
+  const Callers::Scope no_gil(callers_);
+  const c10::Device on = call.device;
+  const std::vector<Prepared> tasks = call.tasks;
+  auto work = c10::make_intrusive<RingWork>(std::move(call), 1);
+  if (on.is_cpu() && async_op) {
+    auto error = std::make_shared<std::exception_ptr>();
+    worker_.post(
+        [this, tasks, wish, timeout, error] {
+          try {
+            run_tasks(tasks, wish, timeout);
+          } catch (...) {
+            *error = std::current_exception();
+          }
+        },
+        [this, work, error] {
+          hosts_calling_back = this;
+          work->end_part(*error);
+          hosts_calling_back = nullptr;
+        });
+    return work;
+  }
+  if (hosts_calling_back == this)
+    throw UsageError(
+        "a synchronous call in the callback of an asynchronous one would wait for itself. Use "
+        "async_op=True there, or call after wait().");
+  const c10::OptionalStreamGuard stream_guard(stream);
+  const c10::OptionalDeviceGuard device_guard(on.is_cpu() ? std::nullopt : std::optional(on));
+  worker_.drain();  // asynchronous calls came first
+  run_tasks(tasks, wish, timeout);
+  work->end_part(nullptr);
+  return work;
+}
+
+inline void HostsCommunicator::run_tasks(const std::vector<Prepared>& tasks, const Wish& wish,
+                                         Milliseconds timeout) {
+  const std::lock_guard turn(turn_);
+  check_callable();  // what came before may have failed
+  try {
+    for (const Prepared& task : tasks) run_task(task, wish, timeout);
+  } catch (const UsageError&) {
+    throw;  // of this rank alone
+  } catch (...) {
+    fail(std::current_exception());
+  }
+}
+
+inline void HostsCommunicator::run_task(const Prepared& prepared, const Wish& wish,
+                                        Milliseconds timeout) {
+  Task task = prepared.task;
+  // How it goes inside is compared there.
+  const CallWords words = words_of(task.collective, task.reduction, {}, {}, task.root, task.count);
+  now_.device = prepared.device;
+  now_.timeout = timeout.count() > 0 ? timeout : timeout_;
+  now_.seq = ++seq_;
+  now_.text = text_of({.seq = seq_, .words = words});
+  const Journey::Ways ways{hosts_, crossing_on(prepared.device),
+                           [&](const Task& step, const Wish& how) {
+                             inner_->run(prepared.device, step, how, now_.timeout);
+                           },
+                           [&]() -> Engine& { return engine(prepared.device, false); },
+                           [&]() -> Engine& { return engine(prepared.device, true); }};
+  const Engine::Finish compared = compare_calls(words);
+  Journey(ways, prepared, wish).run();
+  if (compared) compared();
+}
+
+// A call that has not been made so far is compared with that of the other hosts, on the first rail:
+// inside, the ring sees to it. On CUDA to look at what has come would be to wait for the device.
+inline Engine::Finish HostsCommunicator::compare_calls(const CallWords& words) {
+  constexpr size_t kMost = 4096;
+  if (compared_.size() >= kMost) compared_.clear();  // on all ranks at the same call
+  if (!compared_.insert(to_bytes(words)).second || !now_.device.is_cpu() || hosts_.local() != 0)
+    return nullptr;
+  const at::Tensor mine = at::tensor({int64_t(words.what), words.count}, at::kLong);
+  const at::Tensor all = at::empty({hosts_.count(), 2}, at::kLong);
+  const Engine::Finish come = engine(now_.device, false).begin_all_gather(all, mine);
+  return [this, words, mine, all, come] {
+    come();
+    const auto* const of = all.const_data_ptr<int64_t>();
+    for (int h = 0; h < hosts_.count(); ++h) {
+      const CallWords theirs{uint64_t(of[2 * h]), of[2 * h + 1]};
+      if (theirs == words) continue;
+      const auto text = [&](const CallWords& w) { return text_of({.seq = now_.seq, .words = w}); };
+      throw Differ{hosts_.ranks_on(h).front(), text(theirs)};
+    }
+  };
+}
+
+inline Crossing HostsCommunicator::crossing_on(c10::Device device) const {
+  const auto found = crossings_.find(c10::DeviceTypeName(device.type(), true));
+  if (found == crossings_.end()) return {};
+  const auto& [rail_bytes, piece_bytes, tree] = found->second;
+  return {rail_bytes, piece_bytes, tree};
+}
+
+inline Engine& HostsCommunicator::flat(c10::Device device) {
+  const std::lock_guard turn(turn_);
+  return engine(device, true);
+}
+
+inline Engine& HostsCommunicator::engine(c10::Device device, bool over_all) {
+  std::unique_ptr<Engine>& found = engines_[{device.type(), over_all}];
+  if (found) return *found;
+  std::vector<int> ranks;
+  for (int h = 0; h < hosts_.count() && !over_all; ++h)
+    ranks.push_back(hosts_.ranks_on(h)[size_t(hosts_.local())]);
+  for (int r = 0; r < hosts_.ranks() && over_all; ++r) ranks.push_back(r);
+  const py::gil_scoped_acquire gil;
+  try {
+    auto backend = py::cast<c10::intrusive_ptr<c10d::Backend>>(
+        make_engine_(c10::DeviceTypeName(device.type(), true), ranks));
+    const Milliseconds theirs = timeout_ + 4 * kLater;  // this rank's own is told better
+    found = std::make_unique<Engine>(std::move(backend), theirs,
+                                     [this](const WorkPtr& work) { await(work); });
+  } catch (const py::error_already_set& e) {
+    throw RendezvousError(hosts_.text_of_rank(rank()) +
+                          " has no engine between the hosts: " + what_of(e));
+  }
+  return *found;
+}
+
+inline void HostsCommunicator::await(const WorkPtr& work) {
+  const auto wait = [&] {
+    try {
+      work->wait();
+    } catch (const std::exception& e) {
+      throw EngineFailed{what_of(e)};
+    }
+  };
+  if (!now_.device.is_cpu()) return wait();  // the stream does
+  constexpr Milliseconds kSlice{20}, kLong{60}, kVeryLong{1000}, kWarning{5000};
+  LongWait done(work);
+  if (done.done_within(kSlice)) return wait();
+  const auto start = Clock::now();
+  // Each once, when the wait has lasted so long.
+  bool watches = false, looked = false, warned = false;
+  const auto due = [&](bool& did, Milliseconds after) {
+    return !did && Clock::now() - start >= after && (did = true);
+  };
+  while (!done.done_within(kSlice)) {
+    if (const auto why = told()) throw Told{*why};
+    if (Clock::now() - start >= now_.timeout + kLater) throw Late{};
+    if (due(watches, kLong)) telegraph_.watch(now_.seq, now_.text);
+    if (due(looked, kVeryLong) && hosts_.local() == 0) look_around();
+    if (due(warned, kWarning))
+      NewsDesk::all().post(NewsKind::warning,
+                           here() + " has waited for other hosts for " + in_seconds(kWarning));
+  }
+  telegraph_.rest();
+  wait();
+}
+
+// Why another rank has given up, if one has; or this one, by abort().
+inline std::optional<Failure> HostsCommunicator::told() {
+  {
+    std::lock_guard lock(state_);
+    if (failure_) return failure_;
+  }
+  if (const auto why = inner_->trouble()) return renumbered(*why, hosts_.ranks_on(hosts_.host()));
+  return telegraph_.heard();
+}
+
+// Ranks that make different calls may wait for each other.
+inline void HostsCommunicator::look_around() {
+  if (const auto found = difference(telegraph_.call_roll(kRollCall))) throw Differ(*found);
+}
+
+inline void HostsCommunicator::abort(const std::string& reason) {
+  const Failure mine{Cause::aborted,
+                     rank(),
+                     {rank(), 0, ""},
+                     "aborted by " + hosts_.text_of_rank(rank()) + ": " + reason};
+  {
+    std::lock_guard lock(state_);
+    if (!failure_) failure_ = mine, failed_at_ = Clock::now();
+  }
+  telegraph_.tell(mine, kStoreAnswers);
+  inner_->give_up(mine);
+}
+
+inline void HostsCommunicator::close(double patience_s) {
+  {
+    std::lock_guard lock(state_);
+    if (std::exchange(closed_, true)) return;
+  }
+  if (hosts_calling_back != this) {
+    if (patience_s < 0) worker_.drain();
+    else if (!worker_.drain(milliseconds(patience_s))) abort("it was closed with calls in flight");
+    worker_.drain();
+  }
+  callers_.close([&] { inner_->close(patience_s); });
+  leave_engines();
+}
+
+// One that waits for who will not come keeps whoever ends it: so nobody waits for that.
+inline void HostsCommunicator::leave_engines() {
+  const std::lock_guard turn(turn_);
+  if (failed()) std::thread([left = std::move(engines_)]() mutable { left.clear(); }).detach();
+  engines_.clear();
+}
+
+}  // namespace ringkern::torch_ext

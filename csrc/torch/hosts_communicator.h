@@ -1,0 +1,189 @@
+// A rank's membership in a group that spans several hosts: the ring inside its host, the engines
+// between hosts, whose turn it is, and what becomes of a failure on either.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "comm/hosts.h"
+#include "comm/telegraph.h"
+#include "torch/communicator.h"
+#include "torch/journey.h"
+#include "torch/long_wait.h"
+
+namespace ringkern::torch_ext {
+
+class HostsCommunicator final : public Runner {
+ public:
+  // rail_bytes, piece_bytes and tree of a Crossing.
+  using Crossings = std::map<std::string, std::tuple<int64_t, int64_t, bool>>;
+
+  // `make_engine(device, ranks)`: Python's; a backend over these ranks of the group. `crossings`: by
+  // kind of device; what is left out is as a Crossing is by default.
+  HostsCommunicator(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name,
+                    Hosts hosts, double timeout_s, py::object make_engine,
+                    const Crossings& crossings)
+      : hosts_(std::move(hosts)), name_(name), timeout_(milliseconds(timeout_s)),
+        crossings_(crossings), make_engine_(std::move(make_engine)),
+        inner_(inner_over(store, timeout_s)),
+        telegraph_(connector(store), telegraph_prefix(store), hosts_) {}
+
+  // As that of a TorchCommunicator, for the same reasons.
+  ~HostsCommunicator() override {
+    const WithoutGil no_gil;
+    close(-1);
+    if (Py_IsInitialized() == 0) {  // Python has ended before torch let this go
+      make_engine_.release();
+      return;
+    }
+    const py::gil_scoped_acquire gil;
+    make_engine_ = py::object();
+  }
+
+  void set_table(const std::string& device, const WayTables::Lists& lists) override {
+    inner_->set_table(device, lists);
+  }
+  // Of the ring inside.
+  WayTables::Lists table(const std::string& device) { return inner_->table(device); }
+
+  WorkPtr all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, const Wish& wish,
+                     bool async_op) {
+    return launch_one(c10d::OpType::ALLREDUCE, tensor,
+                      prepare_all_reduce(tensor, op_of(op), ranks()), wish, async_op);
+  }
+  WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                         const c10d::ReduceOp& op, const Wish& wish, bool async_op) {
+    return launch_one(c10d::OpType::_REDUCE_SCATTER_BASE, output,
+                      prepare_reduce_scatter(output, input, op_of(op), rank(), ranks()), wish,
+                      async_op);
+  }
+  WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input, const Wish& wish,
+                     bool async_op) {
+    return launch_one(c10d::OpType::_ALLGATHER_BASE, output,
+                      prepare_all_gather(output, input, rank(), ranks()), wish, async_op);
+  }
+  std::vector<int64_t> time_all_reduce(const at::Tensor& tensor, int64_t calls, const Wish& wish) {
+    return timed(calls, [&] { all_reduce(tensor, c10d::ReduceOp::SUM, wish, false); });
+  }
+
+  WorkPtr launch(Call call, const Wish& wish, bool async_op, Milliseconds timeout,
+                 std::optional<c10::Stream> stream) override;
+
+  // The engine over all ranks of the group; all of them have to ask for it together.
+  Engine& flat(c10::Device device);
+  // How an exception of a wait between hosts is told: as this group's first failure.
+  [[noreturn]] void fail(std::exception_ptr error);
+  // Waits for a work of an engine, and for whatever else would end the wait.
+  void await(const WorkPtr& work);
+
+  const Hosts& hosts() const { return hosts_; }
+  TorchCommunicator& inner() { return *inner_; }
+  int rank() const { return hosts_.rank(); }
+  int ranks() const { return hosts_.ranks(); }
+  double timeout_s() const { return double(timeout_.count()) / 1000; }
+  bool failed() override {
+    std::lock_guard lock(state_);
+    return failure_.has_value();
+  }
+  void abort(const std::string& reason) override;
+  void close(double patience_s) override;
+
+ private:
+  // What a rank that waits between hosts finds out: another has given up; nobody has come in time;
+  // ranks of different hosts make different calls; or an engine has failed.
+  struct Told {
+    Failure why;
+  };
+  struct Late {};
+  struct Differ {
+    int rank;
+    std::string call;
+  };
+  struct EngineFailed {
+    std::string text;
+  };
+  // The call that this rank is in.
+  struct Now {
+    c10::Device device = at::kCPU;
+    Milliseconds timeout{0};
+    uint64_t seq = 0;
+    std::string text;  // as "all_reduce sum float32[100]"
+  };
+
+  static constexpr Milliseconds kReasonComes{1000}, kRollCall{1000}, kStoreAnswers{1000};
+  // A wait between hosts ends after those inside one, which know who is missing.
+  static constexpr Milliseconds kLater{500};
+
+  std::unique_ptr<TorchCommunicator> inner_over(const c10::intrusive_ptr<c10d::Store>& store,
+                                                double timeout_s) const {
+    const std::string name = name_ + "/host " + std::to_string(hosts_.host());
+    return std::make_unique<TorchCommunicator>(
+        store, name, hosts_.local(), int(hosts_.ranks_on(hosts_.host()).size()), timeout_s);
+  }
+  // A connection of its own: a call on the other may last as long as the network is cut.
+  static std::function<std::shared_ptr<Store>()> connector(
+      const c10::intrusive_ptr<c10d::Store>& store) {
+    return [store] { return std::make_shared<C10dStore>(store->clone()); };
+  }
+  std::string telegraph_prefix(const c10::intrusive_ptr<c10d::Store>& store) const {
+    C10dStore mine(store);
+    return unique_prefix(mine, name_ + "/telegraph", {hosts_.rank(), hosts_.ranks()});
+  }
+
+  WorkPtr launch_one(c10d::OpType type, const at::Tensor& output, Prepared task, const Wish& wish,
+                     bool async_op) {
+    Call call = call_of(type, output, std::move(task));
+    WorkPtr work = launch(std::move(call), wish, async_op, Milliseconds(0), {});
+    return async_op ? work : nullptr;
+  }
+  void run_tasks(const std::vector<Prepared>& tasks, const Wish& wish, Milliseconds timeout);
+  void run_task(const Prepared& task, const Wish& wish, Milliseconds timeout);
+  Engine& engine(c10::Device device, bool over_all);
+  Crossing crossing_on(c10::Device device) const;
+  Engine::Finish compare_calls(const CallWords& words);
+  std::optional<Failure> told();
+  void look_around();
+  using Roll = std::vector<std::optional<Telegraph::Whereabouts>>;
+  std::optional<Differ> difference(const Roll& roll) const;
+
+  void check_callable();
+  Failure reason_of(std::exception_ptr error);
+  Failure lost(const std::string& engine_says);
+  Failure late();
+  Failure differs(const Differ& found) const;
+  std::vector<int> absent(const Roll& roll) const;
+  std::string hosts_text(const std::vector<int>& which) const;
+  std::string here() const;
+  Failure settle(const Failure& mine);
+  void leave_engines();
+
+  const Hosts hosts_;
+  const std::string name_;
+  const Milliseconds timeout_;
+  const Crossings crossings_;
+  py::object make_engine_;
+  const std::unique_ptr<TorchCommunicator> inner_;
+  Telegraph telegraph_;
+  Callers callers_;
+
+  std::mutex turn_;  // one call at a time
+  Now now_;          // of whoever has the turn
+  uint64_t seq_ = 0;
+  std::unordered_set<std::string> compared_;  // calls that all hosts have made alike
+  std::map<std::pair<c10::DeviceType, bool>, std::unique_ptr<Engine>> engines_;
+  Worker worker_;
+  std::mutex state_;  // guards what follows
+  std::optional<Failure> failure_;
+  Clock::time_point failed_at_;
+  bool closed_ = false;
+};
+
+}  // namespace ringkern::torch_ext

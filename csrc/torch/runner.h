@@ -1,0 +1,49 @@
+// Who runs the calls of a group: the ring of one host (torch/communicator.h), or the rings of
+// several and the engine between them (torch/hosts_communicator.h).
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "torch/choice.h"
+#include "torch/work.h"
+
+namespace ringkern::torch_ext {
+
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+class Runner {
+ public:
+  virtual ~Runner() = default;
+
+  // Before the first call on such a device.
+  virtual void set_table(const std::string& device, const WayTables::Lists& lists) = 0;
+  // Runs the tasks of a call; `timeout`: for each wait; 0: the communicator's. Synchronous on a
+  // CPU: returns when it is done; on CUDA: when it is enqueued on the current stream, or,
+  // asynchronous, on `stream`.
+  virtual WorkPtr launch(Call call, const Wish& wish, bool async_op, Milliseconds timeout,
+                         std::optional<c10::Stream> stream) = 0;
+  virtual bool failed() = 0;
+  virtual void abort(const std::string& reason) = 0;
+  virtual void close(double patience_s) = 0;
+};
+
+// Who moves messages between pairs of ranks: between processes of one host (torch/messenger.h), or
+// between hosts, too (torch/hosts_messenger.h).
+class Carrier {
+ public:
+  virtual ~Carrier() = default;
+
+  // Returns at once; the work is complete when all transfers of the call have arrived (CPU), or are
+  // enqueued (CUDA). `tag`: what the two ends of each have alike.
+  virtual WorkPtr post(Call call, uint64_t tag, const Wish& wish, Milliseconds timeout) = 0;
+  virtual void abort(const std::string& reason) = 0;
+  virtual void close(Milliseconds patience) = 0;
+  // CUDA: until all that was enqueued is done.
+  virtual void synchronize() = 0;
+};
+
+// The tags of collectives; no user's has this bit.
+inline constexpr uint64_t kCollectiveTag = uint64_t(1) << 63;
+
+}  // namespace ringkern::torch_ext
