@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "torch/engine_work.h"
 #include "torch/hosts_failures.h"
 #include "torch/messenger.h"
 
@@ -18,9 +19,9 @@ class HostsMessenger final : public Carrier {
   // `group` outlives it.
   HostsMessenger(HostsCommunicator& group, std::shared_ptr<Store> store, const std::string& name,
                  Milliseconds timeout)
-      : hosts_(group.hosts()),
-        inside_(std::move(store), name + "/host " + std::to_string(hosts_.host()),
-                {hosts_.local(), int(hosts_.ranks_on(hosts_.host()).size())}, timeout) {
+      : hosts_(std::make_shared<Hosts>(group.hosts())),
+        inside_(std::move(store), name + "/host " + std::to_string(hosts_->host()),
+                {hosts_->local(), int(hosts_->ranks_on(hosts_->host()).size())}, timeout) {
     // Now, while all ranks are here: they need not all take part in a message.
     cpu_ = &group.flat(at::kCPU).backend();
 #if RK_WITH_CUDA
@@ -35,8 +36,14 @@ class HostsMessenger final : public Carrier {
     return post_over_engine(std::move(call), engine_tag(tag));
   }
 
-  void abort(const std::string& reason) override { inside_.abort(reason); }
-  void close(Milliseconds patience) override { inside_.close(patience); }
+  void abort(const std::string& reason) override {
+    inside_.abort(reason);
+    under_way_.abort();
+  }
+  void close(Milliseconds patience) override {
+    inside_.close(patience);
+    if (!under_way_.settle_within(patience)) under_way_.abort();
+  }
   void synchronize() override { inside_.synchronize(); }
 
  private:
@@ -56,12 +63,12 @@ class HostsMessenger final : public Carrier {
     near.type = call.type;
     near.device = call.device;
     for (Transfer& t : call.transfers) {
-      if (hosts_.host_of(t.peer) != hosts_.host()) continue;
+      if (hosts_->host_of(t.peer) != hosts_->host()) continue;
       near.transfers.push_back(t);
-      near.transfers.back().peer = hosts_.local_of(t.peer);
+      near.transfers.back().peer = hosts_->local_of(t.peer);
     }
     std::erase_if(call.transfers,
-                  [&](const Transfer& t) { return hosts_.host_of(t.peer) == hosts_.host(); });
+                  [&](const Transfer& t) { return hosts_->host_of(t.peer) == hosts_->host(); });
     if (near.transfers.empty()) return post_over_engine(std::move(call), engine_tag(tag));
     std::vector<WorkPtr> works;
     works.push_back(inside_.post(std::move(near), tag, wish, timeout));
@@ -83,67 +90,29 @@ class HostsMessenger final : public Carrier {
   WorkPtr post_over_engine(Call call, int tag) {
     c10d::Backend& engine = *(call.device.is_cpu() ? cpu_ : cuda_);
     const std::vector<Transfer> transfers = call.transfers;
-    const bool on_cpu = call.device.is_cpu();
-    auto work = c10::make_intrusive<RingWork>(std::move(call),
-                                              on_cpu ? std::max(1, int(transfers.size())) : 1);
-    if (transfers.empty()) {
-      work->end_part(nullptr);
-      return work;
-    }
-    const bool together = !on_cpu && engine.supportsCoalescing();
+    const bool together = !call.device.is_cpu() && engine.supportsCoalescing();
     if (together) engine.startCoalescing();
-    std::vector<WorkPtr> parts;
+    std::vector<EngineMessage> messages;
     for (const Transfer& t : transfers) {
       std::vector<at::Tensor> tensors{as_bytes(t.buffer)};
-      if (t.sends) parts.push_back(engine.send(tensors, t.peer, tag));
-      else if (t.peer == cpu::kAnySource) parts.push_back(engine.recvAnysource(tensors, tag));
-      else parts.push_back(engine.recv(tensors, t.peer, tag));
+      messages.push_back({t.sends, t.peer, nullptr});
+      WorkPtr& work = messages.back().work;
+      if (t.sends) work = engine.send(tensors, t.peer, tag);
+      else if (t.peer == cpu::kAnySource) work = engine.recvAnysource(tensors, tag);
+      else work = engine.recv(tensors, t.peer, tag);
     }
-    if (together) parts = {engine.endCoalescing()};
-    if (!on_cpu) {  // the stream waits
-      std::exception_ptr error;
-      try {
-        for (const WorkPtr& part : parts) part->wait();
-      } catch (...) {
-        error = std::current_exception();
-      }
-      work->end_part(error);
-      return work;
-    }
-    for (size_t i = 0; i < parts.size(); ++i) end_with(work, parts[i], transfers[i]);
+    if (together) messages = {{true, -1, engine.endCoalescing()}};
+    const bool on_cpu = call.device.is_cpu();
+    auto work = c10::make_intrusive<EngineWork>(std::move(call), std::move(messages), hosts_);
+    if (!on_cpu) work->settle();  // the stream waits, and not this thread
+    else under_way_.add(work);
     return work;
   }
 
-  // A part of `work` ends as the engine's does, on the engine's thread.
-  void end_with(const c10::intrusive_ptr<RingWork>& work, const WorkPtr& part,
-                const Transfer& transfer) {
-    part->getFuture()->addCallback(
-        [this, work, part, sends = transfer.sends,
-         peer = transfer.peer](c10::ivalue::Future& future) {
-          if (!future.hasError()) {
-            if (!sends) work->set_source(peer == cpu::kAnySource ? part->sourceRank() : peer);
-            return work->end_part(nullptr);
-          }
-          work->end_part(failure(sends, peer, future.tryRetrieveErrorMessage()));
-        },
-        /*uses_future=*/false);
-  }
-
-  std::exception_ptr failure(bool sends, int peer, const std::string& engine_says) const {
-    const std::string who = peer == cpu::kAnySource ? "any rank" : hosts_.text_of_rank(peer);
-    const std::string text =
-        hosts_.text_of_rank(hosts_.rank()) +
-        (sends ? " waited to send a message to " : " waited for a message from ") + who +
-        ". The engine between the hosts says: " + printable(engine_says);
-    const Facts about{peer == cpu::kAnySource ? -1 : peer};
-    if (engine_says.find("imed out") != std::string::npos)
-      return std::make_exception_ptr(TimeoutError(text, about));
-    return std::make_exception_ptr(PeerLostError(text, about));
-  }
-
-  const Hosts& hosts_;
+  const std::shared_ptr<const Hosts> hosts_;
   c10d::Backend *cpu_ = nullptr, *cuda_ = nullptr;  // the group's
   Messenger inside_;
+  UnderWay under_way_;
 };
 
 }  // namespace ringkern::torch_ext
