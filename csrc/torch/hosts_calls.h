@@ -169,7 +169,7 @@ inline void HostsCommunicator::await(const WorkPtr& work) {
   };
   while (!done.done_within(kSlice)) {
     if (const auto why = told()) throw Told{*why};
-    if (Clock::now() - start >= now_.timeout + kLater) throw Late{};
+    if (Clock::now() - start >= now_.timeout + kLater || is_late(trouble_inside())) throw Late{};
     if (due(watches, kLong)) telegraph_.watch(now_.seq, now_.text);
     if (due(looked, kVeryLong) && hosts_.local() == 0) look_around();
     if (due(warned, kWarning))
@@ -180,13 +180,28 @@ inline void HostsCommunicator::await(const WorkPtr& work) {
   wait();
 }
 
+// What a rank of this host has to say, in the group's numbers.
+inline std::optional<Failure> HostsCommunicator::trouble_inside() {
+  std::optional<Failure> why = inner_->trouble();
+  if (!why || why->given) return why;
+  why = renumbered(*why, hosts_.ranks_on(hosts_.host()));
+  why->text = hosts_.text(hosts_.host()) + ": " + why->text;
+  return why;
+}
+
+// Whether another rank of this host has waited for this one, which itself waits for another host.
+inline bool HostsCommunicator::is_late(const std::optional<Failure>& inside) const {
+  return inside && inside->cause == Cause::timed_out && !inside->given &&
+         inside->about.rank == rank();
+}
+
 // Why another rank has given up, if one has; or this one, by abort().
 inline std::optional<Failure> HostsCommunicator::told() {
   {
     std::lock_guard lock(state_);
     if (failure_) return failure_;
   }
-  if (const auto why = inner_->trouble()) return renumbered(*why, hosts_.ranks_on(hosts_.host()));
+  if (auto why = trouble_inside(); why && !is_late(why)) return why;
   return telegraph_.heard();
 }
 

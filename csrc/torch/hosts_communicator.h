@@ -118,7 +118,7 @@ class HostsCommunicator final : public Runner {
     std::string text;  // as "all_reduce sum float32[100]"
   };
 
-  static constexpr Milliseconds kReasonComes{1000}, kRollCall{1000}, kStoreAnswers{1000};
+  static constexpr Milliseconds kReasonComes{1000}, kRollCall{800}, kStoreAnswers{1000};
   // A wait between hosts ends after those inside one, which know who is missing.
   static constexpr Milliseconds kLater{500};
 
@@ -149,6 +149,8 @@ class HostsCommunicator final : public Runner {
   Engine& engine(c10::Device device, bool over_all);
   Crossing crossing_on(c10::Device device) const;
   Engine::Finish compare_calls(const CallWords& words);
+  std::optional<Failure> trouble_inside();
+  bool is_late(const std::optional<Failure>& inside) const;
   std::optional<Failure> told();
   void look_around();
   using Roll = std::vector<std::optional<Telegraph::Whereabouts>>;

@@ -57,9 +57,12 @@ inline Failure HostsCommunicator::differs(const Differ& found) const {
 
 inline Failure HostsCommunicator::lost(const std::string& engine_says) {
   const Roll roll = telegraph_.call_roll(kRollCall);
-  if (const auto found = difference(roll)) return differs(*found);
   if (const auto why = told()) return *why;
+  if (const auto found = difference(roll)) return differs(*found);
   const std::vector<int> gone = absent(roll);
+  // Where all hosts are, a rank is not, and another one of its host knows of it.
+  if (gone.empty())
+    if (const auto why = telegraph_.hear(kReasonComes)) return *why;
   const int about = gone.empty() ? -1 : hosts_.ranks_on(gone.front()).front();
   const std::string what =
       gone.empty() ? " lost a connection between the hosts, of which all still answer"
@@ -73,8 +76,8 @@ inline Failure HostsCommunicator::lost(const std::string& engine_says) {
 
 inline Failure HostsCommunicator::late() {
   const Roll roll = telegraph_.call_roll(kRollCall);
+  if (const auto why = telegraph_.heard()) return *why;
   if (const auto found = difference(roll)) return differs(*found);
-  if (const auto why = told()) return *why;
   std::vector<int> behind = absent(roll);
   std::string why = ": no rank there waits in this group, or the network is cut";
   if (behind.empty()) {
@@ -99,9 +102,9 @@ inline Failure HostsCommunicator::late() {
 // What the group is to be told, of a failure as it came out of a call.
 inline Failure HostsCommunicator::reason_of(std::exception_ptr error) {
   const auto inside = [&](Cause cause, const Error& e) {
-    const std::vector<int>& ranks = hosts_.ranks_on(hosts_.host());
-    if (auto why = inner_->trouble()) return renumbered(*why, ranks);
-    return renumbered(Failure{cause, hosts_.local(), e.facts, e.what()}, ranks);
+    if (auto why = trouble_inside()) return *why;
+    return renumbered(Failure{cause, hosts_.local(), e.facts, e.what()},
+                      hosts_.ranks_on(hosts_.host()));
   };
   try {
     std::rethrow_exception(error);
@@ -112,8 +115,6 @@ inline Failure HostsCommunicator::reason_of(std::exception_ptr error) {
   } catch (const Differ& d) {
     return differs(d);
   } catch (const EngineFailed& e) {
-    if (auto why = telegraph_.hear(kReasonComes)) return *why;
-    if (auto why = told()) return *why;
     return lost(e.text);
   } catch (const MismatchError& e) {
     return inside(Cause::mismatch, e);
