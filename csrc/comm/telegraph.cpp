@@ -303,12 +303,15 @@ void Telegraph::Clerk::collect() {
   if (roll->number == 0) roll->number = store_.add(key("bell"), kOneRoll) / kOneRoll;
   const bool last = Clock::now() >= roll->last_sweep;
   const int64_t answers = store_.add(key("answers"), 0);
-  if (answers == std::exchange(roll->answers, answers) && !last) return;
+  if (answers == roll->answers && !last) return;
   sweep(*roll, false);
   bool all = true;
   for (int host = 0; host < hosts_.count(); ++host)
     all = all && (host == hosts_.host() || some_have(*roll, host));
-  if (!all && !last) return;
+  if (!all && !last) {
+    roll->answers = answers;  // not before: a sweep that the store has ended is made again
+    return;
+  }
   sweep(*roll, true);
   std::lock_guard lock(mutex_);
   roll->over = true;

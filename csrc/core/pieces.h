@@ -27,7 +27,7 @@ struct Crossing {
   int64_t rail_bytes = 1 << 20;
   // ... and one more piece from so many on, for each step, with the square: each costs its steps
   // again, and all together save no more than what one host's ring takes.
-  int64_t piece_bytes = 4 << 20;
+  int64_t piece_bytes = 2 << 20;
   bool tree = false;  // an engine that takes few steps where there are many hosts
 };
 
@@ -75,9 +75,10 @@ struct Pieces {
 
  private:
   static constexpr int64_t number_for(int64_t bytes, int hosts, const Crossing& crossing) {
-    int64_t steps = hosts - 1;
+    // Of a call; its start counts as one.
+    int64_t steps = hosts;
     if (crossing.tree)
-      for (steps = 0; (hosts - 1) >> steps > 0;) ++steps;
+      for (steps = 0; hosts >> steps > 0;) ++steps;
     int64_t n = 1;
     while (n < kMost && (n + 1) * (n + 1) * steps * crossing.piece_bytes <= bytes) ++n;
     return n;
