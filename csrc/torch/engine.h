@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -44,6 +45,25 @@ inline std::string what_of(const std::exception& e) {
   return c10_error != nullptr ? c10_error->what_without_backtrace() : e.what();
 }
 
+// In float32, where sums of small floats are: rounded as the ring rounds them, which has no value
+// beyond the largest for a float without infinity.
+inline at::Tensor rounded(const at::Tensor& t, at::ScalarType type) {
+  constexpr double kLargest = 448;
+  return type == at::kFloat8_e4m3fn ? t.clamp(-kLargest, kLargest).to(type) : t.to(type);
+}
+
+// The smaller or the larger of two; NaN if either is, and -0 is less than 0.
+inline at::Tensor extreme(const at::Tensor& a, const at::Tensor& b, bool smaller) {
+  const at::Tensor found = smaller ? at::minimum(a, b) : at::maximum(a, b);
+  if (!found.is_floating_point()) return found;
+  // Equal numbers differ in the sign of zero at most.
+  const auto bits = a.element_size() == 8 ? at::kLong : at::kInt;
+  const at::Tensor x = a.view(bits), y = b.view(bits);
+  const at::Tensor of_equals = (smaller ? x.bitwise_or(y) : x.bitwise_and(y)).view(a.scalar_type());
+  return at::where(a.eq(b), of_equals, found)
+      .masked_fill_(found.isnan(), std::numeric_limits<double>::quiet_NaN());
+}
+
 // Combines what all hosts have, `parts` [hosts, n], in the order of the hosts. Small floats are
 // added up in float32 and rounded once.
 inline at::Tensor combined(const at::Tensor& parts, Combine combine) {
@@ -60,14 +80,14 @@ inline at::Tensor combined(const at::Tensor& parts, Combine combine) {
     switch (combine) {
       case Combine::sum: all.add_(next); break;
       case Combine::prod: all.mul_(next); break;
-      case Combine::min: all = at::minimum(all, next); break;
-      case Combine::max: all = at::maximum(all, next); break;
+      case Combine::min: all = extreme(all, next, true); break;
+      case Combine::max: all = extreme(all, next, false); break;
       case Combine::band: all.bitwise_and_(next); break;
       case Combine::bor: all.bitwise_or_(next); break;
       case Combine::bxor: all.bitwise_xor_(next); break;
     }
   }
-  return small ? all.to(type) : all;
+  return small ? rounded(all, type) : all;
 }
 
 // Divides in place, as an average is: small floats in float32.

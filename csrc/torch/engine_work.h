@@ -81,7 +81,7 @@ class EngineWork final : public RingWork {
     const std::string text =
         hosts_->text_of_rank(hosts_->rank()) +
         (m.sends ? " waited to send a message to " : " waited for a message from ") + who +
-        ". The engine between the hosts says: " + printable(said);
+        ". The engine between the hosts says: " + printable(said, 200);
     const Facts about{m.peer};
     if (aborted_) return std::make_exception_ptr(AbortedError(text, about));
     if (said.find("imed out") != std::string::npos)

@@ -118,7 +118,8 @@ class HostsCommunicator final : public Runner {
     std::string text;  // as "all_reduce sum float32[100]"
   };
 
-  static constexpr Milliseconds kReasonComes{1000}, kRollCall{800}, kStoreAnswers{1000};
+  static constexpr Milliseconds kReasonComes{1000}, kRollCall{1000}, kStoreAnswers{1000};
+  static constexpr size_t kEngineSays = 200;  // characters of it
   // A wait between hosts ends after those inside one, which know who is missing.
   static constexpr Milliseconds kLater{500};
 

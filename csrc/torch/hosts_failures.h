@@ -59,19 +59,24 @@ inline Failure HostsCommunicator::lost(const std::string& engine_says) {
   const Roll roll = telegraph_.call_roll(kRollCall);
   if (const auto why = told()) return *why;
   if (const auto found = difference(roll)) return differs(*found);
-  const std::vector<int> gone = absent(roll);
+  std::vector<int> gone = absent(roll);
   // Where all hosts are, a rank is not, and another one of its host knows of it.
   if (gone.empty())
     if (const auto why = telegraph_.hear(kReasonComes)) return *why;
+  const bool asked = telegraph_.store_answers();
+  if (!asked && gone.size() > 1) gone.clear();  // one of them, and the others cannot answer
   const int about = gone.empty() ? -1 : hosts_.ranks_on(gone.front()).front();
-  const std::string what =
-      gone.empty() ? " lost a connection between the hosts, of which all still answer"
-                   : " lost the connection to " + hosts_text(gone) +
-                         ": no rank there answers. They have ended, or the network is cut";
+  const std::string which = gone.empty() ? "another host" : hosts_text(gone);
+  const std::string why =
+      !asked         ? "; nor does the store answer in which the ranks have met: its process has "
+                       "ended, or the network is cut"
+      : gone.empty() ? ", though all still answer through the store"
+                     : ": no rank there answers. They have ended, or the network is cut";
   return {Cause::peer_lost,
           rank(),
           {about, now_.seq, ""},
-          here() + what + ". The engine says: " + printable(engine_says)};
+          here() + " lost the connection to " + which + why +
+              ". The engine says: " + printable(engine_says, kEngineSays)};
 }
 
 inline Failure HostsCommunicator::late() {
@@ -161,7 +166,9 @@ inline void HostsCommunicator::fail(std::exception_ptr error) {
   }
   const std::string place = hosts_.text_of_rank(rank());
   const bool own = first.text.find(place) != std::string::npos;
-  throw_as(first.cause, own ? first.text : first.text + ". Here: " + place + " was in " + now_.text,
+  const std::string stop = first.text.ends_with('.') ? " " : ". ";
+  throw_as(first.cause,
+           own ? first.text : first.text + stop + "Here: " + place + " was in " + now_.text,
            first.about);
 }
 

@@ -109,12 +109,12 @@ class Journey {
     at::Tensor wide = narrow.to(at::kFloat);
     if (scale_ == Reduction::Scale::multiply_input) {
       // What a rank gives is of the dtype, and so is its product with the factor.
-      wide = wide.mul_(factor_).to(narrow.scalar_type()).to(at::kFloat);
+      wide = rounded(wide.mul_(factor_), narrow.scalar_type()).to(at::kFloat);
       inside_.scale = Reduction::Scale::none;
     }
     inside_.dtype = DType::f32;
     reduce_in_pieces(wide, wide.mutable_data_ptr(), task_.count);
-    narrow.copy_(wide);
+    narrow.copy_(rounded(wide, narrow.scalar_type()));
   }
 
   void reduce_in_pieces(const at::Tensor& owner, void* base, int64_t count) {
@@ -209,7 +209,7 @@ class Journey {
   // ---- All-gather: between the hosts first, and then each host spreads what has come
 
   void all_gather() {
-    const int64_t n = task_.count;
+    const int64_t n = task_.count * size_of(task_.reduction.dtype);  // bytes
     const at::Tensor in = slice_of(prepared_.in, task_.in, 0, n, DType::u8);
     if (!hosts_.regular()) {
       // In place an engine may not take it.
@@ -239,13 +239,14 @@ class Journey {
     const int on = rail_of_root();
     const bool at_home = root_host() == hosts_.host(), sends = hosts_.local() == on;
     void* const base = task_.out;
+    const int64_t bytes = task_.count * size_of(task_.reduction.dtype);
     const auto spread = [&](const Piece& piece, int root) {
       void* const part = element(base, piece.offset, DType::u8);
       step(Collective::broadcast, kMoved, part, part, piece.count(), root);
     };
-    if (task_.count == 0) spread({}, 0);
+    if (bytes == 0) spread({}, 0);
     travel(
-        cut(task_.count, 1, 1),
+        cut(bytes, 1, 1),
         [&](const Piece& piece) {
           if (at_home && on != root_local()) spread(piece, root_local());
           Finish finish;
