@@ -54,9 +54,10 @@ def make_backend(
     in_rank_order: bool,
     wide: bool,
     tables: dict[str, WayLists],
-    host_of: list[int] = ...,
-    host_names: list[str] = ...,
+    host_of: list[int] = [],
+    host_names: list[str] = [],
     engine: Callable[[str, list[int]], Backend] | None = None,
+    crossings: dict[str, tuple[int, int, bool]] = {},
 ) -> dist.distributed_c10d.Backend: ...
 def close_backends(patience_s: float) -> None: ...
 def quick_all_reduce(
@@ -190,6 +191,7 @@ class HostsCommunicator:
         host_names: list[str],
         timeout_s: float,
         engine: Callable[[str, list[int]], Backend],
+        crossings: dict[str, tuple[int, int, bool]] = {},
     ) -> None: ...
     def set_table(self, device: str, lists: WayLists) -> None: ...
     def all_reduce(

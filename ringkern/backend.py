@@ -24,7 +24,7 @@ import ringkern_autoload
 from . import _C, news, recorder, tuner
 from .arguments import way_asked
 from .config import timeout_seconds
-from .hosts import Hosts, engine_maker, engine_names, find, is_of_one_process
+from .hosts import Hosts, crossings, engine_maker, engine_names, find, is_of_one_process
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,12 @@ def create(options: Any, backend_options: object = None) -> dist.distributed_c10
     if size > 1 and not is_of_one_process(options.store):
         hosts = find(options.store, name, rank, size, seconds)
     if hosts is not None and hosts.count > 1:
+        recorder.remember_hosts(name, hosts)
         several = {
             "host_of": list(hosts.host_of),
             "host_names": list(hosts.names),
             "engine": engine_maker(inter_host, options.store, name, rank, size, seconds),
+            "crossings": crossings(inter_host, hosts.crowded),
         }
     in_a_ring = size if hosts is None else len(hosts.ranks_on(hosts.host_of[rank]))
     return _C.make_backend(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import threading
 import weakref
 from collections.abc import Callable
@@ -18,8 +17,18 @@ import torch.distributed as dist
 from . import _C, news, recorder, tuner
 from .arguments import Op, SupportsDLPack, as_tensor, protocol_name, reduce_op, way_asked
 from .config import config, timeout_seconds
-from .errors import CommAbortedError, CommUsageError, RendezvousError
-from .hosts import Hosts, Search, engine_maker, engine_names, is_of_one_process, one_host
+from .errors import RendezvousError
+from .groups import place_of, resolve_group, untraced
+from .hosts import (
+    FirstCalls,
+    Hosts,
+    Search,
+    crossings,
+    engine_maker,
+    engine_names,
+    is_of_one_process,
+    one_host,
+)
 
 if TYPE_CHECKING:
     from .explain import Explanation
@@ -100,70 +109,33 @@ class Communicator:
         self._c = _C.Communicator(store, name, rank, size, seconds)
         _set_tables(self._c, size)
         self._hosts = one_host(size)
-        self._ended: str | None = None  # why, if it was aborted or closed
-        self._settling = threading.Lock()
         self._place = _Place(store, name, seconds, inter_host)
+        self._ended: str | None = None  # why, if it was aborted
         # Until the hosts are known; ranks of one process are on one.
-        self._search: Search | None = None
+        self._first: FirstCalls | None = None
         if size > 1 and not is_of_one_process(store):
-            self._search = Search(store, name, rank, size, seconds)
+            search = Search(store, name, rank, size, seconds)
+            self._first = FirstCalls(search, rank, size)
         open_rings.add(self)
         news.start()
 
-    def _settled(self, collective: str = "", *args: Any) -> _C.Communicator | _C.HostsCommunicator:
-        """What makes this rank's calls: once the hosts are known, for which the first one waits.
+    def _take(self, hosts: Hosts) -> None:
+        self._hosts = hosts
+        if hosts.count > 1:
+            self._c = self._over(hosts)
+            if self._ended is not None:  # meanwhile
+                self._c.abort(self._ended)
 
-        Args:
-            collective, args: the call that is to be made, which is checked before anybody is waited
-                for.
+    def _fail(self, error: RendezvousError) -> None:
+        self._c.abort(str(error))
 
-        Raises:
-            RendezvousError: a rank did not come, or ranks do not fit together; what is wrong with
-                the call.
-        """
-        if self._search is not None:
-            settle = _settle_untraced if torch.compiler.is_compiling() else _settle
-            settle(self, collective, *args)
-        return self._c
-
-    def _settle(self, collective: str, *args: Any) -> None:
-        with self._settling:
-            search = self._search
-            if search is None or self._ended is not None or not search.is_of_this_process:
-                return  # what there is raises what is to be raised
-            try:
-                if (found := search.look()) is None:
-                    self._check(collective, *args)
-                    found = search.wait()
-            except RendezvousError as error:
-                if self._ended is None:
-                    self._c.abort(str(error))
-                    self._search = None
-                    raise
-                return
-            self._hosts = found
-            if found.count > 1:
-                self._c = self._over(found)
-                if self._ended is not None:  # meanwhile
-                    self._c.abort(self._ended)
-            self._search = None
-
-    def _check(self, collective: str, *args: Any) -> None:
-        """Raises what is wrong with a call; by one that is aborted, which looks at nothing else."""
-        if not collective:
-            return
-        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-        counted = tuple(tensor for tensor in tensors if not tensor.is_inference())
-        aborted = _C.Communicator(dist.HashStore(), "", self.rank, self.size, 1.0)
-        aborted.abort("")
-        # It changes nothing, so it must not count as a change for autograd.
-        unchanged = torch.autograd._unsafe_preserve_version_counter(counted)
-        with unchanged, contextlib.suppress(CommAbortedError):
-            getattr(aborted, collective)(*args, False)
+    def _go_on(self) -> None:
+        self._first = None
 
     def _over(self, found: Hosts) -> _C.HostsCommunicator:
         """The communicator over several hosts."""
         place, rank, size = self._place, self.rank, self.size
+        recorder.remember_hosts(place.name, found)
         engine = engine_maker(
             place.inter_host, place.store, place.name, rank, size, place.timeout_s
         )
@@ -175,6 +147,7 @@ class Communicator:
             list(found.names),
             place.timeout_s,
             engine,
+            crossings(place.inter_host, found.crowded),
         )
         _set_tables(made, len(found.ranks_on(found.host_of[rank])))
         return made
@@ -186,7 +159,8 @@ class Communicator:
         Raises:
             RendezvousError: a rank did not come within the timeout.
         """
-        self._settled()
+        if (first := self._first) is not None:
+            first.settle(self)
         return self._hosts
 
     @property
@@ -214,8 +188,10 @@ class Communicator:
         tensor = as_tensor(tensor, "tensor", written=True)
         way = way_asked(algorithm, protocol, deterministic, accumulate)
         call = (tensor, reduce_op(op), *way)
-        c = self._c if self._search is None else self._settled("all_reduce", *call)
-        return c.all_reduce(*call, async_op)
+        if (first := self._first) is not None:
+            make = _first_untraced if torch.compiler.is_compiling() else _first
+            return make(first, self, "all_reduce", *call, async_op)
+        return self._c.all_reduce(*call, async_op)
 
     def reduce_scatter(
         self,
@@ -230,8 +206,10 @@ class Communicator:
         output = as_tensor(output, "output", written=True)
         input = as_tensor(input, "input", written=False)
         call = (output, input, reduce_op(op), protocol_name(protocol))
-        c = self._c if self._search is None else self._settled("reduce_scatter", *call)
-        return c.reduce_scatter(*call, async_op)
+        if (first := self._first) is not None:
+            make = _first_untraced if torch.compiler.is_compiling() else _first
+            return make(first, self, "reduce_scatter", *call, async_op)
+        return self._c.reduce_scatter(*call, async_op)
 
     def all_gather(
         self,
@@ -245,8 +223,10 @@ class Communicator:
         output = as_tensor(output, "output", written=True)
         input = as_tensor(input, "input", written=False)
         call = (output, input, protocol_name(protocol))
-        c = self._c if self._search is None else self._settled("all_gather", *call)
-        return c.all_gather(*call, async_op)
+        if (first := self._first) is not None:
+            make = _first_untraced if torch.compiler.is_compiling() else _first
+            return make(first, self, "all_gather", *call, async_op)
+        return self._c.all_gather(*call, async_op)
 
     def explain(
         self,
@@ -304,14 +284,10 @@ class Communicator:
         its calls raise CommAbortedError, which quotes ``reason``, or whatever made it unusable
         before. Close it, and make another one over the same group to go on.
         """
-        self._end(f"aborted: {reason}")
+        self._ended = reason  # first: whoever finds the hosts now sees it, or is seen here
+        if (first := self._first) is not None:
+            first.end(f"aborted: {reason}")
         self._c.abort(reason)
-
-    def _end(self, reason: str) -> None:
-        """Ends the search for hosts, if there is still one."""
-        self._ended = reason  # first: who has searched will see it, or leave what is to be aborted
-        if (search := self._search) is not None:
-            search.stop(reason)
 
     def close(self) -> None:
         """Finishes the calls that were made, then gives memory, descriptors and thread back.
@@ -319,9 +295,14 @@ class Communicator:
         Any number of times, and also where it has failed, which raises nothing. A later call raises
         :class:`~ringkern.errors.CommUsageError`.
         """
-        self._end("closed")
-        self._c.close()
+        self._close(None)
         open_rings.discard(self)
+
+    def _close(self, patience_s: float | None) -> None:
+        if (first := self._first) is not None:
+            first.finish(patience_s)
+            first.end("closed")
+        self._c.close(*([] if patience_s is None else [patience_s]))
 
     def __enter__(self) -> Communicator:
         return self
@@ -364,7 +345,7 @@ def _make(
     timeout: timedelta | None,
     inter_host: str | None,
 ) -> None:
-    store, rank, size, name = _place(group)
+    store, rank, size, name = place_of(group)
     communicator._open(store, rank, size, name, timeout, inter_host)
 
 
@@ -373,57 +354,18 @@ def _make(
 open_rings: weakref.WeakSet[Any] = weakref.WeakSet()
 _by_group: weakref.WeakKeyDictionary[dist.ProcessGroup, Communicator] = weakref.WeakKeyDictionary()
 _by_group_lock = threading.Lock()
-# How many communicators were made for a group.
-_made: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
-_making = threading.Lock()
 
 
-def _place(group: dist.ProcessGroup | None) -> tuple[dist.Store, int, int, str]:
-    """The store, this rank, the number of ranks, and the name of the ring."""
-    group = resolve_group(group)
-    with _making:
-        number = _made[group] = _made.get(group, 0) + 1
-    # The n-th of each rank meet, whichever of them connects first.
-    name = f"ringkern/{group.group_name}"
-    recorder.remember_group(name, group.group_desc, recorder.ranks_of(group))
-    name += f"#{number}" if number > 1 else ""
-    return group.get_group_store(), group.rank(), group.size(), name
-
-
-def _settle(communicator: Communicator, *call: Any) -> None:
-    communicator._settle(*call)
-
-
-def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, before which torch.compile ends a graph. To be called only while it traces."""
-    # Not torch.compiler.disable: it imports the compiler, a second that most programs do not need.
-    wrapped: Callable[..., Any] = torch._disable_dynamo(function)
-    return wrapped
+def _first(
+    first: FirstCalls, communicator: Communicator, collective: str, *args: Any
+) -> dist.Work | None:
+    work: dist.Work | None = first.call(communicator, collective, *args)
+    return work
 
 
 # A store cannot be traced by torch.compile, which would be an error and no graph break.
 _make_untraced: Callable[..., None] = untraced(_make)
-_settle_untraced: Callable[..., None] = untraced(_settle)
-
-
-def resolve_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """The process group that is meant, or an error that says what to do."""
-    if group is None:
-        if not dist.is_initialized():
-            raise CommUsageError(
-                "torch.distributed is not initialised: call torch.distributed.init_process_group("
-                "'gloo') first, or use ringkern.Communicator.from_store"
-            )
-        group = dist.group.WORLD
-    if not isinstance(group, dist.ProcessGroup):
-        if group is dist.GroupMember.NON_GROUP_MEMBER:
-            raise ValueError(
-                "this rank is not a member of the group: only the ranks given to new_group may call"
-            )
-        raise TypeError(
-            f"group is {type(group).__name__}; give a ProcessGroup, or None for the default"
-        )
-    return group
+_first_untraced: Callable[..., dist.Work | None] = untraced(_first)
 
 
 def communicator_for(group: dist.ProcessGroup | None) -> Communicator:
@@ -449,8 +391,9 @@ def _close_all() -> None:
     try:
         for ring in list(open_rings):
             if isinstance(ring, Communicator):
-                ring._end("the program ends")
-            ring._c.close(_PATIENCE_AT_EXIT_S)
+                ring._close(_PATIENCE_AT_EXIT_S)
+            else:
+                ring._c.close(_PATIENCE_AT_EXIT_S)
         _C.close_backends(_PATIENCE_AT_EXIT_S)
     finally:
         news.stop()  # last: there may be something to say about that, too

@@ -32,9 +32,10 @@ import torch.distributed as dist
 
 from . import _C, tuner
 from .arguments import Op, SupportsDLPack, as_tensor, protocol_name, reduce_op, way_asked
-from .comm import open_rings, untraced
+from .comm import open_rings
 from .config import timeout_seconds
 from .errors import CommUsageError, RingKernError
+from .groups import untraced
 
 DeviceLike = torch.device | str | int
 

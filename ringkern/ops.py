@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 from . import _C, functional
 from .arguments import Op, SupportsDLPack
-from .comm import communicator_for, untraced
+from .comm import communicator_for
+from .groups import untraced
 
 _is_traced = torch.compiler.is_dynamo_compiling
 _quick_all_reduce = _C.quick_all_reduce

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from . import _C
 from .config import config
+from .hosts import Hosts
 
 # Of the layout that is written here. torch's analyser wants the same of all ranks' files.
 _VERSION = "2.10"
@@ -35,13 +36,29 @@ class _Group:
     ranks: tuple[int, ...]  # of the default group
 
 
-# By the name of a communicator, without the "#2" of a later one of the same group.
+# By the name of a communicator, without the "#2" of a later one of the same group; of a ring on one
+# of several hosts with "/host 0", as csrc/torch names it.
 _groups: dict[str, _Group] = {}
 
 
 def remember_group(name: str, description: str, ranks: Sequence[int]) -> None:
     """Says which ranks of the default group form the rings of communicator ``name``."""
     _groups[name] = _Group(description, tuple(ranks))
+
+
+def remember_hosts(name: str, hosts: Hosts) -> None:
+    """Says which ranks of communicator ``name`` form the ring of each host of ``hosts``."""
+    base = _base(name)
+    known = _groups.get(base) or _Group("undefined", tuple(range(len(hosts.host_of))))
+    for host, called in enumerate(hosts.names):
+        ranks = tuple(known.ranks[rank] for rank in hosts.ranks_on(host))
+        _groups[f"{base}/host {host}"] = _Group(f"{known.description} on {called}", ranks)
+
+
+def _base(name: str) -> str:
+    """The name of a ring, as groups are known by: without the number of a later communicator."""
+    whole, of_host, host = name.partition("/host ")
+    return whole.split("#")[0] + of_host + host
 
 
 def ranks_of(group: dist.ProcessGroup) -> Sequence[int]:
@@ -97,13 +114,13 @@ def flight_record(rings: list[dict[str, Any]], own_rank: int) -> dict[str, Any]:
         "pg_status": {},
         "entries": [],
         # The analyser takes no notice of these.
-        "host": socket.gethostname(),
+        "host": config.host or socket.gethostname(),
         "pid": os.getpid(),
         "failures": {},
     }
     for number, ring in enumerate(rings):
         name = _name(ring, record["pg_config"])
-        group = _groups.get(ring["name"].split("#")[0]) or _neighbours(ring, own_rank)
+        group = _groups.get(_base(ring["name"])) or _neighbours(ring, own_rank)
         record["pg_config"][name] = {
             "name": name,
             "desc": group.description,

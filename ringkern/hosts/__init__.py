@@ -8,13 +8,16 @@ over a network itself.
 
 from __future__ import annotations
 
-from .engines import engine_maker, engine_names
-from .find import Search, find, is_of_one_process, one_host, unique_prefix
+from .engines import crossings, engine_maker, engine_names
+from .first import FirstCalls
 from .hosts import Hosts, hosts_of
+from .search import Search, find, is_of_one_process, one_host, unique_prefix
 
 __all__ = [
+    "FirstCalls",
     "Hosts",
     "Search",
+    "crossings",
     "engine_maker",
     "engine_names",
     "find",

@@ -16,7 +16,8 @@ from torch._C._distributed_c10d import Backend
 
 from ..config import ENGINES, config, engines
 from ..errors import CommUsageError, RendezvousError
-from .find import unique_prefix
+from ..pieces import GLOO, GLOO_CROWDED, NCCL, Crossing
+from .search import unique_prefix
 
 EngineMaker = Callable[[str, list[int]], Backend]
 
@@ -53,6 +54,22 @@ def engine_names(inter_host: str | None) -> dict[str, str]:
                 f"{', '.join(sorted(known))}, or register it with torch.distributed first"
             )
     return found
+
+
+def crossings(inter_host: str | None, crowded: bool) -> dict[str, tuple[int, int, bool]]:
+    """By device, how calls are cut that an engine carries between hosts.
+
+    Args:
+        inter_host: as for :func:`engine_names`.
+        crowded: as :class:`ringkern.hosts.Hosts` has it.
+
+    Raises:
+        ValueError: as :func:`engine_names`.
+    """
+    # What is not measured is taken for the like of what is.
+    on_cpu: Crossing = GLOO_CROWDED if crowded else GLOO
+    on_cuda = on_cpu if engine_names(inter_host)["cuda"] == "gloo" else NCCL
+    return {"cpu": on_cpu, "cuda": on_cuda}
 
 
 def engine_maker(

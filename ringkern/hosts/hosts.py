@@ -19,10 +19,12 @@ class Hosts:
     Attributes:
         names: of each host, no two alike.
         host_of: of each rank, the number of its host.
+        crowded: whether some machine has more ranks than cores for them, as far as is known.
     """
 
     names: tuple[str, ...]
     host_of: tuple[int, ...]
+    crowded: bool = False
 
     @property
     def count(self) -> int:
@@ -30,28 +32,29 @@ class Hosts:
         return len(self.names)
 
     def ranks_on(self, host: int) -> tuple[int, ...]:
-        """The group's ranks on a host, rising; a rank's place among them is its local rank."""
+        """The group's ranks on ``host``, rising; a rank's place among them is its local rank."""
         return tuple(rank for rank, on in enumerate(self.host_of) if on == host)
 
     def name_of(self, rank: int) -> str:
-        """The name of a rank's host."""
+        """The name of the host of ``rank``."""
         return self.names[self.host_of[rank]]
 
     def to_json(self) -> str:
         """For :meth:`from_json`."""
-        return json.dumps([self.names, self.host_of], separators=(",", ":"))
+        return json.dumps([self.names, self.host_of, self.crowded], separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str | bytes, size: int) -> Hosts:
-        """The hosts of ``size`` ranks that a rank has written.
+        """The hosts of ``size`` ranks that ``text`` is about.
 
         Raises:
-            ValueError: they are none.
+            ValueError: it is not about these.
         """
         try:
-            names, host_of = json.loads(text)
-            whole = cls(tuple(names), tuple(host_of))
+            names, host_of, crowded = json.loads(text)
+            whole = cls(tuple(names), tuple(host_of), crowded)
             good = len(host_of) == size and all(type(host) is int for host in host_of)
+            good = good and type(crowded) is bool
             good = good and tuple(dict.fromkeys(host_of)) == tuple(range(len(names)))
             good = good and len(set(names)) == len(names) and all(map(_is_name, names))
         except (ValueError, TypeError, RecursionError):
@@ -92,4 +95,16 @@ def hosts_of(peers: Sequence[Peer]) -> Hosts:
             times += 1
             name = f"{base}#{times}"
         names.append(name)
-    return Hosts(tuple(names), tuple(numbers[peer.memory_key] for peer in peers))
+    host_of = tuple(numbers[peer.memory_key] for peer in peers)
+    return Hosts(tuple(names), host_of, _crowded(peers))
+
+
+def _crowded(peers: Sequence[Peer]) -> bool:
+    """Whether ranks share cores: by machine, as containers of one share its cores, too."""
+    machines: dict[str, list[Peer]] = {}
+    for peer in peers:
+        machines.setdefault(peer.host_key, []).append(peer)
+    return any(
+        len(ranks) > len({core for peer in ranks for core in peer.cores})
+        for ranks in machines.values()
+    )

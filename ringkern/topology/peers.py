@@ -131,16 +131,16 @@ class Peer:
 
     @property
     def memory_key(self) -> str:
-        """What ranks have in common that are to share memory: a name, else machine and network.
+        """What those ranks have in common that share memory, which is a name, or else the machine.
 
-        Ranks meet at Unix sockets, which do not cross network namespaces.
+        And its network namespace: the Unix sockets at which ranks meet do not cross these.
         """
         if self.named:
             return f"named {self.named}"
         return f"on {self.host_key} in {self.network_namespace}"
 
     def apart_from(self, other: Peer) -> str:
-        """Why the two cannot share memory, as far as that is known, in words; "" where they can."""
+        """Why this rank and ``other`` cannot share memory, in words; "" where nothing is known."""
         for what, mine, theirs in (
             ("boot id", self.boot_id, other.boot_id),
             ("network namespace", self.network_namespace, other.network_namespace),

@@ -72,6 +72,36 @@ def test_dump_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         read({"RINGKERN_DUMP_DIR": ""})
 
 
+@pytest.mark.parametrize("name", ["a", "node-17.rack#2", "x" * 64])
+def test_host(name: str) -> None:
+    assert read({"RINGKERN_HOST": name}) == Config(host=name)
+
+
+@pytest.mark.parametrize("name", ["", " ", "a b", "a\n", "x" * 65, "h\xe4sslich"])
+def test_wrong_host(name: str) -> None:
+    with pytest.raises(ValueError, match="RINGKERN_HOST=") as caught:
+        read({"RINGKERN_HOST": name})
+    assert str(caught.value) == (
+        f"RINGKERN_HOST={name!r}: give a name of 1 to 64 ASCII characters without spaces, or unset "
+        "it"
+    )
+
+
+@pytest.mark.parametrize("text", ["gloo", "cpu:mpi", "cpu:gloo,cuda:nccl", "NCCL", "my-own_1.x"])
+def test_inter_host(text: str) -> None:
+    assert read({"RINGKERN_INTER_HOST": text}) == Config(inter_host=text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "gloo,nccl", "cpu:", ":gloo", "tpu:gloo", "cpu:gloo,cpu:mpi", "cpu:gloo;cuda:x"]
+)
+def test_wrong_inter_host(text: str) -> None:
+    with pytest.raises(ValueError, match="RINGKERN_INTER_HOST=") as caught:
+        read({"RINGKERN_INTER_HOST": text})
+    assert repr(text) in str(caught.value)
+    assert "as gloo, nccl, mpi or ucc, or one for each device" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
@@ -79,6 +109,7 @@ def test_dump_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("RINGKERN_ALGORYTHM", "; did you mean RINGKERN_ALGORITHM?"),
         ("RINGKERN_TIMEOUT_S", "; did you mean RINGKERN_TIMEOUT?"),
         ("RINGKERN_DUMPDIR", "; did you mean RINGKERN_DUMP_DIR?"),
+        ("RINGKERN_INTERHOST", "; did you mean RINGKERN_INTER_HOST?"),
         ("RINGKERN_XYZ", ""),
     ],
 )
