@@ -1,28 +1,40 @@
 """All-reduce on machines that are not here: predicted, with what the prediction is worth.
 
-``python -m ringkern model --topology dgx-h100 --nodes 16`` prints it; what is behind it:
+``python -m ringkern model --topology dgx-h100 --hosts 16`` prints it; what is behind it:
 
 - the rings that the machine's links carry (:mod:`ringkern.rings`) give the bandwidth,
 - NCCL's published constants (``ringkern.scale.constants``) the latency of each protocol,
-- figures that others published (``PUBLISHED``) the error.
+- figures that others published (``PUBLISHED``) the error;
+- of hosts without GPUs (``ringkern.scale.cpu``), what ringkern measured inside one, and Gloo;
+- between hosts, the cut in rails and pieces that calls have (:mod:`ringkern.pieces`).
 """
 
 from __future__ import annotations
 
-from .predict import Estimate, Network, Node, estimates, node_of
+from . import cpu
+from .estimate import FLAT_RING, FLAT_TREE, HIERARCHY, WAYS, Estimate
+from .predict import Network, Node, estimates, node_of
 from .published import PUBLISHED, Published, error_of, median_error
 from .report import DESCRIPTION, add_arguments, run
+from .sweep import by_hosts, faster
 
 __all__ = [
     "DESCRIPTION",
+    "FLAT_RING",
+    "FLAT_TREE",
+    "HIERARCHY",
     "PUBLISHED",
+    "WAYS",
     "Estimate",
     "Network",
     "Node",
     "Published",
     "add_arguments",
+    "by_hosts",
+    "cpu",
     "error_of",
     "estimates",
+    "faster",
     "median_error",
     "node_of",
     "run",

@@ -1,20 +1,20 @@
-"""The formulas: one node, several nodes by one flat ring, several nodes by a hierarchy.
+"""The formulas for GPUs: one node; several by a flat ring, a flat tree, and a hierarchy.
 
 What they assume: ranks start together; a node's ranks have a way of their own to the other nodes,
-and a flat ring has as many copies, each leaving its node by another rank, so that all ways are in
-use; between nodes nothing else is on the network.
+and a flat ring or tree has as many copies, each leaving its node by another rank, so that all ways
+are in use; between nodes nothing else is on the network.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from .. import rings
-from ..cost import Way, bus_bandwidth
+from ..cost import Way
+from ..pieces import NCCL
 from ..topology import Machine
 from . import constants
+from .estimate import FLAT_RING, FLAT_TREE, Estimate, Phase, estimate, hierarchy
 
 
 @dataclass(frozen=True)
@@ -54,25 +54,14 @@ class Network:
     rank_gb_s: float
     hop_us: dict[str, float] = field(default_factory=lambda: dict(constants.HOP_US["network"]))
 
+    def exposed_us(self, protocol: str) -> float:
+        """Of a journey where nothing else goes on: of a tree, and of a ring of one rank a node.
 
-class Estimate(NamedTuple):
-    """One way of an all-reduce.
-
-    Attributes:
-        way: as "ring", "flat ring", "hierarchy".
-        protocol: of the ring; of a hierarchy inside and between nodes, as "ll + simple".
-        time_us: predicted.
-        bus_gb_s: what nccl-tests calls bus bandwidth, over all ranks.
-        latency_us: the part of the time that does not depend on the size.
-        compared: False: only to compare with; it is not what a ring does.
-    """
-
-    way: str
-    protocol: str
-    time_us: float
-    bus_gb_s: float
-    latency_us: float
-    compared: bool = True
+        Args:
+            protocol: as "ll".
+        """
+        longer = constants.TREE_HOP_US["network"][protocol] - constants.HOP_US["network"][protocol]
+        return self.hop_us[protocol] + longer
 
 
 def node_of(machine: Machine, ranks: int | None = None, arch: str | None = None) -> Node:
@@ -111,34 +100,19 @@ def node_of(machine: Machine, ranks: int | None = None, arch: str | None = None)
 def estimates(node: Node, network: Network | None, nbytes: float) -> list[Estimate]:
     """All ways of an all-reduce, the fastest first.
 
-    Those that are only there to compare with come last.
-
     Args:
         node: of which every machine is one.
         network: what is between them; ``None``: there is one machine.
         nbytes: of one rank's tensor.
     """
+    usable = constants.protocols(node.link)
     if network is None or network.nodes == 1:
-        ways = [_ring(node, protocol, nbytes) for protocol in constants.protocols(node.link)]
+        ways = [_ring(node, protocol, nbytes) for protocol in usable]
     else:
-        ways = [
-            _flat(node, network, protocol, nbytes) for protocol in constants.protocols(node.link)
-        ]
-        ways += _hierarchies(node, network, nbytes)
-    return sorted(ways, key=lambda estimate: (not estimate.compared, estimate.time_us))
-
-
-def _estimate(
-    way: str,
-    protocol: str,
-    ranks: int,
-    nbytes: float,
-    time: float,
-    least: float,
-    compared: bool = True,
-) -> Estimate:
-    bus = bus_bandwidth("all_reduce", ranks, nbytes, time)
-    return Estimate(way, protocol, time, bus, least, compared)
+        ways = [_flat_ring(node, network, protocol, nbytes) for protocol in usable]
+        ways += [_flat_tree(node, network, protocol, nbytes) for protocol in usable]
+        ways.append(_hierarchy(node, network, nbytes))
+    return sorted(ways, key=lambda found: found.time_us)
 
 
 def _inside(node: Node, protocol: str, collective: str, nbytes: float) -> float:
@@ -150,78 +124,92 @@ def _inside(node: Node, protocol: str, collective: str, nbytes: float) -> float:
 
 def _ring(node: Node, protocol: str, nbytes: float) -> Estimate:
     time, least = (_inside(node, protocol, "all_reduce", size) for size in (nbytes, 0))
-    return _estimate("ring", protocol, node.ranks, nbytes, time, least)
+    return estimate("ring", protocol, node.ranks, nbytes, time, least)
 
 
-def _flat(node: Node, network: Network, protocol: str, nbytes: float) -> Estimate:
+def _flat_ring(node: Node, network: Network, protocol: str, nbytes: float) -> Estimate:
     """One ring through all ranks of all nodes; a chunk crosses the network twice a node."""
     ranks = node.ranks * network.nodes
     inside = constants.HOP_US[node.link][protocol]
     inside = max(inside, constants.POST_US.get(node.vendor, 1.0) * constants.POSTS[protocol])
     between = min(2 * network.nodes, 2 * (ranks - 1))
-    latency = between * network.hop_us[protocol] + (2 * (ranks - 1) - between) * inside
+    hop = network.hop_us[protocol] if node.ranks > 1 else network.exposed_us(protocol)
+    latency = between * hop + (2 * (ranks - 1) - between) * inside
     ways = network.rank_gb_s * node.ranks
     gb_s = min(
         constants.data_gb_s(protocol, node.arch, node.links_gb_s),
         constants.network_gb_s(protocol, node.vendor, network.nodes, ways),
     )
-    cost = constants.cost(protocol, latency / (2 * (ranks - 1)), gb_s)
-    way = Way("ring", protocol)
-    time, least = (cost.time_us(way, "all_reduce", ranks, size) for size in (nbytes, 0))
-    return _estimate("flat ring", protocol, ranks, nbytes, time, least)
+    time, least = _ring_us(protocol, ranks, latency, gb_s, nbytes)
+    return estimate(FLAT_RING, protocol, ranks, nbytes, time, least)
 
 
-def _hierarchies(node: Node, network: Network, nbytes: float) -> list[Estimate]:
-    """Reduce-scatter inside, all-reduce of each shard between equal ranks, all-gather inside.
-
-    The fastest protocol inside and the fastest between, one phase after the other; and to compare
-    with: phases that overlap, cut in so many pieces that the slowest one alone counts; and two
-    trees between the nodes in place of a ring, with their latency by the logarithm.
-    """
+def _flat_tree(node: Node, network: Network, protocol: str, nbytes: float) -> Estimate:
+    """Two trees over the nodes, each the root of a chain through its ranks."""
+    inside = 2 * (node.ranks - 1) * constants.TREE_HOP_US[node.link][protocol]
+    gb_s = min(node.links_gb_s, network.rank_gb_s * node.ranks)
+    time, least = _tree_us(node, network, protocol, gb_s, nbytes)
     ranks = node.ranks * network.nodes
-    usable = constants.protocols(node.link)
-    inside = min(
-        (_two_halves(node, protocol, nbytes), _two_halves(node, protocol, 0), protocol)
-        for protocol in usable
-    )
-    ring = min(_between(node, network, protocol, nbytes, False) for protocol in usable)
-    tree = min(_between(node, network, protocol, nbytes, True) for protocol in usable)
-
-    def summed(
-        way: str, phase: tuple[float, float, str], overlap: bool = False, compared: bool = False
-    ) -> Estimate:
-        time, least = inside[0] + phase[0], inside[1] + phase[1]
-        if overlap:
-            time = least + max(inside[0] - inside[1], phase[0] - phase[1])
-        protocol = f"{inside[2]} + {phase[2]}" if node.ranks > 1 else phase[2]
-        return _estimate(way, protocol, ranks, nbytes, time, least, compared)
-
-    return [
-        summed("hierarchy", ring, compared=True),
-        summed("hierarchy, overlapped", ring, overlap=True),
-        summed("hierarchy, tree between", tree),
-    ]
+    return estimate(FLAT_TREE, protocol, ranks, nbytes, inside + time, inside + least)
 
 
-def _two_halves(node: Node, protocol: str, nbytes: float) -> float:
-    if node.ranks == 1:
-        return 0.0
-    halves = ("reduce_scatter", "all_gather")
-    return sum(_inside(node, protocol, half, nbytes) for half in halves)
-
-
-def _between(
-    node: Node, network: Network, protocol: str, nbytes: float, tree: bool
-) -> tuple[float, float, str]:
-    """Time and latency of all shards between the nodes, each over its rank's way."""
-    ways = network.rank_gb_s * node.ranks
-    gb_s = constants.network_gb_s(protocol, node.vendor, network.nodes, ways) / node.ranks
-    hop = network.hop_us[protocol]
-    if tree:
-        hop *= math.ceil(math.log2(network.nodes)) / (network.nodes - 1)
-    cost = constants.cost(protocol, hop, gb_s)
+def _ring_us(
+    protocol: str, ranks: int, latency_us: float, gb_s: float, nbytes: float
+) -> tuple[float, float]:
+    """Microseconds of so many bytes, and of none, round a ring whose journeys take so long."""
+    cost = constants.cost(protocol, latency_us / (2 * (ranks - 1)), gb_s)
     way = Way("ring", protocol)
-    time, least = (
-        cost.time_us(way, "all_reduce", network.nodes, size) for size in (nbytes / node.ranks, 0)
-    )
-    return time, least, protocol
+    return cost.time_us(way, "all_reduce", ranks, nbytes), cost.time_us(way, "all_reduce", ranks, 0)
+
+
+def _tree_us(
+    node: Node,
+    network: Network,
+    protocol: str,
+    links_gb_s: float,
+    nbytes: float,
+    rails: int = 1,
+) -> tuple[float, float]:
+    """The same up and down the trees between nodes, whose levels NCCL counts as whole doublings."""
+    levels = network.nodes.bit_length() - 1
+    least = constants.TREE_BASE_US[protocol] + 2 * levels * network.exposed_us(protocol)
+    gb_s = constants.tree_gb_s(protocol, node.vendor, network.nodes, links_gb_s, nbytes) / rails
+    return least + 2 * nbytes / (gb_s * 1e3), least
+
+
+def _hierarchy(node: Node, network: Network, nbytes: float) -> Estimate:
+    """The ring inside, and NCCL between nodes with a communicator for each rail."""
+    usable = constants.protocols(node.link)
+
+    def inside(collective: str, whole: float, pieces: int) -> Phase:
+        return min(
+            Phase(
+                _inside(node, protocol, collective, whole / pieces),
+                _inside(node, protocol, collective, 0),
+                protocol,
+            )
+            for protocol in usable
+        )
+
+    def between(rails: int, piece: float) -> Phase:
+        return min(
+            Phase(*found, f"{name} {protocol}")
+            for protocol in usable
+            for name, found in _rail(node, network, protocol, rails, piece)
+        )
+
+    return hierarchy(network.nodes, node.ranks, nbytes, NCCL, inside, between)
+
+
+def _rail(
+    node: Node, network: Network, protocol: str, rails: int, nbytes: float
+) -> list[tuple[str, tuple[float, float]]]:
+    """Of all shards of a piece between the nodes, each over its rank's way: by ring and by tree."""
+    ways, shard = network.rank_gb_s * rails, nbytes / rails
+    # The limit of LL is that of a node, whose rails share it.
+    gb_s = constants.network_gb_s(protocol, node.vendor, network.nodes, ways) / rails
+    latency = 2 * (network.nodes - 1) * network.exposed_us(protocol)
+    return [
+        ("ring", _ring_us(protocol, network.nodes, latency, gb_s, shard)),
+        ("tree", _tree_us(node, network, protocol, ways, shard, rails)),
+    ]

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import statistics
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .. import topology
-from .predict import Estimate, Node, estimates, node_of
+from ..units import size_text
+from .estimate import Estimate
+from .predict import Node, estimates, node_of
 
 K, M, G = 1 << 10, 1 << 20, 1 << 30
 
@@ -120,3 +122,38 @@ def error_of(row: Published) -> float:
 def median_error(rows: tuple[Published, ...] = PUBLISHED) -> float:
     """The median of the errors' sizes, of those rows in which NCCL ran a ring."""
     return statistics.median(abs(error_of(row)) for row in rows if row.ring)
+
+
+def as_rows() -> list[dict[str, Any]]:
+    """Published times, what is predicted, and the error of it."""
+    return [
+        {
+            **row._asdict(),
+            "predicted_us": predicted(row).time_us,
+            "protocol": predicted(row).protocol,
+            "error": error_of(row),
+        }
+        for row in PUBLISHED
+    ]
+
+
+def as_text() -> str:
+    """The table of published times."""
+    lines = [
+        f"{'system':<24}{'size':>6}{'measured':>10}{'predicted':>10}  {'protocol':<9}{'error':>7}"
+        "  source"
+    ]
+    for row in as_rows():
+        error = f"{row['error']:+.0%}" + (" " if row["ring"] else "n")
+        lines.append(
+            f"{row['system']:<24}{size_text(row['nbytes']):>6}{row['time_us']:>10.1f}"
+            f"{row['predicted_us']:>10.1f}  {row['protocol']:<9}{error:>7}  {row['source']}"
+        )
+    count = sum(row.ring for row in PUBLISHED)
+    lines += [
+        "",
+        "Microseconds of NCCL's all-reduce; error: predicted over measured, less 1.",
+        "n: the switches reduced (NVLS): a ring cannot follow, and the row is not counted.",
+        f"Median error of the other {count}: {median_error():.0%}.",
+    ]
+    return "\n".join(lines)

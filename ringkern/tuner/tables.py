@@ -102,9 +102,18 @@ def costs(device: str, ranks: int) -> Costs | None:
     if own and (fit := _nearest(own, crowded, ranks)):
         where = f"{cache.file_of(here)}, measured {fit.date} with {fit.ranks} ranks"
         return Costs(fit, where)
-    shipped = _shipped()
-    fit = _nearest(shipped, crowded, ranks) or min(shipped.measured, key=lambda m: m.ranks)
-    where = f"ringkern's default, measured {fit.date} on {shipped.machine} with {fit.ranks} ranks"
+    return shipped(ranks, crowded)
+
+
+def shipped(ranks: int, crowded: bool) -> Costs:
+    """What ringkern measured itself with the nearest number of ranks on a CPU.
+
+    Args:
+        crowded: whether ranks share cores.
+    """
+    own = _shipped()
+    fit = _nearest(own, crowded, ranks) or min(own.measured, key=lambda m: m.ranks)
+    where = f"ringkern's default, measured {fit.date} on {own.machine} with {fit.ranks} ranks"
     return Costs(fit, where)
 
 

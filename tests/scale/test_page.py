@@ -1,0 +1,42 @@
+"""The tables of docs/design/choice.md that say where the hierarchy is the fastest."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ringkern import topology
+from ringkern.scale import Network, cpu, estimates, node_of, sweep
+from ringkern.scale.estimate import FLAT_RING, FLAT_TREE, Estimate
+
+H100 = node_of(topology.recorded("dgx-h100"))
+PAGE = Path(__file__).parents[2] / "docs" / "design" / "choice.md"
+
+
+def on_cpus(hosts: int, nbytes: float) -> list[Estimate]:
+    return cpu.estimates(cpu.Host(8, 8), cpu.Ethernet(hosts), nbytes)
+
+
+def on_h100s(hosts: int, nbytes: float) -> list[Estimate]:
+    return estimates(H100, Network(hosts, 50.0), nbytes)
+
+
+@pytest.mark.parametrize(
+    ("head", "device", "predict", "ways"),
+    [
+        ("faster than Gloo over all ranks", "cpu", on_cpus, (sweep.ALONE, FLAT_TREE)),
+        ("faster than one ring over all ranks", "cuda", on_h100s,
+         (FLAT_RING, FLAT_TREE, sweep.ALONE)),
+    ],
+)  # fmt: skip
+def test_the_page_says_what_is_predicted(
+    head: str, device: str, predict: sweep.Predict, ways: tuple[str, ...]
+) -> None:
+    (table,) = re.findall(rf"^\| hosts \| {head}.*\n.*\n((?:\|.*\n)+)", PAGE.read_text(), re.M)
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    assert len(rows) > 4
+    for hosts, *cells in rows:
+        found = sweep.faster(predict, device, int(hosts.replace(",", "")))
+        assert cells == [sweep.say(found[way]) for way in ways]

@@ -1,0 +1,156 @@
+"""How a call over several hosts is cut, and how long its pieces take: held against a simulation."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from ringkern import pieces
+from ringkern.pieces import GLOO, GLOO_CROWDED, MOST_PIECES, NCCL, Cut, pipelined_us
+from ringkern.pieces import rails_and_pieces as cut
+
+K, M = 1 << 10, 1 << 20
+CROSSINGS = [GLOO, GLOO_CROWDED, NCCL]
+SIZES = [0, 1, *(round(2 ** (i / 3)) for i in range(3 * 36))]
+
+
+class TestCut:
+    @pytest.mark.parametrize(
+        ("nbytes", "hosts", "ranks", "expected"),
+        [
+            (4 * M - 1, 2, 2, (1, 1)),
+            (4 * M, 2, 2, (2, 1)),
+            (16 * M - 1, 2, 2, (2, 1)),
+            (16 * M, 2, 2, (2, 2)),
+            (64 * M, 2, 2, (2, 4)),
+            (4 * M, 3, 2, (1, 1)),
+            (6 * M, 3, 2, (2, 1)),
+            (24 * M - 1, 3, 2, (2, 1)),
+            (24 * M, 3, 2, (2, 2)),
+            (1 << 36, 2, 2, (2, 16)),
+            (1 << 30, 1000, 8, (1, 1)),
+            (1 << 33, 1000, 8, (8, 2)),
+        ],
+    )
+    def test_gloo_on_shared_cores(
+        self, nbytes: int, hosts: int, ranks: int, expected: tuple[int, int]
+    ) -> None:
+        assert cut(nbytes, hosts, ranks, GLOO_CROWDED) == expected
+
+    @pytest.mark.parametrize(
+        ("nbytes", "hosts", "ranks", "expected"),
+        [
+            (64 * K - 1, 2, 2, (1, 1)),
+            (64 * K, 2, 2, (2, 1)),
+            (4 * M - 1, 2, 2, (2, 1)),
+            (4 * M, 2, 2, (2, 2)),
+            (16 * M, 8, 8, (8, 2)),
+        ],
+    )
+    def test_gloo_with_a_core_for_each_rank(
+        self, nbytes: int, hosts: int, ranks: int, expected: tuple[int, int]
+    ) -> None:
+        assert cut(nbytes, hosts, ranks, GLOO) == expected
+
+    @pytest.mark.parametrize(
+        ("nbytes", "hosts", "pieces"),
+        [(24 * M - 1, 2, 1), (24 * M, 2, 2), (24 * M, 3, 2), (24 * M, 4, 1), (120 * M, 1000, 2)],
+    )
+    def test_nccl_has_trees(self, nbytes: int, hosts: int, pieces: int) -> None:
+        """Its steps are the doublings, and the start of a call: 2 for 2 hosts, 10 for 1,000."""
+        assert cut(nbytes, hosts, 8, NCCL) == (8, pieces)
+
+    @pytest.mark.parametrize("crossing", CROSSINGS)
+    @pytest.mark.parametrize("ranks", [1, 2, 8])
+    def test_one_host_needs_no_cut(self, crossing: pieces.Crossing, ranks: int) -> None:
+        assert {cut(size, 1, ranks, crossing) for size in SIZES} == {Cut(1, 1)}
+
+    @pytest.mark.parametrize("crossing", CROSSINGS)
+    def test_one_rank_a_host_has_nothing_to_hide(self, crossing: pieces.Crossing) -> None:
+        assert {cut(size, 4, 1, crossing) for size in SIZES} == {Cut(1, 1)}
+
+    def test_uneven_hosts_have_something_to_hide(self) -> None:
+        assert cut(64 * M, 2, 1, GLOO, most_ranks=2) == (1, 8)
+        assert cut(64 * M, 2, 1, GLOO, most_ranks=1) == (1, 1)
+
+    @pytest.mark.parametrize("crossing", CROSSINGS)
+    @pytest.mark.parametrize("hosts", [2, 3, 8, 1000])
+    def test_more_bytes_more_of_both(self, crossing: pieces.Crossing, hosts: int) -> None:
+        found = [cut(size, hosts, 4, crossing) for size in SIZES]
+        for fewer, more in itertools.pairwise(found):
+            assert fewer.rails <= more.rails
+            assert fewer.pieces <= more.pieces
+        assert {one.rails for one in found} <= {1, 4}
+        assert all(1 <= one.pieces <= MOST_PIECES for one in found)
+
+    @pytest.mark.parametrize("crossing", CROSSINGS)
+    @pytest.mark.parametrize("nbytes", SIZES)
+    def test_more_hosts_fewer_pieces(self, crossing: pieces.Crossing, nbytes: int) -> None:
+        """Each piece costs the latency of all of them."""
+        found = [cut(nbytes, hosts, 4, crossing).pieces for hosts in (2, 3, 5, 9, 17, 1000)]
+        assert found == sorted(found, reverse=True)
+
+    @pytest.mark.parametrize("crossing", CROSSINGS)
+    def test_never_far_from_the_best(self, crossing: pieces.Crossing) -> None:
+        """Where latency and bandwidths are those that the constants stand for."""
+        two_steps_us = 40.0
+        inside_gb_s = crossing.piece_bytes / (two_steps_us * 1e3)
+        for nbytes, hosts in itertools.product(SIZES, (2, 3, 8, 100)):
+            waits = 1 + ((hosts - 1).bit_length() if crossing.tree else hosts - 1)
+            half = nbytes / inside_gb_s / 1e3 / 2
+
+            def time(count: int, half: float = half, least: float = waits * two_steps_us) -> float:
+                part = half / count
+                return pipelined_us(part, least + 2 * part, part, count)
+
+            chosen = time(cut(nbytes, hosts, 4, crossing).pieces)
+            best = min(time(count) for count in range(1, MOST_PIECES + 1))
+            assert chosen <= 1.25 * best
+
+
+def simulated(scatter: float, between: float, gather: float, count: int) -> float:
+    """What a thread and an engine take, event by event, each doing one thing at a time."""
+    program: list[tuple[str, int]] = []
+    for piece in range(count + 2):
+        if piece < count:
+            program.append(("scatter", piece))
+        if piece >= 2:
+            program.append(("gather", piece - 2))
+    now, engine_free, through = 0.0, 0.0, {}
+    for what, piece in program:
+        if what == "scatter":
+            now += scatter
+            engine_free = through[piece] = max(now, engine_free) + between
+        else:
+            now = max(now, through[piece]) + gather
+    return now
+
+
+class TestPipeline:
+    def test_by_hand(self) -> None:
+        assert pipelined_us(1.0, 2.0, 3.0, 1) == 6.0
+        # The engine is always busy.
+        assert pipelined_us(1.0, 10.0, 2.0, 4) == 1.0 + 4 * 10.0 + 2.0
+        # The ring is always busy.
+        assert pipelined_us(5.0, 1.0, 5.0, 4) == 4 * 10.0
+        # It waits for the first of two pieces, and for the last; of three it need not.
+        assert pipelined_us(2.0, 3.0, 2.0, 2) == 2 * 4.0 + 1.0 + 1.0
+        assert pipelined_us(2.5, 3.0, 2.5, 3) == 3 * 5.0
+
+    @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 16])
+    def test_as_simulated(self, count: int) -> None:
+        numbers = random.Random(count)
+        for _ in range(300):
+            phases = [numbers.choice([0.0, 0.5, 1.0, numbers.random() * 10]) for _ in range(3)]
+            assert pipelined_us(*phases, count) == pytest.approx(simulated(*phases, count))
+
+    def test_no_less_than_what_one_of_both_has_to_do(self) -> None:
+        numbers = random.Random(1)
+        for _ in range(100):
+            scatter, between, gather = (numbers.random() for _ in range(3))
+            for count in (1, 2, 5):
+                time = pipelined_us(scatter, between, gather, count)
+                assert time >= count * max(scatter + gather, between) - 1e-9
+                assert time <= count * (scatter + between + gather) + 1e-9
