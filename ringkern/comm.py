@@ -243,7 +243,8 @@ class Communicator:
         """Which way a call of this ring goes, and why, with what every other way would take.
 
         By the table of rank 0 once the ranks are connected on a device of this kind, and by this
-        rank's own before. Communicates nothing.
+        rank's own before. Communicates nothing. Once the ranks are known to be on several hosts: of
+        what the ring of this rank's host does, with ``between``, which says the rest.
 
         Args:
             nbytes: of the tensor; of all ranks' parts for a reduce-scatter or an all-gather.
@@ -259,23 +260,25 @@ class Communicator:
         Raises:
             ValueError: an argument is none of these, or the device has no such way.
         """
-        from .explain import explain  # which most programs have no need of
+        from .explain import explain, explain_over_hosts  # which most programs have no need of
 
-        lists, own = self._c.table(device), tuner.table(device, self.size)
-        source = tuner.source(device, self.size) if lists == own else "the table of rank 0"
-        return explain(
-            device,
-            self.size,
-            nbytes,
-            dtype=dtype,
-            collective=collective,
-            algorithm=algorithm,
-            protocol=protocol,
-            deterministic=deterministic,
-            accumulate=accumulate,
-            lists=lists,
-            source=source,
-        )
+        hosts = self._hosts
+        ranks = len(hosts.ranks_on(hosts.host_of[self.rank]))
+        lists, own = self._c.table(device), tuner.table(device, ranks)
+        asked: dict[str, Any] = {
+            "dtype": dtype,
+            "collective": collective,
+            "algorithm": algorithm,
+            "protocol": protocol,
+            "deterministic": deterministic,
+            "accumulate": accumulate,
+            "lists": lists,
+            "source": tuner.source(device, ranks) if lists == own else "the table of rank 0",
+        }
+        if hosts.count == 1:
+            return explain(device, ranks, nbytes, **asked)
+        inter_host = self._place.inter_host
+        return explain_over_hosts(hosts, self.rank, inter_host, device, nbytes, **asked)
 
     def abort(self, reason: str = "abort() was called") -> None:
         """Ends every call in progress, here and on all ranks, with CommAbortedError.

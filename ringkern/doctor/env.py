@@ -91,6 +91,7 @@ def text(found: Mapping[str, Any]) -> str:
         ("memory", _memory(host)),
         ("limits", ", ".join(f"{name} {_limit(name, n)}" for name, n in host["limits"].items())),
         ("system", f"{host['system']}, {host['kernel']}, container: {host['container']}"),
+        ("host", host["host"]),
     ]
     lines += [("variable", f"{name}={value}") for name, value in found["variables"].items()]
     return "\n".join(f"{name + ':':<10}{value}" for name, value in lines)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from .answer import explain
 from .command import DESCRIPTION, add_arguments, overview, run
 from .explanation import Candidate, Explanation
+from .hosts import explain_over_hosts
 
 __all__ = [
     "DESCRIPTION",
@@ -21,6 +22,7 @@ __all__ = [
     "Explanation",
     "add_arguments",
     "explain",
+    "explain_over_hosts",
     "overview",
     "run",
 ]

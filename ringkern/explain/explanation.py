@@ -54,6 +54,8 @@ class Explanation:
         segment_bytes: of shared or device memory that a rank has for all ways.
         candidates: all of them, the chosen one first, then by their times.
         crossovers: (bytes, what is chosen from there on), rising.
+        between: of ranks on several hosts, how the call is cut and what goes between the hosts, in
+            words; all else is about what one host's ring does first. ``None``: they are on one.
     """
 
     collective: str
@@ -77,6 +79,7 @@ class Explanation:
     candidates: tuple[Candidate, ...]
     crossovers: tuple[tuple[int, str], ...]
     _times: dict[Way, Callable[[int], float]]
+    between: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -105,7 +108,8 @@ class Explanation:
         of = f"{self.collective} of {say_size(self.nbytes)}B {self.dtype}"
         bandwidth = f", {self.bus_gb_s:.3g} GB/s on the bus" if self.bus_gb_s else ""
         by = "" if self.source in self.origin else f"; by {self.source}"
-        lines = [
+        lines = [self.between] if self.between else []
+        lines += [
             f"{of}, {_some(self.ranks, 'rank')} on {self.device}: {self.way}",
             f"  chosen     {self.origin}",
             f"  predicted  {say_time(self.time_us)}{bandwidth}{by}",

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from .. import _C
-from ..errors import CommAbortedError, RendezvousError
+from ..errors import CommUsageError, RendezvousError
 from .early import EarlyCalls
 from .hosts import Hosts
 from .search import Search
@@ -98,17 +98,17 @@ class FirstCalls:
         owner._take(found)
 
     def _check(self, collective: str, *args: Any) -> None:
-        """Raises what is wrong with a call; by one that is aborted, which looks at nothing else."""
+        """Raises what is wrong with a call, by one that is closed, which looks at nothing else."""
         if not collective:
             return
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
         counted = tuple(tensor for tensor in tensors if not tensor.is_inference())
-        aborted = _C.Communicator(dist.HashStore(), "", self._rank, self._size, 1.0)
-        aborted.abort("")
+        closed = _C.Communicator(dist.HashStore(), "", self._rank, self._size, 1.0)
+        closed.close()
         # It changes nothing, so it must not count as a change for autograd.
         unchanged = torch.autograd._unsafe_preserve_version_counter(counted)
-        with unchanged, contextlib.suppress(CommAbortedError):
-            getattr(aborted, collective)(*args[:-1], False)
+        with unchanged, contextlib.suppress(CommUsageError):
+            getattr(closed, collective)(*args[:-1], False)
 
     # ---- asynchronous calls ---------------------------------------------------------------------
 

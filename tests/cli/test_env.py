@@ -16,6 +16,7 @@ import torch
 import ringkern
 from ringkern import config
 from ringkern.doctor import env, gpu, machine, probe
+from ringkern.topology import describe_self
 
 LIMIT_S = 200
 
@@ -59,9 +60,12 @@ def other_torch(folder: Path, program: str) -> Path:
 def test_what_is_here() -> None:
     found = lines_of(run())
     info = ringkern.build_info()
-    assert list(found)[:9] == (
+    assert list(found)[:10] == (
         ["ringkern", "build", "python", "torch", "gpus", "cpu", "memory", "limits", "system"]
+        + ["host"]
     )
+    own = describe_self(0)
+    assert found["host"] == (f"boot {own.boot_id[:8]}, network namespace {own.network_namespace}")
     assert found["ringkern"] == f"{ringkern.__version__}, {Path(ringkern.__file__).parent}"
     assert found["build"].startswith(f"{info['compiler']}, against torch {info['torch']}, ")
     assert found["torch"].startswith(torch.__version__)
@@ -145,6 +149,7 @@ def test_a_machine_that_says_nothing(root: Path) -> None:
     assert found["memory"] == {}
     assert found["cpu_quota"] is None
     assert found["dev_shm"] is None
+    assert found["host"] == "boot unknown, network namespace unknown"
     assert found["huge_pages"] == {"private": "unknown", "shared": "unknown"}
     assert gpu.driver()["version"] == ""
 
