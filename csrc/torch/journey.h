@@ -245,6 +245,10 @@ class Journey {
       step(Collective::broadcast, kMoved, part, part, piece.count(), root);
     };
     if (bytes == 0) spread({}, 0);
+    // The root may give it from elsewhere.
+    if (hosts_.rank() == task_.root && task_.in != base)
+      slice_of(prepared_.out, base, 0, bytes, DType::u8)
+          .copy_(slice_of(prepared_.in, task_.in, 0, bytes, DType::u8));
     travel(
         cut(bytes, 1, 1),
         [&](const Piece& piece) {
