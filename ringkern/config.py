@@ -284,6 +284,12 @@ def timeout_seconds(timeout: timedelta | None) -> float:
     return seconds
 
 
+def between_hosts() -> dict[str, str]:
+    """By device, what joins hosts unless a caller says otherwise: ``RINGKERN_INTER_HOST``."""
+    text = config.inter_host
+    return dict(ENGINES) if text is None else engines("RINGKERN_INTER_HOST", text)
+
+
 def _near(name: str, known: Iterable[str]) -> str | None:
     # Without the prefix, in which all are alike.
     short = {other.removeprefix("RINGKERN_"): other for other in known}

@@ -23,6 +23,7 @@ constexpr Milliseconds kFirstPause{100}, kLongestPause{1000}, kQuick{50}, kAfter
 // A word is announced before it is there, and its rank may die in between: so long the first is
 // waited for, and any.
 constexpr Milliseconds kFirstComes{500}, kAnyComes{2000};
+constexpr Milliseconds kEnough{10};     // how often a caller is asked whether it is
 constexpr Milliseconds kAnswers{1000};  // a store that takes no longer does answer
 constexpr Milliseconds kLeaves{900};    // and a thread that takes longer to end is left behind
 constexpr Milliseconds kLongest = std::chrono::hours(24 * 365);  // from now, it is a time_point
@@ -49,7 +50,7 @@ class Telegraph::Clerk : public std::enable_shared_from_this<Clerk> {
   std::optional<Failure> heard() const;
   Failure tell(Failure mine, Milliseconds patience);
   std::optional<Failure> hear(Milliseconds patience);
-  Places call_roll(Milliseconds patience);
+  Places call_roll(Milliseconds patience, const std::function<bool()>& enough);
   bool store_answers() const { return store_.in_vain_for() <= kAnswers; }
 
  private:
@@ -66,7 +67,7 @@ class Telegraph::Clerk : public std::enable_shared_from_this<Clerk> {
   bool start();
   void hurry();
   void await(std::unique_lock<std::mutex>& lock, Milliseconds patience,
-             const std::function<bool()>& done);
+             const std::function<bool()>& done, Milliseconds slice);
   bool needed() const { return watching_ || waiting_ > 0 || mine_; }
   Milliseconds pause(bool threw);
   void take(Failure first);
@@ -159,28 +160,32 @@ std::optional<Failure> Telegraph::Clerk::heard() const {
 }
 
 void Telegraph::Clerk::await(std::unique_lock<std::mutex>& lock, Milliseconds patience,
-                             const std::function<bool()>& done) {
+                             const std::function<bool()>& done, Milliseconds slice) {
   if (has_heard_ || !start()) return;
   ++waiting_;
   hurry();
-  changed_.wait_for(lock, std::min(patience, kLongest), [&] { return has_heard_ || done(); });
+  const auto over = [&] { return has_heard_ || done(); };
+  const auto end = Clock::now() + std::min(patience, kLongest);
+  for (bool is = over(); !is && Clock::now() < end;)
+    is = changed_.wait_until(lock, std::min(end, Clock::now() + slice), over);
   --waiting_;
 }
 
 Failure Telegraph::Clerk::tell(Failure mine, Milliseconds patience) {
   std::unique_lock lock(mutex_);
   if (!has_heard_ && !mine_) mine_ = mine;
-  await(lock, patience, [] { return false; });
+  await(lock, patience, [] { return false; }, kLongest);
   return heard().value_or(std::move(mine));
 }
 
 std::optional<Failure> Telegraph::Clerk::hear(Milliseconds patience) {
   std::unique_lock lock(mutex_);
-  await(lock, patience, [] { return false; });
+  await(lock, patience, [] { return false; }, kLongest);
   return heard();
 }
 
-Telegraph::Clerk::Places Telegraph::Clerk::call_roll(Milliseconds patience) {
+Telegraph::Clerk::Places Telegraph::Clerk::call_roll(Milliseconds patience,
+                                                     const std::function<bool()>& enough) {
   patience = std::min(patience, kLongest);
   std::unique_lock lock(mutex_);
   if (!roll_) {  // or another thread calls it just now
@@ -189,7 +194,9 @@ Telegraph::Clerk::Places Telegraph::Clerk::call_roll(Milliseconds patience) {
     roll_->places.resize(size_t(hosts_.ranks()));
   }
   const std::shared_ptr<Roll> roll = roll_;
-  await(lock, patience, [&] { return roll->over; });
+  await(
+      lock, patience, [&] { return roll->over || (enough && enough()); },
+      enough ? kEnough : kLongest);
   if (roll_ == roll) roll_ = nullptr;
   Places places = roll->places;
   if (watching_) places[size_t(hosts_.rank())] = where_;
@@ -359,8 +366,9 @@ Failure Telegraph::tell(Failure mine, Milliseconds patience) {
   return clerk_->tell(std::move(mine), patience);
 }
 std::optional<Failure> Telegraph::hear(Milliseconds patience) { return clerk_->hear(patience); }
-std::vector<std::optional<Whereabouts>> Telegraph::call_roll(Milliseconds patience) {
-  return clerk_->call_roll(patience);
+std::vector<std::optional<Whereabouts>> Telegraph::call_roll(Milliseconds patience,
+                                                             const std::function<bool()>& enough) {
+  return clerk_->call_roll(patience, enough);
 }
 bool Telegraph::store_answers() const { return clerk_->store_answers(); }
 

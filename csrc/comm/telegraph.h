@@ -52,8 +52,9 @@ class Telegraph {
   using Whereabouts = ringkern::Whereabouts;
   // By rank: where it waits, of those that do, and answer. Returns after `patience`, or when ranks of
   // all other hosts have answered, or a failure was told. Ranks answer when they next look at the
-  // store: allow more than a second.
-  std::vector<std::optional<Whereabouts>> call_roll(Milliseconds patience);
+  // store: allow more than a second. `enough`, if any, is asked now and then: true ends it, too.
+  std::vector<std::optional<Whereabouts>> call_roll(Milliseconds patience,
+                                                    const std::function<bool()>& enough = nullptr);
   // False: for more than a second it has been asked in vain.
   bool store_answers() const;
 

@@ -31,8 +31,10 @@ inline at::ScalarType scalar_of(DType dtype) {
 inline at::Tensor slice_of(const at::Tensor& owner, const void* base, int64_t offset, int64_t count,
                            DType dtype) {
   auto* at = const_cast<char*>(static_cast<const char*>(base)) + offset * size_of(dtype);
+  // The memory alone: it may end on a thread of the engine's, and for the end of a tensor that Python
+  // has known that thread would need the GIL, for which it would be killed where Python has ended.
   return at::from_blob(
-      at, {count}, [owner](void*) {},
+      at, {count}, [memory = owner.storage()](void*) {},
       at::TensorOptions().dtype(scalar_of(dtype)).device(owner.device()));
 }
 

@@ -2,7 +2,10 @@
 // between hosts, whose turn it is, and what becomes of a failure on either.
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -33,13 +36,14 @@ class HostsCommunicator final : public Runner {
                     const Crossings& crossings)
       : hosts_(std::move(hosts)), name_(name), timeout_(milliseconds(timeout_s)),
         crossings_(crossings), make_engine_(std::move(make_engine)),
-        inner_(inner_over(store, timeout_s)),
-        telegraph_(connector(store), telegraph_prefix(store), hosts_) {}
+        inner_(inner_over(store, timeout_s)), store_(store), prefix_(prefix_in(store)),
+        telegraph_(connector(store), prefix_, hosts_), worker_(std::make_unique<Worker>()) {}
 
   // As that of a TorchCommunicator, for the same reasons.
   ~HostsCommunicator() override {
     const WithoutGil no_gil;
-    close(-1);
+    if (in_callback()) end_in_callback();
+    else close(-1);
     if (Py_IsInitialized() == 0) {  // Python has ended before torch let this go
       make_engine_.release();
       return;
@@ -118,7 +122,9 @@ class HostsCommunicator final : public Runner {
     std::string text;  // as "all_reduce sum float32[100]"
   };
 
-  static constexpr Milliseconds kReasonComes{1000}, kRollCall{1000}, kStoreAnswers{1000};
+  static constexpr Milliseconds kReasonComes{1000}, kStoreAnswers{1000};
+  // Ranks that have waited for some seconds look for a roll call once a second.
+  static constexpr Milliseconds kRollCall{1500};
   static constexpr size_t kEngineSays = 200;  // characters of it
   // A wait between hosts ends after those inside one, which know who is missing.
   static constexpr Milliseconds kLater{500};
@@ -134,9 +140,9 @@ class HostsCommunicator final : public Runner {
       const c10::intrusive_ptr<c10d::Store>& store) {
     return [store] { return std::make_shared<C10dStore>(store->clone()); };
   }
-  std::string telegraph_prefix(const c10::intrusive_ptr<c10d::Store>& store) const {
+  std::string prefix_in(const c10::intrusive_ptr<c10d::Store>& store) const {
     C10dStore mine(store);
-    return unique_prefix(mine, name_ + "/telegraph", {hosts_.rank(), hosts_.ranks()});
+    return unique_prefix(mine, name_ + "/hosts", {hosts_.rank(), hosts_.ranks()});
   }
 
   WorkPtr launch_one(c10d::OpType type, const at::Tensor& output, Prepared task, const Wish& wish,
@@ -148,16 +154,22 @@ class HostsCommunicator final : public Runner {
   void run_tasks(const std::vector<Prepared>& tasks, const Wish& wish, Milliseconds timeout);
   void run_task(const Prepared& task, const Wish& wish, Milliseconds timeout);
   Engine& engine(c10::Device device, bool over_all);
+  void meet(const std::string& name, size_t ranks);
   Crossing crossing_on(c10::Device device) const;
-  Engine::Finish compare_calls(const CallWords& words);
+  void compare_calls(const CallWords& words);
   std::optional<Failure> trouble_inside();
   bool is_late(const std::optional<Failure>& inside) const;
   std::optional<Failure> told();
-  void look_around();
+  void throw_if_over(Clock::time_point start);
+  void look_around(const std::function<bool()>& enough);
   using Roll = std::vector<std::optional<Telegraph::Whereabouts>>;
   std::optional<Differ> difference(const Roll& roll) const;
 
   void check_callable();
+  void check_healthy();
+  bool in_callback() const;
+  void end_in_callback();
+  bool forked() const { return ::getpid() != born_in_; }
   Failure reason_of(std::exception_ptr error);
   Failure lost(const std::string& engine_says);
   Failure late();
@@ -173,16 +185,20 @@ class HostsCommunicator final : public Runner {
   const Milliseconds timeout_;
   const Crossings crossings_;
   py::object make_engine_;
+  const pid_t born_in_ = ::getpid();
   const std::unique_ptr<TorchCommunicator> inner_;
+  const c10::intrusive_ptr<c10d::Store> store_;
+  const std::string prefix_;  // in it
   Telegraph telegraph_;
   Callers callers_;
 
-  std::mutex turn_;  // one call at a time
-  Now now_;          // of whoever has the turn
+  std::timed_mutex turn_;  // one call at a time
+  Now now_;                // of whoever has the turn
   uint64_t seq_ = 0;
   std::unordered_set<std::string> compared_;  // calls that all hosts have made alike
   std::map<std::pair<c10::DeviceType, bool>, std::unique_ptr<Engine>> engines_;
-  Worker worker_;
+  std::atomic<int> posted_{0};  // asynchronous calls that have not run
+  std::unique_ptr<Worker> worker_;
   std::mutex state_;  // guards what follows
   std::optional<Failure> failure_;
   Clock::time_point failed_at_;

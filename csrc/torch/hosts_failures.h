@@ -92,6 +92,8 @@ inline Failure HostsCommunicator::late() {
             (behind.empty() || behind.back() != h))
           behind.push_back(h);
     if (!behind.empty()) why = ", which answers from an earlier call";
+    // Who is late inside another host is known there.
+    else if (const auto reason = telegraph_.hear(kReasonComes)) return *reason;
   }
   if (!telegraph_.store_answers()) why += "; the store where the ranks have met does not answer";
   const int about = behind.empty() ? -1 : hosts_.ranks_on(behind.front()).front();
@@ -107,7 +109,10 @@ inline Failure HostsCommunicator::late() {
 // What the group is to be told, of a failure as it came out of a call.
 inline Failure HostsCommunicator::reason_of(std::exception_ptr error) {
   const auto inside = [&](Cause cause, const Error& e) {
-    if (auto why = trouble_inside()) return *why;
+    if (auto why = trouble_inside()) {
+      if (!why->given) why->about.seq = now_.seq;
+      return *why;
+    }
     return renumbered(Failure{cause, hosts_.local(), e.facts, e.what()},
                       hosts_.ranks_on(hosts_.host()));
   };
@@ -126,9 +131,9 @@ inline Failure HostsCommunicator::reason_of(std::exception_ptr error) {
   } catch (const TimeoutError& e) {
     // Who is late inside may itself wait for another host.
     const Failure why = inside(Cause::timed_out, e);
-    if (why.given || why.about.rank < 0 || !telegraph_.call_roll(kRollCall)[size_t(why.about.rank)])
-      return why;
-    return late();
+    if (why.given || why.about.rank < 0) return why;
+    const bool waits = telegraph_.call_roll(kRollCall)[size_t(why.about.rank)].has_value();
+    return waits || !telegraph_.store_answers() ? late() : why;
   } catch (const PeerLostError& e) {
     return inside(Cause::peer_lost, e);
   } catch (const Error& e) {

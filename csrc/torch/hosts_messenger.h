@@ -3,6 +3,9 @@
 // all go by the engine: who takes one from any rank does not know which way it will come.
 #pragma once
 
+#include <unistd.h>
+
+#include <atomic>
 #include <memory>
 #include <string>
 #include <utility>
@@ -30,6 +33,9 @@ class HostsMessenger final : public Carrier {
   }
 
   WorkPtr post(Call call, uint64_t tag, const Wish& wish, Milliseconds timeout) override {
+    if (closed_)
+      throw UsageError("the messages of " + hosts_->text_of_rank(hosts_->rank()) +
+                       " are closed: make a new group, or destroy this one later");
     const bool collective = (tag & kCollectiveTag) != 0;
     if (call.device.is_cpu() && collective)
       return post_both_ways(std::move(call), tag, wish, timeout);
@@ -41,7 +47,10 @@ class HostsMessenger final : public Carrier {
     under_way_.abort();
   }
   void close(Milliseconds patience) override {
+    const bool forked = ::getpid() != born_in_;
+    closed_ = true;  // the engines end soon
     inside_.close(patience);
+    if (forked) return;  // who moves what is under way is in the parent
     if (!under_way_.settle_within(patience)) under_way_.abort();
   }
   void synchronize() override { inside_.synchronize(); }
@@ -110,6 +119,8 @@ class HostsMessenger final : public Carrier {
   }
 
   const std::shared_ptr<const Hosts> hosts_;
+  const pid_t born_in_ = ::getpid();
+  std::atomic<bool> closed_{false};
   c10d::Backend *cpu_ = nullptr, *cuda_ = nullptr;  // the group's
   Messenger inside_;
   UnderWay under_way_;

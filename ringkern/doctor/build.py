@@ -23,6 +23,7 @@ def findings(loaded: LOADED, driver: Mapping[str, Any]) -> Iterator[Finding]:
     yield kernels(loaded)
     yield compiler(loaded, driver)
     yield variables(loaded)
+    yield between_hosts(loaded)
 
 
 def torch(loaded: LOADED) -> Finding:
@@ -127,3 +128,21 @@ def variables(loaded: LOADED) -> Finding:
     unknown = found["unknown_variables"]
     words = [f"{n} (did you mean {near}?)" if near else n for n, near in unknown.items()]
     return yellow("variables", f"unknown: {', '.join(words)}", "correct or unset them")
+
+
+def between_hosts(loaded: LOADED) -> Finding:
+    """What joins hosts, where a group is on several: whether this torch has it."""
+    name, found = "between hosts", loaded["ringkern"]
+    if "error" in found:
+        return unchecked(name, "the extension does not load")
+    on = {"cpu": True, "cuda": bool(loaded["cuda"].get("devices"))}
+    engines = {device: engine for device, engine in found["engines"].items() if on.get(device)}
+    lacks = [f"{e['name']} for {d} tensors" for d, e in engines.items() if not e["there"]]
+    if lacks:
+        return yellow(
+            name,
+            f"this torch has no {' and no '.join(lacks)}",
+            "for groups on several hosts: install a torch that has it, or choose another backend, "
+            "as RINGKERN_INTER_HOST=gloo",
+        )
+    return green(name, ", ".join(f"{e['name']} for {d} tensors" for d, e in engines.items()))

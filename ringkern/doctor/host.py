@@ -41,6 +41,7 @@ def findings(ranks: int, has_gpus: bool) -> Iterator[Finding]:
     yield core_count(ranks, machine.cores(), machine.cpu_quota())
     yield clock()
     yield hostname()
+    yield from interfaces(os.environ)
     yield localhost()
 
 
@@ -240,6 +241,19 @@ def hostname(resolve: Callable[..., Any] = socket.getaddrinfo) -> Finding:
     if took > SLOW_LOOKUP_S:
         return yellow(name, f"{own} resolves, after {took:.1f} s", fix)
     return green(name, f"{own} resolves")
+
+
+def interfaces(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """The network interfaces at which Gloo is to listen, where somebody says so."""
+    if not (asked := environ.get("GLOO_SOCKET_IFNAME")):
+        return
+    name, there = "GLOO_SOCKET_IFNAME", [interface for _, interface in socket.if_nameindex()]
+    missing = [interface for interface in asked.split(",") if interface not in there]
+    if missing:
+        fix = f"choose of {', '.join(there)}, or unset it"
+        yield red(name, f"there is no interface {' and no '.join(missing)}: Gloo fails", fix)
+    else:
+        yield green(name, asked)
 
 
 def localhost() -> Finding:

@@ -84,6 +84,8 @@ def _torch() -> dict[str, Any]:
 
 
 def _ringkern() -> dict[str, Any]:
+    import torch.distributed as dist
+
     import ringkern
     from ringkern import config
 
@@ -93,6 +95,10 @@ def _ringkern() -> dict[str, Any]:
         "file": ringkern.__file__,
         "variables": [{n: getattr(each, n) for n in names} for each in config.variables()],
         "unknown_variables": config.unknown(os.environ),
+        "engines": {
+            device: {"name": name, "there": dist.is_backend_available(name)}
+            for device, name in config.between_hosts().items()
+        },
     }
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend
 
-from ..config import ENGINES, config, engines
+from .. import config
 from ..errors import CommUsageError, RendezvousError
 from ..pieces import GLOO, GLOO_CROWDED, NCCL, Crossing
 from .search import unique_prefix
@@ -38,19 +38,18 @@ def engine_names(inter_host: str | None) -> dict[str, str]:
         ValueError: it is neither, or no backend of torch.distributed has that name.
         TypeError: it is no text.
     """
-    what, text = "inter_host", inter_host
-    if text is None:
-        what, text = "RINGKERN_INTER_HOST", config.inter_host
-    if text is None:
-        return dict(ENGINES)
-    if not isinstance(text, str):
-        raise TypeError(f"inter_host is {type(text).__name__}; give a text, as 'gloo', or None")
-    found = engines(what, text)
+    if inter_host is None:
+        what, found = f"RINGKERN_INTER_HOST={config.config.inter_host!r}", config.between_hosts()
+    elif isinstance(inter_host, str):
+        what, found = f"inter_host={inter_host!r}", config.engines("inter_host", inter_host)
+    else:
+        kind = type(inter_host).__name__
+        raise TypeError(f"inter_host is {kind}; give a text, as 'gloo', or None")
     known = {*_BUILT_IN, *(name.lower() for name in dist.Backend._plugins)} - {"ringkern"}
     for name in found.values():
         if name not in known:
             raise ValueError(
-                f"{what}={text!r}: {name!r} cannot join hosts; choose one of "
+                f"{what}: {name!r} cannot join hosts; choose one of "
                 f"{', '.join(sorted(known))}, or register it with torch.distributed first"
             )
     return found
@@ -135,7 +134,7 @@ def engine_maker(
 def _check_device(engine: str, device: str) -> None:
     can = dist.Backend.backend_capability.get(engine)
     if can is not None and device not in can:
-        usual = ENGINES[device]
+        usual = config.ENGINES[device]
         raise CommUsageError(
             f"the engine {engine!r} between hosts does not do {device} tensors, only "
             f"{' and '.join(can)}: give one that does, as inter_host='{device}:{usual}'"

@@ -44,13 +44,17 @@ def test_what_is_not_green_has_a_fix() -> None:
 H100 = {"name": "NVIDIA H100", "capability": [9, 0]}
 
 
+ENGINES = {"cpu": {"name": "gloo", "there": True}, "cuda": {"name": "nccl", "there": True}}
+NO_NCCL = {**ENGINES, "cuda": {"name": "nccl", "there": False}}
+
+
 def loaded(**changes: Any) -> dict[str, dict[str, Any]]:
     """What the probe says on a machine with two GPUs; ``build__x`` changes that of the build."""
     info = {**ringkern.build_info(), "cuda": True, "cuda_archs": "sm_80 sm_90 compute_90"}
     info |= {"cuda_runtime": 13000}
     found: dict[str, dict[str, Any]] = {
         "torch": {"version": "2.13.0", "cuda": "13.0", "gloo": True, "file": "/torch"},
-        "ringkern": {"build": info, "unknown_variables": {}},
+        "ringkern": {"build": info, "unknown_variables": {}, "engines": ENGINES},
         "cuda": {"driver": 13000, "devices": [H100, H100], "peers": [[True, True], [True, True]]},
     }
     for name, value in changes.items():
@@ -103,6 +107,16 @@ DRIVER = {"version": "580.1", "gpus": [], "mps": False}
         (build.variables, {}, GREEN, "no unknown"),
         (build.variables, {"ringkern__unknown_variables": {"RINGKERN_X": None}}, YELLOW, "unset"),
         (build.variables, {"ringkern": {"error": "x"}}, UNCHECKED, "does not load"),
+        (build.between_hosts, {}, GREEN, "gloo for cpu tensors, nccl for cuda tensors"),
+        (build.between_hosts, {"ringkern__engines": NO_NCCL}, YELLOW, "no nccl for cuda tensors"),
+        (build.between_hosts, {"ringkern__engines": NO_NCCL}, YELLOW, "RINGKERN_INTER_HOST=gloo"),
+        (
+            build.between_hosts,
+            {"ringkern__engines": NO_NCCL, "cuda__devices": []},
+            GREEN,
+            "gloo for cpu tensors",
+        ),
+        (build.between_hosts, {"ringkern": {"error": "x"}}, UNCHECKED, "does not load"),
     ],
 )
 def test_build(
@@ -298,6 +312,16 @@ def test_hostname(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.state == YELLOW
     assert "127.0.1.1 node7" in found.fix
     assert host.hostname(slow).state == YELLOW
+
+
+def test_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
+    assert list(host.interfaces({})) == []
+    for asked, state in (("eth0", GREEN), ("lo,eth0", GREEN), ("lo,eth1", RED), ("eth", RED)):
+        [found] = host.interfaces({"GLOO_SOCKET_IFNAME": asked})
+        assert found.state == state, asked
+    assert found.found == "there is no interface eth: Gloo fails"
+    assert found.fix == "choose of lo, eth0, or unset it"
 
 
 def test_localhost(monkeypatch: pytest.MonkeyPatch) -> None:

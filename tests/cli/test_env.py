@@ -60,12 +60,10 @@ def other_torch(folder: Path, program: str) -> Path:
 def test_what_is_here() -> None:
     found = lines_of(run())
     info = ringkern.build_info()
-    assert list(found)[:10] == (
-        ["ringkern", "build", "python", "torch", "gpus", "cpu", "memory", "limits", "system"]
-        + ["host"]
-    )
+    first = ["ringkern", "build", "python", "torch", "gpus", "cpu", "memory", "limits"]
+    assert list(found)[:10] == [*first, "system", "host"]
     own = describe_self(0)
-    assert found["host"] == (f"boot {own.boot_id[:8]}, network namespace {own.network_namespace}")
+    assert found["host"] == f"boot {own.boot_id[:8]}, network namespace {own.network_namespace}"
     assert found["ringkern"] == f"{ringkern.__version__}, {Path(ringkern.__file__).parent}"
     assert found["build"].startswith(f"{info['compiler']}, against torch {info['torch']}, ")
     assert found["torch"].startswith(torch.__version__)

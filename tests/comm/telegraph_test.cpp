@@ -159,6 +159,17 @@ void threads_of_a_rank_share_a_roll() {
   for (std::thread& thread : threads) thread.join();
 }
 
+// As when what was waited for has come: who has not answered does not matter any more.
+void a_caller_may_have_enough() {
+  Group group;
+  std::atomic<int> asked{0};
+  const auto places = group[0].call_roll(kForEver, [&] { return ++asked >= 3; });
+  CHECK_EQ(asked, 3);
+  CHECK(!places[2]);
+  group[2].watch(3, "reduce");  // and the next one is another roll
+  CHECK_EQ(group[0].call_roll(kForEver, [] { return false; })[2]->seq, uint64_t(3));
+}
+
 // Then nobody wants to know any more.
 void a_word_ends_a_roll() {
   Group group;
@@ -289,6 +300,7 @@ int main() {
   who_does_not_is_missed();
   all_may_call_at_once();
   threads_of_a_rank_share_a_roll();
+  a_caller_may_have_enough();
   a_word_ends_a_roll();
   garbage_is_a_failure_all_the_same();
   ranks_that_are_not_there_are_nobody();

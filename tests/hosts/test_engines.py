@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import Backend
 
 from ringkern import config
 from ringkern.errors import CommUsageError, RendezvousError
-from ringkern.hosts import crossings, engine_maker, engine_names, engines
+from ringkern.hosts import crossings, engine_maker, engine_names
 from ringkern.pieces import GLOO, GLOO_CROWDED, NCCL
 from tests.hosts.test_find import in_threads
 
@@ -67,12 +67,10 @@ def test_a_name_is_a_text() -> None:
 
 
 def test_the_environment_is_for_whoever_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = config.Config(inter_host="cpu:mpi")
-    monkeypatch.setattr(engines, "config", asked)
+    monkeypatch.setattr(config, "config", config.Config(inter_host="cpu:mpi"))
     assert engine_names(None) == {"cpu": "mpi", "cuda": "nccl"}
     assert engine_names("gloo") == {"cpu": "gloo", "cuda": "gloo"}
-    bad = config.Config(inter_host="nonsense")
-    monkeypatch.setattr(engines, "config", bad)
+    monkeypatch.setattr(config, "config", config.Config(inter_host="nonsense"))
     with pytest.raises(ValueError, match="RINGKERN_INTER_HOST='nonsense': 'nonsense' cannot join"):
         engine_names(None)
 
