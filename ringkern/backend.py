@@ -79,7 +79,7 @@ def create(options: Any, backend_options: object = None) -> dist.distributed_c10
         several = {
             "host_of": list(hosts.host_of),
             "host_names": list(hosts.names),
-            "engine": engine_maker(inter_host, options.store, name, rank, size, seconds),
+            "engine": engine_maker(inter_host, options.store, name, rank, size, seconds, hosts),
             "crossings": crossings(inter_host, hosts.crowded),
         }
     in_a_ring = size if hosts is None else len(hosts.ranks_on(hosts.host_of[rank]))

@@ -137,7 +137,7 @@ class Communicator:
         place, rank, size = self._place, self.rank, self.size
         recorder.remember_hosts(place.name, found)
         engine = engine_maker(
-            place.inter_host, place.store, place.name, rank, size, place.timeout_s
+            place.inter_host, place.store, place.name, rank, size, place.timeout_s, found
         )
         made = _C.HostsCommunicator(
             place.store,

@@ -4,15 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
-#include <condition_variable>
-#include <mutex>
 #include <system_error>
-#include <thread>
 #include <utility>
 
-#include "comm/agreement.h"
-#include "comm/asked_store.h"
+#include "comm/telegraph_clerk.h"
 
 namespace ringkern {
 namespace {
@@ -27,91 +22,14 @@ constexpr Milliseconds kEnough{10};     // how often a caller is asked whether i
 constexpr Milliseconds kAnswers{1000};  // a store that takes no longer does answer
 constexpr Milliseconds kLeaves{900};    // and a thread that takes longer to end is left behind
 constexpr Milliseconds kLongest = std::chrono::hours(24 * 365);  // from now, it is a time_point
-constexpr int64_t kMostWords = 8;                                // that are looked for
+constexpr Milliseconds kLong{100};                               // a call that is watched
+constexpr Milliseconds kIdle{1000};  // without a call, after which the thread takes no more looks
+constexpr int64_t kMostWords = 8;    // that are looked for
 
 // One counter for both, so that one question tells whether there is anything new.
 constexpr int64_t kOneWord = 1, kOneRoll = int64_t(1) << 32;
 
 }  // namespace
-
-// Alone asks the store. What others want of it, and what it has learnt, is guarded by its lock,
-// which it never holds while it asks.
-class Telegraph::Clerk : public std::enable_shared_from_this<Clerk> {
- public:
-  using Connect = std::function<std::shared_ptr<Store>()>;
-  using Places = std::vector<std::optional<Whereabouts>>;  // by rank
-
-  Clerk(Connect connect, std::string prefix, Hosts hosts)
-      : hosts_(std::move(hosts)), prefix_(std::move(prefix)), store_(std::move(connect)) {}
-
-  void leave();
-  void watch(uint64_t seq, const std::string& phase);
-  void rest();
-  std::optional<Failure> heard() const;
-  Failure tell(Failure mine, Milliseconds patience);
-  std::optional<Failure> hear(Milliseconds patience);
-  Places call_roll(Milliseconds patience, const std::function<bool()>& enough);
-  bool store_answers() const { return store_.in_vain_for() <= kAnswers; }
-
- private:
-  // Written on the thread, `places` with the lock.
-  struct Roll {
-    Clock::time_point last_sweep, end;  // the rest is the thread's until it is over
-    int64_t number = 0;                 // 0: it has not been called yet
-    int64_t answers = 0;                // to any roll, that had come at the last sweep
-    bool over = false;
-    Places places{};
-  };
-
-  // With the lock.
-  bool start();
-  void hurry();
-  void await(std::unique_lock<std::mutex>& lock, Milliseconds patience,
-             const std::function<bool()>& done, Milliseconds slice);
-  bool needed() const { return watching_ || waiting_ > 0 || mine_; }
-  Milliseconds pause(bool threw);
-  void take(Failure first);
-
-  // On the thread, without the lock.
-  void work();
-  void send();
-  void listen();
-  void find_word(int64_t told);
-  void answer();
-  void collect();
-  void sweep(Roll& roll, bool where_some_have);
-  bool some_have(const Roll& roll, int host) const;
-  std::string key(const std::string& name) const { return prefix_ + "/telegraph/" + name; }
-  std::string key(const std::string& name, int64_t n) const {
-    return key(name) + "/" + std::to_string(n);
-  }
-
-  const Hosts hosts_;
-  const std::string prefix_;
-  AskedStore store_;
-
-  std::atomic<bool> has_heard_{false};
-  std::optional<Failure> heard_;  // written once, before that
-
-  std::mutex mutex_;  // guards what follows
-  std::condition_variable wanted_, changed_;
-  std::thread thread_;
-  bool leaving_ = false, left_ = false;
-  bool watching_ = false;
-  Whereabouts where_;
-  int waiting_ = 0;              // callers, for something that the store says
-  std::optional<Failure> mine_;  // to be told
-  std::shared_ptr<Roll> roll_;
-  Milliseconds pause_ = kFirstPause;
-  Clock::time_point next_look_;
-
-  // The thread's own.
-  int64_t word_ = 0;      // the number of this rank's word; 0: it has none yet
-  bool written_ = false;  // and that it is there
-  int64_t rolls_ = 0;     // that have been called, as far as it has heard,
-  int64_t answered_ = 0;  // and of which it has answered this one last
-  std::optional<Clock::time_point> announced_;  // that there is a word, which has not come yet
-};
 
 // ---- what others ask for ------------------------------------------------------------------------
 
@@ -135,6 +53,7 @@ void Telegraph::Clerk::leave() {
   std::unique_lock lock(mutex_);
   if (!thread_.joinable()) return;
   leaving_ = true;
+  hears_ = nullptr;
   wanted_.notify_one();
   if (!changed_.wait_for(lock, kLeaves, [this] { return left_; })) return thread_.detach();
   lock.unlock();
@@ -152,6 +71,21 @@ void Telegraph::Clerk::watch(uint64_t seq, const std::string& phase) {
 void Telegraph::Clerk::rest() {
   std::lock_guard lock(mutex_);
   watching_ = false;
+}
+
+void Telegraph::Clerk::begin() {
+  std::lock_guard lock(mutex_);
+  in_call_ = true;
+  began_ = Clock::now();
+  pause_ = kFirstPause;
+  next_look_ = began_ + kLong;
+  if (!thread_.joinable()) start();
+  else if (idle_) wanted_.notify_one();
+}
+
+void Telegraph::Clerk::end() {
+  std::lock_guard lock(mutex_);
+  in_call_ = false;
 }
 
 std::optional<Failure> Telegraph::Clerk::heard() const {
@@ -203,6 +137,8 @@ Telegraph::Clerk::Places Telegraph::Clerk::call_roll(Milliseconds patience,
   return places;
 }
 
+bool Telegraph::Clerk::store_answers() const { return store_.in_vain_for() <= kAnswers; }
+
 // ---- the thread ---------------------------------------------------------------------------------
 
 void Telegraph::Clerk::work() {
@@ -210,7 +146,7 @@ void Telegraph::Clerk::work() {
   std::unique_lock lock(mutex_);
   while (!leaving_ || mine_) {  // what is to be told goes out first, if it can at once
     if (!needed()) {
-      wanted_.wait(lock, [this] { return leaving_ || needed(); });
+      idle(lock);
       continue;
     }
     if (!leaving_ && Clock::now() < next_look_) {
@@ -234,6 +170,21 @@ void Telegraph::Clerk::work() {
   changed_.notify_all();
 }
 
+bool Telegraph::Clerk::listens() const {
+  return watching_ || (in_call_ && Clock::now() - began_ >= kLong);
+}
+
+// While calls are made one may become long, of which nobody tells the thread.
+void Telegraph::Clerk::idle(std::unique_lock<std::mutex>& lock) {
+  if (in_call_ || Clock::now() - began_ < kIdle) {
+    wanted_.wait_for(lock, kLong);
+    return;
+  }
+  idle_ = true;
+  wanted_.wait(lock, [this] { return leaving_ || in_call_ || needed(); });
+  idle_ = false;
+}
+
 Milliseconds Telegraph::Clerk::pause(bool threw) {
   const Milliseconds pause = waiting_ > 0 ? kQuick : pause_;
   pause_ = std::min(pause_ * 5 / 4, kLongestPause);
@@ -241,10 +192,12 @@ Milliseconds Telegraph::Clerk::pause(bool threw) {
 }
 
 void Telegraph::Clerk::take(Failure first) {
-  if (!has_heard_) heard_ = std::move(first);
+  if (has_heard_) return;
+  heard_ = std::move(first);
   has_heard_.store(true, std::memory_order_release);
   mine_.reset();
   changed_.notify_all();
+  if (hears_) hears_(*heard_);
 }
 
 // Announced first: the numbers say who was first, whoever writes quicker.
@@ -350,8 +303,9 @@ void Telegraph::Clerk::sweep(Roll& roll, bool where_some_have) {
 // ---- the telegraph ------------------------------------------------------------------------------
 
 Telegraph::Telegraph(std::function<std::shared_ptr<Store>()> connect, std::string prefix,
-                     const Hosts& hosts)
-    : clerk_(std::make_shared<Clerk>(std::move(connect), std::move(prefix), hosts)),
+                     const Hosts& hosts, std::function<void(const Failure&)> hears)
+    : clerk_(
+          std::make_shared<Clerk>(std::move(connect), std::move(prefix), hosts, std::move(hears))),
       born_in_(int(::getpid())) {}
 
 Telegraph::~Telegraph() {
@@ -361,6 +315,8 @@ Telegraph::~Telegraph() {
 
 void Telegraph::watch(uint64_t seq, const std::string& phase) { clerk_->watch(seq, phase); }
 void Telegraph::rest() { clerk_->rest(); }
+void Telegraph::begin() { clerk_->begin(); }
+void Telegraph::end() { clerk_->end(); }
 std::optional<Failure> Telegraph::heard() const { return clerk_->heard(); }
 Failure Telegraph::tell(Failure mine, Milliseconds patience) {
   return clerk_->tell(std::move(mine), patience);

@@ -24,9 +24,11 @@ class Telegraph {
   // `connect`: gives this telegraph a store of its own, of which all ranks' have the same contents;
   // called on its thread at the first need, and again after the store has thrown. It may throw or
   // block. It outlives the telegraph, as what it gives does, where either blocks. `prefix` is this
-  // group's alone: its words stay in the store. There is no thread before the first need.
-  Telegraph(std::function<std::shared_ptr<Store>()> connect, std::string prefix,
-            const Hosts& hosts);
+  // group's alone: its words stay in the store. `hears`, if any, is called with the first failure
+  // that comes, on the thread, and not when this is over; nothing of the telegraph may be asked
+  // there. There is no thread before the first need.
+  Telegraph(std::function<std::shared_ptr<Store>()> connect, std::string prefix, const Hosts& hosts,
+            std::function<void(const Failure&)> hears = nullptr);
   // Takes no more than a second: of a store that does not answer, the thread is left behind.
   ~Telegraph();
   Telegraph(const Telegraph&) = delete;
@@ -40,6 +42,20 @@ class Telegraph {
   // calls are answered.
   void watch(uint64_t seq, const std::string& phase);
   void rest();
+  // A call begins, and is over: what was told is heard where it takes longer than 100 ms. Two short
+  // locks.
+  void begin();
+  void end();
+  class Listening {
+   public:
+    explicit Listening(Telegraph& to) : to_(to) { to.begin(); }
+    ~Listening() { to_.end(); }
+    Listening(const Listening&) = delete;
+    Listening& operator=(const Listening&) = delete;
+
+   private:
+    Telegraph& to_;
+  };
 
   // The first failure that any rank has told, if it has come here. Does not ask the store.
   std::optional<Failure> heard() const;

@@ -104,6 +104,7 @@ inline void HostsCommunicator::run_task(const Prepared& prepared, const Wish& wi
                            },
                            [&]() -> Engine& { return engine(prepared.device, false); },
                            [&]() -> Engine& { return engine(prepared.device, true); }};
+  const Telegraph::Listening listening(telegraph_);
   compare_calls(words);
   Journey(ways, prepared, wish).run();
 }

@@ -37,7 +37,10 @@ class HostsCommunicator final : public Runner {
       : hosts_(std::move(hosts)), name_(name), timeout_(milliseconds(timeout_s)),
         crossings_(crossings), make_engine_(std::move(make_engine)),
         inner_(inner_over(store, timeout_s)), store_(store), prefix_(prefix_in(store)),
-        telegraph_(connector(store), prefix_, hosts_), worker_(std::make_unique<Worker>()) {}
+        telegraph_(connector(store), prefix_, hosts_,
+                   // Who waits inside this host, as for a rank that is late, asks nobody else.
+                   [inner = inner_.get()](const Failure& why) { inner->give_up(why); }),
+        worker_(std::make_unique<Worker>()) {}
 
   // As that of a TorchCommunicator, for the same reasons.
   ~HostsCommunicator() override {
@@ -122,7 +125,7 @@ class HostsCommunicator final : public Runner {
     std::string text;  // as "all_reduce sum float32[100]"
   };
 
-  static constexpr Milliseconds kReasonComes{1000}, kStoreAnswers{1000};
+  static constexpr Milliseconds kReasonComes{1000}, kStoreAnswers{1000}, kCallsCome{600};
   // Ranks that have waited for some seconds look for a roll call once a second.
   static constexpr Milliseconds kRollCall{1500};
   static constexpr size_t kEngineSays = 200;  // characters of it
@@ -174,6 +177,7 @@ class HostsCommunicator final : public Runner {
   Failure lost(const std::string& engine_says);
   Failure late();
   Failure differs(const Differ& found) const;
+  Failure in_calls(const Failure& why);
   std::vector<int> absent(const Roll& roll) const;
   std::string hosts_text(const std::vector<int>& which) const;
   std::string here() const;

@@ -106,6 +106,14 @@ inline Failure HostsCommunicator::late() {
                               : hosts_text(behind) + why)};
 }
 
+// Inside, ranks that make different calls are seen by their steps. What the calls are, they say
+// themselves.
+inline Failure HostsCommunicator::in_calls(const Failure& why) {
+  if (why.cause != Cause::mismatch || why.given) return why;
+  const auto found = difference(telegraph_.call_roll(kCallsCome));
+  return found ? differs(*found) : why;
+}
+
 // What the group is to be told, of a failure as it came out of a call.
 inline Failure HostsCommunicator::reason_of(std::exception_ptr error) {
   const auto inside = [&](Cause cause, const Error& e) {
@@ -119,7 +127,7 @@ inline Failure HostsCommunicator::reason_of(std::exception_ptr error) {
   try {
     std::rethrow_exception(error);
   } catch (const Told& t) {
-    return t.why;
+    return in_calls(t.why);
   } catch (const Late&) {
     return late();
   } catch (const Differ& d) {
@@ -127,7 +135,7 @@ inline Failure HostsCommunicator::reason_of(std::exception_ptr error) {
   } catch (const EngineFailed& e) {
     return lost(e.text);
   } catch (const MismatchError& e) {
-    return inside(Cause::mismatch, e);
+    return in_calls(inside(Cause::mismatch, e));
   } catch (const TimeoutError& e) {
     // Who is late inside may itself wait for another host.
     const Failure why = inside(Cause::timed_out, e);

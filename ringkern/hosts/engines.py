@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import Backend
 from .. import config
 from ..errors import CommUsageError, RendezvousError
 from ..pieces import GLOO, GLOO_CROWDED, NCCL, Crossing
+from .hosts import Hosts
 from .search import unique_prefix
 
 EngineMaker = Callable[[str, list[int]], Backend]
@@ -78,6 +79,7 @@ def engine_maker(
     rank: int,
     size: int,
     timeout_s: float,
+    hosts: Hosts | None = None,
 ) -> EngineMaker:
     """What makes the engines of a communicator. All its ranks call it.
 
@@ -88,6 +90,7 @@ def engine_maker(
         rank: this rank, in the communicator's group.
         size: number of ranks of that group.
         timeout_s: of each call of an engine, and for its ranks to find each other.
+        hosts: of the group, which MPI needs.
 
     Returns:
         ``make(device, ranks)``: an engine for tensors of ``"cpu"`` or ``"cuda"`` over these ranks
@@ -103,10 +106,15 @@ def engine_maker(
     prefix = unique_prefix(store, f"engines of {name}", rank, size)
     timeout = timedelta(seconds=min(timeout_s, _LONGEST_S))
     made: dict[str, int] = {}
+    of_mpi: dict[tuple[int, ...], Backend] = {}
+    if "mpi" in names.values() and dist.is_mpi_available() and hosts is not None:
+        of_mpi = _mpi_engines(rank, hosts)
 
     def make(device: str, ranks: list[int]) -> Backend:
         engine = names[device]
         _check_device(engine, device)
+        if engine == "mpi" and tuple(ranks) in of_mpi:
+            return of_mpi[tuple(ranks)]
         among = hashlib.sha256(repr((device, list(ranks))).encode()).hexdigest()[:16]
         number = made[among] = made.get(among, -1) + 1
         key = f"{prefix}/{device}/{among}/{number}"
@@ -191,9 +199,30 @@ def _ucc(store: dist.Store, place: int, ranks: list[int], timeout: timedelta, ke
 
 
 def _mpi(store: dist.Store, place: int, ranks: list[int], timeout: timedelta, key: str) -> Any:
-    # It numbers ranks as MPI does, and all processes of mpirun take part: a group of all of them,
-    # with as many on each host.
-    return _class("mpi", dist.is_mpi_available(), "ProcessGroupMPI", "BackendMPI").create(ranks)
+    _class("mpi", dist.is_mpi_available(), "ProcessGroupMPI", "BackendMPI")
+    raise CommUsageError(f"there is no engine 'mpi' between ranks {ranks}: only along rails")
+
+
+def _mpi_engines(rank: int, hosts: Hosts) -> dict[tuple[int, ...], Backend]:
+    """All engines of MPI that a rank may need, by their ranks.
+
+    All processes of mpirun have to take part whenever one is made, also those that are not in it;
+    so they are made at once, by all. And their ranks are those of mpirun.
+    """
+    made = _class("mpi", dist.is_mpi_available(), "ProcessGroupMPI", "BackendMPI")
+    flat, size = made.create([]), len(hosts.host_of)
+    if (flat.rank(), flat.size()) != (rank, size):
+        raise CommUsageError(
+            f"the engine 'mpi' between hosts is for groups of all ranks of mpirun: this is rank "
+            f"{flat.rank()} of its {flat.size()}, and rank {rank} of {size} of the group; choose "
+            "another, as inter_host='gloo'"
+        )
+    on = [hosts.ranks_on(host) for host in range(hosts.count)]
+    rails = [tuple(rail) for rail in zip(*on)]  # as many as the smallest host has ranks
+    mine = next((rail for rail in rails if rank in rail), rails[0])
+    rail = made.create(list(mine))
+    found = {tuple(range(size)): flat}
+    return found | {mine: rail} if rank in mine else found
 
 
 _BUILT_IN: dict[str, _Make] = {"gloo": _gloo, "nccl": _nccl, "mpi": _mpi, "ucc": _ucc}

@@ -46,14 +46,18 @@ void nor_does_it_when_it_ends() {
     const auto odd = std::make_shared<OddStore>(memory);
     odd->use = [gate](const std::string&) { gate->pass(); };
     store = odd;
-    group.ranks[0] = group.telegraph(0, [held = std::shared_ptr<Store>(odd)] { return held; });
-    group[0].watch(5, "between hosts");
+    group.ranks[0] = group.telegraph(
+        0, [held = std::shared_ptr<Store>(odd)] { return held; },
+        [](const Failure&) { fail(__FILE__, __LINE__, "it is over, and hears something"); });
+    group[0].begin();
     until([&] { return gate->waiting() == 1; });
     group[0].tell(lost(0, 3), Milliseconds(10));
   }
   CHECK_EQ(threads_of_this_process(), threads + 1);
   CHECK(!store.expired());
   CHECK_EQ(gate->waiting(), 1);
+  memory->set("group/telegraph/word/1", "4 0 1 17\nx\ntoo late");
+  memory->add("group/telegraph/bell", 1);
   gate->shut(false);
   until([&] { return store.expired() && threads_of_this_process() == threads; });
 }

@@ -94,11 +94,13 @@ struct Group {
       ranks.push_back(telegraph(int(r), [store = stores.back()] { return store; }));
     }
   }
-  std::unique_ptr<Telegraph> telegraph(int rank, std::function<std::shared_ptr<Store>()> connect) {
+  std::unique_ptr<Telegraph> telegraph(int rank, std::function<std::shared_ptr<Store>()> connect,
+                                       std::function<void(const Failure&)> hears = nullptr) {
     std::vector<std::string> names;
     for (const int host : hosts_of)
       if (host == int(names.size())) names.emplace_back(1, char('a' + host));
-    return std::make_unique<Telegraph>(std::move(connect), "group", Hosts(rank, hosts_of, names));
+    return std::make_unique<Telegraph>(std::move(connect), "group", Hosts(rank, hosts_of, names),
+                                       std::move(hears));
   }
   Telegraph& operator[](int rank) { return *ranks[size_t(rank)]; }
   // As if from a rank.

@@ -83,6 +83,37 @@ void who_does_not_wait_does_not_look() {
   CHECK_EQ(threads_of_this_process(), threads);
 }
 
+// In calls that are short nobody is asked. And no call answers a roll, which goes to who waits for
+// other hosts.
+void a_call_listens_when_it_is_long() {
+  const int threads = threads_of_this_process();
+  Group group;
+  std::atomic<int> heard{0};
+  group.ranks[2] = group.telegraph(
+      2, [store = group.stores[2]] { return store; }, [&](const Failure&) { ++heard; });
+  for (int i = 0; i < 1000; ++i) {
+    group[2].begin();
+    group[2].end();
+  }
+  std::this_thread::sleep_for(Milliseconds(300));
+  CHECK_EQ(group.stores[2]->questions, 0);
+  CHECK_EQ(threads_of_this_process(), threads + 1);
+  std::this_thread::sleep_for(Milliseconds(1200));  // the thread sleeps until the next call
+  group[2].begin();
+  until([&] { return group.stores[2]->questions > 0; });
+  CHECK(!group[0].call_roll(Milliseconds(300))[2]);
+  CHECK_EQ(heard, 0);
+  group[0].tell(lost(0, 3), kForEver);
+  until([&] { return heard == 1; });  // though it asks for nothing
+  CHECK(group[2].heard().has_value());
+  group[2].end();
+  std::this_thread::sleep_for(Milliseconds(300));
+  const int questions = group.stores[2]->questions;
+  std::this_thread::sleep_for(Milliseconds(300));
+  CHECK_EQ(group.stores[2]->questions, questions);
+  CHECK_EQ(heard, 1);
+}
+
 // Told, and its program has ended before anybody could see to it.
 void last_words_are_told() {
   Group group;
@@ -294,6 +325,7 @@ int main() {
   who_listens_hears();
   the_first_of_many_counts();
   who_does_not_wait_does_not_look();
+  a_call_listens_when_it_is_long();
   last_words_are_told();
   words_are_bounded_and_printable();
   who_waits_answers();

@@ -14,7 +14,7 @@ import ringkern
 from ringkern import _C, tuner
 from ringkern.backend import Options
 from ringkern.comm import communicator_for
-from ringkern.errors import RendezvousError
+from ringkern.errors import CommAbortedError, RendezvousError
 from ringkern.hosts import Hosts
 from ringkern.trace.record import record
 from tests.hosts.on_hosts import on_hosts
@@ -146,10 +146,17 @@ def test_a_trace_is_of_one_host(ranks: Pool) -> None:
     ranks(2).run(_not_traced)
 
 
-def test_the_hosts_of_one_rank_and_of_threads() -> None:
-    for size in (1, 3):
-        ring = ringkern.Communicator.from_store(dist.HashStore(), 0, size)
+def test_one_rank_and_threads_ask_nobody(tmp_path: Path) -> None:
+    """They are on one host, whatever anybody says."""
+    nested = dist.PrefixStore("a", dist.PrefixStore("b", dist.HashStore()))
+    for store, size in ((dist.FileStore(str(tmp_path / "store"), 1), 1), (nested, 3)):
+        keys = store.num_keys()
+        ring = ringkern.Communicator.from_store(store, 0, size)
         assert ring.hosts == Hosts(ring.hosts.names, (0,) * size, ring.hosts.crowded)
+        assert store.num_keys() == keys
+        if size == 1:
+            ring.all_reduce(torch.ones(3))
+            assert store.num_keys() == keys
         ring.close()
 
 
@@ -243,3 +250,14 @@ def test_a_rank_that_does_not_make_the_group(tmp_path: Path) -> None:
         assert "did not come: rank 1" in pool.run(_nobody_else)[0]
     finally:
         pool.close()
+
+
+def test_abort_while_several_hosts_are_found() -> None:
+    """What is aborted is the ring of one host; what comes in its place must be, too."""
+    ring = ringkern.Communicator.from_store(dist.HashStore(), 0, 2, timeout=SECONDS)
+    ring.abort("no more of it")
+    ring._take(Hosts(("a", "b"), (0, 1)))
+    assert type(ring._c) is _C.HostsCommunicator
+    with pytest.raises(CommAbortedError, match="no more of it"):
+        ring.all_reduce(torch.ones(3))
+    ring.close()

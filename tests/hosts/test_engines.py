@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import Backend
 
 from ringkern import config
 from ringkern.errors import CommUsageError, RendezvousError
-from ringkern.hosts import crossings, engine_maker, engine_names
+from ringkern.hosts import Hosts, crossings, engine_maker, engine_names, engines
 from ringkern.pieces import GLOO, GLOO_CROWDED, NCCL
 from tests.hosts.test_find import in_threads
 
@@ -207,6 +207,52 @@ def test_an_engine_that_does_not_do_the_device() -> None:
     make = engine_maker("nccl", dist.HashStore(), "x", 0, 1, TIMEOUT_S)
     with pytest.raises(CommUsageError, match=r"'nccl' .* does not do cpu tensors, only cuda"):
         make("cpu", [0])
+
+
+class Mpi:
+    """torch's class, as one process of mpirun sees it: of all its calls every process makes one."""
+
+    own, processes = 0, 5
+    calls: ClassVar[list[list[int]]] = []
+
+    def __init__(self, ranks: list[int]) -> None:
+        self.ranks = ranks or list(range(self.processes))
+
+    @classmethod
+    def create(cls, ranks: list[int]) -> Mpi | None:
+        cls.calls.append(ranks)
+        return None if ranks and cls.own not in ranks else cls(ranks)
+
+    def rank(self) -> int:
+        return self.ranks.index(self.own)
+
+    def size(self) -> int:
+        return len(self.ranks)
+
+
+def test_all_take_part_when_mpi_makes_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "is_mpi_available", lambda: True)
+    monkeypatch.setattr(engines._c10d, "ProcessGroupMPI", Mpi, raising=False)
+    hosts, store = Hosts(("a", "b"), (0, 1, 0, 1, 1)), dist.HashStore()
+    rails = [[0, 1], [0, 1], [2, 3], [2, 3], None]
+    for rank, rail in enumerate(rails):
+        monkeypatch.setattr(Mpi, "own", rank)
+        Mpi.calls.clear()
+        make = engine_maker("cpu:mpi", store, "x", rank, 5, TIMEOUT_S, hosts)
+        assert Mpi.calls == [[], rail or [0, 1]], "a rank of no rail, too"
+        assert make("cpu", [0, 1, 2, 3, 4]).ranks == [0, 1, 2, 3, 4]
+        if rail is not None:
+            assert make("cpu", rail).ranks == rail
+        else:
+            with pytest.raises(CommUsageError, match="only along rails"):
+                make("cpu", [0, 4])
+        assert len(Mpi.calls) == 2
+    monkeypatch.setattr(Mpi, "processes", 6)
+    with pytest.raises(CommUsageError, match="rank 4 of its 6, and rank 4 of 5 of the group"):
+        engine_maker("cpu:mpi", store, "x", 4, 5, TIMEOUT_S, hosts)
+    Mpi.calls.clear()
+    engine_maker("gloo", store, "x", 4, 5, TIMEOUT_S, hosts)
+    assert Mpi.calls == []
 
 
 class Plugins:

@@ -197,8 +197,9 @@ def test_a_name_can_be_used_again() -> None:
 def test_names_and_sizes_do_not_meet() -> None:
     store = dist.HashStore()
     Search(store, "x", 0, 2, LONG_S, peer(0))
-    for name, size in (("y", 2), ("x", 3)):
-        assert Search(store, name, 1, size, LONG_S, peer(1)).look() is None
+    assert Search(store, "y", 1, 2, LONG_S, peer(1)).look() is None
+    assert Search(store, "z", 0, 3, LONG_S, peer(0)).look() is None
+    assert Search(store, "z", 1, 2, LONG_S, peer(1)).look() is None
 
 
 def test_this_process() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -257,3 +259,25 @@ def test_abort_ends_early_calls(made: Any) -> None:
     for work in works:
         with pytest.raises(CommAbortedError, match="changed my mind"):
             work.wait()
+
+
+PROGRAM = """
+import sys
+from datetime import timedelta
+import torch, torch.distributed as dist, ringkern
+ringkern.comm._PATIENCE_AT_EXIT_S = 0.2
+store = dist.FileStore(sys.argv[1], 2)
+ring = ringkern.Communicator.from_store(store, 0, 2, timeout=timedelta(seconds=600))
+work = ring.all_reduce(torch.ones(3), async_op=True)
+assert not work.is_completed()
+"""
+
+
+def test_a_program_ends_though_an_early_call_still_waits(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "store")],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr

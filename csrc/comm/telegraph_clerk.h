@@ -1,0 +1,108 @@
+// The thread of a telegraph, and what it shares with those who ask it for something.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "comm/asked_store.h"
+#include "comm/telegraph.h"
+
+namespace ringkern {
+
+// Alone asks the store. What others want of it, and what it has learnt, is guarded by its lock,
+// which it never holds while it asks.
+class Telegraph::Clerk : public std::enable_shared_from_this<Clerk> {
+ public:
+  using Connect = std::function<std::shared_ptr<Store>()>;
+  using Places = std::vector<std::optional<Whereabouts>>;  // by rank
+  using Hears = std::function<void(const Failure&)>;
+
+  Clerk(Connect connect, std::string prefix, Hosts hosts, Hears hears)
+      : hosts_(std::move(hosts)), prefix_(std::move(prefix)), store_(std::move(connect)),
+        hears_(std::move(hears)) {}
+
+  void leave();
+  void watch(uint64_t seq, const std::string& phase);
+  void rest();
+  void begin();
+  void end();
+  std::optional<Failure> heard() const;
+  Failure tell(Failure mine, Milliseconds patience);
+  std::optional<Failure> hear(Milliseconds patience);
+  Places call_roll(Milliseconds patience, const std::function<bool()>& enough);
+  bool store_answers() const;
+
+ private:
+  // Written on the thread, `places` with the lock.
+  struct Roll {
+    Clock::time_point last_sweep, end;  // the rest is the thread's until it is over
+    int64_t number = 0;                 // 0: it has not been called yet
+    int64_t answers = 0;                // to any roll, that had come at the last sweep
+    bool over = false;
+    Places places{};
+  };
+
+  // With the lock.
+  bool start();
+  void hurry();
+  void await(std::unique_lock<std::mutex>& lock, Milliseconds patience,
+             const std::function<bool()>& done, Milliseconds slice);
+  bool listens() const;
+  bool needed() const { return listens() || waiting_ > 0 || mine_; }
+  void idle(std::unique_lock<std::mutex>& lock);
+  Milliseconds pause(bool threw);
+  void take(Failure first);
+
+  // On the thread, without the lock.
+  void work();
+  void send();
+  void listen();
+  void find_word(int64_t told);
+  void answer();
+  void collect();
+  void sweep(Roll& roll, bool where_some_have);
+  bool some_have(const Roll& roll, int host) const;
+  std::string key(const std::string& name) const { return prefix_ + "/telegraph/" + name; }
+  std::string key(const std::string& name, int64_t n) const {
+    return key(name) + "/" + std::to_string(n);
+  }
+
+  const Hosts hosts_;
+  const std::string prefix_;
+  AskedStore store_;
+
+  std::atomic<bool> has_heard_{false};
+  std::optional<Failure> heard_;  // written once, before that
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable wanted_, changed_;
+  std::thread thread_;
+  bool leaving_ = false, left_ = false;
+  Hears hears_;
+  bool watching_ = false, in_call_ = false;
+  bool idle_ = false;  // the thread, until somebody wakes it
+  Whereabouts where_;
+  Clock::time_point began_;      // the last call
+  int waiting_ = 0;              // callers, for something that the store says
+  std::optional<Failure> mine_;  // to be told
+  std::shared_ptr<Roll> roll_;
+  Milliseconds pause_{0};
+  Clock::time_point next_look_;
+
+  // The thread's own.
+  int64_t word_ = 0;      // the number of this rank's word; 0: it has none yet
+  bool written_ = false;  // and that it is there
+  int64_t rolls_ = 0;     // that have been called, as far as it has heard,
+  int64_t answered_ = 0;  // and of which it has answered this one last
+  std::optional<Clock::time_point> announced_;  // that there is a word, which has not come yet
+};
+
+}  // namespace ringkern
