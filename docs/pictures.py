@@ -1,5 +1,6 @@
-"""The pictures of docs/concepts, drawn from what the code does: verbs from TraceLink
-(csrc/core/trace.h), cuts from Plan, offsets and bytes from the CPU's segments and lines.
+"""The pictures of docs/concepts and docs/design, drawn from what the code does: verbs from
+TraceLink (csrc/core/trace.h), cuts from Plan, offsets and bytes from the CPU's segments and lines,
+sums from rings of this process.
 
     python -m docs.pictures            # writes docs/concepts/pictures/*.svg
     python -m docs.pictures --check    # says which of them differ, and exits with 1
@@ -13,7 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from docs.drawing import direct, memory, ring
+from docs.drawing import direct, hosts, memory, ring
 from docs.drawing.svg import Picture
 
 FOLDER = Path(__file__).parent / "concepts" / "pictures"
@@ -30,6 +31,7 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "waits": memory.waits,
     "direct": direct.exchanges,
     "rounds": direct.rounds,
+    "hosts": hosts.hosts,
 }
 
 

@@ -29,7 +29,8 @@ class RingKernError(RuntimeError):
 class PeerLostError(RingKernError):
     """A rank has died, or has left while others still call.
 
-    On all other ranks, within a second. Look at the log of the rank that it names; of one that died
+    On all other ranks, within a second; on other hosts, within some seconds, and where all ranks of
+    a host are lost it names the host. Look at the log of the rank that it names; of one that died
     the text has the pid, and the signal or exit code. One that left made fewer calls than the
     others.
     """
@@ -38,7 +39,8 @@ class PeerLostError(RingKernError):
 class CollectiveTimeoutError(RingKernError, TimeoutError):
     """A rank waited for another, and nothing came within the timeout.
 
-    After a warning at 5 s. The text says where every rank is, and in which state the late process.
+    After a warning at 5 s. The text says where every rank is, and in which state the late process;
+    of a host that cannot be reached, only that it does not answer.
     Where a rank may be so late, give the communicator or the group a longer timeout.
     """
 
@@ -46,8 +48,9 @@ class CollectiveTimeoutError(RingKernError, TimeoutError):
 class CollectiveMismatchError(RingKernError):
     """Ranks made different calls where all must make the same; nothing was computed.
 
-    On all ranks, within a second of both calls. The text says in what they differ, and has the last
-    calls of both: make the same calls in the same order on every rank.
+    On all ranks, within a second of both calls, or two between hosts. The text says in what they
+    differ, and inside a host it has the last calls of both: make the same calls in the same order
+    on every rank.
     """
 
 

@@ -1,4 +1,5 @@
-"""The pictures of docs/concepts are as they would be drawn now, and show what the code does."""
+"""The pictures of docs/concepts and docs/design are as they would be drawn now, and show what the
+code does."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from docs import pictures
-from docs.drawing import direct, memory, ring, run
+from docs.drawing import direct, hosts, memory, ring, run
 from ringkern import _C
 from ringkern._C import Plan
 
@@ -42,7 +43,8 @@ def test_a_changed_file_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_each_picture_is_on_a_page() -> None:
-    text = "".join(page.read_text() for page in DOCS.glob("concepts/*.md"))
+    pages = [*DOCS.glob("concepts/*.md"), *DOCS.glob("design/*.md")]
+    text = "".join(page.read_text().replace("](../concepts/", "](") for page in pages)
     for name in pictures.PICTURES:
         assert f"](pictures/{name}.svg)" in text
 
@@ -240,3 +242,29 @@ def test_direct_traces_refuse_what_is_none() -> None:
         with pytest.raises(ValueError, match=r"ring has a Plan|unknown algorithm|ranks must be"):
             _C.cpu_direct_trace(*arguments)
     assert _C.cpu_direct_trace("two_shot", 4, 0, 4) == []
+
+
+# ---- between hosts ------------------------------------------------------------------------------
+
+
+def test_only_rails_leave_a_host_and_each_carries_one_shard() -> None:
+    """What was not on a host comes to it in the phase between, to the rank whose shard it is."""
+    before, scattered, reduced, gathered = hosts.phases()
+    everybody = tuple(range(hosts.RANKS))
+    for rank in everybody:
+        mine = hosts.ranks_on(rank // hosts.LOCAL)
+        assert before[rank] == [(rank,)] * hosts.LOCAL
+        for j in hosts.HERE:
+            own = j == rank % hosts.LOCAL
+            assert scattered[rank][j] == (tuple(mine) if own else ())
+            assert reduced[rank][j] == (everybody if own else ())
+        assert gathered[rank] == [everybody] * hosts.LOCAL
+
+
+def test_rows_and_columns_of_the_three_phases() -> None:
+    shown = words("hosts")
+    assert [w for w in shown if w in hosts.PHASES] == list(hosts.PHASES)
+    assert [w for w in shown if w.startswith("rank ")] == [f"rank {r}" for r in range(hosts.RANKS)]
+    assert [w for w in shown if w.startswith("rail ")] == [f"rail {j}" for j in hosts.HERE]
+    shards = hosts.RANKS * hosts.LOCAL
+    assert sum(w.startswith("shard ") for w in shown) == 2 * shards + 2 * hosts.RANKS
