@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.ranks import Ranks
+from tests.ranks import Named, Ranks
 
 # Ranks are slow to answer on a busy machine; a deadline would test the machine.
 settings.register_profile(
@@ -21,6 +21,11 @@ settings.register_profile(
 settings.load_profile("ringkern")
 
 
+# RK_TEST_HOSTS=ab puts the ranks on two hosts, in turn, by name. What holds on one host holds there
+# too, but for the order of additions: tests that compare the bits of rounded sums fail.
+HOSTS = os.environ.get("RK_TEST_HOSTS")
+
+
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Callable[[int], Ranks]]:
     """``ranks(k)``: k processes in a gloo group, kept for the session."""
@@ -28,7 +33,7 @@ def ranks() -> Iterator[Callable[[int], Ranks]]:
 
     def of(size: int) -> Ranks:
         if size not in pools:
-            pools[size] = Ranks(size)
+            pools[size] = Ranks(size, place=Named(HOSTS) if HOSTS else None)
         return pools[size]
 
     yield of

@@ -6,9 +6,11 @@ import contextlib
 import importlib
 import multiprocessing as mp
 import os
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
@@ -28,15 +30,37 @@ class RankTimeout(AssertionError):
     """Ranks that did not answer in time; they have been killed."""
 
 
+@dataclass(frozen=True)
+class Named:
+    """A place of ranks, for `Ranks`: hosts by name alone, on the machine's own network."""
+
+    names: str  # of each rank's host, a letter; taken round if there are more ranks
+
+    def __call__(self, rank: int) -> None:
+        name = os.environ["RINGKERN_HOST"] = self.names[rank % len(self.names)]
+        if (read := sys.modules.get("ringkern.config")) is not None:  # it has the variable already
+            object.__setattr__(read.config, "host", name)
+
+
 class Ranks:
     """``size`` processes in one group, in which ``fn(rank, size, *args)`` can be run.
 
     ``fn`` is a function of a module, so that spawned processes can import it. Where a rank raises,
     or does not answer in time, all are killed, and the next call starts fresh ones.
+
+    ``place(rank)``, which can be pickled, is the first thing that a rank's process does. It returns
+    where the ranks meet, as torch's ``init_method``, or None: at a file of their own.
     """
 
-    def __init__(self, size: int, timeout_s: float = 60.0, backend: str = "gloo") -> None:
+    def __init__(
+        self,
+        size: int,
+        timeout_s: float = 60.0,
+        backend: str = "gloo",
+        place: Callable[[int], str | None] | None = None,
+    ) -> None:
         self.size, self.timeout_s, self.backend = size, timeout_s, backend
+        self.place = place
         self._processes: list[mp.process.BaseProcess] = []
         self._pipes: list[Connection] = []
         self._file = ""  # where the ranks meet
@@ -109,9 +133,8 @@ class Ranks:
             self._file = file.name  # that nobody else has; the ranks make it again
         for rank in range(self.size):
             ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_serve, args=(theirs, rank, self.size, self._file, self.backend), daemon=True
-            )
+            where = (rank, self.size, self._file, self.backend, self.place)
+            process = context.Process(target=_serve, args=(theirs, *where), daemon=True)
             process.start()
             theirs.close()
             self._processes.append(process)
@@ -132,7 +155,15 @@ class Ranks:
             return []
 
 
-def _serve(pipe: Connection, rank: int, size: int, file: str, backend: str) -> None:
+def _serve(
+    pipe: Connection,
+    rank: int,
+    size: int,
+    file: str,
+    backend: str,
+    place: Callable[[int], str | None] | None,
+) -> None:
+    method = place(rank) if place is not None else None
     import torch
     import torch.distributed as dist
 
@@ -141,7 +172,7 @@ def _serve(pipe: Connection, rank: int, size: int, file: str, backend: str) -> N
         importlib.import_module(backend)  # which registers it
     dist.init_process_group(
         backend,
-        init_method=f"file://{file}",
+        init_method=method or f"file://{file}",
         rank=rank,
         world_size=size,
         timeout=timedelta(seconds=60),

@@ -84,8 +84,10 @@ def values_of(call: Call, rank: int, size: int) -> torch.Tensor:
 class Attempt:
     """One call, made on memory of its own."""
 
-    def __init__(self, call: Call, rank: int, size: int) -> None:
-        self.call, self.work = call, None
+    def __init__(
+        self, call: Call, rank: int, size: int, group: dist.ProcessGroup | None = None
+    ) -> None:
+        self.call, self.work, self.group = call, None, group
         layout = call.layouts[rank % len(call.layouts)]
         other_layout = call.layouts[(rank + 1) % len(call.layouts)]
         mine = values_of(call, rank, size)
@@ -114,7 +116,8 @@ class Attempt:
             )
 
     def start(self) -> None:
-        call, options = self.call, {"async_op": self.call.async_op, "protocol": self.call.protocol}
+        call = self.call
+        options = {"group": self.group, "async_op": call.async_op, "protocol": call.protocol}
         if call.collective == "all_reduce":
             self.work = ringkern.ring_all_reduce(
                 self.output.tensor, call.reduce_op, algorithm=call.algorithm, **options
@@ -149,7 +152,7 @@ def run_sequence(rank: int, size: int, calls: list[Call]) -> list[str]:
             attempt.start()
         for attempt in round_:
             attempt.finish()
-    gloo = [_by_gloo(call, rank, size) for call in calls]
+    gloo = [by_gloo(call, rank, size) for call in calls]
     digests = []
     for call, first, again, other in zip(calls, *attempts, gloo):
         result = first.output.flat()
@@ -169,18 +172,20 @@ def expected_of(call: Call, inputs: list[torch.Tensor], rank: int) -> torch.Tens
     return reference.all_reduce(inputs, call.op, call.protocol, call.factor, call.algorithm)
 
 
-def _by_gloo(call: Call, rank: int, size: int) -> torch.Tensor | None:
+def by_gloo(
+    call: Call, rank: int, size: int, group: dist.ProcessGroup | None = None
+) -> torch.Tensor | None:
     """What torch.distributed makes of the same call; None where Gloo lacks the dtype."""
     mine = values_of(call, rank, size)
     if call.collective == "all_gather":
         everyone = torch.empty(call.length * size * mine.element_size(), dtype=torch.uint8)
-        dist.all_gather_into_tensor(everyone, mine.view(torch.uint8))
+        dist.all_gather_into_tensor(everyone, mine.view(torch.uint8), group)
         return everyone.view(mine.dtype)
     if mine.dtype in NOT_IN_GLOO:
         return None
     if call.op == "premul_sum":
         mine = (mine.to(torch.float64) * call.factor).to(mine.dtype)
-    dist.all_reduce(mine, OPS["sum" if call.op == "premul_sum" else call.op])
+    dist.all_reduce(mine, OPS["sum" if call.op == "premul_sum" else call.op], group)
     return mine
 
 
@@ -201,12 +206,12 @@ def _check_result(
     mine = slice(rank * call.length, (rank + 1) * call.length) if scatter else slice(None)
     expected = expected_of(call, inputs, rank)
     if not torch.equal(result, bits_of(expected)):
-        _raise_difference(call, result, expected, [x[mine] for x in inputs])
+        raise_difference(call, result, expected, [x[mine] for x in inputs])
     if gloo is not None:
-        _check_gloo(call, result, gloo[mine], [x[mine] for x in inputs])
+        check_gloo(call, result, gloo[mine], [x[mine] for x in inputs])
 
 
-def _raise_difference(
+def raise_difference(
     call: Call, result: torch.Tensor, expected: torch.Tensor, inputs: list[torch.Tensor]
 ) -> None:
     wrong = (result != bits_of(expected)).nonzero().flatten()
@@ -219,7 +224,7 @@ def _raise_difference(
     )
 
 
-def _check_gloo(
+def check_gloo(
     call: Call, result: torch.Tensor, gloo: torch.Tensor, inputs: list[torch.Tensor]
 ) -> None:
     dtype = call.torch_dtype

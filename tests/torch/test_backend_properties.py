@@ -101,9 +101,9 @@ def start(
     if call.kind == "all_reduce":
         return [mine], dist.all_reduce(mine, op, **options)
     if call.kind == "reduce":
-        return [mine] if root else [], dist.reduce(mine, call.root, op, **options)
+        return [mine] if root else [], dist.reduce(mine, None, op, group_dst=call.root, **options)
     if call.kind == "broadcast":
-        return [mine], dist.broadcast(mine, call.root, **options)
+        return [mine], dist.broadcast(mine, group_src=call.root, **options)
     if call.kind == "all_gather":
         return outs, dist.all_gather(outs, mine, **options)
     if call.kind == "all_gather_into_tensor":
@@ -113,9 +113,11 @@ def start(
     if call.kind == "reduce_scatter_tensor":
         return [out], dist.reduce_scatter_tensor(out, whole_in, op, **options)
     if call.kind == "gather":
-        return outs if root else [], dist.gather(mine, outs if root else None, call.root, **options)
+        whole = outs if root else None
+        return outs if root else [], dist.gather(mine, whole, group_dst=call.root, **options)
     if call.kind == "scatter":
-        return [out], dist.scatter(out, parts if root else None, call.root, **options)
+        given_ = parts if root else None
+        return [out], dist.scatter(out, given_, group_src=call.root, **options)
     if call.kind == "all_to_all":
         return outs, dist.all_to_all(outs, parts, **options)
     if call.kind == "all_to_all_single":
@@ -126,9 +128,9 @@ def start(
     if call.kind == "message":
         to = (call.root + call.step) % size
         if root and to != rank:
-            work = dist.isend(mine, to, group, tag=call.seed)
+            work = dist.isend(mine, group=group, tag=call.seed, group_dst=to)
         elif rank == to and not root:
-            work = dist.irecv(out, call.root, group, tag=call.seed)
+            work = dist.irecv(out, group=group, tag=call.seed, group_src=call.root)
         else:
             return [], None
         if call.async_op:
@@ -139,11 +141,16 @@ def start(
     return [], dist.barrier(**options)
 
 
-def run_sequence(rank: int, size: int, sequence: list[Call]) -> list[str]:
-    """What differs. Nobody stops half way, or the others would wait."""
+def run_sequence(
+    rank: int, size: int, sequence: list[Call], groups: tuple[Any, Any] | None = None
+) -> list[str]:
+    """What differs. Nobody stops half way, or the others would wait.
+
+    ``groups``: ringkern's and Gloo's, of the same ranks, numbered as in them; None: of all ranks.
+    """
     results = []
-    for group in (ring(), None):
-        made = [start(call, rank, size, group, group is not None) for call in sequence]
+    for layouts, group in zip((True, False), groups or (ring(), None)):
+        made = [start(call, rank, size, group, layouts) for call in sequence]
         for _, work in made:
             if work is not None:
                 work.wait()

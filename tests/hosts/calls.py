@@ -1,0 +1,118 @@
+"""Sequences of collectives over several hosts, as a rank runs and checks them.
+
+In which order the ranks' values meet depends on hosts, pieces and the engine between the hosts. So
+what no order changes is compared to the bit with a model, sums and products are held against the
+exact result, and every result against that of the other ranks and of the same call again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+from tests import reference
+from tests.hosts.groups import Groups
+from tests.reference import bits_of
+from tests.torch.sequences import Attempt, Call, by_gloo, check_gloo, raise_difference, values_of
+
+EXACT = ("min", "max", "band", "bor", "bxor")  # in whatever order
+
+
+def run_sequence(rank: int, size: int, groups: Groups, calls: list[Call]) -> list[str]:
+    """Makes the calls twice, and once with Gloo; checks them; returns digests of the results.
+
+    Nothing is checked before all is said and done: a rank that gave up halfway would leave the
+    others waiting.
+    """
+    attempts = [[Attempt(call, rank, size, groups.ring) for call in calls] for _ in range(2)]
+    for round_ in attempts:
+        for attempt in round_:
+            attempt.start()
+        for attempt in round_:
+            attempt.finish()
+    gloo = [by_gloo(call, rank, size, groups.gloo) for call in calls]
+    digests = []
+    for call, first, again, other in zip(calls, *attempts, gloo):
+        result = first.output.flat()
+        first.check_memory()
+        assert torch.equal(result, again.output.flat()), f"another result the second time: {call}"
+        _check(call, rank, size, result, other)
+        digests.append(hashlib.sha256(result.numpy().tobytes()).hexdigest())
+    return digests
+
+
+def _check(
+    call: Call, rank: int, size: int, result: torch.Tensor, gloo: torch.Tensor | None
+) -> None:
+    inputs = [values_of(call, r, size) for r in range(size)]
+    if call.collective == "all_gather":
+        assert torch.equal(result, bits_of(reference.ring_all_gather(inputs))), f"not sent: {call}"
+        assert gloo is not None
+        assert torch.equal(result, bits_of(gloo)), f"not what Gloo gathers: {call}"
+        return
+    scatter = call.collective == "reduce_scatter"
+    mine = slice(rank * call.length, (rank + 1) * call.length) if scatter else slice(None)
+    inputs = [x[mine] for x in inputs]
+    if gloo is not None:
+        check_gloo(call, result, gloo[mine], inputs)
+    if call.op in EXACT or not call.torch_dtype.is_floating_point:
+        expected = reference.direct_all_reduce(inputs, call.op)
+        if not torch.equal(_one_nan(call, result), bits_of(expected)):
+            raise_difference(call, result, expected, inputs)
+    else:
+        _check_exact(call, result.view(call.torch_dtype), inputs)
+
+
+def _one_nan(call: Call, result: torch.Tensor) -> torch.Tensor:
+    """Which NaN it is, of the many, is the engine's choice; on one host it is always the same."""
+    dtype = call.torch_dtype
+    if not dtype.is_floating_point:
+        return result
+    nan = reference.direct_all_reduce([torch.full((1,), torch.nan).to(dtype)] * 2, "min")
+    return torch.where(result.view(dtype).isnan(), bits_of(nan), result)
+
+
+def _check_exact(call: Call, result: torch.Tensor, inputs: list[torch.Tensor]) -> None:
+    """Close to the exact result wherever no order overflows; NaN wherever a rank has one."""
+    x = torch.stack([_as_given(call, y) for y in inputs]).to(torch.float64)
+    nan = x.isnan().any(0)
+    assert result[nan].isnan().all(), f"a NaN is lost: {call}"
+    product = call.op == "prod"
+    exact = x.prod(0) if product else x.sum(0)
+    most = x.abs().clamp(min=1).prod(0) if product else x.abs().sum(0)
+    info = torch.finfo(call.torch_dtype)
+    # Of what is rounded below the smallest normal number, and may be multiplied again.
+    least = info.smallest_normal * info.eps * x.abs().clamp(min=1).prod(0)
+    bound = 2 * len(inputs) * (info.eps * (exact.abs() if product else most) + least)
+    if call.op == "avg":
+        exact = exact / len(inputs)
+    fits = most < info.max / 2  # false for NaN
+    off = (result.to(torch.float64) - exact).abs() > bound
+    assert not off[fits].any(), f"{int(off[fits].sum())} elements are not close: {call}"
+    assert not result[fits].isnan().any(), f"NaN from nowhere: {call}"
+
+
+def _as_given(call: Call, x: torch.Tensor) -> torch.Tensor:
+    if call.op != "premul_sum":
+        return x
+    return reference.direct_all_reduce([x, torch.zeros_like(x)], "premul_sum", call.factor)
+
+
+def integral(rank: int, n: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    """A rank's values, which any rank can make: whole numbers that no sum of a few rounds."""
+    random = torch.Generator().manual_seed(seed * 1024 + rank)
+    least = 0 if dtype == torch.uint8 else -3
+    return torch.randint(least, 4, (n,), generator=random).to(dtype)
+
+
+def total(size: int, n: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    """The sum of all ranks' `integral`."""
+    return torch.stack([integral(r, n, dtype, seed) for r in range(size)]).sum(0).to(dtype)
+
+
+def digest(tensors: list[torch.Tensor]) -> str:
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(bits_of(tensor.detach().contiguous().reshape(-1)).numpy().tobytes())
+    return found.hexdigest()

@@ -1,0 +1,232 @@
+"""What befalls a rank, a host or a wire while the ranks call, for test_faults.py.
+
+tests.comm.exits runs it: ranks are forked, and go to their hosts before they do anything else. Each
+that lives to tell writes what it was told, and when: ``said<rank>`` in the folder. Times are those
+of the machine's one clock, so that they can be compared between processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import ringkern
+from ringkern.errors import RingKernError
+from tests.comm.exits import serve
+from tests.comm.test_processes import owned
+from tests.faults.lives import leave_note
+from tests.hosts.namespaces import Place
+from tests.ranks import Named
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the ranks do.
+
+    Attributes:
+        place: of ranks in namespaces; None: ``names``.
+        names: a letter a rank: its host.
+        timeout_s: of the communicator, or of the group.
+        backend: whether the calls are dist.all_reduce of a group "ringkern", or those of a
+            Communicator.
+        n: elements of each call.
+        deeds: what a rank does in place of its fifth call.
+        calls: how many there are, if nothing happens; 0: until something does.
+        clean_s: seconds after which a rank says what it has not given back.
+    """
+
+    place: dict[str, Any] | None = None
+    names: str = ""
+    timeout_s: float = 600.0
+    backend: bool = True
+    n: int = 1000
+    deeds: dict[str, str] | None = None
+    calls: int = 0
+    clean_s: float = 20.0
+
+    def write(self, folder: Path) -> None:
+        (folder / "plan").write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, folder: Path) -> Plan:
+        return cls(**json.loads((folder / "plan").read_text()))
+
+    def settle(self, rank: int) -> None:
+        """Takes this process to its host."""
+        place = Named(self.names) if self.place is None else Place(**self.place)
+        place(rank)
+
+
+class Ring:
+    """What makes the calls."""
+
+    def __init__(self, plan: Plan, rank: int, size: int, store: dist.Store) -> None:
+        limit = timedelta(seconds=plan.timeout_s)
+        self.communicator: ringkern.Communicator | None = None
+        if plan.backend:
+            dist.init_process_group(
+                "ringkern", store=store, rank=rank, world_size=size, timeout=limit
+            )
+        else:
+            self.communicator = ringkern.Communicator.from_store(store, rank, size, timeout=limit)
+
+    def all_reduce(self, x: torch.Tensor) -> None:
+        if self.communicator is None:
+            dist.all_reduce(x)
+        else:
+            self.communicator.all_reduce(x)
+
+    def abort(self, reason: str) -> None:
+        if self.communicator is None:
+            dist.distributed_c10d._get_default_group().abort()
+        else:
+            self.communicator.abort(reason)
+
+    def close(self) -> None:
+        if self.communicator is None:
+            dist.destroy_process_group()
+        else:
+            self.communicator.close()
+            self.communicator = None
+
+
+def store_of(plan: Plan, rank: int, size: int, folder: Path) -> dist.Store:
+    """Kept by rank 0, at its address, as init_process_group keeps it; a file without a network."""
+    if plan.place is None:
+        return dist.FileStore(str(folder / "store"), size)
+    place = Place(**plan.place)
+    return dist.TCPStore(
+        place.address, place.port, size, rank == 0, timedelta(seconds=60), wait_for_workers=False
+    )
+
+
+def error_of(call: Callable[[], object]) -> dict[str, Any]:
+    """Of the first of these calls that fails."""
+    try:
+        while True:
+            call()
+    except RingKernError as error:
+        return {
+            "at": time.monotonic(),
+            "kind": type(error).__name__,
+            "rank": error.rank,
+            "seq": error.seq,
+            "text": str(error),
+        }
+
+
+def calls(rank: int, size: int, folder: Path) -> None:
+    plan = Plan.read(folder)
+    plan.settle(rank)
+    leave_note(folder / f"pid{rank}", str(os.getpid()))
+    store = store_of(plan, rank, size, folder)
+    before = _has_anyway(plan, rank, size, store)
+    said = _calls_until(plan, rank, size, folder, store)
+    start = time.monotonic()
+    while (left := _more(before, owned())) and time.monotonic() - start < plan.clean_s:
+        time.sleep(0.05)
+    said["clean"] = {"after": time.monotonic() - start, "left": left}
+    leave_note(folder / f"said{rank}", json.dumps(said))
+    if rank == 0:  # it keeps the store, which others may still ask
+        for other in range(1, size):
+            while not (folder / f"said{other}").exists() and not (folder / "over").exists():
+                time.sleep(0.01)
+
+
+def _has_anyway(plan: Plan, rank: int, size: int, store: dist.Store) -> dict[str, list[str]]:
+    """What a process keeps that has had a ring: its page, and a thread for news."""
+    ring = Ring(plan, rank, size, dist.PrefixStore("before", store))
+    ring.all_reduce(torch.ones(10))
+    ring.close()
+    time.sleep(0.2)
+    return owned()
+
+
+def _more(before: dict[str, list[str]], after: dict[str, list[str]]) -> dict[str, list[str]]:
+    left = {kind: list((Counter(after[kind]) - Counter(before[kind])).elements()) for kind in after}
+    return {kind: things for kind, things in left.items() if things}
+
+
+def _calls_until(
+    plan: Plan, rank: int, size: int, folder: Path, store: dist.Store
+) -> dict[str, Any]:
+    ring = Ring(plan, rank, size, store)
+    count = 0
+    slowest = 0.0
+
+    def call(n: int = plan.n) -> None:
+        nonlocal count, slowest
+        count += 1
+        if count == 5 and plan.deeds is not None and (deed := plan.deeds.get(str(rank))):
+            leave_note(folder / f"deed{rank}", str(time.monotonic()))
+            DEEDS[deed](ring, plan)
+        x = torch.full((n,), float(rank + count % 3))
+        start = time.monotonic()
+        ring.all_reduce(x)
+        slowest = max(slowest, time.monotonic() - start)
+        if count == 4:
+            leave_note(folder / f"ready{rank}", "")
+        expected = sum(range(size)) + size * (count % 3)
+        assert bool((x == expected).all()), f"wrong result of call {count}"
+        if count == plan.calls:
+            raise Done
+
+    said: dict[str, Any] = {}
+    try:
+        said["first"] = error_of(call)
+        said["again"] = error_of(lambda: ring.all_reduce(torch.ones(plan.n)))
+        said["again"]["took"] = said["again"]["at"] - said["first"]["at"]
+    except Done:
+        pass
+    said |= {"calls": count, "slowest": slowest}
+    start = time.monotonic()
+    ring.close()
+    said["closing"] = time.monotonic() - start
+    return said
+
+
+class Done(Exception):
+    """All calls have been made."""
+
+
+def _stop(ring: Ring, plan: Plan) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _other_size(ring: Ring, plan: Plan) -> None:
+    ring.all_reduce(torch.ones(plan.n + 1))
+
+
+def _exit(ring: Ring, plan: Plan) -> None:
+    sys.exit(3)
+
+
+def _raise(ring: Ring, plan: Plan) -> None:
+    raise LookupError("on purpose")
+
+
+DEEDS: dict[str, Callable[[Ring, Plan], None]] = {
+    "stop": _stop,
+    "sleep": lambda ring, plan: time.sleep(3 * plan.timeout_s),
+    "other size": _other_size,
+    "abort": lambda ring, plan: ring.abort("on purpose"),
+    "exit": _exit,
+    "raise": _raise,
+    "kill": lambda ring, plan: os.kill(os.getpid(), signal.SIGKILL),
+}
+
+
+if __name__ == "__main__":
+    serve(globals())

@@ -1,0 +1,393 @@
+"""Network namespaces as hosts: a wire from each to a switch, none of it the machine's own network.
+
+A namespace is held by a process of its own, and ends with it, as the namespaces' wires and the
+switch do: whatever becomes of the test, nothing is left. Needs root, or a kernel that lets others
+have user namespaces; `why_not` says what is missing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DEVICE = "eth0"  # a host's end of its wire
+NAMES = "abcdefgh"  # of the hosts
+_CLONE = {"user": 0x10000000, "uts": 0x04000000, "net": 0x40000000}
+_PROGRAMS = {"unshare": "util-linux", "nsenter": "util-linux", "ip": "iproute2", "tc": "iproute2"}
+_COMMAND_LIMIT_S = 20.0
+_QUEUE_MS = 100  # what a shaped wire holds back before it drops
+
+# What holds a namespace. It is told of the processes in it, and ends them, and itself, when nobody
+# can tell it more: the test's own process has ended.
+_HOLDER = """
+import os, signal, socket, sys
+socket.sethostname(sys.argv[1])
+print("here", flush=True)
+processes = [os.pidfd_open(int(pid)) for pid in sys.stdin]
+for process in processes:
+    try:
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+"""
+
+
+class CannotError(Exception):
+    """This machine does not permit it; the text says what is missing."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a rank ended. ``status``: as Popen has it, None: it had not, in time, and was killed."""
+
+    rank: int
+    host: int
+    status: int | None
+    out: str
+    err: str
+
+
+@dataclass(frozen=True)
+class Place:
+    """Puts the process that calls it on its rank's host. It may be pickled.
+
+    ``pids``: of the hosts' holders; ``host_of``: by rank; ``address`` and ``port``: of rank 0.
+    """
+
+    pids: tuple[int, ...]
+    host_of: tuple[int, ...]
+    address: str
+    port: int
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """As torchrun sets it, and Gloo's wire."""
+        host = self.host_of[rank]
+        return {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(len(self.host_of)),
+            "LOCAL_RANK": str(self.host_of[:rank].count(host)),
+            "LOCAL_WORLD_SIZE": str(self.host_of.count(host)),
+            "MASTER_ADDR": self.address,
+            "MASTER_PORT": str(self.port),
+            "GLOO_SOCKET_IFNAME": DEVICE,
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def __call__(self, rank: int) -> str:
+        """For a process that has no second thread yet; returns where it meets the other ranks."""
+        enter(self.pids[self.host_of[rank]])
+        os.environ.update(self.environment(rank))
+        return f"tcp://{self.address}:{self.port}"
+
+
+def enter(pid: int) -> None:
+    """Takes the calling thread, and all that it starts, to where that process is."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for kind, flag in _CLONE.items():
+        path = f"/proc/{pid}/ns/{kind}"
+        if os.readlink(path) == os.readlink(f"/proc/self/ns/{kind}"):
+            continue
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if libc.setns(fd, flag) != 0:
+                error = ctypes.get_errno()
+                raise OSError(error, f"setns to {path}: {os.strerror(error)}")
+        finally:
+            os.close(fd)
+
+
+class Job:
+    """Ranks at work, each in its host's namespace. Made by `Net.start`."""
+
+    def __init__(
+        self,
+        place: Place,
+        holders: list[subprocess.Popen[str]],
+        command: list[str],
+        env: dict[str, str] | None,
+    ) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="ringkern-hosts-")
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.host_of = place.host_of
+        try:
+            for rank, host in enumerate(self.host_of):
+                environment = {**os.environ, **place.environment(rank), **(env or {})}
+                self._start(rank, [*_inside(place.pids[host]), *command], environment)
+                _tell(holders[host], self.pid(rank))
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, rank: int, command: list[str], env: dict[str, str]) -> None:
+        with self._file(rank, "out").open("wb") as out, self._file(rank, "err").open("wb") as err:
+            self._processes.append(
+                subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=ROOT, env=env
+                )
+            )
+
+    def pid(self, rank: int) -> int:
+        return self._processes[rank].pid
+
+    def out(self, rank: int) -> str:
+        """What the rank has written until now."""
+        return self._file(rank, "out").read_text(errors="replace")
+
+    def kill(self, rank: int) -> None:
+        """With SIGKILL, as the kernel does when memory runs out."""
+        self._processes[rank].kill()
+
+    def kill_host(self, host: int) -> None:
+        """All its ranks. The kernel tells their neighbours, unless its wire has been cut before."""
+        for process, where in zip(self._processes, self.host_of):
+            if where == host:
+                process.kill()
+
+    def wait(self, timeout: float) -> list[Result]:
+        """How each rank has ended, the late ones by SIGKILL; seconds for all together."""
+        end = time.monotonic() + timeout
+        late = set()
+        for rank, process in enumerate(self._processes):
+            try:
+                process.wait(max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                late.add(rank)
+        try:
+            return [
+                Result(
+                    rank,
+                    self.host_of[rank],
+                    None if rank in late else process.returncode,
+                    self.out(rank),
+                    self._file(rank, "err").read_text(errors="replace"),
+                )
+                for rank, process in enumerate(self._processes)
+            ]
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Kills what still runs. Any number of times."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.wait()
+        self._folder.cleanup()
+
+    def _file(self, rank: int, what: str) -> Path:
+        return Path(self._folder.name) / f"{rank}.{what}"
+
+
+class Net:
+    """Hosts on a switch; a context manager.
+
+    Args:
+        hosts: how many.
+        gbit_s: of each host's wire, in each direction; None: as fast as the machine moves bytes.
+        delay_ms: from a host to another; None: as little as it takes. Needs the kernel's netem.
+
+    Raises:
+        CannotError: when entered, what this machine does not permit.
+    """
+
+    def __init__(
+        self, hosts: int = 2, gbit_s: float | None = None, delay_ms: float | None = None
+    ) -> None:
+        self.hosts, self.gbit_s, self.delay_ms = hosts, gbit_s, delay_ms
+        self._holders: list[subprocess.Popen[str]] = []  # the switch's is the first
+        self._jobs: list[Job] = []
+        self._port = 29500
+
+    def __enter__(self) -> Net:
+        try:
+            self._hold("switch")
+            self._ip(0, "link add br0 type bridge stp_state 0 forward_delay 0 mcast_snooping 0")
+            self._ip(0, "link set br0 addrgenmode none", "link set br0 up")
+            for host in range(self.hosts):
+                self._hold(NAMES[host])
+                self._wire(host)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the jobs, and with the holders all that they hold."""
+        for job in self._jobs:
+            job.close()
+        for holder in self._holders:
+            holder.kill()
+            holder.communicate()
+        self._jobs, self._holders = [], []
+
+    def address(self, host: int) -> str:
+        return f"10.77.0.{host + 1}"
+
+    def place(self, ranks: Sequence[int]) -> Place:
+        """Of so many ranks on each host, numbered host by host; they meet at their own port."""
+        self._port += 1
+        pids = tuple(holder.pid for holder in self._holders[1:])
+        host_of = tuple(host for host, count in enumerate(ranks) for _ in range(count))
+        return Place(pids, host_of, self.address(host_of[0]), self._port)
+
+    def start(
+        self, program: str | Sequence[str], ranks: Sequence[int], env: dict[str, str] | None = None
+    ) -> Job:
+        """A process a rank.
+
+        Args:
+            program: Python's source, or the arguments of a Python, as ``["-m", "ringkern"]``.
+            ranks: how many on each host.
+            env: beside that of this process and what torchrun sets.
+        """
+        arguments = ["-c", program] if isinstance(program, str) else [*program]
+        command = [sys.executable, *arguments]
+        self._jobs.append(Job(self.place(ranks), self._holders[1:], command, env))
+        return self._jobs[-1]
+
+    def run(
+        self,
+        program: str | Sequence[str],
+        ranks: Sequence[int],
+        *,
+        timeout: float,
+        env: dict[str, str] | None = None,
+    ) -> list[Result]:
+        """As `start`, and waits, in seconds; kills who is late."""
+        return self.start(program, ranks, env).wait(timeout)
+
+    def bytes(self, host: int) -> tuple[int, int]:
+        """Sent and received by the host until now, with all headers, as its interface counts.
+
+        Several packets of a connection may cross as one, and have one header then.
+        """
+        for line in Path(f"/proc/{self._holders[1 + host].pid}/net/dev").read_text().splitlines():
+            name, _, counted = line.partition(":")
+            if name.strip() == DEVICE:
+                numbers = counted.split()
+                return int(numbers[8]), int(numbers[0])
+        raise AssertionError(f"host {host} has no {DEVICE}")
+
+    def cut(self, host: int) -> None:
+        """From now on the switch drops, in silence, what the host sends and what it would get."""
+        self._ip(0, f"link set port{host} nomaster")
+
+    def mend(self, host: int) -> None:
+        self._ip(0, f"link set port{host} master br0")
+
+    def inside(self, host: int, *command: str) -> str:
+        """What a command says that is run on the host."""
+        return _run([*_inside(self._holders[1 + host].pid), *command])
+
+    def _hold(self, name: str) -> None:
+        command = ["unshare", "--net", "--uts"]
+        if os.geteuid() != 0:
+            if self._holders:  # all namespaces belong to the first one's user namespace
+                command = [*_inside(self._holders[0].pid, "--user"), *command]
+            else:
+                command += ["--user", "--map-root-user"]
+        holder = subprocess.Popen(
+            [*command, sys.executable, "-I", "-S", "-c", _HOLDER, name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._holders.append(holder)
+        assert holder.stdout is not None
+        if holder.stdout.readline() != "here\n":
+            said = holder.communicate(timeout=_COMMAND_LIMIT_S)[1].strip().splitlines()
+            raise CannotError(
+                f"no network namespace can be made ({said[-1] if said else 'no reason given'}): "
+                "be root, or allow user namespaces to others"
+            )
+
+    def _wire(self, host: int) -> None:
+        port, pid = f"port{host}", self._holders[1 + host].pid
+        self._ip(
+            0,
+            f"link add {port} type veth peer name {DEVICE} netns {pid}",
+            f"link set {port} addrgenmode none",
+            f"link set {port} master br0",
+            f"link set {port} up",
+        )
+        self._ip(
+            1 + host,
+            "link set lo up",
+            f"link set {DEVICE} addrgenmode none",
+            f"address add {self.address(host)}/24 dev {DEVICE}",
+            f"link set {DEVICE} up",
+        )
+        self._shape(1 + host, DEVICE, self.delay_ms)
+        self._shape(0, port, None)  # what a host receives; the sender has been delayed
+
+    def _shape(self, holder: int, device: str, delay_ms: float | None) -> None:
+        parent = "root"
+        if delay_ms is not None:
+            self._tc(holder, f"{device} root handle 1: netem delay {delay_ms}ms limit 100000")
+            parent = "parent 1:1"
+        if self.gbit_s is not None:
+            # A packet may have 64 KiB before it is cut for the wire, and the clock ticks 250 times
+            # a second.
+            rate = int(self.gbit_s * 1e9)
+            burst = max(128 << 10, rate // 8 // 250)
+            self._tc(
+                holder,
+                f"{device} {parent} tbf rate {rate}bit burst {burst}b latency {_QUEUE_MS}ms",
+            )
+
+    def _ip(self, holder: int, *commands: str) -> None:
+        _run([*_inside(self._holders[holder].pid), "ip", "-batch", "-"], "\n".join(commands) + "\n")
+
+    def _tc(self, holder: int, what: str) -> None:
+        _run([*_inside(self._holders[holder].pid), "tc", "qdisc", "add", "dev", *what.split()])
+
+
+def _inside(pid: int, *spaces: str) -> list[str]:
+    """The command before another one that takes it there. It does not fork."""
+    if not spaces:
+        spaces = ("--net", "--uts") if os.geteuid() == 0 else ("--user", "--net", "--uts")
+    kept = ["--preserve-credentials"] if "--user" in spaces else []
+    return ["nsenter", "--target", str(pid), *spaces, *kept]
+
+
+def _run(command: list[str], given: str | None = None) -> str:
+    done = subprocess.run(
+        command, input=given, capture_output=True, text=True, timeout=_COMMAND_LIMIT_S
+    )
+    if done.returncode != 0:
+        said = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()
+        raise CannotError(f"{' '.join(command)}: {said[0]}")
+    return done.stdout
+
+
+@functools.lru_cache
+def why_not(gbit_s: float | None = None, delay_ms: float | None = None) -> str | None:
+    """Why this machine has no such `Net`, for a test that is skipped then; None: it has."""
+    for program, package in _PROGRAMS.items():
+        if shutil.which(program) is None:
+            return f"no {program}, which is a part of {package}"
+    try:
+        with Net(1, gbit_s, delay_ms):
+            return None
+    except CannotError as error:
+        return str(error)
+
+
+def _tell(holder: subprocess.Popen[str], pid: int) -> None:
+    assert holder.stdin is not None
+    holder.stdin.write(f"{pid}\n")
+    holder.stdin.flush()
