@@ -56,6 +56,13 @@ def number_of_ranks(asked: int | None) -> int:
     return found[1]
 
 
+def ranks_here(asked: int | None) -> int:
+    """As :func:`number_of_ranks`, of which torchrun may have started some on other machines."""
+    ranks = number_of_ranks(asked)
+    here = os.environ.get("LOCAL_WORLD_SIZE", "") if torchrun() is not None else ""
+    return min(ranks, int(here)) if here.isdecimal() else ranks
+
+
 def run(asked: int | None, timeout_s: float, entry: Callable[..., int], *args: Any) -> int:
     """Runs ``entry(*args)`` on all ranks: those of torchrun, or else so many that are started here.
 

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from . import _C, perf
+from .comm import communicator_for
 from .doctor.machine import cores, cpu_model, huge_pages
 from .options import Output
 
@@ -46,22 +47,27 @@ def circumstances(found: dict[str, Any], date: str, command: str) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """The settings of a run, and the circumstances that its figures depend on."""
+    """The settings of a run, and the circumstances that its figures depend on.
+
+    ``hosts``: how many the ranks are on.
+    """
 
     settings: perf.Settings
     ranks: int
     machine: dict[str, Any]
     date: str
     command: str
+    hosts: int = 1
 
     def header(self) -> str:
         """The lines above the rows: the circumstances, then the names of the columns."""
         settings, found = self.settings, self.machine
         names = ["ringkern", *(["gloo"] if settings.gloo else [])]
         memory = f"{settings.rotate} bytes in turn" if settings.rotate else "the same at each call"
+        where = f" on {self.hosts} hosts" if self.hosts > 1 else ""
         lines = [
             *circumstances(found, self.date, self.command),
-            f"# {settings.collective} of {self.ranks} ranks, in place, "
+            f"# {settings.collective} of {self.ranks} ranks{where}, in place, "
             f"algorithm {settings.algorithm}, protocol {settings.protocol}{_modes(settings)}; "
             f"memory: {memory}",
             f"# time: of a call; median of {perf.REPEATS} repeats, contenders in turn, each repeat "
@@ -106,6 +112,7 @@ class Report:
             "date": self.date,
             "command": self.command,
             "ranks": self.ranks,
+            "hosts": self.hosts,
             "settings": dataclasses.asdict(self.settings),
             "rows": [
                 {
@@ -153,6 +160,8 @@ def bench_rank(settings: perf.Settings, command: str, file: Path | None) -> int:
     try:
         for row in perf.measure(settings):
             if first and not rows:
+                hosts = communicator_for(None).hosts.count  # known: there have been calls
+                report = dataclasses.replace(report, hosts=hosts)
                 output.say(report.header())
             rows.append(row)
             if first:

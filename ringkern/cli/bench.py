@@ -107,7 +107,7 @@ def _settings(args: argparse.Namespace) -> perf.Settings:
         seconds=args.seconds,
         rotate=args.rotate,
     )
-    ranks = launch.number_of_ranks(args.ranks)
+    ranks = launch.ranks_here(args.ranks)
     needed = ranks * max(settings.rotate, settings.sizes[-1])
     launch.check_memory(ranks, needed, f"-e {size_text(args.maxbytes)}", "-e, --rotate or -n")
     return settings
