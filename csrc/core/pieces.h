@@ -24,10 +24,10 @@ struct Crossing {
   // An engine takes its time for each step of a message, however short, and more for each further
   // rail where its threads have no core of their own. So all rails are worth it from so many bytes
   // on, for each rail and host ...
-  int64_t rail_bytes = 1 << 20;
+  int64_t rail_bytes = 3 << 19;
   // ... and one more piece from so many on, for each step, with the square: each costs its steps
   // again, and all together save no more than what one host's ring takes.
-  int64_t piece_bytes = 2 << 20;
+  int64_t piece_bytes = 1 << 20;
   bool tree = false;  // an engine that takes few steps where there are many hosts
 };
 
