@@ -43,9 +43,9 @@ class Crossing(NamedTuple):
 
 # A call of Gloo between two hosts takes 36 us at best (bench/results/2026-11-21-cpu-2-ranks-peers
 # .json), some times that where threads have to be woken: 64 us, for two steps or for the start, at
-# 8 GB/s are 512 KiB. Where ranks outnumber cores every thread waits for a core, twice as long: of
-# eight other pairs of numbers none was quicker over 3 to 64 MiB on 2 x 2, 3 x 2 and 2 x 3 ranks of
-# a machine with 2 cores.
+# 8 GB/s are 512 KiB. Where ranks outnumber cores threads also wait for a core. There the quickest
+# of several cuts, measured in turn, goes by twice as much (2 and 3 hosts of 2 and 3 ranks, network
+# namespaces of a machine with 2 cores, 3 to 64 MB).
 GLOO = Crossing(16 * K, 512 * K, tree=False)
 GLOO_CROWDED = Crossing(3 * M // 2, M, tree=False)
 # Two steps of NCCL between hosts take 28 us by Simple, the start of a call 8 (scale/constants.py),

@@ -106,7 +106,7 @@ def _of_cpus(args: argparse.Namespace) -> Question:
             raise ValueError(f"--{name} is of GPUs: leave it out, or --device cpu")
     ranks = args.ranks or 8
     host = cpu.Host(ranks, args.cores or ranks)
-    gb_s = (args.network_gbit or cpu.NETWORK_GBIT) / 8
+    gb_s = (args.network_gbit or cpu.NETWORK_GBIT) / 8 * cpu.DATA_SHARE
     if args.inter_gb_s is not None:
         gb_s = args.inter_gb_s * ranks
     step_us = cpu.STEP_US + cpu.NETWORK_US if args.inter_us is None else args.inter_us
@@ -117,8 +117,8 @@ def _of_cpus(args: argparse.Namespace) -> Question:
     ]
     if args.hosts > 1:
         head.append(
-            f"{args.hosts} hosts, {args.hosts * ranks} ranks: {gb_s * 8:.4g} Gbit/s from each "
-            f"host to the others; Gloo, {cpu.RAIL_GB_S:g} GB/s a rail, {step_us:g} us a step"
+            f"{args.hosts} hosts, {args.hosts * ranks} ranks: {gb_s:.4g} GB/s of data from "
+            f"each host to the others; Gloo, {cpu.RAIL_GB_S:g} GB/s a rail, {step_us:g} us a step"
         )
     return Question(
         device="cpu",

@@ -127,10 +127,10 @@ class TestCommand:
         lines = run(capsys, *arguments, "--sizes", "64K,64M").splitlines()
         assert lines[0].startswith("a host: 4 ranks on 4 cores, inside as ringkern's default")
         assert lines[1] == (
-            "8 hosts, 32 ranks: 25 Gbit/s from each host to the others; Gloo, 3 GB/s a rail, "
-            "40 us a step"
+            "8 hosts, 32 ranks: 2.942 GB/s of data from each host to the others; Gloo, "
+            "3 GB/s a rail, 40 us a step"
         )
-        network = Ethernet(8, 3.125, 40.0)
+        network = Ethernet(8, 25 / 8 * cpu.DATA_SHARE, 40.0)
         for line, size in zip(lines[4:6], (64 * K, 64 * M)):
             own = way(HOST, network, size, "hierarchy")
             flat, tree = (
@@ -145,7 +145,11 @@ class TestCommand:
     def test_json(self, capsys: pytest.CaptureFixture[str]) -> None:
         data = json.loads(run(capsys, "-n", "4", "--hosts", "2", "--sizes", "1M", "--json"))
         assert (data["device"], data["ranks"], data["cores"]) == ("cpu", 4, 4)
-        assert data["network"] == {"hosts": 2, "host_gb_s": 1.25, "step_us": 30.0}
+        assert data["network"] == {
+            "hosts": 2,
+            "host_gb_s": pytest.approx(10 / 8 * 1448 / 1538),
+            "step_us": 30.0,
+        }
         expected = estimates(HOST, Ethernet(2), M)
         assert [e["time_us"] for e in data["rows"][0]["estimates"]] == [e.time_us for e in expected]
         assert data["faster"]["engine alone"] == [[8, None]]
