@@ -49,8 +49,8 @@ class CollectiveMismatchError(RingKernError):
     """Ranks made different calls where all must make the same; nothing was computed.
 
     On all ranks, within a second of both calls, or two between hosts. The text says in what they
-    differ, and inside a host it has the last calls of both: make the same calls in the same order
-    on every rank.
+    differ, and where all ranks are on one host, it has the last calls of both: make the same calls
+    in the same order on every rank.
     """
 
 

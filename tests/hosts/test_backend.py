@@ -27,7 +27,7 @@ from tests.torch import (
 )
 from tests.torch.test_backend_properties import Call, calls
 
-EXAMPLES = int(os.environ.get("RK_TEST_HOSTS_EXAMPLES", "25"))  # for each layout
+EXAMPLES = int(os.environ.get("RK_TEST_HOSTS_EXAMPLES", "8"))  # for each layout
 
 
 def _sequence(rank: int, size: int, groups: Groups, sequence: list[Call]) -> list[str]:

@@ -240,6 +240,7 @@ def _by_default(rank: int, size: int) -> list[str]:
     dist.barrier()  # the timeout is that of finding each other, too
     communicator.all_reduce(x)
     texts = [text_of(lambda: communicator.all_reduce(torch.ones(10_000)))]
+    dist.barrier()
     soon = dist.new_group(backend="ringkern", timeout=timedelta(seconds=0.5))
     dist.barrier()
     dist.all_reduce(x, group=soon)
