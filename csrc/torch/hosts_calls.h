@@ -175,8 +175,8 @@ inline Engine& HostsCommunicator::engine(c10::Device device, bool over_all) {
     found = std::make_unique<Engine>(std::move(backend), theirs,
                                      [this](const WorkPtr& work) { await(work); });
   } catch (const py::error_already_set& e) {
-    throw RendezvousError(hosts_.text_of_rank(rank()) + " has no engine between the hosts: " +
-                          py::str(e.value()).cast<std::string>());
+    throw NoEngine{hosts_.text_of_rank(rank()) +
+                   " has no engine between the hosts: " + py::str(e.value()).cast<std::string>()};
   }
   return *found;
 }

@@ -105,7 +105,7 @@ class HostsCommunicator final : public Runner {
 
  private:
   // What a rank that waits between hosts finds out: another has given up; nobody has come in time;
-  // ranks of different hosts make different calls; or an engine has failed.
+  // ranks of different hosts make different calls; or an engine has failed, or cannot be made.
   struct Told {
     Failure why;
   };
@@ -115,6 +115,9 @@ class HostsCommunicator final : public Runner {
     std::string call;
   };
   struct EngineFailed {
+    std::string text;
+  };
+  struct NoEngine {
     std::string text;
   };
   // The call that this rank is in.

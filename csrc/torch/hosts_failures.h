@@ -134,6 +134,8 @@ inline Failure HostsCommunicator::reason_of(std::exception_ptr error) {
     return differs(d);
   } catch (const EngineFailed& e) {
     return lost(e.text);
+  } catch (const NoEngine& e) {
+    return {Cause::failed, rank(), {rank(), now_.seq, ""}, e.text};
   } catch (const MismatchError& e) {
     return in_calls(inside(Cause::mismatch, e));
   } catch (const TimeoutError& e) {
@@ -168,6 +170,8 @@ inline void HostsCommunicator::fail(std::exception_ptr error) {
   const std::vector<int>& ranks = hosts_.ranks_on(hosts_.host());
   try {
     std::rethrow_exception(error);
+  } catch (const NoEngine& e) {
+    throw RendezvousError(e.text);
   } catch (const SharedMemoryError& e) {
     throw SharedMemoryError(renumbered(e.what(), ranks));
   } catch (const TransportError& e) {
