@@ -36,7 +36,8 @@ class AskedStore {
     });
   }
 
-  // From any thread: for how long it has been asked in vain. 0 where its last question was answered.
+  // From any thread: for how long it has been asked in vain. 0 where its last question was
+  // answered.
   Clock::duration in_vain_for() const {
     const Clock::rep since = since_.load(std::memory_order_relaxed);
     return since == 0 ? Clock::duration(0)

@@ -63,8 +63,8 @@ class Communicator {
   // times.
   void abort(const std::string& reason);
   // The same for a reason that lies outside this ring, and is given to it: all its ranks raise the
-  // class that `why.cause` stands for, with its text, unless they have failed for another one; ranks
-  // that are just connecting, a RendezvousError that quotes it.
+  // class that `why.cause` stands for, with its text, unless they have failed for another one;
+  // ranks that are just connecting, a RendezvousError that quotes it.
   void give_up(const Failure& why);
   // Whether it was aborted or has failed, and is unusable therefore.
   bool failed();

@@ -12,8 +12,8 @@
 namespace ringkern {
 namespace {
 
-// From one look to the next: while a wait goes on, while somebody waits for an answer, and after the
-// store has thrown.
+// From one look to the next: while a wait goes on, while somebody waits for an answer, and after
+// the store has thrown.
 constexpr Milliseconds kFirstPause{100}, kLongestPause{1000}, kQuick{50}, kAfterThrow{200};
 // A word is announced before it is there, and its rank may die in between: so long the first is
 // waited for, and any.
@@ -283,8 +283,8 @@ bool Telegraph::Clerk::some_have(const Roll& roll, int host) const {
                              [&](int rank) { return roll.places[size_t(rank)].has_value(); });
 }
 
-// Looks for answers on hosts where no rank has answered, or on the others, which can wait: with many
-// ranks, it takes long.
+// Looks for answers on hosts where no rank has answered, or on the others, which can wait: with
+// many ranks, it takes long.
 void Telegraph::Clerk::sweep(Roll& roll, bool where_some_have) {
   for (int host = 0; host < hosts_.count(); ++host) {
     if (some_have(roll, host) != where_some_have) continue;

@@ -1,9 +1,9 @@
 // How ranks on several hosts tell each other that something is wrong: by words in the store where
-// they have met. It is not on the way of any data, and slow: a rank looks there only while a wait of
-// its own takes long.
+// they have met. It is not on the way of any data, and slow: a rank looks there only while a wait
+// of its own takes long.
 //
-// The store may not answer: the network is cut, or the process that keeps it has died. So one thread
-// asks it, and everybody else waits for that thread no longer than they want to.
+// The store may not answer: the network is cut, or the process that keeps it has died. So one
+// thread asks it, and everybody else waits for that thread no longer than they want to.
 #pragma once
 
 #include <functional>
@@ -66,9 +66,10 @@ class Telegraph {
   std::optional<Failure> hear(Milliseconds patience);
 
   using Whereabouts = ringkern::Whereabouts;
-  // By rank: where it waits, of those that do, and answer. Returns after `patience`, or when ranks of
-  // all other hosts have answered, or a failure was told. Ranks answer when they next look at the
-  // store: allow more than a second. `enough`, if any, is asked now and then: true ends it, too.
+  // By rank: where it waits, of those that do, and answer. Returns after `patience`, or when ranks
+  // of all other hosts have answered, or a failure was told. Ranks answer when they next look at
+  // the store: allow more than a second. `enough`, if any, is asked now and then: true ends it,
+  // too.
   std::vector<std::optional<Whereabouts>> call_roll(Milliseconds patience,
                                                     const std::function<bool()>& enough = nullptr);
   // False: for more than a second it has been asked in vain.

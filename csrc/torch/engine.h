@@ -1,5 +1,6 @@
 // An engine: a backend of torch.distributed that moves data between hosts, over ranks of which each
-// is on another one, or over all of a group; and what is made of it where it cannot reduce as asked.
+// is on another one, or over all of a group; and what is made of it where it cannot reduce as
+// asked.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -26,13 +27,14 @@ inline at::ScalarType scalar_of(DType dtype) {
   return table[size_t(dtype)];
 }
 
-// `count` elements of a tensor's memory, from one on, as a tensor of their own. It keeps the memory:
-// an engine may hold on to it after a call that failed.
+// `count` elements of a tensor's memory, from one on, as a tensor of their own. It keeps the
+// memory: an engine may hold on to it after a call that failed.
 inline at::Tensor slice_of(const at::Tensor& owner, const void* base, int64_t offset, int64_t count,
                            DType dtype) {
   auto* at = const_cast<char*>(static_cast<const char*>(base)) + offset * size_of(dtype);
-  // The memory alone: it may end on a thread of the engine's, and for the end of a tensor that Python
-  // has known that thread would need the GIL, for which it would be killed where Python has ended.
+  // The memory alone: it may end on a thread of the engine's, and for the end of a tensor that
+  // Python has known that thread would need the GIL, for which it would be killed where Python has
+  // ended.
   return at::from_blob(
       at, {count}, [memory = owner.storage()](void*) {},
       at::TensorOptions().dtype(scalar_of(dtype)).device(owner.device()));

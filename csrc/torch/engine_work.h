@@ -1,5 +1,5 @@
-// Messages by an engine as one work. An engine's own may know nothing of futures, and notice that it
-// is done only where somebody waits for it (Gloo's), so here somebody does when it is asked for.
+// Messages by an engine as one work. An engine's own may know nothing of futures, and notice that
+// it is done only where somebody waits for it (Gloo's), so here somebody does when it is asked for.
 #pragma once
 
 #include <algorithm>

@@ -110,9 +110,9 @@ inline void HostsCommunicator::run_task(const Prepared& prepared, const Wish& wi
 }
 
 // A call that has not been made so far is compared with that of the other hosts before anything of
-// it is sent: Gloo ends a process that is sent more than it expects. The first rail does so, and the
-// other ranks of a host wait for its; inside, the ring compares. On CUDA to look at what has come
-// would be to wait for the device.
+// it is sent: Gloo ends a process that is sent more than it expects. The first rail does so, and
+// the other ranks of a host wait for its; inside, the ring compares. On CUDA to look at what has
+// come would be to wait for the device.
 inline void HostsCommunicator::compare_calls(const CallWords& words) {
   constexpr size_t kMost = 4096;
   if (compared_.size() >= kMost) compared_.clear();  // on all ranks at the same call

@@ -29,8 +29,8 @@ class HostsCommunicator final : public Runner {
   // rail_bytes, piece_bytes and tree of a Crossing.
   using Crossings = std::map<std::string, std::tuple<int64_t, int64_t, bool>>;
 
-  // `make_engine(device, ranks)`: Python's; a backend over these ranks of the group. `crossings`: by
-  // kind of device; what is left out is as a Crossing is by default.
+  // `make_engine(device, ranks)`: Python's; a backend over these ranks of the group. `crossings`:
+  // by kind of device; what is left out is as a Crossing is by default.
   HostsCommunicator(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name,
                     Hosts hosts, double timeout_s, py::object make_engine,
                     const Crossings& crossings)

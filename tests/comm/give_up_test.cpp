@@ -1,5 +1,5 @@
-// A ring that is a part of something larger is given the reason why that has failed; and whoever has
-// it looks whether it is in trouble, without a call.
+// A ring that is a part of something larger is given the reason why that has failed; and whoever
+// has it looks whether it is in trouble, without a call.
 #include <latch>
 #include <optional>
 
@@ -155,7 +155,8 @@ void ranks_that_are_connecting_end_too() {
   CHECK_EQ(texts[0], std::string("TimeoutError 17 23: rank 17 on host b died"));
 }
 
-// A ring of one rank has no page that others see, and a number that is not of the group is nobody's.
+// A ring of one rank has no page that others see, and a number that is not of the group is
+// nobody's.
 void a_rank_alone_may_give_up() {
   const auto texts = on_ranks(1, [&](Rank& r) {
     r.pass();

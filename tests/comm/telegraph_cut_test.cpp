@@ -1,5 +1,5 @@
-// What becomes of words when the store blocks, or throws: as when the network is cut, or the process
-// that keeps the store has died.
+// What becomes of words when the store blocks, or throws: as when the network is cut, or the
+// process that keeps the store has died.
 #include <latch>
 
 #include "comm/telegraph.h"

@@ -1,5 +1,5 @@
-// What ranks of several hosts tell each other through a store that answers. The one that does not is
-// in telegraph_cut_test.cpp.
+// What ranks of several hosts tell each other through a store that answers. The one that does not
+// is in telegraph_cut_test.cpp.
 #include "comm/telegraph.h"
 
 #include <sys/wait.h>
@@ -285,6 +285,10 @@ void a_word_that_does_not_come() {
   of_two.count("bell", 1);
   CHECK_EQ(of_two[0].tell(lost(0, 3), kForEver).about.rank, 3);
   CHECK_EQ(of_two[2].hear(kForEver)->about.rank, 3);
+  Group twice;
+  twice.count("bell", 1);
+  twice[0].tell(lost(0, 3, "what it said first"), Milliseconds(200));
+  CHECK_EQ(twice[0].tell(lost(0, 3, "another"), kForEver).text, std::string("what it said first"));
   Group late;
   late.count("bell", 2);
   late.write("word/2", "4 0 1 17\nx\nthe second");

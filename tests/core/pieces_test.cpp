@@ -1,5 +1,5 @@
-// How an all-reduce over several hosts is cut: whatever the sizes, each element is in one piece, and
-// in one shard of it.
+// How an all-reduce over several hosts is cut: whatever the sizes, each element is in one piece,
+// and in one shard of it.
 #include "core/pieces.h"
 
 #include <random>
