@@ -137,11 +137,9 @@ class FirstCalls:
             return None
         self._check(collective, *args)
 
-        def over() -> None:
-            self._let_go(owner)
-            self._settling.release()
-
-        self._early = EarlyCalls(lambda: self._settle(owner), lambda: owner._c, over)
+        self._early = EarlyCalls(
+            lambda: self._settle(owner), lambda: owner._c, self._settling.release
+        )
         work = self._early.add(collective, args)
         self._early.start()
         return work
