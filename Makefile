@@ -6,6 +6,7 @@
 # make docs    the documentation, into build/docs; its links, docstrings and examples are tested
 # make bench   the ring against Gloo           make sanitize   C++ tests under ASan, UBSan, TSan
 # make faults  ranks that are killed, stopped, make different calls: what is told, and when
+# make hosts   groups that span hosts, at length: random calls, faults, trainings
 # make model   its lock-free parts in every order, or very many: tests/faults/model/model.cpp
 # make coverage  lines of csrc that the C++ tests run
 # make simt    the CUDA kernels without a GPU, on a simulated one: docs/design/simulation.md
@@ -36,8 +37,8 @@ SOURCES := setup.py pyproject.toml CMakeLists.txt $(wildcard cmake/* build_backe
 
 CPP := $(filter %.h %.cuh %.cpp %.cu,$(SOURCES))
 
-.PHONY: demo test ctest pytest conformance build docs lint format bench faults model coverage simt \
-  mutants gpu sanitize readme dist hooks clean distclean FORCE
+.PHONY: demo test ctest pytest conformance build docs lint format bench faults hosts model coverage \
+  simt mutants gpu sanitize readme dist hooks clean distclean FORCE
 .NOTPARALLEL:
 
 demo: build
@@ -122,6 +123,12 @@ faults: build
 	$(BUILD)/faults_fuzz_test_cpp --handshakes $(HANDSHAKES) --seed $(FAULTS_SEED)
 	$(BUILD)/faults_syscalls_test_cpp --cases 0
 	RK_TEST_LIVES=$(LIVES) python -m pytest tests/faults/test_life_cycle.py -k many_lives -s
+
+# In namespaces, where the machine permits them, and by name.
+HOSTS_EXAMPLES ?= 200
+
+hosts: build
+	RK_TEST_HOSTS_EXAMPLES=$(HOSTS_EXAMPLES) python -m pytest tests/hosts
 
 # Of the library's own sources, on Relacy, which is header only.
 MODEL_RUNS ?= 1000000

@@ -27,7 +27,7 @@ from ringkern.errors import RingKernError
 from tests.comm.exits import serve
 from tests.comm.test_processes import owned
 from tests.faults.lives import leave_note
-from tests.hosts.namespaces import Place
+from tests.hosts.jobs import Place
 from tests.ranks import Named
 
 
@@ -141,7 +141,8 @@ def calls(rank: int, size: int, folder: Path) -> None:
     leave_note(folder / f"said{rank}", json.dumps(said))
     if rank == 0:  # it keeps the store, which others may still ask
         for other in range(1, size):
-            while not (folder / f"said{other}").exists() and not (folder / "over").exists():
+            pid = (folder / f"pid{other}").read_text()
+            while not (folder / f"said{other}").exists() and Path(f"/proc/{pid}").exists():
                 time.sleep(0.01)
 
 

@@ -16,8 +16,9 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 import ringkern
+from ringkern.comm import communicator_for
 from tests.hosts.calls import digest, integral, run_sequence, total
-from tests.hosts.groups import LAYOUTS, Groups, Members
+from tests.hosts.groups import LAYOUTS, NAMES, NAMESPACES, Groups, Members
 from tests.ranks import RankError
 from tests.reference import FLOATS, WAYS
 from tests.torch.rings import normal, same
@@ -31,6 +32,23 @@ every_layout = pytest.mark.parametrize("layout", LAYOUTS)
 # Where it matters how many hosts there are, but not which: one of each kind.
 SOME = ("2 hosts x 2", "3 hosts x 2", "3 + 2", "named, a b a a b")
 some_layouts = pytest.mark.parametrize("layout", SOME)
+
+
+def _found(rank: int, size: int, groups: Groups) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    found = communicator_for(groups.ring).hosts
+    return found.names, found.host_of
+
+
+@every_layout
+def test_the_hosts_are_found(members: Pools, layout: str) -> None:
+    """Or all of the following would be tested on one."""
+    pool, ranks = LAYOUTS[layout]
+    spaces = "".join(name * count for name, count in zip("abc", NAMESPACES))
+    host_of = [(NAMES if pool == "names" else spaces)[rank] for rank in ranks]
+    names = tuple(dict.fromkeys(host_of))
+    assert len(names) > 1
+    expected = (names, tuple(names.index(name) for name in host_of))
+    assert members(layout).run(_found) == [expected] * len(ranks)
 
 
 def check(group: Members, sequence: list[Call]) -> None:

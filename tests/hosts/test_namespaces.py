@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.hosts import namespaces
-from tests.hosts.namespaces import ROOT, CannotError, Net, why_not
+from tests.hosts.jobs import ROOT
+from tests.hosts.namespaces import CannotError, Net, why_not
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
@@ -154,6 +155,6 @@ def test_what_the_kernel_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
     def refused(pid: int, *spaces: str) -> list[str]:
         return ["sh", "-c", "echo 'RTNETLINK answers: Operation not supported' >&2; exit 2", "-"]
 
-    monkeypatch.setattr(namespaces, "_inside", refused)
+    monkeypatch.setattr(namespaces, "inside", refused)
     with pytest.raises(CannotError, match="Operation not supported"), Net(1):
         pass
