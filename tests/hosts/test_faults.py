@@ -24,7 +24,15 @@ Scenario = Callable[[str, int, Path], list[dict[str, Any]]]
 SOON_S = 4.0  # the timeout of those that are to wait for it; of the others: none that ends here
 
 namespaces = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
-either_api = pytest.mark.parametrize("backend", [True, False], ids=["backend", "communicator"])
+# Each in one way, where nobody asks for all (make hosts): a test takes seconds.
+AT_LENGTH = "RK_TEST_HOSTS_EXAMPLES" in os.environ
+either_api = pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param(True, id="backend"),
+        *([pytest.param(False, id="communicator")] if AT_LENGTH else []),
+    ],
+)
 
 
 @pytest.fixture(scope="module")
@@ -239,7 +247,8 @@ def test_a_slow_wire(scenarios: Scenario, tmp_path: Path) -> None:
 # Where hosts are names: without namespaces, by the same rules.
 NAMES = "abab"
 RANK_3 = (r"\brank 3\b", r"\bhost b\b")  # what a text says of it
-on_both = pytest.mark.parametrize("where", [pytest.param("namespaces", marks=namespaces), "names"])
+in_namespaces = [pytest.param("namespaces", marks=namespaces)] if AT_LENGTH else []
+on_both = pytest.mark.parametrize("where", [*in_namespaces, "names"])
 
 
 def does(scenarios: Scenario, folder: Path, where: str, deed: str, **plan: Any) -> Fate:
