@@ -26,6 +26,9 @@ CALLS = {
     "`dist.all_reduce`, backend Gloo": "backend gloo",
 }
 
+BETWEEN = ("2x2", "2x2-1gbit")
+ALSO_BETWEEN = ("3x2", "3x2-1gbit", "2x3")
+
 
 def results(name: str) -> Any:
     return json.loads((ROOT / "bench" / "results" / f"2026-11-21-{name}.json").read_text())
@@ -92,6 +95,35 @@ def test_overhead(column: int, name: str) -> None:
     assert [row[0] for row in rows] == list(CALLS)
     for row in rows:
         assert row[column] == f"{median(times[CALLS[row[0]]]):.2f}"
+
+
+def test_between_hosts() -> None:
+    _, rows = table("Between hosts")
+    assert [size_of(row[0]) for row in rows] == list(rows_of("hosts-2x2"))
+    for row in rows:
+        size = size_of(row[0])
+        expected = []
+        for name in BETWEEN:
+            of = rows_of(f"hosts-{name}")[size]["results"]
+            times = [of["ringkern"]["time_us"], of["gloo"]["time_us"]]
+            expected += [shown(time) for time in times] + [f"{times[1] / times[0]:.2f}"]
+            expected += [f"{max(of['ringkern']['sent_bytes']) / size:.3f}"]
+        assert row[1:] == expected
+
+
+@pytest.mark.parametrize("name", [*BETWEEN, *ALSO_BETWEEN])
+def test_between_hosts_as_the_page_says(name: str) -> None:
+    """Right, above 64 KiB never slower than Gloo, and with the bytes of theory."""
+    found = results(f"hosts-{name}")
+    assert f"bench/results/2026-11-21-hosts-{name}.json" in PAGE.read_text()
+    for row in found["rows"]:
+        size, of = row["size_bytes"], row["results"]
+        for contender in ("ringkern", "backend"):
+            assert of[contender]["wrong"] == 0
+            if size > 64 << 10:
+                assert of[contender]["time_us"] < of["gloo"]["time_us"]
+                share = found["theory_sent_over_size"][contender]
+                assert share <= max(of[contender]["sent_bytes"]) / size <= 1.02 * share
 
 
 def test_commands_are_those_of_the_files() -> None:
