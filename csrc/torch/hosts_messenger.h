@@ -56,14 +56,15 @@ class HostsMessenger final : public Carrier {
   void synchronize() override { inside_.synchronize(); }
 
  private:
-  // Engines have tags of 31 bits. The upper half of them is the collectives'.
-  static constexpr int kUpperHalf = 1 << 30;
+  // Engines have tags of 31 bits, of which collectives take some, in turn.
+  static constexpr uint64_t kFirstTaken = 1 << 30, kTaken = 1 << 20;
 
   static int engine_tag(uint64_t tag) {
-    if ((tag & kCollectiveTag) != 0) return kUpperHalf | int(tag % kUpperHalf);
-    if (tag >= uint64_t(kUpperHalf))
-      throw py::value_error("tag is " + std::to_string(tag) +
-                            "; between hosts a tag is less than " + std::to_string(kUpperHalf));
+    if ((tag & kCollectiveTag) != 0) return int(kFirstTaken + tag % kTaken);
+    if (tag >= kFirstTaken && tag < kFirstTaken + kTaken)
+      throw py::value_error("tag is " + std::to_string(tag) + "; between hosts tags from " +
+                            std::to_string(kFirstTaken) + " to " +
+                            std::to_string(kFirstTaken + kTaken - 1) + " are taken: use another");
     return int(tag);
   }
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +27,7 @@ from tests.torch import (
     test_backend_properties,
     test_backend_sparse,
 )
+from tests.torch.rings import ring
 from tests.torch.test_backend_properties import Call, calls
 
 EXAMPLES = int(os.environ.get("RK_TEST_HOSTS_EXAMPLES", "8"))  # for each layout
@@ -111,3 +114,21 @@ def test_two_hosts_of_one_rank(named: Callable[[str], Ranks], case: Any) -> None
 @pytest.mark.parametrize("case", MORE, ids=_name)
 def test_uneven_hosts(named: Callable[[str], Ranks], case: Any) -> None:
     named("abb").run(*case)
+
+
+def _taken_tags(rank: int, size: int) -> None:
+    group, first, last = ring(), 2**30, 2**30 + 2**20 - 1
+    for tag in (first, last):
+        with pytest.raises(ValueError, match=f"tag is {tag}; between hosts tags from .* are taken"):
+            dist.send(torch.ones(1), 1 - rank, group, tag=tag)
+    for tag in (first - 1, last + 1):
+        x = torch.tensor([float(tag)])
+        if rank == 0:
+            dist.send(x, 1, group, tag=tag)
+        else:
+            dist.recv(y := torch.zeros(1), 0, group, tag=tag)
+            assert torch.equal(x, y)
+
+
+def test_tags_that_collectives_take(named: Callable[[str], Ranks]) -> None:
+    named("ab").run(_taken_tags)
