@@ -50,7 +50,7 @@ class Journey {
  private:
   using Finish = Engine::Finish;
 
-  // ---- Steps inside, on `count` elements of a rank; in place where `out` is left out
+  // ---- Steps inside, on `count` elements of a rank
 
   void step(Collective collective, const Reduction& reduction, const void* in, void* out,
             int64_t count, int root = 0) {
