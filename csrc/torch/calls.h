@@ -61,14 +61,14 @@ class Callers {
     std::optional<WithoutGil> no_gil_;
   };
 
+  // Closes the communicator that they call, without the GIL; waits for calls in flight, and not for
+  // ever unless `patience_s` is negative.
   void close(Communicator& comm, double patience_s) {
-    close([&] { comm.close(patience_s < 0 ? Milliseconds::max() : milliseconds(patience_s)); });
+    comm.close(patience_s < 0 ? Milliseconds::max() : milliseconds(patience_s));
+    come_back();
   }
-  // `close_it`: closes what they call, without the GIL. Then waits for calls in flight, and not for
-  // ever.
-  template <class F>
-  void close(F&& close_it) {
-    close_it();
+  // What they call is closed: waits for those in flight, and not for ever.
+  void come_back() {
     closed_ = true;
     const auto end = Clock::now() + kTimeout;
     while (inside_ > 0 && Clock::now() < end) std::this_thread::sleep_for(Milliseconds(1));

@@ -101,6 +101,9 @@ inline void divide(const at::Tensor& t, double by) {
   else t.div_(by);
 }
 
+// So much of what an engine says is in an error, in characters.
+inline constexpr size_t kEngineSays = 200;
+
 class Engine {
  public:
   // Waits for a work, and throws what it failed with.

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <list>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -81,7 +80,7 @@ class EngineWork final : public RingWork {
     const std::string text =
         hosts_->text_of_rank(hosts_->rank()) +
         (m.sends ? " waited to send a message to " : " waited for a message from ") + who +
-        ". The engine between the hosts says: " + printable(said, 200);
+        ". The engine between the hosts says: " + printable(said, kEngineSays);
     const Facts about{m.peer};
     if (aborted_) return std::make_exception_ptr(AbortedError(text, about));
     if (said.find("imed out") != std::string::npos)

@@ -245,6 +245,13 @@ inline std::optional<Failure> HostsCommunicator::trouble_inside() {
   return why;
 }
 
+// The same to whoever is in a call, of which it is: its number is that of the ring inside.
+inline std::optional<Failure> HostsCommunicator::trouble_in_call() {
+  std::optional<Failure> why = trouble_inside();
+  if (why && !why->given) why->about.seq = now_.seq;
+  return why;
+}
+
 // Whether another rank of this host has waited for this one, which itself waits for another host.
 inline bool HostsCommunicator::is_late(const std::optional<Failure>& inside) const {
   return inside && inside->cause == Cause::timed_out && !inside->given &&
@@ -257,10 +264,7 @@ inline std::optional<Failure> HostsCommunicator::told() {
     std::lock_guard lock(state_);
     if (failure_) return failure_;
   }
-  if (auto why = trouble_inside(); why && !is_late(why)) {
-    if (!why->given) why->about.seq = now_.seq;  // it has that of the ring inside
-    return why;
-  }
+  if (auto why = trouble_in_call(); why && !is_late(why)) return why;
   return telegraph_.heard();
 }
 
@@ -314,7 +318,7 @@ inline void HostsCommunicator::close(double patience_s) {
   inner_->close(patience_s);
   leave_engines();
   turn.unlock();
-  callers_.close([] {});
+  callers_.come_back();
 }
 
 // The last to hold this communicator was a callback of it, whose thread cannot wait for itself. But

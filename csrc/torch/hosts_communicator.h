@@ -86,13 +86,7 @@ class HostsCommunicator final : public Runner {
 
   // The engine over all ranks of the group; all of them have to ask for it together.
   Engine& flat(c10::Device device);
-  // How an exception of a wait between hosts is told: as this group's first failure.
-  [[noreturn]] void fail(std::exception_ptr error);
-  // Waits for a work of an engine, and for whatever else would end the wait.
-  void await(const WorkPtr& work);
-
   const Hosts& hosts() const { return hosts_; }
-  TorchCommunicator& inner() { return *inner_; }
   int rank() const { return hosts_.rank(); }
   int ranks() const { return hosts_.ranks(); }
   double timeout_s() const { return double(timeout_.count()) / 1000; }
@@ -131,7 +125,6 @@ class HostsCommunicator final : public Runner {
   static constexpr Milliseconds kReasonComes{1000}, kStoreAnswers{1000}, kCallsCome{600};
   // Ranks that have waited for some seconds look for a roll call once a second.
   static constexpr Milliseconds kRollCall{1500};
-  static constexpr size_t kEngineSays = 200;  // characters of it
   // A wait between hosts ends after those inside one, which know who is missing.
   static constexpr Milliseconds kLater{500};
 
@@ -161,9 +154,12 @@ class HostsCommunicator final : public Runner {
   void run_task(const Prepared& task, const Wish& wish, Milliseconds timeout);
   Engine& engine(c10::Device device, bool over_all);
   void meet(const std::string& name, size_t ranks);
+  // Waits for a work of an engine, and for whatever else would end the wait.
+  void await(const WorkPtr& work);
   Crossing crossing_on(c10::Device device) const;
   void compare_calls(const CallWords& words);
   std::optional<Failure> trouble_inside();
+  std::optional<Failure> trouble_in_call();
   bool is_late(const std::optional<Failure>& inside) const;
   std::optional<Failure> told();
   void throw_if_over(Clock::time_point start);
@@ -185,6 +181,8 @@ class HostsCommunicator final : public Runner {
   std::string hosts_text(const std::vector<int>& which) const;
   std::string here() const;
   Failure settle(const Failure& mine);
+  // How an exception of a call is told: as this group's first failure.
+  [[noreturn]] void fail(std::exception_ptr error);
   void leave_engines();
 
   const Hosts hosts_;

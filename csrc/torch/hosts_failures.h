@@ -117,10 +117,7 @@ inline Failure HostsCommunicator::in_calls(const Failure& why) {
 // What the group is to be told, of a failure as it came out of a call.
 inline Failure HostsCommunicator::reason_of(std::exception_ptr error) {
   const auto inside = [&](Cause cause, const Error& e) {
-    if (auto why = trouble_inside()) {
-      if (!why->given) why->about.seq = now_.seq;
-      return *why;
-    }
+    if (auto why = trouble_in_call()) return *why;
     return renumbered(Failure{cause, hosts_.local(), e.facts, e.what()},
                       hosts_.ranks_on(hosts_.host()));
   };

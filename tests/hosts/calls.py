@@ -14,32 +14,14 @@ import torch
 from tests import reference
 from tests.hosts.groups import Groups
 from tests.reference import bits_of
-from tests.torch.sequences import Attempt, Call, by_gloo, check_gloo, raise_difference, values_of
+from tests.torch.sequences import Call, check_gloo, raise_difference, run_twice, values_of
 
 EXACT = ("min", "max", "band", "bor", "bxor")  # in whatever order
 
 
 def run_sequence(rank: int, size: int, groups: Groups, calls: list[Call]) -> list[str]:
-    """Makes the calls twice, and once with Gloo; checks them; returns digests of the results.
-
-    Nothing is checked before all is said and done: a rank that gave up halfway would leave the
-    others waiting.
-    """
-    attempts = [[Attempt(call, rank, size, groups.ring) for call in calls] for _ in range(2)]
-    for round_ in attempts:
-        for attempt in round_:
-            attempt.start()
-        for attempt in round_:
-            attempt.finish()
-    gloo = [by_gloo(call, rank, size, groups.gloo) for call in calls]
-    digests = []
-    for call, first, again, other in zip(calls, *attempts, gloo):
-        result = first.output.flat()
-        first.check_memory()
-        assert torch.equal(result, again.output.flat()), f"another result the second time: {call}"
-        _check(call, rank, size, result, other)
-        digests.append(hashlib.sha256(result.numpy().tobytes()).hexdigest())
-    return digests
+    """`run_twice` on several hosts."""
+    return run_twice(rank, size, calls, _check, groups.ring, groups.gloo)
 
 
 def _check(

@@ -23,9 +23,9 @@ import torch
 import torch.distributed as dist
 
 import ringkern
-from ringkern.errors import RingKernError
 from tests.comm.exits import serve
 from tests.comm.test_processes import owned
+from tests.faults import fates
 from tests.faults.lives import leave_note
 from tests.hosts.jobs import Place
 from tests.ranks import Named
@@ -113,18 +113,9 @@ def store_of(plan: Plan, rank: int, size: int, folder: Path) -> dist.Store:
 
 
 def error_of(call: Callable[[], object]) -> dict[str, Any]:
-    """Of the first of these calls that fails."""
-    try:
-        while True:
-            call()
-    except RingKernError as error:
-        return {
-            "at": time.monotonic(),
-            "kind": type(error).__name__,
-            "rank": error.rank,
-            "seq": error.seq,
-            "text": str(error),
-        }
+    """Of the first of these calls that fails, and when."""
+    error = fates.error_of(call)
+    return {"at": time.monotonic(), **error}
 
 
 def calls(rank: int, size: int, folder: Path) -> None:

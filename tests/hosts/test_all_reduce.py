@@ -19,11 +19,10 @@ import ringkern
 from ringkern.comm import communicator_for
 from tests.hosts.calls import digest, integral, run_sequence, total
 from tests.hosts.groups import LAYOUTS, NAMES, NAMESPACES, Groups, Members
-from tests.ranks import RankError
 from tests.reference import FLOATS, WAYS
 from tests.torch.rings import normal, same
 from tests.torch.sequences import DTYPES, Call
-from tests.torch.test_properties import FLOAT_OPS, INTEGER_OPS, calls
+from tests.torch.test_properties import FLOAT_OPS, INTEGER_OPS, calls, check
 
 Pools = Callable[[str], Members]
 
@@ -51,18 +50,6 @@ def test_the_hosts_are_found(members: Pools, layout: str) -> None:
     assert members(layout).run(_found) == [expected] * len(ranks)
 
 
-def check(group: Members, sequence: list[Call]) -> None:
-    digests = group.outcomes(run_sequence, sequence, timeout_s=60)
-    errors = [digest for digest in digests if isinstance(digest, RankError)]
-    if any(error.kind != "AssertionError" for error in errors):
-        group.kill()  # their neighbours may wait for them
-    for error in errors:
-        raise error
-    for call, *results in zip(sequence, *digests):
-        if call.collective != "reduce_scatter":
-            assert len(set(results)) == 1, f"ranks have different results: {call}"
-
-
 @pytest.mark.timeout(900)
 @every_layout
 @given(data=st.data())
@@ -71,7 +58,7 @@ def test_sequences_of_calls(members: Pools, layout: str, data: st.DataObject) ->
     group = members(layout)
     sequence = data.draw(st.lists(calls(group.size), min_size=1, max_size=4))
     event(f"{len(sequence)} calls")
-    check(group, sequence)
+    check(group, sequence, run_sequence, 60)
 
 
 @some_layouts
@@ -83,7 +70,7 @@ def test_every_dtype_and_op(members: Pools, layout: str) -> None:
             for name, dtype in DTYPES.items()
             for op in (FLOAT_OPS if dtype.is_floating_point else INTEGER_OPS)
         ]
-        check(members(layout), sequence)
+        check(members(layout), sequence, run_sequence, 60)
 
 
 # Elements: up to many pieces over all rails.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -141,24 +142,36 @@ class Attempt:
 
 
 def run_sequence(rank: int, size: int, calls: list[Call]) -> list[str]:
+    """:func:`run_twice` on one host."""
+    return run_twice(rank, size, calls, _check_result)
+
+
+def run_twice(
+    rank: int,
+    size: int,
+    calls: list[Call],
+    check: Callable[[Call, int, int, torch.Tensor, torch.Tensor | None], None],
+    ring: dist.ProcessGroup | None = None,
+    gloo: dist.ProcessGroup | None = None,
+) -> list[str]:
     """Makes the calls twice, and once with Gloo; checks them; returns digests of the results.
 
     Nothing is checked before all is said and done: a rank that gave up halfway would leave its
-    neighbours waiting.
+    neighbours waiting. ``check(call, rank, size, result, gloo's)``.
     """
-    attempts = [[Attempt(call, rank, size) for call in calls] for _ in range(2)]
+    attempts = [[Attempt(call, rank, size, ring) for call in calls] for _ in range(2)]
     for round_ in attempts:
         for attempt in round_:
             attempt.start()
         for attempt in round_:
             attempt.finish()
-    gloo = [by_gloo(call, rank, size) for call in calls]
+    others = [by_gloo(call, rank, size, gloo) for call in calls]
     digests = []
-    for call, first, again, other in zip(calls, *attempts, gloo):
+    for call, first, again, other in zip(calls, *attempts, others):
         result = first.output.flat()
         first.check_memory()
         assert torch.equal(result, again.output.flat()), f"another result the second time: {call}"
-        _check_result(call, rank, size, result, other)
+        check(call, rank, size, result, other)
         digests.append(hashlib.sha256(result.numpy().tobytes()).hexdigest())
     return digests
 

@@ -14,6 +14,7 @@ protocol and values, each made on fresh memory and made twice. Of every result i
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, Protocol
 
 import pytest
 import torch
@@ -93,8 +94,22 @@ def calls(draw: st.DrawFn, size: int) -> Call:
     )
 
 
-def check(pool: Ranks, sequence: list[Call]) -> None:
-    digests = pool.outcomes(run_sequence, sequence, timeout_s=30)
+class Pool(Protocol):
+    """Ranks, or some of them."""
+
+    def outcomes(self, fn: Callable[..., Any], *args: Any, timeout_s: float) -> list[Any]: ...
+
+    def kill(self) -> None: ...
+
+
+def check(
+    pool: Pool,
+    sequence: list[Call],
+    run: Callable[..., list[str]] = run_sequence,
+    timeout_s: float = 30,
+) -> None:
+    """Runs a sequence on all ranks, which must not fail, and have the same results."""
+    digests = pool.outcomes(run, sequence, timeout_s=timeout_s)
     errors = [digest for digest in digests if isinstance(digest, RankError)]
     if any(error.kind != "AssertionError" for error in errors):
         pool.kill()  # their neighbours may wait for them
