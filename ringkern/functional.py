@@ -64,7 +64,10 @@ def all_reduce_in_graph(tensor: Any, op: Any, group: dist.ProcessGroup | None, *
     """
     # With a factor it is of another type, which cannot be compared in a graph.
     simple = type(op) is dist.ReduceOp.RedOpType
-    names = [name for name, value in _OPS.items() if op == value] if simple else []
+    # By identity first: Dynamo of torch 2.11 cannot compare two ops.
+    names = [name for name, value in _OPS.items() if op is value] if simple else []
+    if simple and not names:
+        names = [name for name, value in _OPS.items() if op == value]
     fits = isinstance(tensor, torch.Tensor) and (
         group is None or isinstance(group, dist.ProcessGroup)
     )

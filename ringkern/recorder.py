@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from . import _C
@@ -24,8 +25,8 @@ from .hosts import Hosts
 
 # Of the layout that is written here. torch's analyser wants the same of all ranks' files.
 _VERSION = "2.10"
-# The analyser knows the libraries that it was made for, and no other.
-_LIBRARY = "gloo"
+# The analyser knows the libraries that it was made for, and no other: before torch 2.12 not Gloo.
+_LIBRARY = "gloo" if torch.__version__ >= "2.12" else "nccl"
 # What the files of a job begin with; the rank follows.
 PREFIX = "ringkern_"
 

@@ -113,8 +113,7 @@ class RingBackend final : public BackendBase {
                                           const c10d::ReduceScatterOptions& o) override {
     check_some(ins.size(), "input_tensors");
     check_length(outs.size(), "output_tensors", ins.size(), "one for each of input_tensors");
-    Call call =
-        begin(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, "ringkern:reduce_scatter", ins, outs);
+    Call call = begin(kReduceScatterTensorCoalesced, "ringkern:reduce_scatter", ins, outs);
     const OpCall op = op_of(o.reduceOp);
     for (size_t i = 0; i < ins.size(); ++i) add_reduce_scatter(call, outs[i], ins[i], op, seat_);
     return over_ring(std::move(call), o);

@@ -16,6 +16,17 @@
 
 namespace ringkern::torch_ext {
 
+inline bool refers_to(PyObject* weak, PyObject* object) {
+#if PY_VERSION_HEX < 0x030D0000
+  return PyWeakref_GetObject(weak) == object;
+#else  // where the former is deprecated
+  PyObject* alive = nullptr;
+  if (PyWeakref_GetRef(weak, &alive) <= 0) return false;
+  Py_DECREF(alive);
+  return alive == object;
+#endif
+}
+
 // Whose calls are short: the communicators of a few process groups, the last that were looked up.
 // Under the GIL.
 class QuickGroups {
@@ -30,7 +41,7 @@ class QuickGroups {
     for (const Known& k : known_)
       if (k.group == group)
         // Another object may have its address now.
-        return PyWeakref_GetObject(k.alive.ptr()) == group ? k.communicator : nullptr;
+        return refers_to(k.alive.ptr(), group) ? k.communicator : nullptr;
     return nullptr;
   }
   void add(const py::object& group, TorchCommunicator* communicator) {

@@ -4,7 +4,6 @@
 
 #include <ATen/record_function.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
-#include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
 #if RK_WITH_CUDA
 #include <nvtx3/nvToolsExt.h>
 #endif
@@ -16,6 +15,7 @@
 #include <tuple>
 #include <vector>
 
+#include "torch/compat.h"
 #include "torch/work.h"
 
 namespace ringkern::torch_ext {
@@ -34,7 +34,7 @@ inline const char* record_name(c10d::OpType type) {
     case ALLGATHER_COALESCED: return "allgather_into_tensor_coalesced";
     case REDUCE_SCATTER: return "reduce_scatter";
     case _REDUCE_SCATTER_BASE: return "_reduce_scatter_base";
-    case REDUCE_SCATTER_TENSOR_COALESCED: return "reduce_scatter_tensor_coalesced";
+    case kReduceScatterTensorCoalesced: return "reduce_scatter_tensor_coalesced";
     case GATHER: return "gather";
     case SCATTER: return "scatter";
     case ALLTOALL: return "all_to_all";
@@ -114,10 +114,9 @@ class Record {
     const auto names = std::make_tuple(group.name, group.description);
     const std::vector<int64_t> no_splits;
     info_.emplace(c10::DebugInfoKind::PARAM_COMMS_INFO,
-                  std::make_shared<torch::ParamCommsDebugInfo>(
-                      names, rank, std::string(name), elements(inputs), elements(call.outputs),
-                      dtype, no_splits, no_splits, group.first, group.stride, group.size,
-                      async_op));
+                  param_comms_info(async_op, names, rank, std::string(name), elements(inputs),
+                                   elements(call.outputs), dtype, no_splits, no_splits, group.first,
+                                   group.stride, group.size));
     function_.emplace(at::RecordScope::FUNCTION);
     if (!function_->isActive()) return;
     const auto number = std::make_tuple(int64_t(sequence), c10d::isP2POp(call.type));

@@ -20,6 +20,12 @@ def ring(timeout_s: float = 60.0) -> dist.ProcessGroup:
     return _kept[timeout_s]
 
 
+# torch 2.11 cannot convert what Work.exception() returns, of any backend: "Unregistered type".
+CONVERTS_EXCEPTIONS = torch.__version__ >= "2.12"
+# Gloo of torch 2.11 has all_to_all_single, and no all_to_all.
+GLOO_HAS_ALL_TO_ALL = torch.__version__ >= "2.12"
+
+
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """What is in it, in logical order: to compare values of any dtype to the bit."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

@@ -223,7 +223,8 @@ store.wait([f"made/{1 - rank}"])
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[int, str]]]:
     """For each end and rank: the exit code, and what was said on stderr."""
     directory = tmp_path_factory.mktemp("ends")
-    command = [sys.executable, "-c", ENDINGS]
+    # From 3.12 on, Python warns of a fork in a process with threads.
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", ENDINGS]
     ranks = [
         subprocess.Popen(
             [*command, str(rank), str(directory), json.dumps(ENDS)],

@@ -15,7 +15,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.profiler import ProfilerActivity, profile
 
 from tests.ranks import Ranks
-from tests.torch.rings import ring
+from tests.torch.rings import GLOO_HAS_ALL_TO_ALL, ring
 
 Pool = Callable[[int], Ranks]
 Group = dist.ProcessGroup | None
@@ -113,8 +113,8 @@ def events(
 def _as_gloo(rank: int, size: int) -> None:
     for name, (event, call) in CALLS.items():
         ours = events("ringkern:", call, rank, size, ring())
-        theirs = events("gloo:", call, rank, size, None)
-        assert ours == theirs, name
+        if GLOO_HAS_ALL_TO_ALL or name != "all_to_all":
+            assert ours == events("gloo:", call, rank, size, None), name
         assert [found for found, _ in ours] == [event], name
     for name, (event, call) in OWN.items():
         ours = events("ringkern:", call, rank, size, ring())
@@ -225,7 +225,8 @@ def test_the_record_of_each_call(ranks: Pool) -> None:
         assert (record["In msg nelems"], record["Out msg nelems"]) == (given, taken), name
         assert record["dtype"] == "Float", name
         assert record["Rank"] == root, name
-        assert record["Is asynchronized op"] == (name in ASYNCHRONOUS), name
+        if torch.__version__ >= "2.12":  # 2.11 does not record it
+            assert record["Is asynchronized op"] == (name in ASYNCHRONOUS), name
     for records in found:
         (record,) = records["barrier"]
         assert record["Collective name"] == "barrier"

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ranks import Ranks
-from tests.torch.rings import ring
+from tests.torch.rings import GLOO_HAS_ALL_TO_ALL, ring
 
 Pool = Callable[[int], Ranks]
 
@@ -118,6 +118,9 @@ def start(
     if call.kind == "scatter":
         given_ = parts if root else None
         return [out], dist.scatter(out, given_, group_src=call.root, **options)
+    if call.kind == "all_to_all" and not layouts and not GLOO_HAS_ALL_TO_ALL:
+        found = list(whole_out.unflatten(0, (size, call.rows)).unbind())
+        return found, dist.all_to_all_single(whole_out, whole_in, **options)
     if call.kind == "all_to_all":
         return outs, dist.all_to_all(outs, parts, **options)
     if call.kind == "all_to_all_single":

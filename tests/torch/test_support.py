@@ -53,6 +53,7 @@ def test_a_row_of_no_function_is_noticed() -> None:
 
 
 def test_a_quote_that_is_gone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    as_documented()
     known = nccl.problems(rows.ROWS)
     monkeypatch.setitem(nccl.FACTS, "gather", nccl.Fact("no", "gather", "not with NCCL"))
     monkeypatch.setitem(nccl.FACTS, "no row", nccl.Fact("yes", nccl.TABLE))
