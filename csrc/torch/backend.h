@@ -175,7 +175,7 @@ class RingBackend final : public BackendBase {
   }
 
   WorkPtr barrier(const c10d::BarrierOptions& o) override {
-    wait_for_device(o);
+    wait_for_devices(o);
     const at::Tensor token = at::zeros({1}, at::kByte);
     Call call = begin(c10d::OpType::BARRIER, "ringkern:barrier", {}, {});
     call.device = at::kCPU;

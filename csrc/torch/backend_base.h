@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -24,9 +25,8 @@ namespace ringkern::torch_ext {
 
 class BackendBase : public c10d::Backend {
  public:
-  // `wish`: of every call; `tables`: for what it leaves
-  // open, of each kind of device. `global_ranks`: of the group, in the default one; none: this is
-  // the default one.
+  // `wish`: of every call; `tables`: for what it leaves open, of each kind of device.
+  // `global_ranks`: of the group, in the default one; none: this is the default one.
   BackendBase(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
               const std::vector<int64_t>& global_ranks, double timeout_s, const Wish& wish,
               const std::map<std::string, WayTables::Lists>& tables, std::unique_ptr<Runner> ring,
@@ -89,33 +89,51 @@ class BackendBase : public c10d::Backend {
   Milliseconds timeout_of(const Options& o) const {
     return o.timeout.count() > 0 ? o.timeout : timeout_.load();
   }
-  static bool has_devices(c10::DeviceType type) {
-    return c10::impl::hasDeviceGuardImpl(type) &&
-           c10::impl::VirtualGuardImpl(type).deviceCount() > 0;
+  // Asks CUDA: torch's guard counts a device where there is none, once a fake tensor was made.
+  static bool has_cuda() {
+#if RK_WITH_CUDA
+    return cuda::device_count() > 0;
+#else
+    return false;
+#endif
   }
 
-  // CUDA: what the user has enqueued comes before the barrier, and what this group has; then the
-  // host is what waits.
-  void wait_for_device(const c10d::BarrierOptions& o) {
-    auto device = o.device ? o.device : getBoundDeviceId();
+  // Waits until CUDA has done what is enqueued on the current and side streams of every device of
+  // this group's calls, since torch names the CPU if the group has it, and of the devices named.
+  void wait_for_devices(const c10d::BarrierOptions& o) {
+    std::unordered_set<c10::Device> devices;
+    std::vector<c10::Stream> streams;
+    const auto add = [&](c10::Device device) {
+      const c10::impl::VirtualGuardImpl guard(device.type());
+      if (!device.has_index()) device = guard.getDevice();
+      if (devices.insert(device).second) streams.push_back(guard.getStream(device));
+    };
+    for (const auto& device : {o.device, getBoundDeviceId()})
+      if (device) add(*device);
     // Wrappers give them where there is no CUDA, too, and Gloo takes no notice.
-    if (!o.device_ids.empty() && has_devices(c10::kCUDA))
-      device = c10::Device(c10::kCUDA, c10::DeviceIndex(o.device_ids[0]));
-    if (!device || device->is_cpu()) return;
-    const c10::impl::VirtualGuardImpl guard(device->type());
-    guard.getStream(device->has_index() ? *device : guard.getDevice()).synchronize();
-    messenger_->synchronize();
-    std::lock_guard lock(mutex_);
-    for (const auto& [on, stream] : side_streams_) stream.synchronize();
+    if (!o.device_ids.empty() && has_cuda()) add({c10::kCUDA, c10::DeviceIndex(o.device_ids[0])});
+    {
+      std::lock_guard lock(mutex_);  // not during the waits: other threads make calls meanwhile
+      for (const auto& [device, side] : cuda_) {
+        add(device);
+        if (side) streams.push_back(*side);
+      }
+    }
+    for (const c10::Stream& stream : streams) stream.synchronize();
+    messenger_->wait_for_exchanges();
   }
 
-  static Call begin(c10d::OpType type, const char* title, const Tensors& ins, Tensors outs) {
+  Call begin(c10d::OpType type, const char* title, const Tensors& ins, Tensors outs) {
     Call call;
     call.type = type;
     call.title = title;
     if (at::hasCallbacks()) call.inputs = ins;
     for (const at::Tensor& t : outs.empty() ? ins : outs)
       if (t.defined()) call.device = t.device();
+    if (call.device.is_cuda()) {
+      std::lock_guard lock(mutex_);
+      cuda_.try_emplace(call.device);
+    }
     call.outputs = std::move(outs);
     return call;
   }
@@ -160,11 +178,10 @@ class BackendBase : public c10d::Backend {
     c10::Event called(device.type());
     called.record(impl.getStream(device));
     std::lock_guard lock(mutex_);
-    auto found = side_streams_.find(device);
-    if (found == side_streams_.end())
-      found = side_streams_.emplace(device, make_stream(device)).first;
-    called.block(found->second);
-    return found->second;
+    std::optional<c10::Stream>& side = cuda_[device];
+    if (!side) side = make_stream(device);
+    called.block(*side);
+    return *side;
   }
 
   const Seat seat_;
@@ -180,7 +197,8 @@ class BackendBase : public c10d::Backend {
   std::mutex mutex_;                    // guards what follows
   bool coalescing_ = false;
   std::vector<WorkPtr> coalesced_;
-  std::unordered_map<c10::Device, c10::Stream> side_streams_;
+  // Devices of calls, and the streams of asynchronous ones.
+  std::unordered_map<c10::Device, std::optional<c10::Stream>> cuda_;
 };
 
 }  // namespace ringkern::torch_ext

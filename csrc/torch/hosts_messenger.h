@@ -53,7 +53,8 @@ class HostsMessenger final : public Carrier {
     if (forked) return;  // who moves what is under way is in the parent
     if (!under_way_.settle_within(patience)) under_way_.abort();
   }
-  void synchronize() override { inside_.synchronize(); }
+  // On CUDA nothing goes inside: the current stream waits for what the engine has.
+  void wait_for_exchanges() override {}
 
  private:
   // Engines have tags of 31 bits, of which collectives take some, in turn.
@@ -72,18 +73,18 @@ class HostsMessenger final : public Carrier {
     Call near;
     near.type = call.type;
     near.device = call.device;
-    for (Transfer& t : call.transfers) {
-      if (hosts_->host_of(t.peer) != hosts_->host()) continue;
-      near.transfers.push_back(t);
-      near.transfers.back().peer = hosts_->local_of(t.peer);
-    }
-    std::erase_if(call.transfers,
-                  [&](const Transfer& t) { return hosts_->host_of(t.peer) == hosts_->host(); });
+    std::erase_if(call.transfers, [&](const Transfer& t) {
+      const bool here = hosts_->host_of(t.peer) == hosts_->host();
+      if (here) {
+        near.transfers.push_back(t);
+        near.transfers.back().peer = hosts_->local_of(t.peer);
+      }
+      return here;
+    });
     if (near.transfers.empty()) return post_over_engine(std::move(call), engine_tag(tag));
-    std::vector<WorkPtr> works;
-    works.push_back(inside_.post(std::move(near), tag, wish, timeout));
-    works.push_back(post_over_engine(std::move(call), engine_tag(tag)));
-    return c10::make_intrusive<BothWays>(std::move(works), works.back());
+    const WorkPtr inside = inside_.post(std::move(near), tag, wish, timeout);
+    const WorkPtr whole = post_over_engine(std::move(call), engine_tag(tag));
+    return c10::make_intrusive<BothWays>(std::vector<WorkPtr>{inside, whole}, whole);
   }
 
   // The results are those of the call as a whole.

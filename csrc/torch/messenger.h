@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <condition_variable>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -28,7 +29,7 @@ class Messenger final : public Carrier {
 
   // On CUDA transfers are matched in order, and not by tags.
   WorkPtr post(Call call, uint64_t tag, const Wish& wish, Milliseconds timeout) override {
-    if (!call.device.is_cpu()) return enqueue(std::move(call), wish);
+    if (!call.device.is_cpu()) return enqueue(std::move(call), wish, (tag & kCollectiveTag) != 0);
     const std::vector<Transfer> transfers = call.transfers;
     // A callback may wait for the next message, which the courier's thread has to move.
     auto work = c10::make_intrusive<RingWork>(
@@ -68,8 +69,8 @@ class Messenger final : public Carrier {
       pair->comm.close(std::max(left, Milliseconds(0)));
     }
   }
-  void synchronize() override {
-    for (const auto& pair : pairs()) pair->stream.synchronize();
+  void wait_for_exchanges() override {
+    for (const auto& pair : pairs()) pair->wait_for_exchanges();
   }
 
  private:
@@ -86,7 +87,30 @@ class Messenger final : public Carrier {
     const c10::Device where;
     const Device device;
     const c10::Stream stream;  // its launches are in order whatever the user's streams are
-    Communicator comm;         // ends before what it uses
+    std::mutex mutex;          // guards what follows
+    std::condition_variable launched;
+    int to_launch = 0;            // collectives; negative while one is launched but not yet counted
+    bool ends_in_message = true;  // the last call is a message
+    Communicator comm;            // ends before what it uses
+
+    void note_call(bool collective) {
+      std::lock_guard lock(mutex);
+      ends_in_message = !collective;
+      if (collective) ++to_launch;
+    }
+    void note_launch() {
+      std::lock_guard lock(mutex);
+      --to_launch;
+      launched.notify_all();
+    }
+    // Waits no longer than the calls do, which end at their deadlines.
+    void wait_for_exchanges() {
+      std::unique_lock lock(mutex);
+      if (ends_in_message) return;
+      launched.wait(lock, [this] { return to_launch <= 0; });
+      lock.unlock();
+      stream.synchronize();
+    }
   };
 
   std::vector<std::shared_ptr<Pair>> pairs() {
@@ -115,7 +139,7 @@ class Messenger final : public Carrier {
 
   // What can go at once does. A link that is not there yet is made on the link's own thread: made
   // here, in the order of the calls, ranks that send to each other would wait in a circle.
-  c10::intrusive_ptr<RingWork> enqueue(Call call, const Wish& wish) {
+  c10::intrusive_ptr<RingWork> enqueue(Call call, const Wish& wish, bool collective) {
     const c10::Device device = call.device;
     const c10::DeviceGuard device_guard(device);
     const c10::impl::VirtualGuardImpl impl(device.type());
@@ -137,10 +161,12 @@ class Messenger final : public Carrier {
       const std::shared_ptr<Pair>& pair = links[i];
       const Task task = task_of(transfers[i], *pair, wish);
       const auto before = [called, pair] { called->block(pair->stream); };
-      const auto done = [work, pair, copies = transfers[i].copies](std::exception_ptr error) {
+      const auto done = [work, pair, collective,
+                         copies = transfers[i].copies](std::exception_ptr error) {
         const c10::StreamGuard guard(pair->stream);
         if (!error) copy_all(copies);
         work->end_part(error);
+        if (collective) pair->note_launch();
       };
       if (pair->comm.connected(pair->device)) {
         std::exception_ptr error;
@@ -153,6 +179,7 @@ class Messenger final : public Carrier {
       } else {
         pair->comm.run_async(pair->device, task, done, before);
       }
+      pair->note_call(collective);  // not before: what throws is never launched
     }
     return work;
   }

@@ -39,8 +39,9 @@ class Carrier {
   virtual WorkPtr post(Call call, uint64_t tag, const Wish& wish, Milliseconds timeout) = 0;
   virtual void abort(const std::string& reason) = 0;
   virtual void close(Milliseconds patience) = 0;
-  // CUDA: until all that was enqueued is done.
-  virtual void synchronize() = 0;
+  // Waits until CUDA has done the collectives. Leaves out links whose last call is a message of the
+  // user's: its other end may be posted after the barrier that calls this.
+  virtual void wait_for_exchanges() = 0;
 };
 
 // The tags of collectives; no user's has this bit.

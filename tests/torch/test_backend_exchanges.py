@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.ranks import Ranks
 from tests.torch.rings import any_bits, ring, same
@@ -207,6 +208,18 @@ def _barrier(rank: int, size: int) -> None:
 @sizes
 def test_barrier(ranks: Pool, size: int) -> None:
     ranks(size).run(_barrier)
+
+
+def _barrier_on_no_gpu(rank: int, size: int) -> None:
+    with FakeTensorMode():
+        torch.ones(2)
+    dist.barrier(group=ring(), device_ids=[rank])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_barrier_names_a_gpu_that_is_not_there(ranks: Pool) -> None:
+    """As Accelerate does; after a fake tensor, a torch with CUDA counts one GPU."""
+    ranks(2).run(_barrier_on_no_gpu)
 
 
 def _objects_to_all(rank: int, size: int) -> None:

@@ -1,0 +1,80 @@
+// Linked into the extension in place of the CUDA runtime: the fake runtime, and torch's view of its
+// devices, which a torch without CUDA lacks. Python follows by ctypes what is waited for.
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <Python.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <array>
+#include <atomic>
+#include <list>
+
+#include "cuda/fake_runtime.h"
+
+namespace {
+
+using ringkern::test::runtime;
+
+std::atomic<long> touched = 0;  // calls of the guard
+// Called when the host waits for a stream of a device.
+std::atomic<void (*)(int, long)> waits = nullptr;
+thread_local long current_streams[8];
+
+class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
+ public:
+  c10::DeviceType type() const override { return c10::kCUDA; }
+  c10::Device exchangeDevice(c10::Device d) const override {
+    const c10::Device before = getDevice();
+    return setDevice(d), before;
+  }
+  c10::Device getDevice() const override { return ++touched, at(runtime.current); }
+  void setDevice(c10::Device d) const override { ++touched, runtime.current = d.index(); }
+  void uncheckedSetDevice(c10::Device d) const noexcept override { setDevice(d); }
+  c10::DeviceIndex deviceCount() const noexcept override {
+    return ++touched, c10::DeviceIndex(runtime.devices);
+  }
+
+  c10::Stream getStream(c10::Device d) const override {
+    ++touched;
+    return c10::Stream(c10::Stream::UNSAFE, d, current_streams[d.index()]);
+  }
+  c10::Stream exchangeStream(c10::Stream s) const override {
+    const c10::Stream before = getStream(s.device());
+    return current_streams[s.device_index()] = s.id(), before;
+  }
+  void* getStreamNativeHandle(const c10::Stream s) const override {
+    return reinterpret_cast<void*>(s.id());
+  }
+  void synchronizeStream(const c10::Stream& s) const override {
+    ++touched;
+    if (auto* told = waits.load()) told(s.device_index(), s.id());
+  }
+
+  void record(void** event, const c10::Stream&, const c10::DeviceIndex,
+              const c10::EventFlag) const override {
+    ++touched;
+    *event = &runtime;
+  }
+  void block(void*, const c10::Stream&) const override { ++touched; }
+  bool queryEvent(void*) const override { return ++touched, true; }
+
+ private:
+  static c10::Device at(int index) { return {c10::kCUDA, c10::DeviceIndex(index)}; }
+};
+
+C10_REGISTER_GUARD_IMPL(CUDA, FakeGuard)
+
+}  // namespace
+
+#define RK_EXPORT extern "C" __attribute__((visibility("default")))
+
+RK_EXPORT long fake_touched() { return touched; }
+RK_EXPORT void fake_set_devices(int devices) { runtime.devices = devices; }
+RK_EXPORT void fake_on_wait(void (*told)(int, long)) { waits = told; }
+RK_EXPORT void fake_set_stream(int device, long stream) { current_streams[device] = stream; }
+RK_EXPORT PyObject* fake_tensor(int device) {
+  static std::list<std::array<float, 16>> memory;
+  const c10::Device on(c10::kCUDA, c10::DeviceIndex(device));
+  const auto options = at::TensorOptions().dtype(at::kFloat).device(on);
+  auto maker = at::for_blob(memory.emplace_back().data(), {16});
+  return THPVariable_Wrap(maker.options(options).target_device(on).make_tensor());
+}
