@@ -61,8 +61,14 @@ def create(options: Any, backend_options: object = None) -> dist.distributed_c10
     Raises:
         TypeError: ``backend_options`` are something else.
         ValueError: the timeout is not positive; there is no such ``inter_host``.
+        NotImplementedError: ``enable_reconfigure`` was given, which torch 2.14 and newer have.
         RendezvousError: a rank of the group did not come within the timeout.
     """
+    if getattr(options, "enable_reconfigure", False):
+        raise NotImplementedError(
+            "enable_reconfigure=True was given; the backend 'ringkern' cannot replace ranks of a "
+            "group: leave it out, and restart all ranks after a failure, or use Gloo or NCCL"
+        )
     inter_host = _inter_host(backend_options)
     size, rank = options.group_size, options.group_rank
     name = f"backend/{options.group_id}"

@@ -3,6 +3,7 @@ and a group that works on. Each message names the argument."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from ringkern.backend import create
 from tests.ranks import Ranks
 from tests.torch.bad_collectives import MOVES, OPS, REDUCTIONS, ones
 from tests.torch.bad_exchanges import PAIRS
@@ -124,6 +126,25 @@ def _bad_groups(rank: int, size: int) -> None:
 
 def test_groups_that_cannot_be(ranks: Pool) -> None:
     ranks(2).run(_bad_groups)
+
+
+class _Reconfigurable:
+    """What torch 2.14 and newer hand to a backend's maker."""
+
+    enable_reconfigure = True
+
+
+def _reconfigured(rank: int, size: int) -> None:
+    with pytest.raises(NotImplementedError, match=r"enable_reconfigure=True .* leave it out"):
+        create(_Reconfigurable())
+    if "enable_reconfigure" in inspect.signature(dist.new_group).parameters:
+        with pytest.raises(NotImplementedError, match="leave it out, and restart all ranks"):
+            dist.new_group(backend="ringkern", enable_reconfigure=True)
+    check_that_it_works(rank, size, ring(SOON_S))
+
+
+def test_a_group_is_not_reconfigured(ranks: Pool) -> None:
+    ranks(2).run(_reconfigured)
 
 
 @pytest.mark.filterwarnings("ignore:.*not be part of")
