@@ -67,11 +67,7 @@ class CMakeBuild(build_ext):
         target.unlink(missing_ok=True)
         shutil.copy2(directory / "_C.so", target)
 
-        summary = (directory / "summary.txt").read_text().strip()
-        if summary.startswith("cpu only"):
-            ringkern_build.shout(f"built WITHOUT CUDA kernels, {summary}")
-        else:
-            print(f"ringkern: built for {summary}", file=sys.stderr)
+        ringkern_build.tell((directory / "summary.txt").read_text().strip(), torch)
 
 
 def run(*command: str) -> None:

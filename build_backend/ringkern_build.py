@@ -33,10 +33,12 @@ TOOLS = {"cmake": (3, 25), "ninja": (1, 10)}
 
 @dataclass(frozen=True)
 class Torch:
-    """An installed torch: its package directory and its version, as in "2.13.0+cpu"."""
+    """An installed torch: its package directory, its version, as in "2.13.0+cpu", and its CUDA's,
+    as in "13.0", or ""."""
 
     root: Path
     version: str
+    cuda: str = ""
 
     @property
     def minor(self) -> str:
@@ -52,8 +54,10 @@ def _torch_in(directory: Path) -> Torch | None:
     root = directory / "torch"
     if not (root / "lib" / "libc10.so").exists():
         return None
-    found = re.search(r"^__version__ = '([^']+)'", (root / "version.py").read_text(), re.MULTILINE)
-    return Torch(root, found.group(1)) if found else None
+    text = (root / "version.py").read_text()
+    found = re.search(r"^__version__ = '([^']+)'", text, re.MULTILINE)
+    cuda = re.search(r"^cuda\b.*= '([^']+)'", text, re.MULTILINE)
+    return Torch(root, found[1], cuda[1] if cuda else "") if found else None
 
 
 def _sees_base_packages() -> bool:
@@ -189,6 +193,20 @@ def shout(message: str) -> None:
                 terminal.write(f"\n{line}\n")
         except OSError:
             pass  # no terminal: a container build, a service
+
+
+def tell(summary: str, torch: Torch) -> None:
+    """Say what was built, from CMake's summary; aloud where it is not what a user expects."""
+    nvcc = re.search(r"by nvcc ((\d+)\S*)", summary)
+    if not nvcc:
+        shout(f"built WITHOUT CUDA kernels, {summary}")
+    elif torch.cuda and torch.cuda.split(".")[0] != nvcc[2]:
+        shout(
+            f"nvcc is {nvcc[1]}, and torch {torch.version} has CUDA {torch.cuda}: the kernels need "
+            f"a driver for CUDA {nvcc[2]}. To build with torch's CUDA, set CUDACXX to its nvcc"
+        )
+    else:
+        print(f"ringkern: built for {summary}", file=sys.stderr)
 
 
 # ---- hooks ---------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import runpy
 import subprocess
 import sys
 import sysconfig
@@ -11,6 +12,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from setuptools import Distribution, Extension
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -147,3 +149,43 @@ def test_asks_for_tools_that_are_missing_or_old(
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     assert backend.missing_tools() == missing
+
+
+@pytest.mark.parametrize(
+    ("summary", "cuda", "said"),
+    [
+        ("cpu only: no nvcc", "13.0", "built WITHOUT CUDA kernels, cpu only: no nvcc"),
+        ("cpu and cuda: sm_90 by nvcc 13.0.88", "12.6", "nvcc is 13.0.88, and torch 2.13.1 has"),
+        ("cpu and cuda: sm_90 by nvcc 12.8.1", "13.0", "the kernels need a driver for CUDA 12."),
+        ("cpu and cuda: sm_90 by nvcc 13.0.88", "13.2", ""),
+        ("cpu and cuda: sm_90 by nvcc 13.0.88", "", ""),
+    ],
+)
+def test_setup_tells_what_was_built(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    summary: str,
+    cuda: str,
+    said: str,
+) -> None:
+    site = install(tmp_path / "site", "2.13.1")
+    kind = f"'{cuda}'" if cuda else "None"
+    with (site / "torch" / "version.py").open("a") as version:
+        version.write(f"cuda: Optional[str] = {kind}\n")
+    for name, value in {"TORCH_SITE": site, "BUILD_DIR": tmp_path / "build"}.items():
+        monkeypatch.setenv(f"RINGKERN_{name}", str(value))
+    monkeypatch.setattr("setuptools.setup", lambda **_: None)
+
+    def cmake(*_: str) -> None:
+        (tmp_path / "build" / "summary.txt").write_text(f"{summary}\n")
+        (tmp_path / "build" / "_C.so").touch()
+
+    setup = runpy.run_path(str(ROOT / "setup.py"))
+    build = setup["CMakeBuild"](Distribution({"name": "ringkern"}))
+    build.build_extension.__globals__["run"] = cmake
+    build.build_lib, build.inplace = str(tmp_path / "lib"), False
+    build.build_extension(Extension("ringkern._C", []))
+    output = capsys.readouterr().err
+    assert said in output
+    assert ("*****" in output) == bool(said)
