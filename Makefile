@@ -11,7 +11,9 @@
 # make coverage  lines of csrc that the C++ tests run
 # make simt    the CUDA kernels without a GPU, on a simulated one: docs/design/simulation.md
 # make readme  every command and block of README and quickstart, in a fresh clone
+# make matrix  builds and tests with every supported torch and Python: VERSIONS=2.11.0 for one
 # make gpu     proves and measures the CUDA kernels, where there is a GPU: bench/README.md
+# make gpu-preflight  compiles and rehearses all of that without a GPU, in a GPU machine's versions
 # make dist    what is published: source distribution and wheel, built and tried without network
 # make hooks   the checks of .pre-commit-config.yaml before each commit, from now on
 # make clean   remove what a build made        make distclean  and the environment
@@ -38,7 +40,7 @@ SOURCES := setup.py pyproject.toml CMakeLists.txt $(wildcard cmake/* build_backe
 CPP := $(filter %.h %.cuh %.cpp %.cu,$(SOURCES))
 
 .PHONY: demo test ctest pytest conformance build docs lint format bench faults hosts model coverage \
-  simt mutants gpu sanitize readme dist hooks clean distclean FORCE
+  simt mutants matrix gpu gpu-preflight sanitize readme dist hooks clean distclean FORCE
 .NOTPARALLEL:
 
 demo: build
@@ -181,9 +183,22 @@ $(SIMT)/.built: $(VENV)/.ready $(SOURCES) $(wildcard tests/simt/*.py)
 readme:
 	$(PYTHON) -m tests.docs.readme $(README_ARGS)
 
+# Environments of many gigabytes, outside the tree.
+matrix: $(VENV)/.ready
+	python -m pip install --quiet 'uv>=0.9,<1'
+	python -m tests.build.matrix $(if $(VERSIONS),--torch $(VERSIONS)) $(if $(PYTHONS),--python $(PYTHONS))
+
 # With the caller's Python, whose torch has CUDA, and not that of $(VENV). It needs no network.
 gpu:
 	@env PATH='$(CALLERS_PATH)' PYTHONPATH='$(PYTHONPATH)' $(PYTHON) bench/gpu $(GPU_ARGS)
+
+# Python and torch of a machine with a GPU. The environment is fetched; the run needs no network.
+GPU_ENV ?= 3.12 2.11.0
+
+gpu-preflight: $(VENV)/.ready
+	python -m pip install --quiet 'uv>=0.9,<1'
+	interpreter=$$(python -m tests.build.matrix --env $(GPU_ENV)) && \
+	  "$$interpreter" bench/gpu --preflight $(GPU_ARGS)
 
 sanitize: $(VENV)/.ready
 	for kind in address,undefined thread; do \
