@@ -1,9 +1,11 @@
 """``init_process_group("ringkern")`` on CUDA tensors: a rank a process, every call, to the bit.
 
-The values are integers in floats, small enough that no order of additions rounds. The checks are in
-two files: of what the calls give (``backend_calls``), and of when: streams, memory, a captured
-graph, DDP (``backend_streams``). Each check has all ranks of a size for itself; where it raises or
-does not come back, the processes are ended and the next check starts others.
+It is three parts: ``backend``, ``backend_k4``, and ``one_queue``, in which all streams of a process
+share one hardware queue. The values are integers in floats, small enough that no order of additions
+rounds. The checks are in three files: of what the calls give (``backend_calls``), of when
+(``backend_streams``), and of memory of others (``backend_arrays``). Each check has all ranks for
+itself; where it raises or does not come back, the processes are ended and the next check starts
+others.
 
 Where the processes share a GPU they take turns on it: the cases are few.
 """
@@ -11,20 +13,21 @@ Where the processes share a GPU they take turns on it: the cases are few.
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
-from bench.gpu import backend_calls, backend_streams
+from bench.gpu import arrays, backend_arrays, backend_calls, backend_streams
 from bench.gpu.backend_rank import Rank
 from bench.gpu.ipc import place
 from bench.gpu.missing_peer import EXIT_S, end
 from bench.gpu.part import Context, Failed
 from tests.ranks import RankError, Ranks, RankTimeout
 
-SIZES = (2, 4)
+SIZES = {"backend_k4": 4}  # ranks in a part, if not 2
 DEADLINE = timedelta(seconds=30)  # of a wait in a call
 ANSWER_S = 60.0  # of a check
 MOST_LOST = 3  # checks without an answer, after which those that are left would have none either
@@ -33,32 +36,36 @@ _SHOWN = 20  # of what was wrong
 CHECKS: dict[str, Callable[[Rank], None]] = {
     **backend_calls.CHECKS,
     **backend_streams.CHECKS,
+    **backend_arrays.CHECKS,
 }
 
 
 def run(context: Context) -> None:
     context.use_ringkern()
+    if context.name == "one_queue":
+        os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"  # as Megatron-LM demands; ranks inherit it
     wrong: list[str] = []
     rows: list[dict[str, Any]] = []
-    complete = True
     gpus = 0 if context.rehearsal else len(context.machine["gpus"])
-    for size in SIZES[:1] if context.quick else SIZES:
-        ranks = Ranks(size, timeout_s=ANSWER_S)
-        try:
-            lost = 0
-            for name in CHECKS:
-                if context.left(0.8) < 0 or lost == MOST_LOST:
-                    complete = False
-                    break
-                row, whats = check(ranks, name, context.device)
-                lost += not row["cases"]
-                rows.append(row)
-                wrong += whats
-                context.note(gpus=gpus, **totals(rows), complete=complete, what=wrong[:_SHOWN])
-            wrong += badly_ended(ranks)
-        finally:
-            ranks.kill()
-    context.note(complete=complete, what=wrong[:_SHOWN])
+    library, version = arrays.found(context.device)
+    context.note(gpus=gpus, arrays=version)
+    names = [name for name in CHECKS if library or name != "arrays"]
+    ranks = Ranks(SIZES.get(context.name, 2), timeout_s=ANSWER_S)
+    try:
+        lost = 0
+        for at, name in enumerate(names):
+            if context.left(0.8) < 0 or lost == MOST_LOST:
+                context.cut(", ".join(names[at:]))
+                break
+            row, whats = check(ranks, name, context.device)
+            lost += not row["cases"]
+            rows.append(row)
+            wrong += whats
+            context.note(**totals(rows), what=wrong[:_SHOWN])
+        wrong += badly_ended(ranks)
+    finally:
+        ranks.kill()
+    context.note(complete=not context.missing, what=wrong[:_SHOWN])
     if wrong:
         raise Failed(f"{len(wrong)} wrong; first: {wrong[0]}")
     if not rows:

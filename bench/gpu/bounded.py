@@ -7,18 +7,27 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+TICK_SECONDS = 0.5
 
 
-def run_bounded(command: list[str], seconds: float, output: Any, grace: float) -> int | None:
+def run_bounded(
+    command: list[str],
+    seconds: float,
+    output: Any,
+    grace: float,
+    tick: Callable[[], object] = lambda: None,
+) -> int | None:
     """Runs a program, and ends it and all that it started when its time is over, or this ends.
 
     Args:
         output: a file. A pipe would stay open as long as any process that has it.
         grace: seconds between asking it to end and ending it.
+        tick: is called now and then while it runs.
 
     Returns:
         Its exit status; ``None`` if it was ended.
@@ -31,9 +40,12 @@ def run_bounded(command: list[str], seconds: float, output: Any, grace: float) -
         stderr=subprocess.STDOUT,
         start_new_session=True,  # a group of its own, that can be ended as a whole
     )
+    end = time.monotonic() + seconds
     try:
-        return process.wait(seconds)
-    except subprocess.TimeoutExpired:
+        while (left := end - time.monotonic()) > 0:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.wait(min(left, TICK_SECONDS))
+            tick()
         return None
     finally:
         _end_group(process, grace)

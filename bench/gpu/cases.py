@@ -81,7 +81,7 @@ class Tally:
     context: Context
     cases: int = 0
     wrong: list[str] = field(default_factory=list)
-    complete: bool = True
+    missing: str = ""  # what there was no time for
     _pending: list[tuple[str, torch.Tensor]] = field(default_factory=list)
 
     def expect(self, actual: torch.Tensor, expected: torch.Tensor, what: str) -> None:
@@ -101,15 +101,17 @@ class Tally:
         self._pending.clear()
         self.context.note(cases=self.cases, wrong=len(self.wrong), what=self.wrong[:_SHOWN])
 
-    def in_time(self) -> bool:
-        """Whether there is time for more; if not, that is noted."""
-        self.complete = self.complete and self.context.left() > 0
-        return self.complete
+    def in_time(self, what: str) -> bool:
+        """Whether there is time for ``what``; if not, that and all that follows is missing."""
+        if not self.missing and self.context.left() <= 0:
+            self.missing = f"{what} and what follows"
+            self.context.cut(self.missing)
+        return not self.missing
 
     def finish(self) -> None:
         """Raises Failed if anything was wrong."""
         self.settle()
-        self.context.note(complete=self.complete)
+        self.context.note(complete=not self.missing)
         if self.wrong:
             raise Failed(f"{len(self.wrong)} of {self.cases} wrong; first: {self.wrong[0]}")
         if not self.cases:

@@ -29,7 +29,7 @@ class Settings:
     """A contest.
 
     Attributes:
-        ways: of ringkern, as in cases.WAYS, or "auto"; each a contender.
+        ways: of ringkern, as in cases.WAYS, or "auto", its default; each a contender.
         sizes: bytes of a rank's tensor, float32.
         nccl: path of a libnccl, or "".
     """

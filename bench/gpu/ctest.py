@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import time
 
+from bench.gpu import build
 from bench.gpu.bounded import ROOT
-from bench.gpu.build import make, test_targets
 from bench.gpu.part import Context, Failed
 
 
 def run(context: Context) -> None:
     wrong = []
-    targets = test_targets(ROOT)
-    make(context, *targets)
-    for target in targets:
+    targets = build.test_targets(ROOT)
+    if not context.prebuilt:
+        build.make(context, *targets)
+    context.needs_gpu()
+    for number, target in enumerate(targets, 1):
+        print(f"[{number}/{len(targets)}] {target}", flush=True)
         start = time.monotonic()
-        done = context.run([str(context.work / "cmake" / target)], check=False)
+        done = context.run([str(build.product(context, target))], check=False)
         ran = done.returncode == 0 and "there is nothing to" not in done.stdout
         context.note(**{target: {"passed": ran, "seconds": round(time.monotonic() - start, 1)}})
         if not ran:

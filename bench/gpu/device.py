@@ -161,9 +161,13 @@ def l2_bytes(machine: dict[str, Any]) -> int:
     return found
 
 
-def rehearsal() -> Found:
-    """Stands in for a GPU where the parts are tried out on the CPU."""
-    return Found(1, "", [{"name": "none: a rehearsal on the CPU"}])
+def stand_in(architecture: str) -> Found:
+    """Stands in for a GPU where the parts compile for one, and run on the CPU."""
+    if not re.fullmatch(r"\d{2,3}", architecture):
+        raise ValueError(f"--arch {architecture}: give a number such as 90")
+    gpu = {"name": "none: without a GPU"}
+    gpu |= {"capability_major": architecture[:-1], "capability_minor": architecture[-1]}
+    return Found(1, "", [gpu])
 
 
 def _output(command: list[str]) -> str:

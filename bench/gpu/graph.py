@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from bench.gpu import cases
+from bench.gpu.ipc import place
 from bench.gpu.part import Context, Failed
 from tests.ranks import Ranks
 
@@ -35,9 +36,18 @@ def run(context: Context) -> None:
 
 
 class Checked:
-    """Tensors of some ranks that all see the same input change, and a graph that checks itself."""
+    """Tensors of some ranks that all see the same input change, and a graph that checks itself.
 
-    def __init__(self, device: str, ranks: range, size: int, count: int) -> None:
+    Args:
+        device: where the ranks are; on a CPU a replay is a plain call.
+        ranks: those of this process; size: of all.
+        count: elements of a tensor.
+        pool: the tensors are in the private pool of the graph.
+    """
+
+    def __init__(
+        self, device: str, ranks: range, size: int, count: int, pool: bool = False
+    ) -> None:
         generator = torch.Generator().manual_seed(count)
         high = 2**31 - 1
         values = torch.randint(-high, high, (size, count), generator=generator, dtype=torch.int32)
@@ -47,18 +57,22 @@ class Checked:
         self.growth = self.growth.to(torch.int32).unsqueeze(1)
         self.growths = _STRIDE * size * (size + 1) // 2
         # A row length that is no multiple of 16 bytes puts each rank's tensor elsewhere.
-        self.tensors = torch.empty_like(self.base)
+        self.tensors: torch.Tensor | None = None if pool else torch.empty_like(self.base)
         self.step = torch.zeros((), dtype=torch.int32, device=device)
         self.bad = torch.zeros((), dtype=torch.int64, device=device)
 
     def once(self, reduce: Callable[[list[torch.Tensor]], None]) -> None:
         """What a replay does: the next input, the collective, the comparison."""
         self.step += 1
-        torch.add(self.base, self.growth * self.step, out=self.tensors)
-        reduce(list(self.tensors))
-        self.bad += (self.tensors != self.total + self.growths * self.step).sum()
+        tensors = torch.add(self.base, self.growth * self.step, out=self.tensors)
+        reduce(list(tensors))
+        self.bad += (tensors != self.total + self.growths * self.step).sum()
 
-    def capture(self, reduce: Callable[[list[torch.Tensor]], None]) -> torch.cuda.CUDAGraph:
+    def capture(self, reduce: Callable[[list[torch.Tensor]], None]) -> Callable[[], None]:
+        """Makes one call, captures another, and returns what replays it."""
+        if not self.base.is_cuda:
+            self.once(reduce)
+            return functools.partial(self.once, reduce)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):  # connects the ring, and lets the allocator settle
@@ -68,29 +82,39 @@ class Checked:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self.once(reduce)
-        return graph
+        replay: Callable[[], None] = graph.replay
+        return replay
 
     def seen(self) -> tuple[int, int]:
         """Steps done and elements wrong, after all of them."""
-        torch.cuda.synchronize()
+        settle(self.base)
         return int(self.step), int(self.bad)
+
+
+def settle(tensor: torch.Tensor) -> None:
+    if tensor.is_cuda:
+        torch.cuda.synchronize()
 
 
 def within_a_process(context: Context, wrong: list[str]) -> None:
     from ringkern.local import Ring
 
     rows = []
+    device = "cuda:0" if context.device == "cuda" else "cpu"
     replays = 100 if context.quick else REPLAYS
     for k in (2, 8):
-        with Ring(["cuda:0"] * k, timeout=TIMEOUT) as ring:
+        with Ring([device] * k, timeout=TIMEOUT) as ring:
             for name, way in cases.WAYS.items():
                 for count in (1, 1001, 300_001):
-                    checked = Checked("cuda:0", range(k), k, count)
+                    if context.left(0.5) < 0:
+                        context.cut(f"k={k} {name}[{count}] in a process")
+                        continue
+                    checked = Checked(device, range(k), k, count, pool=count == 1001)
                     reduce = functools.partial(ring.all_reduce, **way)
-                    graph = checked.capture(reduce)
+                    replay = checked.capture(reduce)
                     start = time.monotonic()
                     for _ in range(replays):
-                        graph.replay()
+                        replay()
                     steps, bad = checked.seen()
                     seconds = round(time.monotonic() - start, 3)
                     row = {"k": k, "protocol": name, "count": count, "replays": replays}
@@ -111,8 +135,9 @@ def between_processes(context: Context, wrong: list[str]) -> None:
     try:
         for protocol in cases.PROTOCOLS:
             if context.left(0.85) < 5:
-                break
-            ranks.run(_capture, protocol, 5003)
+                context.cut(f"{protocol} between processes")
+                continue
+            ranks.run(_capture, context.device, protocol, 5003)
             done, bad = 0, 0
             share = context.left(0.85) / (len(cases.PROTOCOLS) - len(rows))
             end = time.monotonic() + share
@@ -125,40 +150,38 @@ def between_processes(context: Context, wrong: list[str]) -> None:
                     wrong.append(f"ipc {protocol}: {found} after {done} replays")
             rows.append({"k": 2, "protocol": protocol, "replays": done, "wrong": bad})
             context.note(ipc=rows, ipc_replays_wanted=wanted)
+            if done < wanted:
+                context.cut(f"{wanted - done} of {wanted} replays of {protocol} between processes")
             if bad:
                 wrong.append(f"ipc {protocol}: {bad} elements wrong in {done} replays")
         ranks.run(_forget)
         ranks.close()
     finally:
         ranks.kill()
-    if not rows:
-        wrong.append("no time was left for the replays between processes")
 
 
 # What a rank of its own process keeps from call to call.
 _kept: dict[str, Any] = {}
 
 
-def _capture(rank: int, size: int, protocol: str, count: int) -> None:
+def _capture(rank: int, size: int, device: str, protocol: str, count: int) -> None:
     import ringkern
 
-    device = f"cuda:{rank % torch.cuda.device_count()}"
-    torch.cuda.set_device(device)
-    checked = Checked(device, range(rank, rank + 1), size, count)
+    checked = Checked(place(rank, device), range(rank, rank + 1), size, count)
 
     def reduce(tensors: list[torch.Tensor]) -> None:
         ringkern.ring_all_reduce(tensors[0], protocol=protocol)
 
-    _kept["checked"], _kept["graph"] = checked, checked.capture(reduce)
+    _kept["checked"], _kept["replay"] = checked, checked.capture(reduce)
 
 
 def _replay(rank: int, size: int, replays: int) -> tuple[int, int]:
     for _ in range(replays):
-        _kept["graph"].replay()
+        _kept["replay"]()
     steps, bad = _kept["checked"].seen()
     return steps, bad
 
 
 def _forget(rank: int, size: int) -> None:
+    settle(_kept["checked"].base)
     _kept.clear()  # a graph must not outlive the ring whose launches it holds
-    torch.cuda.synchronize()

@@ -31,7 +31,8 @@ def run(context: Context) -> None:
             for protocol in cases.PROTOCOLS:
                 for count in counts:
                     if context.left(0.8) < 0:
-                        break
+                        context.cut(f"k={size} {protocol}[{count}]")
+                        continue
                     found = ranks.run(check, context.device, protocol, count)
                     cases_run += sum(number for number, _ in found)
                     wrong += [what for _, whats in found for what in whats]

@@ -21,6 +21,7 @@ MEANING = {
 
 def run(context: Context) -> None:
     program = context.compile("litmus.cu")
+    context.needs_gpu()
     stores = 50_000 if context.quick else 1_000_000
     lines = json_lines(context.run([str(program), str(stores)]).stdout)
     context.note(tests=lines)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from bench.gpu import cases
+from bench.gpu import arrays, cases
 from bench.gpu.part import Context
 
 COUNTS = (1, 1000, 40_009)
@@ -28,15 +28,17 @@ def run(context: Context) -> None:
     tally = cases.Tally(context)
     device = "cuda:0" if context.device == "cuda" else "cpu"
     for k in (2, 3, 8) if context.quick else range(2, 9):
-        if not tally.in_time():
+        if not tally.in_time(f"k={k}"):
             break
         with Ring([device] * k, timeout=TIMEOUT) as ring:
             check_all_reduce(tally, ring, device, COUNTS[:2] if context.quick else COUNTS)
             check_halves(tally, ring, device, COUNTS[1])
             check_large(tally, ring, device, () if context.quick else LARGE)
             check_random(tally, ring, device)
+            arrays.check_ring(tally, ring, device)
             tally.settle()
         context.note(ranks=k)
+    context.note(arrays=arrays.found(device)[1])
     tally.finish()
 
 
@@ -52,7 +54,7 @@ def check_all_reduce(tally: cases.Tally, ring: Any, device: str, counts: tuple[i
     """Every way, dtype and op, in place."""
     for count in counts:
         for dtype, op in cases.every_dtype_and_op():
-            if not tally.in_time():
+            if not tally.in_time(f"k={ring.size} all_reduce {op} {dtype}[{count}]"):
                 return
             given, expected = cases.all_reduce(device, op, dtype, ring.size, count)
             for name, way in cases.WAYS.items():
@@ -73,7 +75,7 @@ def check_halves(tally: cases.Tally, ring: Any, device: str, count: int) -> None
     for dtype, protocol, in_place in itertools.product(
         (*cases.FLOATS, *cases.INTEGERS), cases.PROTOCOLS, (False, True)
     ):
-        if not tally.in_time():
+        if not tally.in_time(f"k={ring.size} reduce_scatter and all_gather {protocol} {dtype}"):
             return
         how = f"{protocol}{' in place' if in_place else ''}"
         given, expected = cases.all_reduce(device, "sum", dtype, k, count * k)
@@ -98,7 +100,7 @@ def check_large(
     for dtype, count in sizes:
         given, expected = cases.all_reduce(device, "sum", dtype, ring.size, count)
         for name, way in cases.WAYS.items():
-            if not tally.in_time():
+            if not tally.in_time(f"k={ring.size} {name} {dtype}[{count}]"):
                 return
             tensors = [row.clone() for row in given]
             ring.all_reduce(tensors, **way)

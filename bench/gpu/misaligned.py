@@ -31,7 +31,7 @@ def run(context: Context) -> None:
             starts = range(16 // cases.dtype_of(dtype).itemsize)
             counts = COUNTS[:3] if context.quick else COUNTS
             for count, start, way in itertools.product(counts, starts, cases.WAYS):
-                if not tally.in_time():
+                if not tally.in_time(f"{dtype}[{count}]"):
                     break
                 check(tally, ring, device, dtype, count, start, way)
         tally.settle()  # before the ring is closed: what went wrong in it is raised here

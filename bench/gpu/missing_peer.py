@@ -9,6 +9,7 @@ again, and at last they end by themselves.
 
 from __future__ import annotations
 
+import re
 import time
 from datetime import timedelta
 from typing import Any
@@ -24,6 +25,8 @@ DEADLINE_S = 3.0
 MARGIN_S = 5.0  # for ranks that take turns on one GPU, and for what they raise
 EXIT_S = 20.0
 ABSENT = 1
+# Where another rank's report comes first, the one behind it names the late rank at second hand.
+NAMES_IT = re.compile(rf"wait(ed|ing) for (data from )?rank {ABSENT}\b", re.IGNORECASE)
 
 
 def run(context: Context) -> None:
@@ -36,8 +39,8 @@ def run(context: Context) -> None:
         try:
             for protocol in cases.PROTOCOLS[:1] if context.quick else cases.PROTOCOLS:
                 if context.left() < 4 * DEADLINE_S:
-                    wrong.append(f"no time was left for k={size} {protocol}")
-                    break
+                    context.cut(f"k={size} {protocol}")
+                    continue
                 seen = ranks.run(wait_in_vain, context.device, protocol)
                 rows.append({"size": size, "protocol": protocol, "ranks": seen})
                 wrong += [f"k={size} {protocol}: {what}" for what in judge(seen)]
@@ -68,7 +71,7 @@ def judge(seen: list[tuple[str, str, float]]) -> list[str]:
             continue
         if kind not in ("CollectiveTimeoutError", "CommAbortedError"):
             wrong.append(f"rank {rank} saw {kind}: {text}")
-        if rank == (ABSENT + 1) % len(seen) and f"waited for data from rank {ABSENT}" not in text:
+        if rank == (ABSENT + 1) % len(seen) and not NAMES_IT.search(text):
             wrong.append(f"rank {rank} does not name rank {ABSENT}: {kind}: {text}")
         if not DEADLINE_S * 0.5 <= seconds <= DEADLINE_S + MARGIN_S:
             wrong.append(f"rank {rank} ended after {seconds:.1f} s")

@@ -23,6 +23,10 @@ class Skipped(Exception):
     """The part has nothing to do here; the text says why."""
 
 
+class Compiled(Exception):
+    """The part has compiled its programs; only a GPU can run them."""
+
+
 class Failed(Exception):
     """What the part has found wrong."""
 
@@ -40,7 +44,11 @@ class Context:
         nccl: path of a libnccl, or "".
         seconds: after which the part is ended from outside.
         machine: as in the results.
+        compiles: the parts compile; ``False`` in a rehearsal with what ``make build`` has made.
+        prebuilt: directory of a library and programs built elsewhere, or "".
+        prebuilt_extension: path of an extension built elsewhere, or "".
         figures: what was found; ``note`` keeps it.
+        missing: what there was no time for; ``cut`` adds to it.
     """
 
     name: str
@@ -51,7 +59,11 @@ class Context:
     nccl: str
     seconds: float
     machine: dict[str, Any]
+    compiles: bool = True
+    prebuilt: str = ""
+    prebuilt_extension: str = ""
     figures: dict[str, Any] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
 
     @property
@@ -67,8 +79,24 @@ class Context:
         self.figures.update(figures)
         write_json(self.state, {"figures": self.figures})
 
+    def cut(self, what: str) -> None:
+        """Notes that there was no time for something: the part does not count as passed."""
+        self.missing.append(what)
+        self.note(missing=self.missing)
+
+    def needs_gpu(self) -> None:
+        """Ends the part here where there is no GPU.
+
+        Raises:
+            Compiled: this is a rehearsal.
+        """
+        if self.rehearsal:
+            raise Compiled("compiled; needs a GPU")
+
     def compile(self, source: str, *libraries: str) -> Path:
-        """The program made of a source of this folder, by nvcc for this GPU."""
+        """The program made of a source of this folder, by nvcc for this GPU, or prebuilt."""
+        if self.prebuilt:
+            return Path(self.prebuilt) / Path(source).stem
         nvcc = devices.find_nvcc()
         if not nvcc:
             raise Skipped(devices.NO_NVCC)
@@ -89,23 +117,32 @@ class Context:
         """
         print("+", *command, flush=True)
         limit = max(1.0, min(seconds, self.left(0.95)))
-        with tempfile.TemporaryFile("w+", errors="replace") as output:
-            code = run_bounded(command, limit, output, grace=1.0)  # less than this part has
-            output.seek(0)
-            text = output.read()
-        print(text, end="", flush=True)
+        texts: list[str] = []
+        with (
+            tempfile.NamedTemporaryFile("w") as output,
+            open(output.name, errors="replace") as shown,
+        ):
+
+            def show() -> None:
+                texts.append(shown.read())
+                print(texts[-1], end="", flush=True)
+
+            code = run_bounded(command, limit, output, grace=1.0, tick=show)  # less than this has
+            show()
+        text = "".join(texts)
         if code is None:
             raise subprocess.TimeoutExpired(command, round(limit))
         if check and code:
-            last = text.strip().splitlines()[-1:] or [""]
-            raise Failed(f"{Path(command[0]).name} ended with {code}: {last[0]}")
+            lines = text.strip().splitlines() or [""]
+            told = next((line for line in lines if "error:" in line), lines[-1])
+            raise Failed(f"{Path(command[0]).name} ended with {code}: {told}")
         return subprocess.CompletedProcess(command, code, text)
 
     def use_ringkern(self) -> None:
-        """From here on, ``import ringkern`` is the one that the part ``build`` has made."""
+        """From here on, ``import ringkern`` is the one that the part ``extension`` has made."""
         site = self.work / "site"
         if not (site / "ringkern").is_dir():
-            raise Failed("ringkern is not built; run the part build first")
+            raise Failed("ringkern is not built; run the part extension first")
         sys.path.insert(0, str(site))  # ranks that are spawned inherit it
 
 
@@ -130,12 +167,12 @@ def write_json(path: Path, content: Any) -> None:
 def save_context(context: Context, path: Path) -> None:
     """For ``run_child`` in the part's process."""
     told = asdict(context)
-    for inner in ("figures", "started"):
+    for inner in ("figures", "missing", "started"):
         del told[inner]
     write_json(path, told)
 
 
-def run_child(name: str, path: Path) -> int:
+def run_child(module: str, path: Path) -> int:
     """The part's process: runs it, and leaves its status beside its figures."""
     told = json.loads(path.read_text())
     for key in ("state", "work"):
@@ -147,7 +184,9 @@ def run_child(name: str, path: Path) -> int:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     status, reason = "passed", ""
     try:
-        importlib.import_module(f"bench.gpu.{name}").run(context)
+        importlib.import_module(f"bench.gpu.{module}").run(context)
+    except Compiled as compiled:
+        status, reason = "compiled", str(compiled)
     except Skipped as skipped:
         status, reason = "skipped", str(skipped)
     except Failed as failed:
@@ -157,7 +196,10 @@ def run_child(name: str, path: Path) -> int:
     except Exception as error:
         traceback.print_exc(file=sys.stdout)
         status, reason = "failed", f"{type(error).__name__}: {error}".splitlines()[0]
+    if context.missing:
+        status = "partial" if status == "passed" else status
+        reason = "; ".join(filter(None, [reason, f"no time for {', '.join(context.missing)}"]))
     found = {"status": status, "reason": reason, "figures": context.figures}
     write_json(context.state, found)
-    print(f"{name}: {status}{': ' if reason else ''}{reason}", flush=True)
+    print(f"{context.name}: {status}{': ' if reason else ''}{reason}", flush=True)
     return 0

@@ -38,7 +38,7 @@ def run(context: Context) -> None:
     try:
         for bytes_ in SHARED_SIZES if shared or context.quick else SIZES:
             if context.left(0.6) < 0:
-                notes.append(f"no time left from {bytes_} bytes on")
+                context.cut(f"{bytes_} bytes and more")
                 break
             settings = (context.device, bytes_, shared, devices.l2_bytes(context.machine))
             found = ranks.run(contend, *settings)

@@ -2,17 +2,20 @@
 // a dtype of each width, aligned and not, sizes of one element and of several loops. Results are
 // checked, too: what a tool slows down by a hundred also runs in another order.
 //
-// usage: sanitize [most ranks [large count]]
+// usage: sanitize [most ranks [large count [channels]]]
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "cuda/device.h"
+#include "cuda/engine.h"
 #include "cuda/local.h"
 #include "reduce/ops.h"
 
@@ -44,6 +47,34 @@ class Buffer {
   const size_t bytes_, offset_;
 };
 
+using Run = std::function<void(std::span<const Task>)>;
+constexpr Milliseconds kTimeout{300000};
+
+// Ranks of a ring as LocalRing has them, with fewer channels and so fewer blocks, for slow tools.
+class SmallRing {
+ public:
+  SmallRing(int ranks, int channels) {
+    Geometry g = default_geometry();
+    g.channels = channels;
+    const int64_t pitch = align_up(segment_bytes(g, ranks), 256);
+    memory_ = std::make_unique<Buffer>(pitch * ranks, 0);
+    check(cudaMemset(memory_->get(), 0, size_t(pitch * ranks)), "cudaMemset");
+    std::vector<void*> all;
+    for (int r = 0; r < ranks; ++r) all.push_back(memory_->get() + pitch * r);
+    std::vector<Seat> seats;
+    for (int r = 0; r < ranks; ++r) {
+      void *next = all[size_t((r + 1) % ranks)], *prev = all[size_t((r + ranks - 1) % ranks)];
+      seats.push_back({r, {all[size_t(r)], next, prev, all}});
+    }
+    launcher_ = std::make_unique<Launcher>(0, std::move(seats), ranks, g, kTimeout);
+  }
+  void run(std::span<const Task> tasks) { launcher_->run(tasks); }
+
+ private:
+  std::unique_ptr<Buffer> memory_;  // goes after the launcher
+  std::unique_ptr<Launcher> launcher_;
+};
+
 // Small integers: their sums are exact in every dtype and every order.
 int value_of(int rank, int64_t i) { return int((i * 7 + rank * 3) % 4); }
 
@@ -61,8 +92,7 @@ struct Case {
 };
 
 template <class T>
-bool run_case(LocalRing& ring, DType dtype, const Case& c) {
-  const int k = ring.ranks();
+bool run_case(const Run& ring, int k, DType dtype, const Case& c) {
   const int64_t bytes = int64_t(sizeof(T)), n = c.count;
   const int64_t in_count = c.collective == Collective::reduce_scatter ? n * k : n;
   const int64_t out_count = c.collective == Collective::all_gather ? n * k : n;
@@ -83,7 +113,7 @@ bool run_case(LocalRing& ring, DType dtype, const Case& c) {
     tasks[size_t(r)].in = inputs.back()->get();
     tasks[size_t(r)].out = outputs.back()->get();
   }
-  ring.run(tasks);
+  ring(tasks);
   check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   for (int r = 0; r < k; ++r) {
     std::vector<T> out(static_cast<size_t>(out_count));
@@ -111,20 +141,27 @@ bool run_case(LocalRing& ring, DType dtype, const Case& c) {
 int main(int argc, char** argv) try {
   const int most_ranks = argc > 1 ? std::atoi(argv[1]) : 3;
   const int64_t large = argc > 2 ? std::atoll(argv[2]) : 20000;
+  const int channels = argc > 3 ? std::atoi(argv[3]) : 0;
   if (device_count() == 0) {
     std::puts("no GPU: there is nothing to run");
     return 2;
   }
   int cases = 0, wrong = 0;
   for (int ranks = 2; ranks <= most_ranks; ++ranks) {
-    LocalRing ring(std::vector<int>(size_t(ranks), 0), Milliseconds(300000));
+    std::unique_ptr<SmallRing> small;
+    std::unique_ptr<LocalRing> local;
+    if (channels > 0) small = std::make_unique<SmallRing>(ranks, channels);
+    else local = std::make_unique<LocalRing>(std::vector<int>(size_t(ranks), 0), kTimeout);
+    const Run ring = [&](std::span<const Task> tasks) {
+      small ? small->run(tasks) : local->run(tasks);
+    };
     for (int p = 0; p < kProtocols; ++p)
       for (const DType dtype : {DType::f32, DType::f64, DType::bf16, DType::i8})
         for (const int64_t count : {int64_t(1), int64_t(37), large}) {
           const auto run = [&](Collective c, Algorithm a) {
             const Case one{c, a, Protocol(p), count, count == 37 ? 1 : 0};
             with_dtype(dtype, [&](auto tag) {
-              wrong += !run_case<typename decltype(tag)::type>(ring, dtype, one);
+              wrong += !run_case<typename decltype(tag)::type>(ring, ranks, dtype, one);
             });
             ++cases;
           };

@@ -1,9 +1,9 @@
 """Time and bus bandwidth of ranks of one process on one GPU, next to NCCL where one is given.
 
-Without NCCL, the ring over each of the three protocols and the direct algorithms compete in one
-process for each number of ranks. NCCL's protocol follows from its environment: with it there is a
-process for each protocol, in which it competes with ringkern's of the same name, and one in which
-both choose, and in which the direct algorithms compete, too.
+Without NCCL, what a user gets by default, the ring over each of the three protocols and the direct
+algorithms compete in one process for each number of ranks. NCCL's protocol follows from its
+environment: with it there is a process for each protocol, in which it competes with ringkern's of
+the same name, and one in which both choose, and in which the direct algorithms compete, too.
 """
 
 from __future__ import annotations
@@ -28,25 +28,28 @@ RANKS = (2, 4, 8)
 SIZES = tuple(8 * 8**i for i in range(10))  # 8 B, 64 B, 512 B, ..., 1 GiB
 QUICK_SIZES = (8, 4 << 10, 256 << 10, 16 << 20)
 STALL_SECONDS = 45.0  # without a new result: it hangs
+NO_TIME = "ended, for the part's time is over"
 
 
 def run(context: Context) -> None:
     if not (context.work / "site" / "ringkern").is_dir():
-        raise Failed("ringkern is not built; run the part build first")
+        raise Failed("ringkern is not built; run the part extension first")
     known = known_limits(context)
     rows: list[dict[str, Any]] = []
     notes: list[str] = []
     broken: list[str] = []
-    groups: list[tuple[str, ...]] = [tuple(WAYS)]
+    groups: list[tuple[str, ...]] = [("auto", *WAYS)]
     if context.nccl:
         groups = [("auto", *ALGORITHMS), *((protocol,) for protocol in PROTOCOLS)]
     contests = [(ranks, group) for group in groups for ranks in RANKS]
     for ranks, group in contests:
         if context.left() < 15:
-            notes.append(f"no time left for k={ranks} {'/'.join(group)}")
+            context.cut(f"k={ranks} {'/'.join(group)}")
             continue
         lines, trouble = contest(context, ranks, group, notes)
-        if trouble and context.left() > 0:
+        if trouble == NO_TIME:
+            context.cut(f"the last sizes of k={ranks} {'/'.join(group)}")
+        elif trouble:
             broken.append(f"k={ranks} {'/'.join(group)} {trouble}")
         rows += [row(line, known) for line in lines if "size_bytes" in line]
         notes += [f"k={ranks}: {line['note']}" for line in lines if "note" in line]
@@ -92,7 +95,7 @@ def contest(
         if library:
             environment = nccl.environment(ranks, group[0], gpu.get("multiprocessors", 100))
         trouble = run_contest(context, settings, results, environment)
-        if not trouble:
+        if not trouble or trouble == NO_TIME:
             break
         notes.append(f"k={ranks} {'/'.join(group)}{' with NCCL' if library else ''}: {trouble}")
     return json_lines(results), trouble
@@ -118,7 +121,7 @@ def run_contest(
             if time.monotonic() - since > STALL_SECONDS:
                 return f"ended, for it made no progress for {STALL_SECONDS:.0f} s"
             if context.left(0.95) < 0:
-                return "ended, for the part's time is over"
+                return NO_TIME
             time.sleep(0.05)
         return f"ended with {process.returncode}" if process.returncode else ""
     finally:
@@ -141,15 +144,15 @@ def known_limits(context: Context) -> dict[str, Any]:
         figures = json.loads((context.work / "state" / "limits.json").read_text())["figures"]
     except (OSError, json.JSONDecodeError, KeyError):
         return {}
-    keys = ("launch_us", "hop_us", "hbm_gb_s", "l2_gb_s", "mix")
-    return {key: figures[key] for key in keys} if all(key in figures for key in keys) else {}
+    known = {key: figures[key] for key in limits.FIGURES if key in figures}
+    return known if len(known) == len(limits.FIGURES) else {}
 
 
 def row(line: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
-    """A result with its bandwidths, and its share of what this GPU can do.
+    """A result with its bandwidths, and its shares of what this GPU can do.
 
-    ``share``: the least time that the limits allow, over the time; 1 is as fast as can be. Only for
-    a protocol by name.
+    ``share``: the least time of any all-reduce on this GPU over the time; ``ring_share``, for a
+    protocol by name: the least time of a ring over it.
     """
     size, ranks = line["size_bytes"], line["ranks"]
     factor = 2 * (ranks - 1) / ranks
@@ -159,10 +162,12 @@ def row(line: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
     for kind in ("hot", "cold"):
         us = line[f"{kind}_us"]
         found[f"{kind}_busbw_gb_s"] = round(size * factor / us / 1e3, 3)
-    protocol = line["contender"].partition("/")[2]
-    if protocol in PROTOCOLS:
-        floor = limits.floor_us(known, protocol, ranks, size)
+    library, _, protocol = line["contender"].partition("/")
+    floors = {"": limits.machine_us(known, ranks, size)}
+    if library == "ringkern" and protocol in PROTOCOLS:
+        floors["ring_"] = limits.ring_us(known, protocol, ranks, size)
+    for kind, floor in floors.items():
         if floor:
-            found["floor_us"] = round(floor, 3)
-            found["share"] = round(floor / line["hot_us"], 3)
+            found[f"{kind}floor_us"] = round(floor, 3)
+            found[f"{kind}share"] = round(floor / line["hot_us"], 3)
     return found

@@ -5,9 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from bench.gpu.runner import Result
+from bench.gpu.parts import Part
+from bench.gpu.runner import STATUSES, Result
 
 WIDTH = 100
+
+
+def plan(runs: list[tuple[Part, ...]]) -> str:
+    """The parts of each run, with the seconds that are planned for them and their limits."""
+    lines = []
+    for number, run in enumerate(runs, 1):
+        how = " --continue" if number > 1 else ""
+        planned = sum(part.planned for part in run)
+        lines.append(f"run {number}: python3 bench/gpu{how}   about {planned:.0f} s")
+        for part in run:
+            times = f"{part.planned:4.0f} s, at most {part.seconds:.0f} s"
+            lines.append(f"  {part.name:14} {times}   {part.about}")
+    return "\n".join(lines)
 
 
 def table(results: list[Result]) -> str:
@@ -20,11 +34,9 @@ def table(results: list[Result]) -> str:
         lines.append((head + text)[: 3 * WIDTH].rstrip())
     for result in results:
         lines += _told(_DETAIL, result, [])
-    again = [result.part for result in results if result.status == "not run"]
-    if again:
-        parts = ",".join(again)
-        lines += ["", f"not run: make gpu GPU_ARGS='--parts {parts}'"]
-    counts = dict.fromkeys(("passed", "failed", "timed out", "skipped", "not run"), 0)
+    if any(result.cut_by_budget for result in results):
+        lines += ["", "for the parts that the budget cut or left out: make gpu GPU_ARGS=--continue"]
+    counts = dict.fromkeys(STATUSES, 0)
     for result in results:
         counts[result.status] += 1
     lines += ["", ", ".join(f"{n} {status}" for status, n in counts.items() if n)]
@@ -38,12 +50,15 @@ def _told(how: dict[str, Callable[[dict[str, Any]], Any]], result: Result, nothi
 def _cases(figures: dict[str, Any]) -> str:
     wrong = figures.get("wrong", 0)
     number = wrong if isinstance(wrong, int) else len(wrong)
-    text = f"{figures.get('cases', 0)} cases, {number} wrong"
-    return text + ("" if figures.get("complete", True) else "; not all were run in time")
+    return f"{figures.get('cases', 0)} cases, {number} wrong"
 
 
 def _ctest(figures: dict[str, Any]) -> str:
     return ", ".join(f"{name} {found['seconds']} s" for name, found in figures.items())
+
+
+def _hello(figures: dict[str, Any]) -> str:
+    return ", ".join(f"{name}: {found}" for name, found in figures.items())
 
 
 def _graph(figures: dict[str, Any]) -> str:
@@ -74,7 +89,8 @@ def _probe(figures: dict[str, Any]) -> str:
 
 
 def _sanitizer(figures: dict[str, Any]) -> str:
-    return ", ".join(f"{tool} {found['status']}" for tool, found in figures.items())
+    tools = {tool: found for tool, found in figures.items() if isinstance(found, dict)}
+    return ", ".join(f"{tool} {found['status']}" for tool, found in tools.items())
 
 
 def _limits(figures: dict[str, Any]) -> str:
@@ -96,12 +112,12 @@ def _build(figures: dict[str, Any]) -> str:
 
 
 def _speed_lines(figures: dict[str, Any]) -> list[str]:
-    """A line a size and number of ranks: each contender's time, hot and cold, and its share."""
+    """A line a size and number of ranks: each contender's time, hot and cold, and its shares."""
     lines = []
     for rows in _grouped(figures.get("rows", []), lambda row: row["ranks"]):
         names = list(dict.fromkeys(row["contender"] for row in rows))
         names = [name for name in names if name != "launch"]
-        head = f"k={rows[0]['ranks']}: us hot / us cold (hot busbw GB/s, share of the limit)"
+        head = f"k={rows[0]['ranks']}: us hot / us cold (hot busbw GB/s, share of the GPU's limit)"
         lines += ["", head]
         lines += [f"{'bytes':>11} " + " ".join(f"{name:^29}" for name in names)]
         for of_size in _grouped(rows, lambda row: row["size_bytes"]):
@@ -130,7 +146,9 @@ def _grouped(rows: list[dict[str, Any]], key: Callable[[dict[str, Any]], Any]) -
 
 
 _TELL: dict[str, Callable[[dict[str, Any]], str]] = {
-    "build": _build,
+    "core": _build,
+    "extension": _build,
+    "hello": _hello,
     "ctest": _ctest,
     "local": _cases,
     "misaligned": _cases,
@@ -138,6 +156,8 @@ _TELL: dict[str, Callable[[dict[str, Any]], str]] = {
     "ipc": _cases,
     "missing_peer": _missing_peer,
     "backend": _cases,
+    "backend_k4": _cases,
+    "one_queue": _cases,
     "ll128_probe": _probe,
     "sanitizer": _sanitizer,
     "limits": _limits,

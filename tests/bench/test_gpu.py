@@ -9,17 +9,21 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bench.gpu import device, runner, summary
+from bench.gpu import resume, runner, summary
 from bench.gpu.parts import PARTS, Part, select
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, str(ROOT / "bench/gpu")]
 # On a machine with GPUs, too, these tests are about one without.
 NO_GPU = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-MACHINE = {"gpus": [{"name": "a GPU", "capability_major": 9, "capability_minor": 0}]}
+MACHINE: dict[str, Any] = {
+    "gpus": [{"name": "a GPU", "capability_major": 9, "capability_minor": 0}],
+    "torch": "2.11.0+cu130",
+}
 
 # Stands in for the process of a part: what it does is said by the part's name.
 FAKE_CHILD = """
@@ -32,6 +36,8 @@ if name == "good":
     leave(status="passed", reason="", figures={"answer": 42, "seconds": told["seconds"]})
 elif name == "refused":
     leave(status="skipped", reason="not on this GPU", figures={})
+elif name == "cut":
+    leave(status="partial", reason="no time for k=8", figures={})
 elif name == "crash":
     leave(figures={"half": 1})
     sys.exit(7)
@@ -82,23 +88,36 @@ def test_make_gpu_builds_nothing_without_a_gpu(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"Makefile", "bench", "csrc", "tests"}
 
 
-def test_all_parts_are_listed_and_wrong_names_are_refused() -> None:
-    listed = run_cli("--list")
-    assert [line.split()[0] for line in listed.stdout.splitlines()] == [p.name for p in PARTS]
-    refused = run_cli("--parts", "local,lokal")
-    assert refused.returncode == 2
-    assert "choose of build, ctest, local" in refused.stderr
+def test_all_parts_are_planned_and_wrong_arguments_are_refused(tmp_path: Path) -> None:
+    planned = run_cli("--plan").stdout.splitlines()
+    names = [line.split()[0] for line in planned if line.startswith("  ")]
+    assert list(dict.fromkeys(names)) == [part.name for part in PARTS]
+    headers = [line for line in planned if not line.startswith("  ")]
+    assert len(headers) == 3
+    assert headers[1].startswith("run 2: python3 bench/gpu --continue ")
+    for arguments, text in (
+        (["--parts", "local,lokal"], "choose of machine, limits"),
+        (["--rehearse", "--continue", str(tmp_path)], "no summary of an earlier run"),
+        (["--prebuilt", str(tmp_path / "no")], "there is no such file or directory"),
+        (["--preflight", "--arch", "hopper"], "give a number such as 90"),
+    ):
+        refused = run_cli(*arguments)
+        assert refused.returncode == 2
+        assert text in refused.stderr
 
 
 def test_parts_are_what_modules_there_are() -> None:
+    names = [part.name for part in PARTS]
     for part in PARTS:
-        assert (ROOT / "bench/gpu" / f"{part.name}.py").is_file()
-        names = [other.name for other in PARTS]
+        assert (ROOT / "bench/gpu" / f"{part.module or part.name}.py").is_file()
         assert all(names.index(need) < names.index(part.name) for need in part.needs)
-    assert [part.name for part in select("speed, build")] == ["build", "speed"]
-    # What is right comes before what is fast, and neither needs more than a call of ten minutes.
-    assert names.index("sanitizer") < names.index("limits") < names.index("speed")
-    assert max(part.seconds for part in PARTS) <= 540
+        assert part.planned <= part.seconds <= 300
+    assert [part.name for part in select("speed")] == ["core", "extension", "speed"]
+    # A build that fails does not take along what needs none, nor torch's glue what needs no torch.
+    needs = {part.name: part.needs for part in PARTS}
+    assert needs["limits"] == needs["ll128_probe"] == needs["machine"] == ()
+    assert needs["ctest"] == needs["sanitizer"] == ("core",)
+    assert names.index("ll128_probe") < names.index("core")
 
 
 @pytest.fixture
@@ -114,8 +133,10 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> runner.Settings
     )
 
 
-def part(name: str, seconds: float = 30.0, needs: tuple[str, ...] = ()) -> Part:
-    return Part(name, seconds, f"about {name}", needs)
+def part(
+    name: str, seconds: float = 30.0, needs: tuple[str, ...] = (), planned: float = 10.0
+) -> Part:
+    return Part(name, seconds, planned, f"about {name}", needs)
 
 
 def is_alive(pid: int) -> bool:
@@ -149,10 +170,12 @@ def test_a_part_that_hangs_is_ended_with_all_that_it_started(settings: runner.Se
 
 
 def test_every_part_leaves_its_json(settings: runner.Settings) -> None:
-    runner.run((part("good"), part("crash")), settings, MACHINE)
+    files = runner.Settings(**{**vars(settings), "files": True})
+    runner.run((part("good"), part("crash")), files, MACHINE)
     found = json.loads((settings.out / "good.json").read_text())
     assert set(found) == {
         *("part", "status", "reason", "date", "seconds", "command", "machine", "figures", "log"),
+        "cut_by_budget",
     }
     assert found["machine"] == MACHINE
     assert found["command"] == "make gpu"
@@ -163,10 +186,9 @@ def test_every_part_leaves_its_json(settings: runner.Settings) -> None:
     assert "log of crash" in (settings.out / "log.txt").read_text()
 
 
-def test_compact_results_are_two_files(settings: runner.Settings) -> None:
-    compact = runner.Settings(**{**vars(settings), "compact": True})
-    runner.run((part("good"), part("crash")), compact, MACHINE)
-    assert {path.name for path in compact.out.iterdir()} == {"summary.json", "log.txt"}
+def test_results_are_two_files(settings: runner.Settings) -> None:
+    runner.run((part("good"), part("crash")), settings, MACHINE)
+    assert {path.name for path in settings.out.iterdir()} == {"summary.json", "log.txt"}
 
 
 def test_what_needs_a_part_that_failed_is_not_run(settings: runner.Settings) -> None:
@@ -176,71 +198,78 @@ def test_what_needs_a_part_that_failed_is_not_run(settings: runner.Settings) -> 
     assert runner.run((part("good", needs=("crash",)),), settings, MACHINE)[0].status == "passed"
 
 
+def with_budget(settings: runner.Settings, seconds: float) -> runner.Settings:
+    return runner.Settings(**{**vars(settings), "budget": seconds})
+
+
 def test_no_part_starts_that_the_budget_leaves_too_little(settings: runner.Settings) -> None:
-    spent = runner.Settings(**{**vars(settings), "budget": 8.0})
-    results = runner.run((part("good"),), spent, MACHINE)
-    assert (results[0].status, results[0].failed) == ("not run", False)
-    assert results[0].reason == "8 s are left of the budget of 8 s"
-    assert "--parts good" in summary.table(results)
-    # A part gets no more than what is left of it.
-    tight = runner.Settings(**{**vars(settings), "budget": 20.0})
-    assert runner.run((part("good", seconds=60),), tight, MACHINE)[0].figures["seconds"] <= 20
-    short = runner.Settings(**{**vars(settings), "budget": 1.5})
-    hung = runner.run((part("hang", seconds=3),), short, MACHINE)[0]
-    assert (hung.status, hung.failed) == ("timed out", True)
+    # The first one starts, or no run would come further; nothing overtakes the one that does not.
+    parts = (part("good", planned=60), part("refused", planned=50), part("crash", planned=1))
+    results = runner.run(parts, with_budget(settings, 40.0), MACHINE)
+    assert [r.status for r in results] == ["passed", "not run", "not run"]
+    assert not any(result.failed for result in results)
+    assert "s are left of the budget of 40 s" in results[1].reason
+    assert "--continue" in summary.table(results)
+    assert results[0].figures["seconds"] <= 40
+    # What only others need does not count as the first one.
+    parts = (part("refused", planned=30), part("good", needs=("refused",), planned=30))
+    results = runner.run(parts, with_budget(settings, 20.0), MACHINE)
+    assert [r.status for r in results] == ["skipped", "passed"]
+    hung = runner.run((part("hang", seconds=3),), with_budget(settings, 1.5), MACHINE)[0]
+    assert (hung.status, hung.failed, hung.cut_by_budget) == ("timed out", True, True)
     assert "which the budget left" in hung.reason
+
+
+def test_a_run_goes_on_where_the_last_one_stopped(
+    settings: runner.Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build, refused = part("good"), part("refused")
+    cut, crash = part("cut", seconds=300, needs=("good",)), part("crash")
+    late = part("silent", planned=200, needs=("good",))
+    parts = (build, refused, cut, crash, late)
+    monkeypatch.setattr("bench.gpu.parts.PARTS", parts)
+    monkeypatch.setattr(runner, "PARTS", parts)
+    runner.run(parts, with_budget(settings, 100.0), MACHINE)
+    for path in (settings.out, settings.work):  # on the same machine; and taken to another one
+        earlier = resume.load(path / "summary.json", MACHINE)
+        status = {result.part: result.status for result in earlier}
+        assert status == {
+            "good": "passed",
+            "refused": "skipped",
+            "cut": "partial",
+            "crash": "not run",
+            "silent": "not run",
+        }
+        # With what they need, which another machine has not.
+        left = [each.name for each in resume.remaining(parts, earlier)]
+        assert left == ["good", "cut", "crash", "silent"]
+    shutil.rmtree(settings.work)
+    resume.restore(earlier, settings.work)
+    assert json.loads((settings.work / "state/good.json").read_text())["figures"]["answer"] == 42
+    left_parts = resume.remaining(parts, earlier)
+    results = runner.run(left_parts, settings, MACHINE, earlier)
+    assert "refused" not in [result.part for result in results]
+    together = json.loads((settings.out / "summary.json").read_text())
+    assert list(together["status"]) == [each.name for each in parts]
+    assert together["status"]["crash"] == "failed"
+    # It was cut again, but by its own limit this time: nothing is left.
+    last = resume.load(settings.work / "summary.json", MACHINE)
+    assert resume.remaining(parts, last) == ()
+    other = {**MACHINE, "torch": "2.12.0"}
+    with pytest.raises(ValueError, match=r"torch: 2.11.0\+cu130 there, 2.12.0 here"):
+        resume.load(settings.work / "summary.json", other)
 
 
 def test_the_table_has_a_line_for_each_part_and_the_figures(settings: runner.Settings) -> None:
     line = {"ranks": 2, "size_bytes": 8, "contender": "ringkern/ll", "how": "graph"}
     line |= {"hot_us": 3.5, "cold_us": 7.25, "hot_busbw_gb_s": 0.002, "share": 0.5, "wrong": 0}
     results = [
-        runner.Result("local", "passed", figures={"cases": 10, "wrong": 0, "complete": False}),
+        runner.Result("local", "partial", "no time for k=8", figures={"cases": 10, "wrong": 0}),
         runner.Result("speed", "timed out", "ended after 300 s", figures={"rows": [line]}),
         runner.Result("processes", "not run", "the budget is spent"),
     ]
     text = summary.table(results)
-    assert "10 cases, 0 wrong; not all were run in time" in text
+    assert "no time for k=8; 10 cases, 0 wrong" in text
     assert "ended after 300 s; 1 measurements" in text
     assert "3.5 / 7.2 (0.0, 50%)" in text
-    assert text.endswith("1 passed, 1 timed out, 1 not run")
-
-
-FAKE_DRIVER = """
-extern "C" {
-int cuInit(unsigned) { return 0; }
-int cuDeviceGetCount(int* n) { *n = 2; return 0; }
-int cuDriverGetVersion(int* v) { *v = 13000; return 0; }
-int cuDeviceGet(int* d, int i) { *d = 10 + i; return 0; }
-int cuDeviceGetName(char* name, int, int d) { name[0] = 'G'; name[1] = char('0' + d - 10); name[2] = 0; return 0; }
-int cuDeviceTotalMem_v2(unsigned long* bytes, int) { *bytes = 5ul << 33; return 0; }
-int cuDeviceGetAttribute(int* v, int which, int) { *v = which == 75 ? 9 : which == 76 ? 0 : which; return 0; }
-}
-"""  # noqa: E501
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
-def test_gpus_are_found_by_the_driver(tmp_path: Path) -> None:
-    (tmp_path / "driver.cpp").write_text(FAKE_DRIVER)
-    library = tmp_path / "libcuda.so.1"
-    build = ["g++", "-shared", "-fPIC", "-o", str(library), str(tmp_path / "driver.cpp")]
-    subprocess.run(build, check=True, timeout=60)
-    program = (
-        f"import json, sys; sys.path.insert(0, {str(ROOT)!r}); from bench.gpu import device; "
-        "f = device.find(); print(json.dumps([f.count, f.gpus, f.cuda])); "
-        "print(device.architecture({'gpus': f.gpus}))"
-    )
-    env = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True
-    )
-    found, architecture = done.stdout.splitlines()
-    count, gpus, cuda = json.loads(found)
-    assert (count, cuda, architecture) == (2, "13.0", "90")
-    assert [gpu["name"] for gpu in gpus] == ["G0", "G1"]
-    assert (gpus[0]["memory_bytes"], gpus[0]["multiprocessors"]) == (5 << 33, 16)
-    if device.missing_torch():  # a torch without CUDA is no use beside a GPU
-        refused = run_cli(env=env)
-        assert refused.returncode == 2
-        assert "has no CUDA" in refused.stderr
-        assert "PYTHON=" in refused.stderr
+    assert text.endswith("1 partial, 1 timed out, 1 not run")

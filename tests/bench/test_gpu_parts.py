@@ -13,19 +13,18 @@ import pytest
 import torch
 
 from bench.gpu import (
+    bounded,
     build,
     cases,
     device,
     graph,
-    limits,
     missing_peer,
+    part,
     processes,
     sanitizer,
-    speed,
     timing,
 )
 from bench.gpu.part import Context, Failed, nvcc_command
-from ringkern._C import Plan
 from ringkern.local import Ring
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,88 +68,9 @@ def test_no_line_is_too_long() -> None:
             assert max(map(len, path.read_text().splitlines())) <= 100, path
 
 
-def test_test_targets_are_cmakes(tmp_path: Path) -> None:
+def test_test_targets_are_cmakes() -> None:
     assert set(build.test_targets(ROOT)) >= {"cuda_launch_test_cpp", "cuda_local_ring_test_cpp"}
     assert '"[/.]" "_" _target' in (ROOT / "CMakeLists.txt").read_text()
-
-
-def test_a_package_of_links(tmp_path: Path) -> None:
-    extension = tmp_path / "_C.so"
-    extension.touch()
-    (tmp_path / "site/ringkern").mkdir(parents=True)
-    (tmp_path / "site/ringkern/gone.py").symlink_to("nowhere")
-    build.link_package(tmp_path / "site", [extension])
-    names = {path.name for path in (tmp_path / "site/ringkern").iterdir()}
-    assert {"__init__.py", "local.py", "_C.so"} <= names
-    assert "gone.py" not in names
-
-
-# ---- limits
-
-
-@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
-def test_the_byte_mix_is_what_the_schedule_does(ranks: int) -> None:
-    # Verb by verb: accesses of the user's tensor, and of FIFOs.
-    user = {"send": 1, "recv_reduce_send": 1, "recv_reduce_copy_send": 2, "recv_copy_send": 1}
-    fifo = {"send": 1, "recv_reduce_send": 2, "recv_reduce_copy_send": 2, "recv_copy_send": 2}
-    user["recv"] = fifo["recv"] = 1
-    count = 64 * ranks
-    plan = Plan("all_reduce", "simple", ranks, count, 4, slot_bytes=1 << 20)
-    verbs = [step[0] for rank in range(ranks) for step in plan.trace(rank)]
-    chunk = count * 4 // ranks
-    size = count * 4
-    assert sum(user[v] for v in verbs) * chunk == 2 * ranks * size
-    # As bytes_moved() of bench/gpu/mix.cu has them.
-    assert sum(fifo[v] for v in verbs) * chunk == 4 * (ranks - 1) * size
-
-
-def known_limits() -> dict[str, Any]:
-    lines = [
-        {"limit": "empty_launch", "how": "stream", "us": 2.0},
-        {"limit": "empty_launch", "how": "graph, as the ring's", "us": 1.5},
-        {"limit": "empty_launch", "how": "graph, as the ring's", "us": 1.25},
-        {"limit": "ping_pong", "how": "relaxed", "ns_per_hop": 500.0},
-        {"limit": "ping_pong", "how": "fence + ... (Simple)", "ns_per_hop": 900.0},
-        {"limit": "ping_pong", "how": "16-byte line (LL)", "ns_per_hop": 600.0},
-        {"limit": "ping_pong", "how": "128-byte line (LL128)", "ns_per_hop": 700.0},
-        {"limit": "hbm_copy", "gb_s": 3000.0},
-        {"limit": "l2_copy", "gb_s": 5000.0},
-        {"limit": "l2_copy", "gb_s": 4000.0},
-    ]
-    for busbw in (400.0, 500.0):
-        lines.append(
-            {"limit": "mix", "protocol": "ll", "ranks": 4, "size_bytes": 1 << 20}
-            | {"busbw_gb_s": busbw}
-        )
-    return limits.floors(lines)
-
-
-def test_floors_are_the_best_that_was_measured() -> None:
-    known = known_limits()
-    assert known["launch_us"] == 1.25
-    assert known["hop_us"] == {"simple": 0.9, "ll": 0.6, "ll128": 0.7}
-    assert (known["hbm_gb_s"], known["l2_gb_s"]) == (3000.0, 5000.0)
-    assert known["mix"] == {"ll/4/1048576": 500.0}
-
-
-def test_a_floor_is_latency_or_bytes() -> None:
-    known = known_limits()
-    assert limits.floor_us({}, "ll", 4, 8) == 0.0
-    assert limits.floor_us(known, "ll", 4, 8) == pytest.approx(1.25 + 6 * 0.6)
-    slow = {**known, "mix": {"ll/4/1048576": 100.0}}
-    assert limits.floor_us(slow, "ll", 4, 1 << 20) == pytest.approx((1 << 20) * 1.5 / 100e3)
-    # Of another size than those that were measured, only the latency is known.
-    assert limits.floor_us(slow, "ll", 4, 1 << 30) == pytest.approx(1.25 + 6 * 0.6)
-
-
-def test_a_row_has_bandwidths_and_its_share() -> None:
-    line = {"ranks": 4, "size_bytes": 8, "contender": "ringkern/ll", "wrong": 0}
-    line |= {"hot_us": 9.7, "cold_us": 19.4}
-    row = speed.row(line, known_limits())
-    assert row["share"] == pytest.approx(0.5)
-    assert row["hot_busbw_gb_s"] == round(8 * 1.5 / 9.7e3, 3)
-    assert "share" not in speed.row(line, {})
-    assert "share" not in speed.row({**line, "contender": "nccl/auto"}, known_limits())
 
 
 # ---- results of other programs
@@ -184,6 +104,11 @@ def test_a_program_that_does_not_end_is_ended(context: Context) -> None:
     assert context.run([sys.executable, "-c", "print(7)"]).stdout == "7\n"
     with pytest.raises(Failed, match="ended with 3: why"):
         context.run([sys.executable, "-c", "print('why'); raise SystemExit(3)"])
+    compiler = (
+        "print('a.cpp:1: error: first\\na.cpp:2: error: second\\nstopped'); raise SystemExit(1)"
+    )
+    with pytest.raises(Failed, match=r"ended with 1: a\.cpp:1: error: first"):
+        context.run([sys.executable, "-c", compiler])
 
 
 def test_who_must_be_named_when_a_peer_is_missing() -> None:
@@ -194,6 +119,14 @@ def test_who_must_be_named_when_a_peer_is_missing() -> None:
     assert missing_peer.judge([aborted, absent, timeout]) == []
     # Two deadlines pass at once, and the other rank is the first.
     assert missing_peer.judge([("CollectiveTimeoutError", "", 3.0), absent, pre_empted]) == []
+    # Then it names the late rank at second hand.
+    told = (
+        "rank 0 waited for data from rank 2 ... Waiting for rank 1 (pid 7), which has made no call"
+    )
+    second_hand = ("CommAbortedError", told, 3.2)
+    assert missing_peer.judge([timeout, absent, second_hand]) == []
+    other = ("CommAbortedError", told.replace("rank 1", "rank 11"), 3.2)
+    assert missing_peer.judge([timeout, absent, other])
     assert missing_peer.judge([aborted, absent, aborted])
     assert missing_peer.judge([aborted, absent, pre_empted])
     assert missing_peer.judge([aborted, absent, (*timeout[:2], 60.0)])
@@ -238,6 +171,30 @@ def test_a_tally_sees_one_bit(context: Context) -> None:
     assert (kept["cases"], kept["wrong"]) == (2, 1)
 
 
+def test_a_program_shows_how_far_it_is_while_it_runs(
+    context: Context, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bounded, "TICK_SECONDS", 0.05)
+    shown = context.work / "shown"
+    # It goes on when its first line was shown, and not before.
+    program = (
+        "import os, time\nprint('first', flush=True)\n"
+        f"while not os.path.exists({str(shown)!r}): time.sleep(0.01)\nprint('last')"
+    )
+
+    def watched(*arguments: Any, grace: float, tick: Any) -> Any:
+        def look() -> None:
+            tick()
+            if capsys.readouterr().out.endswith("first\n"):
+                shown.touch()
+
+        return bounded.run_bounded(*arguments, grace, look)
+
+    monkeypatch.setattr(part, "run_bounded", watched)
+    done = context.run([sys.executable, "-c", program], seconds=20.0)
+    assert done.stdout == "first\nlast\n"
+
+
 def test_timed_tensors_stay_finite_and_are_no_zeros() -> None:
     for ranks in (2, 4, 8):
         buffers = timing.Buffers(ranks, 1000, "cpu")
@@ -258,8 +215,13 @@ def test_wrong_results_are_counted() -> None:
 def test_a_rehearsal_of_parts_on_the_cpu(tmp_path: Path) -> None:
     command = [sys.executable, str(FOLDER), "--rehearse", "--quick", "--out", str(tmp_path)]
     done = subprocess.run(
-        [*command, "--parts", "build,misaligned,graph"], capture_output=True, text=True, timeout=120
+        [*command, "--parts", "hello,misaligned,sanitizer"],
+        capture_output=True,
+        text=True,
+        timeout=200,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     status = json.loads((tmp_path / "summary.json").read_text())["status"]
-    assert status == {"build": "passed", "misaligned": "passed", "graph": "skipped"}
+    passed = ("extension", "hello", "misaligned")
+    assert status == {name: "passed" if name in passed else "skipped" for name in status}
+    assert list(status) == ["core", "extension", "hello", "misaligned", "sanitizer"]
