@@ -18,6 +18,7 @@ import torch  # noqa: F401  (loads the libraries that the extension needs)
 import yaml
 
 import ringkern._C
+from tests.build.matrix import TORCHES
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -129,13 +130,18 @@ def test_strangers_do_not_run_on_the_machine_with_a_gpu() -> None:
     assert jobs(ROOT / ".github" / "workflows" / "gpu.yml")
 
 
-def test_newest_torch_of_the_matrix_is_that_of_the_requirements() -> None:
+def test_the_torches_of_the_matrix() -> None:
+    """All tests with that of the requirements, and `make matrix` with the oldest and the newest."""
     rows = jobs(ROOT / ".github" / "workflows" / "ci.yml")["test"]["strategy"]["matrix"]["include"]
     pinned = re.search(r"^torch==(.+)$", REQUIREMENTS, re.MULTILINE)
     assert pinned
     assert rows[0]["torch"] == pinned[1]
     assert rows[0]["run"] == "bash .ci/run"
-    assert min(row["torch"] for row in rows).startswith("2.11.")
+    for row, version in zip(rows[1:], (TORCHES[0], TORCHES[-1]), strict=True):
+        assert row["torch"] == version
+        assert row["run"] == f"make matrix VERSIONS={version} PYTHONS={row['python']}"
+    build = (ROOT / "build_backend" / "ringkern_build.py").read_text()
+    assert f'ANY_TORCH = "torch>={TORCHES[0].rpartition(".")[0]}"' in build
 
 
 # ---- hooks before a commit ----------------------------------------------------------------------
