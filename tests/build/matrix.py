@@ -292,6 +292,15 @@ INTRODUCTION = f"""\
 Results of `make matrix`, which made this page: for each pair of torch and Python, an environment of
 its own, a build of the extension, the [quickstart](../quickstart.md)'s program with {RANKS} ranks,
 `tests/torch` and `tests/comm`. The builds of torch for CUDA ran without a GPU.
+
+Differences between versions, which the tests know:
+
+- torch 2.11: `Work.exception()` raises TypeError, whatever the backend; a profiler's record has no
+  "Is asynchronized op"; `torchfrtrace` does not know Gloo, so that dumps name NCCL instead.
+- before torch 2.14, `dist.monitored_barrier` is for Gloo alone, and there is no `dist.set_timeout`;
+  `group.monitored_barrier` and `group.set_timeout` work.
+- from torch 2.14 on, `enable_reconfigure=True` is refused: ringkern cannot replace ranks.
+
 """
 
 
