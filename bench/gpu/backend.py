@@ -96,7 +96,7 @@ def totals(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def badly_ended(ranks: Ranks) -> list[str]:
-    """Whether the processes end by themselves, as a program does that has done its work."""
+    """Checks that the processes end by themselves, as a program that has done its work."""
     codes, seconds = end(ranks)
     if not any(codes) and seconds <= EXIT_S:
         return []

@@ -102,7 +102,7 @@ class Tally:
         self.context.note(cases=self.cases, wrong=len(self.wrong), what=self.wrong[:_SHOWN])
 
     def in_time(self, what: str) -> bool:
-        """Whether there is time for ``what``; if not, that and all that follows is missing."""
+        """Returns ``False``, and notes what is missing, if there is no time for ``what``."""
         if not self.missing and self.context.left() <= 0:
             self.missing = f"{what} and what follows"
             self.context.cut(self.missing)

@@ -26,7 +26,7 @@ def run(context: Context) -> None:
 
 
 def loopback() -> str:
-    """Whether two sockets of this machine reach each other; ranks meet over Gloo on ``lo``."""
+    """Connects two sockets of this machine, as ranks that meet over Gloo on ``lo`` do."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             socket.create_connection(server.getsockname(), timeout=5.0).close()

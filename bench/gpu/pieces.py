@@ -54,7 +54,7 @@ class Taken:
 
 
 def identity(machine: dict[str, Any]) -> dict[str, Any]:
-    """What pieces that are built here and now depend on."""
+    """Returns what pieces that are built here and now depend on."""
     return {
         "sources": _digest(),
         "nvcc": machine["nvcc"],
@@ -126,7 +126,7 @@ def _unloadable(programs: list[Path]) -> Iterator[str]:
 
 
 def _digest() -> str:
-    """Of all sources that compiled pieces are made of."""
+    """Hashes all sources that compiled pieces are made of."""
     files = [ROOT / "CMakeLists.txt", ROOT / "pyproject.toml"]
     for folder in ("csrc", "cmake", "tests", "bench/gpu"):
         files += (path for path in (ROOT / folder).rglob("*") if path.suffix in _SOURCES)

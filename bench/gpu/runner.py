@@ -33,7 +33,7 @@ WITHOUT_A_GPU = 4.0  # the limits of parts, times: to compile on a few cores tak
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command line asks for.
+    """The options of a run.
 
     Attributes:
         out: directory of the results; files: a file for each part there, too.

@@ -67,7 +67,7 @@ class Callers {
     comm.close(patience_s < 0 ? Milliseconds::max() : milliseconds(patience_s));
     come_back();
   }
-  // What they call is closed: waits for those in flight, and not for ever.
+  // Waits for calls in flight of what is closed now, and not for ever.
   void come_back() {
     closed_ = true;
     const auto end = Clock::now() + kTimeout;

@@ -1,4 +1,4 @@
-"""What ``make gpu`` makes of the limits of a GPU, and of the times that it measures."""
+"""Tests of how ``make gpu`` uses the limits of a GPU, and of the times that it measures."""
 
 from __future__ import annotations
 

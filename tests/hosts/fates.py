@@ -113,7 +113,7 @@ def store_of(plan: Plan, rank: int, size: int, folder: Path) -> dist.Store:
 
 
 def error_of(call: Callable[[], object]) -> dict[str, Any]:
-    """Of the first of these calls that fails, and when."""
+    """Returns the error of the first of these calls that fails, and when."""
     error = fates.error_of(call)
     return {"at": time.monotonic(), **error}
 

@@ -218,7 +218,7 @@ def _barrier_on_no_gpu(rank: int, size: int) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_barrier_names_a_gpu_that_is_not_there(ranks: Pool) -> None:
-    """As Accelerate does; after a fake tensor, a torch with CUDA counts one GPU."""
+    """Accelerate does so; after a fake tensor, a torch with CUDA counts one GPU."""
     ranks(2).run(_barrier_on_no_gpu)
 
 

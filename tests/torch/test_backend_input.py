@@ -129,7 +129,7 @@ def test_groups_that_cannot_be(ranks: Pool) -> None:
 
 
 class _Reconfigurable:
-    """What torch 2.14 and newer hand to a backend's maker."""
+    """Options, as torch 2.14 and newer hand to a backend's maker."""
 
     enable_reconfigure = True
 
