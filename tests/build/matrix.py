@@ -326,7 +326,8 @@ def main() -> int:
         print(
             f"torch {cell.torch}, Python {python}: {cell_text(cell)}, {cell.seconds} s", flush=True
         )
-        print(*(f"    {name}" for name in cell.failed), sep="\n", end="", flush=True)
+        for name in cell.failed:
+            print(f"    {name}", flush=True)
         failed |= bool(cell.failed)
     PAGE.write_text(page(results()))
     return 1 if failed else 0
