@@ -105,7 +105,7 @@ def _run(args: argparse.Namespace, given: list[str]) -> int:
         out=out.resolve(),
         work=work,
         device="cpu" if without_gpu else "cuda",
-        quick=args.quick,
+        quick=args.quick or without_gpu,  # a CPU takes minutes for all cases
         nccl=str(args.nccl.resolve()) if args.nccl else "",
         budget=args.budget or (None if without_gpu else BUDGET),
         files=args.files,

@@ -18,6 +18,8 @@ from typing import Any
 from bench.gpu import device as devices
 from bench.gpu.bounded import ROOT, run_bounded
 
+WITHOUT_A_GPU = 4.0  # all limits, times: a few cores take longer, to compile and to rehearse
+
 
 class Skipped(Exception):
     """The part has nothing to do here; the text says why."""

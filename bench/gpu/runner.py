@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.gpu.bounded import ROOT, run_bounded
-from bench.gpu.part import Context, save_context, write_json
+from bench.gpu.part import WITHOUT_A_GPU, Context, save_context, write_json
 from bench.gpu.parts import PARTS, Part
 
 # compiled: its programs were, without a GPU. partial: there was no time for all of it.
@@ -28,7 +28,6 @@ LOG_CHARACTERS = 20_000  # of a part's log, in its JSON
 SHOWN_CHARACTERS = 1_500  # of the log of a part that failed, on the terminal
 GRACE_SECONDS = 3.0  # between asking a part to end and ending it
 PROGRESS_SECONDS = 20.0  # between lines that show how far a part is
-WITHOUT_A_GPU = 4.0  # the limits of parts, times: to compile on a few cores takes longer
 
 
 @dataclass(frozen=True)

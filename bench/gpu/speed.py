@@ -22,7 +22,7 @@ from bench.gpu import device, limits, nccl
 from bench.gpu.bounded import ROOT
 from bench.gpu.cases import ALGORITHMS, PROTOCOLS, WAYS
 from bench.gpu.contest import LAUNCH, Settings
-from bench.gpu.part import Context, Failed, write_json
+from bench.gpu.part import WITHOUT_A_GPU, Context, Failed, write_json
 
 RANKS = (2, 4, 8)
 SIZES = tuple(8 * 8**i for i in range(10))  # 8 B, 64 B, 512 B, ..., 1 GiB
@@ -112,14 +112,15 @@ def run_contest(
         cwd=ROOT,
         env={**os.environ, **environment},
     )
+    stall = STALL_SECONDS * (WITHOUT_A_GPU if context.rehearsal else 1)
     try:
         size, since = -1, time.monotonic()
         while process.poll() is None:
             now = results.stat().st_size if results.exists() else 0
             if now != size:
                 size, since = now, time.monotonic()
-            if time.monotonic() - since > STALL_SECONDS:
-                return f"ended, for it made no progress for {STALL_SECONDS:.0f} s"
+            if time.monotonic() - since > stall:
+                return f"ended, for it made no progress for {stall:.0f} s"
             if context.left(0.95) < 0:
                 return NO_TIME
             time.sleep(0.05)

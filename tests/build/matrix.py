@@ -297,10 +297,11 @@ its own, a build of the extension, the [quickstart](../quickstart.md)'s program 
 
 Differences between versions, which the tests know:
 
-- torch 2.11: `Work.exception()` raises TypeError, whatever the backend; a profiler's record has no
-  "Is asynchronized op"; `torchfrtrace` does not know Gloo, so that dumps name NCCL instead.
+- before torch 2.13, `Work.exception()` raises TypeError, whatever the backend;
+- torch 2.11: a profiler's record has no "Is asynchronized op", Gloo has no `all_to_all` to compare
+  with, and `torchfrtrace` does not know Gloo, so that dumps name NCCL instead;
 - before torch 2.14, `dist.monitored_barrier` is for Gloo alone, and there is no `dist.set_timeout`;
-  `group.monitored_barrier` and `group.set_timeout` work.
+  `group.monitored_barrier` and `group.set_timeout` work;
 - from torch 2.14 on, `enable_reconfigure=True` is refused: ringkern cannot replace ranks.
 
 """

@@ -20,8 +20,8 @@ def ring(timeout_s: float = 60.0) -> dist.ProcessGroup:
     return _kept[timeout_s]
 
 
-# torch 2.11 cannot convert what Work.exception() returns, of any backend: "Unregistered type".
-CONVERTS_EXCEPTIONS = torch.__version__ >= "2.12"
+# Before 2.13, Work.exception() of any backend raises TypeError: "Unregistered type".
+CONVERTS_EXCEPTIONS = torch.__version__ >= "2.13"
 # Gloo of torch 2.11 has all_to_all_single, and no all_to_all.
 GLOO_HAS_ALL_TO_ALL = torch.__version__ >= "2.12"
 
