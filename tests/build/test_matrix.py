@@ -17,7 +17,7 @@ JUNIT = """<testsuites><testsuite>
 <testcase classname="tests.a" name="broken"><error message="no"/></testcase>
 <testcase classname="tests.a" name="gpu"><skipped message="needs a GPU"/></testcase>
 <testcase classname="" name="tests.b"><skipped message="collection skipped">
-('tests/b.py', 18, 'Skipped: needs a GPU')</skipped></testcase>
+('...', 18, 'Skipped: needs a GPU')</skipped></testcase>
 </testsuite></testsuites>"""
 
 
