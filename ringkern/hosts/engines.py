@@ -104,6 +104,7 @@ def engine_maker(
     """
     names = engine_names(inter_host)
     prefix = unique_prefix(store, f"engines of {name}", rank, size)
+    shared: Any = store  # torch's stub of Store lacks clone()
     timeout = timedelta(seconds=min(timeout_s, _LONGEST_S))
     made: dict[str, int] = {}
     of_mpi: dict[tuple[int, ...], Backend] = {}
@@ -124,7 +125,10 @@ def engine_maker(
             build = _BUILT_IN[engine]
         place = ranks.index(rank)
         try:
-            found = build(dist.PrefixStore(key, store), place, list(ranks), timeout, key)
+            # A connection of its own. On a shared one, engines that two threads make in another
+            # order on another rank would wait for each other: a TCPStore waits under a lock.
+            own = dist.PrefixStore(key, shared.clone())
+            found = build(own, place, list(ranks), timeout, key)
         except CommUsageError:
             raise
         except RuntimeError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -120,6 +121,21 @@ def test_engines_do_not_meet_others() -> None:
 
     expected = [11.0 + 2 * i for i in range(6)]
     assert in_threads([0, 1], rank_of) == {0: expected, 1: expected}
+
+
+def test_threads_of_a_rank_make_engines_at_the_same_time() -> None:
+    """A client of a TCPStore does one thing at a time, and Gloo waits in it for the other rank."""
+    host = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    clients = [host, dist.TCPStore("localhost", host.port, is_master=False, wait_for_workers=False)]
+
+    def sum_of(thread: int) -> float:
+        rank, name = thread // 2, "xy"[thread % 2]
+        if rank != thread % 2:
+            time.sleep(0.5)  # rank 0 waits for rank 1 in "x" then, and rank 1 for rank 0 in "y"
+        make = engine_maker("gloo", clients[rank], name, rank, 2, 5.0)
+        return sums(make("cpu", [0, 1]), rank)
+
+    assert in_threads([0, 1, 2, 3], sum_of) == dict.fromkeys(range(4), 11.0)
 
 
 def test_an_engine_has_the_timeout_of_its_communicator() -> None:
