@@ -20,6 +20,7 @@ from tests.hosts.jobs import DEVICE, Job, Place, Result, inside
 NAMES = "abcdefgh"  # of the hosts
 _PROGRAMS = {"unshare": "util-linux", "nsenter": "util-linux", "ip": "iproute2", "tc": "iproute2"}
 _COMMAND_LIMIT_S = 20.0
+_FRAME = 1514  # the most bytes of a packet on these wires: an MTU of 1500, and Ethernet's header
 _QUEUE_MS = 100  # what a shaped wire holds back before it drops
 
 # What holds a namespace. It is told of the processes in it, and ends them, and itself, when nobody
@@ -133,6 +134,15 @@ class Net:
                 numbers = counted.split()
                 return int(numbers[8]), int(numbers[0])
         raise AssertionError(f"host {host} has no {DEVICE}")
+
+    def repeated(self, host: int) -> int:
+        """Returns the most bytes of those sent that TCP has sent more than once.
+
+        A packet seems lost to TCP while its receiver waits for a core.
+        """
+        snmp = Path(f"/proc/{self._holders[1 + host].pid}/net/snmp").read_text()
+        names, values = (line.split() for line in snmp.splitlines() if line.startswith("Tcp:"))
+        return int(values[names.index("RetransSegs")]) * _FRAME
 
     def cut(self, host: int) -> None:
         """From now on the switch drops, in silence, what the host sends and what it would get."""

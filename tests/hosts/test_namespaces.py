@@ -113,6 +113,25 @@ def test_a_shaped_wire_takes_its_time() -> None:
     assert took > ((1 << 20) - 2 * burst) * 8 / 0.01e9
 
 
+def test_what_tcp_sends_again_is_counted() -> None:
+    size = 1 << 20
+    with Net(2, gbit_s=0.01) as slow:
+        job = slow.start(["-c", TALK, str(size)], [1, 1])
+        while "listening" not in job.out(0):
+            time.sleep(0.001)
+        before = slow.bytes(0)[0]  # the other rank may have knocked thousands of times
+        while slow.bytes(0)[0] < before + size // 4:
+            time.sleep(0.001)
+        slow.cut(1)
+        while slow.repeated(0) == 0:
+            time.sleep(0.001)
+        slow.mend(1)
+        assert [result.status for result in job.wait(30)] == [0, 0]
+        sent, repeated = slow.bytes(0)[0] - before, slow.repeated(0)
+    assert 0 < repeated < size
+    assert 0.9 * size < sent - repeated < 1.1 * size
+
+
 def test_nothing_is_left_by_a_test_that_is_killed() -> None:
     program = """
 import os, signal

@@ -192,18 +192,26 @@ dist.all_reduce(torch.ones(3), group=other)
 dist.send(torch.ones(3), 1, other) if rank == 0 else dist.recv(torch.ones(3), 0, other)
 """,
 }
-# One process a rank imports torch, and has a child for each end, which ends as a program does.
+# One process a rank imports torch, and has a child for each end, which ends as a program does. Two
+# ends at a time: with more ranks than cores, a rank may warn that it waits for one without a core.
 ENDINGS = """
 import json, os, sys, torch, torch.distributed as dist
 rank, directory, ends = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
-children = {}
+children, codes = {}, {}
+
+def reap(most):
+    while len(children) > most:
+        end = next(iter(children))
+        codes[end] = os.waitstatus_to_exitcode(os.waitpid(children.pop(end), 0)[1])
+
 for end in ends:
+    reap(1)
     child = os.fork()
     if child == 0:
         break
     children[end] = child
 else:
-    codes = {end: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for end, pid in children.items()}
+    reap(0)
     print(json.dumps(codes))
     sys.exit()
 os.dup2(os.open(f"{directory}/{end} {rank}", os.O_WRONLY | os.O_CREAT), 2)
