@@ -303,8 +303,13 @@ class Communicator:
 
     def _close(self, patience_s: float | None) -> None:
         if (first := self._first) is not None:
-            first.finish(patience_s)
-            first.end("closed")
+            if first.finish(patience_s):
+                first.end("closed")
+            else:
+                self.abort("it was closed with calls in flight")
+                # If the interpreter ended while that thread was in a call of the store, the process
+                # would end with SIGABRT. Bounded, for a store that does not answer.
+                first.finish(_PATIENCE_WITH_STORE_S)
         self._c.close(*([] if patience_s is None else [patience_s]))
 
     def __enter__(self) -> Communicator:
@@ -387,6 +392,8 @@ def communicator_for(group: dist.ProcessGroup | None) -> Communicator:
 
 # A program that ends with calls in flight waits this long for its neighbours, and no longer.
 _PATIENCE_AT_EXIT_S = 5.0
+# Longer than a search takes to end that was told to.
+_PATIENCE_WITH_STORE_S = 10.0
 
 
 @atexit.register

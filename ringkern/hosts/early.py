@@ -119,10 +119,12 @@ class EarlyCalls:
         """Begins to wait."""
         self._thread.start()
 
-    def join(self, timeout_s: float | None = None) -> None:
-        """Until all calls were made, or ``timeout_s`` are over."""
-        if self._thread is not threading.current_thread():
-            self._thread.join(timeout_s)
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Waits until all calls were made; False: ``timeout_s`` were over before."""
+        if self._thread is threading.current_thread():
+            return True
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         error: Exception | None = None

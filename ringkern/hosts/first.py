@@ -152,10 +152,11 @@ class FirstCalls:
 
     # ---- the end --------------------------------------------------------------------------------
 
-    def finish(self, patience_s: float | None = None) -> None:
-        """Waits until the asynchronous calls were made, or ``patience_s`` are over."""
-        if self._early is not None and self._search.is_of_this_process:
-            self._early.join(patience_s)
+    def finish(self, patience_s: float | None = None) -> bool:
+        """Waits until the asynchronous calls were made; False: ``patience_s`` were over before."""
+        if self._early is None or not self._search.is_of_this_process:
+            return True
+        return self._early.join(patience_s)
 
     def end(self, reason: str) -> None:
         """Ends the search, if there is still one; for all ranks, with ``reason``."""

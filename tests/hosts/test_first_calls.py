@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 import ringkern
 from ringkern.errors import CommAbortedError, CommUsageError, RendezvousError
+from ringkern.hosts import search
 from ringkern.hosts.early import EarlyWork
 
 LONG = timedelta(seconds=60)
@@ -259,6 +260,23 @@ def test_abort_ends_early_calls(made: Any) -> None:
     for work in works:
         with pytest.raises(CommAbortedError, match="changed my mind"):
             work.wait()
+
+
+def test_closing_ends_the_thread_of_early_calls(made: Any, monkeypatch: Any) -> None:
+    """A thread in a call of the store would end the process if the interpreter ended before it."""
+    alone = made(0)
+    work = alone.all_reduce(torch.ones(3), async_op=True)
+    look = search.Search._look
+
+    def slow_look(self: search.Search) -> Any:
+        time.sleep(0.5)
+        return look(self)
+
+    monkeypatch.setattr(search.Search, "_look", slow_look)
+    alone._close(0.2)
+    assert not [thread for thread in threading.enumerate() if thread.name == "ringkern-early"]
+    with pytest.raises(CommAbortedError, match="closed with calls in flight"):
+        work.wait()
 
 
 PROGRAM = """

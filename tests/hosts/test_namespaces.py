@@ -129,7 +129,9 @@ def test_what_tcp_sends_again_is_counted() -> None:
         assert [result.status for result in job.wait(30)] == [0, 0]
         sent, repeated = slow.bytes(0)[0] - before, slow.repeated(0)
     assert 0 < repeated < size
-    assert 0.9 * size < sent - repeated < 1.1 * size
+    # No lower bound without repeats: `repeated` also counts what the wire's full queue dropped.
+    assert size < sent
+    assert sent - repeated < 1.1 * size
 
 
 def test_nothing_is_left_by_a_test_that_is_killed() -> None:
