@@ -97,7 +97,8 @@ std::optional<Call> Control::call(int of, uint64_t seq) const {
             {load(line.what), load(line.count)},
             load(line.started),
             load(line.ended),
-            load(line.history)};
+            load(line.history),
+            {load(line.whole_what), load(line.whole_count)}};
   std::atomic_thread_fence(std::memory_order_acquire);
   if (load(line.seq) != seq) return {};
   return call;
@@ -204,6 +205,7 @@ CallNames names_of(uint64_t what) {
   if (f.algorithm < kAlgorithms) names.algorithm = name_of(Algorithm(f.algorithm));
   if (f.protocol < kProtocols) names.protocol = name_of(Protocol(f.protocol));
   if (f.dtype < kDTypes) names.dtype = name_of(DType(f.dtype));
+  if (f.moved > 0) names.dtype = f.moved < kMovedDTypes ? kMoved[f.moved].name : "?";
   names.accumulate = f.wide ? name_of(DType::f32) : names.dtype;
   // An op is known by how it combines and scales.
   for (int op = 0; op < kOps; ++op)
@@ -213,15 +215,26 @@ CallNames names_of(uint64_t what) {
   return names;
 }
 
+int64_t elements_of(const CallWords& words) {
+  const unsigned moved = fields_of(words.what).moved;
+  return moved < kMovedDTypes ? words.count / kMoved[moved].bytes : words.count;
+}
+
 std::string text_of(const Call& call) {
   const CallNames n = names_of(call.words.what);
-  const auto collective = Collective(fields_of(call.words.what).collective);
+  const CallFields f = fields_of(call.words.what);
+  const auto collective = Collective(f.collective);
   const bool reduces = collective == Collective::all_reduce || collective == Collective::reduce ||
                        collective == Collective::reduce_scatter;
-  return "seq=" + std::to_string(call.seq) + " " + n.collective + " " +
+  const bool rooted = collective == Collective::broadcast || collective == Collective::reduce;
+  const bool in_order = f.spans_hosts != 0 && f.algorithm == unsigned(Algorithm::two_shot);
+  return (call.seq > 0 ? "seq=" + std::to_string(call.seq) + " " : "") + n.collective + " " +
          (reduces ? n.op + std::string(" ") : "") + n.dtype + "[" +
-         std::to_string(call.words.count) + "]" +
-         (n.accumulate != n.dtype ? std::string(" in ") + n.accumulate : "");
+         std::to_string(elements_of(call.words)) + "]" +
+         (n.accumulate != n.dtype ? std::string(" in ") + n.accumulate : "") +
+         (in_order ? " in the order of ranks" : "") +
+         // A call over hosts has its root in the numbers of the group, which renumbered() keeps.
+         (rooted ? (f.spans_hosts != 0 ? " root " : " root=") + std::to_string(f.root) : "");
 }
 
 }  // namespace ringkern

@@ -38,10 +38,13 @@ struct Call {
   CallWords words;
   int64_t started = 0, ended = 0;  // as in CallLine
   uint64_t history = 0;
+  CallWords part_of{};  // as in Task
 
   bool alike(const Call& other) const { return words == other.words && history == other.history; }
 };
-// As "seq=17 all_reduce sum float32[100]".
+// Of the user's dtype.
+int64_t elements_of(const CallWords& words);
+// As "seq=17 all_reduce sum float32[100]", or, where its number is 0, without one.
 std::string text_of(const Call& call);
 // The names in it. Text of nobody's making: what is out of range is "?".
 struct CallNames {
@@ -74,8 +77,9 @@ class Control {
   // A rank's lines; null while it has not been mapped.
   const CallLine* calls_of(int rank) const;
 
-  // A call of this rank begins, and is over; returns its number. One thread at a time.
-  uint64_t begin(const CallWords& words) {
+  // A call of this rank begins, and is over; returns its number. One thread at a time. `part_of`:
+  // as in Task.
+  uint64_t begin(const CallWords& words, const CallWords& part_of = {}) {
     const uint64_t seq = seq_.load(std::memory_order_relaxed) + 1;
     CallLine& line = lines_[seq % kCallLines];
     const auto set = [](auto& word, auto value, std::memory_order order) {
@@ -88,6 +92,9 @@ class Control {
     set(line.started, ranks == 1 ? coarse_now() : now_.load(std::memory_order_relaxed),
         std::memory_order_relaxed);  // alone it has no watch
     set(line.ended, int64_t(0), std::memory_order_relaxed);
+    set(line.whole_what, part_of.what, std::memory_order_relaxed);
+    set(line.whole_count, part_of.count, std::memory_order_relaxed);
+    if (part_of.what != 0) history_ = history_of(history_, part_of);
     history_ = history_of(history_, words);
     set(line.history, history_, std::memory_order_relaxed);
     set(line.seq, seq, std::memory_order_release);

@@ -27,6 +27,7 @@ class Renumberer {
       if (take("disagree on the root: ")) of_roots_ = true;
       if (standing_ && comes(". ")) standing_ = false;
       if (standing_ && take("; ")) number();
+      else if (take(" root=")) number();
       else if (!named()) copy(1);
     }
     return std::move(out_);

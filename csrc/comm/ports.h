@@ -24,6 +24,12 @@ using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 
 inline std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
+// As "40 bytes of float32". `moved`: an index of kMoved, which may be from anybody.
+inline std::string moved_text(int moved, int64_t bytes) {
+  const bool known = moved >= 0 && moved < kMovedDTypes;
+  return std::to_string(bytes) + " bytes" +
+         (moved == 0 ? "" : std::string(" of ") + (known ? kMoved[moved].name : "?"));
+}
 
 // As "30.0 s".
 inline std::string in_seconds(std::chrono::nanoseconds t) {
@@ -208,6 +214,10 @@ struct Task {
   void (*rests)(void* with) = nullptr;
   void* with = nullptr;
   const Timeline* timeline = nullptr;  // a ring's verbs are noted there; null: nowhere
+  int moved = 0;  // an index of kMoved: the dtype of elements that travel as bytes
+  // The larger call that this is a step of, if any (kSpansHosts). Ranks compare it, too: their
+  // steps may be alike though their calls are not.
+  CallWords part_of{};
 };
 
 // Its way, where that is open.
@@ -219,7 +229,7 @@ inline void choose(const Task& t, const WayTable& ways) {
 }
 
 constexpr CallWords words_of(const Task& t) {
-  return words_of(t.collective, t.reduction, t.algorithm, t.protocol, t.root, t.count);
+  return words_of(t.collective, t.reduction, t.algorithm, t.protocol, t.root, t.count, t.moved);
 }
 
 // Of more than one rank: round the ring, what travels is partial results, rounded to the dtype.

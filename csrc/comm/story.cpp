@@ -42,13 +42,8 @@ Difference difference(const CallWords& a, const CallWords& b) {
   if (differ(x.dtype, y.dtype)) return {"dtype", x.dtype, y.dtype};
   if (differ(x.op, y.op)) return {"op", x.op, y.op};
   if (differ(x.accumulate, y.accumulate)) return {"accumulate", x.accumulate, y.accumulate};
-  if (a.count != b.count) {
-    const auto collective = Collective(fields_of(a.what).collective);
-    const bool moves = collective == Collective::broadcast || collective == Collective::all_gather;
-    const bool bytes = moves && std::strcmp(x.dtype, name_of(DType::u8)) == 0;
-    return {bytes ? "the number of bytes" : "numel", std::to_string(a.count),
-            std::to_string(b.count)};
-  }
+  if (a.count != b.count)
+    return {"numel", std::to_string(elements_of(a)), std::to_string(elements_of(b))};
   const unsigned root_a = fields_of(a.what).root, root_b = fields_of(b.what).root;
   if (root_a != root_b) return {"the root", std::to_string(root_a), std::to_string(root_b)};
   if (differ(x.algorithm, y.algorithm)) return {"algorithm", x.algorithm, y.algorithm};
@@ -78,11 +73,16 @@ std::optional<Failure> mismatch_in(const Control& control, uint64_t seq) {
   for (const auto& [wrong, call] : calls) {
     if (call.alike(calls.at(right))) continue;
     const int a = std::min(right, wrong), b = std::max(right, wrong);
-    const Difference d = difference(calls.at(a).words, calls.at(b).words);
+    const CallWords &whole_a = calls.at(a).part_of, &whole_b = calls.at(b).part_of;
+    const bool whole = whole_a != whole_b;  // what the ranks' programs call
+    const Call call_a = whole ? Call{.words = whole_a} : calls.at(a);
+    const Call call_b = whole ? Call{.words = whole_b} : calls.at(b);
+    Difference d = difference(call_a.words, call_b.words);
+    if (whole) d.field += " of the whole call";  // in the numbers of its own ranks
     const std::string text =
         "seq=" + std::to_string(seq) + ": ranks disagree on " + d.field + ": " + rank_text(a) +
-        " has " + d.a + " (" + text_of(calls.at(a)) + "), " + rank_text(b) + " has " + d.b + " (" +
-        text_of(calls.at(b)) + "). Last calls of " + rank_text(a) + ": " + calls_of(control, a) +
+        " has " + d.a + " (" + text_of(call_a) + "), " + rank_text(b) + " has " + d.b + " (" +
+        text_of(call_b) + "). Last calls of " + rank_text(a) + ": " + calls_of(control, a) +
         "; of " + rank_text(b) + ": " + calls_of(control, b) + "." + kSameCalls + remedy(control);
     return Failure{Cause::mismatch, control.rank, Facts{wrong, seq}, text};
   }

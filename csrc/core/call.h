@@ -21,6 +21,9 @@ constexpr uint64_t history_of(uint64_t before, const CallWords& last) {
   return h ^ h >> 32;
 }
 
+// Of `what`: a call over several hosts, of which the ring of one makes steps.
+inline constexpr uint64_t kSpansHosts = uint64_t(1) << 31;
+
 // The fields of `what`, from its lowest bit up.
 inline constexpr int kReductionBits = 4 + 3 + 2 + 1;  // dtype, combine, scale, wide
 
@@ -30,19 +33,20 @@ constexpr uint64_t reduction_bits(const Reduction& r) {
          uint64_t(r.wide) << 9;
 }
 
-// The factor of a scale is a rank's own business.
+// The factor of a scale is a rank's own business. `moved`: an index of kMoved.
 constexpr CallWords words_of(Collective collective, const Reduction& reduction, Algorithm algorithm,
-                             Protocol protocol, int root, int64_t count) {
-  static_assert(kCollectives <= 16 && kAlgorithms <= 4 && kProtocols <= 4);
+                             Protocol protocol, int root, int64_t count, int moved = 0) {
+  static_assert(kCollectives <= 16 && kAlgorithms <= 4 && kProtocols <= 4 && kMovedDTypes <= 64);
   return {reduction_bits(reduction) | uint64_t(collective) << kReductionBits |
               uint64_t(algorithm) << (kReductionBits + 4) |
-              uint64_t(protocol) << (kReductionBits + 6) | uint64_t(root) << 32,
+              uint64_t(protocol) << (kReductionBits + 6) | uint64_t(moved) << (kReductionBits + 8) |
+              uint64_t(root) << 32,
           count};
 }
 
 // Read back, from what may have been written by anybody: out of range is for the reader to find.
 struct CallFields {
-  unsigned dtype, combine, scale, wide, collective, algorithm, protocol, root;
+  unsigned dtype, combine, scale, wide, collective, algorithm, protocol, moved, spans_hosts, root;
 };
 constexpr CallFields fields_of(uint64_t what) {
   const auto bits = [&](int at, int n) { return unsigned(what >> at & ((uint64_t(1) << n) - 1)); };
@@ -53,6 +57,8 @@ constexpr CallFields fields_of(uint64_t what) {
           bits(kReductionBits, 4),
           bits(kReductionBits + 4, 2),
           bits(kReductionBits + 6, 2),
+          bits(kReductionBits + 8, 6),
+          bits(31, 1),
           bits(32, 32)};
 }
 
@@ -65,6 +71,8 @@ struct alignas(64) CallLine {
   int64_t started;   // CLOCK_MONOTONIC, in ns; as the watch last looked at it, up to 0.2 s before
   int64_t ended;     // 0: not yet
   uint64_t history;  // with this call
+  uint64_t whole_what;  // the call that this is a step of; 0: of none
+  int64_t whole_count;
 };
 static_assert(sizeof(CallLine) == 64);
 

@@ -21,6 +21,22 @@ enum class Kind : uint8_t { floating, integer };
   X(e4m3, "float8_e4m3fn", 1, floating)     \
   X(e5m2, "float8_e5m2", 1, floating)
 
+// Further dtypes, of what is only moved.
+//        torch's name  bytes
+#define RK_MOVED_DTYPES(X)    \
+  X("bool", 1)                \
+  X("int16", 2)               \
+  X("uint16", 2)              \
+  X("uint32", 4)              \
+  X("uint64", 8)              \
+  X("complex32", 4)           \
+  X("complex64", 8)           \
+  X("complex128", 16)         \
+  X("float8_e4m3fnuz", 1)     \
+  X("float8_e5m2fnuz", 1)     \
+  X("float8_e8m0fnu", 1)      \
+  X("float4_e2m1fn_x2", 1)
+
 // How two partial results become one. `avg` and `premul_sum` are sums with a scale, below.
 #define RK_COMBINES(X) X(sum) X(prod) X(min) X(max) X(band) X(bor) X(bxor)
 
@@ -89,6 +105,22 @@ RK_HD constexpr Kind kind_of(DType t) {
   }
   return Kind::floating;
 }
+
+// The dtype of elements that travel as bytes: one number for each of torch's names above. 0: not
+// given; the last: any other dtype.
+struct MovedDType {
+  const char* name;
+  int bytes;
+};
+inline constexpr MovedDType kMoved[] = {{"uint8", 1},
+#define RK_ROW(e, name, bytes, ...) {name, bytes},
+                                        RK_DTYPES(RK_ROW)
+#undef RK_ROW
+#define RK_ROW(name, bytes) {name, bytes},
+                                            RK_MOVED_DTYPES(RK_ROW)
+#undef RK_ROW
+                                                {"another dtype", 1}};
+inline constexpr int kMovedDTypes = int(sizeof kMoved / sizeof kMoved[0]);
 
 #define RK_CASE(e, ...) case decltype(v)::e: return #e;
 // clang-format off: a table

@@ -26,6 +26,7 @@ struct Message {
   // Once, on the courier's thread: the error or null, and the rank at the other end. Must not
   // throw; may post.
   std::function<void(std::exception_ptr, int source)> done;
+  int dtype = 0;  // an index of kMoved; the two ends must have the same
 };
 
 // Messages between the same two ranks with the same tag are matched in the order of posting;

@@ -79,12 +79,12 @@ std::optional<Mail::Posted> Mail::take_wanted(int from, uint64_t tag) {
 
 bool Mail::fits(Arrival& a) {
   const Message& m = a.taker->message;
-  if (a.header.bytes == m.bytes) return true;
-  fail(*a.taker,
-       failure_of<UsageError>(rank_text(a.from) + " sent " + std::to_string(a.header.bytes) +
-                              " bytes to " + rank_text(rank_) + " (tag " + std::to_string(m.tag) +
-                              "), which expects " + std::to_string(m.bytes) +
-                              ": the two ends of a message must agree on its size"));
+  if (a.header.bytes == m.bytes && int(a.header.dtype) == m.dtype) return true;
+  const std::string text =
+      rank_text(a.from) + " sent " + moved_text(int(a.header.dtype), a.header.bytes) + " to " +
+      rank_text(rank_) + " (tag " + std::to_string(m.tag) + "), which expects " +
+      moved_text(m.dtype, m.bytes) + ": the two ends of a message must agree on its size and dtype";
+  fail(*a.taker, std::make_exception_ptr(MismatchError(text, Facts{a.from})));
   return false;
 }
 
@@ -155,7 +155,7 @@ bool Mail::send_to(int to) {
   Message& m = p.sends.front().message;
   bool moved = false;
   if (!p.header_sent) {
-    Header header{m.tag, m.bytes, uint64_t(m.protocol)};
+    Header header{m.tag, m.bytes, uint32_t(m.protocol), uint32_t(m.dtype)};
     Transfer t{plan_of(Protocol::ll, sizeof header), 0, &header};
     if (!advance(to, Verb::send, t)) return false;
     p.header_sent = moved = true;
@@ -194,7 +194,7 @@ bool Mail::receive_from(int from) {
 }
 
 void Mail::begin_arrival(int from, const Header& header) {
-  if (header.protocol >= uint64_t(kProtocols) || header.bytes < 0) {
+  if (header.protocol >= uint32_t(kProtocols) || header.bytes < 0) {
     failure_ = {"the header of a message from " + rank_text(from) + " to " + rank_text(rank_) +
                 " is damaged (tag " + std::to_string(header.tag) + ", " +
                 std::to_string(header.bytes) + " bytes, protocol " +

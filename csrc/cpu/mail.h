@@ -58,7 +58,7 @@ class Mail {
   struct Header {
     uint64_t tag;
     int64_t bytes;
-    uint64_t protocol;
+    uint32_t protocol, dtype;
   };
   // How much of a message, or a header, has gone through a link.
   struct Transfer {

@@ -43,11 +43,13 @@ inline at::Tensor target(const at::Tensor& t, Copies& copies) {
 // A task that moves `bytes` of two tensors that are plain; `in` or `out` may be undefined.
 inline Prepared moved(Collective collective, const at::Tensor& out, const at::Tensor& in,
                       int64_t bytes, int root = 0) {
+  const at::Tensor& given = out.defined() ? out : in;
   Prepared p;
-  p.device = (out.defined() ? out : in).device();
+  p.device = given.device();
   p.in = in, p.out = out;
   p.task.collective = collective;
   p.task.reduction.dtype = DType::u8;
+  p.task.moved = moved_of(given.scalar_type());
   p.task.in = in.defined() ? in.const_data_ptr() : nullptr;
   p.task.out = out.defined() ? out.mutable_data_ptr() : nullptr;
   p.task.count = bytes;
@@ -91,6 +93,7 @@ inline Prepared reduced(Collective collective, const at::Tensor& out, const at::
                         const Elements& elements, int64_t numel, int root = 0) {
   Prepared p = moved(collective, out, in, numel * elements.each, root);
   p.task.reduction = elements.reduction;
+  p.task.moved = 0;  // it is reduced
   return p;
 }
 

@@ -43,6 +43,7 @@ class Messenger final : public Carrier {
       m.peer = t.peer;
       m.tag = tag;
       m.bytes = int64_t(t.buffer.nbytes());
+      m.dtype = moved_of(t.buffer.scalar_type());
       m.protocol = protocol_of(wish, c10::DeviceType::CPU, m.bytes);
       m.data = const_cast<void*>(t.buffer.const_data_ptr());  // of what is sent, only read
       m.timeout = timeout;
@@ -195,6 +196,7 @@ class Messenger final : public Carrier {
     Task task;
     task.collective = Collective::send_recv;
     task.reduction.dtype = DType::u8;
+    task.moved = moved_of(transfer.buffer.scalar_type());
     task.in = transfer.buffer.const_data_ptr();
     task.out = const_cast<void*>(task.in);
     task.count = int64_t(transfer.buffer.nbytes());

@@ -33,7 +33,7 @@ inline py::dict call_for_python(const ringkern::Call& call, int64_t offset) {
   using namespace py::literals;
   const CallNames names = names_of(call.words.what);
   return py::dict("seq"_a = call.seq, "collective"_a = names.collective, "op"_a = names.op,
-                  "dtype"_a = names.dtype, "count"_a = call.words.count,
+                  "dtype"_a = names.dtype, "count"_a = elements_of(call.words),
                   "algorithm"_a = names.algorithm, "protocol"_a = names.protocol,
                   "root"_a = fields_of(call.words.what).root,
                   "started_ns"_a = call.started + offset,

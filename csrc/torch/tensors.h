@@ -41,6 +41,19 @@ inline std::optional<DType> dtype_of(at::ScalarType type) {
   return table[size_t(type)];
 }
 
+// An index of kMoved.
+inline int moved_of(at::ScalarType type) {
+  static const auto table = [] {
+    std::array<int, size_t(at::ScalarType::NumOptions)> t{};
+    for (size_t i = 0; i < t.size(); ++i) {
+      const std::string name = torch_name(at::ScalarType(i));
+      for (t[i] = 1; t[i] < kMovedDTypes - 1 && name != kMoved[t[i]].name;) ++t[i];
+    }
+    return t;
+  }();
+  return table[size_t(type)];
+}
+
 inline std::string dtype_names() {
   std::string names;
   for (int d = 0; d < kDTypes; ++d) names += std::string(d ? ", " : "") + name_of(DType(d));

@@ -117,6 +117,8 @@ void numbers_become_the_groups() {
      "ago. The rest; 1 is none",
      "waited 0.5 s. Per rank: 4 in seq=2 for 1.0 s; 5 has made no call; 107 done with seq=1 2.0 s "
      "ago. The rest; 1 is none");
+  is("(broadcast float32[1] root=1)", "(broadcast float32[1] root=5)");
+  is("(broadcast float32[1] root 1)", "(broadcast float32[1] root 1)");  // of all hosts
   is("ranks disagree on the root: rank 0 has 1 (seq=1 broadcast), rank 1 has 0 (seq=1 broadcast).",
      "ranks disagree on the root: rank 4 has 5 (seq=1 broadcast), rank 5 has 4 (seq=1 broadcast).");
   is("ranks disagree on numel: rank 0 has 1 (x), rank 1 has 0 (x)",

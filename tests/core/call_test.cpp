@@ -22,8 +22,9 @@ void every_field_is_read_back() {
           for (int a = 0; a < kAlgorithms; ++a)
             for (int p = 0; p < kProtocols; ++p)
               for (const int root : {0, 1, kMaxRanks - 1}) {
+                const int moved = int(calls % kMovedDTypes);
                 const CallWords words =
-                    words_of(Collective(c), r, Algorithm(a), Protocol(p), root, 1000 + d);
+                    words_of(Collective(c), r, Algorithm(a), Protocol(p), root, 1000 + d, moved);
                 const CallFields f = fields_of(words.what);
                 CHECK_EQ(f.dtype, unsigned(d));
                 CHECK_EQ(f.combine, unsigned(r.combine));
@@ -33,6 +34,9 @@ void every_field_is_read_back() {
                 CHECK_EQ(f.algorithm, unsigned(a));
                 CHECK_EQ(f.protocol, unsigned(p));
                 CHECK_EQ(f.root, unsigned(root));
+                CHECK_EQ(f.moved, unsigned(moved));
+                CHECK_EQ(f.spans_hosts, 0u);
+                CHECK_EQ(fields_of(words.what | kSpansHosts).spans_hosts, 1u);
                 CHECK_EQ(words.count, int64_t(1000 + d));
                 all.insert(words.what);
                 ++calls;

@@ -22,7 +22,7 @@ void sizes_must_agree(bool aside) {
     } else {
       if (aside) r.box.wait_for(r.box.receive(0, 6, 1));  // the one in front lies aside then
       const size_t m = r.box.receive(0, 5, 8192);
-      check_message(r, m, "UsageError",
+      check_message(r, m, "MismatchError",
                     {"rank 0 sent 4096 bytes to rank 1 (tag 5), which expects 8192"});
       CHECK_CONTAINS(refusal(r),
                      "the messages of group 'group' became unusable just now: rank 0 "
@@ -128,7 +128,7 @@ void what_is_posted_meanwhile_fails_too() {
   called.wait();
   two.box.wait_for(two.box.send(0, 1, Bytes(2)));
   two_has_sent.count_down();  // its size is wrong, which the same step of rank 0 finds
-  CHECK_EQ(zero.box.outcome(wrong).kind, std::string("UsageError"));
+  CHECK_EQ(zero.box.outcome(wrong).kind, std::string("MismatchError"));
   zero.box.wait();
   check_message(zero, posted, "AbortedError", {"rank 2 sent 2 bytes to rank 0"});
 }

@@ -28,12 +28,7 @@ inline Difference difference(const Drawn& a, const Drawn& b) {
     const auto in = [](const Drawn& d) { return d.wide ? "float32" : name_of(d.dtype); };
     return {"accumulate", in(a), in(b)};
   }
-  if (a.count != b.count) {
-    const bool bytes = a.dtype == DType::u8 && (a.collective == Collective::broadcast ||
-                                                a.collective == Collective::all_gather);
-    return {bytes ? "the number of bytes" : "numel", std::to_string(a.count),
-            std::to_string(b.count)};
-  }
+  if (a.count != b.count) return {"numel", std::to_string(a.count), std::to_string(b.count)};
   if (a.root != b.root) return {"the root", std::to_string(a.root), std::to_string(b.root)};
   if (a.algorithm != b.algorithm) return {"algorithm", name_of(a.algorithm), name_of(b.algorithm)};
   if (a.protocol != b.protocol) return {"protocol", name_of(a.protocol), name_of(b.protocol)};
