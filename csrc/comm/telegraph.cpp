@@ -73,8 +73,10 @@ void Telegraph::Clerk::rest() {
   watching_ = false;
 }
 
-void Telegraph::Clerk::begin() {
+void Telegraph::Clerk::begin(uint64_t seq, const std::string& phase) {
   std::lock_guard lock(mutex_);
+  where_.seq = seq;
+  where_.phase = phase;
   in_call_ = true;
   began_ = Clock::now();
   pause_ = kFirstPause;
@@ -86,6 +88,20 @@ void Telegraph::Clerk::begin() {
 void Telegraph::Clerk::end() {
   std::lock_guard lock(mutex_);
   in_call_ = false;
+}
+
+void Telegraph::Clerk::listen_more() {
+  std::lock_guard lock(mutex_);
+  if (left_ || leaving_) return void(++listeners_);
+  if (listeners_++ > 0) return;
+  began_ = Clock::now();
+  if (!thread_.joinable()) start();
+  else if (idle_) wanted_.notify_one();
+}
+
+void Telegraph::Clerk::listen_less() {
+  std::lock_guard lock(mutex_);
+  --listeners_;
 }
 
 std::optional<Failure> Telegraph::Clerk::heard() const {
@@ -124,7 +140,7 @@ Telegraph::Clerk::Places Telegraph::Clerk::call_roll(Milliseconds patience,
   std::unique_lock lock(mutex_);
   if (!roll_) {  // or another thread calls it just now
     const auto end = Clock::now() + patience;
-    roll_ = std::make_shared<Roll>(Roll{end - patience / 4, end});
+    roll_ = std::make_shared<Roll>(Roll{end - patience / 4, end, enough != nullptr});
     roll_->places.resize(size_t(hosts_.ranks()));
   }
   const std::shared_ptr<Roll> roll = roll_;
@@ -133,7 +149,7 @@ Telegraph::Clerk::Places Telegraph::Clerk::call_roll(Milliseconds patience,
       enough ? kEnough : kLongest);
   if (roll_ == roll) roll_ = nullptr;
   Places places = roll->places;
-  if (watching_) places[size_t(hosts_.rank())] = where_;
+  if (watching_ || in_call_) places[size_t(hosts_.rank())] = where_;
   return places;
 }
 
@@ -171,17 +187,17 @@ void Telegraph::Clerk::work() {
 }
 
 bool Telegraph::Clerk::listens() const {
-  return watching_ || (in_call_ && Clock::now() - began_ >= kLong);
+  return watching_ || ((in_call_ || listeners_ > 0) && Clock::now() - began_ >= kLong);
 }
 
 // While calls are made one may become long, of which nobody tells the thread.
 void Telegraph::Clerk::idle(std::unique_lock<std::mutex>& lock) {
-  if (in_call_ || Clock::now() - began_ < kIdle) {
+  if (in_call_ || listeners_ > 0 || Clock::now() - began_ < kIdle) {
     wanted_.wait_for(lock, kLong);
     return;
   }
   idle_ = true;
-  wanted_.wait(lock, [this] { return leaving_ || in_call_ || needed(); });
+  wanted_.wait(lock, [this] { return leaving_ || in_call_ || listeners_ > 0 || needed(); });
   idle_ = false;
 }
 
@@ -245,7 +261,7 @@ void Telegraph::Clerk::answer() {
   Answer mine{rolls_, {}};
   {
     std::lock_guard lock(mutex_);
-    if (!watching_ || rolls_ == answered_) return;
+    if (!(watching_ || in_call_) || rolls_ == answered_) return;
     mine.where = where_;
   }
   store_.set(key("at", hosts_.rank()), to_word(mine));
@@ -268,11 +284,13 @@ void Telegraph::Clerk::collect() {
   bool all = true;
   for (int host = 0; host < hosts_.count(); ++host)
     all = all && (host == hosts_.host() || some_have(*roll, host));
+  if (all || last || roll->of_all) sweep(*roll, true);
+  for (int rank = 0; rank < hosts_.ranks() && roll->of_all; ++rank)
+    all = all && (rank == hosts_.rank() || roll->places[size_t(rank)]);
   if (!all && !last) {
     roll->answers = answers;  // not before: a sweep that the store has ended is made again
     return;
   }
-  sweep(*roll, true);
   std::lock_guard lock(mutex_);
   roll->over = true;
   changed_.notify_all();
@@ -315,7 +333,7 @@ Telegraph::~Telegraph() {
 
 void Telegraph::watch(uint64_t seq, const std::string& phase) { clerk_->watch(seq, phase); }
 void Telegraph::rest() { clerk_->rest(); }
-void Telegraph::begin() { clerk_->begin(); }
+void Telegraph::begin(uint64_t seq, const std::string& phase) { clerk_->begin(seq, phase); }
 void Telegraph::end() { clerk_->end(); }
 std::optional<Failure> Telegraph::heard() const { return clerk_->heard(); }
 Failure Telegraph::tell(Failure mine, Milliseconds patience) {
@@ -327,5 +345,18 @@ std::vector<std::optional<Whereabouts>> Telegraph::call_roll(Milliseconds patien
   return clerk_->call_roll(patience, enough);
 }
 bool Telegraph::store_answers() const { return clerk_->store_answers(); }
+
+Telegraph::Listener::Listener(const Telegraph& to) : clerk_(to.clerk_), born_in_(to.born_in_) {
+  clerk_->listen_more();
+}
+Telegraph::Listener::~Listener() {
+  if (int(::getpid()) == born_in_) clerk_->listen_less();
+}
+Failure Telegraph::Listener::tell(Failure mine, Milliseconds patience) const {
+  return clerk_->tell(std::move(mine), patience);
+}
+std::optional<Failure> Telegraph::Listener::hear(Milliseconds patience) const {
+  return clerk_->hear(patience);
+}
 
 }  // namespace ringkern

@@ -42,13 +42,15 @@ class Telegraph {
   // calls are answered.
   void watch(uint64_t seq, const std::string& phase);
   void rest();
-  // A call begins, and is over: what was told is heard where it takes longer than 100 ms. Two short
-  // locks.
-  void begin();
+  // A call begins, and is over: where it takes longer than 100 ms, what was told is heard and roll
+  // calls are answered as while a wait is watched. Two short locks.
+  void begin(uint64_t seq, const std::string& phase);
   void end();
   class Listening {
    public:
-    explicit Listening(Telegraph& to) : to_(to) { to.begin(); }
+    Listening(Telegraph& to, uint64_t seq, const std::string& phase) : to_(to) {
+      to.begin(seq, phase);
+    }
     ~Listening() { to_.end(); }
     Listening(const Listening&) = delete;
     Listening& operator=(const Listening&) = delete;
@@ -69,7 +71,7 @@ class Telegraph {
   // By rank: where it waits, of those that do, and answer. Returns after `patience`, or when ranks
   // of all other hosts have answered, or a failure was told. Ranks answer when they next look at
   // the store: allow more than a second. `enough`, if any, is asked now and then: true ends it,
-  // too.
+  // too, but one rank of a host does not: it waits for all ranks.
   std::vector<std::optional<Whereabouts>> call_roll(Milliseconds patience,
                                                     const std::function<bool()>& enough = nullptr);
   // False: for more than a second it has been asked in vain.
@@ -77,6 +79,27 @@ class Telegraph {
 
  private:
   class Clerk;
+
+ public:
+  // A wait for something else than a call, of any length and beside calls: what was told is heard
+  // while it lives. It may outlive the telegraph, and hears nothing more then.
+  class Listener {
+   public:
+    explicit Listener(const Telegraph& to);
+    ~Listener();
+    Listener(const Listener&) = delete;
+    Listener& operator=(const Listener&) = delete;
+
+    // As those of the telegraph.
+    Failure tell(Failure mine, Milliseconds patience) const;
+    std::optional<Failure> hear(Milliseconds patience) const;
+
+   private:
+    const std::shared_ptr<Clerk> clerk_;
+    const int born_in_;
+  };
+
+ private:
   // Shared with the thread, which may be left behind.
   std::shared_ptr<Clerk> clerk_;
   const int born_in_;  // pid: a forked child has not the thread

@@ -32,8 +32,10 @@ class Telegraph::Clerk : public std::enable_shared_from_this<Clerk> {
   void leave();
   void watch(uint64_t seq, const std::string& phase);
   void rest();
-  void begin();
+  void begin(uint64_t seq, const std::string& phase);
   void end();
+  void listen_more();
+  void listen_less();
   std::optional<Failure> heard() const;
   Failure tell(Failure mine, Milliseconds patience);
   std::optional<Failure> hear(Milliseconds patience);
@@ -43,9 +45,10 @@ class Telegraph::Clerk : public std::enable_shared_from_this<Clerk> {
  private:
   // Written on the thread, `places` with the lock.
   struct Roll {
-    Clock::time_point last_sweep, end;  // the rest is the thread's until it is over
-    int64_t number = 0;                 // 0: it has not been called yet
-    int64_t answers = 0;                // to any roll, that had come at the last sweep
+    Clock::time_point last_sweep, end;
+    bool of_all = false;  // over when all ranks have answered; the rest is the thread's until then
+    int64_t number = 0;   // 0: it has not been called yet
+    int64_t answers = 0;  // to any roll, that had come at the last sweep
     bool over = false;
     Places places{};
   };
@@ -90,7 +93,8 @@ class Telegraph::Clerk : public std::enable_shared_from_this<Clerk> {
   bool watching_ = false, in_call_ = false;
   bool idle_ = false;  // the thread, until somebody wakes it
   Whereabouts where_;
-  Clock::time_point began_;      // the last call
+  Clock::time_point began_;  // the last call, or the first listener of some
+  int listeners_ = 0;
   int waiting_ = 0;              // callers, for something that the store says
   std::optional<Failure> mine_;  // to be told
   std::shared_ptr<Roll> roll_;

@@ -1,17 +1,26 @@
 // An engine: a backend of torch.distributed that moves data between hosts, over ranks of which each
 // is on another one, or over all of a group; and what is made of it where it cannot reduce as
 // asked.
+//
+// On CPUs a second backend over the same ranks carries slots: messages of one size, which begin
+// with the call that their rank makes. Data of up to a slot's payload travel in it. More data go by
+// the first backend, once the ranks have compared their calls in slots; for a call like the one
+// before they need not, since a rank that makes another one now has to compare. So nothing of a
+// call meets anything of another one: neither its values, nor its size, for which Gloo would end
+// the process.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <algorithm>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "comm/control.h"
 #include "torch/runner.h"
 #include "torch/tensors.h"
 
@@ -40,8 +49,11 @@ inline at::Tensor slice_of(const at::Tensor& owner, const void* base, int64_t of
       at::TensorOptions().dtype(scalar_of(dtype)).device(owner.device()));
 }
 
-// Of a plain tensor of any shape.
-inline at::Tensor as_bytes(const at::Tensor& t) { return t.reshape({-1}).view(at::kByte); }
+// Of a plain tensor of any shape. One of a single element may have any stride, which torch takes
+// for contiguous, and does not view as bytes.
+inline at::Tensor as_bytes(const at::Tensor& t) {
+  return t.as_strided({t.numel()}, {1}).view(at::kByte);
+}
 
 // What torch throws says where in torch it was.
 inline std::string what_of(const std::exception& e) {
@@ -104,18 +116,44 @@ inline void divide(const at::Tensor& t, double by) {
 // So much of what an engine says is in an error, in characters.
 inline constexpr size_t kEngineSays = 200;
 
+// Payload of a slot.
+inline constexpr int64_t kSlotBytes = 1024;
+
 class Engine {
  public:
+  using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
   // Waits for a work, and throws what it failed with.
   using Await = std::function<void(const WorkPtr&)>;
+  // The engine's rank `place` makes this call, which differs from this rank's. Throws.
+  using Differ = std::function<void(int place, const ringkern::Call& theirs)>;
   // What is left to do of something begun; call it once.
   using Finish = std::function<void()>;
 
-  Engine(c10::intrusive_ptr<c10d::Backend> backend, Milliseconds timeout, Await await)
-      : backend_(std::move(backend)), ranks_(backend_->getSize()), timeout_(timeout),
-        await_(std::move(await)) {}
+  // `slots`: for slots; null: calls are not compared.
+  Engine(BackendPtr backend, BackendPtr slots, Milliseconds timeout, Await await, Differ differ)
+      : backend_(std::move(backend)), slots_(std::move(slots)), ranks_(backend_->getSize()),
+        timeout_(timeout), await_(std::move(await)), differ_(std::move(differ)) {}
 
   c10d::Backend& backend() { return *backend_; }
+  c10d::Backend& slots() { return *slots_; }
+
+  // The call that whatever follows is a part of; the same one again changes nothing.
+  void set_call(const ringkern::Call& call) {
+    if (call.seq == call_.seq) return;
+    if (agreeing_) finish_comparing();  // the last call moved nothing that waited for it
+    // The last call of the group, and not only of this engine: calls over two rails have an order.
+    const bool again = call.seq == call_.seq + 1 && call.words == call_.words;
+    agreed_ = !slots_ || (agreed_ && again);
+    call_ = call;
+  }
+  // Begins to compare the call, for data that do not fit in a slot, and will wait for it.
+  void begin_comparing() {
+    if (!agreed_ && !agreeing_) agreeing_ = begin_slots({}, [](const at::Tensor&) {});
+  }
+  // Compares the call, of which nothing is to be moved.
+  void compare() {
+    if (slots_) begin_slots({}, [](const at::Tensor&) {})();
+  }
 
   // Whether it reduces so itself, and as ringkern does: NaN is the least and the greatest of all.
   bool reduces(const Reduction& r) const {
@@ -131,7 +169,12 @@ class Engine {
 
   // Reduces a tensor over the engine's ranks, in place, however it is asked to.
   Finish begin_all_reduce(const at::Tensor& t, const Reduction& r, bool in_rank_order) {
+    if (fits_slot(t))
+      return begin_slots(t, [t, combine = r.combine](const at::Tensor& parts) {
+        t.copy_(combined(parts, combine));
+      });
     if (in_rank_order || !reduces(r)) return begin_exchange(t, r.combine);
+    agree();
     std::vector<at::Tensor> tensors{t};
     c10d::AllreduceOptions o;
     o.reduceOp = op_for(r.combine);
@@ -161,6 +204,12 @@ class Engine {
 
   // Part i of `in` goes to rank i, and what comes from it is part i of `out`.
   Finish begin_all_to_all(const at::Tensor& out, const at::Tensor& in) {
+    if (fits_slot(in))
+      return begin_slots(in, [this, out](const at::Tensor& parts) {
+        const int64_t n = out.numel() / ranks_;
+        out.view({ranks_, n}).copy_(parts.narrow(1, backend_->getRank() * n, n));
+      });
+    agree();
     at::Tensor to = as_bytes(out), from = as_bytes(in);
     std::vector<int64_t> equal;
     c10d::AllToAllOptions o;
@@ -169,6 +218,11 @@ class Engine {
   }
 
   Finish begin_all_gather(const at::Tensor& out, const at::Tensor& in) {
+    if (fits_slot(in))
+      return begin_slots(in, [this, out](const at::Tensor& parts) {
+        out.view({ranks_, out.numel() / ranks_}).copy_(parts);
+      });
+    agree();
     at::Tensor to = as_bytes(out), from = as_bytes(in);
     c10d::AllgatherOptions o;
     o.timeout = timeout_;
@@ -176,6 +230,9 @@ class Engine {
   }
 
   Finish begin_broadcast(const at::Tensor& t, int root) {
+    if (fits_slot(t))
+      return begin_slots(t, [t, root](const at::Tensor& parts) { t.copy_(parts.select(0, root)); });
+    agree();
     std::vector<at::Tensor> tensors{as_bytes(t)};
     c10d::BroadcastOptions o;
     o.rootRank = root;
@@ -185,7 +242,8 @@ class Engine {
 
   // To `root`; the others' tensors have no meaning afterwards.
   Finish begin_reduce(const at::Tensor& t, const Reduction& r, int root) {
-    if (!reduces(r)) return begin_exchange(t, r.combine);
+    if (fits_slot(t) || !reduces(r)) return begin_all_reduce(t, r, false);
+    agree();
     std::vector<at::Tensor> tensors{t};
     c10d::ReduceOptions o;
     o.reduceOp = op_for(r.combine);
@@ -211,10 +269,59 @@ class Engine {
     return [this, work = std::move(work)] { await_(work); };
   }
 
-  const c10::intrusive_ptr<c10d::Backend> backend_;
+  // What a slot begins with. Elements of any dtype may follow it.
+  struct alignas(16) SlotHeader {
+    uint64_t seq, what;
+    int64_t count;
+  };
+
+  bool fits_slot(const at::Tensor& t) const { return slots_ && int64_t(t.nbytes()) <= kSlotBytes; }
+  // Gives this rank's slot to all, with `payload`, if any. The end compares the calls, and calls
+  // `take` with the payloads of all ranks [ranks, n], of the dtype of this rank's.
+  Finish begin_slots(const at::Tensor& payload, std::function<void(const at::Tensor&)> take) {
+    constexpr int64_t kHeader = sizeof(SlotHeader), kBytes = kHeader + kSlotBytes;
+    const at::Tensor slot = at::zeros({kBytes}, at::kByte);
+    const at::Tensor all = at::empty({ranks_, kBytes}, at::kByte);
+    const SlotHeader mine{call_.seq, call_.words.what, call_.words.count};
+    std::memcpy(slot.mutable_data_ptr(), &mine, kHeader);
+    const int64_t bytes = payload.defined() ? int64_t(payload.nbytes()) : 0;
+    if (bytes > 0) slot.narrow(0, kHeader, bytes).copy_(as_bytes(payload));
+    at::Tensor to = all.view({-1}), from = slot;
+    c10d::AllgatherOptions o;
+    o.timeout = timeout_;
+    const Finish come = waiting(slots_->_allgather_base(to, from, o));
+    const auto type = payload.defined() ? payload.scalar_type() : at::kByte;
+    return [this, come, all, bytes, type, take = std::move(take)] {
+      come();
+      at::AutoDispatchBelowADInplaceOrView guard;
+      for (int r = 0; r < ranks_; ++r) check_header(r, all.select(0, r).const_data_ptr());
+      take(bytes == 0 ? at::empty({ranks_, 0}, type)
+                      : all.narrow(1, kHeader, bytes).contiguous().view(type));
+    };
+  }
+  void check_header(int place, const void* slot) const {
+    SlotHeader theirs;
+    std::memcpy(&theirs, slot, sizeof theirs);
+    const ringkern::Call call{theirs.seq, {theirs.what, theirs.count}};
+    if (call.seq != call_.seq || call.words != call_.words) differ_(place, call);
+  }
+  // Returns when all ranks are known to make this call.
+  void agree() {
+    if (agreed_) return;
+    begin_comparing();
+    finish_comparing();
+    agreed_ = true;
+  }
+  void finish_comparing() { std::exchange(agreeing_, nullptr)(); }
+
+  const BackendPtr backend_, slots_;
   const int ranks_;
   const Milliseconds timeout_;
   const Await await_;
+  const Differ differ_;
+  ringkern::Call call_;
+  Finish agreeing_;     // the comparison of that call, if it has begun
+  bool agreed_ = true;  // its data may go by `backend_`
 };
 
 }  // namespace ringkern::torch_ext

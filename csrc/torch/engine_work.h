@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -12,29 +13,53 @@
 
 #include "comm/agreement.h"
 #include "comm/hosts.h"
+#include "comm/telegraph.h"
 #include "cpu/courier.h"
 #include "torch/engine.h"
 
 namespace ringkern::torch_ext {
 
 struct EngineMessage {
+  // Follows when `work` is done: a work that brings the rest, if any; and an error in which the
+  // message ends nevertheless.
+  struct Rest {
+    WorkPtr work;
+    std::exception_ptr error;
+  };
+
   bool sends = true;
   int peer = 0;  // -1: several
   WorkPtr work;
+  std::function<Rest(int source)> rest = nullptr;
 };
+
+// The reason for a failure may come so much later than the failure; a store answers within that.
+inline constexpr Milliseconds kReasonComes{500};
 
 class EngineWork final : public RingWork {
  public:
-  EngineWork(Call call, std::vector<EngineMessage> messages, std::shared_ptr<const Hosts> hosts)
-      : RingWork(std::move(call), 1), messages_(std::move(messages)), hosts_(std::move(hosts)) {}
+  // `group`: of a collective, whose failures are those of its group, and the other way round; null:
+  // of a user's messages, of which each fails alone.
+  EngineWork(Call call, std::vector<EngineMessage> messages, std::shared_ptr<const Hosts> hosts,
+             std::unique_ptr<Telegraph::Listener> group = nullptr)
+      : RingWork(std::move(call), 1), messages_(std::move(messages)), hosts_(std::move(hosts)),
+        group_(std::move(group)), collective_(group_ != nullptr) {}
 
-  // Waits for the messages, one after the other; whoever comes second waits for the first.
+  bool is_collective() const { return collective_; }
+
+  // Waits for the messages; whoever comes second waits for the first.
   void settle() {
     std::call_once(once_, [this] {
       std::exception_ptr error;
+      const auto note = [&](std::exception_ptr failure) {
+        if (failure && !error) error = failure;
+      };
+      // All that begins is on its way before the rest of one is waited for.
+      for (EngineMessage& m : messages_) note(begin_rest(m));
       for (EngineMessage& m : messages_)
-        if (auto failure = failure_of(m); failure && !error) error = failure;
+        if (m.work) note(end_of(m));
       settled_ = true;
+      group_.reset();  // somebody may keep this work
       end_part(error);
     });
   }
@@ -47,8 +72,10 @@ class EngineWork final : public RingWork {
     }).detach();
   }
   void abort() override {
+    std::lock_guard lock(aborting_);
     aborted_ = true;
-    for (const EngineMessage& m : messages_) m.work->abort();
+    for (const EngineMessage& m : messages_)
+      if (m.work) m.work->abort();
   }
 
   bool wait(std::chrono::milliseconds timeout) override {
@@ -66,7 +93,34 @@ class EngineWork final : public RingWork {
   }
 
  private:
-  std::exception_ptr failure_of(EngineMessage& m) {
+  // Leaves `work` at what there is to wait for.
+  std::exception_ptr begin_rest(EngineMessage& m) {
+    if (!m.rest) return nullptr;
+    if (auto failure = end_of(m)) return failure;
+    EngineMessage::Rest found;
+    {
+      std::unique_lock lock(aborting_);
+      if (aborted_) {
+        lock.unlock();
+        return failure_of(m, "it was aborted");
+      }
+      found = m.rest(m.peer == cpu::kAnySource ? m.work->sourceRank() : m.peer);
+      m.work = found.work;
+    }
+    if (found.error && group_) tell(found.error);
+    return found.error;
+  }
+  void tell(std::exception_ptr error) const {
+    try {
+      std::rethrow_exception(error);
+    } catch (const MismatchError& e) {
+      group_->tell({Cause::mismatch, hosts_->rank(), e.facts, e.what()}, kReasonComes);
+    } catch (const std::exception&) {
+      // A wait of this rank, whose reason is another one's.
+    }
+  }
+  // Waits for its work. After it has failed there is none.
+  std::exception_ptr end_of(EngineMessage& m) {
     std::string said = "it was aborted";
     try {
       if (m.work->wait()) {
@@ -76,21 +130,38 @@ class EngineWork final : public RingWork {
     } catch (const std::exception& e) {
       said = what_of(e);
     }
+    return failure_of(m, said);
+  }
+  std::exception_ptr failure_of(EngineMessage& m, const std::string& said) {
+    // A rank that has given up closes its connections, and says why elsewhere.
+    const auto told = group_ ? group_->hear(kReasonComes) : std::nullopt;
+    {
+      std::lock_guard lock(aborting_);
+      m.work = nullptr;
+    }
     const std::string who = m.peer < 0 ? "any rank" : hosts_->text_of_rank(m.peer);
     const std::string text =
         hosts_->text_of_rank(hosts_->rank()) +
-        (m.sends ? " waited to send a message to " : " waited for a message from ") + who +
+        (m.sends ? " waited to send a message to " : " waited for a message from ") + who;
+    const std::string engine =
         ". The engine between the hosts says: " + printable(said, kEngineSays);
     const Facts about{m.peer};
-    if (aborted_) return std::make_exception_ptr(AbortedError(text, about));
-    if (said.find("imed out") != std::string::npos)
-      return std::make_exception_ptr(TimeoutError(text, about));
-    return std::make_exception_ptr(PeerLostError(text, about));
+    try {
+      if (told) throw_as(told->cause, told->text + ". Here: " + text, told->about);
+      if (aborted_) throw AbortedError(text + engine, about);
+      if (said.find("imed out") != std::string::npos) throw TimeoutError(text + engine, about);
+      throw PeerLostError(text + engine, about);
+    } catch (...) {
+      return std::current_exception();
+    }
   }
 
   std::vector<EngineMessage> messages_;
   const std::shared_ptr<const Hosts> hosts_;
+  std::unique_ptr<Telegraph::Listener> group_;  // until it has settled
+  const bool collective_;
   std::once_flag once_;
+  std::mutex aborting_;  // guards the works of messages
   std::atomic<bool> settled_{false}, aside_{false}, aborted_{false};
 };
 
@@ -107,8 +178,9 @@ class UnderWay {
       if (w.use_count() == 1) w->settle_aside();  // whoever posted it waits no more
     works_.push_back(std::move(work));
   }
-  void abort() {
-    for (const Work& work : all()) work->abort();
+  void abort(bool collectives_only = false) {
+    for (const Work& work : all())
+      if (!collectives_only || work->is_collective()) work->abort();
   }
   // Whether all have come to their end by then.
   bool settle_within(Milliseconds patience) {

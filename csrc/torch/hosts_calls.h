@@ -91,55 +91,42 @@ inline void HostsCommunicator::run_tasks(const std::vector<Prepared>& tasks, con
 
 inline void HostsCommunicator::run_task(const Prepared& prepared, const Wish& wish,
                                         Milliseconds timeout) {
-  Task task = prepared.task;
-  // How it goes inside is compared there.
-  const CallWords words = words_of(task.collective, task.reduction, {}, {}, task.root, task.count);
+  const CallWords words = words_between_hosts(prepared.task, wish);
   now_.device = prepared.device;
   now_.timeout = timeout.count() > 0 ? timeout : timeout_;
-  now_.seq = ++seq_;
-  now_.text = text_of({.seq = seq_, .words = words});
-  const Journey::Ways ways{hosts_, crossing_on(prepared.device),
-                           [&](const Task& step, const Wish& how) {
-                             inner_->run(prepared.device, step, how, now_.timeout);
-                           },
-                           [&]() -> Engine& { return engine(prepared.device, false); },
-                           [&]() -> Engine& { return engine(prepared.device, true); }};
-  const Telegraph::Listening listening(telegraph_);
-  compare_calls(words);
-  Journey(ways, prepared, wish).run();
+  now_.call = {.seq = ++seq_, .words = words};
+  now_.text = text_of(now_.call);
+  const auto inside = [&, &words](Task step, const Wish& how) {
+    step.part_of = words;
+    inner_->run(prepared.device, step, how, now_.timeout);
+  };
+  const auto between = [&](bool over_all) -> Engine& {
+    Engine& found = engine(prepared.device, over_all);
+    found.set_call(now_.call);
+    return found;
+  };
+  const Journey::Ways ways{hosts_, crossing_on(prepared.device), inside,
+                           [&]() -> Engine& { return between(false); },
+                           [&]() -> Engine& { return between(true); }};
+  const Telegraph::Listening listening(telegraph_, now_.call.seq, now_.text);
+  Journey journey(ways, prepared, wish);
+  // Ranks that are not connected inside their host are not told what is found between hosts.
+  if (!std::exchange(met_, true) && prepared.device.is_cpu()) journey.meet_inside();
+  journey.run();
 }
 
-// A call that has not been made so far is compared with that of the other hosts before anything of
-// it is sent: Gloo ends a process that is sent more than it expects. The first rail does so, and
-// the other ranks of a host wait for its; inside, the ring compares. On CUDA to look at what has
-// come would be to wait for the device.
-inline void HostsCommunicator::compare_calls(const CallWords& words) {
-  constexpr size_t kMost = 4096;
-  if (compared_.size() >= kMost) compared_.clear();  // on all ranks at the same call
-  const bool first = compared_.empty();
-  if (!compared_.insert(to_bytes(words)).second || !now_.device.is_cpu()) return;
-  const auto come_together = [&] {
-    uint8_t all_alike = 1;
-    Task t;
-    t.reduction = Reduction::of(Op::min, DType::u8, inner_->ranks());
-    t.in = t.out = &all_alike;
-    t.count = 1;
-    inner_->run(now_.device, t, Wish{}, now_.timeout);
-  };
-  if (first) come_together();  // ranks that are not connected yet are not told what is found here
-  if (hosts_.local() == 0) {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    const at::Tensor mine = at::tensor({int64_t(words.what), words.count}, at::kLong);
-    const at::Tensor all = at::empty({hosts_.count(), 2}, at::kLong);
-    engine(now_.device, false).begin_all_gather(all, mine)();
-    const auto* const of = all.const_data_ptr<int64_t>();
-    for (int h = 0; h < hosts_.count(); ++h) {
-      const CallWords theirs{uint64_t(of[2 * h]), of[2 * h + 1]};
-      if (theirs == words) continue;
-      throw Differ{hosts_.ranks_on(h).front(), text_of({.seq = now_.seq, .words = theirs})};
-    }
-  }
-  come_together();
+// What the hosts compare of a call: not how it goes inside one, but whether small floats cross as
+// float32, and whether they are combined in the order of the ranks, which takes another algorithm.
+inline CallWords HostsCommunicator::words_between_hosts(const Task& task, const Wish& wish) {
+  Reduction reduction = task.reduction;
+  const bool all_reduce = task.collective == Collective::all_reduce;
+  reduction.wide = all_reduce && wish.wide && reduction.can_be_wide();
+  const bool in_order = all_reduce && wish.in_rank_order;
+  CallWords words =
+      words_of(task.collective, reduction, in_order ? Algorithm::two_shot : Algorithm::ring, {},
+               task.root, task.count, task.moved);
+  words.what |= kSpansHosts;
+  return words;
 }
 
 inline Crossing HostsCommunicator::crossing_on(c10::Device device) const {
@@ -151,7 +138,7 @@ inline Crossing HostsCommunicator::crossing_on(c10::Device device) const {
 
 inline Engine& HostsCommunicator::flat(c10::Device device) {
   const std::lock_guard turn(turn_);
-  now_ = {device, timeout_, 0, "making the group"};
+  now_ = {device, timeout_, {}, "making the group"};
   try {
     return engine(device, true);
   } catch (...) {
@@ -170,10 +157,15 @@ inline Engine& HostsCommunicator::engine(c10::Device device, bool over_all) {
   meet(kind + (over_all ? "/all" : "/rail/" + std::to_string(hosts_.local())), ranks.size());
   const py::gil_scoped_acquire gil;
   try {
-    auto backend = py::cast<c10::intrusive_ptr<c10d::Backend>>(make_engine_(kind, ranks));
+    const auto make = [&] { return py::cast<Engine::BackendPtr>(make_engine_(kind, ranks)); };
+    Engine::BackendPtr backend = make(), slots;
+    if (device.is_cpu()) slots = make();  // on CUDA to look at what has come is to wait for it
     const Milliseconds theirs = timeout_ + 4 * kLater;  // this rank's own is told better
-    found = std::make_unique<Engine>(std::move(backend), theirs,
-                                     [this](const WorkPtr& work) { await(work); });
+    found = std::make_unique<Engine>(
+        std::move(backend), std::move(slots), theirs, [this](const WorkPtr& work) { await(work); },
+        [ranks](int place, const ringkern::Call& theirs) {
+          throw Differ{ranks[size_t(place)], text_of(theirs)};
+        });
   } catch (const py::error_already_set& e) {
     throw NoEngine{hosts_.text_of_rank(rank()) +
                    " has no engine between the hosts: " + py::str(e.value()).cast<std::string>()};
@@ -189,12 +181,21 @@ inline void HostsCommunicator::meet(const std::string& name, size_t ranks) {
   C10dStore store(store_);
   const std::string key = prefix_ + "/engine/" + name;
   const auto start = Clock::now();
-  telegraph_.watch(now_.seq, now_.text);
+  telegraph_.watch(now_.call.seq, now_.text);
   auto pause = kFirstPause;
-  for (int64_t come = store.add(key, 1); come < int64_t(ranks); come = store.add(key, 0)) {
-    throw_if_over(start);
-    std::this_thread::sleep_for(pause);
-    pause = std::min(2 * pause, kLongestPause);
+  auto look_at = start + kLookAround;
+  const auto all_come = [&](int64_t more) { return store.add(key, more) >= int64_t(ranks); };
+  bool come = all_come(1);
+  try {
+    for (; !come; come = all_come(0)) {
+      throw_if_over(start);
+      look_around_if_due(start, look_at, [&] { return all_come(0); });
+      std::this_thread::sleep_for(pause);
+      pause = std::min(2 * pause, kLongestPause);
+    }
+  } catch (...) {
+    store.add(key, -1);  // whoever comes now is not to go on without this rank
+    throw;
   }
   telegraph_.rest();
 }
@@ -214,20 +215,21 @@ inline void HostsCommunicator::await(const WorkPtr& work) {
     }
   };
   if (!now_.device.is_cpu()) return wait();  // the stream does
-  constexpr Milliseconds kSlice{20}, kLong{60}, kVeryLong{1000}, kWarning{5000};
+  constexpr Milliseconds kSlice{20}, kLong{60}, kWarning{5000};
   LongWait done(work);
   if (done.done_within(kSlice)) return wait();
   const auto start = Clock::now();
+  // The first rank of a host looks, unless it is another rail that waits.
+  auto look_at = start + (hosts_.local() == 0 ? 1 : 2) * kLookAround;
   // Each once, when the wait has lasted so long.
-  bool watches = false, looked = false, warned = false;
+  bool watches = false, warned = false;
   const auto due = [&](bool& did, Milliseconds after) {
     return !did && Clock::now() - start >= after && (did = true);
   };
   while (!done.done_within(kSlice)) {
     throw_if_over(start);
-    if (due(watches, kLong)) telegraph_.watch(now_.seq, now_.text);
-    if (due(looked, kVeryLong) && hosts_.local() == 0)
-      look_around([&] { return done.done_within(Milliseconds(0)); });
+    if (due(watches, kLong)) telegraph_.watch(now_.call.seq, now_.text);
+    look_around_if_due(start, look_at, [&] { return done.done_within(Milliseconds(0)); });
     if (due(warned, kWarning))
       NewsDesk::all().post(NewsKind::warning,
                            here() + " has waited for other hosts for " + in_seconds(kWarning));
@@ -248,7 +250,7 @@ inline std::optional<Failure> HostsCommunicator::trouble_inside() {
 // The same to whoever is in a call, of which it is: its number is that of the ring inside.
 inline std::optional<Failure> HostsCommunicator::trouble_in_call() {
   std::optional<Failure> why = trouble_inside();
-  if (why && !why->given) why->about.seq = now_.seq;
+  if (why && !why->given) why->about.seq = now_.call.seq;
   return why;
 }
 
@@ -268,9 +270,13 @@ inline std::optional<Failure> HostsCommunicator::told() {
   return telegraph_.heard();
 }
 
-// Ranks that make different calls may wait for each other.
-inline void HostsCommunicator::look_around(const std::function<bool()>& enough) {
+// Ranks that make different calls may wait for each other. A rank may not have come when another
+// looks first, so it looks again, after twice the time.
+inline void HostsCommunicator::look_around_if_due(Clock::time_point start, Clock::time_point& due,
+                                                  const std::function<bool()>& enough) {
+  if (Clock::now() < due) return;
   if (const auto found = difference(telegraph_.call_roll(kRollCall, enough))) throw Differ(*found);
+  due = Clock::now() + (due - start);
 }
 
 inline void HostsCommunicator::abort(const std::string& reason) {

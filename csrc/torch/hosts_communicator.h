@@ -12,7 +12,6 @@
 #include <optional>
 #include <string>
 #include <thread>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -39,7 +38,11 @@ class HostsCommunicator final : public Runner {
         inner_(inner_over(store, timeout_s)), store_(store), prefix_(prefix_in(store)),
         telegraph_(connector(store), prefix_, hosts_,
                    // Who waits inside this host, as for a rank that is late, asks nobody else.
-                   [inner = inner_.get()](const Failure& why) { inner->give_up(why); }),
+                   [this](const Failure& why) {
+                     inner_->give_up(why);
+                     std::lock_guard lock(told_);
+                     if (on_told_) on_told_();
+                   }),
         worker_(std::make_unique<Worker>()) {}
 
   // As that of a TorchCommunicator, for the same reasons.
@@ -87,6 +90,16 @@ class HostsCommunicator final : public Runner {
   // The engine over all ranks of the group; all of them have to ask for it together.
   Engine& flat(c10::Device device);
   const Hosts& hosts() const { return hosts_; }
+  // Listens to what the ranks of the group tell each other.
+  std::unique_ptr<Telegraph::Listener> listener() const {
+    return std::make_unique<Telegraph::Listener>(telegraph_);
+  }
+  // Calls this once a failure of the group was told, on a thread of its own. Null: no more; returns
+  // when it does not run.
+  void on_told(std::function<void()> call) {
+    std::lock_guard lock(told_);
+    on_told_ = std::move(call);
+  }
   int rank() const { return hosts_.rank(); }
   int ranks() const { return hosts_.ranks(); }
   double timeout_s() const { return double(timeout_.count()) / 1000; }
@@ -118,11 +131,13 @@ class HostsCommunicator final : public Runner {
   struct Now {
     c10::Device device = at::kCPU;
     Milliseconds timeout{0};
-    uint64_t seq = 0;
-    std::string text;  // as "all_reduce sum float32[100]"
+    ringkern::Call call;
+    std::string text;  // of it
   };
 
   static constexpr Milliseconds kReasonComes{1000}, kStoreAnswers{1000}, kCallsCome{600};
+  // A wait that lasts so long may be for a rank that makes another call.
+  static constexpr Milliseconds kLookAround{300};
   // Ranks that have waited for some seconds look for a roll call once a second.
   static constexpr Milliseconds kRollCall{1500};
   // A wait between hosts ends after those inside one, which know who is missing.
@@ -157,13 +172,14 @@ class HostsCommunicator final : public Runner {
   // Waits for a work of an engine, and for whatever else would end the wait.
   void await(const WorkPtr& work);
   Crossing crossing_on(c10::Device device) const;
-  void compare_calls(const CallWords& words);
+  static CallWords words_between_hosts(const Task& task, const Wish& wish);
   std::optional<Failure> trouble_inside();
   std::optional<Failure> trouble_in_call();
   bool is_late(const std::optional<Failure>& inside) const;
   std::optional<Failure> told();
   void throw_if_over(Clock::time_point start);
-  void look_around(const std::function<bool()>& enough);
+  void look_around_if_due(Clock::time_point start, Clock::time_point& due,
+                          const std::function<bool()>& enough);
   using Roll = std::vector<std::optional<Telegraph::Whereabouts>>;
   std::optional<Differ> difference(const Roll& roll) const;
 
@@ -194,13 +210,15 @@ class HostsCommunicator final : public Runner {
   const std::unique_ptr<TorchCommunicator> inner_;
   const c10::intrusive_ptr<c10d::Store> store_;
   const std::string prefix_;  // in it
+  std::mutex told_;           // guards what follows
+  std::function<void()> on_told_;
   Telegraph telegraph_;
   Callers callers_;
 
   std::timed_mutex turn_;  // one call at a time
   Now now_;                // of whoever has the turn
   uint64_t seq_ = 0;
-  std::unordered_set<std::string> compared_;  // calls that all hosts have made alike
+  bool met_ = false;  // the ranks of this host have made a call together
   std::map<std::pair<c10::DeviceType, bool>, std::unique_ptr<Engine>> engines_;
   std::atomic<int> posted_{0};  // asynchronous calls that have not run
   std::unique_ptr<Worker> worker_;

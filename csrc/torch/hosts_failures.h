@@ -41,7 +41,7 @@ inline std::string HostsCommunicator::hosts_text(const std::vector<int>& which) 
 inline std::optional<HostsCommunicator::Differ> HostsCommunicator::difference(
     const Roll& roll) const {
   for (size_t r = 0; r < roll.size(); ++r)
-    if (roll[r] && roll[r]->seq == now_.seq && roll[r]->phase != now_.text)
+    if (roll[r] && roll[r]->seq == now_.call.seq && roll[r]->phase != now_.text)
       return Differ{int(r), roll[r]->phase};
   return {};
 }
@@ -49,7 +49,7 @@ inline std::optional<HostsCommunicator::Differ> HostsCommunicator::difference(
 inline Failure HostsCommunicator::differs(const Differ& found) const {
   return {Cause::mismatch,
           rank(),
-          {found.rank, now_.seq, ""},
+          {found.rank, now_.call.seq, ""},
           "ranks of one group make different calls: " + hosts_.text_of_rank(found.rank) +
               " calls " + found.call + ", and " + hosts_.text_of_rank(rank()) + " calls " +
               now_.text + ". Make the same calls in the same order on every rank"};
@@ -74,7 +74,7 @@ inline Failure HostsCommunicator::lost(const std::string& engine_says) {
                      : ": no rank there answers. They have ended, or the network is cut";
   return {Cause::peer_lost,
           rank(),
-          {about, now_.seq, ""},
+          {about, now_.call.seq, ""},
           here() + " lost the connection to " + which + why +
               ". The engine says: " + printable(engine_says, kEngineSays)};
 }
@@ -88,7 +88,7 @@ inline Failure HostsCommunicator::late() {
   if (behind.empty()) {
     for (int h = 0; h < hosts_.count(); ++h)
       for (const int r : hosts_.ranks_on(h))
-        if (roll[size_t(r)] && roll[size_t(r)]->seq < now_.seq &&
+        if (roll[size_t(r)] && roll[size_t(r)]->seq < now_.call.seq &&
             (behind.empty() || behind.back() != h))
           behind.push_back(h);
     if (!behind.empty()) why = ", which answers from an earlier call";
@@ -99,7 +99,7 @@ inline Failure HostsCommunicator::late() {
   const int about = behind.empty() ? -1 : hosts_.ranks_on(behind.front()).front();
   return {Cause::timed_out,
           rank(),
-          {about, now_.seq, ""},
+          {about, now_.call.seq, ""},
           here() + " waited for " + in_seconds(now_.timeout) + ", the timeout, for " +
               (behind.empty() ? "other hosts, which all answer: the network is slow, or loses what "
                                 "the engine sends"
@@ -132,7 +132,7 @@ inline Failure HostsCommunicator::reason_of(std::exception_ptr error) {
   } catch (const EngineFailed& e) {
     return lost(e.text);
   } catch (const NoEngine& e) {
-    return {Cause::failed, rank(), {rank(), now_.seq, ""}, e.text};
+    return {Cause::failed, rank(), {rank(), now_.call.seq, ""}, e.text};
   } catch (const MismatchError& e) {
     return in_calls(inside(Cause::mismatch, e));
   } catch (const TimeoutError& e) {
@@ -146,7 +146,7 @@ inline Failure HostsCommunicator::reason_of(std::exception_ptr error) {
   } catch (const Error& e) {
     return inside(Cause::failed, e);
   } catch (const std::exception& e) {
-    return {Cause::failed, rank(), {rank(), now_.seq, ""}, here() + " failed: " + what_of(e)};
+    return {Cause::failed, rank(), {rank(), now_.call.seq, ""}, here() + " failed: " + what_of(e)};
   }
 }
 
@@ -161,7 +161,7 @@ inline Failure HostsCommunicator::settle(const Failure& mine) {
 
 inline void HostsCommunicator::fail(std::exception_ptr error) {
   // Ranks that give up at the same time answer each other.
-  telegraph_.watch(now_.seq, now_.text);
+  telegraph_.watch(now_.call.seq, now_.text);
   const Failure first = settle(reason_of(error));
   telegraph_.rest();
   const std::vector<int>& ranks = hosts_.ranks_on(hosts_.host());

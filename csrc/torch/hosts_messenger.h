@@ -1,11 +1,17 @@
 // Runs the transfers of a call in a group that spans hosts. Those of a collective go to a rank of
 // this host as they always do, and to others by the engine that joins all ranks; a user's messages
 // all go by the engine: who takes one from any rank does not know which way it will come.
+//
+// On CPUs a message is a slot (torch/engine.h), which says what it is and holds a small one. The
+// data of a larger one follow by the other backend, under a number that is in the slot; they are
+// received once the slot has shown that the two ends agree on their size.
 #pragma once
 
 #include <unistd.h>
 
 #include <atomic>
+#include <cstring>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
@@ -22,14 +28,21 @@ class HostsMessenger final : public Carrier {
   // `group` outlives it.
   HostsMessenger(HostsCommunicator& group, std::shared_ptr<Store> store, const std::string& name,
                  Milliseconds timeout)
-      : hosts_(std::make_shared<Hosts>(group.hosts())),
+      : group_(group), hosts_(std::make_shared<Hosts>(group.hosts())),
         inside_(std::move(store), name + "/host " + std::to_string(hosts_->host()),
                 {hosts_->local(), int(hosts_->ranks_on(hosts_->host()).size())}, timeout) {
     // Now, while all ranks are here: they need not all take part in a message.
     cpu_ = &group.flat(at::kCPU).backend();
+    slots_ = &group.flat(at::kCPU).slots();
+    sent_ = std::make_unique<std::atomic<uint32_t>[]>(size_t(hosts_->ranks()));
+    group.on_told([this] { under_way_.abort(/*collectives_only=*/true); });
 #if RK_WITH_CUDA
     if (cuda::device_count() > 0) cuda_ = &group.flat(at::kCUDA).backend();
 #endif
+  }
+
+  ~HostsMessenger() override {
+    if (::getpid() == born_in_) group_.on_told(nullptr);
   }
 
   WorkPtr post(Call call, uint64_t tag, const Wish& wish, Milliseconds timeout) override {
@@ -39,6 +52,7 @@ class HostsMessenger final : public Carrier {
     const bool collective = (tag & kCollectiveTag) != 0;
     if (call.device.is_cpu() && collective)
       return post_both_ways(std::move(call), tag, wish, timeout);
+    if (call.device.is_cpu()) return post_by_slots(std::move(call), engine_tag(tag), nullptr);
     return post_over_engine(std::move(call), engine_tag(tag));
   }
 
@@ -81,27 +95,143 @@ class HostsMessenger final : public Carrier {
       }
       return here;
     });
-    if (near.transfers.empty()) return post_over_engine(std::move(call), engine_tag(tag));
+    const WorkPtr whole = post_by_slots(std::move(call), engine_tag(tag), group_.listener());
+    if (near.transfers.empty()) return whole;
     const WorkPtr inside = inside_.post(std::move(near), tag, wish, timeout);
-    const WorkPtr whole = post_over_engine(std::move(call), engine_tag(tag));
-    return c10::make_intrusive<BothWays>(std::vector<WorkPtr>{inside, whole}, whole);
+    return c10::make_intrusive<BothWays>(inside, whole, hosts_->rank(), group_.listener());
   }
 
-  // The results are those of the call as a whole.
+  // The results are those of the call as a whole. What fails inside the host, where nobody knows of
+  // the group, is told to it, or is what the group was told.
   class BothWays final : public JointWork {
    public:
-    BothWays(std::vector<WorkPtr> works, WorkPtr whole)
-        : JointWork(std::move(works)), whole_(std::move(whole)) {}
+    BothWays(const WorkPtr& inside, WorkPtr whole, int rank,
+             std::unique_ptr<Telegraph::Listener> group)
+        : JointWork({inside, whole}), whole_(std::move(whole)), rank_(rank),
+          group_(std::move(group)) {}
     std::vector<at::Tensor> result() override { return whole_->result(); }
+    bool wait(std::chrono::milliseconds timeout) override {
+      try {
+        JointWork::wait(timeout);
+      } catch (const MismatchError& e) {
+        group_->tell({Cause::mismatch, rank_, e.facts, e.what()}, kReasonComes);
+        throw;
+      } catch (const Error& e) {
+        if (const auto told = group_->hear(kReasonComes))
+          throw_as(told->cause, told->text + ". Here: " + e.what(), told->about);
+        throw;
+      }
+      return true;
+    }
 
    private:
     const WorkPtr whole_;
+    const int rank_;
+    const std::unique_ptr<Telegraph::Listener> group_;
   };
 
+  // What a slot begins with.
+  struct alignas(16) Header {
+    uint64_t what;  // the call: an index of kMoved, and from bit 32 on the collective
+    int64_t bytes;
+    uint32_t number;  // of the data that do not fit in the slot
+  };
+  static constexpr uint32_t kNumbers = 1 << 30;
+
+  static uint64_t word_of(const Call& call, const Transfer& t) {
+    uint64_t collective = 0;  // a message of the user's
+    switch (call.type) {
+      case c10d::OpType::GATHER: collective = 1; break;
+      case c10d::OpType::SCATTER: collective = 2; break;
+      case c10d::OpType::ALLTOALL:
+      case c10d::OpType::ALLTOALL_BASE: collective = 3; break;
+      default: break;
+    }
+    return uint64_t(moved_of(t.buffer.scalar_type())) | collective << 32;
+  }
+  static std::string text_of_word(uint64_t what, int64_t bytes) {
+    static constexpr const char* kNames[] = {"a message", "gather", "scatter", "all_to_all"};
+    const uint64_t collective = what >> 32;
+    return std::string(collective < std::size(kNames) ? kNames[collective] : "?") + " of " +
+           moved_text(int(what & 0xff), bytes);
+  }
+
+  WorkPtr post_by_slots(Call call, int tag, std::unique_ptr<Telegraph::Listener> group) {
+    std::vector<EngineMessage> messages;
+    bool progresses = false;  // data have to be asked for when their slot has come
+    for (const Transfer& t : call.transfers) {
+      if (t.sends) {
+        send(messages, word_of(call, t), t, tag);
+      } else {
+        messages.push_back(receive(word_of(call, t), t, tag));
+        progresses |= int64_t(t.buffer.nbytes()) > kSlotBytes;
+      }
+    }
+    auto work = c10::make_intrusive<EngineWork>(std::move(call), std::move(messages), hosts_,
+                                                std::move(group));
+    under_way_.add(work);
+    if (progresses) work->settle_aside();
+    return work;
+  }
+
+  void send(std::vector<EngineMessage>& messages, uint64_t what, const Transfer& t, int tag) {
+    const auto bytes = int64_t(t.buffer.nbytes());
+    const Header header{what, bytes, ++sent_[size_t(t.peer)] % kNumbers};
+    const at::Tensor data = as_bytes(t.buffer);
+    const at::Tensor slot = at::zeros({int64_t(sizeof header) + kSlotBytes}, at::kByte);
+    std::memcpy(slot.mutable_data_ptr(), &header, sizeof header);
+    const bool fits = bytes <= kSlotBytes;
+    if (fits) slot.narrow(0, sizeof header, bytes).copy_(data);
+    std::vector<at::Tensor> tensors{slot};
+    messages.push_back({true, t.peer, slots_->send(tensors, t.peer, tag)});
+    if (fits) return;
+    tensors = {data};
+    messages.push_back({true, t.peer, cpu_->send(tensors, t.peer, int(header.number))});
+  }
+
+  EngineMessage receive(uint64_t what, const Transfer& t, int tag) {
+    const at::Tensor slot = at::empty({int64_t(sizeof(Header)) + kSlotBytes}, at::kByte);
+    std::vector<at::Tensor> tensors{slot};
+    EngineMessage m{false, t.peer, nullptr};
+    m.work = t.peer == cpu::kAnySource ? slots_->recvAnysource(tensors, tag)
+                                       : slots_->recv(tensors, t.peer, tag);
+    m.rest = [this, slot, what, to = as_bytes(t.buffer)](int source) {
+      return take(slot, what, to, source);
+    };
+    return m;
+  }
+
+  // A slot has come: what is in it goes to its place, or what follows it is received.
+  EngineMessage::Rest take(const at::Tensor& slot, uint64_t what, const at::Tensor& to,
+                           int source) {
+    Header header;
+    std::memcpy(&header, slot.const_data_ptr(), sizeof header);
+    EngineMessage::Rest rest;
+    at::Tensor place = to;
+    if (header.what != what || header.bytes != to.numel()) {
+      rest.error = std::make_exception_ptr(MismatchError(
+          hosts_->text_of_rank(source) + " sent " + text_of_word(header.what, header.bytes) +
+              " to " + hosts_->text_of_rank(hosts_->rank()) + ", which expects " +
+              text_of_word(what, to.numel()) +
+              ": the two ends of a message must agree on its size and dtype",
+          Facts{source}));
+      // What was sent is taken all the same: its rank waits until somebody does.
+      place = at::empty({std::max<int64_t>(header.bytes, 0)}, at::kByte);
+    }
+    if (header.bytes > kSlotBytes) {
+      std::vector<at::Tensor> tensors{place};
+      rest.work = cpu_->recv(tensors, source, int(header.number));
+    } else if (!rest.error) {
+      place.copy_(slot.narrow(0, sizeof header, header.bytes));
+    }
+    return rest;
+  }
+
+  // On CUDA.
   WorkPtr post_over_engine(Call call, int tag) {
-    c10d::Backend& engine = *(call.device.is_cpu() ? cpu_ : cuda_);
+    c10d::Backend& engine = *cuda_;
     const std::vector<Transfer> transfers = call.transfers;
-    const bool together = !call.device.is_cpu() && engine.supportsCoalescing();
+    const bool together = engine.supportsCoalescing();
     if (together) engine.startCoalescing();
     std::vector<EngineMessage> messages;
     for (const Transfer& t : transfers) {
@@ -109,21 +239,20 @@ class HostsMessenger final : public Carrier {
       messages.push_back({t.sends, t.peer, nullptr});
       WorkPtr& work = messages.back().work;
       if (t.sends) work = engine.send(tensors, t.peer, tag);
-      else if (t.peer == cpu::kAnySource) work = engine.recvAnysource(tensors, tag);
       else work = engine.recv(tensors, t.peer, tag);
     }
     if (together) messages = {{true, -1, engine.endCoalescing()}};
-    const bool on_cpu = call.device.is_cpu();
     auto work = c10::make_intrusive<EngineWork>(std::move(call), std::move(messages), hosts_);
-    if (!on_cpu) work->settle();  // the stream waits, and not this thread
-    else under_way_.add(work);
+    work->settle();  // the stream waits, and not this thread
     return work;
   }
 
+  HostsCommunicator& group_;
   const std::shared_ptr<const Hosts> hosts_;
   const pid_t born_in_ = ::getpid();
   std::atomic<bool> closed_{false};
-  c10d::Backend *cpu_ = nullptr, *cuda_ = nullptr;  // the group's
+  c10d::Backend *cpu_ = nullptr, *slots_ = nullptr, *cuda_ = nullptr;  // the group's
+  std::unique_ptr<std::atomic<uint32_t>[]> sent_;  // numbers of messages, to each rank
   Messenger inside_;
   UnderWay under_way_;
 };

@@ -20,7 +20,7 @@ class Journey {
   struct Ways {
     const Hosts& hosts;
     Crossing crossing;
-    std::function<void(const Task&, const Wish&)> inside;
+    std::function<void(Task, const Wish&)> inside;
     std::function<Engine&()> rail;  // only where this rank is on one
     std::function<Engine&()> flat;  // over all ranks
   };
@@ -34,8 +34,15 @@ class Journey {
     halves_.protocol = wish.protocol;
   }
 
+  // Returns when all ranks of this host are in this call. For tensors of a CPU.
+  void meet_inside() {
+    uint8_t token = 1;
+    step(Collective::all_reduce, {DType::u8, Combine::min}, &token, &token, 1);
+  }
+
   void run() {
     at::AutoDispatchBelowADInplaceOrView guard;
+    if (task_.count == 0 && prepared_.device.is_cpu()) return compare_only();
     switch (task_.collective) {
       case Collective::all_reduce: return all_reduce();
       case Collective::reduce_scatter: return reduce_scatter();
@@ -62,6 +69,11 @@ class Journey {
     t.count = count;
     t.root = root;
     ways_.inside(t, collective == Collective::all_reduce ? wish_ : halves_);
+  }
+  // Nothing is to be moved, and yet all ranks have to make the same call.
+  void compare_only() {
+    if (hosts_.local() == 0) ways_.rail().compare();
+    meet_inside();
   }
   void* element(const void* base, int64_t offset, DType dtype) const {
     return const_cast<char*>(static_cast<const char*>(base)) + offset * size_of(dtype);
@@ -118,10 +130,12 @@ class Journey {
   }
 
   void reduce_in_pieces(const at::Tensor& owner, void* base, int64_t count) {
-    // Nothing is to be done, and yet all ranks have to make the same call.
-    if (count == 0) step(Collective::all_reduce, inside_, base, base, 0);
+    const Pieces pieces = cut(count, size_of(inside_.dtype), hosts_.rails());
+    // While the host reduces the first piece.
+    if (hosts_.local() < pieces.rails && pieces.shard * size_of(inside_.dtype) > kSlotBytes)
+      ways_.rail().begin_comparing();
     travel(
-        cut(count, size_of(inside_.dtype), hosts_.rails()),
+        pieces,
         [&](const Piece& piece) {
           reduce_inside(piece, base);
           return hosts_.local() < piece.rails ? cross(piece, owner, base) : Finish();
@@ -181,6 +195,7 @@ class Journey {
     const int hosts = hosts_.count(), here = int(hosts_.ranks_on(0).size());
     const auto options = prepared_.out.options().dtype(scalar_of(inside_.dtype));
     const at::Tensor sums = at::empty({hosts, n}, options), parts = at::empty_like(sums);
+    if (hosts * n * size_of(inside_.dtype) > kSlotBytes) ways_.rail().begin_comparing();
     for (int h = 0; h < hosts; ++h) {
       const void* in = element(task_.in, int64_t(h) * here * n, inside_.dtype);
       step(Collective::reduce_scatter, inside_, in,
@@ -244,11 +259,13 @@ class Journey {
       void* const part = element(base, piece.offset, DType::u8);
       step(Collective::broadcast, kMoved, part, part, piece.count(), root);
     };
-    if (bytes == 0) spread({}, 0);
     // The root may give it from elsewhere.
     if (hosts_.rank() == task_.root && task_.in != base)
       slice_of(prepared_.out, base, 0, bytes, DType::u8)
           .copy_(slice_of(prepared_.in, task_.in, 0, bytes, DType::u8));
+    // What travels in a slot reaches other hosts no later for it, and the root's own ranks get
+    // nothing of a call that other hosts do not make.
+    const bool crosses_first = bytes <= kSlotBytes && on == root_local();
     travel(
         cut(bytes, 1, 1),
         [&](const Piece& piece) {
@@ -257,11 +274,12 @@ class Journey {
           if (sends)
             finish = ways_.rail().begin_broadcast(
                 slice_of(prepared_.out, base, piece.offset, piece.count(), DType::u8), root_host());
-          if (at_home && on == root_local()) spread(piece, root_local());
+          if (at_home && on == root_local() && !crosses_first) spread(piece, root_local());
           return finish;
         },
         [&](const Piece& piece) {
           if (!at_home) spread(piece, on);
+          else if (crosses_first) spread(piece, root_local());
         });
   }
 
@@ -278,8 +296,8 @@ class Journey {
     const auto part = [&](const Piece& piece) {
       return element(base, piece.offset, inside_.dtype);
     };
-    if (task_.count == 0)
-      step(Collective::reduce, inside_, task_.in, crosses ? base : nullptr, 0, on);
+    if (crosses && task_.count * size_of(inside_.dtype) > kSlotBytes)
+      ways_.rail().begin_comparing();
     travel(
         cut(task_.count, size_of(inside_.dtype), 1),
         [&](const Piece& piece) {

@@ -107,15 +107,15 @@ def engine_maker(
     shared: Any = store  # torch's stub of Store lacks clone()
     timeout = timedelta(seconds=min(timeout_s, _LONGEST_S))
     made: dict[str, int] = {}
-    of_mpi: dict[tuple[int, ...], Backend] = {}
+    of_mpi: dict[tuple[int, ...], list[Backend]] = {}
     if "mpi" in names.values() and dist.is_mpi_available() and hosts is not None:
         of_mpi = _mpi_engines(rank, hosts)
 
     def make(device: str, ranks: list[int]) -> Backend:
         engine = names[device]
         _check_device(engine, device)
-        if engine == "mpi" and tuple(ranks) in of_mpi:
-            return of_mpi[tuple(ranks)]
+        if engine == "mpi" and of_mpi.get(tuple(ranks)):
+            return of_mpi[tuple(ranks)].pop()
         among = hashlib.sha256(repr((device, list(ranks))).encode()).hexdigest()[:16]
         number = made[among] = made.get(among, -1) + 1
         key = f"{prefix}/{device}/{among}/{number}"
@@ -207,24 +207,24 @@ def _mpi(store: dist.Store, place: int, ranks: list[int], timeout: timedelta, ke
     raise CommUsageError(f"there is no engine 'mpi' between ranks {ranks}: only along rails")
 
 
-def _mpi_engines(rank: int, hosts: Hosts) -> dict[tuple[int, ...], Backend]:
-    """All engines of MPI that a rank may need, by their ranks.
+def _mpi_engines(rank: int, hosts: Hosts) -> dict[tuple[int, ...], list[Backend]]:
+    """All engines of MPI that a rank may need, by their ranks: two, for slots and for data.
 
     All processes of mpirun have to take part whenever one is made, also those that are not in it;
     so they are made at once, by all. And their ranks are those of mpirun.
     """
     made = _class("mpi", dist.is_mpi_available(), "ProcessGroupMPI", "BackendMPI")
-    flat, size = made.create([]), len(hosts.host_of)
-    if (flat.rank(), flat.size()) != (rank, size):
+    flat, size = [made.create([]) for _ in range(2)], len(hosts.host_of)
+    if (flat[0].rank(), flat[0].size()) != (rank, size):
         raise CommUsageError(
             f"the engine 'mpi' between hosts is for groups of all ranks of mpirun: this is rank "
-            f"{flat.rank()} of its {flat.size()}, and rank {rank} of {size} of the group; choose "
-            "another, as inter_host='gloo'"
+            f"{flat[0].rank()} of its {flat[0].size()}, and rank {rank} of {size} of the group; "
+            "choose another, as inter_host='gloo'"
         )
     on = [hosts.ranks_on(host) for host in range(hosts.count)]
     rails = [tuple(rail) for rail in zip(*on)]  # as many as the smallest host has ranks
     mine = next((rail for rail in rails if rank in rail), rails[0])
-    rail = made.create(list(mine))
+    rail = [made.create(list(mine)) for _ in range(2)]
     found = {tuple(range(size)): flat}
     return found | {mine: rail} if rank in mine else found
 

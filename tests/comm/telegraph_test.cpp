@@ -92,14 +92,14 @@ void a_call_listens_when_it_is_long() {
   group.ranks[2] = group.telegraph(
       2, [store = group.stores[2]] { return store; }, [&](const Failure&) { ++heard; });
   for (int i = 0; i < 1000; ++i) {
-    group[2].begin();
+    group[2].begin(1, "reduce");
     group[2].end();
   }
   std::this_thread::sleep_for(Milliseconds(300));
   CHECK_EQ(group.stores[2]->questions, 0);
   CHECK_EQ(threads_of_this_process(), threads + 1);
   std::this_thread::sleep_for(Milliseconds(1200));  // the thread sleeps until the next call
-  group[2].begin();
+  group[2].begin(1, "reduce");
   until([&] { return group.stores[2]->questions > 0; });
   CHECK(!group[0].call_roll(Milliseconds(300))[2]);
   CHECK_EQ(heard, 0);

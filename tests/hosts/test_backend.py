@@ -90,6 +90,8 @@ MORE = [
     (test_backend_exchanges._barrier,),
     (test_backend_messages._pairs,),
     (test_backend_messages._any_source,),
+    (test_backend_messages._nothing_from_any_source,),
+    (test_backend_layouts._one_element,),
     (test_backend_messages._many,),
     (test_backend_async._each,),
     (test_backend_async._together,),

@@ -255,14 +255,16 @@ def test_all_take_part_when_mpi_makes_an_engine(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(Mpi, "own", rank)
         Mpi.calls.clear()
         make = engine_maker("cpu:mpi", store, "x", rank, 5, TIMEOUT_S, hosts)
-        assert Mpi.calls == [[], rail or [0, 1]], "a rank of no rail, too"
-        assert make("cpu", [0, 1, 2, 3, 4]).ranks == [0, 1, 2, 3, 4]
+        assert Mpi.calls == [[]] * 2 + [rail or [0, 1]] * 2, "a rank of no rail, too"
+        flat: list[Any] = [make("cpu", [0, 1, 2, 3, 4]) for _ in range(2)]
+        assert [f.ranks for f in flat] == [[0, 1, 2, 3, 4]] * 2
+        assert flat[0] is not flat[1]
         if rail is not None:
-            assert make("cpu", rail).ranks == rail
+            assert [make("cpu", rail).ranks for _ in range(2)] == [rail] * 2
         else:
             with pytest.raises(CommUsageError, match="only along rails"):
                 make("cpu", [0, 4])
-        assert len(Mpi.calls) == 2
+        assert len(Mpi.calls) == 4
     monkeypatch.setattr(Mpi, "processes", 6)
     with pytest.raises(CommUsageError, match="rank 4 of its 6, and rank 4 of 5 of the group"):
         engine_maker("cpu:mpi", store, "x", 4, 5, TIMEOUT_S, hosts)

@@ -142,6 +142,54 @@ def test_all_to_all_single_of_a_transposed_tensor(ranks: Pool, size: int) -> Non
     ranks(size).run(_single)
 
 
+def _one_element(rank: int, size: int) -> None:
+    """A tensor of one element may have any stride, and torch calls it contiguous."""
+    group, everyone = ring(), range(size)
+
+    def one(value: float) -> torch.Tensor:
+        return torch.full((1, 7), float(value))[:, 3]
+
+    def check(tensor: torch.Tensor, value: float) -> None:
+        assert tensor.stride() == (7,)
+        assert tensor.item() == value
+
+    calls: list[tuple[torch.Tensor, float]] = []
+    dist.broadcast(x := one(rank), size - 1, group)
+    calls.append((x, size - 1))
+    dist.all_reduce(x := one(rank), group=group)
+    calls.append((x, sum(everyone)))
+    outs = [one(-1) for _ in everyone]
+    dist.all_gather(outs, one(rank), group)
+    calls += zip(outs, everyone)
+    dist.reduce_scatter(x := one(-1), [one(r) for r in everyone], group=group)
+    calls.append((x, rank * size))
+    outs = [one(-1) for _ in everyone]
+    dist.gather(one(rank), outs if rank == 0 else None, 0, group)
+    calls += zip(outs, everyone) if rank == 0 else []
+    dist.scatter(x := one(-1), [one(r) for r in everyone] if rank == 0 else None, 0, group)
+    calls.append((x, rank))
+    outs = [one(-1) for _ in everyone]
+    dist.all_to_all(outs, [one(r) for r in everyone], group)
+    calls += [(out, rank) for out in outs]
+    # One row for each rank, of a column.
+    column, came = torch.arange(7.0 * size).view(size, 7)[:, 2:3], torch.zeros(size, 7)[:, 5:6]
+    dist.all_to_all_single(came, column, [1] * size, [1] * size, group)
+    assert came[:, 0].tolist() == [7.0 * rank + 2] * size
+    if size > 1:
+        work = dist.isend(one(rank), (rank + 1) % size, group)
+        dist.recv(x := one(-1), (rank - 1) % size, group)
+        calls.append((x, (rank - 1) % size))
+        assert work is not None
+        work.wait()
+    for tensor, value in calls:
+        check(tensor, value)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_one_element_of_any_stride(ranks: Pool, size: int) -> None:
+    ranks(size).run(_one_element)
+
+
 def _shared_elements(rank: int, size: int) -> None:
     """Elements that share memory may be read, and not written."""
     group, wide = ring(), torch.tensor([[rank + 1.0]]).expand(3, 4)

@@ -110,6 +110,19 @@ def _any_source(rank: int, size: int) -> list[int]:
     return sources
 
 
+def _nothing_from_any_source(rank: int, size: int) -> None:
+    group = ring()
+    if rank == 0:
+        sources = [dist.recv(torch.zeros(0), None, group, tag=3) for _ in range(size - 1)]
+        assert sorted(map(int, sources)) == list(range(1, size))
+    else:
+        dist.send(torch.zeros(0), 0, group, tag=3)
+
+
+def test_receive_nothing_from_any_source(ranks: Pool) -> None:
+    ranks(3).run(_nothing_from_any_source)
+
+
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_receive_from_any_source(ranks: Pool, size: int) -> None:
     sources = ranks(size).run(_any_source)[0]

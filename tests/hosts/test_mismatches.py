@@ -1,0 +1,261 @@
+"""Hosts that make different calls: an error on every rank, and no process that ends by itself."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.ranks import Ranks
+
+Call = Callable[[dist.ProcessGroup], object]
+Pools = Callable[[str], Ranks]
+
+TWO_BY_TWO = "aabb"
+LAYOUTS = ["aaaa", "abb", "abc"]
+TIMES = int(os.environ.get("RK_TEST_SWAPS", "1"))  # how often each; more: all in all layouts
+BEFORE = (0, 1000) if TIMES > 1 else (0, 5)  # equal calls
+ALL_S = 120.0
+
+
+def _all_reduce(n: int, dtype: torch.dtype = torch.float32, op: Any = dist.ReduceOp.SUM) -> Call:
+    return lambda group: dist.all_reduce(torch.ones(n, dtype=dtype), op, group=group)
+
+
+def _broadcast(n: int, root: int = 0, dtype: torch.dtype = torch.float32) -> Call:
+    def call(group: dist.ProcessGroup) -> None:
+        dist.broadcast(torch.ones(n, dtype=dtype), min(root, group.size() - 1), group=group)
+
+    return call
+
+
+def _reduce(n: int, root: int = 0) -> Call:
+    return lambda group: dist.reduce(torch.ones(n), min(root, group.size() - 1), group=group)
+
+
+def _all_gather(n: int, dtype: torch.dtype = torch.float32) -> Call:
+    def call(group: dist.ProcessGroup) -> None:
+        out = torch.empty(n * group.size(), dtype=dtype)
+        dist.all_gather_into_tensor(out, torch.ones(n, dtype=dtype), group=group)
+
+    return call
+
+
+def _reduce_scatter(n: int, op: Any = dist.ReduceOp.SUM) -> Call:
+    def call(group: dist.ProcessGroup) -> None:
+        whole = torch.ones(n * group.size())
+        dist.reduce_scatter_tensor(torch.empty(n), whole, op, group=group)
+
+    return call
+
+
+def _barrier(group: dist.ProcessGroup) -> None:
+    dist.barrier(group=group)
+
+
+MAX, AVG, PROD = dist.ReduceOp.MAX, dist.ReduceOp.AVG, dist.ReduceOp.PRODUCT
+MANY = 300_000  # elements, which travel over all rails
+SWAPS: dict[str, tuple[Call, Call]] = {
+    "op": (_all_reduce(1, torch.int64), _all_reduce(1, torch.int64, MAX)),
+    "op of many": (_all_reduce(MANY), _all_reduce(MANY, op=PROD)),
+    "average": (_all_reduce(64, torch.bfloat16), _all_reduce(64, torch.bfloat16, AVG)),
+    "average of many": (_all_reduce(MANY), _all_reduce(MANY, op=AVG)),
+    "dtype": (_all_reduce(10), _all_reduce(10, torch.int32)),
+    "dtype of many": (_all_reduce(MANY), _all_reduce(MANY, torch.int32)),
+    "size": (_all_reduce(100), _all_reduce(101)),
+    "size of some": (_all_reduce(1000), _all_reduce(1001)),
+    "size of many": (_all_reduce(MANY), _all_reduce(MANY + 1)),
+    "few and many": (_all_reduce(10), _all_reduce(MANY)),
+    "nothing": (_all_reduce(0), _all_reduce(1)),
+    "root": (_broadcast(10, 0), _broadcast(10, 3)),
+    "root of many": (_broadcast(MANY, 0), _broadcast(MANY, 3)),
+    "root on a host": (_broadcast(MANY, 0), _broadcast(MANY, 1)),
+    "root of a sum": (_reduce(10, 1), _reduce(10, 2)),
+    "root of many sums": (_reduce(MANY, 1), _reduce(MANY, 2)),
+    "dtype of a broadcast": (_broadcast(10), _broadcast(10, dtype=torch.int32)),
+    "dtype of an all-gather": (_all_gather(10), _all_gather(10, torch.int32)),
+    "size of an all-gather": (_all_gather(1000), _all_gather(999)),
+    "op of a reduce-scatter": (_reduce_scatter(10), _reduce_scatter(10, MAX)),
+    "size of a reduce-scatter": (_reduce_scatter(1000), _reduce_scatter(1001)),
+    "collective": (_all_gather(100), _all_reduce(400)),
+    "collective of many": (_all_gather(MANY), _broadcast(MANY)),
+    "a barrier": (_barrier, _broadcast(1, dtype=torch.uint8)),
+}
+
+
+def _error(call: Callable[[], object]) -> tuple[str, str, float]:
+    """The class and the text of what it raises, and after how many seconds."""
+    start = time.monotonic()
+    try:
+        call()
+    except Exception as error:
+        return type(error).__name__, str(error), time.monotonic() - start
+    return "no error", "", time.monotonic() - start
+
+
+def _swap(rank: int, size: int, name: str, before: int, other: list[int]) -> tuple[str, str, float]:
+    """Makes both calls, ranks in ``other`` in the other order.
+
+    A rank whose part in the first ends on its own host may hear of it in the next, and one that
+    waits for nobody within 0.2 s.
+    """
+    group = dist.new_group(timeout=timedelta(seconds=30), backend="ringkern")
+    first, second = (SWAPS | EXCHANGES)[name]
+    try:
+        for _ in range(before):
+            first(group), second(group)
+        if rank in other:
+            first, second = second, first
+        steps = [first, second, _barrier, lambda group: time.sleep(0.5), _barrier]
+        return _error(lambda: [step(group) for step in steps])
+    finally:
+        dist.destroy_process_group(group)
+
+
+SAID = "make different calls|ranks disagree on|must agree"
+
+
+def _check(errors: list[tuple[str, str, float]], kinds: str = "CollectiveMismatchError") -> None:
+    for rank, (kind, text, took) in enumerate(errors):
+        assert kind in kinds.split(), f"rank {rank}: {kind}: {text}"
+        assert re.search(SAID, text), f"rank {rank}: {text}"
+        print(f"rank {rank}: {took:.2f} s: {text}")
+
+
+@pytest.mark.parametrize("before", BEFORE)
+@pytest.mark.parametrize("name", SWAPS)
+def test_a_host_makes_two_calls_in_another_order(named: Pools, name: str, before: int) -> None:
+    for _ in range(TIMES):
+        _check(named(TWO_BY_TWO).run(_swap, name, before, [2, 3], timeout_s=ALL_S))
+
+
+def _layouts() -> list[tuple[str, str]]:
+    all_of_them = [(name, names) for name in SWAPS for names in LAYOUTS]
+    return all_of_them[:: 1 if TIMES > 1 else 4]  # 4 and 3: each call, and each layout in turn
+
+
+@pytest.mark.parametrize(("name", "names"), _layouts())
+def test_the_last_rank_makes_two_calls_in_another_order(
+    named: Pools, name: str, names: str
+) -> None:
+    """On one host; alone on its host; and not alone there."""
+    kinds = "CollectiveMismatchError"
+    if name == "nothing" and names == "aaaa":
+        kinds += " CommAbortedError"  # nobody waits for anybody: it is found when no rank calls
+    errors = named(names).run(_swap, name, 5, [len(names) - 1], timeout_s=ALL_S)
+    _check(errors, kinds)
+
+
+@pytest.mark.parametrize("name", ["average of many", "average", "root", "root of a sum"])
+def test_a_rank_makes_two_calls_in_another_order(named: Pools, name: str) -> None:
+    """The rank's own host cannot tell by its steps."""
+    for before in BEFORE:
+        _check(named(TWO_BY_TWO).run(_swap, name, before, [3], timeout_s=ALL_S))
+
+
+# ---- messages, which are matched by their ends ---------------------------------------------------
+
+MANY_BYTES = 100_000
+
+
+def _message(
+    rank: int, size: int, sent: int, expected: int, dtype: torch.dtype, source: int | None
+) -> Any:
+    """Rank 0 sends to the last one what that does not expect; what follows is as ever."""
+    group = dist.new_group(timeout=timedelta(seconds=30), backend="ringkern")
+    last, found = size - 1, None
+    try:
+        for tag in (0, 1, 0):  # after one that fails, too
+            if rank == 0:
+                dist.send(torch.ones(sent), last, group, tag)
+                dist.send(torch.full((MANY_BYTES,), 7.0), last, group, tag)
+            elif rank == last:
+                x = torch.zeros(expected, dtype=dtype)
+                found = _error(functools.partial(dist.recv, x, source, group, tag))
+                assert not x.any(), "what was sent came nevertheless"
+                dist.recv(y := torch.zeros(MANY_BYTES), source, group, tag)
+                assert bool((y == 7).all())
+        dist.all_reduce(z := torch.ones(1), group=group)
+        assert z.item() == size
+        return found
+    finally:
+        dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize("source", [0, None])
+@pytest.mark.parametrize(
+    ("sent", "expected", "dtype"),
+    [
+        (10, 5, torch.float32),
+        (5, 10, torch.float32),
+        (0, 1, torch.float32),
+        (1, 0, torch.float32),
+        (10, 10, torch.int32),
+        (10, MANY_BYTES, torch.float32),
+        (MANY_BYTES, 10, torch.float32),
+        (MANY_BYTES, MANY_BYTES + 1, torch.float32),
+        (MANY_BYTES, MANY_BYTES, torch.int32),
+    ],
+)
+def test_a_message_that_its_receiver_does_not_expect(
+    named: Pools, sent: int, expected: int, dtype: torch.dtype, source: int | None
+) -> None:
+    """It fails, and nothing else does."""
+    for _ in range(TIMES):
+        found = named(TWO_BY_TWO).run(_message, sent, expected, dtype, source, timeout_s=ALL_S)
+        kind, text, took = found[-1]
+        assert kind == "CollectiveMismatchError", text
+        wanted = f"sent a message of {4 * sent} bytes of float32 to rank 3 on host b, which expects"
+        assert wanted in text
+        print(f"{took:.2f} s: {text}")
+
+
+def _gather(n: int) -> Call:
+    def call(group: dist.ProcessGroup) -> None:
+        outs = [torch.empty(n) for _ in range(group.size())] if group.rank() == 0 else None
+        dist.gather(torch.ones(n), outs, 0, group)
+
+    return call
+
+
+def _scatter(n: int) -> Call:
+    def call(group: dist.ProcessGroup) -> None:
+        ins = [torch.ones(n) for _ in range(group.size())] if group.rank() == 0 else None
+        dist.scatter(torch.empty(n), ins, 0, group)
+
+    return call
+
+
+def _all_to_all(n: int, dtype: torch.dtype = torch.float32) -> Call:
+    def call(group: dist.ProcessGroup) -> None:
+        size = group.size() * n
+        x = torch.ones(size, dtype=dtype)
+        dist.all_to_all_single(torch.empty(size, dtype=dtype), x, group=group)
+
+    return call
+
+
+EXCHANGES = {
+    "size of a gather": (_gather(10), _gather(5)),
+    "size of a large gather": (_gather(MANY_BYTES), _gather(MANY_BYTES + 1)),
+    "size of a scatter": (_scatter(10), _scatter(5)),
+    "size of an all-to-all": (_all_to_all(10), _all_to_all(5)),
+    "size of a large all-to-all": (_all_to_all(MANY_BYTES), _all_to_all(MANY_BYTES - 1)),
+    "dtype of an all-to-all": (_all_to_all(10), _all_to_all(10, torch.int32)),
+    "exchange": (_all_to_all(10), _gather(10)),
+}
+
+
+@pytest.mark.parametrize("before", BEFORE)
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_a_host_makes_two_exchanges_in_another_order(named: Pools, name: str, before: int) -> None:
+    for _ in range(TIMES):
+        _check(named(TWO_BY_TWO).run(_swap, name, before, [2, 3], timeout_s=ALL_S))
