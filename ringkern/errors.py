@@ -9,8 +9,10 @@ before anything is sent. What goes wrong between ranks is one of these;
 
 from __future__ import annotations
 
+import torch.distributed as dist
 
-class RingKernError(RuntimeError):
+
+class RingKernError(dist.DistBackendError):
     """Base class of the errors that ringkern raises about a ring.
 
     What the text says is here for a program to read, as far as it is known. Pickling keeps it.

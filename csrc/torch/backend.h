@@ -184,8 +184,10 @@ class RingBackend final : public BackendBase {
   }
   void monitoredBarrier(const c10d::BarrierOptions& o, bool wait_all_ranks) override {
     const bool unset = o.timeout == c10d::kUnsetTimeout;  // 0 is a timeout
-    monitored_barrier(*store_, seat_, monitored_barriers_++, unset ? timeout_.load() : o.timeout,
-                      wait_all_ranks);
+    called_by_torch([&] {
+      monitored_barrier(*store_, seat_, monitored_barriers_++, unset ? timeout_.load() : o.timeout,
+                        wait_all_ranks);
+    });
   }
 };
 
@@ -201,7 +203,8 @@ inline WorkPtr RingBackend::allreduce_sparse(Tensors& tensors, const c10d::Allre
     const at::Tensor out = at::empty(sizes, in.options());
     Call gather;
     add_all_gather(gather, out, in, seat_);
-    ring_->launch(std::move(gather), wish_, /*async_op=*/false, timeout_of(o), {});
+    called_by_torch(
+        [&] { ring_->launch(std::move(gather), wish_, /*async_op=*/false, timeout_of(o), {}); });
     return out;
   });
   auto work = c10::make_intrusive<RingWork>(std::move(call), 1);

@@ -143,7 +143,8 @@ class BackendBase : public c10d::Backend {
     const Record record(group(), call, ++sequence_, o.asyncOp);
     std::optional<c10::Stream> stream;
     if (!call.device.is_cpu() && o.asyncOp) stream = side_stream(call.device);
-    return noted(ring_->launch(std::move(call), wish_, o.asyncOp, timeout_of(o), stream));
+    return noted(called_by_torch(
+        [&] { return ring_->launch(std::move(call), wish_, o.asyncOp, timeout_of(o), stream); }));
   }
   template <class Options>
   WorkPtr between_pairs(Call call, const Options& o) {
@@ -157,7 +158,7 @@ class BackendBase : public c10d::Backend {
     return noted(post(std::move(call), uint64_t(tag), timeout_));
   }
   WorkPtr post(Call call, uint64_t tag, Milliseconds timeout) {
-    return messenger_->post(std::move(call), tag, wish_, timeout);
+    return called_by_torch([&] { return messenger_->post(std::move(call), tag, wish_, timeout); });
   }
 
   // Its name is known after the constructor has run.

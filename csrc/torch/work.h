@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "torch/errors.h"
 #include "torch/tensors.h"
 
 namespace ringkern::torch_ext {
@@ -84,7 +85,7 @@ class RingWork : public c10d::Work {
   // any thread; the first failure is what the call ends in. The last part finishes the call.
   void end_part(std::exception_ptr error) {
     std::unique_lock lock(state_);
-    if (error && !error_) error_ = error;
+    if (error && !error_) error_ = for_torch(error);
     const bool last = --parts_ == 0, ok = !error_;
     lock.unlock();
     try {

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +20,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 import ringkern
 from ringkern.errors import RingKernError
@@ -164,6 +167,72 @@ def stopped_for_too_long(rank: int, size: int, folder: Path) -> None:
     communicator.close()
     go_on(rank, folder, [0, 1, 2])
     tell(rank, folder, first=first, again=again)
+
+
+# ---- a rank that fails while the others are in backward() ---------------------------------------
+
+
+def _ddp() -> torch.nn.Module:
+    return DistributedDataParallel(torch.nn.Linear(64, 64))
+
+
+def _ddp_with_a_hook() -> torch.nn.Module:
+    """The hook is in C++, and so is its use of the future."""
+    model = DistributedDataParallel(torch.nn.Linear(64, 64))
+    model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    return model
+
+
+def _fsdp1() -> torch.nn.Module:
+    warnings.simplefilter("ignore")  # torch deprecates it
+    return FullyShardedDataParallel(torch.nn.Linear(64, 64), device_id=torch.device("cpu"))
+
+
+def _fsdp2() -> torch.nn.Module:
+    return fully_shard(torch.nn.Linear(64, 64))
+
+
+WRAPPERS = {"ddp": _ddp, "ddp_hook": _ddp_with_a_hook, "fsdp1": _fsdp1, "fsdp2": _fsdp2}
+FAULTS: dict[str, Callable[[Path], object]] = {
+    "killed": lambda folder: os.kill(os.getpid(), signal.SIGKILL),
+    "stopped": stop_myself,
+    "mismatch": lambda folder: dist.all_reduce(torch.ones(7)),
+}
+
+
+def trains(rank: int, size: int, folder: Path) -> None:
+    """The victim fails, as the plan says, once it has been through its third forward()."""
+    wrapper, fault = (folder / "plan").read_text().split()
+    dist.init_process_group(
+        "ringkern",
+        init_method=f"file://{folder}/group",
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=NEVER_S),
+    )
+    model = WRAPPERS[wrapper]()
+    step = 0
+
+    def train() -> None:
+        nonlocal step
+        step += 1
+        loss = model(torch.ones(4, 64)).sum()
+        if step == 3:
+            dist.barrier()
+        if step == 3 and fault == "stopped":
+            dist.group.WORLD.set_timeout(timedelta(seconds=2))
+        if step == 3 and rank == VICTIM:
+            loss.register_hook(lambda _: FAULTS[fault](folder) and None)
+        loss.backward()
+
+    first = error_of(train)
+    if fault == "stopped":
+        leave_note(folder / f"rank {rank} knows", "")
+    if fault == "stopped" and rank == 0:
+        wait_for(folder / "rank 2 knows")
+        continue_after(0, folder)
+    tell(rank, folder, first=first, steps=step)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 import ringkern
 from tests.comm.exits import scenarios_of
+from tests.faults import fates
 from tests.faults.fates import error_of
 from tests.ranks import Ranks
 from tests.torch.rings import ring
@@ -137,6 +138,30 @@ def test_a_rank_that_is_stopped_for_too_long(scenarios: Scenario, tmp_path: Path
     late = victim["first"]
     assert late["kind"] == "CommAbortedError", "it called when all was over"
     assert "nothing came for 2.0 s" in late["text"]
+
+
+# ---- a rank that fails while the others are in backward() ---------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["killed", "stopped", "mismatch"])
+@pytest.mark.parametrize("wrapper", fates.WRAPPERS)
+def test_backward_raises_what_the_collective_does(
+    scenarios: Scenario, tmp_path: Path, wrapper: str, fault: str
+) -> None:
+    """Though torch's engine, which is in C++, stands between the two."""
+    (tmp_path / "plan").write_text(f"{wrapper} {fault}")
+    outcome = scenarios("trains", 3, tmp_path)
+    kind = {
+        "killed": "PeerLostError",
+        "stopped": "CollectiveTimeoutError",
+        "mismatch": "CollectiveMismatchError",
+    }[fault]
+    for said in told(outcome, tmp_path, 0, 2):
+        first = said["first"]
+        assert (first["kind"], first["rank"], said["steps"]) == (kind, 1, 3), first
+        assert first["seq"] > 1
+        assert "waited for" in first["phase"]
+        assert "rank 1" in first["text"]
 
 
 # ---- ranks that make different calls ------------------------------------------------------------

@@ -48,7 +48,7 @@ def alone() -> ringkern.Communicator:
 
 def test_the_family() -> None:
     assert {c.__name__: [b.__name__ for b in c.__bases__] for c in CLASSES} == {
-        "RingKernError": ["RuntimeError"],
+        "RingKernError": ["DistBackendError"],
         "PeerLostError": ["RingKernError"],
         "CollectiveTimeoutError": ["RingKernError", "TimeoutError"],
         "CollectiveMismatchError": ["RingKernError"],
@@ -70,6 +70,7 @@ def test_what_is_known_of_it_is_kept(cls: type[RingKernError]) -> None:
         assert str(same) == "something happened"
         assert (same.rank, same.seq, same.phase) == (2, 1 << 63, "waited")
     assert cls.rank is None, "of one error, not of the class"
+    assert isinstance(error, dist.DistBackendError)
 
 
 @pytest.mark.parametrize("cls", CLASSES)
