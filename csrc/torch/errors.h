@@ -89,9 +89,9 @@ class TorchError final : public torch::PyTorchError {
 
   // `__init__` of RingKernError. By the text, an exception that somebody else makes is not mistaken
   // for the one that torch is about to make.
-  static PyObject* init(PyObject* self, PyObject* args, PyObject* kwargs) {
+  static PyObject* init(PyObject* self, PyObject* args) {
     const auto base_init = reinterpret_cast<PyTypeObject*>(PyExc_RuntimeError)->tp_init;
-    if (base_init(self, args, kwargs) != 0) return nullptr;
+    if (base_init(self, args, nullptr) != 0) return nullptr;
     MadeNext& next = made_next();
     if (!next || PyTuple_GET_SIZE(args) != 1) Py_RETURN_NONE;
     PyObject* const text_given = PyTuple_GET_ITEM(args, 0);
@@ -159,9 +159,8 @@ inline void translate(std::exception_ptr error) {
 
 inline void translate_errors() {
   python_errors = py::module_::import("ringkern.errors").release().ptr();
-  static PyMethodDef init{
-      "__init__", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&TorchError::init)),
-      METH_VARARGS | METH_KEYWORDS, nullptr};
+  static PyMethodDef init{"__init__", &TorchError::init, METH_VARARGS,
+                          "__init__($self, /, *_args)\n--\n\n"};
   const py::object base = py::reinterpret_borrow<py::object>(python_errors).attr("RingKernError");
   const auto method = py::reinterpret_steal<py::object>(
       PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(base.ptr()), &init));
