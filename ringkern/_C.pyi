@@ -10,6 +10,8 @@ version: str
 wire_version: int
 # csrc/core/choice.h: for each list rows of (below how many bytes, algorithm, protocol).
 WayLists = dict[str, list[tuple[int, str, str]]]
+# csrc/torch/communicator.h: a key in the store, each rank's pid and start, seconds waited.
+Roster = tuple[str, list[tuple[int, int]], float]
 # csrc/torch/trace.h: channel, loop, step, verb, owner, offset, count, start and end in ns, and how
 # much of that was waiting for prev and for next.
 TimedRow = tuple[int, int, int, str, int, int, int, int, int, int, int]
@@ -54,11 +56,14 @@ def make_backend(
     in_rank_order: bool,
     wide: bool,
     tables: dict[str, WayLists],
+    roster: Roster = ("", [], 0.0),
     host_of: list[int] = [],
     host_names: list[str] = [],
     engine: Callable[[str, list[int]], Backend] | None = None,
     crossings: dict[str, tuple[int, int, bool]] = {},
 ) -> dist.distributed_c10d.Backend: ...
+def this_process() -> tuple[int, int]: ...
+def find_gone(roster: Roster, left: Callable[[], str]) -> tuple[int, str] | None: ...
 def close_backends(patience_s: float) -> None: ...
 def quick_all_reduce(
     tensor: Any,
@@ -139,6 +144,7 @@ class Communicator:
     def __init__(
         self, store: dist.Store, name: str, rank: int, size: int, timeout_s: float
     ) -> None: ...
+    def set_roster(self, roster: Roster) -> None: ...
     def set_table(self, device: str, lists: WayLists) -> None: ...
     def all_reduce(
         self,
@@ -193,6 +199,7 @@ class HostsCommunicator:
         engine: Callable[[str, list[int]], Backend],
         crossings: dict[str, tuple[int, int, bool]] = {},
     ) -> None: ...
+    def set_roster(self, roster: Roster) -> None: ...
     def set_table(self, device: str, lists: WayLists) -> None: ...
     def all_reduce(
         self,

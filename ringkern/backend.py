@@ -24,7 +24,7 @@ import ringkern_autoload
 from . import _C, news, recorder, tuner
 from .arguments import way_asked
 from .config import timeout_seconds
-from .hosts import Hosts, crossings, engine_maker, engine_names, find, is_of_one_process
+from .hosts import Hosts, Search, crossings, engine_maker, engine_names, is_of_one_process
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ def create(options: Any, backend_options: object = None) -> dist.distributed_c10
         ValueError: the timeout is not positive; there is no such ``inter_host``.
         NotImplementedError: ``enable_reconfigure`` was given, which torch 2.14 and newer have.
         RendezvousError: a rank of the group did not come within the timeout.
+        PeerLostError: a rank of the group has ended while others were waited for.
     """
     if getattr(options, "enable_reconfigure", False):
         raise NotImplementedError(
@@ -77,12 +78,14 @@ def create(options: Any, backend_options: object = None) -> dist.distributed_c10
     news.start()
     seconds = timeout_seconds(options.timeout)
     hosts: Hosts | None = None
-    several: dict[str, Any] = {}
+    known: dict[str, Any] = {}
     if size > 1 and not is_of_one_process(options.store):
-        hosts = find(options.store, name, rank, size, seconds)
+        search = Search(options.store, name, rank, size, seconds)
+        hosts = search.wait()
+        known["roster"] = search.roster()
     if hosts is not None and hosts.count > 1:
         recorder.remember_hosts(name, hosts)
-        several = {
+        known |= {
             "host_of": list(hosts.host_of),
             "host_names": list(hosts.names),
             "engine": engine_maker(inter_host, options.store, name, rank, size, seconds, hosts),
@@ -98,7 +101,7 @@ def create(options: Any, backend_options: object = None) -> dist.distributed_c10
         seconds,
         *way_asked("auto", "auto", "auto", "auto"),
         {device: tuner.table(device, in_a_ring) for device in tuner.DEVICES},
-        **several,
+        **known,
     )
 
 

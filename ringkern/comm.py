@@ -17,7 +17,7 @@ import torch.distributed as dist
 from . import _C, news, recorder, tuner
 from .arguments import Op, SupportsDLPack, as_tensor, protocol_name, reduce_op, way_asked
 from .config import config, timeout_seconds
-from .errors import RendezvousError
+from .errors import RingKernError
 from .groups import place_of, resolve_group, untraced
 from .hosts import (
     FirstCalls,
@@ -116,17 +116,20 @@ class Communicator:
         if size > 1 and not is_of_one_process(store):
             search = Search(store, name, rank, size, seconds)
             self._first = FirstCalls(search, rank, size)
+            # With it, a rank that closes this before its first call tells the others.
+            self._c.set_roster((search.departures, [(0, 0)] * size, 0.0))
         open_rings.add(self)
         news.start()
 
     def _take(self, hosts: Hosts) -> None:
         self._hosts = hosts
         if hosts.count > 1:
+            self._c.set_roster(("", [], 0.0))  # no rank leaves where another takes its place
             self._c = self._over(hosts)
             if self._ended is not None:  # meanwhile
                 self._c.abort(self._ended)
 
-    def _fail(self, error: RendezvousError) -> None:
+    def _fail(self, error: RingKernError) -> None:
         self._c.abort(str(error))
 
     def _go_on(self) -> None:
@@ -158,6 +161,7 @@ class Communicator:
 
         Raises:
             RendezvousError: a rank did not come within the timeout.
+            PeerLostError: a rank has ended, or has closed its communicator, meanwhile.
         """
         if (first := self._first) is not None:
             first.settle(self)

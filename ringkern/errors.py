@@ -29,7 +29,7 @@ class RingKernError(dist.DistBackendError):
 
 
 class PeerLostError(RingKernError):
-    """A rank has died, or has left while others still call.
+    """A rank has died, or has left while others still call, or wait for its first call.
 
     On all other ranks, within a second; on other hosts, within some seconds, and where all ranks of
     a host are lost it names the host. Look at the log of the rank that it names; of one that died

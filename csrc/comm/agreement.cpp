@@ -1,6 +1,7 @@
 #include "comm/agreement.h"
 
 #include <algorithm>
+#include <charconv>
 
 #include "comm/news.h"
 
@@ -13,8 +14,81 @@ constexpr Milliseconds kLongest = std::chrono::hours(24 * 365);  // a deadline t
 
 constexpr int64_t kRefused = int64_t(1) << 32;
 const char* const kFormed = "formed";
+const std::string kLost = "lost ";
+
+// A verdict against the ring: its text, or "lost 3 " and then the text.
+std::string verdict_of(const Agreement::Reason& reason) {
+  return (reason.lost < 0 ? "" : kLost + std::to_string(reason.lost) + " ") + reason.text;
+}
+Agreement::Reason reason_in(const std::string& verdict) {
+  Agreement::Reason reason{printable(verdict)};
+  if (!verdict.starts_with(kLost)) return reason;
+  const char* const begin = verdict.data() + kLost.size();
+  const auto [end, error] = std::from_chars(begin, verdict.data() + verdict.size(), reason.lost);
+  if (error == std::errc() && *end == ' ') reason.text = printable(end + 1);
+  else reason.lost = -1;
+  return reason;
+}
 
 }  // namespace
+
+std::optional<Roster::Gone> Roster::find_gone(Store& store) const {
+  return find_gone([&]() -> std::string {
+    try {
+      return departures.empty() ? "" : store.get(departures, Milliseconds(0));
+    } catch (const TimeoutError&) {
+      return "";
+    }
+  });
+}
+
+std::optional<Roster::Gone> Roster::find_gone(const std::function<std::string()>& left) const {
+  const auto ended = std::ranges::find_if(processes, [](const Process& p) { return has_ended(p); });
+  const std::string last = left();  // after that: a rank that leaves says so before it ends
+  const auto name = [&](size_t rank) {
+    const int64_t pid = rank < processes.size() ? processes[rank].pid : 0;
+    return rank_text(int(rank)) + (pid > 0 ? " (pid " + std::to_string(pid) + ")" : "");
+  };
+  int number = -1;
+  std::from_chars(last.data(), last.data() + last.size(), number);
+  for (size_t rank = 0; rank < numbers.size() && number >= 0; ++rank)
+    if (numbers[rank] == number)
+      return Gone{int(rank), name(rank) +
+                                 " closed its communicator, or its program ended normally, before "
+                                 "its first call"};
+  if (ended == processes.end()) return {};
+  const auto rank = size_t(ended - processes.begin());
+  return Gone{int(rank), name(rank) + " died before its first call (" +
+                             how_it_ended(-1, ended->pid) + "). Look at the log of that rank"};
+}
+
+void Roster::depart(Store& store, int rank) const {
+  if (departures.empty() || size_t(rank) >= numbers.size()) return;
+  // With another rank the store may have ended, and torch prints a warning where it has.
+  for (const Process& p : processes)
+    if (has_ended(p)) return;
+  try {
+    store.set(departures, std::to_string(numbers[size_t(rank)]));
+  } catch (const std::exception&) {
+    // Nobody can be told without the store.
+  }
+}
+
+Roster Roster::of(const std::vector<int>& ranks) const {
+  Roster some{{}, {}, departures, waited};
+  for (const int rank : ranks) {
+    if (size_t(rank) >= processes.size()) return {};
+    some.processes.push_back(processes[size_t(rank)]);
+    some.numbers.push_back(numbers[size_t(rank)]);
+  }
+  return some;
+}
+
+Milliseconds Roster::left_of(Milliseconds timeout) const {
+  // Ranks that have just met are not to miss each other by milliseconds.
+  constexpr Milliseconds kLeast{1000};
+  return std::max(timeout - waited, std::min(timeout, kLeast));
+}
 
 std::string printable(const std::string& text, size_t most) {
   std::string out = text.substr(0, most);
@@ -88,11 +162,11 @@ void Agreement::agree() {
   store_.add(key("stage", rank_), 1);
   if (store_.add(key("votes"), 1) == size_) return store_.set(key("verdict"), kFormed);
   const std::string verdict = get(key("verdict"), "all ranks to finish");
-  if (verdict != kFormed) throw Lost(printable(verdict));
+  if (verdict != kFormed) throw Lost(reason_in(verdict).text);
 }
 
-std::optional<std::string> Agreement::refuse(const std::string& reason) {
-  const std::string text = rank_text(rank_) + " could not join the ring: " + printable(reason);
+std::optional<Agreement::Reason> Agreement::refuse(const std::string& reason, int lost) {
+  const Reason mine{rank_text(rank_) + " could not join the ring: " + printable(reason), lost};
   try {
     const int64_t votes = store_.add(key("votes"), kRefused);
     if (votes == kRefused + size_) {
@@ -102,16 +176,16 @@ std::optional<std::string> Agreement::refuse(const std::string& reason) {
     // Only the first to refuse can tell from the sum whether it came too late: votes for the ring
     // are counted after a refusal, too.
     if (votes < 2 * kRefused) {
-      store_.set(key("verdict"), text);
-      return text;
+      store_.set(key("verdict"), verdict_of(mine));
+      return mine;
     }
     const std::string verdict = store_.get(key("verdict"), kVerdictGrace);
     if (verdict == kFormed) return std::nullopt;
-    return printable(verdict);
+    return reason_in(verdict);
   } catch (const std::exception&) {
     // A store that is gone, or a rank that died before it gave its reason: this one's will do.
   }
-  return text;
+  return mine;
 }
 
 }  // namespace ringkern

@@ -9,12 +9,38 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "comm/ports.h"
+#include "comm/process.h"
 
 namespace ringkern {
 
-// A wait ended for a reason that lies with other ranks, and they may know it better.
+// The ranks of a ring, as each has made itself known in the store before its first call.
+struct Roster {
+  std::vector<Process> processes{};  // by rank
+  std::vector<int> numbers{};        // by rank, those that the store has
+  std::string departures{};  // key of the last rank to leave before its first call; empty: none
+  Milliseconds waited{0};    // this rank has waited so long for the others already
+
+  struct Gone {
+    int rank;
+    std::string text;
+  };
+  // Returns a rank that will not make its first call, if one can be seen.
+  std::optional<Gone> find_gone(Store& store) const;
+  // The same; `left`: returns what is under `departures`, nothing if there is none.
+  std::optional<Gone> find_gone(const std::function<std::string()>& left) const;
+  // Tells the others that this rank makes no call.
+  void depart(Store& store, int rank) const;
+  // Returns what is known of some of the ranks, whose numbers here are their places among them.
+  Roster of(const std::vector<int>& ranks) const;
+  // Returns what is left of a timeout for a second wait.
+  Milliseconds left_of(Milliseconds timeout) const;
+};
+
+// A wait ended for a reason that lies with other ranks, and they may know it better. Where its
+// facts name a rank, that rank is lost.
 struct Lost : RendezvousError {
   using RendezvousError::RendezvousError;
 };
@@ -40,9 +66,14 @@ class Agreement {
 
   // Votes for the ring and waits until all have. Throws Lost with the reason of who voted against.
   void agree();
-  // Votes against. Returns the reason that all ranks get, which is that of the first to refuse; or
-  // nothing if it is too late: all have voted for the ring, and it is made.
-  std::optional<std::string> refuse(const std::string& reason);
+  // Votes against; `lost`: the rank that has died or left, if that is why. Returns the reason that
+  // all ranks get, which is that of the first to refuse; or nothing if it is too late: all have
+  // voted for the ring, and it is made.
+  struct Reason {
+    std::string text;
+    int lost = -1;
+  };
+  std::optional<Reason> refuse(const std::string& reason, int lost = -1);
 
  private:
   std::string key(const std::string& name) const { return prefix_ + "/" + name; }

@@ -74,6 +74,11 @@ void Communicator::check_callable() {
   check_healthy();
 }
 
+void Communicator::set_roster(Roster roster) {
+  std::lock_guard lock(state_);
+  roster_ = std::move(roster);
+}
+
 bool Communicator::failed() {
   std::lock_guard lock(state_);
   return poisoned_.has_value();
@@ -150,7 +155,9 @@ void Communicator::execute(const Device& device, const Task& task,
   try {
     last_ring_ = &ring_on(device);
   } catch (const std::exception& e) {
-    poison({Cause::failed, rank_, Facts{}, e.what()});
+    const auto* const lost = dynamic_cast<const PeerLostError*>(&e);
+    if (lost != nullptr) poison({Cause::peer_lost, rank_, lost->facts, e.what()});
+    else poison({Cause::failed, rank_, Facts{}, e.what()});
     // It was connecting when it was given up.
     if (const auto why = trouble(); why && why->given) throw_as(why->cause, why->text, why->about);
     throw;

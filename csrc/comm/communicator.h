@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 
+#include "comm/agreement.h"
 #include "comm/ports.h"
 #include "comm/rendezvous.h"
 #include "comm/watch.h"
@@ -56,6 +57,8 @@ class Communicator {
   void check_callable();
   // Whether a call on this device would find its neighbours at once.
   bool connected(const Device& device);
+  // What is known of the ranks already; before the first call.
+  void set_roster(Roster roster);
   // What calls there are chosen from; before the ranks are connected, as far as this rank knows.
   WayTable ways_on(const Device& device);
 
@@ -127,6 +130,7 @@ class Communicator {
   std::optional<Failure> poisoned_;  // why this communicator is unusable
   Clock::time_point poisoned_at_;
   bool closed_ = false;
+  Roster roster_;
   std::unique_ptr<Worker> worker_;
 };
 

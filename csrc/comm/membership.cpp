@@ -12,6 +12,8 @@ namespace {
 // Long enough for ranks that end together; a rank that ends long before its neighbours does not
 // wait for them.
 constexpr Milliseconds kPartingTimeout{2000};
+// How often a rank that waits for the others looks whether one of them is gone.
+constexpr Milliseconds kLookEvery{100};
 
 // The control page of a rank goes with its transport's offer: its descriptor is the last one.
 Offer with_page(Offer offer, int page) {
@@ -143,12 +145,23 @@ Communicator::Ring Communicator::connect(const Device& device) {
     segments.prev = segments.all[size_t(place.prev)];
     equip();
   };
+  Roster roster;
+  {
+    std::lock_guard lock(state_);
+    roster = std::exchange(roster_, {});
+  }
   if (ranks_ == 1) {
     ring.control = std::make_unique<Control>(rank_, ranks_, name_);
     equip();
     return ring;
   }
-  WatchedStore store(*store_, [this] { check_healthy(); });
+  auto next_look = Clock::now() + kLookEvery;
+  WatchedStore store(*store_, [&] {
+    check_healthy();
+    if (Clock::now() < next_look) return;
+    next_look = Clock::now() + kLookEvery;
+    if (const auto gone = roster.find_gone(*store_)) throw Lost(gone->text, {gone->rank});
+  });
   key = unique_prefix(store, name_ + "/" + device.terms.device, place);
   const auto word = [&](const std::vector<std::string>& buses) {
     return to_bytes(Word{device.ways, device.arrange ? device.arrange(buses) : RingOrders{}});
@@ -156,7 +169,8 @@ Communicator::Ring Communicator::connect(const Device& device) {
   const auto probe = [&](const Id& session, const Look& look) {
     probe_links({segments, device.probe, *ring.transport, *ring.control, timeout_}, session, look);
   };
-  ring.neighbours = join_ring(store, key, place, device.terms, timeout_, word, offer, map, probe);
+  ring.neighbours =
+      join_ring(store, key, place, device.terms, roster.left_of(timeout_), word, offer, map, probe);
   return ring;
 }
 
@@ -196,6 +210,7 @@ void Communicator::close(Milliseconds patience) {
     std::lock_guard lock(state_);
     rings.swap(rings_);
   }
+  roster_.depart(*store_, rank_);  // which it has no more once it has made a call
   for (auto& [name, ring] : rings) dissolve(ring, patience);
 }
 

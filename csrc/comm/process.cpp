@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -29,6 +30,7 @@ constexpr int kUntilItHasEnded = 20;  // ms
 struct Stat {
   char state = 0;  // 0: there is no such process; '?': that cannot be told
   int exit_code = 0;
+  uint64_t started = 0;
 };
 Stat stat_of(int64_t pid) {
   Stat stat;
@@ -44,6 +46,10 @@ Stat stat_of(int64_t pid) {
   std::string rest(name_end);
   while (!rest.empty() && (rest.back() == '\n' || rest.back() == 0)) rest.pop_back();
   stat.exit_code = std::atoi(rest.substr(rest.rfind(' ') + 1).c_str());
+  constexpr int kFromStateToStart = 19;  // words
+  size_t at = rest.find(' ') + 1;
+  for (int i = 0; i < kFromStateToStart && at != 0; ++i) at = rest.find(' ', at) + 1;
+  if (at != 0) stat.started = std::strtoull(rest.c_str() + at, nullptr, 10);
   return stat;
 }
 
@@ -59,6 +65,16 @@ std::string text_of_exit(int status) {
 uint64_t pid_namespace() {
   struct stat s;
   return ::stat("/proc/self/ns/pid", &s) == 0 ? s.st_ino : 0;
+}
+
+Process this_process() { return {::getpid(), stat_of(::getpid()).started}; }
+
+bool has_ended(const Process& process) {
+  if (process.pid <= 0) return false;
+  const Stat stat = stat_of(process.pid);
+  // /proc may hide the processes of other users.
+  if (stat.state == 0) return ::kill(pid_t(process.pid), 0) != 0 && errno == ESRCH;
+  return stat.state == 'Z' || (stat.state != '?' && stat.started != process.started);
 }
 
 char process_state(int64_t pid) { return stat_of(pid).state; }

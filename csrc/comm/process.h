@@ -6,6 +6,15 @@
 
 namespace ringkern {
 
+// A process of this pid namespace. Its number may be another's once it has ended, its start not.
+struct Process {
+  int64_t pid = 0;  // 0: none that can be seen from here
+  uint64_t started = 0;
+};
+Process this_process();
+// Whether it has ended, as far as this one can see.
+bool has_ended(const Process& process);
+
 // Processes of one namespace mean the same by a number; 0 where it cannot be told.
 uint64_t pid_namespace();
 

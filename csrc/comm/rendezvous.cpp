@@ -99,7 +99,8 @@ void Exchange::check_neighbours_live() const {
   for (const auto& [rank, address] : known_)
     if (has_ended(address_, address))
       throw Lost(rank_text(rank) + " (pid " + std::to_string(address.pid) +
-                 ") died while the ranks connected");
+                     ") died while the ranks connected",
+                 {rank});
 }
 
 void Exchange::connect_next(const Address& next) {
@@ -270,7 +271,9 @@ Neighbours join_ring(
             [&](const std::string& waiting_for) { agreement.look(waiting_for); });
     agreement.agree();
   } catch (const Lost& lost) {
-    if (auto reason = agreement.refuse(lost.what())) throw RendezvousError(*reason);
+    const auto reason = agreement.refuse(lost.what(), lost.facts.rank);
+    if (reason && reason->lost >= 0) throw PeerLostError(reason->text, {reason->lost});
+    if (reason) throw RendezvousError(reason->text);
   } catch (const std::system_error& e) {
     agreement.refuse(e.what());
     throw TransportError(rank_text(place.rank) + " cannot join the ring: " + e.what());

@@ -42,8 +42,8 @@ using Probe = std::function<void(const Id& session, const Look& look)>;
 // `probe`, if any, is called then, with the session, which all ranks have alike, and what to call
 // now and then: it throws once another rank has given up, or the time is over. What any of them
 // throws is told to all ranks and comes out of here. Everything else that fails is a
-// RendezvousError (a rank did not come, is of another version, or failed) or a TransportError (a
-// rank cannot be reached).
+// RendezvousError (a rank did not come, is of another version, or failed), a PeerLostError (a rank
+// has died, or left) or a TransportError (a rank cannot be reached).
 //
 // Waits at most `timeout`, plus 2 s in which a rank that gives up learns who failed first. The
 // store is called at least every 100 ms meanwhile: what it throws, but TimeoutError, ends the wait.

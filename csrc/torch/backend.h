@@ -216,8 +216,8 @@ inline WorkPtr RingBackend::allreduce_sparse(Tensors& tensors, const c10d::Allre
 inline c10::intrusive_ptr<c10d::Backend> make_backend(
     c10::intrusive_ptr<c10d::Store> store, const std::string& name, int rank, int size,
     const std::vector<int64_t>& global_ranks, double timeout_s, const Wish& wish,
-    const std::map<std::string, WayTables::Lists>& tables, const std::vector<int>& host_of,
-    const std::vector<std::string>& host_names, py::object engine,
+    const std::map<std::string, WayTables::Lists>& tables, Roster roster,
+    const std::vector<int>& host_of, const std::vector<std::string>& host_names, py::object engine,
     const HostsCommunicator::Crossings& crossings) {
   std::unique_ptr<Runner> ring;
   std::unique_ptr<Carrier> messenger;
@@ -234,7 +234,8 @@ inline c10::intrusive_ptr<c10d::Backend> make_backend(
   }
   const WithoutGil no_gil;
   return c10::make_intrusive<RingBackend>(std::move(store), rank, size, global_ranks, timeout_s,
-                                          wish, tables, std::move(ring), std::move(messenger));
+                                          wish, tables, std::move(roster), std::move(ring),
+                                          std::move(messenger));
 }
 
 inline void bind_backend(py::module_& m) {
@@ -243,18 +244,18 @@ inline void bind_backend(py::module_& m) {
       [](c10::intrusive_ptr<c10d::Store> store, const std::string& name, int rank, int size,
          const std::vector<int64_t>& global_ranks, double timeout_s, const std::string& algorithm,
          const std::string& protocol, bool in_rank_order, bool wide,
-         const std::map<std::string, WayTables::Lists>& tables, const std::vector<int>& host_of,
-         const std::vector<std::string>& host_names, py::object engine,
-         const HostsCommunicator::Crossings& crossings) {
+         const std::map<std::string, WayTables::Lists>& tables, const RosterParts& roster,
+         const std::vector<int>& host_of, const std::vector<std::string>& host_names,
+         py::object engine, const HostsCommunicator::Crossings& crossings) {
         return make_backend(std::move(store), name, rank, size, global_ranks, timeout_s,
-                            Wish::of(algorithm, protocol, in_rank_order, wide), tables, host_of,
-                            host_names, std::move(engine), crossings);
+                            Wish::of(algorithm, protocol, in_rank_order, wide), tables,
+                            roster_of(roster), host_of, host_names, std::move(engine), crossings);
       },
       py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("size"), py::arg("global_ranks"),
       py::arg("timeout_s"), py::arg("algorithm"), py::arg("protocol"), py::arg("in_rank_order"),
-      py::arg("wide"), py::arg("tables"), py::arg("host_of") = std::vector<int>(),
-      py::arg("host_names") = std::vector<std::string>(), py::arg("engine") = py::none(),
-      py::arg("crossings") = HostsCommunicator::Crossings());
+      py::arg("wide"), py::arg("tables"), py::arg("roster") = RosterParts(),
+      py::arg("host_of") = std::vector<int>(), py::arg("host_names") = std::vector<std::string>(),
+      py::arg("engine") = py::none(), py::arg("crossings") = HostsCommunicator::Crossings());
   m.def(
       "close_backends",
       [](double patience_s) { OpenBackends::all().close(milliseconds(patience_s)); },

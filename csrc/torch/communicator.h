@@ -2,14 +2,18 @@
 #pragma once
 
 #include <c10/core/DeviceGuard.h>
+#include <pybind11/functional.h>
 
 #include <atomic>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "torch/calls.h"
 #include "torch/devices.h"
@@ -64,6 +68,7 @@ class TorchCommunicator final : public Runner {
     }).detach();
   }
 
+  void set_roster(Roster roster) override { comm_->set_roster(std::move(roster)); }
   // Before the first call on such a device.
   void set_table(const std::string& device, const WayTables::Lists& lists) override {
     tables_.set(device, lists);
@@ -239,10 +244,28 @@ class TorchCommunicator final : public Runner {
   std::unique_ptr<Communicator> comm_;
 };
 
+// As Python gives it: `departures`, each rank's process, and seconds that this rank has waited.
+using RosterParts = std::tuple<std::string, std::vector<std::pair<int64_t, uint64_t>>, double>;
+
+inline Roster roster_of(const RosterParts& parts) {
+  const auto& [departures, processes, waited_s] = parts;
+  Roster roster;
+  for (const auto& [pid, started] : processes) {
+    roster.numbers.push_back(int(roster.processes.size()));
+    roster.processes.push_back({pid, started});
+  }
+  roster.departures = departures;
+  roster.waited = milliseconds(waited_s);
+  return roster;
+}
+
 // What Python sees of a communicator, of one host or of several.
 template <class C>
 void bind_calls(py::class_<C>& bound) {
   bound.def("set_table", &C::set_table, py::arg("device"), py::arg("lists"))
+      .def(
+          "set_roster", [](C& c, const RosterParts& roster) { c.set_roster(roster_of(roster)); },
+          py::arg("roster"))
       .def(
           "all_reduce",
           [](C& c, const at::Tensor& tensor, const c10d::ReduceOp& op, const std::string& algorithm,
@@ -291,6 +314,17 @@ inline void bind_communicator(py::module_& m) {
             py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("size"),
             py::arg("timeout_s"));
   bind_calls(bound);
+  m.def("this_process", [] {
+    const Process mine = this_process();
+    return std::pair(mine.pid, mine.started);
+  });
+  m.def(
+      "find_gone",
+      [](const RosterParts& roster, const std::function<std::string()>& left) {
+        const auto gone = roster_of(roster).find_gone(left);
+        return gone ? std::optional(std::pair(gone->rank, gone->text)) : std::nullopt;
+      },
+      py::arg("roster"), py::arg("left"));
 }
 
 }  // namespace ringkern::torch_ext

@@ -94,6 +94,8 @@ inline void HostsCommunicator::run_task(const Prepared& prepared, const Wish& wi
   const CallWords words = words_between_hosts(prepared.task, wish);
   now_.device = prepared.device;
   now_.timeout = timeout.count() > 0 ? timeout : timeout_;
+  if (seq_ == 0) now_.timeout = roster_.left_of(now_.timeout);
+  now_.since = Clock::now();
   now_.call = {.seq = ++seq_, .words = words};
   now_.text = text_of(now_.call);
   const auto inside = [&, &words](Task step, const Wish& how) {
@@ -154,7 +156,7 @@ inline Engine& HostsCommunicator::engine(c10::Device device, bool over_all) {
     ranks.push_back(hosts_.ranks_on(h)[size_t(hosts_.local())]);
   for (int r = 0; r < hosts_.ranks() && over_all; ++r) ranks.push_back(r);
   const std::string kind = c10::DeviceTypeName(device.type(), true);
-  meet(kind + (over_all ? "/all" : "/rail/" + std::to_string(hosts_.local())), ranks.size());
+  meet(kind + (over_all ? "/all" : "/rail/" + std::to_string(hosts_.local())), ranks);
   const py::gil_scoped_acquire gil;
   try {
     const auto make = [&] { return py::cast<Engine::BackendPtr>(make_engine_(kind, ranks)); };
@@ -175,29 +177,52 @@ inline Engine& HostsCommunicator::engine(c10::Device device, bool over_all) {
 
 // The ranks of an engine come together before they make it: there they would wait for each other
 // without seeing that another has given up.
-inline void HostsCommunicator::meet(const std::string& name, size_t ranks) {
+inline void HostsCommunicator::meet(const std::string& name, const std::vector<int>& ranks) {
   const WithoutGil no_gil;
   constexpr Milliseconds kFirstPause{1}, kLongestPause{50};
   C10dStore store(store_);
   const std::string key = prefix_ + "/engine/" + name;
-  const auto start = Clock::now();
+  constexpr Milliseconds kLookEvery{100};
+  // Of these alone: others may be through with their first call, and have ended.
+  const Roster roster = now_.call.seq <= 1 ? roster_.of(ranks) : Roster();
+  auto next_look = Clock::now() + kLookEvery, look_around_at = Clock::now() + kLookAround;
   telegraph_.watch(now_.call.seq, now_.text);
   auto pause = kFirstPause;
-  auto look_at = start + kLookAround;
-  const auto all_come = [&](int64_t more) { return store.add(key, more) >= int64_t(ranks); };
+  const auto start = Clock::now();
+  const auto all_come = [&](int64_t more) { return store.add(key, more) >= int64_t(ranks.size()); };
   bool come = all_come(1);
   try {
     for (; !come; come = all_come(0)) {
-      throw_if_over(start);
-      look_around_if_due(start, look_at, [&] { return all_come(0); });
+      throw_if_over(now_.since);
+      if (Clock::now() >= next_look) {
+        next_look = Clock::now() + kLookEvery;
+        throw_if_gone(roster, ranks, store);
+      }
+      look_around_if_due(start, look_around_at, [&] { return all_come(0); });
       std::this_thread::sleep_for(pause);
       pause = std::min(2 * pause, kLongestPause);
     }
   } catch (...) {
-    store.add(key, -1);  // whoever comes now is not to go on without this rank
+    // Whoever comes now is not to go on without this rank. Of a store that has ended the cause is
+    // told already.
+    try {
+      store.add(key, -1);
+    } catch (const std::exception&) {
+    }
     throw;
   }
   telegraph_.rest();
+}
+
+inline void HostsCommunicator::throw_if_gone(const Roster& roster, const std::vector<int>& ranks,
+                                             Store& store) {
+  const auto gone = roster.find_gone(store);
+  if (!gone) return;
+  const int who = ranks[size_t(gone->rank)];
+  throw Told{{Cause::peer_lost,
+              rank(),
+              {who, now_.call.seq, ""},
+              hosts_.text(hosts_.host_of(who)) + ": " + renumbered(gone->text, ranks)}};
 }
 
 // Whether there is still something to wait for.

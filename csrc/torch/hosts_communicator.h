@@ -58,6 +58,10 @@ class HostsCommunicator final : public Runner {
     make_engine_ = py::object();
   }
 
+  void set_roster(Roster roster) override {
+    inner_->set_roster(roster.of(hosts_.ranks_on(hosts_.host())));
+    roster_ = std::move(roster);
+  }
   void set_table(const std::string& device, const WayTables::Lists& lists) override {
     inner_->set_table(device, lists);
   }
@@ -133,6 +137,7 @@ class HostsCommunicator final : public Runner {
     Milliseconds timeout{0};
     ringkern::Call call;
     std::string text;  // of it
+    Clock::time_point since = Clock::now();
   };
 
   static constexpr Milliseconds kReasonComes{1000}, kStoreAnswers{1000}, kCallsCome{600};
@@ -168,7 +173,7 @@ class HostsCommunicator final : public Runner {
   void run_tasks(const std::vector<Prepared>& tasks, const Wish& wish, Milliseconds timeout);
   void run_task(const Prepared& task, const Wish& wish, Milliseconds timeout);
   Engine& engine(c10::Device device, bool over_all);
-  void meet(const std::string& name, size_t ranks);
+  void meet(const std::string& name, const std::vector<int>& ranks);
   // Waits for a work of an engine, and for whatever else would end the wait.
   void await(const WorkPtr& work);
   Crossing crossing_on(c10::Device device) const;
@@ -178,6 +183,8 @@ class HostsCommunicator final : public Runner {
   bool is_late(const std::optional<Failure>& inside) const;
   std::optional<Failure> told();
   void throw_if_over(Clock::time_point start);
+  // Of ranks that have not made their first call.
+  void throw_if_gone(const Roster& roster, const std::vector<int>& ranks, Store& store);
   void look_around_if_due(Clock::time_point start, Clock::time_point& due,
                           const std::function<bool()>& enough);
   using Roll = std::vector<std::optional<Telegraph::Whereabouts>>;
@@ -213,6 +220,7 @@ class HostsCommunicator final : public Runner {
   std::mutex told_;           // guards what follows
   std::function<void()> on_told_;
   Telegraph telegraph_;
+  Roster roster_;
   Callers callers_;
 
   std::timed_mutex turn_;  // one call at a time

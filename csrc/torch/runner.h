@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "comm/agreement.h"
 #include "torch/choice.h"
 #include "torch/work.h"
 
@@ -16,6 +17,8 @@ class Runner {
  public:
   virtual ~Runner() = default;
 
+  // What is known of the ranks already; before the first call.
+  virtual void set_roster(Roster roster) = 0;
   // Before the first call on such a device.
   virtual void set_table(const std::string& device, const WayTables::Lists& lists) = 0;
   // Runs the tasks of a call; `timeout`: for each wait; 0: the communicator's. Synchronous on a

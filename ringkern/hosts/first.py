@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from .. import _C
-from ..errors import CommUsageError, RendezvousError
+from ..errors import CommUsageError, PeerLostError, RendezvousError, RingKernError
 from .early import EarlyCalls
 from .hosts import Hosts
 from .search import Search
@@ -24,7 +24,7 @@ class Owner(Protocol):
     def _take(self, hosts: Hosts) -> None:
         """``hosts`` are known, and so is who makes the calls."""
 
-    def _fail(self, error: RendezvousError) -> None:
+    def _fail(self, error: RingKernError) -> None:
         """They will not be known, because of ``error``."""
 
     def _go_on(self) -> None:
@@ -88,7 +88,7 @@ class FirstCalls:
             if (found := self._search.look()) is None:
                 self._check(collective, *args)
                 found = self._search.wait()
-        except RendezvousError as error:
+        except (PeerLostError, RendezvousError) as error:
             if self._ended:
                 return  # what there is says why
             self._over = True
@@ -96,6 +96,7 @@ class FirstCalls:
             raise
         self._over = True
         owner._take(found)
+        owner._c.set_roster(self._search.roster())
 
     def _check(self, collective: str, *args: Any) -> None:
         """Raises what is wrong with a call, by one that is closed, which looks at nothing else."""
@@ -147,7 +148,7 @@ class FirstCalls:
     def _looks_done(self) -> bool:
         try:
             return self._search.look() is not None
-        except RendezvousError:
+        except (PeerLostError, RendezvousError):
             return True  # which is raised once more
 
     # ---- the end --------------------------------------------------------------------------------

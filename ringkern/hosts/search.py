@@ -2,7 +2,8 @@
 
 Each rank says where it is when its communicator is made, and waits for nobody. The last one to say
 so has all that is needed, and leaves the answer for all. The others look for it in their first
-call. A rank that gives up before leaves that as the answer, so that all ranks raise the same.
+call. A rank that gives up before leaves that as the answer, so that all ranks raise the same. Those
+who wait look whether a process has ended that they can see.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
+from .. import _C
 from ..config import config
-from ..errors import RendezvousError
+from ..errors import PeerLostError, RendezvousError, RingKernError
 from ..topology import Peer, describe_self
 from .hosts import Hosts, hosts_of
 
@@ -104,6 +106,9 @@ class Search:
         self._broken: Exception | None = None
         self._owed_since: float | None = None
         self._prefix = ""
+        self._processes = [(0, 0)] * size  # by rank, as far as this one can see them
+        self._listed = 0  # of these
+        self._waited_s = 0.0
         try:
             self._say(peer or describe_self(rank, named=config.host))
         except RuntimeError as error:  # of the store: the matter of the first call
@@ -112,6 +117,11 @@ class Search:
     def _say(self, peer: Peer) -> None:
         self._prefix = unique_prefix(self._store, f"hosts of {self._name}", self._rank, self._size)
         self._store.set(self._key(self._rank), peer.to_json())
+        self._sight = f"processes/{peer.boot_id}/{peer.pid_namespace}"
+        if peer.pid and peer.boot_id and peer.pid_namespace:
+            pid, started = _C.this_process()
+            place = self._store.add(self._key(self._sight), 1)
+            self._store.set(self._key(f"{self._sight}/{place}"), f"{self._rank} {pid} {started}")
         if self._store.add(self._key("votes"), 1) == self._size:
             self._answer()
 
@@ -159,9 +169,42 @@ class Search:
         Raises:
             RendezvousError: a rank did not come within the timeout, with the same text on all
                 ranks, and its number as ``rank``; or :meth:`stop`, or the store has failed.
+            PeerLostError: a rank has ended, or has closed its communicator, meanwhile.
         """
+        start = time.monotonic()
         with _store_errors():
-            return self._wait()
+            found = self._wait()
+        self._waited_s = time.monotonic() - start
+        return found
+
+    def roster(self) -> tuple[str, list[tuple[int, int]], float]:
+        """What is known of the ranks, for ``_C.Communicator.set_roster``."""
+        with contextlib.suppress(RuntimeError):  # of the store: the matter of the call that follows
+            self._list_processes()
+        return self.departures, self._processes, self._waited_s
+
+    @property
+    def departures(self) -> str:
+        """Key under which a rank is that closes its communicator before its first call."""
+        return "" if self._broken is not None else self._key("left")
+
+    def _list_processes(self) -> None:
+        """Reads which processes this one can see that it has not read yet."""
+        count = self._store.add(self._key(self._sight), 0)
+        while self._listed < count:
+            key = self._key(f"{self._sight}/{self._listed + 1}")
+            if not self._store.check([key]):
+                return  # its rank is about to set it
+            self._listed += 1
+            with contextlib.suppress(ValueError):
+                rank, pid, started = map(int, self._store.get(key).split())
+                if 0 <= rank < self._size and rank != self._rank:
+                    self._processes[rank] = (pid, started)
+
+    def _who_left(self) -> str:
+        """The last rank that closed its communicator, if there is one."""
+        key = self.departures
+        return self._store.get(key).decode() if self._store.check([key]) else ""
 
     def _wait(self) -> Hosts:
         start = time.monotonic()
@@ -183,7 +226,11 @@ class Search:
         return found
 
     def _look_closer(self) -> None:
-        """Whether the rank that owes the answer has died before it gave it."""
+        """Whether a rank has ended, or the one that owes the answer before it gave it."""
+        self._list_processes()
+        roster = ("", self._processes, 0.0)
+        if (gone := _C.find_gone(roster, self._who_left)) is not None:
+            self._refuse(gone[1], gone[0], lost=True)
         votes = self._store.add(self._key("votes"), 0)
         if votes < self._size:
             return
@@ -196,7 +243,7 @@ class Search:
             else:
                 self._leave(_refusal("another rank gave up, and died before it said why"))
 
-    def _refuse(self, reason: str, late: int | None) -> Hosts:
+    def _refuse(self, reason: str, rank: int | None, lost: bool = False) -> Hosts:
         """Gives up for all ranks, unless it is too late for that."""
         votes = self._store.add(self._key("votes"), _REFUSED)
         if votes == _REFUSED + self._size:  # the last rank has come meanwhile
@@ -204,7 +251,8 @@ class Search:
         elif (
             votes < 2 * _REFUSED
         ):  # this rank is the first to give up, and the others will read why
-            self._leave(_refusal(f"rank {self._rank} could not join the ring: {reason}", late))
+            text = f"rank {self._rank} could not join the ring: {reason}"
+            self._leave(_refusal(text, rank, lost))
         deadline = time.monotonic() + _GRACE_S
         while (found := self._look()) is None:
             if time.monotonic() > deadline:
@@ -247,8 +295,9 @@ class Search:
                     f"what says in the store on which hosts the ranks are is not that: {error}. "
                     "All ranks need the same ringkern"
                 ) from None
-        failed = RendezvousError(refusal[0])
-        failed.rank = refusal[1]
+        text, rank, lost = refusal
+        failed = PeerLostError(text) if lost else RendezvousError(text)
+        failed.rank = rank
         raise failed
 
 
@@ -257,7 +306,7 @@ def _store_errors() -> Iterator[None]:
     # What torch throws says where in torch it was, and nothing of ranks.
     try:
         yield
-    except RendezvousError:
+    except RingKernError:
         raise
     except RuntimeError as error:
         raise RendezvousError(
@@ -271,20 +320,21 @@ def _did_not_come(ranks: list[int]) -> str:
     return f"did not come: rank {' '.join(map(str, ranks[:_MAX_LISTED]))}{more}"
 
 
-def _refusal(text: str, late: int | None = None) -> str:
-    return json.dumps({"refused": text[:_MAX_TEXT], "rank": late})
+def _refusal(text: str, rank: int | None = None, lost: bool = False) -> str:
+    return json.dumps({"refused": text[:_MAX_TEXT], "rank": rank, "lost": lost})
 
 
-def _refusal_in(answer: bytes) -> tuple[str, int | None] | None:
+def _refusal_in(answer: bytes) -> tuple[str, int | None, bool] | None:
+    """The text, the rank that it is about, and whether that is lost."""
     try:
         found = json.loads(answer)
-        text, rank = found["refused"], found["rank"]
+        text, rank, lost = found["refused"], found["rank"], found["lost"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     if not isinstance(text, str) or not (rank is None or type(rank) is int):
         return None
     plain = "".join(c if " " <= c <= "~" else "?" for c in text[:_MAX_TEXT])
-    return plain, rank
+    return plain, rank, lost is True
 
 
 def find(

@@ -247,15 +247,32 @@ void a_late_rank_learns_of_the_failure_and_meets_the_others_again() {
   check_all(on_threads(2, [&](int rank) { return call(rank, Milliseconds(20000)); }), "", "");
 }
 
+// The rank that is lost is named to all, whoever refuses.
+void a_lost_rank_is_part_of_the_verdict() {
+  MemoryStore store;
+  Agreement a(store, "lost", 0, 3, Milliseconds(20000)),
+      b(store, "lost", 2, 3, Milliseconds(20000));
+  CHECK_EQ(a.refuse("rank 1 died", 1).value().lost, 1);
+  const auto reason = b.refuse("another rank gave up").value();
+  CHECK_EQ(reason.lost, 1);
+  CHECK_EQ(reason.text, std::string("rank 0 could not join the ring: rank 1 died"));
+  for (const char* const not_whole :
+       {"lost ", "lost x", "lost 1", "lost -1 x", "lost 99999999999 x"}) {
+    store.set("lost/verdict", not_whole);
+    CHECK(b.refuse("another rank gave up").value().lost < 0);
+  }
+}
+
 // A vote for the ring that comes after one against must not be taken for the one that completes it.
 void votes_have_one_outcome() {
   MemoryStore store;
   Agreement a(store, "late", 0, 2, Milliseconds(20000)), b(store, "late", 1, 2, Milliseconds(1));
   CHECK_THROWS(Lost, "no ring of 2 ranks", b.agree());
   const std::string reason = "rank 1 could not join the ring: out of time";
-  CHECK_EQ(b.refuse("out of time").value(), reason);
+  CHECK_EQ(b.refuse("out of time").value().text, reason);
   CHECK_THROWS(Lost, reason, a.agree());
-  CHECK_EQ(a.refuse("lost").value(), reason);
+  CHECK_EQ(a.refuse("lost", 1).value().text, reason);
+  CHECK_EQ(a.refuse("lost", 1).value().lost, -1);
 
   // Once all have voted for it, the ring is made.
   Agreement c(store, "made", 0, 2, Milliseconds(1)), d(store, "made", 1, 2, Milliseconds(20000));
@@ -301,6 +318,7 @@ int main() {
     rings_follow_each_other();
     a_late_rank_learns_of_the_failure_and_meets_the_others_again();
     votes_have_one_outcome();
+    a_lost_rank_is_part_of_the_verdict();
     CHECK_EQ(open_files(), fds);
   }
 }

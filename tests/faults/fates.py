@@ -27,6 +27,7 @@ import ringkern
 from ringkern.errors import RingKernError
 from tests.comm.exits import join, own, reduce_in_group, serve
 from tests.faults.lives import leave_note, reduces, wait_for
+from tests.ranks import Named
 
 NEVER_S = 600.0  # what ends before has not ended by it
 VICTIM = 1
@@ -233,6 +234,72 @@ def trains(rank: int, size: int, folder: Path) -> None:
         continue_after(0, folder)
     tell(rank, folder, first=first, steps=step)
     dist.destroy_process_group()
+
+
+# ---- a rank that ends before its first call -----------------------------------------------------
+
+MINUTE = timedelta(seconds=60)
+
+
+def before_the_first_call(rank: int, size: int, folder: Path) -> None:
+    """The victim does as the plan says, once all ranks have a group or a communicator."""
+    api, deed, *names = (folder / "plan").read_text().split()
+    for name in names:
+        Named(name)(rank)
+    call, leave = _made_by(api, rank, size, folder)
+    leave_note(folder / f"made{rank}", str(os.getpid()))
+    for other in range(size):
+        wait_for(folder / f"made{other}")
+    if rank == VICTIM and deed == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == VICTIM and deed == "exits":
+        sys.exit(0)
+    if rank == VICTIM and deed == "leaves":
+        leave()
+        for other in (0, 2):
+            wait_for(folder / f"said{other}")
+        return
+    if deed == "late":
+        time.sleep(3 if rank == VICTIM else 0)
+        call()
+        return leave()
+    start = time.monotonic()
+    first = error_of(call)
+    took = time.monotonic() - start
+    tell(rank, folder, first=first, again=error_of(call), took=took)
+    leave()
+
+
+def _made_by(
+    api: str, rank: int, size: int, folder: Path, timeout: timedelta = MINUTE
+) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Returns what calls, and what leaves the group."""
+    if api == "communicator":
+        store = dist.FileStore(f"{folder}/own", size)
+        communicator = ringkern.Communicator.from_store(store, rank, size, timeout=timeout)
+        return lambda: communicator.all_reduce(torch.ones(10)), communicator.close
+    init = f"file://{folder}/group"
+    dist.init_process_group(
+        "ringkern", init_method=init, rank=rank, world_size=size, timeout=timeout
+    )
+    return lambda: dist.all_reduce(torch.ones(10)), dist.destroy_process_group
+
+
+def waits_twice(rank: int, size: int, folder: Path) -> None:
+    """For the victim's group, which comes late, and for its first call, which does not come."""
+    (api,) = (folder / "plan").read_text().split()
+    Heard()  # of the wait
+    if rank == VICTIM:
+        time.sleep(10)
+    start = time.monotonic()
+    call, leave = _made_by(api, rank, size, folder, timedelta(seconds=12))
+    if rank == VICTIM:
+        for other in (0, 2):
+            wait_for(folder / f"said{other}")
+    else:
+        first = error_of(call)
+        tell(rank, folder, first=first, took=time.monotonic() - start)
+    leave()
 
 
 if __name__ == "__main__":

@@ -164,6 +164,49 @@ def test_backward_raises_what_the_collective_does(
         assert "rank 1" in first["text"]
 
 
+# ---- a rank that ends before its first call -----------------------------------------------------
+
+SOON_S = 20.0  # of a timeout of 60 s, on a machine that does much else
+
+
+@pytest.mark.parametrize(("deed", "status"), [("killed", -9), ("exits", 0), ("leaves", 0)])
+@pytest.mark.parametrize("hosts", ["", "aab", "abb", "aba"], ids=lambda names: names or "one host")
+@pytest.mark.parametrize("api", ["backend", "communicator"])
+def test_a_rank_that_ends_before_its_first_call(
+    scenarios: Scenario, tmp_path: Path, api: str, hosts: str, deed: str, status: int
+) -> None:
+    (tmp_path / "plan").write_text(f"{api} {deed} {hosts}")
+    outcome = scenarios("before_the_first_call", 3, tmp_path)
+    assert outcome[1]["status"] == status
+    pid = (tmp_path / "made1").read_text()
+    what = "died" if deed == "killed" else "closed its communicator, or its program ended normally,"
+    for said in told(outcome, tmp_path, 0, 2):
+        first, again = said["first"], said["again"]
+        assert (first["kind"], first["rank"]) == ("PeerLostError", 1), first
+        text = rf"rank 1 \(pid {pid}\) {what} before its first call"
+        assert re.search(text, first["text"]), first
+        assert again["kind"] == "CommAbortedError"
+        assert f"rank 1 (pid {pid})" in again["text"]
+        assert said["took"] < SOON_S
+
+
+@pytest.mark.parametrize("hosts", ["", "aab"], ids=lambda names: names or "one host")
+@pytest.mark.parametrize("api", ["backend", "communicator"])
+def test_a_rank_that_is_late_to_its_first_call_is_waited_for(
+    scenarios: Scenario, tmp_path: Path, api: str, hosts: str
+) -> None:
+    (tmp_path / "plan").write_text(f"{api} late {hosts}")
+    outcome = scenarios("before_the_first_call", 3, tmp_path)
+    assert outcome == [{"status": 0, "stderr": ""}] * 3
+
+
+def test_two_waits_are_no_longer_than_the_timeout(scenarios: Scenario, tmp_path: Path) -> None:
+    (tmp_path / "plan").write_text("backend")
+    for said in told(scenarios("waits_twice", 3, tmp_path), tmp_path, 0, 2):
+        assert said["first"]["kind"] == "RendezvousError"
+        assert said["took"] < 18, "it would be 22, of a timeout of 12"
+
+
 # ---- ranks that make different calls ------------------------------------------------------------
 
 ODD = 2  # the rank that differs

@@ -18,7 +18,8 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringkern.errors import RendezvousError
+from ringkern import _C
+from ringkern.errors import PeerLostError, RendezvousError
 from ringkern.hosts import Hosts, Search, find, hosts_of
 from ringkern.hosts import search as finding
 from ringkern.topology import Peer, describe_self
@@ -390,6 +391,71 @@ def test_a_rank_that_dies_while_it_gives_up(monkeypatch: pytest.MonkeyPatch) -> 
         first.wait()
 
 
+# ---- a process that has ended -------------------------------------------------------------------
+
+MADE = """
+import sys
+import torch.distributed as dist
+from ringkern.hosts import Search
+search = Search(dist.FileStore(sys.argv[1], 3), "x", 1, 3, 60)
+print("made", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_rank_that_is_killed_while_another_is_waited_for(tmp_path: Path) -> None:
+    path = str(tmp_path / "store")
+    with subprocess.Popen(
+        [sys.executable, "-c", MADE, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as victim:
+        assert victim.stdout is not None
+        assert victim.stdout.readline() == "made\n"
+        first = Search(dist.FileStore(path, 3), "x", 0, 3, LONG_S)
+        victim.kill()
+        with pytest.raises(PeerLostError) as caught:
+            first.wait()
+    assert caught.value.rank == 1
+    text = f"rank 0 could not join the ring: rank 1 (pid {victim.pid}) died before its first call"
+    assert text in str(caught.value)
+    with pytest.raises(PeerLostError) as late:  # the same as for the others
+        find(dist.FileStore(path, 3), "x", 2, 3, LONG_S)
+    assert (str(late.value), late.value.rank) == (str(caught.value), 1)
+
+
+def gone(process: tuple[int, int], left: str = "") -> tuple[int, str] | None:
+    """Whether rank 1, of which this process is known, counts as gone."""
+    return _C.find_gone(("", [(0, 0), process, (0, 0)], 0.0), lambda: left)
+
+
+def test_what_counts_as_ended() -> None:
+    pid, started = _C.this_process()
+    assert pid == os.getpid()
+    assert gone((pid, started)) is None
+    assert gone((0, 0)) is None, "it cannot be seen from here"
+    reused = gone((pid, started - 1))
+    assert reused is not None
+    assert reused[0] == 1
+    assert f"rank 1 (pid {pid}) died before its first call" in reused[1]
+    if (child := os.fork()) == 0:
+        os._exit(3)
+    try:
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        zombie = gone((child, started))
+        assert zombie is not None
+        assert "died before its first call (exit code 3)" in zombie[1]
+    finally:
+        os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize(("left", "rank"), [("2", 2), ("", None), ("x", None), ("-1", None)])
+def test_a_rank_that_has_left(left: str, rank: int | None) -> None:
+    found = gone(_C.this_process(), left)
+    assert (found and found[0]) == rank
+    if found is not None:
+        assert found[1].startswith("rank 2 closed its communicator, or its program ended normally")
+    assert gone(_C.this_process(), "3") is None
+
+
 # ---- the store ----------------------------------------------------------------------------------
 
 
@@ -423,7 +489,7 @@ def test_an_answer_may_be_any_bytes(answer: bytes) -> None:
     store.set("ringkern/hosts of x/2/0/answer", b"x" * (2 << 20))
     with pytest.raises(RendezvousError, match="have 2097152 bytes in the store"):
         search.wait()
-    refusal = json.dumps({"refused": "a\x1b[31m\nb" + "c" * 5000, "rank": 1})
+    refusal = json.dumps({"refused": "a\x1b[31m\nb" + "c" * 5000, "rank": 1, "lost": False})
     store.set("ringkern/hosts of x/2/0/answer", refusal)
     with pytest.raises(RendezvousError) as caught:
         search.wait()
