@@ -232,9 +232,11 @@ def thread_looks_for_neighbours(rank: int, size: int, folder: Path) -> None:
         with contextlib.suppress(CommAbortedError):
             communicator.all_reduce(torch.ones(10))
 
-    if rank == 0:
-        threading.Thread(target=call, daemon=True).start()
-        time.sleep(0.3)
+    if rank == 1:  # by its end rank 0 would know that it does not come
+        return wait_for_end_of(int(wait_for(folder / "pid")))
+    leave_note(folder / "pid", str(os.getpid()))
+    threading.Thread(target=call, daemon=True).start()
+    time.sleep(0.3)
 
 
 # ---- the first call -----------------------------------------------------------------------------
