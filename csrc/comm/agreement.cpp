@@ -63,15 +63,8 @@ std::optional<Roster::Gone> Roster::find_gone(const std::function<std::string()>
 }
 
 void Roster::depart(Store& store, int rank) const {
-  if (departures.empty() || size_t(rank) >= numbers.size()) return;
-  // With another rank the store may have ended, and torch prints a warning where it has.
-  for (const Process& p : processes)
-    if (has_ended(p)) return;
-  try {
-    store.set(departures, std::to_string(numbers[size_t(rank)]));
-  } catch (const std::exception&) {
-    // Nobody can be told without the store.
-  }
+  if (!departures.empty() && size_t(rank) < numbers.size())
+    store.try_set(departures, std::to_string(numbers[size_t(rank)]));
 }
 
 Roster Roster::of(const std::vector<int>& ranks) const {

@@ -100,6 +100,14 @@ class Store {
  public:
   virtual ~Store() = default;
   virtual void set(const std::string& key, const std::string& value) = 0;
+  // The same, without a word where the store has ended.
+  virtual void try_set(const std::string& key, const std::string& value) {
+    try {
+      set(key, value);
+    } catch (const std::exception&) {
+      // Nobody can be told without the store.
+    }
+  }
   // Waits until the key is there; throws TimeoutError after `timeout`.
   virtual std::string get(const std::string& key, Milliseconds timeout) = 0;
   // Adds to a counter (0 if absent) and returns the new value.

@@ -1,10 +1,13 @@
 // torch's c10d stores behind the library's own Store.
 #pragma once
 
+#include <c10/util/Logging.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <algorithm>
+#include <mutex>
 #include <thread>
+#include <utility>
 
 #include "comm/ports.h"
 
@@ -16,6 +19,15 @@ class C10dStore final : public Store {
 
   void set(const std::string& key, const std::string& value) override {
     ask([&] { store_->set(key, std::vector<uint8_t>(value.begin(), value.end())); });
+  }
+
+  // A TCPStore prints a warning and a stack before it throws.
+  void try_set(const std::string& key, const std::string& value) override {
+    static std::mutex one_at_a_time;
+    const std::lock_guard lock(one_at_a_time);
+    const int level = std::exchange(FLAGS_caffe2_log_level, c10::GLOG_ERROR);
+    Store::try_set(key, value);
+    FLAGS_caffe2_log_level = level;
   }
 
   std::string get(const std::string& key, Milliseconds timeout) override {

@@ -239,6 +239,20 @@ def thread_looks_for_neighbours(rank: int, size: int, folder: Path) -> None:
     time.sleep(0.3)
 
 
+def store_ends_first(rank: int, size: int, folder: Path) -> None:
+    """Rank 1 has communicators that were never used when the store of rank 0 has gone."""
+    if rank == 0:
+        store = dist.TCPStore("localhost", 0, None, is_master=True, wait_for_workers=False)
+        leave_note(folder / "server", f"{store.port} {os.getpid()}")
+        wait_for(folder / "made")
+        return
+    port, pid = map(int, wait_for(folder / "server").split())
+    store = dist.TCPStore("localhost", port, None, is_master=False)
+    held.extend(ringkern.Communicator.from_store(store, rank, size) for _ in range(3))
+    leave_note(folder / "made", "")
+    wait_for_end_of(pid)
+
+
 # ---- the first call -----------------------------------------------------------------------------
 
 
