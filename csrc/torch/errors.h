@@ -75,6 +75,8 @@ class TorchError final : public torch::PyTorchError {
       : PyTorchError(ascii(e.what())), error_(e), class_name_(class_name_of(e)) {}
 
   void raise() const { raise_in_python(error_, class_name_); }
+  const Error& error() const { return error_; }
+  bool is(const std::string& class_name) const { return class_name == class_name_; }
 
   PyObject* python_type() override {
     PyObject* const type = PyObject_GetAttrString(python_errors, class_name_);

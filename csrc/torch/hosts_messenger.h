@@ -113,12 +113,13 @@ class HostsMessenger final : public Carrier {
     bool wait(std::chrono::milliseconds timeout) override {
       try {
         JointWork::wait(timeout);
-      } catch (const MismatchError& e) {
-        group_->tell({Cause::mismatch, rank_, e.facts, e.what()}, kReasonComes);
-        throw;
-      } catch (const Error& e) {
-        if (const auto told = group_->hear(kReasonComes))
-          throw_as(told->cause, told->text + ". Here: " + e.what(), told->about);
+      } catch (const TorchError& e) {
+        const Error& error = e.error();
+        if (e.is("CollectiveMismatchError"))
+          group_->tell({Cause::mismatch, rank_, error.facts, error.what()}, kReasonComes);
+        else if (const auto told = group_->hear(kReasonComes))
+          called_by_torch(
+              [&] { throw_as(told->cause, told->text + ". Here: " + error.what(), told->about); });
         throw;
       }
       return true;
