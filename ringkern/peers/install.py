@@ -185,7 +185,7 @@ class Installer:
             )
             with tarfile.open(place / f"vllm-{VLLM}.tar.gz") as archive:
                 members = [m for m in archive if m.isfile() and "/csrc/cpu/" in m.name]
-                archive.extractall(place, members)
+                archive.extractall(place, members, filter="data")
         return sources
 
 
