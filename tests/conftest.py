@@ -50,15 +50,16 @@ def no_tuning_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def _in_dev_shm() -> set[str]:
-    # Semaphores of Python's process pools, as torch.compile and scikit-learn start them, are there
-    # for a moment, and are nobody's memory.
+    # Other programs, and other runs of these tests, have files there, too: "ringkern-test-PID" is
+    # such a one, for a moment.
     names = os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []
-    return {name for name in names if not name.startswith(("sem.mp-", "sem.loky-"))}
+    ours = {name for name in names if name.startswith("ringkern")}
+    return {name for name in ours if not name.startswith("ringkern-test-")}
 
 
 @pytest.fixture(autouse=True)
 def nothing_in_dev_shm() -> Iterator[None]:
-    """No test leaves a file in /dev/shm."""
+    """No test leaves a file of ringkern's in /dev/shm."""
     before = _in_dev_shm()
     yield
     assert not _in_dev_shm() - before, f"left in /dev/shm: {sorted(_in_dev_shm() - before)}"

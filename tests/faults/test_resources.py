@@ -123,12 +123,10 @@ def _without_memfd(rank: int, size: int, everybody: bool) -> bool:
         _forbid_memfd()
         with pytest.raises(OSError, match="not permitted"):
             os.memfd_create("test")
-    before = set(os.listdir("/dev/shm"))
     with ringkern.Communicator(timeout=timedelta(seconds=30)) as communicator:
         communicator.all_reduce(torch.ones(10))
         maps = Path("/proc/self/maps").read_text()
     _sum_of_ones(ringkern.Communicator(timeout=timedelta(seconds=30)), size)
-    assert not any("ringkern" in name for name in set(os.listdir("/dev/shm")) - before)
     return "/dev/shm/#" in maps
 
 
