@@ -13,6 +13,8 @@
 namespace ringkern::cpu {
 
 inline constexpr int kAnySource = -1;
+// The tags of collectives; no user's has this bit, and errors do not show them.
+inline constexpr uint64_t kCollectiveTag = uint64_t(1) << 63;
 
 // One message, of this rank's side. `data` stays valid until `done`.
 struct Message {

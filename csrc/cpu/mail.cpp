@@ -82,7 +82,7 @@ bool Mail::fits(Arrival& a) {
   if (a.header.bytes == m.bytes && int(a.header.dtype) == m.dtype) return true;
   const std::string text =
       rank_text(a.from) + " sent " + moved_text(int(a.header.dtype), a.header.bytes) + " to " +
-      rank_text(rank_) + " (tag " + std::to_string(m.tag) + "), which expects " +
+      rank_text(rank_) + " (" + tag_text(m.tag) + "), which expects " +
       moved_text(m.dtype, m.bytes) + ": the two ends of a message must agree on its size and dtype";
   fail(*a.taker, std::make_exception_ptr(MismatchError(text, Facts{a.from})));
   return false;
@@ -196,9 +196,8 @@ bool Mail::receive_from(int from) {
 void Mail::begin_arrival(int from, const Header& header) {
   if (header.protocol >= uint32_t(kProtocols) || header.bytes < 0) {
     failure_ = {"the header of a message from " + rank_text(from) + " to " + rank_text(rank_) +
-                " is damaged (tag " + std::to_string(header.tag) + ", " +
-                std::to_string(header.bytes) + " bytes, protocol " +
-                std::to_string(header.protocol) + ")"};
+                " is damaged (" + tag_text(header.tag) + ", " + std::to_string(header.bytes) +
+                " bytes, protocol " + std::to_string(header.protocol) + ")"};
     return;
   }
   Arrival& a = arrivals_.emplace_back();
@@ -216,8 +215,8 @@ void Mail::begin_arrival(int from, const Header& header) {
   a.transfer.data = a.aside.get();
   if (a.aside == nullptr)
     failure_ = {rank_text(rank_) + " has no memory to keep a message of " +
-                std::to_string(header.bytes) + " bytes from " + rank_text(from) + " (tag " +
-                std::to_string(header.tag) + ") aside until it is received. Receive messages in " +
+                std::to_string(header.bytes) + " bytes from " + rank_text(from) + " (" +
+                tag_text(header.tag) + ") aside until it is received. Receive messages in " +
                 "the order in which they are sent"};
 }
 

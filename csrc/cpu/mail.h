@@ -21,6 +21,11 @@ std::exception_ptr failure_of(const std::string& text) {
   return std::make_exception_ptr(E(text));
 }
 
+// Names the message in an error: by the tag that the user has given, if one has.
+inline std::string tag_text(uint64_t tag) {
+  return (tag & kCollectiveTag) != 0 ? "in a collective" : "tag " + std::to_string(tag);
+}
+
 class Mail {
  public:
   struct Calls {

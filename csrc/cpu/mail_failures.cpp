@@ -100,7 +100,7 @@ std::string Mail::story(const Posted& posted) {
   const std::string other = m.peer == kAnySource ? "any rank" : rank_text(m.peer);
   return rank_text(rank_) +
          (m.sends ? " waited for room to send a message to " : " waited for a message from ") +
-         other + " (tag " + std::to_string(m.tag) + ", " + std::to_string(m.bytes) + " bytes)";
+         other + " (" + tag_text(m.tag) + ", " + std::to_string(m.bytes) + " bytes)";
 }
 
 std::string Mail::timeout_text(const Posted& posted) {
@@ -114,12 +114,13 @@ std::string Mail::timeout_text(const Posted& posted) {
   std::string text = story(posted) + " and nothing " + (m.sends ? "moved" : "came") + " for " +
                      limit + ", the timeout of " + limit + ". Did ";
   text += m.peer == kAnySource ? "any rank" : rank_text(m.peer);
-  text += m.sends ? " receive it, with this tag and size?" : " send it, with this tag?";
+  if (m.tag & kCollectiveTag) text += " make the same call?";
+  else text += m.sends ? " receive it, with this tag and size?" : " send it, with this tag?";
   int named = 0;
   for (const Arrival& a : arrivals_)
     if (!m.sends && !a.taker && (m.peer == kAnySource || a.from == m.peer) && named++ < 4)
-      text += (named == 1 ? " What has come from " : ", from ") + rank_text(a.from) + " has tag " +
-              std::to_string(a.header.tag);
+      text += (named == 1 ? " What has come from " : ", from ") + rank_text(a.from) + " has " +
+              tag_text(a.header.tag);
   return text + (named > 0 ? "." : "") + end;
 }
 

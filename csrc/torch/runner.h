@@ -6,6 +6,7 @@
 #include <string>
 
 #include "comm/agreement.h"
+#include "cpu/courier.h"
 #include "torch/choice.h"
 #include "torch/work.h"
 
@@ -47,7 +48,6 @@ class Carrier {
   virtual void wait_for_exchanges() = 0;
 };
 
-// The tags of collectives; no user's has this bit.
-inline constexpr uint64_t kCollectiveTag = uint64_t(1) << 63;
+using cpu::kCollectiveTag;
 
 }  // namespace ringkern::torch_ext

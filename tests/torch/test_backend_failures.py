@@ -261,6 +261,26 @@ def test_a_rank_that_has_left(ranks: Pool) -> None:
     assert all("rank 1" in text for text in texts), texts
 
 
+# ---- parts of a collective ----------------------------------------------------------------------
+
+
+def _parts_of_two_sizes(rank: int, size: int) -> str:
+    dist.barrier()
+    group = made(timedelta(seconds=30))
+    parts = [torch.ones(10 + rank) for _ in range(size)]
+    with pytest.raises(RingKernError) as caught:
+        dist.all_to_all([torch.empty(10 + rank) for _ in range(size)], parts, group=group)
+    dist.barrier()
+    dist.destroy_process_group(group)
+    return str(caught.value)
+
+
+def test_parts_of_two_sizes_are_told_without_a_tag(ranks: Pool) -> None:
+    texts = ranks(2).run(_parts_of_two_sizes)
+    assert any("sent 44 bytes to rank 0 (in a collective), which expects 40" in t for t in texts)
+    assert not any("tag" in text for text in texts), texts
+
+
 # ---- a rank that dies ---------------------------------------------------------------------------
 
 
