@@ -69,22 +69,58 @@ def protocol_name(protocol: str) -> str:
     return _named("protocol", protocol, PROTOCOLS, config.protocol)
 
 
+# The all-reduces without a ring: algorithm and protocol. Only they keep the order of ranks, and
+# can keep sums in float32.
+_DIRECT = {
+    "cpu": (("one_shot", "ll"), ("one_shot", "simple"), ("two_shot", "simple")),
+    "cuda": (("one_shot", "ll"), ("two_shot", "ll")),
+}
+
+
 def way_asked(
-    algorithm: str, protocol: str, deterministic: str, accumulate: str
+    algorithm: str, protocol: str, deterministic: str, accumulate: str, device: str = "cpu"
 ) -> tuple[str, str, bool, bool]:
     """What the extension is asked for, with what the environment says in the place of "auto".
+
+    A value of the environment that contradicts the arguments does not count.
 
     Returns:
         algorithm, protocol, whether each element is to be combined in the order of the ranks, and
         whether in float32.
     """
-    deterministic = _named("deterministic", deterministic, DETERMINISTIC, config.deterministic)
-    accumulate = _named("accumulate", accumulate, ACCUMULATE, config.accumulate)
+    given = {
+        "algorithm": _named("algorithm", algorithm, ALGORITHMS, "auto"),
+        "protocol": _named("protocol", protocol, PROTOCOLS, "auto"),
+        "deterministic": _named("deterministic", deterministic, DETERMINISTIC, "auto"),
+        "accumulate": _named("accumulate", accumulate, ACCUMULATE, "auto"),
+    }
+    asked = given
+    if not config.leaves_all_open:
+        asked = {
+            what: _of_environment(what, given, device) if name == "auto" else name
+            for what, name in given.items()
+        }
     return (
-        _named("algorithm", algorithm, ALGORITHMS, config.algorithm),
-        protocol_name(protocol),
-        deterministic == "size_invariant",
-        accumulate == "float32",
+        asked["algorithm"],
+        asked["protocol"],
+        asked["deterministic"] == "size_invariant",
+        asked["accumulate"] == "float32",
+    )
+
+
+def _of_environment(what: str, given: dict[str, str], device: str) -> str:
+    name: str = getattr(config, what)
+    return name if _is_there({**given, what: name}, device) else "auto"
+
+
+def _is_there(asked: dict[str, str], device: str) -> bool:
+    """Whether an all-reduce on this kind of device can be all of this."""
+    ways = _DIRECT.get(device, ())
+    if asked["deterministic"] != "size_invariant" and asked["accumulate"] != "float32":
+        ways += tuple(("ring", protocol) for protocol in PROTOCOLS)
+    return any(
+        asked["algorithm"] in ("auto", algorithm) and asked["protocol"] in ("auto", protocol)
+        for algorithm, protocol in ways
     )
 
 

@@ -190,7 +190,7 @@ class Communicator:
     ) -> dist.Work | None:
         """See :func:`ringkern.ring_all_reduce`."""
         tensor = as_tensor(tensor, "tensor", written=True)
-        way = way_asked(algorithm, protocol, deterministic, accumulate)
+        way = way_asked(algorithm, protocol, deterministic, accumulate, tensor.device.type)
         call = (tensor, reduce_op(op), *way)
         if (first := self._first) is not None:
             make = _first_untraced if torch.compiler.is_compiling() else _first

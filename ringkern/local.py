@@ -100,7 +100,8 @@ class Ring:
         """See :func:`ring_all_reduce`."""
         self._check_process()
         tensors = _as_tensors(tensors, "tensors", written=True)
-        way = way_asked(algorithm, protocol, deterministic, accumulate)
+        device = tensors[0].device.type if tensors else "cpu"
+        way = way_asked(algorithm, protocol, deterministic, accumulate, device)
         self._c.all_reduce(tensors, reduce_op(op), *way)
 
     def reduce_scatter(
@@ -227,8 +228,8 @@ def ring_all_reduce(
 def _ring_all_reduce(tensors: Iterable[SupportsDLPack], op: Op, *asked: str) -> None:
     reduced = _as_tensors(tensors, "tensors", written=True)
     # Before the ring, which takes memory that a call that is refused would leave taken.
-    op, way = reduce_op(op), way_asked(*asked)
     devices = tuple(tensor.device for tensor in reduced)
+    op, way = reduce_op(op), way_asked(*asked, devices[0].type if devices else "cpu")
     key = os.getpid(), devices
     ring = _rings.get(key)
     if ring is None:

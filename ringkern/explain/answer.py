@@ -63,7 +63,8 @@ def explain(
         raise ValueError(f"{ranks} ranks, {nbytes} bytes: give 1 to 1024 ranks, and no less than 0")
     if lists is None:
         lists, source = tuner.table(device, ranks), tuner.source(device, ranks)
-    asked = _Asked(way_asked(algorithm, protocol, deterministic, accumulate), algorithm, protocol)
+    way = way_asked(algorithm, protocol, deterministic, accumulate, device)
+    asked = _Asked(way, algorithm, protocol)
     question = _Question(device, ranks, collective, name, lists, asked)
     return question.answer(nbytes, source or "the table of rank 0")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ringkern import arguments
 from ringkern.config import ALGORITHMS, PROTOCOLS, Config, read
 
 
@@ -138,3 +139,39 @@ def test_variables_of_the_build_are_known(name: str) -> None:
 
 def test_other_variables_are_left_alone() -> None:
     assert read({"RINGKER_N": "1", "NCCL_PROTO": "LL", "ringkern_timeout": "x"}) == Config()
+
+
+@pytest.mark.parametrize(
+    ("environment", "given", "asked"),
+    [
+        ({"protocol": "ll128"}, {"deterministic": "size_invariant"}, ("auto", "auto", True, False)),
+        ({"protocol": "ll"}, {"deterministic": "size_invariant"}, ("auto", "ll", True, False)),
+        ({"algorithm": "ring"}, {"accumulate": "float32"}, ("auto", "auto", False, True)),
+        ({"algorithm": "one_shot"}, {"protocol": "ll128"}, ("auto", "ll128", False, False)),
+        ({"protocol": "ll128"}, {"algorithm": "one_shot"}, ("one_shot", "auto", False, False)),
+        (
+            {"deterministic": "size_invariant"},
+            {"algorithm": "ring"},
+            ("ring", "auto", False, False),
+        ),
+        ({"accumulate": "float32"}, {"protocol": "ll128"}, ("auto", "ll128", False, False)),
+        ({"protocol": "ll128"}, {}, ("auto", "ll128", False, False)),
+        # Neither is an argument: the extension says what is wrong.
+        ({"protocol": "ll128", "algorithm": "one_shot"}, {}, ("one_shot", "ll128", False, False)),
+    ],
+)
+def test_an_argument_goes_before_the_environment(
+    environment: dict[str, str],
+    given: dict[str, str],
+    asked: tuple[str, str, bool, bool],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(arguments, "config", Config(**environment))
+    names = ("algorithm", "protocol", "deterministic", "accumulate")
+    assert arguments.way_asked(*(given.get(name, "auto") for name in names)) == asked
+
+
+def test_an_argument_goes_before_the_environment_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arguments, "config", Config(protocol="simple"))
+    way = arguments.way_asked("one_shot", "auto", "auto", "auto", "cuda")
+    assert way == ("one_shot", "auto", False, False)

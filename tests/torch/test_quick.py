@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ringkern
 from ringkern import _C
+from ringkern.config import config
 from ringkern.errors import (
     CollectiveTimeoutError,
     CommAbortedError,
@@ -594,3 +595,36 @@ def _timed(rank: int, size: int) -> None:
 
 def test_times_of_calls(ranks: Pool) -> None:
     ranks(2).run(_timed)
+
+
+# ---- the environment ----------------------------------------------------------------------------
+
+
+def _quick_in_an_environment(rank: int, size: int, field: str, value: str) -> list[bool]:
+    """Whether a call is quick with that setting, and without."""
+    taken = []
+    for setting in (value, "auto"):
+        object.__setattr__(config, field, setting)
+        group = dist.new_group()
+        for _ in range(2):
+            x = torch.full((10,), 1.0 + rank)
+            ringkern.ring_all_reduce(x, group=group)
+            assert torch.equal(x, torch.full((10,), size * (size + 1) / 2))
+        taken.append(quick(torch.ones(10), group=group))
+        dist.barrier()
+        dist.destroy_process_group(group)
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("algorithm", "ring"),
+        ("protocol", "ll128"),
+        ("deterministic", "size_invariant"),
+        ("accumulate", "float32"),
+    ],
+)
+def test_what_the_environment_asks_for_is_not_quick(ranks: Pool, field: str, value: str) -> None:
+    """The quick way knows nothing of the environment."""
+    assert ranks(2).run(_quick_in_an_environment, field, value) == [[False, True]] * 2
