@@ -225,11 +225,20 @@ def ring_all_reduce(
     _ring_all_reduce(tensors, op, algorithm, protocol, deterministic, accumulate)
 
 
-def _ring_all_reduce(tensors: Iterable[SupportsDLPack], op: Op, *asked: str) -> None:
+def _ring_all_reduce(
+    tensors: Iterable[SupportsDLPack],
+    op: Op,
+    algorithm: str,
+    protocol: str,
+    deterministic: str,
+    accumulate: str,
+) -> None:
     reduced = _as_tensors(tensors, "tensors", written=True)
     # Before the ring, which takes memory that a call that is refused would leave taken.
     devices = tuple(tensor.device for tensor in reduced)
-    op, way = reduce_op(op), way_asked(*asked, devices[0].type if devices else "cpu")
+    device = devices[0].type if devices else "cpu"
+    op = reduce_op(op)
+    way = way_asked(algorithm, protocol, deterministic, accumulate, device)
     key = os.getpid(), devices
     ring = _rings.get(key)
     if ring is None:
