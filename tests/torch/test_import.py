@@ -225,3 +225,21 @@ def test_types_are_strict(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_folder_that_hides_the_package_is_named(tmp_path: Path) -> None:
+    """A clone in the current directory, where ringkern is installed as editable."""
+    (tmp_path / "ringkern" / "ringkern").mkdir(parents=True)
+    program = (
+        "import sys, importlib.machinery as m\n"
+        "spec = m.PathFinder.find_spec('ringkern', [sys.path[0] or '.'])\n"
+        "import importlib.util as u; found = u.find_spec\n"
+        "u.find_spec = lambda name, *a: spec if name == 'ringkern' else found(name, *a)\n"
+        "import torch"
+    )
+    done = python(program, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "which is not the package but hides it. Run Python from another" in done.stderr
+    assert str(tmp_path / "ringkern") in done.stderr or "./ringkern" in done.stderr
+    beside = python("import torch", cwd=tmp_path / "ringkern" / "ringkern")
+    assert "hides" not in beside.stderr
