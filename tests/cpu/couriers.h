@@ -83,6 +83,8 @@ class Box {
       note("AbortedError", e);
     } catch (const UsageError& e) {
       note("UsageError", e);
+    } catch (const MismatchError& e) {
+      note("MismatchError", e);
     } catch (const SharedMemoryError& e) {
       note("SharedMemoryError", e);
     } catch (const PeerLostError& e) {

@@ -58,7 +58,7 @@ def test_what_is_no_name(text: str) -> None:
 
 @pytest.mark.parametrize("name", ["glo", "ringkern", "cpu:ringkern", "undefined"])
 def test_what_cannot_join_hosts(name: str) -> None:
-    with pytest.raises(ValueError, match=r"cannot join hosts; choose one of gloo, .*mpi, nccl"):
+    with pytest.raises(ValueError, match=r"cannot join hosts; choose one of .*gloo, .*mpi, nccl"):
         engine_names(name)
 
 
