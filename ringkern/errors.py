@@ -48,11 +48,11 @@ class CollectiveTimeoutError(RingKernError, TimeoutError):
 
 
 class CollectiveMismatchError(RingKernError):
-    """Ranks made different calls where all must make the same; nothing was computed.
+    """Ranks made different calls where all must make the same, or two ends of a message differ.
 
-    On all ranks, within a second of both calls, or two between hosts. The text says in what they
-    differ, and where all ranks are on one host, it has the last calls of both: make the same calls
-    in the same order on every rank.
+    On all ranks, within a second of both calls. The text says in what they differ, and where both
+    ranks are on one host, it has the last calls of both: make the same calls in the same order on
+    every rank. A message between two ranks fails on its receiver.
     """
 
 
