@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <exception>
 #include <system_error>
 #include <utility>
 
@@ -110,27 +111,43 @@ std::optional<Failure> Telegraph::Clerk::heard() const {
 }
 
 void Telegraph::Clerk::await(std::unique_lock<std::mutex>& lock, Milliseconds patience,
-                             const std::function<bool()>& done, Milliseconds slice) {
+                             const std::function<bool()>& done,
+                             const std::function<bool()>& enough) {
   if (has_heard_ || !start()) return;
   ++waiting_;
   hurry();
   const auto over = [&] { return has_heard_ || done(); };
   const auto end = Clock::now() + std::min(patience, kLongest);
-  for (bool is = over(); !is && Clock::now() < end;)
-    is = changed_.wait_until(lock, std::min(end, Clock::now() + slice), over);
+  for (bool is = over(); !is && Clock::now() < end;) {
+    is = changed_.wait_until(lock, std::min(end, Clock::now() + (enough ? kEnough : kLongest)),
+                             over);
+    if (is || !enough) continue;
+    lock.unlock();  // it may take long, and throw
+    std::exception_ptr thrown;
+    try {
+      is = enough();
+    } catch (...) {
+      thrown = std::current_exception();
+    }
+    lock.lock();
+    if (thrown) {
+      --waiting_;
+      std::rethrow_exception(thrown);
+    }
+  }
   --waiting_;
 }
 
 Failure Telegraph::Clerk::tell(Failure mine, Milliseconds patience) {
   std::unique_lock lock(mutex_);
   if (!has_heard_ && !mine_) mine_ = mine;
-  await(lock, patience, [] { return false; }, kLongest);
+  await(lock, patience, [] { return false; });
   return heard().value_or(std::move(mine));
 }
 
 std::optional<Failure> Telegraph::Clerk::hear(Milliseconds patience) {
   std::unique_lock lock(mutex_);
-  await(lock, patience, [] { return false; }, kLongest);
+  await(lock, patience, [] { return false; });
   return heard();
 }
 
@@ -144,9 +161,7 @@ Telegraph::Clerk::Places Telegraph::Clerk::call_roll(Milliseconds patience,
     roll_->places.resize(size_t(hosts_.ranks()));
   }
   const std::shared_ptr<Roll> roll = roll_;
-  await(
-      lock, patience, [&] { return roll->over || (enough && enough()); },
-      enough ? kEnough : kLongest);
+  await(lock, patience, [&] { return roll->over; }, enough);
   if (roll_ == roll) roll_ = nullptr;
   Places places = roll->places;
   if (watching_ || in_call_) places[size_t(hosts_.rank())] = where_;

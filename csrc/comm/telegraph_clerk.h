@@ -57,7 +57,7 @@ class Telegraph::Clerk : public std::enable_shared_from_this<Clerk> {
   bool start();
   void hurry();
   void await(std::unique_lock<std::mutex>& lock, Milliseconds patience,
-             const std::function<bool()>& done, Milliseconds slice);
+             const std::function<bool()>& done, const std::function<bool()>& enough = nullptr);
   bool listens() const;
   bool needed() const { return listens() || waiting_ > 0 || mine_; }
   void idle(std::unique_lock<std::mutex>& lock);
