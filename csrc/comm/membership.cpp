@@ -5,6 +5,7 @@
 #include "comm/communicator.h"
 #include "comm/parting.h"
 #include "comm/probe.h"
+#include "core/lookout.h"
 
 namespace ringkern {
 namespace {
@@ -157,6 +158,7 @@ Communicator::Ring Communicator::connect(const Device& device) {
   }
   auto next_look = Clock::now() + kLookEvery;
   WatchedStore store(*store_, [&] {
+    look_out();
     check_healthy();
     if (Clock::now() < next_look) return;
     next_look = Clock::now() + kLookEvery;

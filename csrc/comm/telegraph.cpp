@@ -36,6 +36,7 @@ constexpr int64_t kOneWord = 1, kOneRoll = int64_t(1) << 32;
 
 bool Telegraph::Clerk::start() {
   if (thread_.joinable()) return true;
+  if (leaving_) return false;  // and nobody would wait for its end
   try {
     thread_ = std::thread([self = shared_from_this()] { self->work(); });
     return true;
@@ -52,9 +53,9 @@ void Telegraph::Clerk::hurry() {
 
 void Telegraph::Clerk::leave() {
   std::unique_lock lock(mutex_);
-  if (!thread_.joinable()) return;
   leaving_ = true;
   hears_ = nullptr;
+  if (!thread_.joinable()) return;
   wanted_.notify_one();
   if (!changed_.wait_for(lock, kLeaves, [this] { return left_; })) return thread_.detach();
   lock.unlock();
@@ -74,11 +75,21 @@ void Telegraph::Clerk::rest() {
   watching_ = false;
 }
 
-void Telegraph::Clerk::begin(uint64_t seq, const std::string& phase) {
+void Telegraph::Clerk::begin_call(uint64_t seq, const std::string& phase) {
   std::lock_guard lock(mutex_);
   where_.seq = seq;
   where_.phase = phase;
   in_call_ = true;
+  listen_from_now_on();
+}
+
+void Telegraph::Clerk::listen_more() {
+  std::lock_guard lock(mutex_);
+  listen_from_now_on();
+}
+
+void Telegraph::Clerk::listen_from_now_on() {
+  if (listeners_++ > 0) return;
   began_ = Clock::now();
   pause_ = kFirstPause;
   next_look_ = began_ + kLong;
@@ -86,18 +97,10 @@ void Telegraph::Clerk::begin(uint64_t seq, const std::string& phase) {
   else if (idle_) wanted_.notify_one();
 }
 
-void Telegraph::Clerk::end() {
+void Telegraph::Clerk::end_call() {
   std::lock_guard lock(mutex_);
   in_call_ = false;
-}
-
-void Telegraph::Clerk::listen_more() {
-  std::lock_guard lock(mutex_);
-  if (left_ || leaving_) return void(++listeners_);
-  if (listeners_++ > 0) return;
-  began_ = Clock::now();
-  if (!thread_.joinable()) start();
-  else if (idle_) wanted_.notify_one();
+  --listeners_;
 }
 
 void Telegraph::Clerk::listen_less() {
@@ -122,7 +125,7 @@ void Telegraph::Clerk::await(std::unique_lock<std::mutex>& lock, Milliseconds pa
     is = changed_.wait_until(lock, std::min(end, Clock::now() + (enough ? kEnough : kLongest)),
                              over);
     if (is || !enough) continue;
-    lock.unlock();  // it may take long, and throw
+    lock.unlock();  // it may ask a store, or tell something here, or throw
     std::exception_ptr thrown;
     try {
       is = enough();
@@ -202,17 +205,17 @@ void Telegraph::Clerk::work() {
 }
 
 bool Telegraph::Clerk::listens() const {
-  return watching_ || ((in_call_ || listeners_ > 0) && Clock::now() - began_ >= kLong);
+  return watching_ || (listeners_ > 0 && Clock::now() - began_ >= kLong);
 }
 
 // While calls are made one may become long, of which nobody tells the thread.
 void Telegraph::Clerk::idle(std::unique_lock<std::mutex>& lock) {
-  if (in_call_ || listeners_ > 0 || Clock::now() - began_ < kIdle) {
+  if (listeners_ > 0 || Clock::now() - began_ < kIdle) {
     wanted_.wait_for(lock, kLong);
     return;
   }
   idle_ = true;
-  wanted_.wait(lock, [this] { return leaving_ || in_call_ || listeners_ > 0 || needed(); });
+  wanted_.wait(lock, [this] { return leaving_ || listeners_ > 0 || needed(); });
   idle_ = false;
 }
 
@@ -348,8 +351,26 @@ Telegraph::~Telegraph() {
 
 void Telegraph::watch(uint64_t seq, const std::string& phase) { clerk_->watch(seq, phase); }
 void Telegraph::rest() { clerk_->rest(); }
-void Telegraph::begin(uint64_t seq, const std::string& phase) { clerk_->begin(seq, phase); }
-void Telegraph::end() { clerk_->end(); }
+Telegraph::Listening::Listening(const Telegraph& to, uint64_t seq, const std::string& phase)
+    : clerk_(to.clerk_), born_in_(to.born_in_), in_call_(true) {
+  clerk_->begin_call(seq, phase);
+}
+Telegraph::Listening::Listening(const Telegraph& to)
+    : clerk_(to.clerk_), born_in_(to.born_in_), in_call_(false) {
+  clerk_->listen_more();
+}
+Telegraph::Listening::~Listening() {
+  if (int(::getpid()) != born_in_) return;
+  if (in_call_) clerk_->end_call();
+  else clerk_->listen_less();
+}
+std::optional<Failure> Telegraph::Listening::heard() const { return clerk_->heard(); }
+Failure Telegraph::Listening::tell(Failure mine, Milliseconds patience) const {
+  return clerk_->tell(std::move(mine), patience);
+}
+std::optional<Failure> Telegraph::Listening::hear(Milliseconds patience) const {
+  return clerk_->hear(patience);
+}
 std::optional<Failure> Telegraph::heard() const { return clerk_->heard(); }
 Failure Telegraph::tell(Failure mine, Milliseconds patience) {
   return clerk_->tell(std::move(mine), patience);
@@ -360,18 +381,5 @@ std::vector<std::optional<Whereabouts>> Telegraph::call_roll(Milliseconds patien
   return clerk_->call_roll(patience, enough);
 }
 bool Telegraph::store_answers() const { return clerk_->store_answers(); }
-
-Telegraph::Listener::Listener(const Telegraph& to) : clerk_(to.clerk_), born_in_(to.born_in_) {
-  clerk_->listen_more();
-}
-Telegraph::Listener::~Listener() {
-  if (int(::getpid()) == born_in_) clerk_->listen_less();
-}
-Failure Telegraph::Listener::tell(Failure mine, Milliseconds patience) const {
-  return clerk_->tell(std::move(mine), patience);
-}
-std::optional<Failure> Telegraph::Listener::hear(Milliseconds patience) const {
-  return clerk_->hear(patience);
-}
 
 }  // namespace ringkern

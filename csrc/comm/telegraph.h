@@ -20,6 +20,8 @@
 namespace ringkern {
 
 class Telegraph {
+  class Clerk;
+
  public:
   // `connect`: gives this telegraph a store of its own, of which all ranks' have the same contents;
   // called on its thread at the first need, and again after the store has thrown. It may throw or
@@ -42,21 +44,26 @@ class Telegraph {
   // calls are answered.
   void watch(uint64_t seq, const std::string& phase);
   void rest();
-  // A call begins, and is over: where it takes longer than 100 ms, what was told is heard and roll
-  // calls are answered as while a wait is watched. Two short locks.
-  void begin(uint64_t seq, const std::string& phase);
-  void end();
+  // A wait of this rank, from its beginning to its end: what was told is heard where that takes
+  // longer than 100 ms. Two short locks. It may outlive the telegraph, and hears nothing more then.
   class Listening {
    public:
-    Listening(Telegraph& to, uint64_t seq, const std::string& phase) : to_(to) {
-      to.begin(seq, phase);
-    }
-    ~Listening() { to_.end(); }
+    // A call, one at a time: where it is long, roll calls are answered as while a wait is watched.
+    Listening(const Telegraph& to, uint64_t seq, const std::string& phase);
+    // Something else, beside calls.
+    explicit Listening(const Telegraph& to);
+    ~Listening();
     Listening(const Listening&) = delete;
     Listening& operator=(const Listening&) = delete;
+    // As those of the telegraph.
+    std::optional<Failure> heard() const;
+    Failure tell(Failure mine, Milliseconds patience) const;
+    std::optional<Failure> hear(Milliseconds patience) const;
 
    private:
-    Telegraph& to_;
+    const std::shared_ptr<Clerk> clerk_;
+    const int born_in_;
+    const bool in_call_;
   };
 
   // The first failure that any rank has told, if it has come here. Does not ask the store.
@@ -76,28 +83,6 @@ class Telegraph {
                                                     const std::function<bool()>& enough = nullptr);
   // False: for more than a second it has been asked in vain.
   bool store_answers() const;
-
- private:
-  class Clerk;
-
- public:
-  // A wait for something else than a call, of any length and beside calls: what was told is heard
-  // while it lives. It may outlive the telegraph, and hears nothing more then.
-  class Listener {
-   public:
-    explicit Listener(const Telegraph& to);
-    ~Listener();
-    Listener(const Listener&) = delete;
-    Listener& operator=(const Listener&) = delete;
-
-    // As those of the telegraph.
-    Failure tell(Failure mine, Milliseconds patience) const;
-    std::optional<Failure> hear(Milliseconds patience) const;
-
-   private:
-    const std::shared_ptr<Clerk> clerk_;
-    const int born_in_;
-  };
 
  private:
   // Shared with the thread, which may be left behind.

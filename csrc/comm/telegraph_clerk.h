@@ -32,8 +32,8 @@ class Telegraph::Clerk : public std::enable_shared_from_this<Clerk> {
   void leave();
   void watch(uint64_t seq, const std::string& phase);
   void rest();
-  void begin(uint64_t seq, const std::string& phase);
-  void end();
+  void begin_call(uint64_t seq, const std::string& phase);
+  void end_call();
   void listen_more();
   void listen_less();
   std::optional<Failure> heard() const;
@@ -55,6 +55,7 @@ class Telegraph::Clerk : public std::enable_shared_from_this<Clerk> {
 
   // With the lock.
   bool start();
+  void listen_from_now_on();
   void hurry();
   void await(std::unique_lock<std::mutex>& lock, Milliseconds patience,
              const std::function<bool()>& done, const std::function<bool()>& enough = nullptr);
@@ -93,8 +94,8 @@ class Telegraph::Clerk : public std::enable_shared_from_this<Clerk> {
   bool watching_ = false, in_call_ = false;
   bool idle_ = false;  // the thread, until somebody wakes it
   Whereabouts where_;
-  Clock::time_point began_;  // the last call, or the first listener of some
-  int listeners_ = 0;
+  int listeners_ = 0;            // the call among them
+  Clock::time_point began_;      // when one of these came and no other was there
   int waiting_ = 0;              // callers, for something that the store says
   std::optional<Failure> mine_;  // to be told
   std::shared_ptr<Roll> roll_;

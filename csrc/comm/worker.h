@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/lookout.h"
+
 namespace ringkern {
 
 class Worker {
@@ -43,8 +45,7 @@ class Worker {
 
   // Returns when everything posted so far has run and was told.
   void drain() {
-    std::unique_lock lock(mutex_);
-    done_.wait(lock, [this] { return pending_ == 0; });
+    while (!drain(kLookEvery)) look_out();
   }
 
   // The same, but waits no longer than `patience`; tells whether everything has run.
@@ -68,6 +69,8 @@ class Worker {
   }
 
  private:
+  static constexpr std::chrono::milliseconds kLookEvery{50};
+
   struct Task {
     std::function<void()> run, tell;
   };

@@ -10,6 +10,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/lookout.h"
+
 namespace ringkern::cpu {
 namespace {
 
@@ -105,6 +107,7 @@ void Wait::Ladder::sleep_from_now_on() {
 
 Verdict Wait::Ladder::rest() {
   Bell& bell = wait_.bell_;
+  look_out();
   if (aborted(bell)) return Verdict::aborted;
   if (last_yield_ >= kLongYield) sleep_from_now_on();  // and what is waited for has not come
   if (yields_ > 0) {

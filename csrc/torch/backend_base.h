@@ -70,13 +70,11 @@ class BackendBase : public c10d::Backend {
     return ring_->failed() ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
   }
 
-  void abort() override {
-    ring_->abort("the process group was aborted");
-    messenger_->abort("the process group was aborted");
-  }
+  void abort() override { abort_for("the process group was aborted"); }
   void shutdown() override { close(kPatience); }
   // Finishes what was called, but waits no longer than `patience`.
   void close(Milliseconds patience) {
+    if (Signals::interrupts(this)) return abort_for("it was closed in a signal handler");
     const WithoutGil no_gil;
     messenger_->close(patience);
     ring_->close(double(patience.count()) / 1000);
@@ -144,8 +142,13 @@ class BackendBase : public c10d::Backend {
     const Record record(group(), call, ++sequence_, o.asyncOp);
     std::optional<c10::Stream> stream;
     if (!call.device.is_cpu() && o.asyncOp) stream = side_stream(call.device);
-    return noted(called_by_torch(
-        [&] { return ring_->launch(std::move(call), wish_, o.asyncOp, timeout_of(o), stream); }));
+    WorkPtr work = called_by_torch([&] {
+      return interruptible(this, aborter(), [&] {
+        return ring_->launch(std::move(call), wish_, o.asyncOp, timeout_of(o), stream);
+      });
+    });
+    if (o.asyncOp) abort_by(*work, aborter());
+    return noted(std::move(work));
   }
   template <class Options>
   WorkPtr between_pairs(Call call, const Options& o) {
@@ -159,13 +162,25 @@ class BackendBase : public c10d::Backend {
     return noted(post(std::move(call), uint64_t(tag), timeout_));
   }
   WorkPtr post(Call call, uint64_t tag, Milliseconds timeout) {
-    return called_by_torch([&] { return messenger_->post(std::move(call), tag, wish_, timeout); });
+    WorkPtr work =
+        called_by_torch([&] { return messenger_->post(std::move(call), tag, wish_, timeout); });
+    abort_by(*work, aborter());
+    return work;
   }
 
   // Its name is known after the constructor has run.
   const GroupRecord& group() {
     if (at::hasCallbacks()) group_.name = getGroupUid(), group_.description = getGroupDesc();
     return group_;
+  }
+
+  void abort_for(const std::string& reason) {
+    ring_->abort(reason);
+    messenger_->abort(reason);
+  }
+  // Ends the calls that a signal interrupts.
+  Abort aborter() {
+    return [this](const std::string& reason) { abort_for(reason); };
   }
 
   WorkPtr noted(WorkPtr work) {

@@ -11,6 +11,7 @@
 
 #include "comm/communicator.h"
 #include "torch/choice.h"
+#include "torch/signals.h"
 
 namespace ringkern::torch_ext {
 
@@ -64,6 +65,7 @@ class Callers {
   // Closes the communicator that they call, without the GIL; waits for calls in flight, and not for
   // ever unless `patience_s` is negative.
   void close(Communicator& comm, double patience_s) {
+    if (Signals::interrupts(this)) return comm.abort("it was closed in a signal handler");
     comm.close(patience_s < 0 ? Milliseconds::max() : milliseconds(patience_s));
     come_back();
   }

@@ -92,22 +92,20 @@ class TorchCommunicator final : public Runner {
     task.in = task.out = tensor.mutable_data_ptr();
     choose_way(task, wish, c10::DeviceType::CPU);
     // Where it ends within microseconds, letting the GIL go would take a good part of them.
-    std::optional<Callers::Scope> no_gil;
-    const std::pair<std::optional<Callers::Scope>&, Callers&> gil(no_gil, callers_);
-    task.rests = [](void* with) {
-      auto& [scope, callers] = *static_cast<decltype(gil)*>(with);
-      scope.emplace(callers);
-    };
-    task.with = const_cast<void*>(static_cast<const void*>(&gil));
+    Rest rest{*this};
+    task.rests = [](void* with) { static_cast<Rest*>(with)->begin(); };
+    task.with = &rest;
     if (task.count * size_of(*dtype) > kKeepsGil) std::exchange(task.rests, nullptr)(task.with);
     bool done = false;
     try {
       done = comm_->run_now(*cpu_, task);
     } catch (...) {
       bump_version(tensor);  // a part of it may have changed
+      rest.rethrow();
       throw;
     }
     if (done) bump_version(tensor);
+    rest.rethrow();
     return done;
   }
 
@@ -143,29 +141,13 @@ class TorchCommunicator final : public Runner {
 
   WorkPtr launch(Call call, const Wish& wish, bool async_op, Milliseconds timeout,
                  std::optional<c10::Stream> stream) override {
-    const Device& device = device_on(call.device);
-    for (Prepared& prepared : call.tasks) {
-      choose_way(prepared.task, wish, call.device.type());
-      prepared.task.timeout = timeout;
-    }
-    const Callers::Scope no_gil(callers_);
-    const auto tasks = tasks_of(call);
-    const c10::Device on = call.device;
-    if (on.is_cpu() && async_op) {
-      auto work = c10::make_intrusive<RingWork>(std::move(call), int(tasks.size()));
-      for (const Task& task : tasks)
-        comm_->run_async(device, task, [work](std::exception_ptr e) { work->end_part(e); });
-      return work;
-    }
-    const c10::OptionalStreamGuard stream_guard(stream);
-    const c10::OptionalDeviceGuard device_guard(on.is_cpu() ? std::nullopt : std::optional(on));
-    auto work = c10::make_intrusive<RingWork>(std::move(call), 1);
-    for (Task task : tasks) {
-      task.stream = current_stream(on);
-      if (!comm_->run_now(device, task)) comm_->run(device, task);
-    }
-    work->end_part(nullptr);
-    return work;
+    return interruptible(&callers_, aborter(), [&] {
+      return launch_uninterrupted(std::move(call), wish, async_op, timeout, stream);
+    });
+  }
+  // Ends the calls that a signal interrupts.
+  Abort aborter() {
+    return [this](const std::string& reason) { abort(reason); };
   }
 
   // Runs a task on memory that the caller keeps, as launch() does, without the GIL.
@@ -192,6 +174,49 @@ class TorchCommunicator final : public Runner {
   void close(double patience_s) override { callers_.close(*comm_, patience_s); }
 
  private:
+  // The part of a quick call that begins when it rests, if it does.
+  struct Rest {
+    TorchCommunicator& communicator;
+    std::optional<Callers::Scope> no_gil{};
+    std::optional<Signals> signals{};
+
+    void begin() {
+      no_gil.emplace(communicator.callers_);
+      signals.emplace(&communicator.callers_, communicator.aborter());
+    }
+    void rethrow() const {
+      if (signals) signals->rethrow();
+    }
+  };
+
+  WorkPtr launch_uninterrupted(Call call, const Wish& wish, bool async_op, Milliseconds timeout,
+                               std::optional<c10::Stream> stream) {
+    const Device& device = device_on(call.device);
+    for (Prepared& prepared : call.tasks) {
+      choose_way(prepared.task, wish, call.device.type());
+      prepared.task.timeout = timeout;
+    }
+    const Callers::Scope no_gil(callers_);
+    const auto tasks = tasks_of(call);
+    const c10::Device on = call.device;
+    if (on.is_cpu() && async_op) {
+      auto work = c10::make_intrusive<RingWork>(std::move(call), int(tasks.size()));
+      work->abort_by(aborter());
+      for (const Task& task : tasks)
+        comm_->run_async(device, task, [work](std::exception_ptr e) { work->end_part(e); });
+      return work;
+    }
+    const c10::OptionalStreamGuard stream_guard(stream);
+    const c10::OptionalDeviceGuard device_guard(on.is_cpu() ? std::nullopt : std::optional(on));
+    auto work = c10::make_intrusive<RingWork>(std::move(call), 1);
+    for (Task task : tasks) {
+      task.stream = current_stream(on);
+      if (!comm_->run_now(device, task)) comm_->run(device, task);
+    }
+    work->end_part(nullptr);
+    return work;
+  }
+
   // The quick way, of one task.
   WorkPtr launch(c10d::OpType type, const at::Tensor& output, Prepared task, const Wish& wish,
                  bool async_op) {
@@ -199,12 +224,14 @@ class TorchCommunicator final : public Runner {
       return launch(call_of(type, output, std::move(task)), wish, true, Milliseconds(0), {});
     choose_way(task.task, wish, task.device.type());
     const Device& device = device_on(task.device);
-    const Callers::Scope no_gil(callers_);
-    const c10::DeviceGuard device_guard(task.device);
-    task.task.stream = current_stream(task.device);
-    if (!comm_->run_now(device, task.task)) comm_->run(device, task.task);
-    if (task.device.is_cpu()) cpu_ = &device;
-    task.finish();
+    interruptible(&callers_, aborter(), [&] {
+      const Callers::Scope no_gil(callers_);
+      const c10::DeviceGuard device_guard(task.device);
+      task.task.stream = current_stream(task.device);
+      if (!comm_->run_now(device, task.task)) comm_->run(device, task.task);
+      if (task.device.is_cpu()) cpu_ = &device;
+      task.finish();
+    });
     return nullptr;
   }
 

@@ -6,12 +6,14 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "comm/agreement.h"
+#include "comm/control.h"
 #include "comm/hosts.h"
 #include "comm/telegraph.h"
 #include "cpu/courier.h"
@@ -38,12 +40,17 @@ inline constexpr Milliseconds kReasonComes{500};
 
 class EngineWork final : public RingWork {
  public:
-  // `group`: of a collective, whose failures are those of its group, and the other way round; null:
-  // of a user's messages, of which each fails alone.
+  // `group`: null: nobody tells it of failures. Those of a collective are those of its group, and
+  // the other way round. Of a user's messages each fails alone, unless the group is aborted.
   EngineWork(Call call, std::vector<EngineMessage> messages, std::shared_ptr<const Hosts> hosts,
-             std::unique_ptr<Telegraph::Listener> group = nullptr)
+             std::unique_ptr<Telegraph::Listening> group = nullptr, bool collective = false)
       : RingWork(std::move(call), 1), messages_(std::move(messages)), hosts_(std::move(hosts)),
-        group_(std::move(group)), collective_(group_ != nullptr) {}
+        group_(std::move(group)), collective_(collective) {}
+
+  // True: this failure of the group ends such a work.
+  static bool ends(const Failure& why, bool collective) {
+    return collective || why.cause == Cause::aborted;
+  }
 
   bool is_collective() const { return collective_; }
 
@@ -79,7 +86,8 @@ class EngineWork final : public RingWork {
   }
 
   bool wait(std::chrono::milliseconds timeout) override {
-    if (timeout == kNoTimeout) settle();
+    // In the engine's own wait nobody would hear of a signal.
+    if (timeout == kNoTimeout && !Signals::come_here()) settle();
     else settle_aside();
     return RingWork::wait(timeout);
   }
@@ -107,7 +115,7 @@ class EngineWork final : public RingWork {
       found = m.rest(m.peer == cpu::kAnySource ? m.work->sourceRank() : m.peer);
       m.work = found.work;
     }
-    if (found.error && group_) tell(found.error);
+    if (found.error && group_ && collective_) tell(found.error);
     return found.error;
   }
   void tell(std::exception_ptr error) const {
@@ -133,8 +141,7 @@ class EngineWork final : public RingWork {
     return failure_of(m, said);
   }
   std::exception_ptr failure_of(EngineMessage& m, const std::string& said) {
-    // A rank that has given up closes its connections, and says why elsewhere.
-    const auto told = group_ ? group_->hear(kReasonComes) : std::nullopt;
+    const auto why = told();
     {
       std::lock_guard lock(aborting_);
       m.work = nullptr;
@@ -147,7 +154,7 @@ class EngineWork final : public RingWork {
         ". The engine between the hosts says: " + printable(said, kEngineSays);
     const Facts about{m.peer};
     try {
-      if (told) throw_as(told->cause, told->text + ". Here: " + text, told->about);
+      if (why) throw_as(why->cause, why->text + ". Here: " + text, why->about);
       if (aborted_) throw AbortedError(text + engine, about);
       if (said.find("imed out") != std::string::npos) throw TimeoutError(text + engine, about);
       throw PeerLostError(text + engine, about);
@@ -156,9 +163,18 @@ class EngineWork final : public RingWork {
     }
   }
 
+  // A rank that has given up closes its connections, and says why elsewhere.
+  std::optional<Failure> told() const {
+    if (!group_) return {};
+    const bool known = aborted_ && !collective_;  // by then, if it was the group's
+    auto why = known ? group_->heard() : group_->hear(kReasonComes);
+    if (why && !ends(*why, collective_)) why.reset();
+    return why;
+  }
+
   std::vector<EngineMessage> messages_;
   const std::shared_ptr<const Hosts> hosts_;
-  std::unique_ptr<Telegraph::Listener> group_;  // until it has settled
+  std::unique_ptr<Telegraph::Listening> group_;  // until it has settled
   const bool collective_;
   std::once_flag once_;
   std::mutex aborting_;  // guards the works of messages
@@ -178,9 +194,9 @@ class UnderWay {
       if (w.use_count() == 1) w->settle_aside();  // whoever posted it waits no more
     works_.push_back(std::move(work));
   }
-  void abort(bool collectives_only = false) {
+  void abort(const std::function<bool(const EngineWork&)>& which = nullptr) {
     for (const Work& work : all())
-      if (!collectives_only || work->is_collective()) work->abort();
+      if (!which || which(*work)) work->abort();
   }
   // Whether all have come to their end by then.
   bool settle_within(Milliseconds patience) {

@@ -36,6 +36,14 @@ inline void HostsCommunicator::check_healthy() {
 
 inline WorkPtr HostsCommunicator::launch(Call call, const Wish& wish, bool async_op,
                                          Milliseconds timeout, std::optional<c10::Stream> stream) {
+  return interruptible(&callers_, aborter(), [&] {
+    return launch_uninterrupted(std::move(call), wish, async_op, timeout, stream);
+  });
+}
+
+inline WorkPtr HostsCommunicator::launch_uninterrupted(Call call, const Wish& wish, bool async_op,
+                                                       Milliseconds timeout,
+                                                       std::optional<c10::Stream> stream) {
   for (const Prepared& prepared : call.tasks) {
     Task tried = prepared.task;  // what cannot be is told before anything is sent
     choose_way(tried, wish, call.device.type());
@@ -46,6 +54,7 @@ inline WorkPtr HostsCommunicator::launch(Call call, const Wish& wish, bool async
   const std::vector<Prepared> tasks = call.tasks;
   auto work = c10::make_intrusive<RingWork>(std::move(call), 1);
   if (on.is_cpu() && async_op) {
+    work->abort_by(aborter());
     auto error = std::make_shared<std::exception_ptr>();
     worker_->post(
         [this, tasks, wish, timeout, error] {
@@ -78,7 +87,7 @@ inline WorkPtr HostsCommunicator::launch(Call call, const Wish& wish, bool async
 
 inline void HostsCommunicator::run_tasks(const std::vector<Prepared>& tasks, const Wish& wish,
                                          Milliseconds timeout) {
-  const std::lock_guard turn(turn_);
+  const auto turn = wait_for_turn();
   check_callable();  // what came before may have failed
   try {
     for (const Prepared& task : tasks) run_task(task, wish, timeout);
@@ -138,8 +147,19 @@ inline Crossing HostsCommunicator::crossing_on(c10::Device device) const {
   return {rail_bytes, piece_bytes, tree};
 }
 
+inline std::unique_lock<std::timed_mutex> HostsCommunicator::wait_for_turn() {
+  std::unique_lock turn(turn_, std::defer_lock);
+  while (!turn.try_lock_for(kLookEvery)) look_out();
+  return turn;
+}
+
 inline Engine& HostsCommunicator::flat(c10::Device device) {
-  const std::lock_guard turn(turn_);
+  return interruptible(&callers_, aborter(),
+                       [&]() -> std::reference_wrapper<Engine> { return flat_engine(device); });
+}
+
+inline Engine& HostsCommunicator::flat_engine(c10::Device device) {
+  const auto turn = wait_for_turn();
   now_ = {device, timeout_, {}, "making the group"};
   try {
     return engine(device, true);
@@ -169,6 +189,7 @@ inline Engine& HostsCommunicator::engine(c10::Device device, bool over_all) {
           throw Differ{ranks[size_t(place)], text_of(theirs)};
         });
   } catch (const py::error_already_set& e) {
+    Signals::keep(e);
     throw NoEngine{hosts_.text_of_rank(rank()) +
                    " has no engine between the hosts: " + py::str(e.value()).cast<std::string>()};
   }
@@ -182,10 +203,10 @@ inline void HostsCommunicator::meet(const std::string& name, const std::vector<i
   constexpr Milliseconds kFirstPause{1}, kLongestPause{50};
   C10dStore store(store_);
   const std::string key = prefix_ + "/engine/" + name;
-  constexpr Milliseconds kLookEvery{100};
+  constexpr Milliseconds kLookForGone{100};
   // Of these alone: others may be through with their first call, and have ended.
   const Roster roster = now_.call.seq <= 1 ? roster_.of(ranks) : Roster();
-  auto next_look = Clock::now() + kLookEvery, look_around_at = Clock::now() + kLookAround;
+  auto next_look = Clock::now() + kLookForGone, look_around_at = Clock::now() + kLookAround;
   telegraph_.watch(now_.call.seq, now_.text);
   auto pause = kFirstPause;
   const auto start = Clock::now();
@@ -195,7 +216,7 @@ inline void HostsCommunicator::meet(const std::string& name, const std::vector<i
     for (; !come; come = all_come(0)) {
       throw_if_over(now_.since);
       if (Clock::now() >= next_look) {
-        next_look = Clock::now() + kLookEvery;
+        next_look = Clock::now() + kLookForGone;
         throw_if_gone(roster, ranks, store);
       }
       look_around_if_due(start, look_around_at, [&] { return all_come(0); });
@@ -227,6 +248,7 @@ inline void HostsCommunicator::throw_if_gone(const Roster& roster, const std::ve
 
 // Whether there is still something to wait for.
 inline void HostsCommunicator::throw_if_over(Clock::time_point start) {
+  look_out();
   if (const auto why = told()) throw Told{*why};
   if (Clock::now() - start >= now_.timeout + kLater || is_late(trouble_inside())) throw Late{};
 }
@@ -300,7 +322,11 @@ inline std::optional<Failure> HostsCommunicator::told() {
 inline void HostsCommunicator::look_around_if_due(Clock::time_point start, Clock::time_point& due,
                                                   const std::function<bool()>& enough) {
   if (Clock::now() < due) return;
-  if (const auto found = difference(telegraph_.call_roll(kRollCall, enough))) throw Differ(*found);
+  const auto over = [&] {
+    look_out();
+    return failed() || enough();
+  };
+  if (const auto found = difference(telegraph_.call_roll(kRollCall, over))) throw Differ(*found);
   due = Clock::now() + (due - start);
 }
 
@@ -326,6 +352,7 @@ inline void HostsCommunicator::close(double patience_s) {
     inner_->close(patience_s);
     return;
   }
+  if (Signals::interrupts(&callers_)) return abort("it was closed in a signal handler");
   if (in_callback())
     throw UsageError(
         "close() in the callback of an asynchronous call would wait for itself. Close "

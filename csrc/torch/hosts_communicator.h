@@ -41,7 +41,7 @@ class HostsCommunicator final : public Runner {
                    [this](const Failure& why) {
                      inner_->give_up(why);
                      std::lock_guard lock(told_);
-                     if (on_told_) on_told_();
+                     if (on_told_) on_told_(why);
                    }),
         worker_(std::make_unique<Worker>()) {}
 
@@ -90,17 +90,23 @@ class HostsCommunicator final : public Runner {
 
   WorkPtr launch(Call call, const Wish& wish, bool async_op, Milliseconds timeout,
                  std::optional<c10::Stream> stream) override;
+  // As that of a TorchCommunicator.
+  Abort aborter() {
+    return [this](const std::string& reason) { abort(reason); };
+  }
 
   // The engine over all ranks of the group; all of them have to ask for it together.
   Engine& flat(c10::Device device);
   const Hosts& hosts() const { return hosts_; }
   // Listens to what the ranks of the group tell each other.
-  std::unique_ptr<Telegraph::Listener> listener() const {
-    return std::make_unique<Telegraph::Listener>(telegraph_);
+  std::unique_ptr<Telegraph::Listening> listen() const {
+    return std::make_unique<Telegraph::Listening>(telegraph_);
   }
-  // Calls this once a failure of the group was told, on a thread of its own. Null: no more; returns
-  // when it does not run.
-  void on_told(std::function<void()> call) {
+  // The first failure of the group that was told, if it has come here.
+  std::optional<Failure> heard() const { return telegraph_.heard(); }
+  // Calls this once such a failure comes, on a thread of its own. Null: no more; returns when it
+  // does not run.
+  void on_told(std::function<void(const Failure&)> call) {
     std::lock_guard lock(told_);
     on_told_ = std::move(call);
   }
@@ -140,6 +146,7 @@ class HostsCommunicator final : public Runner {
     Clock::time_point since = Clock::now();
   };
 
+  static constexpr Milliseconds kLookEvery{50};
   static constexpr Milliseconds kReasonComes{1000}, kStoreAnswers{1000}, kCallsCome{600};
   // A wait that lasts so long may be for a rank that makes another call.
   static constexpr Milliseconds kLookAround{300};
@@ -170,8 +177,12 @@ class HostsCommunicator final : public Runner {
     WorkPtr work = launch(std::move(call), wish, async_op, Milliseconds(0), {});
     return async_op ? work : nullptr;
   }
+  WorkPtr launch_uninterrupted(Call call, const Wish& wish, bool async_op, Milliseconds timeout,
+                               std::optional<c10::Stream> stream);
+  std::unique_lock<std::timed_mutex> wait_for_turn();
   void run_tasks(const std::vector<Prepared>& tasks, const Wish& wish, Milliseconds timeout);
   void run_task(const Prepared& task, const Wish& wish, Milliseconds timeout);
+  Engine& flat_engine(c10::Device device);
   Engine& engine(c10::Device device, bool over_all);
   void meet(const std::string& name, const std::vector<int>& ranks);
   // Waits for a work of an engine, and for whatever else would end the wait.
@@ -218,7 +229,7 @@ class HostsCommunicator final : public Runner {
   const c10::intrusive_ptr<c10d::Store> store_;
   const std::string prefix_;  // in it
   std::mutex told_;           // guards what follows
-  std::function<void()> on_told_;
+  std::function<void(const Failure&)> on_told_;
   Telegraph telegraph_;
   Roster roster_;
   Callers callers_;

@@ -35,7 +35,11 @@ class HostsMessenger final : public Carrier {
     cpu_ = &group.flat(at::kCPU).backend();
     slots_ = &group.flat(at::kCPU).slots();
     sent_ = std::make_unique<std::atomic<uint32_t>[]>(size_t(hosts_->ranks()));
-    group.on_told([this] { under_way_.abort(/*collectives_only=*/true); });
+    group.on_told([this](const Failure& why) {
+      if (why.cause == Cause::aborted) inside_.abort(why.text);
+      under_way_.abort(
+          [&](const EngineWork& work) { return EngineWork::ends(why, work.is_collective()); });
+    });
 #if RK_WITH_CUDA
     if (cuda::device_count() > 0) cuda_ = &group.flat(at::kCUDA).backend();
 #endif
@@ -50,9 +54,13 @@ class HostsMessenger final : public Carrier {
       throw UsageError("the messages of " + hosts_->text_of_rank(hosts_->rank()) +
                        " are closed: make a new group, or destroy this one later");
     const bool collective = (tag & kCollectiveTag) != 0;
+    if (const auto why = ended(collective))
+      throw AbortedError("the messages of " + hosts_->text_of_rank(hosts_->rank()) +
+                             " have ended: " + why->text,
+                         {why->about.rank, why->about.seq, ""});
     if (call.device.is_cpu() && collective)
       return post_both_ways(std::move(call), tag, wish, timeout);
-    if (call.device.is_cpu()) return post_by_slots(std::move(call), engine_tag(tag), nullptr);
+    if (call.device.is_cpu()) return post_by_slots(std::move(call), engine_tag(tag), collective);
     return post_over_engine(std::move(call), engine_tag(tag));
   }
 
@@ -95,10 +103,10 @@ class HostsMessenger final : public Carrier {
       }
       return here;
     });
-    const WorkPtr whole = post_by_slots(std::move(call), engine_tag(tag), group_.listener());
+    const WorkPtr whole = post_by_slots(std::move(call), engine_tag(tag), true);
     if (near.transfers.empty()) return whole;
     const WorkPtr inside = inside_.post(std::move(near), tag, wish, timeout);
-    return c10::make_intrusive<BothWays>(inside, whole, hosts_->rank(), group_.listener());
+    return c10::make_intrusive<BothWays>(inside, whole, hosts_->rank(), group_.listen());
   }
 
   // The results are those of the call as a whole. What fails inside the host, where nobody knows of
@@ -106,7 +114,7 @@ class HostsMessenger final : public Carrier {
   class BothWays final : public JointWork {
    public:
     BothWays(const WorkPtr& inside, WorkPtr whole, int rank,
-             std::unique_ptr<Telegraph::Listener> group)
+             std::unique_ptr<Telegraph::Listening> group)
         : JointWork({inside, whole}), whole_(std::move(whole)), rank_(rank),
           group_(std::move(group)) {}
     std::vector<at::Tensor> result() override { return whole_->result(); }
@@ -128,7 +136,7 @@ class HostsMessenger final : public Carrier {
    private:
     const WorkPtr whole_;
     const int rank_;
-    const std::unique_ptr<Telegraph::Listener> group_;
+    const std::unique_ptr<Telegraph::Listening> group_;
   };
 
   // What a slot begins with.
@@ -157,7 +165,14 @@ class HostsMessenger final : public Carrier {
            moved_text(int(what & 0xff), bytes);
   }
 
-  WorkPtr post_by_slots(Call call, int tag, std::unique_ptr<Telegraph::Listener> group) {
+  // Why the group has come to its end, or at least its collectives, as far as was told.
+  std::optional<Failure> ended(bool collective) const {
+    auto why = group_.heard();
+    if (why && !EngineWork::ends(*why, collective)) why.reset();
+    return why;
+  }
+
+  WorkPtr post_by_slots(Call call, int tag, bool collective) {
     std::vector<EngineMessage> messages;
     bool progresses = false;  // data have to be asked for when their slot has come
     for (const Transfer& t : call.transfers) {
@@ -169,8 +184,9 @@ class HostsMessenger final : public Carrier {
       }
     }
     auto work = c10::make_intrusive<EngineWork>(std::move(call), std::move(messages), hosts_,
-                                                std::move(group));
+                                                group_.listen(), collective);
     under_way_.add(work);
+    if (ended(collective)) work->abort();  // it may have been told before
     if (progresses) work->settle_aside();
     return work;
   }

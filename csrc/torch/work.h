@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "torch/errors.h"
+#include "torch/signals.h"
 #include "torch/tensors.h"
 
 namespace ringkern::torch_ext {
@@ -121,9 +122,14 @@ class RingWork : public c10d::Work {
   }
   void blockCurrentStream() override { synchronize(); }
   bool wait(std::chrono::milliseconds timeout) override {
-    Work::wait(timeout);  // synchronizes
+    Work::wait(wait_for_end(timeout));  // synchronizes
     release();
     return true;
+  }
+  // Sets what ends the call if a signal interrupts somebody who waits for it; until it has ended.
+  void abort_by(Abort abort) {
+    std::lock_guard lock(ending_);
+    if (!over_) abort_ = std::move(abort);
   }
 
   std::vector<at::Tensor> result() override { return outputs_; }
@@ -158,7 +164,35 @@ class RingWork : public c10d::Work {
     streams_.push_back(stream);
   }
 
+  // Waits as torch does, but looks out for signals; returns what is left of the time to wait.
+  std::chrono::milliseconds wait_for_end(std::chrono::milliseconds timeout) {
+    const bool for_ever = timeout == kNoTimeout;
+    const auto end = Clock::now() + timeout;
+    const Signals signals(this, [this](const std::string& reason) { abort_for(reason); });
+    std::unique_lock lock(state_);
+    while (!ended_ && (for_ever || Clock::now() < end)) {
+      const auto next = Clock::now() + kLookEvery;
+      all_ended_.wait_until(lock, for_ever ? next : std::min(next, end));
+      lock.unlock();
+      look_out();
+      signals.rethrow();
+      lock.lock();
+    }
+    if (for_ever) return timeout;
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now());
+    return std::max(left, std::chrono::milliseconds(1));
+  }
+  void abort_for(const std::string& reason) {
+    std::lock_guard lock(ending_);
+    if (abort_) abort_(reason);
+  }
+
   void complete() {
+    {
+      std::lock_guard lock(ending_);  // whoever is to abort it may end from here on
+      over_ = true;
+      abort_ = nullptr;
+    }
     if (device_.is_cpu()) release();
     std::unique_lock lock(state_);
     ended_ = true;
@@ -194,6 +228,8 @@ class RingWork : public c10d::Work {
     streams_.clear();
   }
 
+  static constexpr std::chrono::milliseconds kLookEvery{50};
+
   Call call_;
   const c10::Device device_;
   const std::vector<at::Tensor> outputs_;
@@ -207,6 +243,9 @@ class RingWork : public c10d::Work {
   std::atomic<int> source_{-1};
   std::vector<c10::Event> events_;  // CUDA: of the streams that the parts are on
   std::vector<c10::Stream> streams_;
+  std::mutex ending_;  // guards what follows
+  Abort abort_;
+  bool over_ = false;
 };
 
 // Several calls that are waited for as one.
@@ -256,8 +295,17 @@ class JointWork : public c10d::Work {
         c10::ListType::ofTensors());
   }
 
+  const std::vector<c10::intrusive_ptr<c10d::Work>>& works() const { return works_; }
+
  private:
   const std::vector<c10::intrusive_ptr<c10d::Work>> works_;
 };
+
+// As RingWork::abort_by(), of whatever is waited for.
+inline void abort_by(c10d::Work& work, const Abort& abort) {
+  if (auto* const one = dynamic_cast<RingWork*>(&work)) one->abort_by(abort);
+  if (auto* const several = dynamic_cast<JointWork*>(&work))
+    for (const auto& part : several->works()) abort_by(*part, abort);
+}
 
 }  // namespace ringkern::torch_ext

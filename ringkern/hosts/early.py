@@ -20,10 +20,15 @@ _FOR_EVER = timedelta(0)
 
 
 class EarlyWork(dist.Work):
-    """What such a call returns: a Work that stands for another one, which comes later."""
+    """A Work that such a call returns, and that stands for another one, which comes later.
 
-    def __init__(self) -> None:
+    Args:
+        interrupted: called with what a signal's handler has raised in a wait.
+    """
+
+    def __init__(self, interrupted: Callable[[BaseException], None]) -> None:
         super().__init__()
+        self._interrupted = interrupted
         self._begun = threading.Event()
         self._work: dist.Work | None = None
         self._error: Exception | None = None
@@ -51,11 +56,18 @@ class EarlyWork(dist.Work):
 
     def _wait_for_begin(self, timeout: timedelta) -> timedelta:
         """What is left of ``timeout`` when it has begun; 0: for ever."""
-        if timeout <= _FOR_EVER:
-            self._begun.wait()
-            return _FOR_EVER
+        for_ever = timeout <= _FOR_EVER
         start = time.monotonic()
-        if not self._begun.wait(min(timeout.total_seconds(), threading.TIMEOUT_MAX)):
+        try:
+            begun = self._begun.wait(
+                None if for_ever else min(timeout.total_seconds(), threading.TIMEOUT_MAX)
+            )
+        except BaseException as error:
+            self._interrupted(error)
+            raise
+        if for_ever:
+            return _FOR_EVER
+        if not begun:
             raise RuntimeError(f"the wait timed out after {timeout}: not all ranks are there yet")
         gone = timedelta(seconds=time.monotonic() - start)
         return max(timeout - gone, timedelta(milliseconds=1))
@@ -96,12 +108,18 @@ class EarlyCalls:
         settle: waits for the hosts; what it raises is the error of the first call.
         made: gives what makes the calls then.
         over: called when there are no more.
+        interrupted: as for :class:`EarlyWork`.
     """
 
     def __init__(
-        self, settle: Callable[[], None], made: Callable[[], Any], over: Callable[[], None]
+        self,
+        settle: Callable[[], None],
+        made: Callable[[], Any],
+        over: Callable[[], None],
+        interrupted: Callable[[BaseException], None],
     ) -> None:
         self._settle, self._made, self._over = settle, made, over
+        self._interrupted = interrupted
         self._lock = threading.Lock()
         self._calls: deque[tuple[EarlyWork, str, tuple[Any, ...]]] | None = deque()
         self._thread = threading.Thread(target=self._run, name="ringkern-early", daemon=True)
@@ -111,7 +129,7 @@ class EarlyCalls:
         with self._lock:
             if self._calls is None:
                 return None
-            work = EarlyWork()
+            work = EarlyWork(self._interrupted)
             self._calls.append((work, collective, args))
             return work
 

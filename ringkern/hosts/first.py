@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
@@ -13,7 +14,7 @@ from .. import _C
 from ..errors import CommUsageError, PeerLostError, RendezvousError, RingKernError
 from .early import EarlyCalls
 from .hosts import Hosts
-from .search import Search
+from .search import Search, interrupted
 
 
 class Owner(Protocol):
@@ -27,8 +28,23 @@ class Owner(Protocol):
     def _fail(self, error: RingKernError) -> None:
         """They will not be known, because of ``error``."""
 
+    def abort(self, reason: str) -> None:
+        """Ends all calls, on all ranks."""
+
     def _go_on(self) -> None:
         """There are no first calls any more."""
+
+
+@contextlib.contextmanager
+def _interruptible(owner: Owner) -> Iterator[None]:
+    """Aborts for all ranks where a wait ends in what a signal's handler raises."""
+    try:
+        yield
+    except RingKernError:
+        raise
+    except BaseException as error:
+        owner.abort(interrupted(error))
+        raise
 
 
 class FirstCalls:
@@ -71,11 +87,13 @@ class FirstCalls:
     def settle(self, owner: Owner, collective: str = "", *args: Any) -> None:
         """Waits for the hosts, unless something else is to be raised by the call."""
         if self._search.is_of_this_process:  # a forked child has no thread that lets go of the lock
-            with self._settling:
-                try:
-                    self._settle(owner, collective, *args)
-                finally:
-                    self._let_go(owner)
+            with _interruptible(owner):
+                self._settling.acquire()
+            try:
+                self._settle(owner, collective, *args)
+            finally:
+                self._settling.release()
+                self._let_go(owner)
 
     def _let_go(self, owner: Owner) -> None:
         if self._over:
@@ -87,7 +105,8 @@ class FirstCalls:
         try:
             if (found := self._search.look()) is None:
                 self._check(collective, *args)
-                found = self._search.wait()
+                with _interruptible(owner):
+                    found = self._search.wait()
         except (PeerLostError, RendezvousError) as error:
             if self._ended:
                 return  # what there is says why
@@ -139,7 +158,10 @@ class FirstCalls:
         self._check(collective, *args)
 
         self._early = EarlyCalls(
-            lambda: self._settle(owner), lambda: owner._c, self._settling.release
+            lambda: self._settle(owner),
+            lambda: owner._c,
+            self._settling.release,
+            lambda error: owner.abort(interrupted(error)),
         )
         work = self._early.add(collective, args)
         self._early.start()

@@ -172,8 +172,15 @@ class Search:
             PeerLostError: a rank has ended, or has closed its communicator, meanwhile.
         """
         start = time.monotonic()
-        with _store_errors():
-            found = self._wait()
+        try:
+            with _store_errors():
+                found = self._wait()
+        except RingKernError:
+            raise
+        except BaseException as error:  # of a signal's handler: the others must not wait
+            with contextlib.suppress(RingKernError), _store_errors():
+                self._refuse(interrupted(error), None)
+            raise
         self._waited_s = time.monotonic() - start
         return found
 
@@ -313,6 +320,11 @@ def _store_errors() -> Iterator[None]:
             f"torch's store, in which ranks find each other, has failed: {error}. Has the process "
             "ended that keeps it (as a rule the first rank, or the launcher)?"
         ) from error
+
+
+def interrupted(error: BaseException) -> str:
+    """Says what all ranks are told of a rank whose wait a handler ends with ``error``."""
+    return f"it was interrupted ({type(error).__name__})"
 
 
 def _did_not_come(ranks: list[int]) -> str:

@@ -49,7 +49,7 @@ void nor_does_it_when_it_ends() {
     group.ranks[0] = group.telegraph(
         0, [held = std::shared_ptr<Store>(odd)] { return held; },
         [](const Failure&) { fail(__FILE__, __LINE__, "it is over, and hears something"); });
-    group[0].begin(1, "reduce");
+    const Telegraph::Listening listening(group[0], 1, "reduce");
     until([&] { return gate->waiting() == 1; });
     group[0].tell(lost(0, 3), Milliseconds(10));
   }

@@ -92,21 +92,22 @@ void a_call_listens_when_it_is_long() {
   group.ranks[2] = group.telegraph(
       2, [store = group.stores[2]] { return store; }, [&](const Failure&) { ++heard; });
   for (int i = 0; i < 1000; ++i) {
-    group[2].begin(1, "reduce");
-    group[2].end();
+    const Telegraph::Listening listening(group[2], 1, "reduce");
   }
   std::this_thread::sleep_for(Milliseconds(300));
   CHECK_EQ(group.stores[2]->questions, 0);
   CHECK_EQ(threads_of_this_process(), threads + 1);
   std::this_thread::sleep_for(Milliseconds(1200));  // the thread sleeps until the next call
-  group[2].begin(1, "reduce");
+  std::optional<Telegraph::Listening> listening(std::in_place, group[2], 1, "reduce");
+  std::make_unique<Telegraph::Listening>(group[2]).reset();  // another wait, which is over
   until([&] { return group.stores[2]->questions > 0; });
   CHECK_EQ(group[0].call_roll(Milliseconds(1500))[2]->phase, std::string("reduce"));
   CHECK_EQ(heard, 0);
   group[0].tell(lost(0, 3), kForEver);
   until([&] { return heard == 1; });  // though it asks for nothing
   CHECK(group[2].heard().has_value());
-  group[2].end();
+  CHECK(listening->heard().has_value());
+  listening.reset();
   std::this_thread::sleep_for(Milliseconds(300));
   const int questions = group.stores[2]->questions;
   std::this_thread::sleep_for(Milliseconds(300));

@@ -190,7 +190,7 @@ def test_exit_status(scenarios: Scenario, tmp_path: Path, name: str, status: int
     assert scenarios(name, 2, tmp_path) == [{"status": status, "stderr": ""}] * 2
 
 
-def test_an_interrupt_waits_for_the_call(scenarios: Scenario, tmp_path: Path) -> None:
+def test_an_interrupt_ends_a_quick_call(scenarios: Scenario, tmp_path: Path) -> None:
     first, second = scenarios("interrupted", 2, tmp_path)
     assert (first["status"], second["status"]) == (5, 0)
 

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "check.h"
+#include "core/lookout.h"
 
 using namespace ringkern;
 using namespace std::chrono_literals;
@@ -160,6 +161,17 @@ void who_waits_is_told_before_it_rests() {
   CHECK(wait.until([&] { return ++polls == 3; }) == Verdict::ok);
 }
 
+// A lookout of this thread may end the wait, though nobody rings.
+void a_wait_looks_out() {
+  cpu::Bell bell{};
+  const Lookout gives_up{[](void* with) { cpu::abort_waits(*static_cast<cpu::Bell*>(with)); },
+                         &bell};
+  lookout = &gives_up;
+  const Verdict verdict = sleeping_wait(bell).until([] { return false; });
+  lookout = nullptr;
+  CHECK(verdict == Verdict::aborted);
+}
+
 // ---- one who sleeps, and one who wakes it -------------------------------------------------------
 
 cpu::Bell the_bell{};
@@ -207,4 +219,5 @@ int main() {
   no_wake_is_lost();
   quick_yields_come_before_sleep();
   slow_yields_are_rare();
+  a_wait_looks_out();
 }
