@@ -19,9 +19,13 @@ inline void HostsCommunicator::check_callable() {
   try {
     inner_->check_callable();
   } catch (const AbortedError&) {
-    // A rank of this host has failed while this one was in no call, and other hosts do not know.
-    if (const auto why = trouble_inside()) settle(*why);
-    check_healthy();
+    // The group has failed while this rank was in no call: it raises what the others do.
+    if (const auto why = trouble_inside()) {
+      const Failure first = settle(*why);
+      throw_as(first.cause,
+               first.text + ". Here: " + hosts_.text_of_rank(rank()) + " was in no call",
+               first.about);
+    }
     throw;
   }
 }
@@ -224,8 +228,7 @@ inline void HostsCommunicator::meet(const std::string& name, const std::vector<i
       pause = std::min(2 * pause, kLongestPause);
     }
   } catch (...) {
-    // Whoever comes now is not to go on without this rank. Of a store that has ended the cause is
-    // told already.
+    // Whoever comes now is not to go on without this rank.
     try {
       store.add(key, -1);
     } catch (const std::exception&) {

@@ -125,7 +125,7 @@ SAID = "make different calls|ranks disagree on|must agree"
 
 def _check(errors: list[tuple[str, str, float]], kinds: str = "CollectiveMismatchError") -> None:
     for rank, (kind, text, took) in enumerate(errors):
-        assert kind in kinds.split(), f"rank {rank}: {kind}: {text}"
+        assert kind in kinds.split(), f"rank {rank}: {kind}: {text}\n{errors}"
         assert re.search(SAID, text), f"rank {rank}: {text}"
         print(f"rank {rank}: {took:.2f} s: {text}")
 
