@@ -23,7 +23,7 @@
 
 PYTHON ?= python3
 RANKS ?= 4
-TEST_TIMEOUT ?= 1800
+TEST_TIMEOUT ?= 2400
 CONFORMANCE_TIMEOUT ?= 600
 
 VENV := .venv
@@ -125,6 +125,7 @@ faults: build
 	$(BUILD)/faults_fuzz_test_cpp --handshakes $(HANDSHAKES) --seed $(FAULTS_SEED)
 	$(BUILD)/faults_syscalls_test_cpp --cases 0
 	RK_TEST_LIVES=$(LIVES) python -m pytest tests/faults/test_life_cycle.py -k many_lives -s
+	RK_TEST_LIVES=$(LIVES) python -m pytest tests/faults/test_ranks.py
 
 # In namespaces, where the machine permits them, and by name.
 HOSTS_EXAMPLES ?= 200

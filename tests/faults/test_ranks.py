@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -143,8 +145,20 @@ def test_a_rank_that_is_stopped_for_too_long(scenarios: Scenario, tmp_path: Path
 # ---- a rank that fails while the others are in backward() ---------------------------------------
 
 
-@pytest.mark.parametrize("fault", ["killed", "stopped", "mismatch"])
-@pytest.mark.parametrize("wrapper", fates.WRAPPERS)
+AT_LENGTH = "RK_TEST_LIVES" in os.environ  # as `make faults` has it
+
+
+def _some(cases: list[Any], every: int) -> list[Any]:
+    """Returns all cases at length, and else every so many of them."""
+    return cases if AT_LENGTH else cases[::every]
+
+
+FAULTS = ["killed", "stopped", "mismatch"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "wrapper"), _some([*itertools.product(FAULTS, fates.WRAPPERS)], 3)
+)
 def test_backward_raises_what_the_collective_does(
     scenarios: Scenario, tmp_path: Path, wrapper: str, fault: str
 ) -> None:
@@ -169,12 +183,19 @@ def test_backward_raises_what_the_collective_does(
 SOON_S = 20.0  # of a timeout of 60 s, on a machine that does much else
 
 
-@pytest.mark.parametrize(("deed", "status"), [("killed", -9), ("exits", 0), ("leaves", 0)])
-@pytest.mark.parametrize("hosts", ["", "aab", "abb", "aba"], ids=lambda names: names or "one host")
-@pytest.mark.parametrize("api", ["backend", "communicator"])
+APIS = ["backend", "communicator"]
+DEEDS = {"killed": -9, "exits": 0, "leaves": 0}
+
+
+@pytest.mark.parametrize(
+    ("api", "hosts", "deed"),
+    _some([*itertools.product(APIS, ["", "aab", "abb", "aba"], DEEDS)], 5),
+    ids=lambda value: value or "one host",
+)
 def test_a_rank_that_ends_before_its_first_call(
-    scenarios: Scenario, tmp_path: Path, api: str, hosts: str, deed: str, status: int
+    scenarios: Scenario, tmp_path: Path, api: str, hosts: str, deed: str
 ) -> None:
+    status = DEEDS[deed]
     (tmp_path / "plan").write_text(f"{api} {deed} {hosts}")
     outcome = scenarios("before_the_first_call", 3, tmp_path)
     assert outcome[1]["status"] == status
@@ -190,8 +211,11 @@ def test_a_rank_that_ends_before_its_first_call(
         assert said["took"] < SOON_S
 
 
-@pytest.mark.parametrize("hosts", ["", "aab"], ids=lambda names: names or "one host")
-@pytest.mark.parametrize("api", ["backend", "communicator"])
+@pytest.mark.parametrize(
+    ("api", "hosts"),
+    _some([*itertools.product(APIS, ["", "aab"])], 3),
+    ids=lambda value: value or "one host",
+)
 def test_a_rank_that_is_late_to_its_first_call_is_waited_for(
     scenarios: Scenario, tmp_path: Path, api: str, hosts: str
 ) -> None:
