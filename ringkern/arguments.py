@@ -114,7 +114,7 @@ def _of_environment(what: str, given: dict[str, str], device: str) -> str:
 
 
 def _is_there(asked: dict[str, str], device: str) -> bool:
-    """Whether an all-reduce on this kind of device can be all of this."""
+    """Returns True if an all-reduce on this kind of device can be all of this."""
     ways = _DIRECT.get(device, ())
     if asked["deterministic"] != "size_invariant" and asked["accumulate"] != "float32":
         ways += tuple(("ring", protocol) for protocol in PROTOCOLS)

@@ -57,7 +57,7 @@ class Communicator {
   void check_callable();
   // Whether a call on this device would find its neighbours at once.
   bool connected(const Device& device);
-  // What is known of the ranks already; before the first call.
+  // Takes over what is known of the ranks already; before the first call.
   void set_roster(Roster roster);
   // What calls there are chosen from; before the ranks are connected, as far as this rank knows.
   WayTable ways_on(const Device& device);

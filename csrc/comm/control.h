@@ -42,9 +42,9 @@ struct Call {
 
   bool alike(const Call& other) const { return words == other.words && history == other.history; }
 };
-// Of the user's dtype.
+// Counts elements of the user's dtype.
 int64_t elements_of(const CallWords& words);
-// As "seq=17 all_reduce sum float32[100]", or, where its number is 0, without one.
+// Returns "seq=17 all_reduce sum float32[100]", or, where its number is 0, no number.
 std::string text_of(const Call& call);
 // The names in it. Text of nobody's making: what is out of range is "?".
 struct CallNames {

@@ -24,7 +24,7 @@ using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 
 inline std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
-// As "40 bytes of float32". `moved`: an index of kMoved, which may be from anybody.
+// Returns "40 bytes of float32". `moved`: an index of kMoved, which may be from anybody.
 inline std::string moved_text(int moved, int64_t bytes) {
   const bool known = moved >= 0 && moved < kMovedDTypes;
   return std::to_string(bytes) + " bytes" +

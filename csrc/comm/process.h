@@ -12,7 +12,7 @@ struct Process {
   uint64_t started = 0;
 };
 Process this_process();
-// Whether it has ended, as far as this one can see.
+// Returns true if it has ended, as far as this process can see.
 bool has_ended(const Process& process);
 
 // Processes of one namespace mean the same by a number; 0 where it cannot be told.

@@ -55,7 +55,7 @@ class Telegraph {
     ~Listening();
     Listening(const Listening&) = delete;
     Listening& operator=(const Listening&) = delete;
-    // As those of the telegraph.
+    // The same as those of the telegraph.
     std::optional<Failure> heard() const;
     Failure tell(Failure mine, Milliseconds patience) const;
     std::optional<Failure> hear(Milliseconds patience) const;

@@ -21,7 +21,7 @@ constexpr uint64_t history_of(uint64_t before, const CallWords& last) {
   return h ^ h >> 32;
 }
 
-// Of `what`: a call over several hosts, of which the ring of one makes steps.
+// A bit of `what`: a call over several hosts, of which the ring of one makes steps.
 inline constexpr uint64_t kSpansHosts = uint64_t(1) << 31;
 
 // The fields of `what`, from its lowest bit up.

@@ -271,7 +271,8 @@ class TorchCommunicator final : public Runner {
   std::unique_ptr<Communicator> comm_;
 };
 
-// As Python gives it: `departures`, each rank's process, and seconds that this rank has waited.
+// A roster in the form that Python gives it: `departures`, each rank's process, and seconds that
+// this rank has waited.
 using RosterParts = std::tuple<std::string, std::vector<std::pair<int64_t, uint64_t>>, double>;
 
 inline Roster roster_of(const RosterParts& parts) {

@@ -49,8 +49,8 @@ inline at::Tensor slice_of(const at::Tensor& owner, const void* base, int64_t of
       at::TensorOptions().dtype(scalar_of(dtype)).device(owner.device()));
 }
 
-// Of a plain tensor of any shape. One of a single element may have any stride, which torch takes
-// for contiguous, and does not view as bytes.
+// Views a plain tensor of any shape. One of a single element may have any stride: torch calls it
+// contiguous, and does not view it as bytes.
 inline at::Tensor as_bytes(const at::Tensor& t) {
   return t.as_strided({t.numel()}, {1}).view(at::kByte);
 }
@@ -269,7 +269,7 @@ class Engine {
     return [this, work = std::move(work)] { await_(work); };
   }
 
-  // What a slot begins with. Elements of any dtype may follow it.
+  // The head of a slot. Elements of any dtype may follow it.
   struct alignas(16) SlotHeader {
     uint64_t seq, what;
     int64_t count;

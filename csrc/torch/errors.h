@@ -109,7 +109,7 @@ class TorchError final : public torch::PyTorchError {
   }
 
  private:
-  // What torch has been given for the text, and the error that this is.
+  // The text that torch has been given, and the error that it stands for.
   using MadeNext = std::optional<std::pair<std::string, Error>>;
   static MadeNext& made_next() {
     static thread_local MadeNext next;

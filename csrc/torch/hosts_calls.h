@@ -130,8 +130,8 @@ inline void HostsCommunicator::run_task(const Prepared& prepared, const Wish& wi
   journey.run();
 }
 
-// What the hosts compare of a call: not how it goes inside one, but whether small floats cross as
-// float32, and whether they are combined in the order of the ranks, which takes another algorithm.
+// Leaves out how a call goes inside a host. Small floats may cross as float32, and may be combined
+// in the order of the ranks, which takes another algorithm: the hosts compare both.
 inline CallWords HostsCommunicator::words_between_hosts(const Task& task, const Wish& wish) {
   Reduction reduction = task.reduction;
   const bool all_reduce = task.collective == Collective::all_reduce;
@@ -208,7 +208,7 @@ inline void HostsCommunicator::meet(const std::string& name, const std::vector<i
   C10dStore store(store_);
   const std::string key = prefix_ + "/engine/" + name;
   constexpr Milliseconds kLookForGone{100};
-  // Of these alone: others may be through with their first call, and have ended.
+  // Looks at these alone: others may be through with their first call, and have ended.
   const Roster roster = now_.call.seq <= 1 ? roster_.of(ranks) : Roster();
   auto next_look = Clock::now() + kLookForGone, look_around_at = Clock::now() + kLookAround;
   telegraph_.watch(now_.call.seq, now_.text);

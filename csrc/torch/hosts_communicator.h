@@ -90,7 +90,7 @@ class HostsCommunicator final : public Runner {
 
   WorkPtr launch(Call call, const Wish& wish, bool async_op, Milliseconds timeout,
                  std::optional<c10::Stream> stream) override;
-  // As that of a TorchCommunicator.
+  // The same as that of a TorchCommunicator.
   Abort aborter() {
     return [this](const std::string& reason) { abort(reason); };
   }
@@ -194,7 +194,7 @@ class HostsCommunicator final : public Runner {
   bool is_late(const std::optional<Failure>& inside) const;
   std::optional<Failure> told();
   void throw_if_over(Clock::time_point start);
-  // Of ranks that have not made their first call.
+  // Throws Told if one of these, which has not made its first call, is gone.
   void throw_if_gone(const Roster& roster, const std::vector<int>& ranks, Store& store);
   void look_around_if_due(Clock::time_point start, Clock::time_point& due,
                           const std::function<bool()>& enough);

@@ -139,7 +139,7 @@ class HostsMessenger final : public Carrier {
     const std::unique_ptr<Telegraph::Listening> group_;
   };
 
-  // What a slot begins with.
+  // The head of a slot.
   struct alignas(16) Header {
     uint64_t what;  // the call: an index of kMoved, and from bit 32 on the collective
     int64_t bytes;
@@ -232,7 +232,7 @@ class HostsMessenger final : public Carrier {
               text_of_word(what, to.numel()) +
               ": the two ends of a message must agree on its size and dtype",
           Facts{source}));
-      // What was sent is taken all the same: its rank waits until somebody does.
+      // The data are received all the same: the rank that sent them waits until somebody does.
       place = at::empty({std::max<int64_t>(header.bytes, 0)}, at::kByte);
     }
     if (header.bytes > kSlotBytes) {

@@ -263,7 +263,7 @@ class Journey {
     if (hosts_.rank() == task_.root && task_.in != base)
       slice_of(prepared_.out, base, 0, bytes, DType::u8)
           .copy_(slice_of(prepared_.in, task_.in, 0, bytes, DType::u8));
-    // What travels in a slot reaches other hosts no later for it, and the root's own ranks get
+    // Other hosts get data that travel in a slot no later for it, and the root's own ranks get
     // nothing of a call that other hosts do not make.
     const bool crosses_first = bytes <= kSlotBytes && on == root_local();
     travel(

@@ -18,7 +18,7 @@ class Runner {
  public:
   virtual ~Runner() = default;
 
-  // What is known of the ranks already; before the first call.
+  // Takes over what is known of the ranks already; before the first call.
   virtual void set_roster(Roster roster) = 0;
   // Before the first call on such a device.
   virtual void set_table(const std::string& device, const WayTables::Lists& lists) = 0;

@@ -301,7 +301,7 @@ class JointWork : public c10d::Work {
   const std::vector<c10::intrusive_ptr<c10d::Work>> works_;
 };
 
-// As RingWork::abort_by(), of whatever is waited for.
+// Does what RingWork::abort_by() does, for whatever is waited for.
 inline void abort_by(c10d::Work& work, const Abort& abort) {
   if (auto* const one = dynamic_cast<RingWork*>(&work)) one->abort_by(abort);
   if (auto* const several = dynamic_cast<JointWork*>(&work))

@@ -185,7 +185,7 @@ class Search:
         return found
 
     def roster(self) -> tuple[str, list[tuple[int, int]], float]:
-        """What is known of the ranks, for ``_C.Communicator.set_roster``."""
+        """Returns what is known of the ranks, for ``_C.Communicator.set_roster``."""
         with contextlib.suppress(RuntimeError):  # of the store: the matter of the call that follows
             self._list_processes()
         return self.departures, self._processes, self._waited_s
@@ -233,7 +233,7 @@ class Search:
         return found
 
     def _look_closer(self) -> None:
-        """Whether a rank has ended, or the one that owes the answer before it gave it."""
+        """Gives up if a rank has ended; answers for the one that owed the answer."""
         self._list_processes()
         roster = ("", self._processes, 0.0)
         if (gone := _C.find_gone(roster, self._who_left)) is not None:

@@ -191,8 +191,8 @@ void threads_of_a_rank_share_a_roll() {
   for (std::thread& thread : threads) thread.join();
 }
 
-// As when what was waited for has come: who has not answered does not matter any more. Until then
-// it is asked of all, and one rank of a host is not enough.
+// A caller that has what it waited for needs no more answers. Until then all are asked, and one
+// rank of a host is not enough.
 void a_caller_may_have_enough() {
   Group group;
   std::atomic<int> asked{0};

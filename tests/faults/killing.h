@@ -119,7 +119,7 @@ class KillRound {
 
  private:
   static std::vector<std::string> shared_files() { return names_in("/dev/shm"); }
-  // Of ringkern's: other programs, and other runs of the tests, may have theirs there by now.
+  // Looks at ringkern's: other programs, and other runs of the tests, may have theirs there by now.
   static bool anything_new(const std::vector<std::string>& before) {
     const std::vector<std::string> now = shared_files();
     return std::any_of(now.begin(), now.end(), [&](const std::string& name) {

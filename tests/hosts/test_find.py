@@ -423,7 +423,7 @@ def test_a_rank_that_is_killed_while_another_is_waited_for(tmp_path: Path) -> No
 
 
 def gone(process: tuple[int, int], left: str = "") -> tuple[int, str] | None:
-    """Whether rank 1, of which this process is known, counts as gone."""
+    """Returns True if rank 1, of which this process is known, counts as gone."""
     return _C.find_gone(("", [(0, 0), process, (0, 0)], 0.0), lambda: left)
 
 

@@ -601,7 +601,7 @@ def test_times_of_calls(ranks: Pool) -> None:
 
 
 def _quick_in_an_environment(rank: int, size: int, field: str, value: str) -> list[bool]:
-    """Whether a call is quick with that setting, and without."""
+    """Returns whether a call is quick with that setting, and without."""
     taken = []
     for setting in (value, "auto"):
         object.__setattr__(config, field, setting)
