@@ -26,8 +26,6 @@ int watch_forks() {
 // Who ends the waits of others says why, on its page, at about the same time.
 constexpr Milliseconds kReasonComes{1000};
 
-constexpr Milliseconds kLookEvery{50};
-
 // The communicator whose callback runs on this thread, which is then that communicator's own: what
 // waits for the thread there would wait for itself.
 thread_local const Communicator* calling_back = nullptr;
@@ -109,16 +107,10 @@ void Communicator::run(const Device& device, const Task& task,
     throw UsageError(
         "a synchronous call in the callback of an asynchronous one would wait for "
         "itself. Use async_op=True there, or call after wait().");
-  const auto turn = wait_for_turn();
+  const auto turn = lock_and_look_out(turn_);
   check_callable();  // it may have been closed while this call waited for its turn
   worker_->drain();  // asynchronous calls came first
   execute(device, task, before);
-}
-
-std::unique_lock<std::timed_mutex> Communicator::wait_for_turn() {
-  std::unique_lock turn(turn_, std::defer_lock);
-  while (!turn.try_lock_for(kLookEvery)) look_out();
-  return turn;
 }
 
 bool Communicator::run_now(const Device& device, const Task& task) {
@@ -136,7 +128,7 @@ void Communicator::run_async(const Device& device, const Task& task,
   std::unique_lock<std::timed_mutex> turn;
   // In a callback, whoever has the turn waits for the callback to end: nothing runs beside it.
   if (calling_back != this) {
-    turn = wait_for_turn();
+    turn = lock_and_look_out(turn_);
     check_callable();
   }
   // `run` and `tell` are one after the other.

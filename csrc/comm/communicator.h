@@ -98,7 +98,6 @@ class Communicator {
   };
 
   void check_healthy();  // not failed
-  std::unique_lock<std::timed_mutex> wait_for_turn();
   // A call on a ring that is there; what it throws makes this communicator unusable.
   void run_on(Ring& ring, const Task& task, const std::function<void()>& before = nullptr);
   [[noreturn]] void fail(Ring& ring, const Failure* mine, const Error& here);

@@ -18,6 +18,17 @@
 
 namespace ringkern {
 
+// A wait that would not wake by itself wakes so often to look out.
+inline constexpr std::chrono::milliseconds kLookOutEvery{50};
+
+// Locks it, and looks out until it has.
+template <class TimedMutex>
+std::unique_lock<TimedMutex> lock_and_look_out(TimedMutex& mutex) {
+  std::unique_lock lock(mutex, std::defer_lock);
+  while (!lock.try_lock_for(kLookOutEvery)) look_out();
+  return lock;
+}
+
 class Worker {
  public:
   ~Worker() { stop(); }
@@ -45,7 +56,7 @@ class Worker {
 
   // Returns when everything posted so far has run and was told.
   void drain() {
-    while (!drain(kLookEvery)) look_out();
+    while (!drain(kLookOutEvery)) look_out();
   }
 
   // The same, but waits no longer than `patience`; tells whether everything has run.
@@ -69,8 +80,6 @@ class Worker {
   }
 
  private:
-  static constexpr std::chrono::milliseconds kLookEvery{50};
-
   struct Task {
     std::function<void()> run, tell;
   };

@@ -91,7 +91,7 @@ inline WorkPtr HostsCommunicator::launch_uninterrupted(Call call, const Wish& wi
 
 inline void HostsCommunicator::run_tasks(const std::vector<Prepared>& tasks, const Wish& wish,
                                          Milliseconds timeout) {
-  const auto turn = wait_for_turn();
+  const auto turn = lock_and_look_out(turn_);
   check_callable();  // what came before may have failed
   try {
     for (const Prepared& task : tasks) run_task(task, wish, timeout);
@@ -151,19 +151,13 @@ inline Crossing HostsCommunicator::crossing_on(c10::Device device) const {
   return {rail_bytes, piece_bytes, tree};
 }
 
-inline std::unique_lock<std::timed_mutex> HostsCommunicator::wait_for_turn() {
-  std::unique_lock turn(turn_, std::defer_lock);
-  while (!turn.try_lock_for(kLookEvery)) look_out();
-  return turn;
-}
-
 inline Engine& HostsCommunicator::flat(c10::Device device) {
   return interruptible(&callers_, aborter(),
                        [&]() -> std::reference_wrapper<Engine> { return flat_engine(device); });
 }
 
 inline Engine& HostsCommunicator::flat_engine(c10::Device device) {
-  const auto turn = wait_for_turn();
+  const auto turn = lock_and_look_out(turn_);
   now_ = {device, timeout_, {}, "making the group"};
   try {
     return engine(device, true);
@@ -228,7 +222,7 @@ inline void HostsCommunicator::meet(const std::string& name, const std::vector<i
       pause = std::min(2 * pause, kLongestPause);
     }
   } catch (...) {
-    // Whoever comes now is not to go on without this rank.
+    // Keeps a rank that comes now from going on without this one.
     try {
       store.add(key, -1);
     } catch (const std::exception&) {

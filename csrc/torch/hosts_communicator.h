@@ -146,7 +146,6 @@ class HostsCommunicator final : public Runner {
     Clock::time_point since = Clock::now();
   };
 
-  static constexpr Milliseconds kLookEvery{50};
   static constexpr Milliseconds kReasonComes{1000}, kStoreAnswers{1000}, kCallsCome{600};
   // A wait that lasts so long may be for a rank that makes another call.
   static constexpr Milliseconds kLookAround{300};
@@ -179,7 +178,6 @@ class HostsCommunicator final : public Runner {
   }
   WorkPtr launch_uninterrupted(Call call, const Wish& wish, bool async_op, Milliseconds timeout,
                                std::optional<c10::Stream> stream);
-  std::unique_lock<std::timed_mutex> wait_for_turn();
   void run_tasks(const std::vector<Prepared>& tasks, const Wish& wish, Milliseconds timeout);
   void run_task(const Prepared& task, const Wish& wish, Milliseconds timeout);
   Engine& flat_engine(c10::Device device);

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "comm/ports.h"
+#include "comm/worker.h"
 #include "core/lookout.h"
 
 namespace ringkern::torch_ext {
@@ -64,13 +65,11 @@ class Signals {
   }
 
  private:
-  static constexpr Milliseconds kLookEvery{50};
-
   void look() {
     const auto now = Clock::now();
     if (raised_ || handling_ || now < next_ || !come_here()) return;
     const std::string name = run_handlers();
-    next_ = Clock::now() + kLookEvery;
+    next_ = Clock::now() + kLookOutEvery;
     if (!raised_) return;
     try {
       abort_("it was interrupted (" + name + ")");
@@ -97,7 +96,7 @@ class Signals {
   Signals* const outer_;
   const Lookout lookout_;
   const Lookout* const before_;
-  Clock::time_point next_ = Clock::now() + kLookEvery;
+  Clock::time_point next_ = Clock::now() + kLookOutEvery;
   bool handling_ = false;
   std::exception_ptr raised_;
 };

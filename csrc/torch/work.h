@@ -171,7 +171,7 @@ class RingWork : public c10d::Work {
     const Signals signals(this, [this](const std::string& reason) { abort_for(reason); });
     std::unique_lock lock(state_);
     while (!ended_ && (for_ever || Clock::now() < end)) {
-      const auto next = Clock::now() + kLookEvery;
+      const auto next = Clock::now() + kLookOutEvery;
       all_ended_.wait_until(lock, for_ever ? next : std::min(next, end));
       lock.unlock();
       look_out();
@@ -227,8 +227,6 @@ class RingWork : public c10d::Work {
     std::swap(over, call_);
     streams_.clear();
   }
-
-  static constexpr std::chrono::milliseconds kLookEvery{50};
 
   Call call_;
   const c10::Device device_;
