@@ -106,15 +106,18 @@ class EngineWork final : public RingWork {
     if (!m.rest) return nullptr;
     if (auto failure = end_of(m)) return failure;
     EngineMessage::Rest found;
+    std::string failed;
     {
-      std::unique_lock lock(aborting_);
-      if (aborted_) {
-        lock.unlock();
-        return failure_of(m, "it was aborted");
-      }
-      found = m.rest(m.peer == cpu::kAnySource ? m.work->sourceRank() : m.peer);
-      m.work = found.work;
+      std::lock_guard lock(aborting_);
+      if (aborted_) failed = "it was aborted";
+      else try {
+          found = m.rest(m.peer == cpu::kAnySource ? m.work->sourceRank() : m.peer);
+          m.work = found.work;
+        } catch (const std::exception& e) {  // from here it would end the process
+          failed = what_of(e);
+        }
     }
+    if (!failed.empty()) return failure_of(m, failed);
     if (found.error && group_ && collective_) tell(found.error);
     return found.error;
   }

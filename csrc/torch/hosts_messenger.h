@@ -239,7 +239,10 @@ class HostsMessenger final : public Carrier {
       std::vector<at::Tensor> tensors{place};
       rest.work = cpu_->recv(tensors, source, int(header.number));
     } else if (!rest.error) {
-      place.copy_(slot.narrow(0, sizeof header, header.bytes));
+      // copy_() takes an inference tensor in inference mode alone, which is a thread's.
+      std::memcpy(place.mutable_data_ptr(),
+                  static_cast<const char*>(slot.const_data_ptr()) + sizeof header,
+                  size_t(header.bytes));
     }
     return rest;
   }
