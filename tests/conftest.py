@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.ranks import Named, Ranks
+from tests.ranks import Named, Pool, Ranks
 
 # Ranks are slow to answer on a busy machine; a deadline would test the machine.
 settings.register_profile(
@@ -21,20 +21,19 @@ settings.register_profile(
 settings.load_profile("ringkern")
 
 
-# RK_TEST_HOSTS=ab puts the ranks on two hosts, in turn, by name. What holds on one host holds there
-# too, but for the order of additions: tests that compare the bits of rounded sums fail.
-HOSTS = os.environ.get("RK_TEST_HOSTS")
-
-
 @pytest.fixture(scope="session")
-def ranks() -> Iterator[Callable[[int], Ranks]]:
-    """``ranks(k)``: k processes in a gloo group, kept for the session."""
-    pools: dict[int, Ranks] = {}
+def ranks() -> Iterator[Pool]:
+    """``ranks(k)``: k processes in a gloo group, kept for the session.
 
-    def of(size: int) -> Ranks:
-        if size not in pools:
-            pools[size] = Ranks(size, place=Named(HOSTS) if HOSTS else None)
-        return pools[size]
+    ``ranks("aba")``: three, the second on a host of its own, by name.
+    """
+    pools: dict[str, Ranks] = {}
+
+    def of(where: int | str) -> Ranks:
+        hosts = where if isinstance(where, str) else "a" * where
+        if hosts not in pools:
+            pools[hosts] = Ranks(len(hosts), place=Named(hosts) if len(set(hosts)) > 1 else None)
+        return pools[hosts]
 
     yield of
     for pool in pools.values():

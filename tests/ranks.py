@@ -15,6 +15,8 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
+import pytest
+
 START_TIMEOUT_S = 120.0
 
 
@@ -34,12 +36,31 @@ class RankTimeout(AssertionError):
 class Named:
     """A place of ranks, for `Ranks`: hosts by name alone, on the machine's own network."""
 
-    names: str  # of each rank's host, a letter; taken round if there are more ranks
+    names: str  # of each rank's host, a letter
 
     def __call__(self, rank: int) -> None:
-        name = os.environ["RINGKERN_HOST"] = self.names[rank % len(self.names)]
+        name = os.environ["RINGKERN_HOST"] = self.names[rank]
         if (read := sys.modules.get("ringkern.config")) is not None:  # it has the variable already
             object.__setattr__(read.config, "host", name)
+
+
+# Ranks of each number on several hosts: 1 + 1, 1 + 2, 3 x 1 and 2 x 2.
+SPREAD = {2: ("ab",), 3: ("abb", "abc"), 4: ("aabb",)}
+
+
+def places(*sizes: int) -> list[str]:
+    """Returns where so many ranks are, on one host and on several: the host of each, a letter."""
+    return [hosts for size in sizes for hosts in ("a" * size, *SPREAD.get(size, ()))]
+
+
+def roots(*sizes: int) -> list[tuple[str, int]]:
+    """Returns each of the `places` with each rank of it."""
+    return [(hosts, root) for hosts in places(*sizes) for root in range(len(hosts))]
+
+
+def grid(*sizes: int) -> pytest.MarkDecorator:
+    """Runs a test in each of the `places`, which it has as ``hosts``."""
+    return pytest.mark.parametrize("hosts", places(*sizes))
 
 
 class Ranks:
@@ -203,3 +224,6 @@ def _reduce(self: RankError) -> tuple[Any, ...]:
 
 
 RankError.__reduce__ = _reduce  # type: ignore[method-assign]
+
+
+Pool = Callable[[int | str], Ranks]  # see the fixture `ranks`

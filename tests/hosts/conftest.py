@@ -9,7 +9,7 @@ import pytest
 
 from tests.hosts.groups import LAYOUTS, NAMES, NAMESPACES, Members
 from tests.hosts.namespaces import Net, why_not
-from tests.ranks import Named, Ranks
+from tests.ranks import Pool, Ranks
 
 
 @pytest.fixture(scope="session")
@@ -21,24 +21,6 @@ def net() -> Iterator[Net]:
         yield made
 
 
-Pools = Callable[[str], Ranks]
-
-
-@pytest.fixture(scope="session")
-def named() -> Iterator[Pools]:
-    """``named("aba")``: three processes, the second on a host of its own, kept for the session."""
-    pools: dict[str, Ranks] = {}
-
-    def of(names: str) -> Ranks:
-        if names not in pools:
-            pools[names] = Ranks(len(names), place=Named(names))
-        return pools[names]
-
-    yield of
-    for pool in pools.values():
-        pool.close()
-
-
 @pytest.fixture(scope="session")
 def spaced(net: Net) -> Iterator[Ranks]:
     """Ranks in namespaces, as many a host as NAMESPACES says."""
@@ -47,13 +29,13 @@ def spaced(net: Net) -> Iterator[Ranks]:
 
 
 @pytest.fixture
-def members(request: pytest.FixtureRequest, named: Pools) -> Callable[[str], Members]:
+def members(request: pytest.FixtureRequest, ranks: Pool) -> Callable[[str], Members]:
     """``members(layout)``: its ranks."""
 
     def of(layout: str) -> Members:
         pool, ranks = LAYOUTS[layout]
         if pool == "names":
-            return Members(named(NAMES), ranks)
+            return Members(ranks(NAMES), ranks)
         return Members(request.getfixturevalue("spaced"), ranks)
 
     return of

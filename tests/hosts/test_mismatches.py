@@ -5,19 +5,20 @@ from __future__ import annotations
 import functools
 import os
 import re
+import resource
 import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.ranks import Ranks
+from tests.ranks import Pool
 
 Call = Callable[[dist.ProcessGroup], object]
-Pools = Callable[[str], Ranks]
 
 TWO_BY_TWO = "aabb"
 LAYOUTS = ["aaaa", "abb", "abc"]
@@ -140,9 +141,9 @@ def _check(errors: list[tuple[str, str, float]], kinds: str = "CollectiveMismatc
 
 
 @pytest.mark.parametrize(("name", "before"), _before(SWAPS))
-def test_a_host_makes_two_calls_in_another_order(named: Pools, name: str, before: int) -> None:
+def test_a_host_makes_two_calls_in_another_order(ranks: Pool, name: str, before: int) -> None:
     for _ in range(TIMES):
-        _check(named(TWO_BY_TWO).run(_swap, name, before, [2, 3], timeout_s=ALL_S))
+        _check(ranks(TWO_BY_TWO).run(_swap, name, before, [2, 3], timeout_s=ALL_S))
 
 
 def _layouts() -> list[tuple[str, str]]:
@@ -151,22 +152,20 @@ def _layouts() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("name", "names"), _layouts())
-def test_the_last_rank_makes_two_calls_in_another_order(
-    named: Pools, name: str, names: str
-) -> None:
+def test_the_last_rank_makes_two_calls_in_another_order(ranks: Pool, name: str, names: str) -> None:
     """On one host; alone on its host; and not alone there."""
     kinds = "CollectiveMismatchError"
     if name == "nothing" and names == "aaaa":
         kinds += " CommAbortedError"  # nobody waits for anybody: it is found when no rank calls
-    errors = named(names).run(_swap, name, 5, [len(names) - 1], timeout_s=ALL_S)
+    errors = ranks(names).run(_swap, name, 5, [len(names) - 1], timeout_s=ALL_S)
     _check(errors, kinds)
 
 
 @pytest.mark.parametrize("name", ["average of many", "average", "root", "root of a sum"])
-def test_a_rank_makes_two_calls_in_another_order(named: Pools, name: str) -> None:
+def test_a_rank_makes_two_calls_in_another_order(ranks: Pool, name: str) -> None:
     """The rank's own host cannot tell by its steps."""
     for before in BEFORE:
-        _check(named(TWO_BY_TWO).run(_swap, name, before, [3], timeout_s=ALL_S))
+        _check(ranks(TWO_BY_TWO).run(_swap, name, before, [3], timeout_s=ALL_S))
 
 
 # ---- messages, which are matched by their ends ---------------------------------------------------
@@ -214,16 +213,42 @@ def _message(
     ],
 )
 def test_a_message_that_its_receiver_does_not_expect(
-    named: Pools, sent: int, expected: int, dtype: torch.dtype, source: int | None
+    ranks: Pool, sent: int, expected: int, dtype: torch.dtype, source: int | None
 ) -> None:
     """It fails, and nothing else does."""
     for _ in range(TIMES):
-        found = named(TWO_BY_TWO).run(_message, sent, expected, dtype, source, timeout_s=ALL_S)
+        found = ranks(TWO_BY_TWO).run(_message, sent, expected, dtype, source, timeout_s=ALL_S)
         kind, text, took = found[-1]
         assert kind == "CollectiveMismatchError", text
         wanted = f"sent a message of {4 * sent} bytes of float32 to rank 3 on host b, which expects"
         assert wanted in text
         print(f"{took:.2f} s: {text}")
+
+
+def _no_memory(rank: int, size: int) -> str:
+    """Rank 0 sends 1 GiB to rank 1, which expects 40 bytes and can have 64 MiB more memory."""
+    group = dist.new_group(timeout=timedelta(seconds=2), backend="ringkern")
+    try:
+        if rank == 0:
+            work = dist.isend(torch.empty(2**28), 1, group)
+            assert work is not None
+            return _error(work.wait)[0]
+        limits = resource.getrlimit(resource.RLIMIT_AS)
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 2**26, limits[1]))
+        try:
+            return _error(lambda: dist.recv(torch.zeros(10), 0, group))[1]
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, limits)
+    finally:
+        dist.destroy_process_group(group)
+
+
+def test_a_wrong_message_for_which_there_is_no_memory(ranks: Pool) -> None:
+    sent, text = ranks("ab").run(_no_memory)
+    assert sent in ("CollectiveTimeoutError", "PeerLostError")
+    assert "rank 1 on host b waited for a message from rank 0 on host a" in text
+    assert "allocate" in text
 
 
 def _gather(n: int) -> Call:
@@ -263,6 +288,6 @@ EXCHANGES = {
 
 
 @pytest.mark.parametrize(("name", "before"), _before(EXCHANGES))
-def test_a_host_makes_two_exchanges_in_another_order(named: Pools, name: str, before: int) -> None:
+def test_a_host_makes_two_exchanges_in_another_order(ranks: Pool, name: str, before: int) -> None:
     for _ in range(TIMES):
-        _check(named(TWO_BY_TWO).run(_swap, name, before, [2, 3], timeout_s=ALL_S))
+        _check(ranks(TWO_BY_TWO).run(_swap, name, before, [2, 3], timeout_s=ALL_S))

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 import ringkern  # noqa: F401  (registers the backend, where no entry point has)
+from ringkern.config import config
 from tests import reference
 
 _kept: dict[float, dist.ProcessGroup] = {}
@@ -51,6 +52,18 @@ def normal(dtype: torch.dtype, shape: tuple[int, ...], rank: int, seed: int = 0)
     if not dtype.is_floating_point and not dtype.is_complex:
         values = (10 * values).abs() if dtype == torch.uint8 else 10 * values
     return values.to(dtype)
+
+
+def whole(dtype: torch.dtype, shape: tuple[int, ...], rank: int, seed: int = 0) -> torch.Tensor:
+    """As `any_bits`, but whole numbers that the sum and the product of four ranks do not round."""
+    random = torch.Generator().manual_seed(seed * 1024 + rank)
+    least = 0 if dtype in (torch.bool, torch.uint8) else -2
+    return torch.randint(least, 3, shape, generator=random).to(dtype)
+
+
+def in_models_order(size: int) -> bool:
+    """Returns whether the group adds in the order of `reduced`: hosts change that of 3 ranks."""
+    return size <= 2 or not config.host
 
 
 def reduced(

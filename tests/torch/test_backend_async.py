@@ -11,10 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.ranks import Ranks
+from tests.ranks import Pool, grid
 from tests.torch.rings import CONVERTS_EXCEPTIONS, ring
 
-Pool = Callable[[int], Ranks]
 Call = Callable[[], dist.Work]
 
 
@@ -102,9 +101,9 @@ def _each(rank: int, size: int) -> None:
             assert all(a.data_ptr() == b.data_ptr() for a, b in zip(found, outputs)), name
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_the_work_of_every_collective(ranks: Pool, size: int) -> None:
-    ranks(size).run(_each)
+@grid(1, 2, 3, 4)
+def test_the_work_of_every_collective(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_each)
 
 
 def _together(rank: int, size: int) -> None:
@@ -118,9 +117,9 @@ def _together(rank: int, size: int) -> None:
             check(outputs, wanted)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_all_at_once(ranks: Pool, size: int) -> None:
-    ranks(size).run(_together)
+@grid(2, 3, 4)
+def test_all_at_once(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_together)
 
 
 # What rank 0 gives to others there may be done before they take it.
@@ -146,8 +145,9 @@ def _incomplete(rank: int, size: int) -> None:
         check(outputs, wanted)
 
 
-def test_a_wait_that_is_too_short(ranks: Pool) -> None:
-    ranks(2).run(_incomplete)
+@grid(2)
+def test_a_wait_that_is_too_short(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_incomplete)
 
 
 def _in_order(rank: int, size: int) -> None:
@@ -164,9 +164,9 @@ def _in_order(rank: int, size: int) -> None:
     assert sorted(done) == list(range(200))
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_many_calls_in_flight(ranks: Pool, size: int) -> None:
-    ranks(size).run(_in_order)
+@grid(2, 3, 4)
+def test_many_calls_in_flight(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_in_order)
 
 
 def _mixed(rank: int, size: int) -> None:
@@ -184,9 +184,9 @@ def _mixed(rank: int, size: int) -> None:
     assert torch.equal(x, torch.full_like(x, 11))
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_synchronous_calls_between_asynchronous_ones(ranks: Pool, size: int) -> None:
-    ranks(size).run(_mixed)
+@grid(2, 3, 4)
+def test_synchronous_calls_between_asynchronous_ones(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_mixed)
 
 
 def _threads(rank: int, size: int) -> None:
@@ -216,5 +216,6 @@ def _threads(rank: int, size: int) -> None:
         dist.destroy_process_group(group)
 
 
-def test_a_thread_for_each_group(ranks: Pool) -> None:
-    ranks(2).run(_threads)
+@grid(2)
+def test_a_thread_for_each_group(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_threads)

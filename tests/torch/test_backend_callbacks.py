@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -11,10 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.ranks import Ranks
+from tests.ranks import Pool, grid
 from tests.torch.rings import ring
-
-Pool = Callable[[int], Ranks]
 
 
 def _held_back(rank: int, size: int) -> None:
@@ -40,8 +37,9 @@ def _held_back(rank: int, size: int) -> None:
     assert sorted(done) == list(range(50))
 
 
-def test_callbacks_of_many_calls(ranks: Pool) -> None:
-    ranks(2).run(_held_back)
+@grid(2)
+def test_callbacks_of_many_calls(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_held_back)
 
 
 def _callbacks(rank: int, size: int) -> None:
@@ -61,8 +59,9 @@ def _callbacks(rank: int, size: int) -> None:
     work.wait()
 
 
-def test_callbacks(ranks: Pool) -> None:
-    ranks(2).run(_callbacks)
+@grid(2)
+def test_callbacks(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_callbacks)
 
 
 def _calls_in_callbacks(rank: int, size: int) -> list[str]:
@@ -93,9 +92,10 @@ def _calls_in_callbacks(rank: int, size: int) -> list[str]:
     return texts
 
 
-def test_calls_in_a_callback(ranks: Pool) -> None:
+@grid(2)
+def test_calls_in_a_callback(ranks: Pool, hosts: str) -> None:
     """Asynchronous ones may be made there; a synchronous one is refused, and nothing is lost."""
-    (text,), _ = ranks(2).run(_calls_in_callbacks)
+    (text,), _ = ranks(hosts).run(_calls_in_callbacks)
     assert "would wait for itself" in text
 
 
@@ -131,6 +131,7 @@ def _waiting_in_a_callback(rank: int, size: int) -> None:
         dist.destroy_process_group(group)
 
 
-def test_waiting_in_the_callback_of_a_message(ranks: Pool) -> None:
+@grid(2)
+def test_waiting_in_the_callback_of_a_message(ranks: Pool, hosts: str) -> None:
     """What cannot be done is refused: a callback that waited for ever would end no timeout."""
-    ranks(2).run(_waiting_in_a_callback, timeout_s=40)
+    ranks(hosts).run(_waiting_in_a_callback, timeout_s=40)

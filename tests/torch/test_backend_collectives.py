@@ -5,18 +5,24 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.ranks import Ranks
+from tests.ranks import Pool, grid, roots
 from tests.reference import FLOATS, INTEGERS
-from tests.torch.rings import any_bits, bytes_of, normal, reduced, ring, same
-
-Pool = Callable[[int], Ranks]
+from tests.torch.rings import (
+    any_bits,
+    bytes_of,
+    in_models_order,
+    normal,
+    reduced,
+    ring,
+    same,
+    whole,
+)
 
 OPS = dist.ReduceOp
 FLOAT_OPS: dict[str, Any] = {
@@ -25,7 +31,7 @@ FLOAT_OPS: dict[str, Any] = {
     "min": OPS.MIN,
     "max": OPS.MAX,
     "avg": OPS.AVG,
-    "premul_sum": dist._make_nccl_premul_sum(0.3),
+    "premul_sum": None,  # by `_op`
 }
 BIT_OPS: dict[str, Any] = {"band": OPS.BAND, "bor": OPS.BOR, "bxor": OPS.BXOR}
 WHOLE_OPS = {op: FLOAT_OPS[op] for op in ("sum", "prod", "min", "max")} | BIT_OPS
@@ -36,7 +42,17 @@ REDUCTIONS = (
     + [(dtype, op) for dtype in (torch.complex64, torch.complex128) for op in COMPLEX_OPS]
 )
 ALL_OPS = FLOAT_OPS | BIT_OPS
-FACTOR = 0.3
+
+
+def _factor(size: int) -> float:
+    """Returns the factor of "premul_sum": the products of `whole` numbers are exact, too."""
+    return 0.3 if in_models_order(size) else 0.25
+
+
+def _op(name: str, size: int) -> Any:
+    premul = name == "premul_sum"
+    return dist._make_nccl_premul_sum(_factor(size)) if premul else ALL_OPS[name]
+
 
 # All that torch can copy: it cannot copy integers of some bits.
 DTYPES = sorted(
@@ -47,8 +63,6 @@ DTYPES = sorted(
     },
     key=str,
 )
-
-sizes = pytest.mark.parametrize("size", [1, 2, 3, 4])
 
 
 def digest(tensors: list[torch.Tensor]) -> str:
@@ -63,7 +77,8 @@ def digest(tensors: list[torch.Tensor]) -> str:
 
 def _values(dtype: torch.dtype, op: str, n: int, seed: int, size: int) -> list[torch.Tensor]:
     bitwise = op in BIT_OPS or dtype == torch.bool
-    make = any_bits if bitwise and not dtype.is_floating_point else normal
+    plain = normal if in_models_order(size) else whole
+    make = any_bits if bitwise and not dtype.is_floating_point else plain
     return [make(dtype, (n,), r, seed) for r in range(size)]
 
 
@@ -72,15 +87,15 @@ def _all_reductions(rank: int, size: int) -> str:
     for seed, (dtype, op) in enumerate(REDUCTIONS):
         inputs = _values(dtype, op, 257, seed, size)
         x = inputs[rank].clone()
-        assert dist.all_reduce(x, ALL_OPS[op], group=group) is None
-        assert same(x, reduced(inputs, op, factor=FACTOR)), (dtype, op)
+        assert dist.all_reduce(x, _op(op, size), group=group) is None
+        assert same(x, reduced(inputs, op, factor=_factor(size))), (dtype, op)
         results.append(x)
     return digest(results)
 
 
-@sizes
-def test_all_reduce_of_every_dtype_and_op(ranks: Pool, size: int) -> None:
-    assert len(set(ranks(size).run(_all_reductions))) == 1, "to the bit, on all ranks"
+@grid(1, 2, 3, 4)
+def test_all_reduce_of_every_dtype_and_op(ranks: Pool, hosts: str) -> None:
+    assert len(set(ranks(hosts).run(_all_reductions))) == 1, "to the bit, on all ranks"
 
 
 def _two(rank: int, size: int) -> None:
@@ -95,8 +110,9 @@ def _two(rank: int, size: int) -> None:
             assert same(x, (a + b) / 2), (dtype, n)
 
 
-def test_two_ranks_give_what_torch_adds(ranks: Pool) -> None:
-    ranks(2).run(_two)
+@grid(2)
+def test_two_ranks_give_what_torch_adds(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_two)
 
 
 def _booleans(rank: int, size: int) -> None:
@@ -117,9 +133,9 @@ def _booleans(rank: int, size: int) -> None:
         assert x.view(torch.uint8).max() <= 1
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_booleans(ranks: Pool, size: int) -> None:
-    ranks(size).run(_booleans)
+@grid(2, 3, 4)
+def test_booleans(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_booleans)
 
 
 def _premul_by_a_tensor(rank: int, size: int) -> None:
@@ -128,8 +144,9 @@ def _premul_by_a_tensor(rank: int, size: int) -> None:
     assert x.tolist() == [size * (size + 1.0)] * 5
 
 
-def test_the_factor_may_be_a_tensor(ranks: Pool) -> None:
-    ranks(2).run(_premul_by_a_tensor)
+@grid(2)
+def test_the_factor_may_be_a_tensor(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_premul_by_a_tensor)
 
 
 def _reduce(rank: int, size: int, root: int) -> None:
@@ -137,15 +154,15 @@ def _reduce(rank: int, size: int, root: int) -> None:
     for seed, (dtype, op) in enumerate(REDUCTIONS):
         inputs = _values(dtype, op, 131, seed, size)
         x = inputs[rank].clone()
-        dist.reduce(x, root, ALL_OPS[op], group=group)
-        want = reduced(inputs, op, root, FACTOR) if rank == root else inputs[rank]
+        dist.reduce(x, root, _op(op, size), group=group)
+        want = reduced(inputs, op, root, _factor(size)) if rank == root else inputs[rank]
         assert same(x, want), (dtype, op)
 
 
-@pytest.mark.parametrize(("size", "root"), [(k, r) for k in (1, 2, 3, 4) for r in range(k)])
-def test_reduce_to_every_root(ranks: Pool, size: int, root: int) -> None:
+@pytest.mark.parametrize(("hosts", "root"), roots(1, 2, 3, 4))
+def test_reduce_to_every_root(ranks: Pool, hosts: str, root: int) -> None:
     """The other ranks keep what they have."""
-    ranks(size).run(_reduce, root)
+    ranks(hosts).run(_reduce, root)
 
 
 def _reduce_scatters(rank: int, size: int) -> None:
@@ -154,27 +171,28 @@ def _reduce_scatters(rank: int, size: int) -> None:
         parts = [
             [x.clone() for x in p.chunk(size)] for p in _values(dtype, op, 97 * size, seed, size)
         ]
-        want = reduced([of_rank[rank] for of_rank in parts], op, rank, FACTOR)
+        want = reduced([of_rank[rank] for of_rank in parts], op, rank, _factor(size))
         mine = torch.stack(parts[rank])
         for given in (mine, mine.view(-1)):  # stacked, and one behind the other
             out = torch.empty_like(want)
-            dist.reduce_scatter_tensor(out, given, ALL_OPS[op], group=group)
+            dist.reduce_scatter_tensor(out, given, _op(op, size), group=group)
             assert same(out, want), (dtype, op)
         out = torch.empty_like(want)
-        dist.reduce_scatter(out, parts[rank], ALL_OPS[op], group=group)
+        dist.reduce_scatter(out, parts[rank], _op(op, size), group=group)
         assert same(out, want), (dtype, op)
-        dist.reduce_scatter_tensor(mine[rank], mine, ALL_OPS[op], group=group)  # in place
+        dist.reduce_scatter_tensor(mine[rank], mine, _op(op, size), group=group)  # in place
         assert same(mine[rank], want), (dtype, op)
 
 
-@sizes
-def test_reduce_scatter_of_every_dtype_and_op(ranks: Pool, size: int) -> None:
-    ranks(size).run(_reduce_scatters)
+@grid(1, 2, 3, 4)
+def test_reduce_scatter_of_every_dtype_and_op(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_reduce_scatters)
 
 
 def _uneven_reduce_scatter(rank: int, size: int) -> None:
+    make = normal if in_models_order(size) else whole
     for lengths in ([3, 0, 70_000, 1, 5], [0, 0, 0, 0, 2]):
-        parts = [[normal(torch.float32, (n,), r, n) for n in lengths[:size]] for r in range(size)]
+        parts = [[make(torch.float32, (n,), r, n) for n in lengths[:size]] for r in range(size)]
         out = torch.full((lengths[rank],), -1.0)
         dist.reduce_scatter(out, parts[rank], OPS.SUM, group=ring())
         assert same(out, reduced([of_rank[rank] for of_rank in parts], "sum", rank))
@@ -182,9 +200,9 @@ def _uneven_reduce_scatter(rank: int, size: int) -> None:
             assert same(tensor, before)
 
 
-@sizes
-def test_uneven_reduce_scatter(ranks: Pool, size: int) -> None:
-    ranks(size).run(_uneven_reduce_scatter)
+@grid(1, 2, 3, 4)
+def test_uneven_reduce_scatter(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_uneven_reduce_scatter)
 
 
 # ---- movement -----------------------------------------------------------------------------------
@@ -199,9 +217,9 @@ def _broadcasts(rank: int, size: int) -> None:
                 assert same(x, any_bits(dtype, shape, root, seed)), (root, dtype, shape)
 
 
-@sizes
-def test_broadcast_of_every_dtype_from_every_root(ranks: Pool, size: int) -> None:
-    ranks(size).run(_broadcasts)
+@grid(1, 2, 3, 4)
+def test_broadcast_of_every_dtype_from_every_root(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_broadcasts)
 
 
 def _all_gathers(rank: int, size: int) -> None:
@@ -227,9 +245,9 @@ def _all_gathers(rank: int, size: int) -> None:
             assert all(same(x, y) for x, y in zip(together, everyone)), dtype
 
 
-@sizes
-def test_all_gather_of_every_dtype(ranks: Pool, size: int) -> None:
-    ranks(size).run(_all_gathers)
+@grid(1, 2, 3, 4)
+def test_all_gather_of_every_dtype(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_all_gathers)
 
 
 def _uneven_all_gather(rank: int, size: int) -> None:
@@ -243,9 +261,9 @@ def _uneven_all_gather(rank: int, size: int) -> None:
         assert all(same(x, y) for x, y in zip(out, everyone))
 
 
-@sizes
-def test_uneven_all_gather(ranks: Pool, size: int) -> None:
-    ranks(size).run(_uneven_all_gather)
+@grid(1, 2, 3, 4)
+def test_uneven_all_gather(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_uneven_all_gather)
 
 
 def _shapes_differ(rank: int, size: int) -> None:
@@ -256,8 +274,9 @@ def _shapes_differ(rank: int, size: int) -> None:
     assert [x.unique().tolist() for x in out] == [[1.0], [2.0]]
 
 
-def test_all_gather_of_shapes_that_differ(ranks: Pool) -> None:
-    ranks(2).run(_shapes_differ)
+@grid(2)
+def test_all_gather_of_shapes_that_differ(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_shapes_differ)
 
 
 # ---- shapes -------------------------------------------------------------------------------------
@@ -285,7 +304,7 @@ def _shapes(rank: int, size: int) -> None:
                 assert same(result, torch.full(shape, total))
 
 
-@sizes
-def test_shapes(ranks: Pool, size: int) -> None:
+@grid(1, 2, 3, 4)
+def test_shapes(ranks: Pool, hosts: str) -> None:
     """Numbers, which have no dimensions, and tensors without elements, too."""
-    ranks(size).run(_shapes)
+    ranks(hosts).run(_shapes)

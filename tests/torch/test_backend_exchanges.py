@@ -3,7 +3,6 @@ all-to-all; every dtype, root and form. And what is made of several: objects, a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,13 +10,9 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tests.ranks import Ranks
+from tests.ranks import Pool, grid, roots
 from tests.torch.rings import any_bits, ring, same
 from tests.torch.test_backend_collectives import DTYPES
-
-Pool = Callable[[int], Ranks]
-
-sizes = pytest.mark.parametrize("size", [1, 2, 3, 4])
 
 
 def _gathers(rank: int, size: int, root: int) -> None:
@@ -43,17 +38,14 @@ def _scatters(rank: int, size: int, root: int) -> None:
             assert given is None or all(same(x, y) for x, y in zip(given, parts))
 
 
-ROOTS = [(k, r) for k in (1, 2, 3, 4) for r in range(k)]
+@pytest.mark.parametrize(("hosts", "root"), roots(1, 2, 3, 4))
+def test_gather_to_every_root(ranks: Pool, hosts: str, root: int) -> None:
+    ranks(hosts).run(_gathers, root)
 
 
-@pytest.mark.parametrize(("size", "root"), ROOTS)
-def test_gather_to_every_root(ranks: Pool, size: int, root: int) -> None:
-    ranks(size).run(_gathers, root)
-
-
-@pytest.mark.parametrize(("size", "root"), ROOTS)
-def test_scatter_from_every_root(ranks: Pool, size: int, root: int) -> None:
-    ranks(size).run(_scatters, root)
+@pytest.mark.parametrize(("hosts", "root"), roots(1, 2, 3, 4))
+def test_scatter_from_every_root(ranks: Pool, hosts: str, root: int) -> None:
+    ranks(hosts).run(_scatters, root)
 
 
 def _all_to_alls(rank: int, size: int) -> None:
@@ -77,9 +69,9 @@ def _all_to_alls(rank: int, size: int) -> None:
             assert same(result, want), (dtype, shape)
 
 
-@sizes
-def test_all_to_all_of_every_dtype(ranks: Pool, size: int) -> None:
-    ranks(size).run(_all_to_alls)
+@grid(1, 2, 3, 4)
+def test_all_to_all_of_every_dtype(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_all_to_alls)
 
 
 def _uneven(rank: int, size: int) -> None:
@@ -108,9 +100,9 @@ def _uneven(rank: int, size: int) -> None:
     assert same(whole, torch.cat(want))
 
 
-@sizes
-def test_uneven_all_to_all(ranks: Pool, size: int) -> None:
-    ranks(size).run(_uneven)
+@grid(1, 2, 3, 4)
+def test_uneven_all_to_all(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_uneven)
 
 
 def _to_one_only(rank: int, size: int) -> None:
@@ -126,9 +118,9 @@ def _to_one_only(rank: int, size: int) -> None:
     assert torch.equal(out, torch.full((5,), float(source)))
 
 
-@sizes
-def test_all_to_all_single_to_one_rank_only(ranks: Pool, size: int) -> None:
-    ranks(size).run(_to_one_only)
+@grid(1, 2, 3, 4)
+def test_all_to_all_single_to_one_rank_only(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_to_one_only)
 
 
 def _large(rank: int, size: int) -> None:
@@ -141,9 +133,9 @@ def _large(rank: int, size: int) -> None:
     assert torch.equal(out, want)
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_large_all_to_all(ranks: Pool, size: int) -> None:
-    ranks(size).run(_large)
+@grid(2, 4)
+def test_large_all_to_all(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_large)
 
 
 def _objects(rank: int, size: int) -> None:
@@ -161,9 +153,9 @@ def _objects(rank: int, size: int) -> None:
         assert one == [("for", rank)]
 
 
-@sizes
-def test_objects(ranks: Pool, size: int) -> None:
-    ranks(size).run(_objects)
+@grid(1, 2, 3, 4)
+def test_objects(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_objects)
 
 
 def _by_group_rank(rank: int, size: int) -> None:
@@ -188,8 +180,9 @@ def _by_group_rank(rank: int, size: int) -> None:
         dist.destroy_process_group(group)
 
 
-def test_roots_in_a_subgroup(ranks: Pool) -> None:
-    ranks(4).run(_by_group_rank)
+@grid(4)
+def test_roots_in_a_subgroup(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_by_group_rank)
 
 
 def _barrier(rank: int, size: int) -> None:
@@ -205,9 +198,9 @@ def _barrier(rank: int, size: int) -> None:
         assert store.add(f"test_barrier/{i}", 0) == size, "somebody has not come yet"
 
 
-@sizes
-def test_barrier(ranks: Pool, size: int) -> None:
-    ranks(size).run(_barrier)
+@grid(1, 2, 3, 4)
+def test_barrier(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_barrier)
 
 
 def _barrier_on_no_gpu(rank: int, size: int) -> None:
@@ -217,9 +210,10 @@ def _barrier_on_no_gpu(rank: int, size: int) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_barrier_names_a_gpu_that_is_not_there(ranks: Pool) -> None:
+@grid(2)
+def test_a_barrier_names_a_gpu_that_is_not_there(ranks: Pool, hosts: str) -> None:
     """Accelerate does so; after a fake tensor, a torch with CUDA counts one GPU."""
-    ranks(2).run(_barrier_on_no_gpu)
+    ranks(hosts).run(_barrier_on_no_gpu)
 
 
 def _objects_to_all(rank: int, size: int) -> None:
@@ -235,6 +229,6 @@ def _objects_to_all(rank: int, size: int) -> None:
         assert sent == [("from", root), None]
 
 
-@sizes
-def test_objects_to_all(ranks: Pool, size: int) -> None:
-    ranks(size).run(_objects_to_all)
+@grid(1, 2, 3, 4)
+def test_objects_to_all(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_objects_to_all)

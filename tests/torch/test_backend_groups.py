@@ -7,7 +7,6 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
@@ -17,11 +16,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from tests.ranks import Ranks
+from tests.ranks import Pool, Ranks, grid
 from tests.torch.rings import ring
 from tests.torch.test_backend_input import check_that_it_works
-
-Pool = Callable[[int], Ranks]
 
 
 def check(group: dist.ProcessGroup) -> None:
@@ -57,8 +54,9 @@ def _subsets(rank: int, size: int) -> None:
             dist.destroy_process_group(group)
 
 
-def test_overlapping_groups(ranks: Pool) -> None:
-    ranks(4).run(_subsets)
+@grid(4)
+def test_overlapping_groups(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_subsets)
 
 
 def _subgroups(rank: int, size: int) -> None:
@@ -75,8 +73,9 @@ def _subgroups(rank: int, size: int) -> None:
         check(mine)
 
 
-def test_subgroups(ranks: Pool) -> None:
-    ranks(4).run(_subgroups)
+@grid(4)
+def test_subgroups(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_subgroups)
 
 
 def _at_once(rank: int, size: int) -> None:
@@ -101,9 +100,9 @@ def _at_once(rank: int, size: int) -> None:
         dist.destroy_process_group(group)
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_several_groups_at_once(ranks: Pool, size: int) -> None:
-    ranks(size).run(_at_once)
+@grid(2, 3, 4)
+def test_several_groups_at_once(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_at_once)
 
 
 # ---- again and again ----------------------------------------------------------------------------
@@ -136,8 +135,9 @@ def _many_groups(rank: int, size: int) -> None:
     assert _open() == before
 
 
-def test_many_groups_made_and_destroyed(ranks: Pool) -> None:
-    ranks(2).run(_many_groups)
+@grid(2)
+def test_many_groups_made_and_destroyed(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_many_groups)
 
 
 def _again(rank: int, size: int, directory: str) -> None:
@@ -216,8 +216,9 @@ def _about(rank: int, size: int) -> None:
     check(group)
 
 
-def test_what_a_group_says_of_itself(ranks: Pool) -> None:
-    ranks(2).run(_about)
+@grid(2)
+def test_what_a_group_says_of_itself(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_about)
 
 
 def _parallel_creation(rank: int, size: int) -> None:
@@ -245,8 +246,9 @@ def _parallel_creation(rank: int, size: int) -> None:
     dist.destroy_process_group(group)
 
 
-def test_groups_made_while_others_are_used(ranks: Pool) -> None:
-    ranks(2).run(_parallel_creation)
+@grid(2)
+def test_groups_made_while_others_are_used(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_parallel_creation)
 
 
 def _timeout_is_kept(rank: int, size: int) -> None:
@@ -261,6 +263,7 @@ def _timeout_is_kept(rank: int, size: int) -> None:
     dist.destroy_process_group(group)
 
 
-def test_set_timeout(ranks: Pool) -> None:
+@grid(2)
+def test_set_timeout(ranks: Pool, hosts: str) -> None:
     """What it does is in test_backend_failures.py."""
-    ranks(2).run(_timeout_is_kept)
+    ranks(hosts).run(_timeout_is_kept)

@@ -9,11 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.ranks import Ranks
+from tests.ranks import Pool, grid
 from tests.torch.layouts import LAYOUTS, Memory
 from tests.torch.rings import normal, ring
-
-Pool = Callable[[int], Ranks]
 
 N = 180  # of each tensor; every layout cuts it in another way
 
@@ -122,10 +120,10 @@ def _layouts(rank: int, size: int, layout: str) -> None:
         case.check([_values(source)])
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@grid(1, 2, 3, 4)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts(ranks: Pool, layout: str, size: int) -> None:
-    ranks(size).run(_layouts, layout)
+def test_layouts(ranks: Pool, layout: str, hosts: str) -> None:
+    ranks(hosts).run(_layouts, layout)
 
 
 def _single(rank: int, size: int) -> None:
@@ -137,9 +135,9 @@ def _single(rank: int, size: int) -> None:
     assert torch.equal(out, torch.cat([each + 1000 * r for r in range(size)]))
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_all_to_all_single_of_a_transposed_tensor(ranks: Pool, size: int) -> None:
-    ranks(size).run(_single)
+@grid(1, 2, 3, 4)
+def test_all_to_all_single_of_a_transposed_tensor(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_single)
 
 
 def _one_element(rank: int, size: int) -> None:
@@ -185,9 +183,9 @@ def _one_element(rank: int, size: int) -> None:
         check(tensor, value)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_one_element_of_any_stride(ranks: Pool, size: int) -> None:
-    ranks(size).run(_one_element)
+@grid(1, 2, 3, 4)
+def test_one_element_of_any_stride(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_one_element)
 
 
 def _shared_elements(rank: int, size: int) -> None:
@@ -209,8 +207,9 @@ def _shared_elements(rank: int, size: int) -> None:
         assert out[:, 1, 1].tolist() == [r + 1.0 for r in range(size)]
 
 
-def test_an_expanded_input(ranks: Pool) -> None:
-    ranks(2).run(_shared_elements)
+@grid(2)
+def test_an_expanded_input(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_shared_elements)
 
 
 def _own_lists(rank: int, size: int) -> None:
@@ -249,8 +248,9 @@ def _own_lists(rank: int, size: int) -> None:
                 assert ins[place].unique().tolist() == [rank]
 
 
-def test_lists_that_hold_the_other_tensor(ranks: Pool) -> None:
-    ranks(3).run(_own_lists)
+@grid(3)
+def test_lists_that_hold_the_other_tensor(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_own_lists)
 
 
 def _bits(rank: int, size: int) -> None:
@@ -291,9 +291,9 @@ def _bits(rank: int, size: int) -> None:
     assert torch.equal(torch.stack(outs), torch.stack(z))
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_negative_and_conjugate_views(ranks: Pool, size: int) -> None:
-    ranks(size).run(_bits)
+@grid(1, 2, 3, 4)
+def test_negative_and_conjugate_views(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_bits)
 
 
 def _written(rank: int, size: int) -> None:
@@ -321,8 +321,9 @@ def _written(rank: int, size: int) -> None:
         dist.broadcast(x, 0, group)
 
 
-def test_the_version_of_what_is_written(ranks: Pool) -> None:
-    ranks(2).run(_written)
+@grid(2)
+def test_the_version_of_what_is_written(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_written)
 
 
 def _parameters(rank: int, size: int) -> None:
@@ -340,11 +341,24 @@ def _parameters(rank: int, size: int) -> None:
         x = torch.ones(3)
         dist.all_reduce(x, group=group)
         dist.all_to_all_single(torch.ones(2), torch.ones(2), group=group)
+        w = torch.full((3, 2), float(rank)).t()
+        works = [
+            dist.all_reduce(y := torch.ones(3, 2).t(), group=group, async_op=True),
+            dist.all_gather(ws := [torch.zeros(3, 2).t() for _ in range(size)], w, group, True),
+            dist.broadcast(z := torch.full((700, 2), float(rank)).t(), 0, group, True),
+            dist.all_to_all_single(torch.ones(600), torch.ones(600), group=group, async_op=True),
+        ]
+    for work in works:
+        work.wait()
     assert x.tolist() == [float(size)] * 3
+    assert bool((y == size).all())
+    assert bool((z == 0).all())
+    assert all(bool((x == r).all()) for r, x in enumerate(ws))
     assert x.is_inference()
 
 
 @pytest.mark.filterwarnings("ignore:.*autograd kernel was not registered")
-def test_parameters_and_inference_mode(ranks: Pool) -> None:
+@grid(2)
+def test_parameters_and_inference_mode(ranks: Pool, hosts: str) -> None:
     """Parameters are what programs broadcast; nothing is differentiated here."""
-    ranks(2).run(_parameters)
+    ranks(hosts).run(_parameters)

@@ -3,18 +3,16 @@ them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.ranks import Ranks
+from tests.ranks import Pool, grid
 from tests.torch.rings import any_bits, ring, same
 from tests.torch.test_backend_collectives import DTYPES
 
-Pool = Callable[[int], Ranks]
 LARGE = 4_000_000  # elements: far more than a link holds
 
 
@@ -32,9 +30,9 @@ def _pairs(rank: int, size: int) -> None:
                         assert same(x, any_bits(dtype, shape, a, seed)), (a, b, dtype, shape)
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_every_dtype_between_every_two_ranks(ranks: Pool, size: int) -> None:
-    ranks(size).run(_pairs)
+@grid(2, 3, 4)
+def test_every_dtype_between_every_two_ranks(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_pairs)
 
 
 def _tags(rank: int, size: int) -> None:
@@ -53,8 +51,9 @@ def _tags(rank: int, size: int) -> None:
                 assert all(torch.equal(x, torch.full((n,), t % 1000)) for t, x in found.items())
 
 
-def test_tags_in_any_order(ranks: Pool) -> None:
-    ranks(2).run(_tags)
+@grid(2)
+def test_tags_in_any_order(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_tags)
 
 
 def _one_after_the_other(rank: int, size: int) -> None:
@@ -72,8 +71,9 @@ def _one_after_the_other(rank: int, size: int) -> None:
             assert torch.equal(x, torch.full((2000,), float(t)))
 
 
-def test_what_is_received_later_is_kept(ranks: Pool) -> None:
-    ranks(2).run(_one_after_the_other)
+@grid(2)
+def test_what_is_received_later_is_kept(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_one_after_the_other)
 
 
 def _same_tag(rank: int, size: int) -> None:
@@ -92,8 +92,9 @@ def _same_tag(rank: int, size: int) -> None:
         assert all(bool((x == i).all()) for i, x in enumerate(found))
 
 
-def test_messages_with_one_tag_are_in_order(ranks: Pool) -> None:
-    ranks(2).run(_same_tag)
+@grid(2)
+def test_messages_with_one_tag_are_in_order(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_same_tag)
 
 
 def _any_source(rank: int, size: int) -> list[int]:
@@ -119,14 +120,15 @@ def _nothing_from_any_source(rank: int, size: int) -> None:
         dist.send(torch.zeros(0), 0, group, tag=3)
 
 
-def test_receive_nothing_from_any_source(ranks: Pool) -> None:
-    ranks(3).run(_nothing_from_any_source)
+@grid(3)
+def test_receive_nothing_from_any_source(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_nothing_from_any_source)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_receive_from_any_source(ranks: Pool, size: int) -> None:
-    sources = ranks(size).run(_any_source)[0]
-    assert sorted(sources) == sorted(3 * list(range(1, size)))
+@grid(2, 3, 4)
+def test_receive_from_any_source(ranks: Pool, hosts: str) -> None:
+    sources = ranks(hosts).run(_any_source)[0]
+    assert sorted(sources) == sorted(3 * list(range(1, len(hosts))))
 
 
 def _source_rank(rank: int, size: int) -> None:
@@ -151,8 +153,9 @@ def _source_rank(rank: int, size: int) -> None:
                     work._source_rank()
 
 
-def test_the_source_of_a_message(ranks: Pool) -> None:
-    ranks(3).run(_source_rank)
+@grid(3)
+def test_the_source_of_a_message(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_source_rank)
 
 
 def _ring(rank: int, size: int, n: int) -> None:
@@ -166,10 +169,10 @@ def _ring(rank: int, size: int, n: int) -> None:
         assert torch.equal(y, torch.full((n,), source + 1.0))
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@grid(2, 3, 4)
 @pytest.mark.parametrize("n", [0, 1, LARGE])
-def test_rings_of_batch_isend_irecv(ranks: Pool, size: int, n: int) -> None:
-    ranks(size).run(_ring, n)
+def test_rings_of_batch_isend_irecv(ranks: Pool, hosts: str, n: int) -> None:
+    ranks(hosts).run(_ring, n)
 
 
 def _many(rank: int, size: int) -> None:
@@ -196,9 +199,9 @@ def _many(rank: int, size: int) -> None:
     assert all(bool((x == want).all()) for x, want in found)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_many_messages_in_flight(ranks: Pool, size: int) -> None:
-    ranks(size).run(_many)
+@grid(2, 3, 4)
+def test_many_messages_in_flight(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_many)
 
 
 def _strided(rank: int, size: int) -> None:
@@ -220,8 +223,9 @@ def _strided(rank: int, size: int) -> None:
         assert x.tolist() == list(range(6))
 
 
-def test_messages_that_are_not_contiguous(ranks: Pool) -> None:
-    ranks(2).run(_strided)
+@grid(2)
+def test_messages_that_are_not_contiguous(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_strided)
 
 
 def _subgroup(rank: int, size: int) -> None:
@@ -248,8 +252,9 @@ def _subgroup(rank: int, size: int) -> None:
         dist.destroy_process_group(group)
 
 
-def test_the_ranks_of_a_subgroup(ranks: Pool) -> None:
-    ranks(4).run(_subgroup)
+@grid(4)
+def test_the_ranks_of_a_subgroup(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_subgroup)
 
 
 def _objects(rank: int, size: int) -> None:
@@ -262,8 +267,9 @@ def _objects(rank: int, size: int) -> None:
         assert found == [{"a": 1}, "x" * 100_000]
 
 
-def test_objects(ranks: Pool) -> None:
-    ranks(2).run(_objects)
+@grid(2)
+def test_objects(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_objects)
 
 
 def _work(rank: int, size: int) -> None:
@@ -288,8 +294,9 @@ def _work(rank: int, size: int) -> None:
         assert bool((x == 1).all())
 
 
-def test_the_work_of_a_message(ranks: Pool) -> None:
-    ranks(2).run(_work)
+@grid(2)
+def test_the_work_of_a_message(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_work)
 
 
 def _kept_alive(rank: int, size: int) -> None:
@@ -308,5 +315,6 @@ def _kept_alive(rank: int, size: int) -> None:
             assert bool((x == i).all())
 
 
-def test_tensors_and_work_may_be_dropped(ranks: Pool) -> None:
-    ranks(2).run(_kept_alive)
+@grid(2)
+def test_tensors_and_work_may_be_dropped(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_kept_alive)

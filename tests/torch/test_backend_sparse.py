@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.ranks import Ranks
+from tests.ranks import Pool, grid
 from tests.torch.rings import ring
 from tests.torch.test_backend_input import check_that_it_works
-
-Pool = Callable[[int], Ranks]
 
 
 def _sparse(rank: int, size: int) -> None:
@@ -37,9 +33,9 @@ def _sparse(rank: int, size: int) -> None:
             assert torch.equal(x.to_dense().double(), want * size), (dtype, dense)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_sparse_all_reduce(ranks: Pool, size: int) -> None:
-    ranks(size).run(_sparse)
+@grid(1, 2, 3, 4)
+def test_sparse_all_reduce(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_sparse)
 
 
 def _sparse_tensors_differ(rank: int, size: int) -> str:
@@ -50,6 +46,7 @@ def _sparse_tensors_differ(rank: int, size: int) -> str:
     return str(caught.value)
 
 
-def test_sparse_tensors_that_differ(ranks: Pool) -> None:
+@grid(2)
+def test_sparse_tensors_that_differ(ranks: Pool, hosts: str) -> None:
     """Found on all ranks before anything is added."""
-    assert "rank 1 and rank 0 have" in ranks(2).run(_sparse_tensors_differ)[0]
+    assert "rank 1 and rank 0 have" in ranks(hosts).run(_sparse_tensors_differ)[0]
