@@ -7,7 +7,7 @@ import os
 import re
 import resource
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,24 +16,43 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.ranks import Pool
+from tests.ranks import Pool, Ranks
 
 Call = Callable[[dist.ProcessGroup], object]
+TwoByTwo = Callable[[str], Ranks]
 
 TWO_BY_TWO = "aabb"
 LAYOUTS = ["aaaa", "abb", "abc"]
 TIMES = int(os.environ.get("RK_TEST_SWAPS", "1"))  # how often each; more: all in all layouts
-BEFORE = (0, 1000) if TIMES > 1 else (0, 5)  # equal calls
+BEFORE = (0, 1000) if TIMES > 1 else (0, 10)  # equal calls
+WHERE = ("names", "namespaces")
 
 
-def _before(names: Iterable[str]) -> list[tuple[str, int]]:
-    """Pairs each name with a number of equal calls, in turn; with each at length."""
-    if TIMES > 1:
-        return [(name, before) for name in names for before in BEFORE]
-    return [(name, BEFORE[i % 3 > 0]) for i, name in enumerate(names)]
+def _cases(names: Iterable[str]) -> list[tuple[str, int, str]]:
+    """Pairs each name with a number of equal calls and a place, in turn; with all at length."""
+    every = [(name, before, where) for name in names for before in BEFORE for where in WHERE]
+    return every[:: 1 if TIMES > 1 else 3]  # 3 and 4: each call, number and place
 
 
 ALL_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def two_by_two(request: pytest.FixtureRequest, ranks: Pool) -> Iterator[TwoByTwo]:
+    """``two_by_two(where)``: two ranks on each of two hosts."""
+    spaced: list[Ranks] = []
+
+    def of(where: str) -> Ranks:
+        if where == "names":
+            return ranks(TWO_BY_TWO)
+        if not spaced:
+            net = request.getfixturevalue("net")
+            spaced.append(Ranks(4, place=net.place((2, 2))))
+        return spaced[0]
+
+    yield of
+    for pool in spaced:
+        pool.close()
 
 
 def _all_reduce(n: int, dtype: torch.dtype = torch.float32, op: Any = dist.ReduceOp.SUM) -> Call:
@@ -120,7 +139,7 @@ def _swap(rank: int, size: int, name: str, before: int, other: list[int]) -> tup
     group = dist.new_group(timeout=timedelta(seconds=30), backend="ringkern")
     first, second = (SWAPS | EXCHANGES)[name]
     try:
-        for _ in range(before):
+        for _ in range(before // 2):
             first(group), second(group)
         if rank in other:
             first, second = second, first
@@ -140,10 +159,12 @@ def _check(errors: list[tuple[str, str, float]], kinds: str = "CollectiveMismatc
         print(f"rank {rank}: {took:.2f} s: {text}")
 
 
-@pytest.mark.parametrize(("name", "before"), _before(SWAPS))
-def test_a_host_makes_two_calls_in_another_order(ranks: Pool, name: str, before: int) -> None:
+@pytest.mark.parametrize(("name", "before", "where"), _cases(SWAPS))
+def test_a_host_makes_two_calls_in_another_order(
+    two_by_two: TwoByTwo, name: str, before: int, where: str
+) -> None:
     for _ in range(TIMES):
-        _check(ranks(TWO_BY_TWO).run(_swap, name, before, [2, 3], timeout_s=ALL_S))
+        _check(two_by_two(where).run(_swap, name, before, [2, 3], timeout_s=ALL_S))
 
 
 def _layouts() -> list[tuple[str, str]]:
@@ -197,6 +218,7 @@ def _message(
         dist.destroy_process_group(group)
 
 
+@pytest.mark.parametrize("where", WHERE if TIMES > 1 else WHERE[:1])
 @pytest.mark.parametrize("source", [0, None])
 @pytest.mark.parametrize(
     ("sent", "expected", "dtype"),
@@ -213,11 +235,16 @@ def _message(
     ],
 )
 def test_a_message_that_its_receiver_does_not_expect(
-    ranks: Pool, sent: int, expected: int, dtype: torch.dtype, source: int | None
+    two_by_two: TwoByTwo,
+    sent: int,
+    expected: int,
+    dtype: torch.dtype,
+    source: int | None,
+    where: str,
 ) -> None:
     """It fails, and nothing else does."""
     for _ in range(TIMES):
-        found = ranks(TWO_BY_TWO).run(_message, sent, expected, dtype, source, timeout_s=ALL_S)
+        found = two_by_two(where).run(_message, sent, expected, dtype, source, timeout_s=ALL_S)
         kind, text, took = found[-1]
         assert kind == "CollectiveMismatchError", text
         wanted = f"sent a message of {4 * sent} bytes of float32 to rank 3 on host b, which expects"
@@ -287,7 +314,9 @@ EXCHANGES = {
 }
 
 
-@pytest.mark.parametrize(("name", "before"), _before(EXCHANGES))
-def test_a_host_makes_two_exchanges_in_another_order(ranks: Pool, name: str, before: int) -> None:
+@pytest.mark.parametrize(("name", "before", "where"), _cases(EXCHANGES))
+def test_a_host_makes_two_exchanges_in_another_order(
+    two_by_two: TwoByTwo, name: str, before: int, where: str
+) -> None:
     for _ in range(TIMES):
-        _check(ranks(TWO_BY_TWO).run(_swap, name, before, [2, 3], timeout_s=ALL_S))
+        _check(two_by_two(where).run(_swap, name, before, [2, 3], timeout_s=ALL_S))
