@@ -108,3 +108,31 @@ def test_files_that_are_named_are_there() -> None:
     assert len(named) > 100
     gone = [f"{at}: {name}" for at, name in named if not (ROOT / name).exists()]
     assert [line for line in gone if line.split(": ")[1] not in OF_OTHERS] == []
+
+
+def _rows_with_tests(page: Path) -> list[str]:
+    """Returns the last cells of a page's tables whose last column is "shown by"."""
+    cells: list[str] = []
+    shown = False
+    for line in page.read_text().splitlines():
+        last = line.removesuffix(" |").rpartition("| ")[2] if line.startswith("| ") else ""
+        if last == "shown by":
+            shown = True
+        elif not line.startswith("|"):
+            shown = False
+        elif shown and last:
+            cells.append(last)
+    return cells
+
+
+@pytest.mark.parametrize("name", ["hosts.md", "reliability.md"])
+def test_what_is_told_of_failures_is_tested(name: str) -> None:
+    """Each line of these tables names a test that is there."""
+    code = "\n".join(file.read_text() for file in (ROOT / "tests").rglob("test_*.py"))
+    defined = set(re.findall(r"^def (test_\w+)\(", code, re.MULTILINE))
+    cells = _rows_with_tests(ROOT / "docs" / "design" / name)
+    assert len(cells) > 10
+    for cell in cells:
+        tests = re.findall(r"`(\w+(?:\.cpp)?)`", cell)
+        assert tests, cell
+        assert {test for test in tests if not test.endswith(".cpp")} <= defined, cell

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,9 +17,8 @@ from ringkern.errors import CommAbortedError, RendezvousError
 from ringkern.hosts import Hosts
 from ringkern.trace.record import record
 from tests.hosts.on_hosts import on_hosts
-from tests.ranks import Ranks
+from tests.ranks import Pool, Ranks
 
-Pool = Callable[[int], Ranks]
 SECONDS = timedelta(seconds=30)
 
 
@@ -182,6 +180,28 @@ def test_an_engine_that_is_not_there(ranks: Pool) -> None:
         pytest.skip("this torch has UCC")
     for text in ranks(2).run(_engine_that_is_not_there):
         assert "the engine 'ucc' between hosts is not in this torch" in text
+
+
+def _engine_that_cannot_connect(rank: int, size: int) -> str:
+    with (
+        on_hosts(rank, [1, 1]),
+        pytest.MonkeyPatch.context() as patch,
+        ringkern.Communicator(timeout=timedelta(seconds=1)) as ring,
+    ):
+        if rank == 1:
+            patch.setenv("GLOO_SOCKET_IFNAME", "nothing0")
+        with pytest.raises(RendezvousError) as caught:
+            ring.all_reduce(torch.ones(3))
+    return str(caught.value)
+
+
+def test_an_engine_that_cannot_connect(ranks: Pool) -> None:
+    """Each rank has the engine's reason: one cannot listen, and the other waits for it in vain."""
+    texts = ranks(2).run(_engine_that_cannot_connect)
+    for host, text in zip("ab", texts):
+        assert f"on host {host} has no engine between the hosts: " in text
+        assert "set GLOO_SOCKET_IFNAME to the network interface between the hosts" in text
+    assert "nothing0" in texts[1]
 
 
 # ---- the backend --------------------------------------------------------------------------------
