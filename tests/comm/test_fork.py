@@ -11,10 +11,8 @@ import pytest
 import torch
 
 import ringkern
-from tests.ranks import Ranks
+from tests.ranks import Pool
 from tests.torch.test_api import summed, values
-
-Pool = Callable[[int], Ranks]
 
 
 def in_forked_child(calls: list[Callable[[], Any]]) -> tuple[int, list[tuple[str, str]]]:

@@ -17,9 +17,8 @@ import torch.distributed as dist
 import ringkern
 from ringkern.errors import CollectiveTimeoutError, CommAbortedError
 from tests.comm.exits import scenarios_of
-from tests.ranks import Ranks
+from tests.ranks import Pool, Ranks
 
-Pool = Callable[[int], Ranks]
 Scenario = Callable[..., list[dict[str, Any]]]
 ROUNDS, SLOW_ROUNDS = 20, 3
 

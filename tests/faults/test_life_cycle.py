@@ -20,9 +20,8 @@ import ringkern
 from ringkern.errors import CommAbortedError, RingKernError
 from tests.comm.exits import scenarios_of
 from tests.comm.test_processes import owned
-from tests.ranks import Ranks
+from tests.ranks import Pool
 
-Pool = Callable[[int], Ranks]
 Scenario = Callable[..., list[dict[str, Any]]]
 NEVER = timedelta(seconds=600)  # what ends before has not ended by it
 # Communicators made and closed one after the other; many more in `make faults`.

@@ -19,13 +19,12 @@ import ringkern
 from tests.comm.exits import scenarios_of
 from tests.faults import fates
 from tests.faults.fates import error_of
-from tests.ranks import Ranks
+from tests.ranks import Pool
 from tests.torch.rings import ring
 from tests.torch.test_api import summed, values
 from tests.torch.test_backend_failures import made
 from tests.torch.test_backend_input import check_that_it_works
 
-Pool = Callable[[int], Ranks]
 Scenario = Callable[[str, int, Path], list[dict[str, Any]]]
 NEVER = timedelta(seconds=600)  # what ends before has not ended by it
 

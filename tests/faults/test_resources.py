@@ -12,7 +12,6 @@ import re
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
@@ -23,10 +22,9 @@ import torch.distributed as dist
 
 import ringkern
 from ringkern.errors import RingKernError, SharedMemoryError
-from tests.ranks import Ranks
+from tests.ranks import Pool, Ranks
 
 ROOT = Path(__file__).resolve().parents[2]
-Pool = Callable[[int], Ranks]
 
 
 def _sum_of_ones(communicator: ringkern.Communicator, size: int) -> None:

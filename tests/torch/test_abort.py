@@ -18,10 +18,9 @@ from ringkern.errors import (
     RendezvousError,
     RingKernError,
 )
-from tests.ranks import Ranks
+from tests.ranks import Pool
 from tests.torch.test_api import summed, values
 
-Pool = Callable[[int], Ranks]
 # Longer than the ranks are given to answer: what ends before it has not ended by it.
 NEVER = timedelta(seconds=600)
 SOON = timedelta(seconds=1)

@@ -3,7 +3,6 @@ for; and that ranks which do not all ask for it are told so."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -15,11 +14,10 @@ import ringkern
 from ringkern import local
 from ringkern.errors import CollectiveMismatchError
 from tests import reference
-from tests.ranks import Ranks
+from tests.ranks import Pool
 from tests.reference import DIRECT, SMALL_FLOATS
 from tests.torch.rings import normal, same
 
-Pool = Callable[[int], Ranks]
 FACTOR = 0.3
 OPS: dict[str, Any] = {
     "sum": dist.ReduceOp.SUM,

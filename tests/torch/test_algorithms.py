@@ -17,12 +17,11 @@ from ringkern import local, tuner
 from ringkern.config import ALGORITHMS
 from ringkern.errors import CollectiveTimeoutError
 from tests import reference
-from tests.ranks import Ranks
+from tests.ranks import Pool, Ranks
 from tests.reference import DIRECT, WAYS, way_of
 from tests.torch.rings import normal, same
 from tests.torch.test_api import summed, values
 
-Pool = Callable[[int], Ranks]
 AVG = dist.ReduceOp.AVG
 
 

@@ -12,9 +12,8 @@ import torch
 import torch.distributed as dist
 
 import ringkern
-from tests.ranks import Ranks
+from tests.ranks import Pool
 
-Pool = Callable[[int], Ranks]
 SUM, MAX = dist.ReduceOp.SUM, dist.ReduceOp.MAX
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,9 +9,7 @@ import pytest
 import torch
 
 import ringkern
-from tests.ranks import Ranks
-
-Pool = Callable[[int], Ranks]
+from tests.ranks import Pool
 
 
 def numbers(rank: int, n: int, dtype: str = "float32") -> np.ndarray[Any, Any]:

@@ -9,10 +9,8 @@ import torch
 import torch.distributed as dist
 
 import ringkern
-from tests.ranks import Ranks
+from tests.ranks import Pool
 from tests.torch.test_api import summed, values
-
-Pool = Callable[[int], Ranks]
 
 
 def _as_torch(rank: int, size: int, how: str) -> None:

@@ -3,19 +3,16 @@ ranks' calls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.ranks import Ranks
+from tests.ranks import Pool, Ranks
 from tests.torch.rings import ring
 from tests.torch.test_backend_groups import check
 from tests.torch.test_backend_input import check_that_it_works
-
-Pool = Callable[[int], Ranks]
 
 
 def _monitored(rank: int, size: int) -> list[str]:

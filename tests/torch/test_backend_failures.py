@@ -17,11 +17,10 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from ringkern.errors import CollectiveTimeoutError, CommAbortedError, RingKernError
-from tests.ranks import Ranks
+from tests.ranks import Pool, Ranks
 from tests.torch.rings import ring
 from tests.torch.test_backend_input import check_that_it_works
 
-Pool = Callable[[int], Ranks]
 NEVER = timedelta(seconds=600)  # what ends before has not ended by it
 SOON = timedelta(seconds=1)
 

@@ -4,7 +4,6 @@ and a group that works on. Each message names the argument."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -13,12 +12,11 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from ringkern.backend import create
-from tests.ranks import Ranks
+from tests.ranks import Pool
 from tests.torch.bad_collectives import MOVES, OPS, REDUCTIONS, ones
 from tests.torch.bad_exchanges import PAIRS
 from tests.torch.rings import ring
 
-Pool = Callable[[int], Ranks]
 SOON_S = 20.0  # a rank that is left alone here fails the test, but not the hour
 
 

@@ -14,10 +14,9 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.profiler import ProfilerActivity, profile
 
-from tests.ranks import Ranks
+from tests.ranks import Pool
 from tests.torch.rings import GLOO_HAS_ALL_TO_ALL, ring
 
-Pool = Callable[[int], Ranks]
 Group = dist.ProcessGroup | None
 
 

@@ -6,7 +6,6 @@ the mean of them is rounded, once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +15,8 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ranks import Ranks
+from tests.ranks import Pool
 from tests.torch.rings import GLOO_HAS_ALL_TO_ALL, ring
-
-Pool = Callable[[int], Ranks]
 
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 INTEGERS = ("int8", "uint8", "int32", "int64")

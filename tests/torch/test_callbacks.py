@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,11 +10,9 @@ import torch
 import torch.distributed as dist
 
 import ringkern
-from tests.ranks import Ranks
+from tests.ranks import Pool
 from tests.torch.test_abort import NEVER, connected
 from tests.torch.test_api import summed, values
-
-Pool = Callable[[int], Ranks]
 
 
 def _callbacks(rank: int, size: int) -> None:

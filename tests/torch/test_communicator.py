@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,9 @@ import torch.distributed as dist
 
 import ringkern
 from ringkern.errors import CommUsageError
-from tests.ranks import Ranks
+from tests.ranks import Pool
 from tests.torch.test_api import summed, values
 
-Pool = Callable[[int], Ranks]
 SECONDS = timedelta(seconds=30)
 
 

@@ -14,10 +14,9 @@ import torch.distributed as dist
 
 import ringkern
 from ringkern import functional
-from tests.ranks import Ranks
+from tests.ranks import Pool
 from tests.torch.test_api import summed, values
 
-Pool = Callable[[int], Ranks]
 BACKENDS = ("eager", "aot_eager")
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,11 +18,10 @@ from hypothesis import strategies as st
 
 import ringkern
 from ringkern import functional, local
-from tests.ranks import Ranks
+from tests.ranks import Pool
 from tests.reference import DIRECT
 from tests.torch.rings import bytes_of, normal, ring, same
 
-Pool = Callable[[int], Ranks]
 FIXED: dict[str, Any] = {"deterministic": "size_invariant"}
 OPS: dict[str, Any] = {
     "sum": dist.ReduceOp.SUM,

@@ -25,9 +25,8 @@ from ringkern.errors import (
     CommUsageError,
     RingKernError,
 )
-from tests.ranks import Ranks
+from tests.ranks import Pool, Ranks
 
-Pool = Callable[[int], Ranks]
 SUM = dist.ReduceOp.SUM
 NEVER = timedelta(seconds=600)  # what ends before has not ended by it
 CLASSES = [c for c in vars(errors).values() if isinstance(c, type)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import weakref
-from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
@@ -16,10 +15,9 @@ import torch.distributed as dist
 
 import ringkern
 from ringkern.errors import CommUsageError
-from tests.ranks import Ranks
+from tests.ranks import Pool, Ranks
 from tests.torch.test_api import summed, values
 
-Pool = Callable[[int], Ranks]
 SECONDS = timedelta(seconds=30)
 
 

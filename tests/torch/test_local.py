@@ -11,14 +11,13 @@ import torch
 
 import ringkern
 from ringkern import local
-from tests.ranks import Ranks
+from tests.ranks import Pool
 from tests.reference import PROTOCOLS, WAYS, bits_of
 from tests.torch.layouts import LAYOUTS
 from tests.torch.sequences import DTYPES, Attempt, Call, expected_of, values_of
 from tests.torch.test_api import summed, values
 from tests.torch.test_properties import FLOAT_OPS, INTEGER_OPS
 
-Pool = Callable[[int], Ranks]
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather")
 LENGTHS = (0, 1, 2, 17, 1009, 10_007, 70_001)
 

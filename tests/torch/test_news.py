@@ -8,16 +8,15 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
 import torch.distributed as dist
 
 import ringkern
-from tests.ranks import Ranks
+from tests.ranks import Pool
 
-Pool = Callable[[int], Ranks]
 LIMIT_S = 60.0
 
 

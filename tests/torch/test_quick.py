@@ -31,13 +31,12 @@ from ringkern.errors import (
     CommUsageError,
 )
 from tests import reference
-from tests.ranks import Ranks
+from tests.ranks import Pool, Ranks
 from tests.reference import FLOATS, INTEGERS
 from tests.torch.rings import any_bits, same
 from tests.torch.sequences import OPS
 from tests.torch.test_api import summed, values
 
-Pool = Callable[[int], Ranks]
 SUM = dist.ReduceOp.SUM
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import multiprocessing
-from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -13,11 +12,9 @@ import torch
 import torch.distributed as dist
 
 import ringkern
-from tests.ranks import RankError, Ranks
+from tests.ranks import Pool, RankError
 from tests.reference import FLOATS, INTEGERS, bits_of
 from tests.torch.rings import any_bits, bytes_of, ring
-
-Pool = Callable[[int], Ranks]
 
 
 def test_they_are_ordinary_tensors() -> None:

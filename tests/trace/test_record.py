@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,9 +17,8 @@ from ringkern.comm import communicator_for
 from ringkern.trace.align import align
 from ringkern.trace.events import Event, Trace
 from ringkern.trace.record import record
-from tests.ranks import RankError, Ranks
+from tests.ranks import Pool, RankError
 
-Pool = Callable[[int], Ranks]
 PROTOCOLS = ("simple", "ll", "ll128")
 SIZES = {"simple": (4, 3000, 1 << 20), "ll": (4, 3000, 100_000), "ll128": (4, 3000, 1 << 20)}
 
