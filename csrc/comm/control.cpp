@@ -198,6 +198,11 @@ void throw_as(Cause cause, const std::string& text, Facts about) {
   throw AbortedError(text, std::move(about));
 }
 
+void throw_told(const Failure& why, const std::string& here) {
+  const std::string stop = why.text.ends_with('.') ? " " : ". ";
+  throw_as(why.cause, why.text + stop + "Here: " + here, why.about);
+}
+
 CallNames names_of(uint64_t what) {
   const CallFields f = fields_of(what);
   CallNames names{"?", "?", "?", "?", "?", "?"};

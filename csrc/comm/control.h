@@ -31,6 +31,8 @@ struct Failure {
 };
 // The same on every rank: as the error of this class.
 [[noreturn]] void throw_as(Cause cause, const std::string& text, Facts about);
+// The error of a rank that was told of the failure; `here`: where it was then.
+[[noreturn]] void throw_told(const Failure& why, const std::string& here);
 
 // A call of a rank, as far as it can be read.
 struct Call {

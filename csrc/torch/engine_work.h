@@ -157,7 +157,7 @@ class EngineWork final : public RingWork {
         ". The engine between the hosts says: " + printable(said, kEngineSays);
     const Facts about{m.peer};
     try {
-      if (why) throw_as(why->cause, why->text + ". Here: " + text, why->about);
+      if (why) throw_told(*why, text);
       if (aborted_) throw AbortedError(text + engine, about);
       if (said.find("imed out") != std::string::npos) throw TimeoutError(text + engine, about);
       throw PeerLostError(text + engine, about);

@@ -21,10 +21,7 @@ inline void HostsCommunicator::check_callable() {
   } catch (const AbortedError&) {
     // The group has failed while this rank was in no call: it raises what the others do.
     if (const auto why = trouble_inside()) {
-      const Failure first = settle(*why);
-      throw_as(first.cause,
-               first.text + ". Here: " + hosts_.text_of_rank(rank()) + " was in no call",
-               first.about);
+      throw_told(settle(*why), hosts_.text_of_rank(rank()) + " was in no call");
     }
     throw;
   }

@@ -180,10 +180,8 @@ inline void HostsCommunicator::fail(std::exception_ptr error) {
   }
   const std::string place = hosts_.text_of_rank(rank());
   const bool own = first.text.find(place) != std::string::npos;
-  const std::string stop = first.text.ends_with('.') ? " " : ". ";
-  throw_as(first.cause,
-           own ? first.text : first.text + stop + "Here: " + place + " was in " + now_.text,
-           first.about);
+  if (own) throw_as(first.cause, first.text, first.about);
+  throw_told(first, place + " was in " + now_.text);
 }
 
 inline void bind_hosts_communicator(py::module_& m) {

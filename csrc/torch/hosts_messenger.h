@@ -126,8 +126,7 @@ class HostsMessenger final : public Carrier {
         if (e.is("CollectiveMismatchError"))
           group_->tell({Cause::mismatch, rank_, error.facts, error.what()}, kReasonComes);
         else if (const auto told = group_->hear(kReasonComes))
-          called_by_torch(
-              [&] { throw_as(told->cause, told->text + ". Here: " + error.what(), told->about); });
+          called_by_torch([&] { throw_told(*told, error.what()); });
         throw;
       }
       return true;

@@ -11,7 +11,7 @@ from __future__ import annotations
 from .engines import crossings, engine_maker, engine_names
 from .first import FirstCalls
 from .hosts import Hosts, hosts_of
-from .search import Search, find, is_of_one_process, one_host, unique_prefix
+from .search import Search, is_of_one_process, one_host, unique_prefix
 
 __all__ = [
     "FirstCalls",
@@ -20,7 +20,6 @@ __all__ = [
     "crossings",
     "engine_maker",
     "engine_names",
-    "find",
     "hosts_of",
     "is_of_one_process",
     "one_host",

@@ -347,17 +347,3 @@ def _refusal_in(answer: bytes) -> tuple[str, int | None, bool] | None:
         return None
     plain = "".join(c if " " <= c <= "~" else "?" for c in text[:_MAX_TEXT])
     return plain, rank, lost is True
-
-
-def find(
-    store: Store, name: str, rank: int, size: int, timeout_s: float, peer: Peer | None = None
-) -> Hosts:
-    """On which hosts the ranks are; all ranks call it.
-
-    Args:
-        store, name, rank, size, timeout_s, peer: as for :class:`Search`.
-
-    Raises:
-        RendezvousError: as :meth:`Search.wait`.
-    """
-    return Search(store, name, rank, size, timeout_s, peer).wait()

@@ -67,6 +67,7 @@ class Fate:
             assert "Traceback" not in self.stderr[rank], self.stderr[rank]
             first, again = said["first"], said["again"]
             assert first["kind"] in (kind, "CommAbortedError"), everything
+            assert ".. " not in first["text"], everything
             for text in texts:
                 assert re.search(text, first["text"]), everything
             assert again["kind"] == "CommAbortedError", everything

@@ -20,12 +20,16 @@ from hypothesis import strategies as st
 
 from ringkern import _C
 from ringkern.errors import PeerLostError, RendezvousError
-from ringkern.hosts import Hosts, Search, find, hosts_of
+from ringkern.hosts import Hosts, Search, hosts_of
 from ringkern.hosts import search as finding
 from ringkern.topology import Peer, describe_self
 
 LONG_S = 60.0
 SHORT_S = 0.3
+
+
+def find(*arguments: Any) -> Hosts:
+    return Search(*arguments).wait()
 
 
 def peer(
@@ -216,9 +220,9 @@ def test_this_process() -> None:
 PROGRAM = """
 import sys
 import torch.distributed as dist
-from ringkern.hosts import find
+from ringkern.hosts import Search
 path, rank, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-hosts = find(dist.FileStore(path, size), "x", rank, size, 60)
+hosts = Search(dist.FileStore(path, size), "x", rank, size, 60).wait()
 print(list(hosts.names), list(hosts.host_of))
 """
 

@@ -156,6 +156,7 @@ def _check(errors: list[tuple[str, str, float]], kinds: str = "CollectiveMismatc
     for rank, (kind, text, took) in enumerate(errors):
         assert kind in kinds.split(), f"rank {rank}: {kind}: {text}\n{errors}"
         assert re.search(SAID, text), f"rank {rank}: {text}"
+        assert ".. " not in text, "two full stops"
         print(f"rank {rank}: {took:.2f} s: {text}")
 
 
