@@ -56,8 +56,9 @@ class EngineWork final : public RingWork {
 
   // Waits for the messages; whoever comes second waits for the first.
   void settle() {
-    std::call_once(once_, [this] {
-      std::exception_ptr error;
+    std::exception_ptr error;
+    bool first = false;
+    std::call_once(once_, [&] {
       const auto note = [&](std::exception_ptr failure) {
         if (failure && !error) error = failure;
       };
@@ -67,8 +68,9 @@ class EngineWork final : public RingWork {
         if (m.work) note(end_of(m));
       settled_ = true;
       group_.reset();  // somebody may keep this work
-      end_part(error);
+      first = true;
     });
+    if (first) end_part(error);  // not inside: callbacks run there, and may wait for this work
   }
   bool settled() const { return settled_; }
   // Somebody else settles it, from now on.

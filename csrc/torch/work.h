@@ -11,6 +11,7 @@
 #include <condition_variable>
 #include <functional>
 #include <mutex>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -122,6 +123,12 @@ class RingWork : public c10d::Work {
   }
   void blockCurrentStream() override { synchronize(); }
   bool wait(std::chrono::milliseconds timeout) override {
+    // torch's own end comes after the callbacks: one of them would wait for itself.
+    if (calling_back_ == std::this_thread::get_id()) {
+      if (const auto error = exception()) std::rethrow_exception(error);
+      synchronize();
+      return true;
+    }
     Work::wait(wait_for_end(timeout));  // synchronizes
     release();
     return true;
@@ -210,6 +217,11 @@ class RingWork : public c10d::Work {
 
   // Once, by whoever comes second: the end of the call, or whoever asks for the future.
   void fulfil() {
+    calling_back_ = std::this_thread::get_id();
+    set_future();
+    calling_back_ = std::thread::id();
+  }
+  void set_future() {
     if (error_) return future_->setError(error_);
     if (device_.is_cpu()) return future_->markCompleted(c10::IValue(outputs_));
     // A future has one stream of a device, and that is torch's for those who ask.
@@ -236,8 +248,9 @@ class RingWork : public c10d::Work {
   int parts_;                 // not ended yet
   bool ended_ = false;
   std::condition_variable all_ended_;
-  std::exception_ptr error_;           // the first part's that failed
-  c10::intrusive_ptr<Future> future_;  // made when somebody asks for it
+  std::exception_ptr error_;                     // the first part's that failed
+  c10::intrusive_ptr<Future> future_;            // made when somebody asks for it
+  std::atomic<std::thread::id> calling_back_{};  // on which the future's callbacks run
   std::atomic<int> source_{-1};
   std::vector<c10::Event> events_;  // CUDA: of the streams that the parts are on
   std::vector<c10::Stream> streams_;

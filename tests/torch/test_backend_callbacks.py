@@ -64,6 +64,32 @@ def test_callbacks(ranks: Pool, hosts: str) -> None:
     ranks(hosts).run(_callbacks)
 
 
+def _own_wait(rank: int, size: int) -> None:
+    """A callback waits for the work that it is a callback of, which has ended."""
+    group, store = ring(), dist.distributed_c10d._get_default_store()
+    for n in (3, 5000):
+        x, y = torch.full((n,), rank + 1.0), torch.zeros(n * size)
+        starts = (
+            lambda x=x: dist.all_reduce(x, group=group, async_op=True),
+            lambda y=y: dist.all_to_all_single(y, torch.ones_like(y), group=group, async_op=True),
+            lambda x=x: (dist.isend if rank else dist.irecv)(x, 1 - rank, group),
+        )
+        for i, start in enumerate(starts):
+            if rank == 1:
+                store.wait([f"own wait/{n}/{i}"])
+            work = start()
+            future = work.get_future().then(lambda _, work=work: work.wait())
+            if rank == 0:
+                store.set(f"own wait/{n}/{i}", "go")
+            assert future.wait() is True
+            assert work.wait() is True
+
+
+@grid(2)
+def test_a_callback_waits_for_its_own_call(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_own_wait, timeout_s=30)
+
+
 def _calls_in_callbacks(rank: int, size: int) -> list[str]:
     """On rank 0 the callbacks run on the ring's own thread."""
     group, store = ring(), dist.distributed_c10d._get_default_store()
