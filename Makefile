@@ -7,6 +7,7 @@
 # make bench   the ring against Gloo           make sanitize   C++ tests under ASan, UBSan, TSan
 # make faults  ranks that are killed, stopped, make different calls: what is told, and when
 # make hosts   groups that span hosts, at length: random calls, faults, trainings
+# make fuzz    random calls of every kind on 1 to 3 hosts against NumPy: FUZZ_MINUTES, FUZZ_SEED
 # make model   its lock-free parts in every order, or very many: tests/faults/model/model.cpp
 # make coverage  lines of csrc that the C++ tests run
 # make simt    the CUDA kernels without a GPU, on a simulated one: docs/design/simulation.md
@@ -39,8 +40,8 @@ SOURCES := setup.py pyproject.toml CMakeLists.txt $(wildcard cmake/* build_backe
 
 CPP := $(filter %.h %.cuh %.cpp %.cu,$(SOURCES))
 
-.PHONY: demo test ctest pytest conformance build docs lint format bench faults hosts model coverage \
-  simt mutants matrix gpu gpu-preflight sanitize readme dist hooks clean distclean FORCE
+.PHONY: demo test ctest pytest conformance build docs lint format bench faults hosts fuzz model \
+  coverage simt mutants matrix gpu gpu-preflight sanitize readme dist hooks clean distclean FORCE
 .NOTPARALLEL:
 
 demo: build
@@ -132,6 +133,12 @@ HOSTS_EXAMPLES ?= 200
 
 hosts: build
 	RK_TEST_HOSTS_EXAMPLES=$(HOSTS_EXAMPLES) python -m pytest tests/hosts
+
+FUZZ_MINUTES ?= 60
+FUZZ_SEED ?= 1
+
+fuzz: build
+	python -m tests.hosts.fuzz --minutes $(FUZZ_MINUTES) --seed $(FUZZ_SEED)
 
 # Of the library's own sources, on Relacy, which is header only.
 MODEL_RUNS ?= 1000000

@@ -128,13 +128,13 @@ class Ranks:
     def pids(self) -> list[int]:
         return [process.pid or 0 for process in self._processes]
 
-    def close(self) -> None:
-        """Ends the ranks as a program would; kills those that do not end."""
+    def close(self, patience_s: float = 15.0) -> None:
+        """Ends the ranks as a program would; kills those that do not end, one after the other."""
         for pipe in self._pipes:
             with contextlib.suppress(OSError):
                 pipe.send(None)
         for process in self._processes:
-            process.join(15)
+            process.join(patience_s)
         self.kill()
 
     def kill(self) -> None:
