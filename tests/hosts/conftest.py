@@ -33,9 +33,8 @@ def members(request: pytest.FixtureRequest, ranks: Pool) -> Callable[[str], Memb
     """``members(layout)``: its ranks."""
 
     def of(layout: str) -> Members:
-        pool, ranks = LAYOUTS[layout]
-        if pool == "names":
-            return Members(ranks(NAMES), ranks)
-        return Members(request.getfixturevalue("spaced"), ranks)
+        where, some = LAYOUTS[layout]
+        pool = ranks(NAMES) if where == "names" else request.getfixturevalue("spaced")
+        return Members(pool, some)
 
     return of
