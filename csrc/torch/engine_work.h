@@ -66,6 +66,7 @@ class EngineWork final : public RingWork {
       for (EngineMessage& m : messages_) note(begin_rest(m));
       for (EngineMessage& m : messages_)
         if (m.work) note(end_of(m));
+      let_go();
       settled_ = true;
       group_.reset();  // somebody may keep this work
       first = true;
@@ -144,6 +145,12 @@ class EngineWork final : public RingWork {
       said = what_of(e);
     }
     return failure_of(m, said);
+  }
+  // An engine's works keep its connections open, from which another rank would not see that this
+  // one has left; and somebody may keep this work.
+  void let_go() {
+    std::lock_guard lock(aborting_);
+    messages_.clear();
   }
   std::exception_ptr failure_of(EngineMessage& m, const std::string& said) {
     const auto why = told();
