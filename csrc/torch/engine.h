@@ -80,8 +80,8 @@ inline at::Tensor extreme(const at::Tensor& a, const at::Tensor& b, bool smaller
       .masked_fill_(found.isnan(), std::numeric_limits<double>::quiet_NaN());
 }
 
-// Combines what all hosts have, `parts` [hosts, n], in the order of the hosts. Small floats are
-// added up in float32 and rounded once.
+// Combines what all hosts have, `parts` [hosts, n], in the order of the hosts; what is there may be
+// overwritten. Small floats are added up in float32 and rounded once.
 inline at::Tensor combined(const at::Tensor& parts, Combine combine) {
   const auto type = parts.scalar_type();
   const auto dtype = dtype_of(type);
@@ -90,7 +90,7 @@ inline at::Tensor combined(const at::Tensor& parts, Combine combine) {
     const at::Tensor p = parts.select(0, h);
     return small ? p.to(at::kFloat) : p;
   };
-  at::Tensor all = small ? part(0) : part(0).clone();
+  at::Tensor all = part(0);
   for (int64_t h = 1; h < parts.size(0); ++h) {
     const at::Tensor next = part(h);
     switch (combine) {
