@@ -3,9 +3,11 @@ exact result, in namespaces and on hosts by name: what tests/hosts/calls.py chec
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -168,8 +170,30 @@ def test_two_threads(members: Pools) -> None:
     members("2 hosts x 2").run(_two_threads, timeout_s=120)
 
 
+def _threads_of_one(rank: int, size: int, groups: Groups) -> None:
+    """Calls that are alike, of two threads, which take turns."""
+    with ringkern.Communicator(groups.gloo, timeout=timedelta(seconds=60)) as communicator:
+
+        def work(_: int) -> int:
+            right = 0
+            for _ in range(60):
+                x = integral(rank, 5000)
+                communicator.all_reduce(x)
+                right += same(x, total(size, len(x)))
+            return right
+
+        with ThreadPoolExecutor(2) as threads:
+            assert list(threads.map(work, range(2))) == [60, 60]
+
+
+def test_two_threads_of_one_communicator(members: Pools) -> None:
+    members("2 hosts x 2").run(_threads_of_one, timeout_s=120)
+
+
 def _special(rank: int, size: int, groups: Groups) -> None:
-    """NaN wins in MIN and MAX whoever has it; -0 is less than +0; inf and -inf are NaN."""
+    """NaN wins in MIN and MAX whoever has it; -0 is less than +0; inf and -inf are NaN; and a sum
+    that is too large is infinity, or the largest of a dtype without infinity.
+    """
     nan, inf = float("nan"), float("inf")
     for dtype in FLOATS:
         for holder in range(size):
@@ -187,6 +211,10 @@ def _special(rank: int, size: int, groups: Groups) -> None:
                     assert same(got[2:], torch.tensor([third])) or (
                         op == "SUM" and got[2].isnan()
                     ), (dtype, op)
+        largest = torch.finfo(dtype).max
+        x = torch.full((2,), largest, dtype=torch.float64).to(dtype)
+        ringkern.ring_all_reduce(x, group=groups.ring)
+        assert x.tolist() == [largest if dtype == torch.float8_e4m3fn else inf] * 2, dtype
 
 
 @some_layouts
@@ -197,9 +225,19 @@ def test_special_values(members: Pools, layout: str) -> None:
 # ---- what calls may ask for ---------------------------------------------------------------------
 
 
+def _in_order(inputs: list[torch.Tensor], host_of: tuple[int, ...]) -> torch.Tensor:
+    """The ranks of each host after each other, and then the hosts."""
+    hosts = [
+        functools.reduce(torch.add, (x for x, host in zip(inputs, host_of) if host == one))
+        for one in range(max(host_of) + 1)
+    ]
+    return functools.reduce(torch.add, hosts)
+
+
 def _size_invariant(rank: int, size: int, groups: Groups) -> str:
     """An element's bits depend on the ranks' values of it alone."""
     results = []
+    host_of = communicator_for(groups.ring).hosts.host_of
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
         whole = normal(dtype, (300_000,), rank)
         reduced = whole.clone()
@@ -209,6 +247,9 @@ def _size_invariant(rank: int, size: int, groups: Groups) -> str:
             x = whole[part].clone()
             ringkern.ring_all_reduce(x, **fixed)
             assert same(x, reduced[part]), (dtype, part)
+        if dtype != torch.bfloat16:  # whose partial sums are rounded
+            inputs = [normal(dtype, (300_000,), r) for r in range(size)]
+            assert same(reduced, _in_order(inputs, host_of)), dtype
         results.append(reduced)
     return digest(results)
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.profiler import ProfilerActivity, profile
 
+from ringkern.errors import CollectiveTimeoutError
 from tests.hosts.groups import LAYOUTS, Groups, Members
 from tests.ranks import Pool
 from tests.torch import test_backend_properties
@@ -54,3 +58,84 @@ def _taken_tags(rank: int, size: int) -> None:
 
 def test_tags_that_collectives_take(ranks: Pool) -> None:
     ranks("ab").run(_taken_tags)
+
+
+# ---- what is asked of the engines ----------------------------------------------------------------
+
+SLOT = ["gloo:all_gather"]
+# With the root on the second rail, of two hosts with two ranks each.
+OVER: dict[str, tuple[Callable[[torch.Tensor, dist.ProcessGroup], object], tuple[int, int]]] = {
+    "all_reduce": (lambda x, group: dist.all_reduce(x, group=group), (0, 2)),
+    "broadcast": (lambda x, group: dist.broadcast(x, group_src=1, group=group), (1, 3)),
+    "reduce": (lambda x, group: dist.reduce(x, group_dst=3, group=group), (1, 3)),
+}
+
+
+def _asked(call: Callable[..., object], *arguments: object) -> list[str]:
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        call(*arguments)
+    return sorted(event.name for event in profiler.events() if event.name.startswith("gloo:"))
+
+
+def _asks(rank: int, size: int) -> None:
+    group = ring()
+    for name, (call, rail) in OVER.items():
+        few, some = ([_asked(call, torch.ones(n), group) for _ in range(3)] for n in (10, 1000))
+        assert few == [SLOT if rank in rail else []] * 3, name
+        data = [f"gloo:{name}"] if rank in rail else []
+        assert some == [SLOT + data if data else [], data, data], name
+    pieces = torch.ones(4_000_000)
+    first, *again = [_asked(dist.all_reduce, pieces, dist.ReduceOp.SUM, group) for _ in range(3)]
+    assert len(again[0]) > 1, "there are several pieces"
+    assert set(again[0]) == {"gloo:all_reduce"}, "and none is compared"
+    assert again == [again[0]] * 2
+    assert first == SLOT + again[0]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_asked_of_the_engines(ranks: Pool) -> None:
+    """A slot for few data; for more a slot for each call that is not like the one before."""
+    ranks("aabb").run(_asks)
+
+
+# ---- a host that is late -------------------------------------------------------------------------
+
+LATE: dict[str, Callable[[int, dist.ProcessGroup], Any]] = {
+    "few": lambda k, g: dist.all_reduce(torch.ones(3), group=g, async_op=True),
+    "all_reduce": lambda k, g: dist.all_reduce(torch.ones(1000), group=g, async_op=True),
+    "exchange": lambda k, g: dist.all_reduce(
+        torch.ones(1000), dist.ReduceOp.MAX, group=g, async_op=True
+    ),
+    "broadcast": lambda k, g: dist.broadcast(torch.ones(1000), 1, group=g, async_op=True),
+    "reduce": lambda k, g: dist.reduce(torch.ones(1000), 0, group=g, async_op=True),
+    "all_gather": lambda k, g: dist.all_gather_into_tensor(
+        torch.ones(1000 * k), torch.ones(1000), g, async_op=True
+    ),
+}
+
+
+def _late(rank: int, size: int) -> dict[str, str]:
+    """Rank 1 makes one call of each, and rank 0 two."""
+    limit = timedelta(seconds=3)
+    groups = {name: dist.new_group(backend="ringkern", timeout=limit) for name in LATE}
+    for name, group in groups.items():
+        LATE[name](size, group).wait()
+    dist.barrier()
+    works = {} if rank else {name: LATE[name](size, group) for name, group in groups.items()}
+    said = {}
+    for name, work in works.items():
+        with pytest.raises(CollectiveTimeoutError) as caught:
+            work.wait()
+        said[name] = str(caught.value)
+    dist.barrier()
+    for group in groups.values():
+        dist.destroy_process_group(group)
+    return said
+
+
+def test_a_host_that_is_late(ranks: Pool) -> None:
+    """Is named, whatever engine is waited for; that itself would say that a connection broke."""
+    said = ranks("ab").run(_late)[0]
+    assert said.keys() == LATE.keys()
+    for name, text in said.items():
+        assert "waited for 3.0 s, the timeout, for host b (rank 1): no rank there" in text, name

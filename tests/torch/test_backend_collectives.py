@@ -165,6 +165,20 @@ def test_reduce_to_every_root(ranks: Pool, hosts: str, root: int) -> None:
     ranks(hosts).run(_reduce, root)
 
 
+def _nan_wins(rank: int, size: int) -> None:
+    for n in (3, 1000):
+        for holder in range(size):
+            for root in range(size):
+                x = torch.full((n,), float("nan") if rank == holder else 1.0)
+                dist.reduce(x, root, OPS.MAX if n % 2 else OPS.MIN, group=ring())
+                assert rank != root or bool(x.isnan().all()), (n, holder, root)
+
+
+@grid(2, 3, 4)
+def test_a_nan_wins_a_reduce(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_nan_wins)
+
+
 def _reduce_scatters(rank: int, size: int) -> None:
     group = ring()
     for seed, (dtype, op) in enumerate(REDUCTIONS):

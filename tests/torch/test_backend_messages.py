@@ -3,6 +3,9 @@ them."""
 
 from __future__ import annotations
 
+import time
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -280,6 +283,8 @@ def _work(rank: int, size: int) -> None:
         assert not work.is_completed()
         with pytest.raises(RuntimeError, match=r"[Tt]imed out"):
             work.wait(timedelta(milliseconds=20))
+        with ThreadPoolExecutor(1) as thread, pytest.raises(RuntimeError, match=r"[Tt]imed out"):
+            thread.submit(work.wait, timedelta(milliseconds=20)).result()
         dist.barrier(group=group)
     else:
         dist.barrier(group=group)
@@ -297,6 +302,24 @@ def _work(rank: int, size: int) -> None:
 @grid(2)
 def test_the_work_of_a_message(ranks: Pool, hosts: str) -> None:
     ranks(hosts).run(_work)
+
+
+def _polled(rank: int, size: int) -> None:
+    """Nobody waits: whoever asks whether it is done has it go on."""
+    group, x = ring(), torch.zeros(3)
+    post = dist.isend if rank == 0 else dist.irecv
+    work = post(x + 1 if rank == 0 else x, 1 - rank, group)
+    assert work is not None
+    end = time.monotonic() + 30
+    while not work.is_completed() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert work.is_completed()
+    assert rank == 0 or x.tolist() == [1.0] * 3
+
+
+@grid(2)
+def test_a_message_that_is_asked_whether_it_is_done(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_polled)
 
 
 def _kept_alive(rank: int, size: int) -> None:
@@ -318,3 +341,46 @@ def _kept_alive(rank: int, size: int) -> None:
 @grid(2)
 def test_tensors_and_work_may_be_dropped(ranks: Pool, hosts: str) -> None:
     ranks(hosts).run(_kept_alive)
+
+
+def _received_by_itself(rank: int, size: int) -> None:
+    """A receive that nobody waits for; those that follow have it go on."""
+    group, x = ring(), torch.zeros(3)
+    if rank == 0:
+        dist.send(x + 1, 1, group, tag=1)
+    else:
+        dist.irecv(x, 0, group, tag=1)
+    y = torch.zeros(1)
+    for _ in range(3):
+        if rank == 0:
+            dist.send(y, 1, group)
+        else:
+            dist.recv(y, 0, group)
+    end = time.monotonic() + 30
+    while rank == 1 and not x.all() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert rank == 0 or x.tolist() == [1.0] * 3
+
+
+@grid(2)
+def test_a_receive_that_nobody_waits_for(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_received_by_itself)
+
+
+def _let_go(rank: int, size: int) -> None:
+    group, memory = ring(), []
+    for n in (3, 5000, 3):
+        x = torch.zeros(n)
+        if rank == 0:
+            dist.send(x, 1, group)
+        else:
+            dist.recv(x, 0, group)
+        memory.append(weakref.ref(x.untyped_storage()))
+        del x
+    kept = [found() is not None for found in memory]
+    assert not any(kept[:-1]), kept  # the last one's until the next message
+
+
+@grid(2)
+def test_memory_of_messages_that_are_done(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_let_go)
