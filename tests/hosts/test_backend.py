@@ -4,6 +4,7 @@ rest is tested where one host is: the tests of tests/torch that run over a `grid
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -127,10 +128,45 @@ def _late(rank: int, size: int) -> dict[str, str]:
         with pytest.raises(CollectiveTimeoutError) as caught:
             work.wait()
         said[name] = str(caught.value)
+    if rank == 0:  # by the engine's timeout
+        with pytest.raises(CollectiveTimeoutError, match="for a message from rank 1 on host b"):
+            dist.recv(torch.zeros(3), 1, groups["few"])
     dist.barrier()
     for group in groups.values():
         dist.destroy_process_group(group)
     return said
+
+
+def _behind(rank: int, size: int) -> None:
+    """Rank 3 comes late to a broadcast, from which host a returns: it is in the next call then."""
+    group = ring()
+    for late in (0, 1.5):
+        dist.barrier()
+        time.sleep(late * (rank == 3))
+        x = torch.full((1000,), float(rank))
+        dist.broadcast(x, group_src=0, group=group)
+        assert not x.any()
+        dist.all_reduce(x + 1, group=group)
+
+
+def test_a_host_that_is_a_call_behind(ranks: Pool) -> None:
+    """It is in another call, and yet makes the same ones."""
+    ranks("aabb").run(_behind)
+
+
+def _in_time(rank: int, size: int) -> None:
+    group = dist.new_group(backend="ringkern", timeout=timedelta(seconds=7))
+    for late in (0, 6.4):  # no roll is called then, which would put the end of the wait off
+        dist.barrier()
+        time.sleep(late * rank)
+        x = torch.ones(1000)
+        dist.all_reduce(x, group=group)
+        assert bool((x == size).all())
+    dist.destroy_process_group(group)
+
+
+def test_a_host_that_comes_in_time(ranks: Pool) -> None:
+    ranks("ab").run(_in_time)
 
 
 def test_a_host_that_is_late(ranks: Pool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,6 +53,24 @@ def _several(rank: int, size: int, counts: list[int]) -> None:
 @pytest.mark.parametrize("counts", [[1, 1], [2, 1], [2, 2], [1, 2, 1]])
 def test_communicators(ranks: Pool, counts: list[int]) -> None:
     ranks(sum(counts)).run(_several, counts)
+
+
+def _refused(rank: int, size: int) -> None:
+    """Before the call is one of the group's: what follows is in step on all ranks."""
+    way: dict[str, Any] = {"deterministic": "size_invariant", "algorithm": "ring"}
+    with on_hosts(rank, [1, 1]), ringkern.Communicator(timeout=SECONDS) as ring:
+        x = torch.ones(3)
+        for async_op in (False, True):
+            ring.all_reduce(x)
+            if rank == 0:
+                with pytest.raises(ValueError, match="leave algorithm and protocol to auto"):
+                    ring.all_reduce(x, async_op=async_op, **way)
+        ring.all_reduce(x)
+        assert x.tolist() == [8.0] * 3
+
+
+def test_what_is_refused_is_no_call(ranks: Pool) -> None:
+    ranks(2).run(_refused)
 
 
 def _kept(rank: int, size: int) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -118,16 +119,20 @@ def test_the_work_of_a_call_that_failed(ranks: Pool) -> None:
     ranks(2).run(_missing_async)
 
 
-def _own_timeout(rank: int, size: int) -> list[str]:
+def _own_timeout(rank: int, size: int, hosts: str) -> list[str]:
     texts = []
     reduce, exchange, late = dist.AllreduceOptions(), c10d.AllToAllOptions(), c10d.BarrierOptions()
     for options in (reduce, exchange, late):
         options.timeout = timedelta(seconds=0.3)
-    for call in (
+    calls: list[Callable[[dist.ProcessGroup], object]] = [
         lambda g: g.allreduce([torch.ones(3)], reduce).wait(),
-        lambda g: g.alltoall_base(torch.ones(2), torch.ones(2), [], [], exchange).wait(),
         lambda g: g.barrier(late).wait(),
-    ):
+    ]
+    if hosts == "aa":  # between hosts exchanges have the engine's, which is the group's
+        calls.append(
+            lambda g: g.alltoall_base(torch.ones(2), torch.ones(2), [], [], exchange).wait()
+        )
+    for call in calls:
         group = made(NEVER)
         if rank == 0:
             texts.append(failed(CollectiveTimeoutError, call, group))
@@ -136,10 +141,11 @@ def _own_timeout(rank: int, size: int) -> list[str]:
     return texts
 
 
-def test_timeouts_of_single_calls(ranks: Pool) -> None:
-    texts = ranks(2).run(_own_timeout)[0]
-    assert len(texts) == 3
-    assert all("nothing came for 0.3 s" in text for text in texts)
+@grid(2)
+def test_timeouts_of_single_calls(ranks: Pool, hosts: str) -> None:
+    texts = ranks(hosts).run(_own_timeout, hosts)[0]
+    assert len(texts) == (3 if hosts == "aa" else 2)
+    assert all(re.search(r"(nothing came|waited) for 0\.3 s", text) for text in texts), texts
 
 
 def _never_met(rank: int, size: int) -> list[str]:
@@ -187,7 +193,7 @@ def _abort(rank: int, size: int, how: str) -> list[str]:
 
 
 # Not on three hosts: a rank alone on its host may get what the others have sent, and be told later.
-@pytest.mark.parametrize("hosts", ["aaa", "abb"])
+@pytest.mark.parametrize("hosts", ["aaa", "abb", "aba"])
 @pytest.mark.parametrize("how", ["method", "torch"])
 def test_abort(ranks: Pool, how: str, hosts: str) -> None:
     """By one rank: all ranks' calls end."""
@@ -197,6 +203,47 @@ def test_abort(ranks: Pool, how: str, hosts: str) -> None:
         if texts:
             assert "the process group was aborted" in texts[1], texts
             assert rank > 0 or "the process group was aborted" in texts[0], texts
+
+
+def _in_no_call(rank: int, size: int) -> str:
+    group, text = made(NEVER), ""
+    if rank == 1:
+        group.abort()
+    dist.barrier()
+    if rank == 2:
+        time.sleep(2)  # in which its ring hears of it
+        text = failed(CommAbortedError, CALLS["all_reduce"], size, group)
+    dist.barrier()
+    dist.destroy_process_group(group)
+    return text
+
+
+def test_abort_while_a_rank_is_in_no_call(ranks: Pool) -> None:
+    text = ranks("abb").run(_in_no_call)[2]
+    assert text == (
+        "aborted by rank 1 on host b: the process group was aborted. Here: rank 2 on host b was in "
+        "no call"
+    )
+
+
+def _abort_at_first(rank: int, size: int) -> None:
+    """While this rank's first call waits for the other, which comes when it is over."""
+    group = dist.new_group(backend="ringkern", timeout=timedelta(seconds=60))
+    if rank == 0:
+        threading.Timer(0.3, group.abort).start()
+        failed(CommAbortedError, CALLS["all_reduce"], size, group)
+    dist.barrier()
+    if rank > 0:
+        start = time.monotonic()
+        with pytest.raises(RingKernError, match="the process group was aborted"):
+            CALLS["all_reduce"](size, group)
+        assert time.monotonic() - start < 20
+    dist.destroy_process_group(group)
+
+
+@grid(2)
+def test_abort_of_a_first_call(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_abort_at_first)
 
 
 def _abort_in_flight(rank: int, size: int) -> None:

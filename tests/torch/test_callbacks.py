@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import ringkern
-from tests.ranks import Pool
+from tests.ranks import Pool, grid
 from tests.torch.test_abort import NEVER, connected
 from tests.torch.test_api import summed, values
 
@@ -36,8 +36,9 @@ def _callbacks(rank: int, size: int) -> None:
     ringkern.ring_all_reduce(values(rank))
 
 
-def test_future_callbacks(ranks: Pool) -> None:
-    ranks(2).run(_callbacks)
+@grid(2)
+def test_future_callbacks(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_callbacks)
 
 
 def _call_in_callback(rank: int, size: int) -> None:
@@ -49,8 +50,9 @@ def _call_in_callback(rank: int, size: int) -> None:
     assert torch.equal(x, summed(size))
 
 
-def test_a_callback_may_start_another_call(ranks: Pool) -> None:
-    ranks(2).run(_call_in_callback)
+@grid(2)
+def test_a_callback_may_start_another_call(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_call_in_callback)
 
 
 def _slow_enough(rank: int, size: int) -> tuple[ringkern.Communicator, dist.Work]:
@@ -77,8 +79,9 @@ def _sync_call_in_callback(rank: int, size: int) -> None:
     communicator.close()
 
 
-def test_a_call_that_would_wait_for_its_own_callback(ranks: Pool) -> None:
-    ranks(2).run(_sync_call_in_callback)
+@grid(2)
+def test_a_call_that_would_wait_for_its_own_callback(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_sync_call_in_callback)
 
 
 def _async_call_in_callback(rank: int, size: int) -> None:
@@ -98,8 +101,9 @@ def _async_call_in_callback(rank: int, size: int) -> None:
     communicator.close()
 
 
-def test_an_async_call_in_a_callback_during_a_sync_one(ranks: Pool) -> None:
-    ranks(2).run(_async_call_in_callback)
+@grid(2)
+def test_an_async_call_in_a_callback_during_a_sync_one(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_async_call_in_callback)
 
 
 def _freed_by_its_callback(rank: int, size: int) -> None:
@@ -118,5 +122,6 @@ def _freed_by_its_callback(rank: int, size: int) -> None:
     assert all(torch.equal(x, summed(size)) for x in tensors)
 
 
-def test_a_callback_may_be_the_last_to_hold_a_communicator(ranks: Pool) -> None:
-    ranks(2).run(_freed_by_its_callback)
+@grid(2)
+def test_a_callback_may_be_the_last_to_hold_a_communicator(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_freed_by_its_callback)

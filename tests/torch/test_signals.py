@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import ringkern
-from tests.ranks import Named, Ranks
+from tests.ranks import Named, Pool, Ranks
 
 NEVER = timedelta(seconds=600)  # what ends before has not ended by it
 SENT_AFTER_S = 0.3
@@ -131,12 +131,14 @@ def _send(number: int, sent: list[float]) -> None:
     os.kill(os.getpid(), number)
 
 
-def _interrupted(rank: int, size: int, name: str, number: int) -> dict[str, Any]:
+def _interrupted(
+    rank: int, size: int, name: str, number: int, after_s: float = SENT_AFTER_S
+) -> dict[str, Any]:
     group = Group(size)
     call = getattr(group, name)
     sent: list[float] = []
     if rank == 1:
-        threading.Timer(SENT_AFTER_S, _send, (number, sent)).start()
+        threading.Timer(after_s, _send, (number, sent)).start()
         signal.signal(signal.SIGUSR1, _raise_stopped)
     first = {"found": None, "at": 0.0} if rank == LATE else _answer(call)
     dist.barrier()
@@ -178,6 +180,12 @@ def test_ctrl_c_ends_a_call_that_waits(pool: Ranks, name: str) -> None:
 def test_what_a_handler_raises_ends_a_call_that_waits(pool: Ranks) -> None:
     said = pool.run(_interrupted, "ring_all_reduce", signal.SIGUSR1)
     _check(said, "ring_all_reduce", "Stopped: as asked")
+
+
+def test_ctrl_c_ends_a_long_wait_for_another_host(ranks: Pool) -> None:
+    """Rank 1 is alone on its host, and has looked around for some seconds, and will not soon."""
+    said = ranks("aba").run(_interrupted, "ring_all_reduce", signal.SIGINT, 8.0)
+    _check(said, "ring_all_reduce", "KeyboardInterrupt")
 
 
 # ---- the first call -----------------------------------------------------------------------------
