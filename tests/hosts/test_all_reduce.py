@@ -260,19 +260,24 @@ def test_size_invariant(members: Pools, layout: str) -> None:
 
 
 def _accumulate(rank: int, size: int, groups: Groups) -> str:
-    """Partial sums in float32: no worse than one rounding to the dtype, and a few of float32."""
+    """Partial sums in float32: no worse than one rounding to the dtype, and a few of float32. What
+    a rank gives has been rounded: its product with a factor, too.
+    """
     results = []
     for dtype in (torch.float16, torch.bfloat16, torch.float8_e5m2):
-        inputs = [normal(dtype, (50_000,), r) for r in range(size)]
-        x = inputs[rank].clone()
-        ringkern.ring_all_reduce(x, group=groups.ring, accumulate="float32")
-        exact = torch.stack(inputs).double().sum(0)
-        size_of_sum = torch.stack(inputs).double().abs().sum(0)
-        info = torch.finfo(dtype)
-        bound = 0.5 * info.eps * exact.abs() + size * torch.finfo(torch.float32).eps * size_of_sum
-        off = (x.double() - exact).abs() > bound * 1.01 + info.smallest_normal * info.eps
-        assert not off.any(), (dtype, int(off.sum()))
-        results.append(x)
+        for factor in (1.0, 1.7):
+            inputs = [normal(dtype, (50_000,), r) for r in range(size)]
+            x = inputs[rank].clone()
+            op = dist.ReduceOp.SUM if factor == 1 else dist._make_nccl_premul_sum(factor)
+            ringkern.ring_all_reduce(x, op, group=groups.ring, accumulate="float32")
+            given = torch.stack([(y.float() * factor).to(dtype).double() for y in inputs])
+            exact = given.sum(0)
+            info = torch.finfo(dtype)
+            few = size * torch.finfo(torch.float32).eps * given.abs().sum(0)
+            bound = 0.5 * info.eps * exact.abs() + few
+            off = (x.double() - exact).abs() > bound * 1.01 + info.smallest_normal * info.eps
+            assert not off.any(), (dtype, factor, int(off.sum()))
+            results.append(x)
     return digest(results)
 
 

@@ -4,6 +4,7 @@ rest is tested where one host is: the tests of tests/torch that run over a `grid
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -16,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
 
-from ringkern.errors import CollectiveTimeoutError
+from ringkern.errors import CollectiveTimeoutError, CommAbortedError, RingKernError
 from tests.hosts.groups import LAYOUTS, Groups, Members
 from tests.ranks import Pool
 from tests.torch import test_backend_properties
@@ -107,7 +108,7 @@ LATE: dict[str, Callable[[int, dist.ProcessGroup], Any]] = {
     "exchange": lambda k, g: dist.all_reduce(
         torch.ones(1000), dist.ReduceOp.MAX, group=g, async_op=True
     ),
-    "broadcast": lambda k, g: dist.broadcast(torch.ones(1000), 1, group=g, async_op=True),
+    "broadcast": lambda k, g: dist.broadcast(torch.ones(1000), k - 1, group=g, async_op=True),
     "reduce": lambda k, g: dist.reduce(torch.ones(1000), 0, group=g, async_op=True),
     "all_gather": lambda k, g: dist.all_gather_into_tensor(
         torch.ones(1000 * k), torch.ones(1000), g, async_op=True
@@ -116,37 +117,50 @@ LATE: dict[str, Callable[[int, dist.ProcessGroup], Any]] = {
 
 
 def _late(rank: int, size: int) -> dict[str, str]:
-    """Rank 1 makes one call of each, and rank 0 two."""
+    """The last rank makes one call of each, and the others two."""
     limit = timedelta(seconds=3)
     groups = {name: dist.new_group(backend="ringkern", timeout=limit) for name in LATE}
     for name, group in groups.items():
         LATE[name](size, group).wait()
     dist.barrier()
-    works = {} if rank else {name: LATE[name](size, group) for name, group in groups.items()}
+    late = rank == size - 1
+    works = {} if late else {name: LATE[name](size, group) for name, group in groups.items()}
     said = {}
     for name, work in works.items():
+        if rank > 0 and name in ("broadcast", "reduce"):
+            continue  # it may have nothing to wait for
         with pytest.raises(CollectiveTimeoutError) as caught:
             work.wait()
         said[name] = str(caught.value)
     if rank == 0:  # by the engine's timeout
-        with pytest.raises(CollectiveTimeoutError, match="for a message from rank 1 on host b"):
-            dist.recv(torch.zeros(3), 1, groups["few"])
+        with pytest.raises(CollectiveTimeoutError, match=f"for a message from rank {size - 1} on"):
+            dist.recv(torch.zeros(3), size - 1, groups["few"])
     dist.barrier()
     for group in groups.values():
         dist.destroy_process_group(group)
     return said
 
 
+@pytest.mark.parametrize("hosts", ["ab", "aab"])
+def test_a_host_that_is_late(ranks: Pool, hosts: str) -> None:
+    """Is named, whoever waits, and whatever engine: that would say that a connection broke."""
+    *told, nothing = ranks(hosts).run(_late)
+    assert told[0].keys() == LATE.keys()
+    assert nothing == {}
+    late = f"the timeout, for host b (rank {len(hosts) - 1}): no rank there"
+    assert all(late in text for said in told for text in said.values()), told
+
+
 def _behind(rank: int, size: int) -> None:
     """Rank 3 comes late to a broadcast, from which host a returns: it is in the next call then."""
     group = ring()
-    for late in (0, 1.5):
+    for late in (0, 4):
         dist.barrier()
         time.sleep(late * (rank == 3))
-        x = torch.full((1000,), float(rank))
+        x = torch.full((1_000_000,), float(rank))  # more than a link holds
         dist.broadcast(x, group_src=0, group=group)
         assert not x.any()
-        dist.all_reduce(x + 1, group=group)
+        dist.all_reduce(torch.ones(10), group=group)
 
 
 def test_a_host_that_is_a_call_behind(ranks: Pool) -> None:
@@ -169,9 +183,77 @@ def test_a_host_that_comes_in_time(ranks: Pool) -> None:
     ranks("ab").run(_in_time)
 
 
-def test_a_host_that_is_late(ranks: Pool) -> None:
-    """Is named, whatever engine is waited for; that itself would say that a connection broke."""
-    said = ranks("ab").run(_late)[0]
-    assert said.keys() == LATE.keys()
-    for name, text in said.items():
-        assert "waited for 3.0 s, the timeout, for host b (rank 1): no rank there" in text, name
+# ---- a host that gives up ------------------------------------------------------------------------
+
+
+def _leaves_a_wait(rank: int, size: int) -> None:
+    """The other host, for which this one has waited, keeps the group."""
+    group = dist.new_group(backend="ringkern", timeout=timedelta(seconds=60))
+    dist.all_reduce(torch.ones(3), group=group)
+    if rank == 0:
+        threading.Timer(0.3, group.abort).start()
+        with pytest.raises(CommAbortedError):
+            dist.all_reduce(torch.ones(3), group=group)
+        start = time.monotonic()
+        dist.destroy_process_group(group)
+        assert time.monotonic() - start < 20
+    dist.barrier()
+    if rank > 0:
+        dist.destroy_process_group(group)
+
+
+def test_destroying_what_was_waited_for(ranks: Pool) -> None:
+    ranks("ab").run(_leaves_a_wait)
+
+
+# ---- exchanges -----------------------------------------------------------------------------------
+
+
+def _error(call: Callable[[], object]) -> tuple[str, str]:
+    try:
+        call()
+    except RingKernError as error:
+        return type(error).__name__, str(error)
+    return "no error", ""
+
+
+def _one_does_not_fit(rank: int, size: int) -> list[tuple[str, str]]:
+    """Rank 1 sends to rank 0, on its host, what that does not expect."""
+    group = dist.new_group(backend="ringkern", timeout=timedelta(seconds=5))
+    try:
+        outs = [torch.empty(10) for _ in range(size)] if rank == 0 else None
+        x = torch.ones(5 if rank == 1 else 10)
+        first = _error(lambda: dist.gather(x, outs, 0, group))
+        time.sleep(1.5)  # in which rank 0 tells it
+        y = torch.ones(size)
+        return [first, _error(lambda: dist.all_to_all_single(torch.ones(size), y, group=group))]
+    finally:
+        dist.destroy_process_group(group)
+
+
+def test_what_does_not_fit_on_a_host_is_told_to_the_others(ranks: Pool) -> None:
+    found = ranks("aabb").run(_one_does_not_fit)
+    assert found[0][0][0] == "CollectiveMismatchError"
+    for _, (kind, text) in found:
+        assert kind in ("CollectiveMismatchError", "CommAbortedError"), found
+        assert "must agree on its size" in text, found
+
+
+def _gathers_in_another_order(rank: int, size: int) -> list[str]:
+    group = dist.new_group(backend="ringkern", timeout=timedelta(seconds=3))
+    works = []
+    for root in (0, 1) if rank == 0 else (1, 0):
+        outs = [torch.empty(3) for _ in range(size)] if rank == root else None
+        works.append(dist.gather(torch.ones(3), outs, root, group, async_op=True))
+    kinds = [_error(work.wait)[0] for work in works if work is not None]
+    dist.barrier()
+    dist.destroy_process_group(group)
+    return kinds
+
+
+def test_one_gather_is_not_taken_for_another(ranks: Pool) -> None:
+    """Each root waits for a message of its own call; the first that gives up ends its engine."""
+    found = ranks("ab").run(_gathers_in_another_order)
+    assert any("CollectiveTimeoutError" in kinds for kinds in found), found
+    for kinds in found:
+        assert kinds[0] in ("CollectiveTimeoutError", "PeerLostError"), found

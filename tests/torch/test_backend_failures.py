@@ -255,6 +255,7 @@ def _abort_in_flight(rank: int, size: int) -> None:
         for work in works:
             assert work is not None
             assert "the process group was aborted" in failed(CommAbortedError, work.wait)
+        failed(CommAbortedError, dist.irecv, torch.ones(5), 1, group)
         group.abort()  # any number of times
     dist.barrier()
     dist.destroy_process_group(group)

@@ -22,7 +22,7 @@ LARGE = 4_000_000  # elements: far more than a link holds
 def _pairs(rank: int, size: int) -> None:
     group = ring()
     for seed, dtype in enumerate(DTYPES):
-        for shape in ((), (0,), (3, 7), (4097,)):
+        for shape in ((), (0,), (3, 7), (1024,), (4097,)):
             for a in range(size):
                 for b in range(size):
                     if rank == a != b:
