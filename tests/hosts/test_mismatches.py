@@ -132,6 +132,8 @@ SWAPS: dict[str, tuple[Call, Call]] = {
     "width": (_ring(1000), _ring(1000, accumulate="float32")),
     "order": (_ring(1000), _ring(1000, deterministic="size_invariant")),
 }
+# Each host may do it in its way.
+INSIDE = {"protocol": (_ring(MANY, protocol="ll"), _ring(MANY, protocol="simple"))}
 # Ranks that give or get something on their own host alone may return from such a call.
 SOME_RETURN = {
     "nothing": (),
@@ -165,7 +167,7 @@ def _swap(rank: int, size: int, name: str, before: int, other: list[int]) -> Tol
     waits for nobody within 0.2 s.
     """
     group = dist.new_group(timeout=timedelta(seconds=30), backend="ringkern")
-    first, second = (SWAPS | EXCHANGES)[name]
+    first, second = (SWAPS | EXCHANGES | INSIDE)[name]
     try:
         for _ in range(before // 2):
             first(group), second(group)
@@ -221,7 +223,7 @@ def test_the_last_rank_makes_two_calls_in_another_order(ranks: Pool, name: str, 
     _check(errors, kinds)
 
 
-ALIKE = ["average of many", "average", "root", "root of a sum", "two of nothing"]
+ALIKE = ["average of many", "average", "root", "root of a sum", "two of nothing", *INSIDE]
 
 
 @pytest.mark.parametrize("name", ALIKE)
