@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -187,13 +188,17 @@ def test_a_host_that_comes_in_time(ranks: Pool) -> None:
 
 
 def _leaves_a_wait(rank: int, size: int) -> None:
-    """The other host, for which this one has waited, keeps the group."""
+    """The other host, for which this one has waited, keeps the group, and may still send."""
     group = dist.new_group(backend="ringkern", timeout=timedelta(seconds=60))
-    dist.all_reduce(torch.ones(3), group=group)
+    x = torch.ones(1000)
+    dist.all_reduce(x, group=group)
     if rank == 0:
         threading.Timer(0.3, group.abort).start()
         with pytest.raises(CommAbortedError):
-            dist.all_reduce(torch.ones(3), group=group)
+            dist.all_reduce(x, group=group)
+        memory = weakref.ref(x.untyped_storage())
+        del x
+        assert memory() is not None, "the engine has it"
         start = time.monotonic()
         dist.destroy_process_group(group)
         assert time.monotonic() - start < 20

@@ -128,7 +128,7 @@ SWAPS: dict[str, tuple[Call, Call]] = {
     "a barrier": (_barrier, _broadcast(1, dtype=torch.uint8)),
     "two of nothing": (_all_reduce(0), _broadcast(0)),
     "size of many sums": (_reduce(MANY, 1), _reduce(MANY + 1, 1)),
-    "two roots": (_broadcast(MANY, 1), _broadcast(10, 0)),  # over two rails
+    "two roots": (_broadcast(10, 0), _broadcast(MANY, 3)),  # over two rails
     "width": (_ring(1000), _ring(1000, accumulate="float32")),
     "order": (_ring(1000), _ring(1000, deterministic="size_invariant")),
 }
@@ -143,7 +143,7 @@ SOME_RETURN = {
     "root of many sums": (),
     "two of nothing": (),
     "size of many sums": (1, 3),  # but not these
-    "two roots": (),
+    "two roots": (0, 1),
 }
 
 
@@ -192,11 +192,12 @@ def _check(errors: list[Told], kinds: str = "CollectiveMismatchError") -> None:
         print(f"rank {rank}: {took:.2f} s: {text}")
 
 
-# What nobody but a look around finds, where ranks have called before.
-LOOKED_FOR = [] if TIMES > 1 else [("root", BEFORE[-1], "names")]
+# Where ranks have called before, nobody but a look around finds the one, and nothing but the number
+# of the call the other.
+ALSO = [] if TIMES > 1 else [(name, BEFORE[-1], "names") for name in ("root", "two roots")]
 
 
-@pytest.mark.parametrize(("name", "before", "where"), [*_cases(SWAPS), *LOOKED_FOR])
+@pytest.mark.parametrize(("name", "before", "where"), [*_cases(SWAPS), *ALSO])
 def test_a_host_makes_two_calls_in_another_order(
     two_by_two: TwoByTwo, name: str, before: int, where: str
 ) -> None:
