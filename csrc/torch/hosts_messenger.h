@@ -138,6 +138,22 @@ class HostsMessenger final : public Carrier {
     const std::unique_ptr<Telegraph::Listening> group_;
   };
 
+  // An engine may say at once that a connection has broken: as it says so of another message, when
+  // somebody waits for it.
+  class Broken final : public c10d::Work {
+   public:
+    explicit Broken(std::exception_ptr error) { finish(std::move(error)); }
+    void abort() override {}
+  };
+  template <class Begin>
+  static WorkPtr begun(const Begin& begin) {
+    try {
+      return begin();
+    } catch (const std::exception&) {
+      return c10::make_intrusive<Broken>(std::current_exception());
+    }
+  }
+
   // The head of a slot.
   struct alignas(16) Header {
     uint64_t what;  // the call: an index of kMoved, and from bit 32 on the collective
@@ -199,18 +215,21 @@ class HostsMessenger final : public Carrier {
     const bool fits = bytes <= kSlotBytes;
     if (fits) slot.narrow(0, sizeof header, bytes).copy_(data);
     std::vector<at::Tensor> tensors{slot};
-    messages.push_back({true, t.peer, slots_->send(tensors, t.peer, tag)});
+    messages.push_back({true, t.peer, begun([&] { return slots_->send(tensors, t.peer, tag); })});
     if (fits) return;
     tensors = {data};
-    messages.push_back({true, t.peer, cpu_->send(tensors, t.peer, int(header.number))});
+    messages.push_back(
+        {true, t.peer, begun([&] { return cpu_->send(tensors, t.peer, int(header.number)); })});
   }
 
   EngineMessage receive(uint64_t what, const Transfer& t, int tag) {
     const at::Tensor slot = at::empty({int64_t(sizeof(Header)) + kSlotBytes}, at::kByte);
     std::vector<at::Tensor> tensors{slot};
     EngineMessage m{false, t.peer, nullptr};
-    m.work = t.peer == cpu::kAnySource ? slots_->recvAnysource(tensors, tag)
+    m.work = begun([&] {
+      return t.peer == cpu::kAnySource ? slots_->recvAnysource(tensors, tag)
                                        : slots_->recv(tensors, t.peer, tag);
+    });
     m.rest = [this, slot, what, to = as_bytes(t.buffer)](int source) {
       return take(slot, what, to, source);
     };

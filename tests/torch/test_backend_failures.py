@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -316,11 +317,12 @@ GONE = {"all_reduce": NEVER, "all_to_all": NEVER, "recv": NEVER}
 
 
 def _destroyed(rank: int, size: int) -> list[str]:
-    """A rank that has destroyed the group while another uses it."""
+    """A rank that has destroyed the group while another uses it, or begins to a second later."""
     texts = []
-    for name, timeout in GONE.items():
-        group = made(timeout)
+    for name, later_s in itertools.product(GONE, (0, 1)):
+        group = made(GONE[name])
         if rank == 0:
+            time.sleep(later_s)
             with pytest.raises(RingKernError) as caught:
                 CALLS[name](size, group)
             texts.append(str(caught.value))
@@ -332,7 +334,7 @@ def _destroyed(rank: int, size: int) -> list[str]:
 @grid(2)
 def test_a_rank_that_has_left(ranks: Pool, hosts: str) -> None:
     texts = ranks(hosts).run(_destroyed)[0]
-    assert len(texts) == 3
+    assert len(texts) == 6
     assert all("rank 1" in text for text in texts), texts
 
 
