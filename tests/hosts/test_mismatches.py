@@ -89,7 +89,7 @@ def _reduce_scatter(n: int, op: Any = dist.ReduceOp.SUM) -> Call:
 
 
 def _ring(n: int, **way: Any) -> Call:
-    """By the group's communicator."""
+    """Calls the group's communicator."""
     return lambda group: ringkern.ring_all_reduce(
         torch.ones(n, dtype=torch.bfloat16), group=group, **way
     )

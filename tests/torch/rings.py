@@ -55,7 +55,7 @@ def normal(dtype: torch.dtype, shape: tuple[int, ...], rank: int, seed: int = 0)
 
 
 def whole(dtype: torch.dtype, shape: tuple[int, ...], rank: int, seed: int = 0) -> torch.Tensor:
-    """As `any_bits`, but whole numbers that the sum and the product of four ranks do not round."""
+    """Returns whole numbers, which the sum and the product of four ranks do not round."""
     random = torch.Generator().manual_seed(seed * 1024 + rank)
     least = 0 if dtype in (torch.bool, torch.uint8) else -2
     return torch.randint(least, 3, shape, generator=random).to(dtype)

@@ -27,14 +27,14 @@ LAYOUTS = (
 CHUNK = 20  # steps that a pool is told at once
 # A rank that has not ended by then says where it is, and is killed.
 END_S, CLOSING_S = 50.0, 60.0
-# Of ranks that the pool has killed, or that have said themselves why they end.
+# Exit statuses of ranks that the pool has killed, or that have said themselves why they end.
 EXPECTED = (0, -signal.SIGKILL, -signal.SIGALRM, BROKEN)
 TROUBLE = ("wrong", "hung", "failed")
 
 
 @dataclass
 class Totals:
-    """What there was of each, over all pools."""
+    """Counts over all pools."""
 
     layouts: set[str] = field(default_factory=set)
     runs: int = 0

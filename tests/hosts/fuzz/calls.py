@@ -117,7 +117,7 @@ class Call:
         return found
 
     def bits(self, dtype: str, rank: int, part: int, n: int) -> torch.Tensor:
-        """What a rank has, of a dtype that is moved and not reduced: any bits."""
+        """Returns a rank's values of a dtype that is moved and not reduced: any bits."""
         return bits_of_any_kind(np.random.default_rng([self.number, rank, part]), dtype, n)
 
     def all_bits(self, dtype: str, n: int, part: int = 0) -> list[torch.Tensor]:
@@ -133,12 +133,12 @@ class Call:
         return Boxes(values, self.box, adjacent=self.own.random() < 0.3)
 
     def expect(self, box: Box | Boxes | Plain, values: Any, moved: bool = False) -> None:
-        """Of an output: these values, and nothing around it has changed."""
+        """Checks an output: it has these values, and nothing around it has changed."""
         self.outputs += box.all if isinstance(box, Boxes) else [box]
         self.checks.append(lambda: box.differs(values, moved))
 
     def keep(self, box: Box | Boxes) -> None:
-        """Of an input: nothing has changed."""
+        """Checks an input: nothing has changed."""
         self.checks.append(box.changed)
 
     def expect_same(self, got: Any, want: Any) -> None:

@@ -39,7 +39,7 @@ BROKEN = 3  # the status of a rank in which a call failed
 
 @dataclass(frozen=True)
 class Job:
-    """What all ranks of a pool are told.
+    """The task of all ranks of a pool.
 
     Attributes:
         seed: of everything.

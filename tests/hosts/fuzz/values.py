@@ -35,7 +35,7 @@ REDUCED = (*NUMBERS, *COMPLEX, "bool")
 MOVED = (*REDUCED, "int16")
 OPS = ("SUM", "PRODUCT", "MIN", "MAX", "AVG")
 BIT_OPS = ("BAND", "BOR", "BXOR")
-# Of functions that take names.
+# Arguments of functions that take names.
 NAMES = {op: "prod" if op == "PRODUCT" else op.lower() for op in (*OPS, *BIT_OPS)}
 EXACT_FACTORS = (0.5, 1.0, 2.0)
 
