@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -92,57 +93,54 @@ def _pairs(c: Call, most: int) -> list[tuple[int, int]]:
     return [tuple(c.random.sample(range(c.size), 2)) for _ in range(c.random.randint(1, most))]
 
 
-@kind("pairs", "blocks")
-def send_recv(c: Call) -> Any:
-    for i, (a, b) in enumerate(_pairs(c, 4)):
+def _messages(c: Call, most: int) -> Iterator[tuple[bool, torch.Tensor, int, int]]:
+    """Yields its ends of some messages: True if it sends, the tensor, the other rank, the tag."""
+    for i, (a, b) in enumerate(_pairs(c, most)):
         dtype, n, tag = c.choose("dtype", MOVED), c.length(), _tag(c) + c.random.randrange(TAGS)
         values = c.bits(dtype, a, i, n)
         if c.me == a:
             source = c.box(values)
             c.keep(source)
-            dist.send(source.tensor, None, c.group, tag, group_dst=b)
+            yield True, source.tensor, b, tag
         if c.me == b:
             out = c.box(torch.zeros_like(values))
             c.expect(out, values, moved=True)
-            by_number = {"group_src": a} if c.own.random() < 0.5 else {"src": c.ranks[a]}
-            c.expect_same(dist.recv(out.tensor, group=c.group, tag=tag, **by_number), c.ranks[a])
+            yield False, out.tensor, a, tag
+
+
+@kind("pairs", "blocks")
+def send_recv(c: Call) -> Any:
+    for sends, x, other, tag in _messages(c, 4):
+        if sends:
+            dist.send(x, None, c.group, tag, group_dst=other)
+        else:
+            source = c.ranks[other]
+            by_number = {"group_src": other} if c.own.random() < 0.5 else {"src": source}
+            c.expect_same(dist.recv(x, group=c.group, tag=tag, **by_number), source)
 
 
 @kind("pairs")
 def isend_irecv(c: Call) -> Any:
     """Several messages, which are received in another order; those of one tag in theirs."""
-    sends, receives = [], []
-    for i, (a, b) in enumerate(_pairs(c, 8)):
-        dtype, n, tag = c.choose("dtype", MOVED), c.length(), _tag(c) + c.random.randrange(TAGS)
-        values = c.bits(dtype, a, i, n)
-        if c.me == a:
-            source = c.box(values)
-            c.keep(source)
-            sends.append((dist.isend, source.tensor, b, tag))
-        if c.me == b:
-            out = c.box(torch.zeros_like(values))
-            c.expect(out, values, moved=True)
-            receives.append((dist.irecv, out.tensor, a, tag))
+    ends = [*_messages(c, 8)]
+    sends, receives = ([end for end in ends if end[0] == way] for way in (True, False))
     order = {key: c.own.random() for key in sorted({of[2:] for of in receives})}
     receives.sort(key=lambda of: order[of[2:]])
     both = sends + receives if c.own.random() < 0.5 else receives + sends
-    ends = {dist.isend: "group_dst", dist.irecv: "group_src"}
-    return [f(x, group=c.group, tag=tag, **{ends[f]: to}) for f, x, to, tag in both]
+    return [
+        dist.isend(x, group=c.group, tag=tag, group_dst=other)
+        if sent
+        else dist.irecv(x, group=c.group, tag=tag, group_src=other)
+        for sent, x, other, tag in both
+    ]
 
 
 @kind("pairs")
 def batch_isend_irecv(c: Call) -> Any:
-    ops = []
-    for i, (a, b) in enumerate(_pairs(c, 8)):
-        dtype, n = c.choose("dtype", MOVED), c.length()
-        values = c.bits(dtype, a, i, n)
-        if c.me == a:
-            source = c.box(values)
-            ops.append(dist.P2POp(dist.isend, source.tensor, None, c.group, _tag(c), group_peer=b))
-        if c.me == b:
-            out = c.box(torch.zeros_like(values))
-            c.expect(out, values, moved=True)
-            ops.append(dist.P2POp(dist.irecv, out.tensor, None, c.group, _tag(c), group_peer=a))
+    ops = [
+        dist.P2POp(dist.isend if sends else dist.irecv, x, None, c.group, tag, group_peer=other)
+        for sends, x, other, tag in _messages(c, 8)
+    ]
     receives_first = c.own.random() < 0.5
     ops.sort(key=lambda op: (op.op is dist.isend) == receives_first)
     return dist.batch_isend_irecv(ops) if ops else []
