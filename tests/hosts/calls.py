@@ -14,6 +14,7 @@ import torch
 from tests import reference
 from tests.hosts.groups import Groups
 from tests.reference import bits_of
+from tests.torch.rings import whole
 from tests.torch.sequences import Call, check_gloo, raise_difference, run_twice, values_of
 
 EXACT = ("min", "max", "band", "bor", "bxor")  # in whatever order
@@ -83,9 +84,7 @@ def _as_given(call: Call, x: torch.Tensor) -> torch.Tensor:
 
 def integral(rank: int, n: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
     """A rank's values, which any rank can make: whole numbers that no sum of a few rounds."""
-    random = torch.Generator().manual_seed(seed * 1024 + rank)
-    least = 0 if dtype == torch.uint8 else -3
-    return torch.randint(least, 4, (n,), generator=random).to(dtype)
+    return whole(dtype, (n,), rank, seed, most=3)
 
 
 def total(size: int, n: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:

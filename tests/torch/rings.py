@@ -54,11 +54,13 @@ def normal(dtype: torch.dtype, shape: tuple[int, ...], rank: int, seed: int = 0)
     return values.to(dtype)
 
 
-def whole(dtype: torch.dtype, shape: tuple[int, ...], rank: int, seed: int = 0) -> torch.Tensor:
-    """Returns whole numbers, which the sum and the product of four ranks do not round."""
+def whole(
+    dtype: torch.dtype, shape: tuple[int, ...], rank: int, seed: int = 0, most: int = 2
+) -> torch.Tensor:
+    """Returns whole numbers up to ``most``; of 2 no sum or product of four ranks is rounded."""
     random = torch.Generator().manual_seed(seed * 1024 + rank)
-    least = 0 if dtype in (torch.bool, torch.uint8) else -2
-    return torch.randint(least, 3, shape, generator=random).to(dtype)
+    least = 0 if dtype in (torch.bool, torch.uint8) else -most
+    return torch.randint(least, most + 1, shape, generator=random).to(dtype)
 
 
 def in_models_order(size: int) -> bool:
