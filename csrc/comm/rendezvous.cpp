@@ -17,6 +17,14 @@ Offer offer_in(const Message& m) {
   return {m.bytes, m.fd.get(), m.second_fd.get(), m.third_fd.get()};
 }
 
+constexpr Milliseconds kEndShows{200};
+
+// Of an error in sending: a rank that has closed its end has not voted, and so has died.
+Facts facts_of(const std::system_error& error, int rank) {
+  const int code = error.code().value();
+  return code == EPIPE || code == ECONNRESET ? Facts{rank} : Facts{};
+}
+
 // The exchange of greetings and offers with both neighbours.
 class Exchange {
  public:
@@ -112,7 +120,11 @@ void Exchange::connect_next(const Address& next) {
         break;
       }
     } catch (const std::system_error& e) {
-      agreement_.look(name);  // if it has given up, then that is the reason
+      // If it has given up or died, then that is the reason; an end shows late in a process.
+      for (const auto end = Clock::now() + kEndShows; Clock::now() < end;) {
+        agreement_.look(name);
+        std::this_thread::sleep_for(Milliseconds(5));
+      }
       throw TransportError(rank_text(place_.rank) + " cannot connect to " + name + ": " + e.what() +
                            ". Either that process has ended, or the two are in different network "
                            "namespaces (docker: --network=host, or one container for both)");
@@ -133,7 +145,8 @@ void Exchange::greet(const Met& to, int rank, const Offer& mine) const {
   try {
     send_message(to.socket, bytes, mine.fd, mine.second_fd, mine.third_fd);
   } catch (const std::system_error& e) {
-    throw Lost(rank_text(place_.rank) + " cannot greet " + rank_text(rank) + ": " + e.what());
+    throw Lost(rank_text(place_.rank) + " cannot greet " + rank_text(rank) + ": " + e.what(),
+               facts_of(e, rank));
   }
 }
 
@@ -185,7 +198,8 @@ void Exchange::pass_round() {
                    last.second_fd, last.third_fd);
     } catch (const std::system_error& e) {
       throw Lost(rank_text(place_.rank) + " cannot pass the offer of " + rank_text(owner) + " to " +
-                 rank_text(place_.next) + ": " + e.what());
+                     rank_text(place_.next) + ": " + e.what(),
+                 facts_of(e, place_.next));
     }
     owner = (owner + back) % place_.size;
     auto [received, message] =
@@ -211,7 +225,8 @@ std::pair<Received, Message> Exchange::await_message(const Fd& socket, int rank,
     const Received received = receive_message(socket, message);
     if (received == Received::closed)
       throw Lost(name + " ended before it answered " + rank_text(place_.rank) +
-                 ". Look for the first error among the ranks");
+                     ". Look for the first error among the ranks",
+                 {rank});
     if (received != Received::nothing_yet) return {received, std::move(message)};
   }
 }

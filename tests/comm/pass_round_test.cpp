@@ -121,7 +121,8 @@ void a_rank_that_dies_is_named() {
   for (int rank = 0; rank < kRanks; ++rank) {
     if (rank == kBad) continue;
     const std::string& text = outcomes[size_t(rank)].text;
-    CHECK_EQ(outcomes[size_t(rank)].kind, "RendezvousError");
+    CHECK_EQ(outcomes[size_t(rank)].kind, "PeerLostError");
+    CHECK_EQ(outcomes[size_t(rank)].lost, kBad);
     // By who of its neighbours noticed first.
     CHECK(text.find("rank 2 ended before it") != std::string::npos ||
           (text.find("cannot pass the offer of rank ") != std::string::npos &&

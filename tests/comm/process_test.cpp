@@ -81,10 +81,10 @@ void a_rank_that_dies_while_it_joins_is_named() {
         try {
           joiner.join();
           fail(__FILE__, __LINE__, "a ring with a dead rank");
-        } catch (const Error& e) {
+        } catch (const PeerLostError& e) {
           const std::string text = e.what();  // by how far it had come
-          CHECK(text.find("cannot connect to rank 1 (pid ") != std::string::npos ||
-                text.find("cannot greet rank 1: ") != std::string::npos ||
+          CHECK_EQ(e.facts.rank, 1);
+          CHECK(text.find("cannot greet rank 1: ") != std::string::npos ||
                 text.find("rank 1 ended before it answered rank 0") != std::string::npos ||
                 text.find(") died while the ranks connected") != std::string::npos);
         }

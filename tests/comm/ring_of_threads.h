@@ -61,9 +61,11 @@ struct FrailStore final : Store {
   }
 };
 
-// What came of a call on one rank. `kind` is empty when nothing was thrown.
+// What came of a call on one rank. `kind` is empty when nothing was thrown; `lost`: whom a
+// PeerLostError is about.
 struct Outcome {
   std::string kind, text;
+  int lost = -1;
   Neighbours neighbours;
 };
 
@@ -82,6 +84,9 @@ inline std::vector<Outcome> on_threads(int ranks, const std::function<Neighbours
         o.neighbours = call(rank);
       } catch (const RendezvousError& e) {
         note("RendezvousError", e);
+      } catch (const PeerLostError& e) {
+        note("PeerLostError", e);
+        o.lost = e.facts.rank;
       } catch (const TransportError& e) {
         note("TransportError", e);
       } catch (const std::exception& e) {
