@@ -223,19 +223,20 @@ inline c10::intrusive_ptr<c10d::Backend> make_backend(
   std::unique_ptr<Carrier> messenger;
   if (host_of.empty()) {
     ring = std::make_unique<TorchCommunicator>(store, name, rank, size, timeout_s);
+    ring->set_roster(std::move(roster));
     messenger = std::make_unique<Messenger>(std::make_shared<C10dStore>(store), "backend/pairs",
                                             Seat{rank, size}, milliseconds(timeout_s));
   } else {
     auto over_hosts = std::make_unique<HostsCommunicator>(
         store, name, Hosts(rank, host_of, host_names), timeout_s, std::move(engine), crossings);
+    over_hosts->set_roster(std::move(roster));  // the messenger already waits for other ranks
     messenger = std::make_unique<HostsMessenger>(*over_hosts, std::make_shared<C10dStore>(store),
                                                  "backend/pairs", milliseconds(timeout_s));
     ring = std::move(over_hosts);
   }
   const WithoutGil no_gil;
   return c10::make_intrusive<RingBackend>(std::move(store), rank, size, global_ranks, timeout_s,
-                                          wish, tables, std::move(roster), std::move(ring),
-                                          std::move(messenger));
+                                          wish, tables, std::move(ring), std::move(messenger));
 }
 
 inline void bind_backend(py::module_& m) {

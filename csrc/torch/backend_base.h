@@ -29,12 +29,11 @@ class BackendBase : public c10d::Backend {
   // `global_ranks`: of the group, in the default one; none: this is the default one.
   BackendBase(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
               const std::vector<int64_t>& global_ranks, double timeout_s, const Wish& wish,
-              const std::map<std::string, WayTables::Lists>& tables, Roster roster,
-              std::unique_ptr<Runner> ring, std::unique_ptr<Carrier> messenger)
+              const std::map<std::string, WayTables::Lists>& tables, std::unique_ptr<Runner> ring,
+              std::unique_ptr<Carrier> messenger)
       : Backend(rank, size), seat_{rank, size}, group_(group_record(rank, size, global_ranks)),
         timeout_(milliseconds(timeout_s)), wish_(wish), store_(std::make_shared<C10dStore>(store)),
         ring_(std::move(ring)), messenger_(std::move(messenger)) {
-    ring_->set_roster(std::move(roster));
     for (const auto& [device, lists] : tables) ring_->set_table(device, lists);
     init();
     OpenBackends::all().add(this, [this](Milliseconds patience) { close(patience); });

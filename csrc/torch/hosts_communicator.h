@@ -28,7 +28,8 @@ class HostsCommunicator final : public Runner {
   // rail_bytes, piece_bytes and tree of a Crossing.
   using Crossings = std::map<std::string, std::tuple<int64_t, int64_t, bool>>;
 
-  // `make_engine(device, ranks)`: Python's; a backend over these ranks of the group. `crossings`:
+  // `make_engine(device, ranks, watched)`: Python's; a backend over these ranks of the group.
+  // `watched(prefix, store)`: a store that stops waiting where a rank is gone. `crossings`:
   // by kind of device; what is left out is as a Crossing is by default.
   HostsCommunicator(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name,
                     Hosts hosts, double timeout_s, py::object make_engine,
@@ -192,8 +193,9 @@ class HostsCommunicator final : public Runner {
   bool is_late(const std::optional<Failure>& inside) const;
   std::optional<Failure> told();
   void throw_if_over(Clock::time_point start);
-  // Throws Told if one of these, which has not made its first call, is gone.
-  void throw_if_gone(const Roster& roster, const std::vector<int>& ranks, Store& store);
+  // Returns what throws Told, ten times a second, if one of these, which has not made its first
+  // call, is gone.
+  std::function<void()> look_for_gone(const std::vector<int>& ranks);
   void look_around_if_due(Clock::time_point start, Clock::time_point& due,
                           const std::function<bool()>& enough);
   using Roll = std::vector<std::optional<Telegraph::Whereabouts>>;

@@ -166,7 +166,8 @@ inline void HostsCommunicator::fail(std::exception_ptr error) {
   telegraph_.rest();
   const std::vector<int>& ranks = hosts_.ranks_on(hosts_.host());
   try {
-    std::rethrow_exception(error);
+    // Otherwise another rank knew better: here it may look as if one of this host had failed.
+    if (first.cause == Cause::failed) std::rethrow_exception(error);
   } catch (const NoEngine& e) {
     throw RendezvousError(e.text);
   } catch (const SharedMemoryError& e) {

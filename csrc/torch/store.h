@@ -2,9 +2,13 @@
 #pragma once
 
 #include <c10/util/Logging.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <algorithm>
+#include <exception>
+#include <functional>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -68,6 +72,78 @@ class C10dStore final : public Store {
   static constexpr std::chrono::microseconds kFirstPause{100}, kLongestPause{10'000};
 
   const c10::intrusive_ptr<c10d::Store> store_;
+};
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+// A store of torch for what waits in it without seeing that another rank is gone: such a wait can
+// be ended from outside.
+class WatchedStore final : public c10d::PrefixStore {
+  struct State {
+    std::function<void()> look;
+    Milliseconds timeout;
+    std::exception_ptr thrown;
+  };
+
+ public:
+  // As long as this lives, waits last no longer than `timeout`, whatever they ask for, and call
+  // `look` now and then, which throws to end them.
+  class Watch {
+   public:
+    Watch(Milliseconds timeout, std::function<void()> look)
+        : state_(std::make_shared<State>(State{std::move(look), timeout, nullptr})) {}
+    ~Watch() { state_->look = nullptr; }
+    Watch(const Watch&) = delete;
+    Watch& operator=(const Watch&) = delete;
+    // Throws what `look` has thrown: torch and Python hand on another exception.
+    void rethrow() const {
+      if (state_->thrown) std::rethrow_exception(state_->thrown);
+    }
+
+   private:
+    friend WatchedStore;
+    const std::shared_ptr<State> state_;
+  };
+
+  WatchedStore(const std::string& prefix, StorePtr store, const Watch& watch)
+      : PrefixStore(prefix, std::move(store)), state_(watch.state_) {}
+
+  std::vector<uint8_t> get(const std::string& key) override {
+    wait({key});
+    return PrefixStore::get(key);
+  }
+  std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& keys) override {
+    wait(keys);
+    return PrefixStore::multiGet(keys);
+  }
+  void wait(const std::vector<std::string>& keys) override { wait(keys, getTimeout()); }
+  void wait(const std::vector<std::string>& keys, const Milliseconds& timeout) override {
+    const auto start = Clock::now();
+    auto pause = kFirstPause;
+    while (!check(keys)) {
+      if (!state_->look) return PrefixStore::wait(keys, timeout);
+      if (Clock::now() - start >= state_->timeout)
+        C10_THROW_ERROR(DistStoreError,
+                        "no answer in the store within " + in_seconds(state_->timeout));
+      look();
+      std::this_thread::sleep_for(pause);
+      pause = std::min(2 * pause, kLongestPause);
+    }
+  }
+
+ private:
+  static constexpr std::chrono::microseconds kFirstPause{100}, kLongestPause{10'000};
+
+  void look() {
+    try {
+      state_->look();
+    } catch (...) {
+      state_->thrown = std::current_exception();
+      throw std::runtime_error("another rank is gone");
+    }
+  }
+
+  const std::shared_ptr<State> state_;
 };
 
 }  // namespace ringkern::torch_ext

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend
@@ -20,7 +20,18 @@ from ..pieces import GLOO, GLOO_CROWDED, NCCL, Crossing
 from .hosts import Hosts
 from .search import unique_prefix
 
-EngineMaker = Callable[[str, list[int]], Backend]
+
+class EngineMaker(Protocol):
+    """What makes engines; see :func:`engine_maker`."""
+
+    def __call__(
+        self,
+        device: str,
+        ranks: list[int],
+        watched: Callable[[str, dist.Store], dist.Store] = dist.PrefixStore,
+    ) -> Backend:
+        """An engine for ``device`` over these ranks."""
+
 
 _LONGEST_S = 365.0 * 24 * 3600  # what engines can count, and longer than anybody waits
 
@@ -93,9 +104,10 @@ def engine_maker(
         hosts: of the group, which MPI needs.
 
     Returns:
-        ``make(device, ranks)``: an engine for tensors of ``"cpu"`` or ``"cuda"`` over these ranks
-        of the group, numbered in this order. This rank is one of them, and all of them call it, in
-        the same order. It waits for them. It raises CommUsageError where the engine is not in this
+        ``make(device, ranks, watched)``: an engine for tensors of ``"cpu"`` or ``"cuda"`` over
+        these ranks of the group, numbered in this order. This rank is one of them, and all of them
+        call it, in the same order. It waits for them; Gloo does so in ``watched(prefix, store)``,
+        where the caller can end that. It raises CommUsageError where the engine is not in this
         torch, or has nothing for the device; and RendezvousError where the ranks do not meet.
 
     Raises:
@@ -111,7 +123,11 @@ def engine_maker(
     if "mpi" in names.values() and dist.is_mpi_available() and hosts is not None:
         of_mpi = _mpi_engines(rank, hosts)
 
-    def make(device: str, ranks: list[int]) -> Backend:
+    def make(
+        device: str,
+        ranks: list[int],
+        watched: Callable[[str, dist.Store], dist.Store] = dist.PrefixStore,
+    ) -> Backend:
         engine = names[device]
         _check_device(engine, device)
         if engine == "mpi" and of_mpi.get(tuple(ranks)):
@@ -127,7 +143,8 @@ def engine_maker(
         try:
             # A connection of its own. On a shared one, engines that two threads make in another
             # order on another rank would wait for each other: a TCPStore waits under a lock.
-            own = dist.PrefixStore(key, shared.clone())
+            wrap = watched if engine == "gloo" else dist.PrefixStore  # others also wait later
+            own = wrap(key, shared.clone())
             found = build(own, place, list(ranks), timeout, key)
         except CommUsageError:
             raise
@@ -185,7 +202,12 @@ def _missing(engine: str) -> str:
 
 def _gloo(store: dist.Store, place: int, ranks: list[int], timeout: timedelta, key: str) -> Any:
     made = _class("gloo", dist.is_gloo_available(), "ProcessGroupGloo", "BackendGloo")
-    return made(store, place, len(ranks), timeout=timeout)
+    # Gloo waits five times as long for a rank that should connect to it, and has died. To connect
+    # to one that listens takes no time; who does not listen yet is waited for in the store.
+    connecting = max(timeout / 5, min(timeout, timedelta(seconds=5)))
+    found = made(store, place, len(ranks), timeout=connecting)
+    found._set_default_timeout(timeout)
+    return found
 
 
 def _nccl(store: dist.Store, place: int, ranks: list[int], timeout: timedelta, key: str) -> Any:

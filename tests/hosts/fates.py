@@ -23,6 +23,8 @@ import torch
 import torch.distributed as dist
 
 import ringkern
+from ringkern.hosts import engines
+from ringkern.hosts.engines import _gloo
 from tests.comm.exits import serve
 from tests.comm.test_processes import owned
 from tests.faults import fates
@@ -218,6 +220,67 @@ DEEDS: dict[str, Callable[[Ring, Plan], None]] = {
     "raise": _raise,
     "kill": lambda ring, plan: os.kill(os.getpid(), signal.SIGKILL),
 }
+
+
+# ---- a rank that dies while the hosts are joined ------------------------------------------------
+
+
+class _Deadly(dist.Store):
+    """A store whose owner dies when it asks where the others listen, once it has said that."""
+
+    def __init__(self, store: dist.Store) -> None:
+        super().__init__()
+        self._store = store
+
+    def set(self, key: str, value: str) -> None:
+        self._store.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        self.get(keys[0])
+
+
+def _dies(*args: Any, **options: Any) -> Any:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _dies_listening(store: dist.Store, *args: Any) -> Any:
+    return _gloo(_Deadly(store), *args)
+
+
+def joined(rank: int, size: int, folder: Path) -> None:
+    """The hosts of a group are joined when it is made, and those of a communicator in its first
+    call. The ranks' deeds say where each dies."""
+    plan = Plan.read(folder)
+    plan.settle(rank)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    deed = (plan.deeds or {}).get(str(rank))
+    if deed == "before it comes":
+        ringkern._C.make_backend = _dies
+    if deed == "before it listens":
+        engines._BUILT_IN["gloo"] = _dies
+    if deed == "after it listens":
+        engines._BUILT_IN["gloo"] = _dies_listening
+    store = store_of(plan, rank, size, folder)
+    rings: list[Ring] = []
+
+    def call() -> None:
+        if not rings:
+            rings.append(Ring(plan, rank, size, store))
+            if deed == "before its first call":
+                time.sleep(1)  # all have come
+                _dies()
+            if deed == "late":
+                time.sleep(4)
+        rings[0].all_reduce(torch.ones(plan.n))
+
+    start = time.monotonic()
+    first = error_of(call)
+    took = time.monotonic() - start
+    leave_note(folder / f"said{rank}", json.dumps({"first": first, "took": took}))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ from tests.hosts.namespaces import Net, why_not
 Scenario = Callable[[str, int, Path], list[dict[str, Any]]]
 SOON_S = 4.0  # the timeout of those that are to wait for it; of the others: none that ends here
 
+JOINED_S = 30.0  # the timeout of ranks that must not wait for it
+
 namespaces = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 # Each in one way, where nobody asks for all (make hosts): a test takes seconds.
 AT_LENGTH = "RK_TEST_HOSTS_EXAMPLES" in os.environ
@@ -196,6 +198,49 @@ def test_a_host_loses_its_power(scenarios: Scenario, tmp_path: Path) -> None:
         plan = on(net, [2, 2], timeout_s=SOON_S, clean_s=2.0)
         fate = befall(scenarios, tmp_path, plan, 4, act)
     fate.check({0, 1}, "CollectiveTimeoutError", r"\bhost b\b", store_is_lost=True)
+
+
+@pytest.mark.parametrize(
+    ("backend", "deed"),
+    [
+        (True, "before it comes"),
+        (True, "before it listens"),
+        (True, "after it listens"),
+        (False, "before it listens"),
+        (False, "after it listens"),
+    ],
+)
+def test_a_rank_dies_while_the_hosts_are_joined(
+    scenarios: Scenario, tmp_path: Path, backend: bool, deed: str
+) -> None:
+    """All name it, also the rank to which it should have connected: Gloo cannot be told."""
+    timeout_s = JOINED_S if deed != "after it listens" else 2.0
+    Plan(names="aabb", timeout_s=timeout_s, backend=backend, deeds={"2": deed}).write(tmp_path)
+    outcome = scenarios("joined", 4, tmp_path)
+    assert [rank["status"] for rank in outcome] == [0, 0, -9, 0], outcome
+    for rank in (0, 1, 3):
+        said = json.loads((tmp_path / f"said{rank}").read_text())
+        first = said["first"]
+        print(f"rank {rank} after {said['took']:.2f} s: {first}")
+        assert (first["kind"], first["rank"]) == ("PeerLostError", 2), first
+        assert re.search(r"host b\b.*rank 2 \(pid \d+\) died", first["text"]), first
+        assert said["took"] < JOINED_S / 2
+
+
+@pytest.mark.parametrize("backend", [True, False], ids=["backend", "communicator"])
+def test_a_rank_that_comes_late_names_the_dead_one_of_another_host(
+    scenarios: Scenario, tmp_path: Path, backend: bool
+) -> None:
+    """It finds that the rank of its own host has given up, because of that other one."""
+    deeds = {"1": "before its first call", "2": "late"}
+    Plan(names="aabb", timeout_s=JOINED_S, backend=backend, deeds=deeds).write(tmp_path)
+    outcome = scenarios("joined", 4, tmp_path)
+    assert [rank["status"] for rank in outcome] == [0, -9, 0, 0], outcome
+    for rank in (0, 2, 3):
+        first = json.loads((tmp_path / f"said{rank}").read_text())["first"]
+        print(f"rank {rank}: {first}")
+        assert (first["kind"], first["rank"]) == ("PeerLostError", 1), first
+        assert re.search(r"rank 1 \(pid \d+\) died before its first call", first["text"]), first
 
 
 # ---- the network --------------------------------------------------------------------------------
