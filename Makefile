@@ -116,6 +116,7 @@ KILLS ?= 2000
 MISMATCHES ?= 1000
 HANDSHAKES ?= 10000
 LIVES ?= 10000
+TRAINING_KILLS ?= 300
 FAULTS_SEED ?= 1
 
 faults: build
@@ -127,6 +128,7 @@ faults: build
 	$(BUILD)/faults_syscalls_test_cpp --cases 0
 	RK_TEST_LIVES=$(LIVES) python -m pytest tests/faults/test_life_cycle.py -k many_lives -s
 	RK_TEST_LIVES=$(LIVES) python -m pytest tests/faults/test_ranks.py
+	python -m tests.faults.trainings --kills $(TRAINING_KILLS) --seed $(FAULTS_SEED)
 
 # In namespaces, where the machine permits them, and by name.
 HOSTS_EXAMPLES ?= 200
