@@ -116,12 +116,13 @@ class Search:
 
     def _say(self, peer: Peer) -> None:
         self._prefix = unique_prefix(self._store, f"hosts of {self._name}", self._rank, self._size)
-        self._store.set(self._key(self._rank), peer.to_json())
         self._sight = f"processes/{peer.boot_id}/{peer.pid_namespace}"
         if peer.pid and peer.boot_id and peer.pid_namespace:
             pid, started = _C.this_process()
             place = self._store.add(self._key(self._sight), 1)
             self._store.set(self._key(f"{self._sight}/{place}"), f"{self._rank} {pid} {started}")
+        # Last: a rank that dies before is missing, and one that dies after is seen to have ended.
+        self._store.set(self._key(self._rank), peer.to_json())
         if self._store.add(self._key("votes"), 1) == self._size:
             self._answer()
 
@@ -328,6 +329,8 @@ def interrupted(error: BaseException) -> str:
 
 
 def _did_not_come(ranks: list[int]) -> str:
+    if not ranks:
+        return "a rank ended while it came"
     more = f" and {len(ranks) - _MAX_LISTED} more" if len(ranks) > _MAX_LISTED else ""
     return f"did not come: rank {' '.join(map(str, ranks[:_MAX_LISTED]))}{more}"
 

@@ -426,6 +426,32 @@ def test_a_rank_that_is_killed_while_another_is_waited_for(tmp_path: Path) -> No
     assert (str(late.value), late.value.rank) == (str(caught.value), 1)
 
 
+class Killing:
+    """A store that ends its process in place of an answer."""
+
+    def __init__(self, store: dist.Store, works: int) -> None:
+        self.store, self.works = store, works
+
+    def __getattr__(self, name: str) -> Any:
+        self.works -= 1
+        if self.works < 0:
+            os._exit(0)
+        return getattr(self.store, name)
+
+
+@pytest.mark.parametrize("works", range(5))
+def test_a_rank_that_dies_while_it_comes_is_named(tmp_path: Path, works: int) -> None:
+    """Whichever of the five things it had said that there are."""
+    path = str(tmp_path / "store")
+    if (child := os.fork()) == 0:
+        Search(Killing(dist.FileStore(path, 2), works), "x", 1, 2, LONG_S)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    with pytest.raises((PeerLostError, RendezvousError)) as caught:
+        find(dist.FileStore(path, 2), "x", 0, 2, SHORT_S)
+    assert caught.value.rank == 1
+
+
 def gone(process: tuple[int, int], left: str = "") -> tuple[int, str] | None:
     """Returns True if rank 1, of which this process is known, counts as gone."""
     return _C.find_gone(("", [(0, 0), process, (0, 0)], 0.0), lambda: left)
@@ -481,6 +507,13 @@ def test_a_store_that_fails_is_an_error_of_the_first_call(works: int) -> None:
     search = Search(Broken(works), "x", 0, 2, SHORT_S, peer(0))
     with pytest.raises(RendezvousError, match=r"torch's store.* has failed: connection reset"):
         search.wait()
+
+
+def test_a_rank_that_has_come_by_half_and_cannot_be_seen() -> None:
+    broken = Broken(2)  # it has said where it is, and does not count
+    Search(broken, "x", 1, 2, LONG_S, peer(1))
+    with pytest.raises(RendezvousError, match="a rank ended while it came"):
+        find(broken.store, "x", 0, 2, SHORT_S, peer(0))
 
 
 @pytest.mark.parametrize("answer", [b"", b"\x00\xff", b"[]", b'{"refused": 5, "rank": 1}', b"[[]]"])
