@@ -59,10 +59,11 @@ inline Engine& HostsCommunicator::engine(c10::Device device, bool over_all) {
   } catch (const py::error_already_set& e) {
     Signals::keep(e);
     watch.rethrow();
-    // Or after that: then the engine says only that nobody was there.
+    // Or after that: then the engine says only that nobody was there. Unless it fails elsewhere, too.
     for (const auto end = Clock::now() + kReasonComes; Clock::now() < end; look()) {
       const WithoutGil no_gil;
       std::this_thread::sleep_for(Milliseconds(20));
+      if (const auto why = told(); why && why->cause == Cause::failed) break;
     }
     throw NoEngine{hosts_.text_of_rank(rank()) +
                    " has no engine between the hosts: " + py::str(e.value()).cast<std::string>()};
