@@ -59,7 +59,8 @@ inline Engine& HostsCommunicator::engine(c10::Device device, bool over_all) {
   } catch (const py::error_already_set& e) {
     Signals::keep(e);
     watch.rethrow();
-    // Or after that: then the engine says only that nobody was there. Unless it fails elsewhere, too.
+    // A better reason than the engine's, that nobody was there, may still come. Where engines fail on
+    // other ranks, too, there is none.
     for (const auto end = Clock::now() + kReasonComes; Clock::now() < end; look()) {
       const WithoutGil no_gil;
       std::this_thread::sleep_for(Milliseconds(20));

@@ -22,7 +22,7 @@ from .search import unique_prefix
 
 
 class EngineMaker(Protocol):
-    """What makes engines; see :func:`engine_maker`."""
+    """A maker of engines; see :func:`engine_maker`."""
 
     def __call__(
         self,
@@ -30,7 +30,7 @@ class EngineMaker(Protocol):
         ranks: list[int],
         watched: Callable[[str, dist.Store], dist.Store] = dist.PrefixStore,
     ) -> Backend:
-        """An engine for ``device`` over these ranks."""
+        """Make an engine for ``device`` over these ranks."""
 
 
 _LONGEST_S = 365.0 * 24 * 3600  # what engines can count, and longer than anybody waits
