@@ -4,10 +4,10 @@
 //
 // On CPUs a second backend over the same ranks carries slots: messages of one size, which begin
 // with the call that their rank makes. Data of up to a slot's payload travel in it. More data go by
-// the first backend, once the ranks have compared their calls in slots; for a call like the one
-// before they need not, since a rank that makes another one now has to compare. So nothing of a
-// call meets anything of another one: neither its values, nor its size, for which Gloo would end
-// the process.
+// the first backend, once the ranks have compared their calls in slots; for a call that all expect
+// after those before they need not, since a rank that makes another one has to compare. So nothing
+// of a call meets anything of another one: neither its values, nor its size, for which Gloo would
+// end the process.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "comm/control.h"
+#include "core/forecast.h"
 #include "torch/runner.h"
 #include "torch/tensors.h"
 
@@ -140,10 +141,8 @@ class Engine {
   // The call that whatever follows is a part of; the same one again changes nothing.
   void set_call(const ringkern::Call& call) {
     if (call.seq == call_.seq) return;
-    if (agreeing_) finish_comparing();  // the last call moved nothing that waited for it
-    // The last call of the group, and not only of this engine: calls over two rails have an order.
-    const bool again = call.seq == call_.seq + 1 && call.words == call_.words;
-    agreed_ = !slots_ || (agreed_ && again);
+    // Its number, too, is to be expected: calls over two rails have an order.
+    agreed_ = forecast_.note(call.seq, call.words) || !slots_;
     call_ = call;
   }
   // Begins to compare the call, for data that do not fit in a slot, and will wait for it.
@@ -309,10 +308,9 @@ class Engine {
   void agree() {
     if (agreed_) return;
     begin_comparing();
-    finish_comparing();
+    std::exchange(agreeing_, nullptr)();
     agreed_ = true;
   }
-  void finish_comparing() { std::exchange(agreeing_, nullptr)(); }
 
   const BackendPtr backend_, slots_;
   const int ranks_;
@@ -320,6 +318,7 @@ class Engine {
   const Await await_;
   const Differ differ_;
   ringkern::Call call_;
+  Forecast forecast_;  // all ranks have noted the same: calls that were compared, or expected
   Finish agreeing_;     // the comparison of that call, if it has begun
   bool agreed_ = true;  // its data may go by `backend_`
 };

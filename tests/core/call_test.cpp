@@ -1,9 +1,11 @@
-// What a call is, in two words: every field is in them, apart from the others.
+// What a call is, in two words: every field is in them, apart from the others; and which follows.
 #include "core/call.h"
 
 #include <set>
+#include <vector>
 
 #include "check.h"
+#include "core/forecast.h"
 
 using namespace ringkern;
 
@@ -57,9 +59,46 @@ void wide_is_of_sums_and_products_of_small_floats() {
     }
 }
 
+CallWords sum_of(int64_t count) {
+  return words_of(Collective::all_reduce, {DType::f32}, Algorithm::ring, {}, 0, count);
+}
+
+// Notes `counts` from call `seq` on; returns how many of them were expected.
+int expected(Forecast& forecast, uint64_t& seq, const std::vector<int64_t>& counts) {
+  int n = 0;
+  for (const int64_t count : counts) n += forecast.note(seq++, sum_of(count));
+  return n;
+}
+
+void a_call_is_expected_where_it_has_followed() {
+  Forecast forecast;
+  uint64_t seq = 1;
+  CHECK_EQ(expected(forecast, seq, {7, 7, 7, 7}), 3);  // from the second on
+  const std::vector<int64_t> round{1, 2, 3, 1, 1, 1, 4, 2, 5, 6};
+  expected(forecast, seq, round);
+  expected(forecast, seq, round);  // its end goes over into its beginning for the first time
+  for (int i = 0; i < 3; ++i) CHECK_EQ(expected(forecast, seq, round), 10);
+
+  Forecast other = forecast;  // that of a rank that goes on otherwise
+  uint64_t at = seq;
+  CHECK_EQ(expected(other, at, {1, 2, 4}), 2);
+  CHECK(!other.note(at, words_of(Collective::broadcast, {DType::f32}, Algorithm::ring, {}, 0, 1)));
+  CHECK(!Forecast(forecast).note(seq + 1, sum_of(1)));  // with another call in between
+}
+
+void a_forecast_of_many_calls_keeps_to_those_before() {
+  Forecast forecast;
+  uint64_t seq = 1;
+  std::vector<int64_t> many;
+  for (int64_t i = 0; i < 100'000; ++i) many.push_back(i);  // more than it can hold
+  CHECK_EQ(expected(forecast, seq, many), 0);
+}
+
 }  // namespace
 
 int main() {
+  a_call_is_expected_where_it_has_followed();
+  a_forecast_of_many_calls_keeps_to_those_before();
   every_field_is_read_back();
   wide_is_of_sums_and_products_of_small_floats();
 }

@@ -287,12 +287,13 @@ def _made_by(
 
 def waits_twice(rank: int, size: int, folder: Path) -> None:
     """For the victim's group, which comes late, and for its first call, which does not come."""
-    (api,) = (folder / "plan").read_text().split()
+    for name in (folder / "plan").read_text().split():
+        Named(name)(rank)
     Heard()  # of the wait
     if rank == VICTIM:
-        time.sleep(10)
+        time.sleep(6)
     start = time.monotonic()
-    call, leave = _made_by(api, rank, size, folder, timedelta(seconds=12))
+    call, leave = _made_by("backend", rank, size, folder, timedelta(seconds=8))
     if rank == VICTIM:
         for other in (0, 2):
             wait_for(folder / f"said{other}")

@@ -223,11 +223,19 @@ def test_a_rank_that_is_late_to_its_first_call_is_waited_for(
     assert outcome == [{"status": 0, "stderr": ""}] * 3
 
 
-def test_two_waits_are_no_longer_than_the_timeout(scenarios: Scenario, tmp_path: Path) -> None:
-    (tmp_path / "plan").write_text("backend")
+@pytest.mark.parametrize(
+    ("hosts", "kind"),
+    [("", "RendezvousError"), ("aba", "CollectiveTimeoutError")],
+    ids=["one host", "aba"],
+)
+def test_two_waits_are_no_longer_than_the_timeout(
+    scenarios: Scenario, tmp_path: Path, hosts: str, kind: str
+) -> None:
+    (tmp_path / "plan").write_text(hosts)
     for said in told(scenarios("waits_twice", 3, tmp_path), tmp_path, 0, 2):
-        assert said["first"]["kind"] == "RendezvousError"
-        assert said["took"] < 18, "it would be 22, of a timeout of 12"
+        assert said["first"]["kind"] == kind
+        assert "rank 1" in said["first"]["text"]
+        assert said["took"] < 12, "it would be 14, of a timeout of 8"
 
 
 # ---- ranks that make different calls ------------------------------------------------------------

@@ -224,6 +224,24 @@ def test_the_last_rank_makes_two_calls_in_another_order(ranks: Pool, name: str, 
     _check(errors, kinds)
 
 
+def _ahead(rank: int, size: int, elements: int) -> Told:
+    """Rank 0 has sent many broadcasts before it waits for a host that makes another call."""
+    group = dist.new_group(timeout=timedelta(seconds=30), backend="ringkern")
+    broadcast, calls = _broadcast(elements), 1000
+    try:
+        for _ in range(10):
+            broadcast(group)
+        steps = [broadcast] * calls if rank < 2 else [_all_reduce(elements)]
+        made: list[object] = []
+        return *_error(lambda: [made.append(step(group)) for step in [*steps, _barrier]]), len(made)
+    finally:
+        dist.destroy_process_group(group)
+
+
+def test_a_host_makes_another_call_than_one_that_is_ahead(ranks: Pool) -> None:
+    _check(ranks(TWO_BY_TWO).run(_ahead, 500, timeout_s=ALL_S))
+
+
 ALIKE = ["average of many", "average", "root", "root of a sum", "two of nothing", *INSIDE]
 
 

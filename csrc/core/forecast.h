@@ -1,0 +1,44 @@
+// Which call comes next, by what has come before: programs make their calls in rounds.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/call.h"
+
+namespace ringkern {
+
+// A forecast of calls. It depends on nothing but the calls that were noted: where some ranks have
+// noted the same ones, a call that one of them expects is expected by all.
+class Forecast {
+ public:
+  // Notes a call; `seq` grows with each. True: it is what followed the last time, and as many calls
+  // later, after calls like the last four, or else after the last one.
+  bool note(uint64_t seq, const CallWords& words) {
+    const Next next{words, seq - seq_};
+    Next& known = followed_[size_t(context_ * kSpread >> (64 - kBits))];
+    const bool expected = next == (known.distance > 0 ? known : last_);
+    known = last_ = next;
+    seq_ = seq;
+    context_ = context_ << 16 | (history_of(next.distance, words) & 0xffff);
+    return expected;
+  }
+
+ private:
+  struct Next {
+    CallWords words;
+    uint64_t distance = 0;  // in calls; 0: unknown
+
+    bool operator==(const Next&) const = default;
+  };
+  static constexpr int kBits = 10;
+  static constexpr uint64_t kSpread = 0x9e3779b97f4a7c15;
+
+  std::vector<Next> followed_{size_t(1) << kBits};  // by the context; contexts may share one
+  Next last_;
+  uint64_t seq_ = 0;
+  uint64_t context_ = 0;  // the last four calls, 16 bits of each
+};
+
+}  // namespace ringkern
