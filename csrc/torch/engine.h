@@ -318,7 +318,7 @@ class Engine {
   const Await await_;
   const Differ differ_;
   ringkern::Call call_;
-  Forecast forecast_;  // all ranks have noted the same: calls that were compared, or expected
+  Forecast forecast_;   // all ranks have noted the same: calls that were compared, or expected
   Finish agreeing_;     // the comparison of that call, if it has begun
   bool agreed_ = true;  // its data may go by `backend_`
 };

@@ -108,7 +108,7 @@ inline void HostsCommunicator::run_task(const Prepared& prepared, const Wish& wi
   now_.since = Clock::now();
   now_.call = {.seq = ++seq_, .words = words};
   now_.text = text_of(now_.call);
-  const auto inside = [&, &words](Task step, const Wish& how) {
+  const auto inside = [&](Task step, const Wish& how) {
     step.part_of = words;
     inner_->run(prepared.device, step, how, now_.timeout);
   };
@@ -121,10 +121,7 @@ inline void HostsCommunicator::run_task(const Prepared& prepared, const Wish& wi
                            [&]() -> Engine& { return between(false); },
                            [&]() -> Engine& { return between(true); }};
   const Telegraph::Listening listening(telegraph_, now_.call.seq, now_.text);
-  Journey journey(ways, prepared, wish);
-  // Ranks that are not connected inside their host are not told what is found between hosts.
-  if (!std::exchange(met_, true) && prepared.device.is_cpu()) journey.meet_inside();
-  journey.run();
+  Journey(ways, prepared, wish).run();
 }
 
 // Leaves out how a call goes inside a host. Small floats may cross as float32, and may be combined
@@ -164,26 +161,20 @@ inline void HostsCommunicator::await(const WorkPtr& work) {
     }
   };
   if (!now_.device.is_cpu()) return wait();  // the stream does
-  constexpr Milliseconds kSlice{20}, kLong{60}, kWarning{5000};
+  constexpr Milliseconds kSlice{20}, kWarning{5000};
   LongWait done(work);
   if (done.done_within(kSlice)) return wait();
   const auto start = Clock::now();
   // The first rank of a host looks, unless it is another rail that waits.
   auto look_at = start + (hosts_.local() == 0 ? 1 : 2) * kLookAround;
-  // Each once, when the wait has lasted so long.
-  bool watches = false, warned = false;
-  const auto due = [&](bool& did, Milliseconds after) {
-    return !did && Clock::now() - start >= after && (did = true);
-  };
+  bool warned = false;
   while (!done.done_within(kSlice)) {
     throw_if_over(start);
-    if (due(watches, kLong)) telegraph_.watch(now_.call.seq, now_.text);
     look_around_if_due(start, look_at, [&] { return done.done_within(Milliseconds(0)); });
-    if (due(warned, kWarning))
+    if (Clock::now() - start >= kWarning && !std::exchange(warned, true))
       NewsDesk::all().post(NewsKind::warning,
                            here() + " has waited for other hosts for " + in_seconds(kWarning));
   }
-  telegraph_.rest();
   wait();
 }
 

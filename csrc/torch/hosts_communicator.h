@@ -237,7 +237,6 @@ class HostsCommunicator final : public Runner {
   std::timed_mutex turn_;  // one call at a time
   Now now_;                // of whoever has the turn
   uint64_t seq_ = 0;
-  bool met_ = false;  // the ranks of this host have made a call together
   std::map<std::pair<c10::DeviceType, bool>, std::unique_ptr<Engine>> engines_;
   std::atomic<int> posted_{0};  // asynchronous calls that have not run
   std::unique_ptr<Worker> worker_;

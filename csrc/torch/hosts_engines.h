@@ -81,7 +81,6 @@ inline void HostsCommunicator::meet(const std::string& name, const std::vector<i
   const std::string key = prefix_ + "/engine/" + name;
   const auto look_for_gone = this->look_for_gone(ranks);
   auto look_around_at = Clock::now() + kLookAround;
-  telegraph_.watch(now_.call.seq, now_.text);
   auto pause = kFirstPause;
   const auto start = Clock::now();
   const auto all_come = [&](int64_t more) { return store.add(key, more) >= int64_t(ranks.size()); };
@@ -102,7 +101,6 @@ inline void HostsCommunicator::meet(const std::string& name, const std::vector<i
     }
     throw;
   }
-  telegraph_.rest();
 }
 
 // Looks at these alone: others may be through with their first call, and have ended.

@@ -34,12 +34,6 @@ class Journey {
     halves_.protocol = wish.protocol;
   }
 
-  // Returns when all ranks of this host are in this call. For tensors of a CPU.
-  void meet_inside() {
-    uint8_t token = 1;
-    step(Collective::all_reduce, {DType::u8, Combine::min}, &token, &token, 1);
-  }
-
   void run() {
     at::AutoDispatchBelowADInplaceOrView guard;
     if (task_.count == 0 && prepared_.device.is_cpu()) return compare_only();
@@ -73,7 +67,8 @@ class Journey {
   // Nothing is to be moved, and yet all ranks have to make the same call.
   void compare_only() {
     if (hosts_.local() == 0) ways_.rail().compare();
-    meet_inside();
+    uint8_t token = 1;
+    step(Collective::all_reduce, {DType::u8, Combine::min}, &token, &token, 1);
   }
   void* element(const void* base, int64_t offset, DType dtype) const {
     return const_cast<char*>(static_cast<const char*>(base)) + offset * size_of(dtype);
