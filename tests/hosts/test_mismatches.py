@@ -258,12 +258,23 @@ MANY_BYTES = 100_000
 
 
 def _message(
-    rank: int, size: int, sent: int, expected: int, dtype: torch.dtype, source: int | None
+    rank: int,
+    size: int,
+    sent: int,
+    expected: int,
+    dtype: torch.dtype,
+    source: int | None,
+    before: int,
 ) -> Any:
     """Rank 0 sends to the last one what that does not expect; what follows is as ever."""
     group = dist.new_group(timeout=timedelta(seconds=30), backend="ringkern")
     last, found = size - 1, None
     try:
+        for _ in range(before):
+            if rank == 0:
+                dist.send(torch.ones(10), last, group)
+            elif rank == last:
+                dist.recv(torch.zeros(10), source, group)
         for tag in (0, 1, 0):  # after one that fails, too
             if rank == 0:
                 dist.send(torch.ones(sent), last, group, tag)
@@ -282,6 +293,7 @@ def _message(
 
 
 @pytest.mark.parametrize("where", WHERE if TIMES > 1 else WHERE[:1])
+@pytest.mark.parametrize("before", BEFORE if TIMES > 1 else BEFORE[-1:])
 @pytest.mark.parametrize("source", [0, None])
 @pytest.mark.parametrize(
     ("sent", "expected", "dtype"),
@@ -303,11 +315,14 @@ def test_a_message_that_its_receiver_does_not_expect(
     expected: int,
     dtype: torch.dtype,
     source: int | None,
+    before: int,
     where: str,
 ) -> None:
     """It fails, and nothing else does."""
     for _ in range(TIMES):
-        found = two_by_two(where).run(_message, sent, expected, dtype, source, timeout_s=ALL_S)
+        found = two_by_two(where).run(
+            _message, sent, expected, dtype, source, before, timeout_s=ALL_S
+        )
         kind, text, took = found[-1]
         assert kind == "CollectiveMismatchError", text
         wanted = f"sent a message of {4 * sent} bytes of float32 to rank 3 on host b, which expects"
