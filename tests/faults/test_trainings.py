@@ -35,7 +35,7 @@ KILLS = {
 
 @pytest.mark.parametrize("hosts", KILLS, ids=["1 host", "2 hosts"])
 def test_all_survivors_name_the_dead_rank(scenarios: Scenario, tmp_path: Path, hosts: str) -> None:
-    """And the training goes on from its checkpoint, to the bits of one that nobody disturbed."""
+    """The training goes on from its checkpoint, to the bits of one that nobody disturbed."""
     trainings = Trainings(scenarios, tmp_path, hosts)
     try:
         for kill in KILLS[hosts]:

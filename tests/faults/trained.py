@@ -33,16 +33,15 @@ from tests.ranks import Named
 
 STEPS, CHECKPOINT_EVERY = 30, 3
 # In the order in which a rank comes to them; those of a step are repeated.
-PLACES = (
-    "start init made wrap load forward backward update checkpoint end".split()  # noqa: SIM905
-)
+PLACES = ("start", "init", "made", "wrap", "load", "forward", "backward", "update")
+PLACES += ("checkpoint", "end")
 IN_STEP = PLACES[4:9]
 EXIT_CODE = 7
 
 
 @dataclass(frozen=True)
 class Life:
-    """From the start of all ranks to their end.
+    """A run of all ranks, from their start to their end.
 
     Attributes:
         store: port of the store, which is another process's: it outlives each rank.
@@ -68,7 +67,7 @@ class Life:
 
 
 class Page:
-    """What all ranks show: the pid, the place, and whether to exit."""
+    """A file in which each rank shows its pid and its place, and reads whether to exit."""
 
     WORDS = 3
 
@@ -198,7 +197,7 @@ class Rank:
 
 
 def digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """Of weights and momenta, which are the same on all ranks."""
+    """Returns one of weights and momenta, which are the same on all ranks."""
     kept: list[torch.Tensor] = []
     for parameter in model.parameters():
         kept += [parameter.detach(), optimizer.state[parameter]["momentum_buffer"]]
@@ -224,8 +223,7 @@ def train(rank: int, size: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    importlib.import_module(
-        "torch._dynamo"
-    )  # once, and not by each rank when it makes an optimizer
+    # Once, and not by each rank when it makes an optimizer.
+    importlib.import_module("torch._dynamo")
     gc.freeze()  # a rank that ends looks at all that there is otherwise, and copies it
     serve(globals())

@@ -75,7 +75,7 @@ DEEDS = {
 
 @dataclass(frozen=True)
 class Kill:
-    """Who is killed, when, and how."""
+    """A death: which rank dies, when, and how."""
 
     victim: int
     place: str
@@ -131,7 +131,7 @@ def _names(text: str, rank: int) -> bool:
 
 @dataclass
 class Fate:
-    """What became of all ranks in one life."""
+    """The end of all ranks in one life."""
 
     kill: Kill | None = None
     at: float = 0.0  # when it was

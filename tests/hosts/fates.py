@@ -252,8 +252,10 @@ def _dies_listening(store: dist.Store, *args: Any) -> Any:
 
 
 def joined(rank: int, size: int, folder: Path) -> None:
-    """The hosts of a group are joined when it is made, and those of a communicator in its first
-    call. The ranks' deeds say where each dies."""
+    """Makes a group or a communicator, and its first call; the deeds say where each rank dies.
+
+    The hosts of a group are joined when it is made, and those of a communicator in its first call.
+    """
     plan = Plan.read(folder)
     plan.settle(rank)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"

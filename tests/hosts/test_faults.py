@@ -231,7 +231,7 @@ def test_a_rank_dies_while_the_hosts_are_joined(
 def test_a_rank_that_comes_late_names_the_dead_one_of_another_host(
     scenarios: Scenario, tmp_path: Path, backend: bool
 ) -> None:
-    """It finds that the rank of its own host has given up, because of that other one."""
+    """The late one finds that the rank of its own host has given up because of the dead one."""
     deeds = {"1": "before its first call", "2": "late"}
     Plan(names="aabb", timeout_s=JOINED_S, backend=backend, deeds=deeds).write(tmp_path)
     outcome = scenarios("joined", 4, tmp_path)

@@ -441,7 +441,7 @@ class Killing:
 
 @pytest.mark.parametrize("works", range(5))
 def test_a_rank_that_dies_while_it_comes_is_named(tmp_path: Path, works: int) -> None:
-    """Whichever of the five things it had said that there are."""
+    """Covers a death before each of the five words that a rank says."""
     path = str(tmp_path / "store")
     if (child := os.fork()) == 0:
         Search(Killing(dist.FileStore(path, 2), works), "x", 1, 2, LONG_S)
