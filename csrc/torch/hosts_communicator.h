@@ -183,6 +183,7 @@ class HostsCommunicator final : public Runner {
   void run_task(const Prepared& task, const Wish& wish, Milliseconds timeout);
   Engine& flat_engine(c10::Device device);
   Engine& engine(c10::Device device, bool over_all);
+  std::unique_ptr<Engine> make_engine_over(const std::vector<int>& ranks, c10::Device device);
   void meet(const std::string& name, const std::vector<int>& ranks);
   // Waits for a work of an engine, and for whatever else would end the wait.
   void await(const WorkPtr& work);

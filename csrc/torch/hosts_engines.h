@@ -31,7 +31,16 @@ inline Engine& HostsCommunicator::engine(c10::Device device, bool over_all) {
     ranks.push_back(hosts_.ranks_on(h)[size_t(hosts_.local())]);
   for (int r = 0; r < hosts_.ranks() && over_all; ++r) ranks.push_back(r);
   const std::string kind = c10::DeviceTypeName(device.type(), true);
-  meet(kind + (over_all ? "/all" : "/rail/" + std::to_string(hosts_.local())), ranks);
+  const std::string name = kind + (over_all ? "/all" : "/rail/" + std::to_string(hosts_.local()));
+  meet(name, ranks);
+  found = make_engine_over(ranks, device);
+  // A rank that left before, done with its part, would be lost to those that still connect.
+  meet(name + "/made", ranks);
+  return *found;
+}
+
+inline std::unique_ptr<Engine> HostsCommunicator::make_engine_over(const std::vector<int>& ranks,
+                                                                   c10::Device device) {
   // A rank may still give up, or end, before it has said in the store where it listens.
   const auto look = [this, look_for_gone = look_for_gone(ranks)] {
     const WithoutGil no_gil;
@@ -46,12 +55,13 @@ inline Engine& HostsCommunicator::engine(c10::Device device, bool over_all) {
       return c10::make_intrusive<WatchedStore>(prefix, std::move(store), watch);
     };
     const auto make = [&] {
-      return py::cast<Engine::BackendPtr>(make_engine_(kind, ranks, py::cpp_function(watched)));
+      return py::cast<Engine::BackendPtr>(
+          make_engine_(c10::DeviceTypeName(device.type(), true), ranks, py::cpp_function(watched)));
     };
     Engine::BackendPtr backend = make(), slots;
     if (device.is_cpu()) slots = make();  // on CUDA to look at what has come is to wait for it
     const Milliseconds theirs = timeout_ + 4 * kLater;  // this rank's own is told better
-    found = std::make_unique<Engine>(
+    return std::make_unique<Engine>(
         std::move(backend), std::move(slots), theirs, [this](const WorkPtr& work) { await(work); },
         [ranks](int place, const ringkern::Call& theirs) {
           throw Differ{ranks[size_t(place)], text_of(theirs)};
@@ -69,11 +79,10 @@ inline Engine& HostsCommunicator::engine(c10::Device device, bool over_all) {
     throw NoEngine{hosts_.text_of_rank(rank()) +
                    " has no engine between the hosts: " + py::str(e.value()).cast<std::string>()};
   }
-  return *found;
 }
 
 // The ranks of an engine come together before they make it: there they would wait for each other
-// without seeing that another has given up.
+// without seeing that another has given up. And they do when it is made.
 inline void HostsCommunicator::meet(const std::string& name, const std::vector<int>& ranks) {
   const WithoutGil no_gil;
   constexpr Milliseconds kFirstPause{1}, kLongestPause{50};
@@ -88,7 +97,12 @@ inline void HostsCommunicator::meet(const std::string& name, const std::vector<i
   try {
     for (; !come; come = all_come(0)) {
       throw_if_over(now_.since);
-      look_for_gone();
+      try {
+        look_for_gone();
+      } catch (const Told&) {
+        if (all_come(0)) break;  // since this rank has asked, and that one has left
+        throw;
+      }
       look_around_if_due(start, look_around_at, [&] { return all_come(0); });
       std::this_thread::sleep_for(pause);
       pause = std::min(2 * pause, kLongestPause);

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -283,6 +284,25 @@ def joined(rank: int, size: int, folder: Path) -> None:
     first = error_of(call)
     took = time.monotonic() - start
     leave_note(folder / f"said{rank}", json.dumps({"first": first, "took": took}))
+
+
+def _slowly(store: dist.Store, *args: Any) -> Any:
+    """Looks into the store once more, when the others have all that they need."""
+    made = _gloo(store, *args)
+    time.sleep(1)
+    threading.Timer(0.3, store.set, ("later", "")).start()
+    store.wait(["later"])
+    return made
+
+
+def left(rank: int, size: int, folder: Path) -> None:
+    """Makes a group and leaves it; the last rank is slow to join the hosts."""
+    plan = Plan.read(folder)
+    plan.settle(rank)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    if rank == size - 1:
+        engines._BUILT_IN["gloo"] = _slowly
+    Ring(plan, rank, size, store_of(plan, rank, size, folder)).close()
 
 
 if __name__ == "__main__":
