@@ -226,8 +226,8 @@ DEEDS: dict[str, Callable[[Ring, Plan], None]] = {
 # ---- a rank that dies while the hosts are joined ------------------------------------------------
 
 
-class _Deadly(dist.Store):
-    """A store whose owner dies when it asks where the others listen, once it has said that."""
+class _Within(dist.Store):
+    """A store that asks another one."""
 
     def __init__(self, store: dist.Store) -> None:
         super().__init__()
@@ -237,11 +237,27 @@ class _Deadly(dist.Store):
         self._store.set(key, value)
 
     def get(self, key: str) -> bytes:
-        os.kill(os.getpid(), signal.SIGKILL)
-        raise AssertionError
+        return self._store.get(key)
+
+    def add(self, key: str, value: int) -> int:
+        return self._store.add(key, value)
+
+    def check(self, keys: list[str]) -> bool:
+        return self._store.check(keys)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         self.get(keys[0])
+
+    def clone(self) -> dist.Store:
+        return self._store.clone()
+
+
+class _Deadly(_Within):
+    """A store whose owner dies when it asks where the others listen, once it has said that."""
+
+    def get(self, key: str) -> bytes:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
 
 
 def _dies(*args: Any, **options: Any) -> Any:
@@ -295,14 +311,28 @@ def _slowly(store: dist.Store, *args: Any) -> Any:
     return made
 
 
+class _Stale(_Within):
+    """A store that tells how many ranks have joined the hosts when that is long over."""
+
+    def add(self, key: str, value: int) -> int:
+        found = super().add(key, value)
+        if key.endswith("/made") and value == 0:
+            time.sleep(3)
+        return found
+
+
 def left(rank: int, size: int, folder: Path) -> None:
-    """Makes a group and leaves it; the last rank is slow to join the hosts."""
+    """Makes a group and leaves it, but for one rank, which is slow."""
     plan = Plan.read(folder)
     plan.settle(rank)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    if rank == size - 1:
+    slow = plan.deeds or {}
+    store = store_of(plan, rank, size, folder)
+    if slow.get(str(rank)) == "joins":
         engines._BUILT_IN["gloo"] = _slowly
-    Ring(plan, rank, size, store_of(plan, rank, size, folder)).close()
+    if slow.get(str(rank)) == "reads":
+        store = _Stale(store)
+    Ring(plan, rank, size, store).close()
 
 
 if __name__ == "__main__":

@@ -243,11 +243,12 @@ def test_a_rank_that_comes_late_names_the_dead_one_of_another_host(
         assert re.search(r"rank 1 \(pid \d+\) died before its first call", first["text"]), first
 
 
+@pytest.mark.parametrize("slow", [{"3": "joins"}, {"0": "joins", "3": "reads"}])
 def test_ranks_leave_a_group_that_another_one_is_still_making(
-    scenarios: Scenario, tmp_path: Path
+    scenarios: Scenario, tmp_path: Path, slow: dict[str, str]
 ) -> None:
     """A rank may be done with its messages while another one connects, which is no loss."""
-    Plan(names="aabb", timeout_s=JOINED_S).write(tmp_path)
+    Plan(names="aabb", timeout_s=JOINED_S, deeds=slow).write(tmp_path)
     outcome = scenarios("left", 4, tmp_path)
     assert [rank["status"] for rank in outcome] == [0] * 4, outcome
 
