@@ -13,6 +13,8 @@
 namespace ringkern::cpu {
 
 inline constexpr int kAnySource = -1;
+// Longer ones are cut to it: it has a time_point.
+inline constexpr Milliseconds kLongestTimeout = std::chrono::hours(24 * 365);
 // The tags of collectives; no user's has this bit, and errors do not show them.
 inline constexpr uint64_t kCollectiveTag = uint64_t(1) << 63;
 

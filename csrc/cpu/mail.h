@@ -14,8 +14,6 @@ namespace ringkern::cpu {
 
 Geometry message_geometry();
 
-inline constexpr Milliseconds kLongestTimeout = std::chrono::hours(24 * 365);  // has a time_point
-
 template <class E>
 std::exception_ptr failure_of(const std::string& text) {
   return std::make_exception_ptr(E(text));

@@ -38,14 +38,42 @@ struct EngineMessage {
 // The reason for a failure may come so much later than the failure; a store answers within that.
 inline constexpr Milliseconds kReasonComes{500};
 
+// The first message of a rank that was not moved in time, if any. All later ones end for it: Gloo
+// has closed the connections of their engine, and elsewhere one would be taken for the late one.
+class FirstLate {
+ public:
+  void set(const std::string& text) {
+    std::lock_guard lock(mutex_);
+    if (text_.empty()) text_ = text;
+  }
+  // Empty: none was late.
+  std::string text() const {
+    std::lock_guard lock(mutex_);
+    return text_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::string text_;
+};
+
+// How long a message may take, and whom it tells that it took longer.
+struct WaitLimit {
+  Milliseconds timeout{0};  // 0: the engine's
+  std::shared_ptr<FirstLate> first_late = nullptr;
+};
+
 class EngineWork final : public RingWork {
  public:
   // `group`: null: nobody tells it of failures. Those of a collective are those of its group, and
   // the other way round. Of a user's messages each fails alone, unless the group is aborted.
   EngineWork(Call call, std::vector<EngineMessage> messages, std::shared_ptr<const Hosts> hosts,
-             std::unique_ptr<Telegraph::Listening> group = nullptr, bool collective = false)
+             WaitLimit limit = {}, std::unique_ptr<Telegraph::Listening> group = nullptr,
+             bool collective = false)
       : RingWork(std::move(call), 1), messages_(std::move(messages)), hosts_(std::move(hosts)),
-        group_(std::move(group)), collective_(collective) {}
+        limit_(std::move(limit)), group_(std::move(group)), collective_(collective) {
+    limit_.timeout = std::min(limit_.timeout, cpu::kLongestTimeout);  // longer ones overflow
+  }
 
   // True: this failure of the group ends such a work.
   static bool ends(const Failure& why, bool collective) {
@@ -62,10 +90,12 @@ class EngineWork final : public RingWork {
       const auto note = [&](std::exception_ptr failure) {
         if (failure && !error) error = failure;
       };
+      moved_ = Clock::now();
       // All that begins is on its way before the rest of one is waited for.
       for (EngineMessage& m : messages_) note(begin_rest(m));
+      // Data may be long on their way: they are late when nothing has come to its end for so long.
       for (EngineMessage& m : messages_)
-        if (m.work) note(end_of(m));
+        if (m.work) note(end_of(m, moved_));
       let_go();
       settled_ = true;
       group_.reset();  // somebody may keep this work
@@ -107,7 +137,7 @@ class EngineWork final : public RingWork {
   // Leaves `work` at what there is to wait for.
   std::exception_ptr begin_rest(EngineMessage& m) {
     if (!m.rest) return nullptr;
-    if (auto failure = end_of(m)) return failure;
+    if (auto failure = end_of(m, posted_)) return failure;
     EngineMessage::Rest found;
     std::string failed;
     {
@@ -133,11 +163,19 @@ class EngineWork final : public RingWork {
       // A wait of this rank, whose reason is another one's.
     }
   }
+  // Returns what is left of the timeout of a wait that began then: at least 1 ms, since 0 is the
+  // engine's own, which for a message of Gloo's is that of connecting.
+  Milliseconds left_of_timeout(Clock::time_point since) const {
+    if (limit_.timeout.count() == 0) return kNoTimeout;
+    const auto waited = std::chrono::duration_cast<Milliseconds>(Clock::now() - since);
+    return std::max(limit_.timeout - waited, Milliseconds(1));
+  }
   // Waits for its work. After it has failed there is none.
-  std::exception_ptr end_of(EngineMessage& m) {
+  std::exception_ptr end_of(EngineMessage& m, Clock::time_point since) {
     std::string said = "it was aborted";
     try {
-      if (m.work->wait()) {
+      if (m.work->wait(left_of_timeout(since))) {
+        moved_ = Clock::now();
         if (!m.sends) set_source(m.peer == cpu::kAnySource ? m.work->sourceRank() : m.peer);
         return nullptr;
       }
@@ -153,7 +191,6 @@ class EngineWork final : public RingWork {
     messages_.clear();
   }
   std::exception_ptr failure_of(EngineMessage& m, const std::string& said) {
-    const auto why = told();
     {
       std::lock_guard lock(aborting_);
       m.work = nullptr;
@@ -165,14 +202,29 @@ class EngineWork final : public RingWork {
     const std::string engine =
         ". The engine between the hosts says: " + printable(said, kEngineSays);
     const Facts about{m.peer};
+    const bool late = said.find("imed out") != std::string::npos;
+    const std::string late_text = text + timeout_text(m.sends) + engine;
+    // First: other messages end by it, and ask after it.
+    if (late && limit_.first_late) limit_.first_late->set(late_text);
+    const auto why = told();
+    const std::string first = limit_.first_late ? limit_.first_late->text() : "";
     try {
       if (why) throw_told(*why, text);
       if (aborted_) throw AbortedError(text + engine, about);
-      if (said.find("imed out") != std::string::npos) throw TimeoutError(text + engine, about);
+      if (late) throw TimeoutError(late_text, about);
+      if (!first.empty())
+        throw AbortedError(text + " when the messages of this rank came to their end: " + first,
+                           about);
       throw PeerLostError(text + engine, about);
     } catch (...) {
       return std::current_exception();
     }
+  }
+  std::string timeout_text(bool sends) const {
+    if (limit_.timeout.count() == 0) return "";
+    return std::string(", and nothing ") + (sends ? "moved" : "came") + " for " +
+           in_seconds(limit_.timeout) +
+           ", the timeout. The messages of this group are unusable now; make a new group";
   }
 
   // A rank that has given up closes its connections, and says why elsewhere.
@@ -186,6 +238,9 @@ class EngineWork final : public RingWork {
 
   std::vector<EngineMessage> messages_;
   const std::shared_ptr<const Hosts> hosts_;
+  WaitLimit limit_;
+  const Clock::time_point posted_ = Clock::now();
+  Clock::time_point moved_;  // when one has last come to its end; of whoever settles it
   std::unique_ptr<Telegraph::Listening> group_;  // until it has settled
   const bool collective_;
   std::once_flag once_;

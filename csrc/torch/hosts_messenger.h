@@ -58,9 +58,13 @@ class HostsMessenger final : public Carrier {
       throw AbortedError("the messages of " + hosts_->text_of_rank(hosts_->rank()) +
                              " have ended: " + why->text,
                          {why->about.rank, why->about.seq, ""});
+    if (const std::string first = first_late_->text(); !first.empty())
+      throw AbortedError("the messages of " + hosts_->text_of_rank(hosts_->rank()) +
+                         " have ended: " + first);
     if (call.device.is_cpu() && collective)
       return post_both_ways(std::move(call), tag, wish, timeout);
-    if (call.device.is_cpu()) return post_by_slots(std::move(call), engine_tag(tag), collective);
+    if (call.device.is_cpu())
+      return post_by_slots(std::move(call), engine_tag(tag), collective, timeout);
     return post_over_engine(std::move(call), engine_tag(tag));
   }
 
@@ -103,7 +107,7 @@ class HostsMessenger final : public Carrier {
       }
       return here;
     });
-    const WorkPtr whole = post_by_slots(std::move(call), engine_tag(tag), true);
+    const WorkPtr whole = post_by_slots(std::move(call), engine_tag(tag), true, timeout);
     if (near.transfers.empty()) return whole;
     const WorkPtr inside = inside_.post(std::move(near), tag, wish, timeout);
     return c10::make_intrusive<BothWays>(inside, whole, hosts_->rank(), group_.listen());
@@ -187,7 +191,7 @@ class HostsMessenger final : public Carrier {
     return why;
   }
 
-  WorkPtr post_by_slots(Call call, int tag, bool collective) {
+  WorkPtr post_by_slots(Call call, int tag, bool collective, Milliseconds timeout) {
     std::vector<EngineMessage> messages;
     bool progresses = false;  // data have to be asked for when their slot has come
     for (const Transfer& t : call.transfers) {
@@ -199,7 +203,8 @@ class HostsMessenger final : public Carrier {
       }
     }
     auto work = c10::make_intrusive<EngineWork>(std::move(call), std::move(messages), hosts_,
-                                                group_.listen(), collective);
+                                                WaitLimit{timeout, first_late_}, group_.listen(),
+                                                collective);
     under_way_.add(work);
     if (ended(collective)) work->abort();  // it may have been told before
     if (progresses) work->settle_aside();
@@ -288,6 +293,7 @@ class HostsMessenger final : public Carrier {
   HostsCommunicator& group_;
   const std::shared_ptr<const Hosts> hosts_;
   const pid_t born_in_ = ::getpid();
+  const std::shared_ptr<FirstLate> first_late_ = std::make_shared<FirstLate>();
   std::atomic<bool> closed_{false};
   c10d::Backend *cpu_ = nullptr, *slots_ = nullptr, *cuda_ = nullptr;  // the group's
   std::unique_ptr<std::atomic<uint32_t>[]> sent_;  // numbers of messages, to each rank

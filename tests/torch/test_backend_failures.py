@@ -25,6 +25,7 @@ from tests.torch.test_backend_input import check_that_it_works
 
 NEVER = timedelta(seconds=600)  # what ends before has not ended by it
 SOON = timedelta(seconds=1)
+LATE = r"(nothing came|waited) for 0\.3 s"
 
 # What rank 0 does while rank 1 does not come. A send, and what a root gives, may end without it.
 CALLS: dict[str, Callable[[int, dist.ProcessGroup], Any]] = {
@@ -48,9 +49,9 @@ CALLS: dict[str, Callable[[int, dist.ProcessGroup], Any]] = {
 }
 
 
-def made(timeout: timedelta) -> dist.ProcessGroup:
+def made(timeout: timedelta, of_making: float = 60) -> dist.ProcessGroup:
     """A group that the test may break. Its ranks have met: that may take longer than `timeout`."""
-    group = dist.new_group(backend="ringkern", timeout=timedelta(seconds=60))
+    group = dist.new_group(backend="ringkern", timeout=timedelta(seconds=of_making))
     check_that_it_works(dist.get_rank(), dist.get_world_size(), group)
     dist.barrier()
     group.set_timeout(timeout)
@@ -105,22 +106,23 @@ def _missing_async(rank: int, size: int) -> None:
             assert failed(CollectiveTimeoutError, work.wait) == first
             assert work.is_completed()
             assert not work.is_success()
-            with pytest.raises(RuntimeError, match=r"nothing came for 0\.3 s"):
+            with pytest.raises(RuntimeError, match=LATE):
                 work.get_future().wait()
-            with pytest.raises(RuntimeError, match=r"nothing came for 0\.3 s"):
+            with pytest.raises(RuntimeError, match=LATE):
                 work.get_future().then(lambda f: f.value()).wait()
-            with pytest.raises(RingKernError, match=r"nothing came for 0\.3 s"):
+            with pytest.raises(RingKernError, match=LATE):
                 behind.wait()
         dist.barrier()
         dist.destroy_process_group(group)
     check_that_it_works(rank, size, ring())
 
 
-def test_the_work_of_a_call_that_failed(ranks: Pool) -> None:
-    ranks(2).run(_missing_async)
+@grid(2)
+def test_the_work_of_a_call_that_failed(ranks: Pool, hosts: str) -> None:
+    ranks(hosts).run(_missing_async)
 
 
-def _own_timeout(rank: int, size: int, hosts: str) -> list[str]:
+def _own_timeout(rank: int, size: int) -> list[str]:
     texts = []
     reduce, exchange, late = dist.AllreduceOptions(), c10d.AllToAllOptions(), c10d.BarrierOptions()
     for options in (reduce, exchange, late):
@@ -128,11 +130,8 @@ def _own_timeout(rank: int, size: int, hosts: str) -> list[str]:
     calls: list[Callable[[dist.ProcessGroup], object]] = [
         lambda g: g.allreduce([torch.ones(3)], reduce).wait(),
         lambda g: g.barrier(late).wait(),
+        lambda g: g.alltoall_base(torch.ones(2), torch.ones(2), [], [], exchange).wait(),
     ]
-    if hosts == "aa":  # between hosts exchanges have the engine's, which is the group's
-        calls.append(
-            lambda g: g.alltoall_base(torch.ones(2), torch.ones(2), [], [], exchange).wait()
-        )
     for call in calls:
         group = made(NEVER)
         if rank == 0:
@@ -144,9 +143,9 @@ def _own_timeout(rank: int, size: int, hosts: str) -> list[str]:
 
 @grid(2)
 def test_timeouts_of_single_calls(ranks: Pool, hosts: str) -> None:
-    texts = ranks(hosts).run(_own_timeout, hosts)[0]
-    assert len(texts) == (3 if hosts == "aa" else 2)
-    assert all(re.search(r"(nothing came|waited) for 0\.3 s", text) for text in texts), texts
+    texts = ranks(hosts).run(_own_timeout)[0]
+    assert len(texts) == 3
+    assert all(re.search(LATE, text) for text in texts), texts
 
 
 def _never_met(rank: int, size: int) -> list[str]:
