@@ -165,4 +165,28 @@ Failure renumbered(Failure failure, const std::vector<int>& ranks) {
   return failure;
 }
 
+std::exception_ptr renumbered(std::exception_ptr error, const std::vector<int>& ranks) {
+  const auto again = [&](Cause cause, const Error& e) {
+    const Failure f = renumbered(Failure{cause, -1, e.facts, e.what()}, ranks);
+    try {
+      throw_as(f.cause, f.text, f.about);
+    } catch (...) {
+      return std::current_exception();
+    }
+  };
+  try {
+    std::rethrow_exception(error);
+  } catch (const TimeoutError& e) {
+    return again(Cause::timed_out, e);
+  } catch (const MismatchError& e) {
+    return again(Cause::mismatch, e);
+  } catch (const PeerLostError& e) {
+    return again(Cause::peer_lost, e);
+  } catch (const AbortedError& e) {
+    return again(Cause::aborted, e);
+  } catch (...) {
+    return error;
+  }
+}
+
 }  // namespace ringkern

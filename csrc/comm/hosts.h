@@ -2,6 +2,7 @@
 // own, in which they have numbers of their own.
 #pragma once
 
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -54,5 +55,7 @@ std::string ranks_text(const std::vector<int>& ranks);
 std::string renumbered(const std::string& text, const std::vector<int>& ranks);
 // The same, unless it was given to the ring (Failure::given).
 Failure renumbered(Failure failure, const std::vector<int>& ranks);
+// The same of an exception, if it is one of those that a Cause has.
+std::exception_ptr renumbered(std::exception_ptr error, const std::vector<int>& ranks);
 
 }  // namespace ringkern

@@ -30,7 +30,8 @@ class HostsMessenger final : public Carrier {
                  Milliseconds timeout)
       : group_(group), hosts_(std::make_shared<Hosts>(group.hosts())),
         inside_(std::move(store), name + "/host " + std::to_string(hosts_->host()),
-                {hosts_->local(), int(hosts_->ranks_on(hosts_->host()).size())}, timeout) {
+                {hosts_->local(), int(hosts_->ranks_on(hosts_->host()).size())}, timeout,
+                hosts_->ranks_on(hosts_->host())) {
     // Now, while all ranks are here: they need not all take part in a message.
     cpu_ = &group.flat(at::kCPU).backend();
     slots_ = &group.flat(at::kCPU).slots();

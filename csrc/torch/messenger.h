@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/hosts.h"
 #include "comm/worker.h"
 #include "cpu/courier.h"
 #include "torch/calls.h"
@@ -21,9 +22,12 @@ namespace ringkern::torch_ext {
 
 class Messenger final : public Carrier {
  public:
-  // `name`, as a communicator's: the same on all ranks.
-  Messenger(std::shared_ptr<Store> store, std::string name, Seat seat, Milliseconds timeout)
+  // `name`, as a communicator's: the same on all ranks. `numbers`: those that its ranks have in
+  // errors; none: their own.
+  Messenger(std::shared_ptr<Store> store, std::string name, Seat seat, Milliseconds timeout,
+            std::vector<int> numbers = {})
       : store_(std::move(store)), name_(std::move(name)), seat_(seat), timeout_(timeout),
+        numbers_(std::move(numbers)),
         courier_(std::make_unique<cpu::Courier>(store_, name_ + "/cpu", seat.rank, seat.ranks,
                                                 timeout)) {}
 
@@ -47,9 +51,9 @@ class Messenger final : public Carrier {
       m.protocol = protocol_of(wish, c10::DeviceType::CPU, m.bytes);
       m.data = const_cast<void*>(t.buffer.const_data_ptr());  // of what is sent, only read
       m.timeout = timeout;
-      m.done = [work, sends = t.sends](std::exception_ptr error, int source) {
+      m.done = [work, sends = t.sends, numbers = numbers_](std::exception_ptr error, int source) {
         if (!sends) work->set_source(source);
-        work->end_part(error);
+        work->end_part(error && !numbers.empty() ? renumbered(error, numbers) : error);
       };
       messages.push_back(std::move(m));
     }
@@ -209,6 +213,7 @@ class Messenger final : public Carrier {
   const std::string name_;
   const Seat seat_;
   const Milliseconds timeout_;
+  const std::vector<int> numbers_;
   Worker tellers_;
   const std::unique_ptr<cpu::Courier> courier_;
   std::mutex mutex_;

@@ -411,6 +411,28 @@ def _all_to_all(n: int, dtype: torch.dtype = torch.float32) -> Call:
     return call
 
 
+def _near(rank: int, size: int) -> tuple[str, int | None] | None:
+    """Rank 2 gives a gather less than rank 1, of the same host, expects; returns what that says."""
+    group = dist.new_group(timeout=timedelta(seconds=30), backend="ringkern")
+    n = 5 if rank == 2 else 10
+    outs = [torch.empty(n) for _ in range(size)] if rank == 1 else None
+    try:
+        dist.gather(torch.ones(n), outs, 1, group)
+    except ringkern.errors.CollectiveMismatchError as error:
+        return str(error), error.rank
+    finally:
+        dist.destroy_process_group(group)
+    return None
+
+
+def test_an_exchange_that_fails_inside_a_host_has_the_numbers_of_the_group(ranks: Pool) -> None:
+    told = ranks("abb").run(_near)[1]
+    assert told is not None
+    text, about = told
+    assert re.search(r"^rank 2 sent .* to rank 1\b", text), text
+    assert about == 2
+
+
 EXCHANGES = {
     "size of a gather": (_gather(10), _gather(5)),
     "size of a large gather": (_gather(MANY_BYTES), _gather(MANY_BYTES + 1)),
