@@ -69,8 +69,8 @@ inline std::unique_ptr<Engine> HostsCommunicator::make_engine_over(const std::ve
   } catch (const py::error_already_set& e) {
     Signals::keep(e);
     watch.rethrow();
-    // A better reason than the engine's, that nobody was there, may still come. Where engines fail on
-    // other ranks, too, there is none.
+    // A better reason than the engine's, that nobody was there, may still come. Where engines fail
+    // on other ranks, too, there is none.
     for (const auto end = Clock::now() + kReasonComes; Clock::now() < end; look()) {
       const WithoutGil no_gil;
       std::this_thread::sleep_for(Milliseconds(20));
