@@ -1,9 +1,9 @@
 // Which call comes next, by what has come before: programs make their calls in rounds.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "core/call.h"
 
@@ -35,7 +35,7 @@ class Forecast {
   static constexpr int kBits = 10;
   static constexpr uint64_t kSpread = 0x9e3779b97f4a7c15;
 
-  std::vector<Next> followed_{size_t(1) << kBits};  // by the context; contexts may share one
+  std::array<Next, size_t(1) << kBits> followed_{};  // by the context; contexts may share one
   Next last_;
   uint64_t seq_ = 0;
   uint64_t context_ = 0;  // the last four calls, 16 bits of each
