@@ -1,7 +1,6 @@
-// Which call comes next, by what has come before: programs make their calls in rounds.
+// The call that comes next, by those before it: programs make their calls in rounds.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -13,7 +12,7 @@ namespace ringkern {
 // noted the same ones, a call that one of them expects is expected by all.
 class Forecast {
  public:
-  // Notes a call; `seq` grows with each. True: it is what followed the last time, and as many calls
+  // Notes a call; `seq` grows with each. True: it is the one that followed the last time, as many calls
   // later, after calls like the last four, or else after the last one.
   bool note(uint64_t seq, const CallWords& words) {
     const Next next{words, seq - seq_};
@@ -35,7 +34,7 @@ class Forecast {
   static constexpr int kBits = 10;
   static constexpr uint64_t kSpread = 0x9e3779b97f4a7c15;
 
-  std::array<Next, size_t(1) << kBits> followed_{};  // by the context; contexts may share one
+  Next followed_[size_t(1) << kBits] = {};  // by the context; contexts may share one
   Next last_;
   uint64_t seq_ = 0;
   uint64_t context_ = 0;  // the last four calls, 16 bits of each
