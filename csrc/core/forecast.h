@@ -12,8 +12,8 @@ namespace ringkern {
 // noted the same ones, a call that one of them expects is expected by all.
 class Forecast {
  public:
-  // Notes a call; `seq` grows with each. True: it is the one that followed the last time, as many calls
-  // later, after calls like the last four, or else after the last one.
+  // Notes a call; `seq` grows with each. True: it is the one that followed the last time, as many
+  // calls later, after calls like the last four, or else after the last one.
   bool note(uint64_t seq, const CallWords& words) {
     const Next next{words, seq - seq_};
     Next& known = followed_[size_t(context_ * kSpread >> (64 - kBits))];
