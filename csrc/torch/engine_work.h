@@ -37,30 +37,14 @@ struct EngineMessage {
 
 // The reason for a failure may come so much later than the failure; a store answers within that.
 inline constexpr Milliseconds kReasonComes{500};
+// After that, what had been told before it.
+inline constexpr Milliseconds kLateComes{200};
 
-// The first message of a rank that was not moved in time, if any. All later ones end for it: Gloo
-// has closed the connections of their engine, and elsewhere one would be taken for the late one.
-class FirstLate {
- public:
-  void set(const std::string& text) {
-    std::lock_guard lock(mutex_);
-    if (text_.empty()) text_ = text;
-  }
-  // Empty: none was late.
-  std::string text() const {
-    std::lock_guard lock(mutex_);
-    return text_;
-  }
-
- private:
-  mutable std::mutex mutex_;
-  std::string text_;
-};
-
-// How long a message may take, and whom it tells that it took longer.
+// How long a message may take, and where the ranks tell each other that one took longer: Gloo has
+// closed the connections of its rank then, and elsewhere a later message would be taken for it.
 struct WaitLimit {
   Milliseconds timeout{0};  // 0: the engine's
-  std::shared_ptr<FirstLate> first_late = nullptr;
+  std::shared_ptr<Telegraph> late = nullptr;
 };
 
 class EngineWork final : public RingWork {
@@ -205,16 +189,16 @@ class EngineWork final : public RingWork {
     const bool late = said.find("imed out") != std::string::npos;
     const std::string late_text = text + timeout_text(m.sends) + engine;
     // First: other messages end by it, and ask after it.
-    if (late && limit_.first_late) limit_.first_late->set(late_text);
+    if (late && limit_.late)
+      limit_.late->tell({Cause::timed_out, hosts_->rank(), about, late_text}, kReasonComes);
     const auto why = told();
-    const std::string first = limit_.first_late ? limit_.first_late->text() : "";
     try {
       if (why) throw_told(*why, text);
       if (aborted_) throw AbortedError(text + engine, about);
       if (late) throw TimeoutError(late_text, about);
-      if (!first.empty())
-        throw AbortedError(text + " when the messages of this rank came to their end: " + first,
-                           about);
+      if (const auto first = limit_.late ? limit_.late->hear(kLateComes) : std::nullopt)
+        throw AbortedError(text + " when messages of its group came to their end: " + first->text,
+                           {first->reporter});
       throw PeerLostError(text + engine, about);
     } catch (...) {
       return std::current_exception();

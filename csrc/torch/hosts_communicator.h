@@ -103,6 +103,10 @@ class HostsCommunicator final : public Runner {
   std::unique_ptr<Telegraph::Listening> listen() const {
     return std::make_unique<Telegraph::Listening>(telegraph_);
   }
+  // Another one of these ranks, which has no part in what becomes of the group.
+  std::shared_ptr<Telegraph> telegraph(const std::string& name) const {
+    return std::make_shared<Telegraph>(connector(store_), prefix_ + "/" + name, hosts_);
+  }
   // The first failure of the group that was told, if it has come here.
   std::optional<Failure> heard() const { return telegraph_.heard(); }
   // Calls this once such a failure comes, on a thread of its own. Null: no more; returns when it

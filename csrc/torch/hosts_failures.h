@@ -69,7 +69,7 @@ inline Failure HostsCommunicator::lost(const std::string& engine_says) {
   const std::string which = gone.empty() ? "another host" : hosts_text(gone);
   const std::string why =
       !asked         ? "; nor does the store answer in which the ranks have met: its process has "
-                       "ended, or the network is cut"
+                       "ended or is busy, or the network is cut"
       : gone.empty() ? ", though all still answer through the store"
                      : ": no rank there answers. They have ended, or the network is cut";
   return {Cause::peer_lost,

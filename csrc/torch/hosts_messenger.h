@@ -59,9 +59,10 @@ class HostsMessenger final : public Carrier {
       throw AbortedError("the messages of " + hosts_->text_of_rank(hosts_->rank()) +
                              " have ended: " + why->text,
                          {why->about.rank, why->about.seq, ""});
-    if (const std::string first = first_late_->text(); !first.empty())
+    if (const auto first = late_->heard())
       throw AbortedError("the messages of " + hosts_->text_of_rank(hosts_->rank()) +
-                         " have ended: " + first);
+                             " have ended: " + first->text,
+                         {first->reporter});
     if (call.device.is_cpu() && collective)
       return post_both_ways(std::move(call), tag, wish, timeout);
     if (call.device.is_cpu())
@@ -203,9 +204,9 @@ class HostsMessenger final : public Carrier {
         progresses |= int64_t(t.buffer.nbytes()) > kSlotBytes;
       }
     }
-    auto work = c10::make_intrusive<EngineWork>(std::move(call), std::move(messages), hosts_,
-                                                WaitLimit{timeout, first_late_}, group_.listen(),
-                                                collective);
+    auto work =
+        c10::make_intrusive<EngineWork>(std::move(call), std::move(messages), hosts_,
+                                        WaitLimit{timeout, late_}, group_.listen(), collective);
     under_way_.add(work);
     if (ended(collective)) work->abort();  // it may have been told before
     if (progresses) work->settle_aside();
@@ -294,7 +295,7 @@ class HostsMessenger final : public Carrier {
   HostsCommunicator& group_;
   const std::shared_ptr<const Hosts> hosts_;
   const pid_t born_in_ = ::getpid();
-  const std::shared_ptr<FirstLate> first_late_ = std::make_shared<FirstLate>();
+  const std::shared_ptr<Telegraph> late_ = group_.telegraph("late");
   std::atomic<bool> closed_{false};
   c10d::Backend *cpu_ = nullptr, *slots_ = nullptr, *cuda_ = nullptr;  // the group's
   std::unique_ptr<std::atomic<uint32_t>[]> sent_;  // numbers of messages, to each rank

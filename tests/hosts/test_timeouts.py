@@ -106,7 +106,7 @@ def _late(rank: int, size: int, hosts: str, own: bool) -> dict[str, str]:
 
         if waits:
             texts[name] = _ends_late(lambda begin=begin: begin().wait(), about)
-            _is_over(begin, texts[name])
+            _is_over(begin, "for 1.0 s, the timeout")  # its own, or that of who told it first
         elif name == "gather" and rank < size - 1:
             begin().wait()
         dist.barrier()
@@ -265,3 +265,26 @@ def _several(rank: int, size: int) -> list[str]:
 def test_one_that_is_late_ends_the_others(ranks: Pool) -> None:
     late, other = ranks("ab").run(_several)[0]
     assert late in other, (late, other)
+
+
+def _both_wait(rank: int, size: int) -> tuple[str, int | None]:
+    """Rank 0 gives up first."""
+    group = made(NEVER if rank else LIMIT, MAKING_S)
+    x = torch.zeros(5)
+    with pytest.raises(RingKernError) as caught:
+        dist.recv(x, 1 - rank, group)
+    assert type(caught.value) is (CommAbortedError if rank else CollectiveTimeoutError)
+    text = str(caught.value)
+    _is_over(lambda: dist.recv(x, 1 - rank, group), "waited for a message from rank 1")
+    dist.barrier()
+    dist.destroy_process_group(group)
+    return text, caught.value.rank
+
+
+@grid(2)
+def test_the_others_are_told_that_one_was_late(ranks: Pool, hosts: str) -> None:
+    """The rank that has given up is alive: it is not lost."""
+    (late, _), (other, about) = ranks(hosts).run(_both_wait)
+    first = late.partition(",")[0]
+    assert first in other, (late, other)
+    assert about == (None if hosts == "aa" else 0)
