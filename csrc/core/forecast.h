@@ -13,12 +13,13 @@ namespace ringkern {
 class Forecast {
  public:
   // Notes a call; `seq` grows with each. True: it is the one that followed the last time, as many
-  // calls later, after calls like the last four, or else after the last one.
+  // calls later, after calls like the last four; or, where none has, the last one again, at once.
   bool note(uint64_t seq, const CallWords& words) {
     const Next next{words, seq - seq_};
     Next& known = followed_[size_t(context_ * kSpread >> (64 - kBits))];
-    const bool expected = next == (known.distance > 0 ? known : last_);
-    known = last_ = next;
+    const bool expected = next == (known.distance > 0 ? known : Next{last_, 1});
+    known = next;
+    last_ = words;
     seq_ = seq;
     context_ = context_ << 16 | (history_of(next.distance, words) & 0xffff);
     return expected;
@@ -35,7 +36,7 @@ class Forecast {
   static constexpr uint64_t kSpread = 0x9e3779b97f4a7c15;
 
   Next followed_[size_t(1) << kBits] = {};  // by the context; contexts may share one
-  Next last_;
+  CallWords last_;
   uint64_t seq_ = 0;
   uint64_t context_ = 0;  // the last four calls, 16 bits of each
 };

@@ -74,6 +74,8 @@ void a_call_is_expected_where_it_has_followed() {
   Forecast forecast;
   uint64_t seq = 1;
   CHECK_EQ(expected(forecast, seq, {7, 7, 7, 7}), 3);  // from the second on
+  seq += 5;
+  CHECK_EQ(expected(forecast, seq, {8, 8, 8, 8}), 3);  // also after calls that went elsewhere
   const std::vector<int64_t> round{1, 2, 3, 1, 1, 1, 4, 2, 5, 6};
   expected(forecast, seq, round);
   expected(forecast, seq, round);  // its end goes over into its beginning for the first time
@@ -90,7 +92,7 @@ void a_forecast_of_many_calls_keeps_to_those_before() {
   Forecast forecast;
   uint64_t seq = 1;
   std::vector<int64_t> many;
-  for (int64_t i = 0; i < 100'000; ++i) many.push_back(i);  // more than it can hold
+  for (int64_t i = 1; i < 100'000; ++i) many.push_back(i);  // more than it can hold
   CHECK_EQ(expected(forecast, seq, many), 0);
 }
 
