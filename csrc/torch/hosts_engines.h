@@ -71,10 +71,14 @@ inline std::unique_ptr<Engine> HostsCommunicator::make_engine_over(const std::ve
     watch.rethrow();
     // A better reason than the engine's, that nobody was there, may still come. Where engines fail
     // on other ranks, too, there is none.
-    for (const auto end = Clock::now() + kReasonComes; Clock::now() < end; look()) {
+    try {
       const WithoutGil no_gil;
-      std::this_thread::sleep_for(Milliseconds(20));
-      if (const auto why = told(); why && why->cause == Cause::failed) break;
+      for (const auto end = Clock::now() + kReasonComes; Clock::now() < end; look())
+        std::this_thread::sleep_for(Milliseconds(20));
+    } catch (const Told&) {
+      const WithoutGil no_gil;
+      const auto why = telegraph_.hear(kReasonComes);
+      if (!why || why->cause != Cause::failed) throw;
     }
     throw NoEngine{hosts_.text_of_rank(rank()) +
                    " has no engine between the hosts: " + py::str(e.value()).cast<std::string>()};
@@ -96,11 +100,11 @@ inline void HostsCommunicator::meet(const std::string& name, const std::vector<i
   bool come = all_come(1);
   try {
     for (; !come; come = all_come(0)) {
-      throw_if_over(now_.since);
       try {
+        throw_if_over(now_.since);
         look_for_gone();
       } catch (const Told&) {
-        if (all_come(0)) break;  // since this rank has asked, and that one has left
+        if (all_come(0)) break;  // since this rank has asked; what it was told comes after that
         throw;
       }
       look_around_if_due(start, look_around_at, [&] { return all_come(0); });

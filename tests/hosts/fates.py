@@ -316,22 +316,30 @@ class _Stale(_Within):
 
     def add(self, key: str, value: int) -> int:
         found = super().add(key, value)
-        if key.endswith("/made") and value == 0:
+        if key.endswith(("/all", "/made")) and value == 0:
             time.sleep(3)
         return found
 
 
+def _fails(*args: Any) -> Any:
+    raise RuntimeError("no network here")
+
+
 def left(rank: int, size: int, folder: Path) -> None:
-    """Makes a group and leaves it, but for one rank, which is slow."""
+    """Makes a group and leaves it; the deeds say how each rank is slow, and fails."""
     plan = Plan.read(folder)
     plan.settle(rank)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    slow = plan.deeds or {}
+    deed = (plan.deeds or {}).get(str(rank), "")
     store = store_of(plan, rank, size, folder)
-    if slow.get(str(rank)) == "joins":
+    if "joins" in deed:
         engines._BUILT_IN["gloo"] = _slowly
-    if slow.get(str(rank)) == "reads":
+    if "fails" in deed:
+        engines._BUILT_IN["gloo"] = _fails
+    if "reads" in deed:
         store = _Stale(store)
+    if "late" in deed:
+        time.sleep(1)
     Ring(plan, rank, size, store).close()
 
 

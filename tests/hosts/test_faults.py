@@ -253,6 +253,14 @@ def test_ranks_leave_a_group_that_another_one_is_still_making(
     assert [rank["status"] for rank in outcome] == [0] * 4, outcome
 
 
+def test_each_rank_raises_its_own_error_of_an_engine(scenarios: Scenario, tmp_path: Path) -> None:
+    """Also one that is told of the other's before it sees that the other has come."""
+    deeds = {"0": "fails, late", "1": "fails, reads"}
+    Plan(names="ab", timeout_s=JOINED_S, deeds=deeds).write(tmp_path)
+    for rank, ended in enumerate(scenarios("left", 2, tmp_path)):
+        assert re.search(rf"RendezvousError: rank {rank} on host \w has no engine", ended["stderr"])
+
+
 # ---- the network --------------------------------------------------------------------------------
 
 
