@@ -164,18 +164,26 @@ def _swap(rank: int, size: int, name: str, before: int, other: list[int]) -> Tol
     """Makes both calls, ranks in ``other`` in the other order.
 
     A rank whose part in the first ends on its own host may hear of it in the next, and one that
-    waits for nobody within 0.2 s.
+    waits for nobody within 0.2 s. One that lags behind may hear of it in an equal call.
     """
     group = dist.new_group(timeout=timedelta(seconds=30), backend="ringkern")
     first, second = (SWAPS | EXCHANGES | INSIDE)[name]
-    try:
+    swapped = (second, first) if rank in other else (first, second)
+    steps = [*swapped, _barrier, lambda group: time.sleep(0.5), _barrier]
+    made: list[object] = []
+    began = time.monotonic()
+
+    def calls() -> None:
+        nonlocal began
         for _ in range(before // 2):
             first(group), second(group)
-        if rank in other:
-            first, second = second, first
-        steps = [first, second, _barrier, lambda group: time.sleep(0.5), _barrier]
-        made: list[object] = []
-        return *_error(lambda: [made.append(step(group)) for step in steps]), len(made)
+            began = time.monotonic()
+        for step in steps:
+            made.append(step(group))
+
+    try:
+        kind, text, _ = _error(calls)
+        return kind, text, time.monotonic() - began, len(made)
     finally:
         dist.destroy_process_group(group)
 
@@ -227,11 +235,9 @@ def test_the_last_rank_makes_two_calls_in_another_order(ranks: Pool, name: str, 
 def _ahead(rank: int, size: int, elements: int) -> Told:
     """Rank 0 has sent many broadcasts before it waits for a host that makes another call."""
     group = dist.new_group(timeout=timedelta(seconds=30), backend="ringkern")
-    broadcast, calls = _broadcast(elements), 1000
+    broadcast = _broadcast(elements)
     try:
-        for _ in range(10):
-            broadcast(group)
-        steps = [broadcast] * calls if rank < 2 else [_all_reduce(elements)]
+        steps = [broadcast] * 1000 if rank < 2 else [*[broadcast] * 10, _all_reduce(elements)]
         made: list[object] = []
         return *_error(lambda: [made.append(step(group)) for step in [*steps, _barrier]]), len(made)
     finally:
