@@ -19,7 +19,7 @@ Offer offer_in(const Message& m) {
 
 constexpr Milliseconds kEndShows{200};
 
-// Of an error in sending: a rank that has closed its end has not voted, and so has died.
+// The facts of an error in sending: a rank that has closed its end has not voted: it has died.
 Facts facts_of(const std::system_error& error, int rank) {
   const int code = error.code().value();
   return code == EPIPE || code == ECONNRESET ? Facts{rank} : Facts{};

@@ -86,8 +86,8 @@ class WatchedStore final : public c10d::PrefixStore {
   };
 
  public:
-  // As long as this lives, waits last no longer than `timeout`, whatever they ask for, and call
-  // `look` now and then, which throws to end them.
+  // While this lives, waits last no longer than `timeout`, whatever they ask for, and call `look`
+  // now and then, which throws to end them.
   class Watch {
    public:
     Watch(Milliseconds timeout, std::function<void()> look)

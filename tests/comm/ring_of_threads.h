@@ -61,7 +61,7 @@ struct FrailStore final : Store {
   }
 };
 
-// What came of a call on one rank. `kind` is empty when nothing was thrown; `lost`: whom a
+// The outcome of a call on one rank. `kind` is empty when nothing was thrown; `lost`: whom a
 // PeerLostError is about.
 struct Outcome {
   std::string kind, text;

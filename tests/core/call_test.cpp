@@ -1,4 +1,4 @@
-// What a call is, in two words: every field is in them, apart from the others; and which follows.
+// A call in two words: every field is in them, apart from the others. And the forecast of calls.
 #include "core/call.h"
 
 #include <set>

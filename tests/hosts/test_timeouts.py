@@ -62,7 +62,7 @@ def _begin(name: str, size: int, group: dist.ProcessGroup, limit: timedelta | No
     return EXCHANGES[name].start(size, group, options)
 
 
-# What rank 0 begins with the last rank.
+# Messages that rank 0 begins with the last rank.
 MESSAGES: dict[str, Callable[[int, dist.ProcessGroup], Any]] = {
     "recv": lambda k, g: dist.irecv(torch.ones(5), k - 1, g),
     "large recv": lambda k, g: dist.irecv(torch.ones(LARGE), k - 1, g),
