@@ -57,6 +57,17 @@ def two_by_two(request: pytest.FixtureRequest, ranks: Pool) -> Iterator[TwoByTwo
         pool.close()
 
 
+def _many(pool: Ranks) -> Iterator[Ranks]:
+    """Yields it, as often as each swap is made; with fresh ranks now and then.
+
+    Their store is a file that grows with each group, and each connection to it reads the whole.
+    """
+    for done in range(TIMES):
+        if done % 25 == 24:
+            pool.close()
+        yield pool
+
+
 def _all_reduce(n: int, dtype: torch.dtype = torch.float32, op: Any = dist.ReduceOp.SUM) -> Call:
     return lambda group: dist.all_reduce(torch.ones(n, dtype=dtype), op, group=group)
 
@@ -210,8 +221,8 @@ def test_a_host_makes_two_calls_in_another_order(
     two_by_two: TwoByTwo, name: str, before: int, where: str
 ) -> None:
     at_once = SOME_RETURN.get(name, range(len(TWO_BY_TWO)))
-    for _ in range(TIMES):
-        errors = two_by_two(where).run(_swap, name, before, [2, 3], timeout_s=ALL_S)
+    for pool in _many(two_by_two(where)):
+        errors = pool.run(_swap, name, before, [2, 3], timeout_s=ALL_S)
         _check(errors)
         assert all(errors[rank][-1] == 0 for rank in at_once), f"returned: {errors}"
 
@@ -325,10 +336,8 @@ def test_a_message_that_its_receiver_does_not_expect(
     where: str,
 ) -> None:
     """It fails, and nothing else does."""
-    for _ in range(TIMES):
-        found = two_by_two(where).run(
-            _message, sent, expected, dtype, source, before, timeout_s=ALL_S
-        )
+    for pool in _many(two_by_two(where)):
+        found = pool.run(_message, sent, expected, dtype, source, before, timeout_s=ALL_S)
         kind, text, took = found[-1]
         assert kind == "CollectiveMismatchError", text
         wanted = f"sent a message of {4 * sent} bytes of float32 to rank 3 on host b, which expects"
@@ -454,5 +463,5 @@ EXCHANGES = {
 def test_a_host_makes_two_exchanges_in_another_order(
     two_by_two: TwoByTwo, name: str, before: int, where: str
 ) -> None:
-    for _ in range(TIMES):
-        _check(two_by_two(where).run(_swap, name, before, [2, 3], timeout_s=ALL_S))
+    for pool in _many(two_by_two(where)):
+        _check(pool.run(_swap, name, before, [2, 3], timeout_s=ALL_S))
