@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
+from .launch import RANKS_PER_CORE
+
 STDOUT = Path("-")
 
 
@@ -115,6 +117,18 @@ def add_ranks(
 ) -> None:
     """``-n``: ``None`` where it is not given, as :func:`ringkern.launch.run` takes it."""
     parser.add_argument("-n", "--ranks", type=whole(1), help=f"{text} (default 2)")
+    add_ranks_per_core(parser)
+
+
+def add_ranks_per_core(parser: argparse.ArgumentParser) -> None:
+    """``--ranks-per-core``: how many ranks of ``-n`` may share a core; checked for all commands."""
+    parser.add_argument(
+        "--ranks-per-core",
+        type=whole(1),
+        default=RANKS_PER_CORE,
+        metavar="N",
+        help=f"start no more than this many for each core (default {RANKS_PER_CORE})",
+    )
 
 
 def add_timeout(

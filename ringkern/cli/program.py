@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from .. import startup
+from .. import launch, startup
 from ..options import Parser, did_you_mean
 
 
@@ -103,9 +103,15 @@ def _run(arguments: list[str]) -> int:
     # What a report says it was made by.
     args.command_line = f"python -m ringkern {shlex.join(arguments)}"
     try:
+        if hasattr(args, "ranks_per_core") and launch.torchrun() is None:
+            asked = args.ranks if isinstance(args.ranks, tuple) else (args.ranks or 1,)
+            launch.check_ranks(max(asked), args.ranks_per_core)
         with _within(args.timeout, args.grace_s):
             status: int = module.run(args)
         return status
+    except _Late as late:
+        _say_error(f"not through after {late} s (--timeout)", command.name)
+        return 1
     except BrokenPipeError:
         raise
     except ValueError as error:
@@ -159,12 +165,16 @@ def _say_error(text: str, command: str = "") -> None:
     print(f"{' '.join([_prog(), command]).strip()}: error: {text}", file=sys.stderr)
 
 
+class _Late(BaseException):
+    """The end of ``--timeout``; no ``Exception``, which doctor takes for the failure of a test."""
+
+
 @contextlib.contextmanager
 def _within(seconds: float | None, grace_s: float) -> Iterator[None]:
-    """Raises TimeoutError in the main thread, also where it waits, when the time is over."""
+    """Raises ``_Late`` in the main thread, also where it waits, when the time is over."""
 
     def late(*_: object) -> None:
-        raise TimeoutError(f"not through after {seconds:g} s (--timeout)")
+        raise _Late(f"{seconds:g}")
 
     if seconds is None or threading.current_thread() is not threading.main_thread():
         yield

@@ -49,7 +49,7 @@ def _batch(tests: Sequence[Test], ranks: int, limit_s: float) -> Iterator[Findin
             try:
                 seconds = STARTING_S + limit_s * len(tests)
                 launch.launch(ranks, seconds, _rank, tests, folder, limit_s)
-            except Exception as error:  # of a rank; what it has noted says more
+            except OSError as error:  # the ranks have noted how far they came
                 said.write(f"{type(error).__name__}: {error}")
         notes = [_notes(folder, rank) for rank in range(ranks)]
         for test in tests:

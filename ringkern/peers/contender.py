@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from ..launch import starting
 from .catalogue import Configuration
 
 ALONE = Path(__file__).with_name("alone.py")
@@ -82,16 +83,17 @@ class Contender:
             specs = [{**spec, "rank": rank} for rank in range(self.ranks)]
         with self._log.open("ab") as log:
             for command, given in zip(commands, specs):
-                process = subprocess.Popen(
-                    [*command, json.dumps(given)],
-                    env={**environment, **chosen.variables},
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    pass_fds=files,
-                    start_new_session=True,  # a Ctrl-C is for the coordinator, which ends them
-                )
-                self._processes.append(process)
+                with starting(f"a rank of {chosen.name}"):
+                    process = subprocess.Popen(
+                        [*command, json.dumps(given)],
+                        env={**environment, **chosen.variables},
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        pass_fds=files,
+                        start_new_session=True,  # a Ctrl-C is for the coordinator, which ends them
+                    )
+                    self._processes.append(process)
 
     def join(self, hello: dict[str, Any], pipe: Connection) -> None:
         """Takes the connection of a rank."""

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from .. import perf, report
+from .. import launch, perf, report
 from ..options import Output
 from . import catalogue
 from .comparison import Comparison, compare, is_own, wrong_of
@@ -195,6 +195,9 @@ def bench(
         contenders.append(catalogue.limit())
     if cores < 2 or not has_limit(settings):
         left_out[LIMIT] = "is for 2 ranks, a core each, and float32"
+    processes = settings.ranks * len(contenders)
+    needed = processes * launch.RANK_BYTES
+    launch.check_memory(processes, needed, f"-n {settings.ranks} --vs {','.join(asked)}", "-n")
     rows: list[Row] = []
     status = 0
     with Field(settings, contenders) as field:

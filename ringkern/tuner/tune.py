@@ -59,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=(2,),
         help="ranks to start; or several, as 2,4 (default 2)",
     )
+    options.add_ranks_per_core(parser)
     add("--seconds", type=_seconds, default=50.0, help="how long to measure each (default 50)")
     add("--out", type=Path, metavar="FILE", help="write there (default: the user's cache)")
     add("--dry-run", action="store_true", help="measure and say what was found; write nothing")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ringkern import launch
 from ringkern.cli import main
 from ringkern.config import ALGORITHMS, PROTOCOLS
 from ringkern.peers import catalogue, install
@@ -197,3 +198,15 @@ def test_the_folder_follows_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     assert install.default_folder() == Path("/somewhere/ringkern/peers")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert install.default_folder() == Path.home() / ".cache" / "ringkern" / "peers"
+
+
+def test_the_ranks_of_all_contenders_must_fit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of 3 contenders and the limit, with 2 ranks each."""
+    monkeypatch.setattr(launch, "free_memory", lambda: 7 * launch.RANK_BYTES)
+    monkeypatch.setattr(subprocess, "Popen", None)
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "--vs", "gloo", "--modes", "py", "-e", "8"])
+    assert ended.value.code == 2
+    assert "-n 2 --vs gloo: 8 ranks need 512 MiB at least" in capsys.readouterr().err

@@ -5,17 +5,15 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import multiprocessing
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
 import ringkern
-from ringkern import exact, launch, perf, report
+from ringkern import exact, perf, report
 from ringkern.units import parse_size
 
 LIMIT_S = 120
@@ -182,26 +180,3 @@ def test_what_a_contender_does_not_have() -> None:
     assert "gloo has no all_reduce of float8_e4m3fn" in done.stderr
     assert "--vs none" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def _sleep() -> int:
-    time.sleep(LIMIT_S)
-    return 0
-
-
-def _raise() -> int:
-    raise ValueError("this rank has had enough")
-
-
-def test_ranks_that_hang_are_ended(capfd: pytest.CaptureFixture[str]) -> None:
-    before = multiprocessing.active_children()  # the ranks of other tests
-    assert launch.launch(2, 3.0, _sleep) == 1
-    assert set(multiprocessing.active_children()) <= set(before)
-    assert "most recent call first" in capfd.readouterr().err  # they say where
-
-
-def test_ranks_that_raise_are_reported() -> None:
-    before = multiprocessing.active_children()
-    with pytest.raises(Exception, match="this rank has had enough"):
-        launch.launch(2, LIMIT_S, _raise)
-    assert set(multiprocessing.active_children()) <= set(before)

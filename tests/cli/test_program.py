@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -14,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-import ringkern
 from ringkern import cli, launch, options, startup
 from ringkern.cli.program import COMMANDS, EXIT_CODES, main
 
@@ -311,119 +308,3 @@ def test_explain_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert [one["nbytes"] for one in json.loads(capsys.readouterr().out)] == [8, 1 << 20]
     assert main(["explain", "8", "--json=-"]) == 0
     assert len(json.loads(capsys.readouterr().out)) == 1
-
-
-# ---- signals ------------------------------------------------------------------------------------
-
-RANKS = [*PROGRAM, "bench", "--vs", "none", "-n", "3", "-b", "8", "-e", "8", "--seconds", "90"]
-
-
-def ranks_of(pid: int) -> list[int]:
-    """Those of its children that are started as ranks."""
-    found = []
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
-                found.append(int(child))
-    return found
-
-
-def is_at_work(pid: int) -> bool:
-    """Whether its ring is there: a thread watches it."""
-    threads = Path(f"/proc/{pid}/task").glob("*/comm")
-    return any(comm.read_text() == "ringkern-watch\n" for comm in threads)
-
-
-@pytest.mark.parametrize("moment", ["starting", "measuring"])
-@pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["int", "term"]
-)
-@pytest.mark.parametrize("to_all", [True, False], ids=["group", "parent"])
-def test_no_rank_is_left_and_nothing_is_said(
-    number: signal.Signals, status: int, moment: str, to_all: bool
-) -> None:
-    """Ctrl-C at a terminal reaches all processes; kill, or a job that is ended, may reach one."""
-    process = subprocess.Popen(
-        RANKS, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    try:
-        deadline = time.monotonic() + LIMIT_S
-        found: list[int] = []
-        while len(found) < 3 or (moment == "measuring" and not all(map(is_at_work, found))):
-            assert time.monotonic() < deadline
-            assert process.poll() is None
-            found = ranks_of(process.pid)
-            time.sleep(0.01)
-        if to_all:
-            os.killpg(process.pid, number)
-        else:
-            process.send_signal(number)
-        out, said = process.communicate(timeout=LIMIT_S)
-        assert process.returncode == status, (out, said)
-        assert "Traceback" not in said
-        assert "KeyboardInterrupt" not in said
-        while any(_runs(pid) for pid in found):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-
-
-def _runs(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
-
-
-STARTING = """
-import signal
-from multiprocessing import resource_tracker
-from ringkern import launch
-
-def spawn(*_, **__):
-    resource_tracker.getfd()  # as the start of a process does
-    print(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])))
-    raise OSError("no process")
-
-launch.spawn = spawn
-try:
-    launch.launch(2, 60.0, print)
-except OSError:
-    print(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])))
-"""
-
-
-def test_a_rank_that_is_loading_heeds_no_signal() -> None:
-    """It would answer Ctrl-C with a traceback."""
-    done = subprocess.run(
-        [sys.executable, "-c", STARTING], capture_output=True, text=True, timeout=LIMIT_S
-    )
-    assert done.stdout.splitlines() == [
-        "[<Signals.SIGINT: 2>, <Signals.SIGTERM: 15>]",
-        "[]",
-    ], done.stderr
-
-
-def _die() -> int:
-    os.kill(os.getpid(), signal.SIGKILL)
-    return 0
-
-
-def test_a_rank_that_is_killed_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert launch.launch(1, LIMIT_S, _die) == 1
-    assert "rank 0 was ended by SIGKILL" in capsys.readouterr().err
-
-
-def _lose() -> int:
-    raise ringkern.errors.PeerLostError("rank 1 is gone")
-
-
-def test_a_ring_that_fails_is_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
-    assert launch.launch(1, LIMIT_S, _lose) == 1
-    said = capfd.readouterr().err
-    assert "rank 0: PeerLostError: rank 1 is gone" in said
-    assert "Traceback" not in said
