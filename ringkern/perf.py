@@ -1,19 +1,18 @@
-"""Measures the collectives: ringkern next to Gloo, by the rules of nccl-tests.
+"""Measures the collectives in one group: ringkern next to Gloo, on ranks that both share.
 
 Sizes are bytes and include every rank's part; times are microseconds; bandwidths are GB/s, 1e9
 bytes a second. "algbw" is size / time; "busbw" is what each link of a ring must carry for it,
 which is comparable between numbers of ranks: algbw times 2(k-1)/k for an all-reduce of k ranks,
 (k-1)/k for its two halves.
 
-The contenders take turns within one run, so that a disturbance of the machine meets all of them.
+:mod:`ringkern.turns` is how; :mod:`ringkern.peers` measures other libraries in the same way, each
+in processes of its own.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-import statistics
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -24,10 +23,10 @@ from . import exact, ops
 from .arguments import Op
 from .cost import bus_share
 from .errors import RingKernError
+from .peers.clock import preemptions, timed
+from .turns import MOST_CALLS, Block, Result, Turns, block_seconds, repeats, slowest
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather")
-REPEATS = 9  # odd: a median that was measured
-MAX_CALLS = 10_000  # in a repeat
 ALIGNMENT = 64  # bytes: a cache line
 
 
@@ -51,12 +50,12 @@ class Settings:
         algorithm, deterministic, accumulate: of its all-reduce.
         gloo: measure Gloo, too.
         sizes: bytes of all ranks' parts.
-        warmup: calls before those that count, a size and contender.
+        warmup: calls of each turn that do not count, at least.
         check: calls whose result is checked, a size and contender.
-        seconds: time for a size, all its contenders and repeats together. Each repeat makes one
-            call at least, so that large sizes may take longer.
+        seconds: about how long a size takes, with all contenders.
         rotate: bytes over which the calls walk, so that caches do not help; 0: all calls use the
             same memory.
+        pinned: each rank keeps to one core.
     """
 
     sizes: tuple[int, ...]
@@ -72,6 +71,7 @@ class Settings:
     check: int = 1
     seconds: float = 1.0
     rotate: int = 0
+    pinned: bool = True
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -86,27 +86,6 @@ class Settings:
             return dist._make_nccl_premul_sum(exact.PREMUL_FACTOR)
         op: Op = getattr(dist.ReduceOp, "PRODUCT" if self.op == "prod" else self.op.upper())
         return op
-
-
-@dataclass(frozen=True)
-class Result:
-    """What one contender did with one size.
-
-    Attributes:
-        times_us: a repeat each: the mean of its calls, on the rank that was slowest in it.
-        calls: in each repeat.
-        wrong: elements that differ from the exact result, of all ranks and checked calls; None: not
-            checked.
-    """
-
-    times_us: tuple[float, ...]
-    calls: int
-    wrong: int | None
-
-    @property
-    def time_us(self) -> float:
-        """The median of the repeats."""
-        return statistics.median(self.times_us)
 
 
 @dataclass(frozen=True)
@@ -173,7 +152,7 @@ class _Buffers:
         itemsize = settings.torch_dtype.itemsize
         self.size = elements * itemsize
         place = -(-self.size // ALIGNMENT) * ALIGNMENT
-        places = min(max(1, settings.rotate // place), MAX_CALLS)
+        places = min(max(1, settings.rotate // place), MOST_CALLS)
         stride = max(place, settings.rotate // places // ALIGNMENT * ALIGNMENT) // itemsize
         # Zeros stay zeros, whatever the op and however often; and their pages are really there.
         memory = torch.empty(stride * places, dtype=settings.torch_dtype).zero_()
@@ -188,10 +167,9 @@ class _Contender:
 
     def __init__(self, name: str, settings: Settings, buffers: _Buffers) -> None:
         self.name, self.settings, self.buffers = name, settings, buffers
-        collective = _ringkern(settings) if name == "ringkern" else _gloo(settings)
-        self._calls = [functools.partial(collective, *pair) for pair in buffers.pairs]
-        self._turns = itertools.cycle(self._calls)
-        self.times: list[float] = []
+        call_of = _ringkern if name == "ringkern" else _gloo
+        self._calls = [call_of(settings, *pair) for pair in buffers.pairs]
+        self._endless = itertools.cycle(self._calls)
 
     def probe(self) -> None:
         try:
@@ -227,72 +205,53 @@ class _Contender:
         dist.all_reduce(wrong)
         return int(wrong)
 
-    def seconds(self, calls: int) -> float:
-        """The mean of so many calls, on this rank; they start together."""
+    def time(self, warmup: int, calls: int) -> Block:
+        """A block of calls, which starts on all ranks together."""
         dist.barrier()
-        start = time.perf_counter()
-        for call in itertools.islice(self._turns, calls):
-            call()
-        return (time.perf_counter() - start) / calls
-
-    def calls_within(self, seconds: float) -> int:
-        """How many calls that time is enough for: the same number on all ranks."""
-        calls = max(1, self.settings.warmup)
-        for budget in (seconds / 10, seconds):
-            # One rank's clock would give each rank another number, and they would wait for ever.
-            mean = _slowest([self.seconds(calls)])[0]
-            calls = min(max(1, int(budget / max(mean, 1e-9))), MAX_CALLS)
-        return calls
+        timed(self._endless, warmup)
+        before = preemptions()
+        times = timed(self._endless, calls)
+        found = torch.tensor([*times, preemptions() - before])
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        *samples, preempted = found.tolist()
+        return Block(slowest([samples]), preempted)
 
 
-def _ringkern(settings: Settings) -> Callable[[torch.Tensor, torch.Tensor], object]:
-    op, protocol = settings.reduce_op, settings.protocol
+def _ringkern(settings: Settings, whole: torch.Tensor, part: torch.Tensor) -> Callable[[], object]:
+    op, names = settings.reduce_op, ["protocol"]
     if settings.collective == "all_reduce":
-        return lambda whole, part: ops.ring_all_reduce(
-            whole,
-            op,
-            protocol=protocol,
-            algorithm=settings.algorithm,
-            deterministic=settings.deterministic,
-            accumulate=settings.accumulate,
-        )
+        names += ["algorithm", "deterministic", "accumulate"]
+    asked = {name: getattr(settings, name) for name in names}
+    # What is not asked for is not given, as in a program: that has a shorter way.
+    given = {name: value for name, value in asked.items() if value != "auto"}
+    if settings.collective == "all_reduce":
+        return functools.partial(ops.ring_all_reduce, whole, op, **given)
     if settings.collective == "reduce_scatter":
-        return lambda whole, part: ops.ring_reduce_scatter(part, whole, op, protocol=protocol)
-    return lambda whole, part: ops.ring_all_gather(whole, part, protocol=protocol)
+        return functools.partial(ops.ring_reduce_scatter, part, whole, op, **given)
+    return functools.partial(ops.ring_all_gather, whole, part, **given)
 
 
-def _gloo(settings: Settings) -> Callable[[torch.Tensor, torch.Tensor], object]:
+def _gloo(settings: Settings, whole: torch.Tensor, part: torch.Tensor) -> Callable[[], object]:
     op = settings.reduce_op
     if settings.collective == "all_reduce":
-        return lambda whole, part: dist.all_reduce(whole, op)
+        return functools.partial(dist.all_reduce, whole, op)
     # torch 2.13 renames these two, and warns about their former names.
     if settings.collective == "reduce_scatter":
         scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-        return lambda whole, part: scatter(part, whole, op)
+        return functools.partial(scatter, part, whole, op)
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    return lambda whole, part: gather(whole, part)
+    return functools.partial(gather, whole, part)
 
 
 def _compete(settings: Settings, contenders: dict[str, _Contender]) -> dict[str, Result]:
-    wrong = {name: contender.check() for name, contender in contenders.items()}
-    share = settings.seconds / len(contenders) / REPEATS
-    calls = {name: contender.calls_within(share) for name, contender in contenders.items()}
-    turns = list(contenders.values())
-    for _ in range(REPEATS):
-        for contender in turns:
-            contender.times.append(contender.seconds(calls[contender.name]))
-        turns.reverse()  # neither is always the first
-    return {
-        name: Result(
-            tuple(1e6 * seconds for seconds in _slowest(contender.times)), calls[name], wrong[name]
-        )
-        for name, contender in contenders.items()
-    }
-
-
-def _slowest(seconds: list[float]) -> list[float]:
-    """Of each time, the slowest rank's."""
-    times = torch.tensor(seconds, dtype=torch.float64)
-    dist.all_reduce(times, dist.ReduceOp.MAX)
-    result: list[float] = times.tolist()
-    return result
+    entrants = {name: Turns(one.time, settings.warmup) for name, one in contenders.items()}
+    block_s = block_seconds(settings.seconds, len(entrants))
+    for name, turns in entrants.items():
+        turns.calibrate(block_s)
+        turns.wrong = contenders[name].check()
+    order = list(entrants.values())
+    for _ in range(repeats(settings.seconds, block_s, order)):
+        for turns in order:
+            turns.take()
+        order.reverse()  # nobody is always the first
+    return {name: turns.result("unknown") for name, turns in entrants.items()}

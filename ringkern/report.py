@@ -17,6 +17,7 @@ from . import _C, perf
 from .comm import communicator_for
 from .doctor.machine import cores, cpu_model, huge_pages
 from .options import Output
+from .turns import Result
 
 
 def machine() -> dict[str, Any]:
@@ -70,8 +71,8 @@ class Report:
             f"# {settings.collective} of {self.ranks} ranks{where}, in place, "
             f"algorithm {settings.algorithm}, protocol {settings.protocol}{_modes(settings)}; "
             f"memory: {memory}",
-            f"# time: of a call; median of {perf.REPEATS} repeats, contenders in turn, each repeat "
-            "as on its slowest rank",
+            f"# time: of a call from Python, as on its slowest rank; median; contenders in turn; "
+            f"{placement(settings.pinned)}",
             "#",
             f"# {'':59}" + "".join(f"{name:^33} " for name in names),
             f"# {'size':>10} {'count':>12} {'type':>13} {'redop':>10} {'root':>6}    "
@@ -124,17 +125,17 @@ class Report:
             ],
         }
 
-    def _result(self, size: int, result: perf.Result) -> dict[str, Any]:
+    def _result(self, size: int, result: Result) -> dict[str, Any]:
         algbw, busbw = self._bandwidths(size, result)
-        return {
-            "time_us": result.time_us,
-            "algbw_gb_s": algbw,
-            "busbw_gb_s": busbw,
-            **dataclasses.asdict(result),
-        }
+        return {"algbw_gb_s": algbw, "busbw_gb_s": busbw, **result.as_dict()}
 
-    def _bandwidths(self, size: int, result: perf.Result) -> tuple[float, float]:
+    def _bandwidths(self, size: int, result: Result) -> tuple[float, float]:
         return perf.bandwidths(self.settings.collective, self.ranks, size, result.time_us)
+
+
+def placement(pinned: bool) -> str:
+    """Where ranks ran, in words."""
+    return "a core each" if pinned else "ranks not pinned (--unpinned)"
 
 
 def _modes(settings: perf.Settings) -> str:
@@ -147,15 +148,18 @@ def total_wrong(rows: list[perf.Row]) -> int:
     return sum(result.wrong or 0 for row in rows for result in row.results.values())
 
 
-def bench_rank(settings: perf.Settings, command: str, file: Path | None) -> int:
+def bench_rank(
+    settings: perf.Settings, found: dict[str, Any], command: str, file: Path | None
+) -> int:
     """One rank of ``bench``, in its group; rank 0 prints. Returns the exit status.
 
     Args:
+        found: the machine, before ranks were pinned.
         file: of ``--json``.
     """
     first, output = dist.get_rank() == 0, Output(file)
     date = datetime.now().astimezone().isoformat(timespec="seconds")
-    report = Report(settings, dist.get_world_size(), machine(), date, command)
+    report = Report(settings, dist.get_world_size(), found, date, command)
     rows: list[perf.Row] = []
     try:
         for row in perf.measure(settings):

@@ -63,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--seconds", type=options.seconds, default=1.0, help="about, for a size (default 1)")
     add("--rotate", type=parse_size, default=0, help="calls walk over this many bytes (default 0)")
+    add("--unpinned", action="store_true", help="let ranks move between cores (default: one each)")
     add("--plot", type=options.new_file, metavar="FILE", help="draw the times; needs matplotlib")
     options.add_timeout(parser, 900.0, own=True)
     options.add_json(parser)
@@ -80,8 +81,8 @@ def run(args: argparse.Namespace) -> int:
     settings = _settings(args)
     if _is_contest(args):
         return _contest(args, settings)
-    given = (settings, args.command_line, args.json)
-    return launch.run(args.ranks, args.timeout, report.bench_rank, *given)
+    given = (settings, report.machine(), args.command_line, args.json)
+    return launch.run(args.ranks, args.timeout, report.bench_rank, *given, pinned=settings.pinned)
 
 
 def _settings(args: argparse.Namespace) -> perf.Settings:
@@ -106,6 +107,7 @@ def _settings(args: argparse.Namespace) -> perf.Settings:
         check=args.check,
         seconds=args.seconds,
         rotate=args.rotate,
+        pinned=not args.unpinned,
     )
     ranks = launch.ranks_here(args.ranks)
     needed = ranks * max(settings.rotate, settings.sizes[-1])
@@ -146,6 +148,7 @@ def _contest(args: argparse.Namespace, settings: perf.Settings) -> int:
         check=bool(settings.check),
         warmup=settings.warmup,
         seconds=settings.seconds,
+        pinned=settings.pinned,
         timeout_s=args.timeout,
     )
     way = (args.algo, args.proto)

@@ -5,8 +5,8 @@ until the coordinator gives them the turn.
 
 The coordinator, in the order in which it is used: :mod:`install` gets the peers from PyPI,
 :mod:`catalogue` lists the contenders, :mod:`contender` starts and ends one, :mod:`field` all of
-them, :mod:`contest` gives turns, :mod:`samples` makes figures of times, :mod:`comparison`,
-:mod:`table` and :mod:`plot` show them.
+them, :mod:`contest` gives :mod:`turns <ringkern.turns>`, :mod:`comparison`, :mod:`table` and
+:mod:`plot` show them.
 
 What a rank runs (:mod:`alone`, :mod:`worker`, :mod:`memory`, :mod:`adapters`, and
 :mod:`torch_adapters`) works in a peer's own environment, in which neither ringkern nor torch need

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ..turns import Result
 from .rows import LIMIT, RINGKERN, RINGKERN_SHARED, SHARED, Entrant, Row
-from .samples import Result
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,8 @@ class Contender:
     def __init__(
         self, configuration: Configuration, ranks: int, folder: Path, cores: list[int]
     ) -> None:
-        """``folder`` is for this contender alone; ``cores``: rank r runs on ``cores[r % n]``."""
+        """``folder`` is for this contender alone; ``cores``: rank r runs on ``cores[r % n]``;
+        none: on any."""
         self.configuration, self.ranks = configuration, ranks
         self._folder, self._cores = folder, cores
         self.modes: tuple[str, ...] = ()

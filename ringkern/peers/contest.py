@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from dataclasses import field as made_by
+from dataclasses import replace
 from typing import Any
 
 from ..launch import free_memory
+from ..turns import Block, Turns, block_seconds, repeats, slowest, usual_placement
 from . import memory
 from .contender import Contender, ContenderError
 from .field import Field
 from .rows import LIMIT, RINGKERN, Entrant, Row, has_limit
-from .samples import Block, Result, slowest, usual_placement
 
 # Of the limit, in bytes.
 CHUNKS = (4 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10)
 LONGEST_IN_LINES = 256 << 10  # above that, flags in lines are far from being the best
-MOST_CALLS = 10_000  # in a block
-BLOCK_S = 0.004
-LEAST_REPEATS, MOST_REPEATS = 9, 99
 MEMORY_SHARE = 0.25  # of the free memory, for the tensors of all contenders
 
 
@@ -39,16 +36,6 @@ def run(field: Field) -> Iterator[Row]:
         yield _Size(field, count * itemsize, count).measure()
 
 
-@dataclass
-class _Turns:
-    """What is known of an entrant while a size is measured."""
-
-    wrong: int | None = None
-    calls: int = 1
-    seconds: float = 0.0  # of a call
-    blocks: list[Block] = made_by(default_factory=list)
-
-
 class _Size:
     """The contest over one size."""
 
@@ -60,29 +47,24 @@ class _Size:
         # contender has its tensors in its turns only.
         together = tensors * (len(field.contenders) + 1)
         self._resident = together < MEMORY_SHARE * free_memory()
-        self._turns: dict[Entrant, _Turns] = {}
+        self._turns: dict[Entrant, Turns] = {}
 
     def measure(self) -> Row:
         field, settings = self._field, self._settings
         for contender in field.contenders:
             self._attempt(contender.name, self._enter, contender)
-        block = min(BLOCK_S, settings.seconds / max(1, len(self._turns)) / LEAST_REPEATS)
-        self._each(self._calibrate, block)
+        block_s = block_seconds(settings.seconds, len(self._turns))
+        self._each(self._calibrate, block_s)
         self._choose_chunks()
         if settings.check:
             self._each(self._check)
-        longest = sum(max(block, turns.seconds) for turns in self._turns.values())
-        repeats = int(settings.seconds / longest) if longest else 0
-        self._repeat(max(LEAST_REPEATS, min(MOST_REPEATS, repeats)) | 1)
+        self._repeat(repeats(settings.seconds, block_s, self._turns.values()))
         choice = tuple(self._choice())
         for contender in field.contenders:
             self._attempt(contender.name, field.ask, contender.name, "release")
         blocks = [block for turns in self._turns.values() for block in turns.blocks]
         placement = usual_placement(blocks) if blocks else "unknown"
-        results = {
-            entrant: Result.of(turns.blocks, placement, turns.wrong)
-            for entrant, turns in self._turns.items()
-        }
+        results = {entrant: turns.result(placement) for entrant, turns in self._turns.items()}
         return Row(self._size, self._count, placement, results, choice)
 
     def _attempt(self, name: str, act: Callable[..., object], *args: Any, **kwargs: Any) -> None:
@@ -120,16 +102,12 @@ class _Size:
             modes = limit_modes(contender.modes, self._size) if has_limit(self._settings) else []
         if self._resident and modes:
             self._prepare(contender.name)
-        self._turns |= {Entrant(contender.name, mode): _Turns() for mode in modes}
+        for entrant in (Entrant(contender.name, mode) for mode in modes):
+            time = functools.partial(self._time, entrant)
+            self._turns[entrant] = Turns(time, self._settings.warmup)
 
-    def _calibrate(self, entrant: Entrant, block: float) -> None:
-        """How long a call takes, and so how many fill a block: the same number on all ranks."""
-        turns, calls = self._turns[entrant], 3
-        for seconds in (block / 4, block):
-            times = self._time(entrant, max(1, self._settings.warmup), calls)
-            turns.seconds = max(1e-6 * times.median_us, 1e-9)
-            calls = max(1, min(MOST_CALLS, int(seconds / turns.seconds)))
-        turns.calls = calls
+    def _calibrate(self, entrant: Entrant, block_s: float) -> None:
+        self._turns[entrant].calibrate(block_s)
 
     def _choose_chunks(self) -> None:
         """Of each movement of the limit, the fastest chunk takes part."""
@@ -147,10 +125,10 @@ class _Size:
         answers = self._field.ask(entrant.contender, "check", mode=entrant.mode)
         self._turns[entrant].wrong = sum(answer["wrong"] for answer in answers)
 
-    def _repeat(self, repeats: int) -> None:
+    def _repeat(self, number: int) -> None:
         order = list(self._turns)
         before = self._field.probe()
-        for _ in range(repeats):
+        for _ in range(number):
             for entrant in order:
                 if entrant not in self._turns:
                     continue
@@ -164,16 +142,13 @@ class _Size:
             order.reverse()  # nobody is always the first
 
     def _turn(self, entrant: Entrant) -> None:
-        turns = self._turns[entrant]
-        # What others have left in the caches and in the predictors of branches is not the matter.
-        warmup = max(self._settings.warmup, turns.calls // 10)
-        turns.blocks.append(self._time(entrant, warmup, turns.calls))
+        self._turns[entrant].take()
 
     def _time(self, entrant: Entrant, warmup: int, calls: int) -> Block:
         asked = {"mode": entrant.mode, "warmup": warmup, "calls": calls}
         answers = self._field.ask(entrant.contender, "time", **asked)
         times = slowest([answer["times"] for answer in answers])
-        return Block(times, sum(answer["preempted"] for answer in answers))
+        return Block(times, max(answer["preempted"] for answer in answers))
 
     def _choice(self) -> list[str]:
         if RINGKERN not in {contender.name for contender in self._field.contenders}:

@@ -24,7 +24,7 @@ class Field:
     def __init__(self, settings: Settings, configurations: list[Configuration]) -> None:
         self.settings = settings
         self.left_out: dict[str, str] = {}
-        self.cores = sorted(os.sched_getaffinity(0))
+        self.cores = sorted(os.sched_getaffinity(0)) if settings.pinned else []
         self._meeting = Meeting()
         self._files: list[int] = []
         self._alive: dict[str, Contender] = {}

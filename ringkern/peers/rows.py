@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .samples import Result
+from ..turns import Result
 
 # Names of contenders.
 LIMIT = "limit"
@@ -27,6 +27,7 @@ class Settings:
         check: compare one call a size and contender with the exact result.
         warmup: calls of each turn that do not count, at least.
         seconds: about how long a size takes.
+        pinned: each rank keeps to one core.
         turn_s: within which a contender must have answered.
         start_s: within which a contender must have started.
         timeout_s: for everything.
@@ -40,6 +41,7 @@ class Settings:
     check: bool = True
     warmup: int = 1
     seconds: float = 1.0
+    pinned: bool = True
     turn_s: float = 60.0
     start_s: float = 120.0
     timeout_s: float = 900.0

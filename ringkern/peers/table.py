@@ -12,13 +12,13 @@ from typing import Any
 
 from .. import launch, perf, report
 from ..options import Output
+from ..turns import Result
 from . import catalogue
 from .comparison import Comparison, compare, is_own, wrong_of
 from .contest import run
 from .field import Field
 from .install import Folder
 from .rows import LIMIT, Row, Settings, has_limit
-from .samples import Result
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ class Table:
         lines = [
             *report.circumstances(found, self.date, self.command),
             f"# peers: {peers or 'none'}",
-            f"# all_reduce of {settings.ranks} ranks, in place, a core each; memory: {memory}; "
+            f"# all_reduce of {settings.ranks} ranks, in place, "
+            f"{report.placement(settings.pinned)}; memory: {memory}; "
             f"huge pages: {found['huge_pages']}, not asked for",
             "# time, p99: us of a call, as on its slowest rank; median and 99th percentile",
             "# peer, limit: us; of the fastest peer, and of bare data movement. /peer, /limit: "
@@ -138,25 +139,7 @@ class Table:
 
     def _result(self, row: Row, result: Result) -> dict[str, Any]:
         algbw, busbw = self._bandwidths(row.size, result)
-        return {
-            "time_us": result.time_us,
-            "p99_us": result.p99_us,
-            "algbw_gb_s": algbw,
-            "busbw_gb_s": busbw,
-            "samples": result.samples,
-            "wrong": result.wrong,
-            "placement": result.placement,
-            "blocks": [
-                {
-                    "median_us": block.median_us,
-                    "calls": len(block.samples),
-                    "preempted": block.preempted,
-                    "round_trips_ns": block.round_trips,
-                    "kept": any(block is kept for kept in result.kept),
-                }
-                for block in result.blocks
-            ],
-        }
+        return {"algbw_gb_s": algbw, "busbw_gb_s": busbw, **result.as_dict()}
 
     def _bandwidths(self, size: int, result: Result) -> tuple[float, float]:
         return perf.bandwidths("all_reduce", self.settings.ranks, size, result.time_us)

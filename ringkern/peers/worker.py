@@ -11,9 +11,7 @@ import importlib
 import itertools
 import json
 import os
-import resource
 import sys
-import time
 import traceback
 from array import array
 from multiprocessing.connection import Client, Connection
@@ -21,6 +19,7 @@ from typing import Any
 
 from . import memory
 from .adapters import Adapter, Bound
+from .clock import preemptions, timed
 
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")  # of those who start ranks
 
@@ -65,10 +64,9 @@ class Worker:
     def time(self, mode: str, warmup: int, calls: int) -> tuple[dict[str, Any], array[int]]:
         """Times each of so many calls, after some that do not count."""
         self._run(mode, warmup)
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+        before = preemptions()
         times = self._run(mode, calls)
-        after = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
-        return {"preempted": after - before}, times
+        return {"preempted": preemptions() - before}, times
 
     def choice(self, size: int, dtype: str) -> dict[str, Any]:
         """Algorithm and protocol of a call with ``size`` bytes."""
@@ -93,14 +91,7 @@ class Worker:
         self._next = (first + calls) % len(bound.places)
         if mode != "py":
             return bound.loop(mode, first, calls)
-        clock = time.perf_counter_ns
-        times = array("q", bytes(8 * calls))
-        turns = itertools.islice(itertools.cycle(bound.calls), first, None)
-        for i, call in zip(range(calls), turns):
-            start = clock()
-            call()
-            times[i] = clock() - start
-        return times
+        return timed(itertools.islice(itertools.cycle(bound.calls), first, None), calls)
 
 
 def rank_of(spec: dict[str, Any]) -> int:
@@ -118,7 +109,8 @@ def main(arguments: list[str]) -> int:
     spec = json.loads(arguments[0])
     rank, cores = rank_of(spec), spec["cores"]
     # Before the library is there, so that its threads are on this core, too.
-    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    if cores:
+        os.sched_setaffinity(0, {cores[rank % len(cores)]})
     faulthandler.dump_traceback_later(spec["timeout_s"], exit=True)  # if the coordinator is gone
     with Client(spec["socket"], "AF_UNIX") as pipe:
         _send(pipe, {"contender": spec["name"], "rank": rank, "pid": os.getpid()})

@@ -20,6 +20,7 @@ from ringkern.peers.contender import ContenderError
 from ringkern.peers.contest import CHUNKS, limit_modes, run
 from ringkern.peers.field import Field
 from ringkern.peers.rows import LIMIT, Entrant, Settings
+from ringkern.turns import LEAST_REPEATS
 
 HERE = str(Path(__file__).parent)
 QUICK = {"seconds": 0.02, "turn_s": 20.0, "start_s": 60.0, "timeout_s": 120.0, "modes": ("py",)}
@@ -63,7 +64,7 @@ def test_contenders_that_are_slow_wrong_or_fail() -> None:
         assert set(row.results) == {Entrant(name, "py") for name in ("right", "slow", "wrong")}
         for entrant, result in row.results.items():
             assert result.wrong == (1 if entrant.contender == "wrong" else 0)
-            assert len(result.blocks) >= contest_module.LEAST_REPEATS
+            assert len(result.blocks) >= LEAST_REPEATS
             assert len({len(block.samples) for block in result.blocks}) == 1
             assert result.samples == sum(len(block.samples) for block in result.kept)
         assert row.placement == "unknown"  # nobody measured it
@@ -182,7 +183,7 @@ def test_who_fails_in_the_middle_of_a_size_counts_for_nothing(lost: str) -> None
     for row in rows:
         assert {entrant.contender for entrant in row.results} == set(dummies) - {lost}
         for result in row.results.values():
-            assert len(result.blocks) >= contest_module.LEAST_REPEATS
+            assert len(result.blocks) >= LEAST_REPEATS
 
 
 def test_memory_is_taken_in_turns_where_it_is_short(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,8 @@ from ringkern.peers.comparison import compare, wrong_of
 from ringkern.peers.field import Field
 from ringkern.peers.plot import times
 from ringkern.peers.rows import Entrant, Row, Settings
-from ringkern.peers.samples import Block, Result, slowest, usual_placement
 from ringkern.peers.table import Table
+from ringkern.turns import Block, Result, slowest, usual_placement
 
 NEAR, FAR, SMT = (100.0, 120.0), (400.0, 390.0), (40.0, 50.0)
 

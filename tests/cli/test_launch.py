@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 import ringkern
 from ringkern import launch
@@ -280,3 +281,21 @@ def test_ranks_that_raise_are_reported(capfd: pytest.CaptureFixture[str]) -> Non
     assert launch.launch(2, LIMIT_S, _raise) == 1
     assert "ValueError: this rank has had enough" in capfd.readouterr().err
     assert set(multiprocessing.active_children()) <= set(before)
+
+
+# ---- where ranks run ----------------------------------------------------------------------------
+
+
+def _note_cores(folder: Path) -> int:
+    (folder / str(dist.get_rank())).write_text(str(sorted(os.sched_getaffinity(0))))
+    return 0
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_ranks_keep_to_a_core_each(pinned: bool, tmp_path: Path) -> None:
+    here = sorted(os.sched_getaffinity(0))
+    assert launch.launch(3, LIMIT_S, _note_cores, tmp_path, pinned=pinned) == 0
+    found = [(tmp_path / str(rank)).read_text() for rank in range(3)]
+    expected = [[here[rank % len(here)]] if pinned else here for rank in range(3)]
+    assert found == list(map(str, expected))
+    assert sorted(os.sched_getaffinity(0)) == here

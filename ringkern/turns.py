@@ -1,0 +1,190 @@
+"""Times calls: the one method of ``bench``, ``tune`` and what they are compared with.
+
+Ranks keep to a core each. Entrants take turns. A turn is a block of calls in a row, after some that
+do not count; a sample is a call, as on the rank that was slowest in it. A block is disturbed where
+a rank was preempted in it, or where the two cores were at another distance after it than before; it
+does not count, unless too few would be left. The time is the median of the samples.
+"""
+
+from __future__ import annotations
+
+import statistics
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+MOST_CALLS = 10_000  # in a block
+BLOCK_S = 0.004
+LEAST_REPEATS, MOST_REPEATS = 9, 99
+
+# Of a cache line, there and back, in ns: two hardware threads of one core are below the first, two
+# cores that share a last-level cache below the second.
+SAME_CORE_NS = 75.0
+NEAR_NS = 230.0
+LEAST_SHARE = 0.3  # of the blocks must remain
+
+
+def distance(round_trip_ns: float) -> str:
+    """Where two cores are: ``"smt"``, ``"near"`` or ``"far"``."""
+    if round_trip_ns < SAME_CORE_NS:
+        return "smt"
+    return "near" if round_trip_ns < NEAR_NS else "far"
+
+
+@dataclass(frozen=True)
+class Block:
+    """One turn of one contender.
+
+    Attributes:
+        samples: microseconds of each call, on the rank that was slowest in it.
+        preempted: how often a rank lost its core in it.
+        round_trips: ns between the cores, before and after; empty where that is not measured.
+    """
+
+    samples: array[float]
+    preempted: int = 0
+    round_trips: tuple[float, ...] = ()
+
+    @property
+    def placement(self) -> str:
+        """Where the cores were; ``"mixed"`` where that changed, ``"unknown"`` without a probe."""
+        found = {distance(time) for time in self.round_trips}
+        if not found:
+            return "unknown"
+        return found.pop() if len(found) == 1 else "mixed"
+
+    @property
+    def median_us(self) -> float:
+        """Of the samples, microseconds."""
+        return statistics.median(self.samples)
+
+
+def slowest(ranks: Sequence[Sequence[int]]) -> array[float]:
+    """Of each call the slowest rank's time, ns to microseconds."""
+    return array("d", (max(times) / 1e3 for times in zip(*ranks)))
+
+
+def usual_placement(blocks: Iterable[Block]) -> str:
+    """Where the cores were most often."""
+    return Counter(block.placement for block in blocks).most_common(1)[0][0]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one contender did with one size, in one mode.
+
+    Attributes:
+        blocks: all of them, in the order in which they were measured.
+        kept: those that count.
+        wrong: elements that differ from the exact result, of all ranks; None: not checked.
+    """
+
+    blocks: list[Block]
+    kept: list[Block]
+    wrong: int | None
+    _sorted: list[float] = field(repr=False, compare=False)
+
+    @classmethod
+    def of(cls, blocks: list[Block], placement: str, wrong: int | None) -> Result:
+        """With the blocks that are comparable to those at ``placement``, where they suffice."""
+        quiet = [b for b in blocks if not b.preempted and b.placement != "mixed"]
+        kept = blocks
+        for choice in (quiet, [b for b in quiet if b.placement == placement]):
+            if choice and len(choice) >= LEAST_SHARE * len(blocks):
+                kept = choice
+        return cls(blocks, kept, wrong, sorted(x for block in kept for x in block.samples))
+
+    @property
+    def time_us(self) -> float:
+        """The median of the samples."""
+        return statistics.median(self._sorted)
+
+    @property
+    def p99_us(self) -> float:
+        """The time within which 99 of 100 samples are."""
+        return self._sorted[min(len(self._sorted) - 1, int(len(self._sorted) * 0.99))]
+
+    @property
+    def samples(self) -> int:
+        """How many count."""
+        return len(self._sorted)
+
+    @property
+    def placement(self) -> str:
+        """Where the cores were in the blocks that count; ``"mixed"`` where they moved."""
+        found = {block.placement for block in self.kept}
+        return found.pop() if len(found) == 1 else "mixed"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures for JSON, with units in the names; of each block the median."""
+        return {
+            "time_us": self.time_us,
+            "p99_us": self.p99_us,
+            "samples": self.samples,
+            "wrong": self.wrong,
+            "placement": self.placement,
+            "blocks": [
+                {
+                    "median_us": block.median_us,
+                    "calls": len(block.samples),
+                    "preempted": block.preempted,
+                    "round_trips_ns": block.round_trips,
+                    "kept": any(block is kept for kept in self.kept),
+                }
+                for block in self.blocks
+            ],
+        }
+
+
+class Turns:
+    """The turns of one entrant, at one size.
+
+    Attributes:
+        calls: in a block.
+        seconds: of a call.
+        blocks: those of the turns so far.
+        wrong: elements that were wrong, of all ranks; None: not checked.
+    """
+
+    def __init__(self, time: Callable[[int, int], Block], warmup: int = 1) -> None:
+        """Turns whose calls ``time(warmup, calls)`` makes and times, on all ranks.
+
+        ``warmup``: calls of each turn that do not count, at least.
+        """
+        self._time, self._warmup = time, warmup
+        self.calls, self.seconds = 1, 0.0
+        self.blocks: list[Block] = []
+        self.wrong: int | None = None
+
+    def calibrate(self, block_s: float) -> None:
+        """Finds out how long a call takes, and so how many fill a block: as many on all ranks."""
+        calls = 3
+        for seconds in (block_s / 4, block_s):
+            found = self._time(max(1, self._warmup), calls)
+            self.seconds = max(1e-6 * found.median_us, 1e-9)
+            calls = max(1, min(MOST_CALLS, int(seconds / self.seconds)))
+        self.calls = calls
+
+    def take(self) -> None:
+        """Makes a turn."""
+        # What others have left in the caches and in the predictors of branches is not the matter.
+        warmup = max(self._warmup, self.calls // 10)
+        self.blocks.append(self._time(warmup, self.calls))
+
+    def result(self, placement: str) -> Result:
+        """What the turns come to; ``placement``: as of :meth:`Result.of`."""
+        return Result.of(self.blocks, placement, self.wrong)
+
+
+def block_seconds(seconds: float, entrants: int) -> float:
+    """Of a block, where this many entrants share the time of a size."""
+    return min(BLOCK_S, seconds / max(1, entrants) / LEAST_REPEATS)
+
+
+def repeats(seconds: float, block_s: float, entrants: Iterable[Turns]) -> int:
+    """How many turns each entrant has, within about that time: an odd number."""
+    longest = sum(max(block_s, turns.seconds) for turns in entrants)
+    wanted = int(seconds / longest) if longest else 0
+    return max(LEAST_REPEATS, min(MOST_REPEATS, wanted)) | 1
