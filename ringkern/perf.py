@@ -23,8 +23,17 @@ from . import exact, ops
 from .arguments import Op
 from .cost import bus_share
 from .errors import RingKernError
-from .peers.clock import preemptions, timed
-from .turns import MOST_CALLS, Block, Result, Turns, block_seconds, repeats, slowest
+from .turns import (
+    MOST_CALLS,
+    Block,
+    Result,
+    Turns,
+    block_seconds,
+    preemptions,
+    repeats,
+    slowest,
+    timed,
+)
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather")
 ALIGNMENT = 64  # bytes: a cache line

@@ -4,14 +4,18 @@ Ranks keep to a core each. Entrants take turns. A turn is a block of calls in a 
 do not count; a sample is a call, as on the rank that was slowest in it. A block is disturbed where
 a rank was preempted in it, or where the two cores were at another distance after it than before; it
 does not count, unless too few would be left. The time is the median of the samples.
+
+Needs Python alone: ranks of other libraries have nothing else of ringkern.
 """
 
 from __future__ import annotations
 
+import resource
 import statistics
+import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +28,22 @@ LEAST_REPEATS, MOST_REPEATS = 9, 99
 SAME_CORE_NS = 75.0
 NEAR_NS = 230.0
 LEAST_SHARE = 0.3  # of the blocks must remain
+
+
+def timed(calls: Iterator[Callable[[], object]], number: int) -> array[int]:
+    """The ns of each of the next ``number`` calls."""
+    clock = time.perf_counter_ns
+    times = array("q", bytes(8 * number))
+    for i, call in zip(range(number), calls):
+        start = clock()
+        call()
+        times[i] = clock() - start
+    return times
+
+
+def preemptions() -> int:
+    """How often this process has lost its core so far, without having asked for that."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 def distance(round_trip_ns: float) -> str:

@@ -10,5 +10,6 @@ them, :mod:`contest` gives :mod:`turns <ringkern.turns>`, :mod:`comparison`, :mo
 
 What a rank runs (:mod:`alone`, :mod:`worker`, :mod:`memory`, :mod:`adapters`, and
 :mod:`torch_adapters`) works in a peer's own environment, in which neither ringkern nor torch need
-be installed: it imports nothing of the package above.
+be installed: of the package above it imports :mod:`ringkern.turns` alone, which needs Python
+alone.
 """

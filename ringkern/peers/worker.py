@@ -17,9 +17,9 @@ from array import array
 from multiprocessing.connection import Client, Connection
 from typing import Any
 
+from ..turns import preemptions, timed
 from . import memory
 from .adapters import Adapter, Bound
-from .clock import preemptions, timed
 
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")  # of those who start ranks
 

@@ -1,17 +1,18 @@
 """Measures every way of every collective over a range of sizes: what ``tune`` fits costs to.
 
-All is measured in passes over everything, so that what disturbs the machine for a while, or moves
-its cores to other places, meets every way and size alike. In a turn, the time is the median of some
-calls in a row, on the rank that was slowest; what counts is the first quartile of the turns, which
-leaves out what other programs did to up to three of four.
+The method is that of :mod:`ringkern.turns`, in passes over everything: what disturbs the machine
+for a while, or moves its cores to other places, meets every way and size alike. All-reduces are
+called from C++, their halves from Python.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import sys
 import time
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,11 +23,12 @@ import torch.distributed as dist
 
 from ..comm import Communicator
 from ..cost import Way
+from ..turns import Block, Result, preemptions, timed
 from .tuning import COLLECTIVES, ways_of
 
 MOST_CALLS = 5000  # in a row
 MOST_PASSES = 31
-LEAST_PASSES = 3
+LEAST_SIZES = 3  # for a fit
 TURNS = 3  # of a small size in a pass
 MEETING = 50  # calls that do not count, after the ranks have exchanged their times
 # A way that takes so many times as long as the best one, at two sizes in a row, is not measured at
@@ -36,6 +38,8 @@ HOPELESS = 4.0
 CHEAP = 64 << 10  # bytes
 _FLOAT = 4  # bytes: everything is measured with float32
 _BLOCK_S = 0.002
+_GROWTH = 2.5  # from size to size
+_LOOK_SHARE = 0.4  # of the time, for a first look at everything
 
 
 class Cell(NamedTuple):
@@ -51,47 +55,56 @@ class Trials:
     """What was measured.
 
     Attributes:
-        times_us: of each cell, a turn each.
+        turns: of each cell, a block each, of which only the median is kept.
         base_us: of each collective, what a call costs where there is nobody to talk to.
     """
 
-    times_us: dict[Cell, list[float]] = field(default_factory=dict)
+    turns: dict[Cell, list[Block]] = field(default_factory=dict)
     base_us: dict[str, float] = field(default_factory=dict)
 
     def points(self, collective: str, way: Way) -> list[tuple[int, float]]:
         """(bytes, microseconds) of one way, rising."""
         return sorted(
-            (cell.size, quartile(times))
-            for cell, times in self.times_us.items()
+            (cell.size, Result.of(turns, "unknown", None).time_us)
+            for cell, turns in self.turns.items()
             if (cell.collective, cell.way) == (collective, way)
         )
 
     def dump(self) -> str:
         """JSON, for another process."""
-        cells = [[c.collective, *c.way, c.size, times] for c, times in self.times_us.items()]
+        cells = [
+            [c.collective, *c.way, c.size, [(turn.median_us, turn.preempted) for turn in turns]]
+            for c, turns in self.turns.items()
+        ]
         return json.dumps({"cells": cells, "base_us": self.base_us})
 
     @classmethod
     def load(cls, text: str) -> Trials:
         """What ``dump`` wrote."""
         content = json.loads(text)
-        cells = {Cell(c, Way(*way), size): times for c, *way, size, times in content["cells"]}
+        cells = {
+            Cell(c, Way(*way), size): [block(*turn) for turn in turns]
+            for c, *way, size, turns in content["cells"]
+        }
         return cls(cells, content["base_us"])
 
 
-def quartile(times: list[float]) -> float:
-    """The first one: a quarter of the times are below it."""
-    return sorted(times)[(len(times) - 1) // 4]
+def block(median_us: float, preempted: int = 0) -> Block:
+    """A turn of which only the median was kept."""
+    return Block(array("d", [median_us]), preempted)
 
 
-def measure(sizes: tuple[int, ...], seconds: float, file: Path) -> int:
-    """Measures, on all ranks of the default group; rank 0 writes what ``Trials.load`` reads."""
+def measure(sizes: tuple[int, ...], end: float, file: Path) -> int:
+    """Measures, on all ranks of the default group; rank 0 writes what ``Trials.load`` reads.
+
+    ``end``: when to be through, as time.monotonic() has it.
+    """
     start = time.monotonic()
     with Communicator() as communicator:
         calls = _Calls(communicator, max(sizes))
-        work = _Work(calls, Progress(sys.stderr if dist.get_rank() == 0 else None, seconds))
-        work.look(sizes)
-        work.repeat(start + seconds)
+        work = _Work(calls, Progress(sys.stderr if dist.get_rank() == 0 else None, end - start))
+        work.look(sizes, start + _LOOK_SHARE * (end - start))
+        work.repeat(end)
     alone = _Calls(Communicator.from_store(dist.HashStore(), 0, 1), _FLOAT * 2)
     base = [statistics.median(alone.times_us(Cell(c, ways_of(c)[0], 8), 500)) for c in COLLECTIVES]
     alone.communicator.close()
@@ -119,22 +132,14 @@ class _Calls:
         count = max(1, cell.size // _FLOAT // ranks)
         whole = self._memory[: count * ranks]
         part = whole[rank * count : (rank + 1) * count]
-        return _times_us(self._call(cell, whole, part), calls)
+        call = self._call(cell, whole, part)
+        return [t / 1e3 for t in timed(itertools.repeat(call), calls)]
 
     def _call(self, cell: Cell, whole: torch.Tensor, part: torch.Tensor) -> Callable[[], object]:
         c, protocol = self.communicator._c, cell.way.protocol
         if cell.collective == "reduce_scatter":
             return lambda: c.reduce_scatter(part, whole, dist.ReduceOp.SUM, protocol, False)
         return lambda: c.all_gather(whole, part, protocol, False)
-
-
-def _times_us(call: Callable[[], object], calls: int) -> list[float]:
-    clock, times = time.perf_counter_ns, []
-    for _ in range(calls):
-        start = clock()
-        call()
-        times.append((clock() - start) / 1e3)
-    return times
 
 
 class _Work:
@@ -145,10 +150,14 @@ class _Work:
         self._in_a_row: dict[Cell, int] = {}
         self.trials = Trials()
 
-    def look(self, sizes: tuple[int, ...]) -> None:
-        """Measures each cell roughly, from small sizes to large ones, and leaves hopeless ones."""
+    def look(self, sizes: tuple[int, ...], end: float) -> None:
+        """Measures each cell roughly, from small sizes to large ones, and leaves hopeless ones.
+
+        Sizes for which there is no time until ``end`` are left out, but for the first few.
+        """
         slow: dict[tuple[str, Way], int] = {}  # how often in a row
         for size in sizes:
+            start = time.monotonic()
             cells = [
                 Cell(name, way, size)
                 for name in COLLECTIVES
@@ -157,7 +166,12 @@ class _Work:
             ]
             calls = 40 if size <= CHEAP else 4
             # The least, as one bad moment must not make a way hopeless.
-            found = _slowest([min(self._calls.times_us(cell, calls)[1:]) for cell in cells])
+            *found, is_late = _slowest(
+                [
+                    *(min(self._calls.times_us(cell, calls)[1:]) for cell in cells),
+                    float(time.monotonic() + _GROWTH * (time.monotonic() - start) > end),
+                ]
+            )
             for cell, time_us in zip(cells, found):
                 best = min(t for c, t in zip(cells, found) if c.collective == cell.collective)
                 key = cell.collective, cell.way
@@ -165,11 +179,14 @@ class _Work:
                 slow[key] = slow.get(key, 0) + 1 if hopeless else 0
                 wanted = int(_BLOCK_S * 1e6 / time_us)
                 self._in_a_row[cell] = min(MOST_CALLS, max(1, wanted))
-                self.trials.times_us[cell] = []
+                self.trials.turns[cell] = []
             self._progress.show(f"a first look, {size} bytes")
+            if is_late and size not in (*sizes[: LEAST_SIZES - 1], sizes[-1]):
+                self._progress.say(f"no time for sizes above {size} bytes; raise --seconds")
+                break
 
     def repeat(self, deadline: float) -> None:
-        """Measures everything over and over while there is time for it, at least three times."""
+        """Measures everything over and over while there is time for it, at least once."""
         # Large sizes take nearly all of the time; small ones have several turns meanwhile.
         small = [cell for cell, calls in self._in_a_row.items() if calls > 1]
         large = [cell for cell, calls in self._in_a_row.items() if calls == 1]
@@ -178,22 +195,27 @@ class _Work:
             start = time.monotonic()
             cells = [cell for part in parts for cell in (*small, *part)]
             self._calls.times_us(cells[0], MEETING)
-            found = [self._turn(cell, f"pass {number}") for cell in cells]
+            turns = [self._turn(cell, f"pass {number}") for cell in cells]
             late = time.monotonic() + (time.monotonic() - start) > deadline
-            *found, is_late = _slowest([*found, float(late)])  # any rank's clock ends it for all
-            for cell, time_us in zip(cells, found):
-                self.trials.times_us[cell].append(time_us)
-            if is_late and number >= LEAST_PASSES:
+            # Any rank's clock ends it for all.
+            *found, is_late = _slowest([*itertools.chain(*turns), float(late)])
+            slowest = iter(found)
+            for cell, turn in zip(cells, turns):
+                *samples, preempted = itertools.islice(slowest, len(turn))
+                self.trials.turns[cell].append(block(statistics.median(samples), int(preempted)))
+            if is_late:
                 break
             small.reverse()  # nobody is always the first
             parts = [part[::-1] for part in parts]
         self._progress.end(f"{number} passes over {len(self._in_a_row)} ways and sizes")
 
-    def _turn(self, cell: Cell, doing: str) -> float:
+    def _turn(self, cell: Cell, doing: str) -> list[float]:
+        """The microseconds of each call on this rank, and then how often it lost its core."""
         self._progress.show(doing)
         calls = self._in_a_row[cell]
-        warmup = _warmup(calls)  # what others have left in the caches is not the matter
-        return statistics.median(self._calls.times_us(cell, warmup + calls)[warmup:])
+        warmup, before = _warmup(calls), preemptions()
+        times = self._calls.times_us(cell, warmup + calls)[warmup:]
+        return [*times, float(preemptions() - before)]
 
 
 def _warmup(calls: int) -> int:
@@ -216,6 +238,7 @@ class Progress:
         self._start = self._shown = time.monotonic()
         self._tenth = -1
         self._bar = bool(stream) and stream.isatty()  # type: ignore[attr-defined]
+        self._clear = "\r\x1b[K" if self._bar else ""
 
     def show(self, doing: str) -> None:
         """Called as often as one likes."""
@@ -229,11 +252,14 @@ class Progress:
             self._tenth = int(10 * share)
             self._write(f"tune: {share:.0%}, {doing}\n")
 
+    def say(self, text: str) -> None:
+        """Prints a line of its own."""
+        if self._stream:
+            self._write(f"{self._clear}tune: {text}\n")
+
     def end(self, done: str) -> None:
         """The last line."""
-        if self._stream:
-            start = "\r\x1b[K" if self._bar else ""
-            self._write(f"{start}tune: {done} in {time.monotonic() - self._start:.1f} s\n")
+        self.say(f"{done} in {time.monotonic() - self._start:.1f} s")
 
     def _write(self, text: str) -> None:
         self._stream.write(text)  # type: ignore[attr-defined]

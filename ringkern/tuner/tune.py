@@ -10,6 +10,7 @@ import json
 import math
 import os
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -18,18 +19,20 @@ from typing import Any, NamedTuple
 from .. import _C, launch, options
 from ..cost import ANY_SIZE, Way
 from ..explain import curves
-from . import cache, fit, identity, tables, trials, tuning
+from . import cache, fit, identity, quiet, tables, trials, tuning
 from .trials import Trials
 from .tuning import COLLECTIVES, Fitted, Measured, Tuning, ways_of
 
 DESCRIPTION = """\
 Measures how long each algorithm and protocol takes on this machine, over sizes from 8 B to 256 MB,
 fits a cost to each, and keeps them where every program of this user finds them: "auto" then means
-what is the quickest here. Do it on a machine that does nothing else."""
+what is the quickest here. Where other programs disturbed it, it says so and keeps nothing."""
 
 SMALLEST, LARGEST, SIZES = 8, 256 << 20, 20
 _MEMORY_SHARE = 0.25  # of the free memory, for the tensors of all ranks
 _STARTING_S = 120.0
+_FITTING_S = 1.5  # after the ranks have ended
+SECONDS, LEAST_SECONDS = 50.0, 10.0
 
 
 class Fit(NamedTuple):
@@ -42,11 +45,12 @@ class Fit(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What was found with one number of ranks."""
+    """What was found with one number of ranks; ``disturbed``: in words, by what."""
 
     measured: Measured
     fits: list[Fit]
     lists: dict[str, tables.Rows]
+    disturbed: list[str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +64,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="ranks to start; or several, as 2,4 (default 2)",
     )
     options.add_ranks_per_core(parser)
-    add("--seconds", type=_seconds, default=50.0, help="how long to measure each (default 50)")
+    add(
+        "--seconds",
+        type=_seconds,
+        help=f"what it takes in all, {LEAST_SECONDS:g} or more (default {SECONDS:g} for each "
+        "number of ranks)",
+    )
+    add("--even-if-busy", action="store_true", help="keep what other programs have disturbed")
     add("--out", type=Path, metavar="FILE", help="write there (default: the user's cache)")
     add("--dry-run", action="store_true", help="measure and say what was found; write nothing")
     add("--plot", type=Path, metavar="FILE", help="draw the fit; needs matplotlib")
@@ -87,25 +97,45 @@ def run(args: argparse.Namespace) -> int:
     path = args.out or cache.file_of(machine)
     if not args.dry_run:
         cache.check_writable(path.parent)
-    found = []
-    end = time.monotonic() + (args.timeout or math.inf)
-    for ranks in args.ranks:
-        limit_s = min(3 * args.seconds + _STARTING_S, end - time.monotonic())
-        trial = _measured(ranks, args.sizes or sizes_for(ranks), args.seconds, limit_s)
+    seconds = args.seconds or SECONDS * len(args.ranks)
+    if seconds < LEAST_SECONDS * len(args.ranks) and not args.sizes:
+        raise ValueError(
+            f"--seconds {seconds:g}: give {LEAST_SECONDS:g} or more for each number of ranks"
+        )
+    found: list[Found] = []
+    start = time.monotonic()
+    for number, ranks in enumerate(args.ranks, 1):
+        end = start + seconds * number / len(args.ranks) - _FITTING_S
+        most_s = min(
+            3 * seconds + _STARTING_S, (args.timeout or math.inf) + start - time.monotonic()
+        )
+        before = quiet.used()
+        trial = _measured(ranks, args.sizes or sizes_for(ranks), end, most_s)
         if isinstance(trial, int):
             return trial
-        measured, fits = fitted(trial, ranks, machine, _command(args))
-        if not args.dry_run:
-            _keep(path, machine, measured, 0o644 if args.out else 0o600)
-        found.append(Found(measured, fits, tables.rows_for(measured, ranks)))
-    kept = None if args.dry_run else path
+        turns_us = [[turn.median_us for turn in turns] for turns in trial.turns.values()]
+        disturbed = quiet.disturbances(before, quiet.used(), turns_us)
+        measured, fits = fitted(trial, ranks, machine, _command(args, seconds))
+        found.append(Found(measured, fits, tables.rows_for(measured, ranks), disturbed))
+    busy = any(one.disturbed for one in found) and not args.even_if_busy
+    kept = None if args.dry_run or busy else path
+    if kept:
+        for one in found:
+            _keep(path, machine, one.measured, 0o644 if args.out else 0o600)
     output = options.Output(args.json)
     output.answer("\n".join(report(machine, one) for one in found))
     output.answer(f"# kept in {kept}" if kept else "# nothing was written")
+    output.answer(f"# took {time.monotonic() - start:.0f} s of {seconds:g} (--seconds)")
     output.json(as_dict(machine, found, kept))
     if args.plot:
         curves.draw_fit([one.measured for one in found], args.plot)
-    return 0
+    if busy:
+        print(
+            "python -m ringkern tune: error: the machine was busy; run it while nothing else runs, "
+            "or give --even-if-busy",
+            file=sys.stderr,
+        )
+    return 1 if busy else 0
 
 
 # ---- what is measured ---------------------------------------------------------------------------
@@ -120,11 +150,12 @@ def sizes_for(ranks: int) -> tuple[int, ...]:
     return tuple(size for size in dict.fromkeys(sizes) if size <= most)
 
 
-def _measured(ranks: int, sizes: tuple[int, ...], seconds: float, limit_s: float) -> Trials | int:
+def _measured(ranks: int, sizes: tuple[int, ...], end: float, limit_s: float) -> Trials | int:
     """What the ranks measured; or the exit status of the first that failed."""
     with tempfile.TemporaryDirectory(prefix="ringkern-") as folder:
         file = Path(folder) / "trials.json"
-        if status := launch.launch(ranks, limit_s, trials.measure, sizes, seconds, file):
+        given = (sizes, end, file)
+        if status := launch.launch(ranks, limit_s, trials.measure, *given, pinned=True):
             return status
         return Trials.load(file.read_text())
 
@@ -160,10 +191,10 @@ def _keep(path: Path, machine: identity.Identity, measured: Measured, mode: int)
     tables.forget()
 
 
-def _command(args: argparse.Namespace) -> str:
+def _command(args: argparse.Namespace, seconds: float) -> str:
     sizes = f" --sizes {','.join(map(str, args.sizes))}" if args.sizes else ""
     ranks = ",".join(map(str, args.ranks))
-    return f"python -m ringkern tune -n {ranks} --seconds {args.seconds:g}{sizes}"
+    return f"python -m ringkern tune -n {ranks} --seconds {seconds:g}{sizes}"
 
 
 # ---- what is said -------------------------------------------------------------------------------
@@ -190,6 +221,7 @@ def report(machine: identity.Identity, found: Found) -> str:
         f"# auto: within 5 % of the quickest way at {close} of {of} sizes",
         *(f"{name}: {say(rows)}" for name, rows in found.lists.items()),
     ]
+    lines += [f"# disturbed: {text}" for text in found.disturbed]
     if measured.ranks > machine.cores:
         lines.append(f"# {measured.ranks} ranks shared {machine.cores} cores: for such rings only")
     return "\n".join(lines)
@@ -238,7 +270,7 @@ def as_dict(machine: identity.Identity, found: list[Found], kept: Path | None) -
             {"collective": f.collective, **f.way._asdict(), **f.errors._asdict()} for f in one.fits
         ]
         plain["median_error"], plain["p95_error"] = overall(one.measured)
-        plain["lists"] = one.lists
+        plain["lists"], plain["disturbed"] = one.lists, one.disturbed
     return {**content, "file": str(kept) if kept else None}
 
 

@@ -139,6 +139,7 @@ def test_not_under_torchrun(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(SystemExit):
         main(["bench", "--vs", "mpich"])
     assert "without torchrun" in capsys.readouterr().err

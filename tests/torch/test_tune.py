@@ -10,6 +10,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -124,8 +125,9 @@ def made_up() -> Trials:
         for way in ways_of(name):
             for size in SIZES:
                 time_us = tunings.cost_of(way).time_us(way, name, 2, size)
-                turns = [time_us * dice.choice([1.0, 1.0, 1.01, 3.0]) for _ in range(15)]
-                found.times_us[Cell(name, way, size)] = turns
+                drawn = [dice.choice([(1.0, 0), (1.0, 0), (1.01, 0), (3.0, 1)]) for _ in range(15)]
+                turns = [trials.block(time_us * factor, lost) for factor, lost in drawn]
+                found.turns[Cell(name, way, size)] = turns
     return found
 
 
@@ -162,7 +164,7 @@ class _Machine:
 def work(monkeypatch: pytest.MonkeyPatch, machine: _Machine, sizes: list[int]) -> trials._Work:
     monkeypatch.setattr(trials, "_slowest", list)
     found = trials._Work(machine, Progress(None, 1.0))  # type: ignore[arg-type]
-    found.look(tuple(sizes))
+    found.look(tuple(sizes), math.inf)
     return found
 
 
@@ -178,15 +180,13 @@ def test_a_hopeless_way_is_not_measured_at_larger_sizes(monkeypatch: pytest.Monk
 
 
 def test_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no time, so as few passes as can be; small sizes have more turns than large ones."""
+    """There is no time, so one pass; small sizes have more turns in it than large ones."""
     machine = _Machine(RING[1])
     found = work(monkeypatch, machine, [8, 1 << 20, 64 << 20])
     machine.asked.clear()
     found.repeat(0.0)
-    times = found.trials.times_us
-    for cell, turns in times.items():
-        few, many = trials.LEAST_PASSES, trials.LEAST_PASSES * trials.TURNS
-        assert len(turns) == (many if cell.size == 8 else few), cell
+    for cell, turns in found.trials.turns.items():
+        assert len(turns) == (trials.TURNS if cell.size == 8 else 1), cell
     calls = {cell: calls for cell, calls in machine.asked if calls != trials.MEETING}
     assert calls[Cell("all_reduce", RING[0], 8)] == 2200, "and a tenth to get warm"
     assert calls[Cell("all_reduce", RING[0], 64 << 20)] == 1
@@ -199,9 +199,43 @@ def test_trials_go_from_process_to_process() -> None:
     assert again.points("all_reduce", RING[0]) == found.points("all_reduce", RING[0])
 
 
-@pytest.mark.parametrize(("times", "expected"), [([3.0], 3.0), ([2, 1], 1), ([4, 1, 3, 2, 5], 2)])
-def test_quartile(times: list[float], expected: float) -> None:
-    assert trials.quartile(times) == expected
+def test_sizes_for_which_there_is_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    def machine(_: Cell, calls: int) -> list[float]:
+        nonlocal now
+        now += 0.1
+        return [1.0] * calls
+
+    monkeypatch.setattr(trials.time, "monotonic", lambda: now)
+    monkeypatch.setattr(trials, "_slowest", list)
+    stream = io.StringIO()
+    found = trials._Work(SimpleNamespace(times_us=machine), Progress(stream, 1.0))  # type: ignore[arg-type]
+    # 1.2 s each, and the next may take 2.5 times as long.
+    found.look((8, 64, 512, 4096, 8192), end=7.0)
+    assert {cell.size for cell in found.trials.turns} == {8, 64, 512, 4096}
+    assert "no time for sizes above 4096 bytes; raise --seconds" in stream.getvalue()
+
+
+def test_a_turn_counts_on_the_slowest_rank_if_none_lost_its_core(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    way, lost = RING[0], iter([0, 0, 0, 7])
+    found = trials._Work(_Machine(RING[1]), Progress(None, 1.0))  # type: ignore[arg-type]
+    found._in_a_row[Cell("all_reduce", way, 8)] = 3
+    found.trials.turns[Cell("all_reduce", way, 8)] = []
+    monkeypatch.setattr(trials, "preemptions", lambda: next(lost))
+    monkeypatch.setattr(trials, "TURNS", 1)
+    # Another rank's calls took 2, 9 and 4 us; a turn of it was preempted twice.
+    others = iter([[2.0, 9.0, 4.0, 0.0, 0.0], [70.0, 70.0, 70.0, 2.0, 1.0]])
+    monkeypatch.setattr(
+        trials, "_slowest", lambda mine: [max(pair) for pair in zip(mine, next(others))]
+    )
+    found.repeat(math.inf)
+    [first, second] = found.trials.turns[Cell("all_reduce", way, 8)]
+    assert (first.median_us, first.preempted) == (4.0, 0)
+    assert (second.median_us, second.preempted) == (70.0, 7)
+    assert found.trials.points("all_reduce", way) == [(8, 4.0)]
 
 
 def test_sizes_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,6 +303,8 @@ def test_what_cannot_be_is_said_before_anything_is_measured(
         tune.run(arguments("--out", "/no/such/place/file.json"))
     with pytest.raises(ValueError, match="no such directory"):
         tune.run(arguments("--plot", "/no/such/place/file.png"))
+    with pytest.raises(ValueError, match="--seconds 19: give 10 or more for each number"):
+        tune.run(arguments("-n", "2,4", "--seconds", "19"))
     (tmp_path / "ringkern").write_text("")
     with monkeypatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -282,7 +318,7 @@ def test_what_cannot_be_is_said_before_anything_is_measured(
 def test_ranks_that_fail_leave_everything_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "launch", lambda *_: 7)
+    monkeypatch.setattr(launch, "launch", lambda *_, **__: 7)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert tune.run(arguments()) == 7
     assert list((tmp_path / "ringkern").iterdir()) == []
@@ -307,7 +343,7 @@ def test_it_measures_and_the_next_program_knows(
     (tmp_path / "programs").mkdir()  # not beside the cache, whose name is that of a package
     (tmp_path / "programs" / "program.py").write_text(PROGRAM)
     plot = tmp_path / "fit.svg"
-    given = ["-n", "2", "--seconds", "1", "--sizes", "8,4096,300000"]
+    given = ["-n", "2", "--seconds", "1", "--sizes", "8,4096,300000", "--even-if-busy"]
     done = subprocess.run(
         [
             sys.executable,
@@ -332,7 +368,7 @@ def test_it_measures_and_the_next_program_knows(
     kept = cache.read(path)
     assert [m.ranks for m in kept.measured] == [2]
     assert (
-        kept.measured[0].command == "python -m ringkern tune -n 2 --seconds 1 --sizes " + given[-1]
+        kept.measured[0].command == "python -m ringkern tune -n 2 --seconds 1 --sizes " + given[-2]
     )
     for (name, way), fitted in kept.measured[0].ways.items():
         assert [size for size, _ in fitted.points] in ([8, 4096, 300000], [8, 4096]), (name, way)
@@ -353,20 +389,33 @@ def test_it_measures_and_the_next_program_knows(
 def test_a_dry_run_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def instead(ranks: int, limit_s: float, entry: object, *args: object) -> int:
+    def instead(ranks: int, limit_s: float, entry: object, *args: object, pinned: bool) -> int:
         (_, _, file) = args
         assert isinstance(file, Path)
         file.write_text(made_up().dump())
         return 0
 
+    busy = ["other programs used 60% of the cores"]
+    monkeypatch.setattr(tune.quiet, "disturbances", lambda *_: busy)
+
     monkeypatch.setattr(launch, "launch", instead)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert tune.run(arguments()) == 1
+    text, said = capsys.readouterr()
+    assert "# disturbed: other programs used 60% of the cores\n# nothing was written" in text
+    assert "give --even-if-busy" in said
+    assert list((tmp_path / "ringkern").iterdir()) == []
+    assert tune.run(arguments("--even-if-busy")) == 0
+    assert "# disturbed: " in capsys.readouterr().out
+    [kept] = (tmp_path / "ringkern").iterdir()
+    kept.unlink()
+    busy.clear()
     assert tune.run(arguments("--dry-run")) == 0
     text = capsys.readouterr().out
     assert "# nothing was written" in text
     assert "automatic: one_shot/ll below " in text
     assert "# auto: within 5 % of the quickest way at 25 of 26 sizes" in text
-    assert list(tmp_path.iterdir()) == []
+    assert list((tmp_path / "ringkern").iterdir()) == []
 
     # And one that does, for two numbers of ranks.
     tuner.forget()
