@@ -96,10 +96,19 @@ def test_has_few_rights_and_an_end(path: Path) -> None:
     for name, job in jobs(path).items():
         assert job["timeout-minutes"] <= 120, f"{name} may take for ever"
     for step in steps(path):
-        if action := step.get("uses"):
-            assert re.fullmatch(r"[\w/.-]+@(v\d+|release/v\d+)", action), action
-            if action.startswith("actions/checkout"):
-                assert step["with"]["persist-credentials"] is False
+        if step.get("uses", "").startswith("actions/checkout"):
+            assert step["with"]["persist-credentials"] is False
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_nothing_that_it_runs_can_be_exchanged(path: Path) -> None:
+    """Forbids tags and branches of actions, which can be moved, and ranges of versions."""
+    pinned = r"[\w/.-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+"  # the version is what Dependabot reads
+    for action in re.findall(r"\buses: (.+)", path.read_text()):
+        assert re.fullmatch(pinned, action), action
+    for line in commands(path):
+        if " pip install " in line:
+            assert re.search(r"pip install \w+==[\d.]+$", line), line
 
 
 def test_who_may_write_what() -> None:
@@ -145,6 +154,13 @@ def test_the_torches_of_the_matrix() -> None:
     assert f'ANY_TORCH = "torch>={TORCHES[0].rpartition(".")[0]}"' in build
 
 
+def test_the_requirements_are_exact() -> None:
+    """Forbids ranges: two developers, and a release, would run different tools."""
+    lines = [line.split(" #")[0] for line in REQUIREMENTS.splitlines() if line[0] != "#"]
+    ranges = [line for line in lines if not re.match(r"[\w-]+==[\d.]+($|;)", line)]
+    assert ranges == ["setuptools>=77"]
+
+
 # ---- hooks before a commit ----------------------------------------------------------------------
 
 
@@ -179,7 +195,7 @@ def test_hook_runs_a_program_that_make_installs(hook: dict[str, Any]) -> None:
         assert (ROOT / arguments[0]).exists()
     else:
         package = PACKAGES.get(name, name)
-        assert re.search(rf"^{package}(==|>=)\S+", REQUIREMENTS, re.MULTILINE), package
+        assert re.search(rf"^{package}==\S+", REQUIREMENTS, re.MULTILINE), package
     assert (Path(sysconfig.get_path("scripts")) / name).exists()
 
 
