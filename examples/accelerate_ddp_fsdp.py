@@ -2,7 +2,7 @@
 
     python examples/accelerate_ddp_fsdp.py    # with "ringkern", with "gloo", and compares
 
-It needs `pip install ringkern[examples]`. The state is saved half-way; a second run from there must
+It needs `pip install -e '.[examples]'`. The state is saved half-way; a second run from there must
 have the same losses. Without a GPU, Accelerate makes groups of Gloo or MPI alone, but takes the one
 that is there already; and it ignores the FSDP plugin, unless it believes in a GPU.
 """

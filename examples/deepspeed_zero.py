@@ -2,7 +2,7 @@
 
     python examples/deepspeed_zero.py    # with "ringkern", with "gloo", and compares
 
-It needs `pip install ringkern[examples]`. The second half of the training runs again from the
+It needs `pip install -e '.[examples]'`. The second half of the training runs again from the
 checkpoint that was written half-way, and must have the same losses.
 """
 

@@ -9,7 +9,7 @@ import torch
 
 from . import startup
 
-_REBUILD = f"reinstall it: {startup.REBUILD}"
+_REBUILD = f"build it again, in its clone: {startup.REBUILD}"
 
 try:
     from . import _C

@@ -7,8 +7,8 @@ import importlib.metadata
 import sys
 from pathlib import Path
 
-# A wheel is bound to one version of torch, and pip would fetch the same one again.
-REBUILD = "pip install --force-reinstall --no-deps --no-cache-dir --no-binary ringkern ringkern"
+# Run in the clone that ringkern was installed from: ringkern is on no package index.
+REBUILD = "pip install --force-reinstall --no-deps -e ."
 
 
 def by_command_line() -> bool:

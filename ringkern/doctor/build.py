@@ -54,8 +54,8 @@ def extension(loaded: LOADED) -> Finding:
     if "this is the source" in text:
         return red("extension", text, "run Python from another directory, or: pip install -e .")
     if "SIGILL" in text:
-        return red("extension", text, f"build it on a CPU like this one: {REBUILD}")
-    return red("extension", text, REBUILD)
+        return red("extension", text, f"build it on a CPU like this one, in its clone: {REBUILD}")
+    return red("extension", text, f"in its clone: {REBUILD}")
 
 
 def kernels(loaded: LOADED) -> Finding:
@@ -69,13 +69,13 @@ def kernels(loaded: LOADED) -> Finding:
         built = f"built for {info['cuda_archs']}" if info["cuda"] else "not built"
         return unchecked(name, f"{built}; torch sees no GPU")
     if not info["cuda"]:
-        fix = f"put nvcc on the PATH and build again: RINGKERN_CUDA=1 {REBUILD}"
+        fix = f"put nvcc on the PATH and build again, in the clone: RINGKERN_CUDA=1 {REBUILD}"
         return red(name, "built without, and there are GPUs", fix)
     archs = str(info["cuda_archs"])
     missing = [d for d in devices if not _runs_on(archs, *d["capability"])]
     if missing:
         major, minor = missing[0]["capability"]
-        fix = f'build again: RINGKERN_CUDA_ARCHS="{major}{minor}" {REBUILD}'
+        fix = f'build again, in the clone: RINGKERN_CUDA_ARCHS="{major}{minor}" {REBUILD}'
         return red(name, f"for {archs}: none runs on {missing[0]['name']}", fix)
     return green(name, f"for {archs}, CUDA {gpu.version_text(info['cuda_runtime'])}")
 

@@ -24,7 +24,7 @@ def check(file: Path) -> None:
         ValueError: there is no matplotlib, or no such directory.
     """
     if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("--plot: matplotlib is not installed: pip install 'ringkern[bench]'")
+        raise ValueError("--plot: matplotlib is not installed: pip install matplotlib")
     if not file.absolute().parent.is_dir():
         raise ValueError(f"--plot {file}: there is no such directory")
 

@@ -237,7 +237,7 @@ def _report(trace: Trace, files: dict[str, Path]) -> str:
     order = [*(name for name in FORMATS if name in files), "events"]
     lines += [f"{files[name]!s:<{width}}  {says[name]}" for name in order]
     if "svg" not in files and "png" not in files:
-        lines.append("no timeline as svg or png: that takes pip install 'ringkern[bench]'")
+        lines.append("no timeline as svg or png without matplotlib: pip install matplotlib")
     return "\n".join(lines)
 
 

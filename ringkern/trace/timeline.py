@@ -94,7 +94,7 @@ def check() -> None:
     if importlib.util.find_spec("matplotlib") is None:
         raise ValueError(
             "--formats svg and png need matplotlib, which is not installed: pip install "
-            "'ringkern[bench]'; or leave them out: --formats chrome,html"
+            "matplotlib; or leave them out: --formats chrome,html"
         )
 
 
