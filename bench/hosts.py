@@ -30,9 +30,9 @@ import torch
 import torch.distributed as dist
 from hosts_rank import CONTENDERS, Here, contenders, row
 
-from ringkern import launch, options, perf
+from ringkern import figures, launch, options, perf
 from ringkern.cost import bus_share
-from ringkern.report import circumstances, machine
+from ringkern.report import circumstances, machine, origin
 from ringkern.units import parse_size
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -118,26 +118,24 @@ def line(row: dict[str, Any]) -> str:
 
 def draw(rows: list[dict[str, Any]], about: dict[str, Any], file: Path) -> None:
     """The picture: time over size, and how many times as long Gloo takes."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 4.6), layout="constrained")
-    times, bytes_ = figure.subplots(1, 2)
+    figure, [[times, bytes_]] = figures.panels(1, 2, (5.5, 4.6))
     sizes = [row["size_bytes"] for row in rows]
     for name, share in about["theory_sent_over_size"].items():
         results = [row["results"][name] for row in rows]
-        style = {"color": {"ringkern": "black", "backend": "gray"}.get(name, "C0"), "label": name}
+        color = {"ringkern": figures.BLUE, "backend": figures.RED}.get(name, figures.GREY)
+        style = {"color": color, "label": name}
         times.plot(sizes, [result["time_us"] for result in results], marker="o", **style)
         if all(result["sent_bytes"] for result in results):
             sent = [max(r["sent_bytes"]) / size for r, size in zip(results, sizes)]
             bytes_.plot(sizes, sent, marker="o", **style)
             bytes_.axhline(share, color=style["color"], linestyle=":", linewidth=1)
-    times.set(xscale="log", yscale="log", ylabel="microseconds, median", title=about["hosts"])
-    bytes_.set(xscale="log", yscale="log", title="bytes that a host sends / size; dotted: theory")
+    figures.over_sizes(times, sizes, about["hosts"])
+    times.set_ylabel("time of a call, median")
+    title = "bytes that a host sends / size; dotted: theory"
+    figures.over_sizes(bytes_, sizes, title, times=False)
     for panel in (times, bytes_):
-        panel.set_xlabel("bytes")
-        panel.grid(True, alpha=0.3)
         panel.legend(fontsize="small")
-    figure.savefig(file, dpi=150)
+    figures.save(figure, file, origin(about["machine"], about["date"], about["command"]))
 
 
 def run_in_namespaces(args: argparse.Namespace) -> int:

@@ -35,15 +35,20 @@ def machine() -> dict[str, Any]:
     }
 
 
-def circumstances(found: dict[str, Any], date: str, command: str) -> list[str]:
-    """The first lines of a table: on what machine, when and by which command it was made."""
+def origin(found: dict[str, Any], date: str, command: str) -> list[str]:
+    """On what machine, when and by which command something was measured, in lines."""
     return [
-        f"# ringkern {found['ringkern']}, torch {found['torch']}, python {found['python']}",
-        f"# machine: {found['cpu']}, {found['cores']} cores, {found['cpu_isa']}, "
+        f"ringkern {found['ringkern']}, torch {found['torch']}, python {found['python']}",
+        f"machine: {found['cpu']}, {found['cores']} cores, {found['cpu_isa']}, "
         f"{found['kernel']}, load average {found['load_average']}",
-        f"# date: {date}",
-        f"# command: {command}",
+        f"date: {date}",
+        f"command: {command}",
     ]
+
+
+def circumstances(found: dict[str, Any], date: str, command: str) -> list[str]:
+    """The first lines of a table: :func:`origin`."""
+    return [f"# {line}" for line in origin(found, date, command)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .. import _C, config, options, tuner
+from .. import _C, config, figures, options, tuner
 from ..tuner.tuning import COLLECTIVES
 from ..units import parse_size, say_size, say_time
-from . import curves
 from .answer import LIKE, explain
 from .explanation import Explanation
 
@@ -41,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         ValueError: the arguments do not fit together; the text says how.
     """
     if args.plot:
-        curves.check(args.plot)
+        figures.check(args.plot)
     dtype = options.dtype_of(args.datatype, _C.build_info()["dtypes"])
     found = [
         explain(

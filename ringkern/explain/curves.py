@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
-import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from .. import figures
 from ..cost import Way
 from ..tuner.tuning import COLLECTIVES, Measured, ways_of
 
-COLORS = {"ring": "C0", "one_shot": "C1", "two_shot": "C2"}
+COLORS = {"ring": figures.BLUE, "one_shot": figures.RED, "two_shot": figures.GREEN}
 STYLES = {"simple": "-", "ll": "--", "ll128": ":"}
 SMALLEST, LARGEST, PER_DOUBLING = 8, 256 << 20, 8
-
-
-def check(file: Path) -> None:
-    """Says what is missing before anything has been done for nothing.
-
-    Raises:
-        ValueError: there is no matplotlib, or no such directory.
-    """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("--plot: matplotlib is not installed: pip install matplotlib")
-    if not file.absolute().parent.is_dir():
-        raise ValueError(f"--plot {file}: there is no such directory")
 
 
 def sizes() -> list[int]:
@@ -36,24 +22,46 @@ def sizes() -> list[int]:
     return [round(SMALLEST * ratio**i) for i in range(count + 1)]
 
 
-def draw_fit(measured: Sequence[Measured], file: Path) -> None:
-    """A panel for each collective and number of ranks; the kind follows from the file's name."""
-    figure, panels = _panels(len(measured), len(COLLECTIVES))
-    for one, row in zip(measured, panels):
-        for collective, panel in zip(COLLECTIVES, row):
-            for way in ways_of(collective):
-                fitted = one.ways[collective, way]
-                panel.plot(*zip(*fitted.points), ".", color=COLORS[way.algorithm])
-                time_us = functools.partial(fitted.cost.time_us, way, collective, one.ranks)
-                _curve(panel, way, time_us)
-            finish(panel, f"{collective}, {one.ranks} ranks on a {one.device}")
-    figure.savefig(file, dpi=150)
+def draw_fit(measured: Sequence[Measured], machine: str, file: Path) -> None:
+    """Draws a panel for each way, and behind it, in grey, the other ways of that collective.
+
+    Args:
+        measured: a number of ranks each.
+        machine: on which.
+        file: its kind follows from the name.
+    """
+    # All-reduces in a row, and their halves in the next, which have fewer ways.
+    halves = [(half, way) for half in COLLECTIVES[1:] for way in ways_of(half)]
+    both = [[(COLLECTIVES[0], way) for way in ways_of(COLLECTIVES[0])], halves]
+    rows = [(one, row) for one in measured for row in both]
+    figure, panels = figures.panels(len(rows), max(map(len, both)), (2.9, 2.6), sharey="row")
+    for (one, row), line in zip(rows, panels):
+        for (collective, way), panel in zip(row, line):
+            for other in ways_of(collective):
+                if other != way:
+                    _curve(panel, other, _cost(one, collective, other), color=figures.LIGHT)
+            color = COLORS[way.algorithm]
+            points = one.ways[collective, way].points
+            panel.plot(*zip(*points), ".", color=color, zorder=3)
+            _curve(panel, way, _cost(one, collective, way), color=color, zorder=2)
+            title = f"{collective}\n{way}, {one.ranks} ranks"
+            figures.over_sizes(panel, (SMALLEST, LARGEST), title)
+            every = panel.get_xticks()[::3]
+            panel.set_xticks(every, [figures.say_bytes(int(at)) for at in every], fontsize="small")
+    about = [f"{machine}, {measured[0].date}; dots: measured, line: fitted; grey: the other ways"]
+    figures.save(figure, file, [*about, *(one.command for one in measured)])
+
+
+def _cost(one: Measured, collective: str, way: Way) -> Callable[[int], float]:
+    cost = one.ways[collective, way].cost
+    return lambda size: cost.time_us(way, collective, one.ranks, size)
 
 
 def draw_ways(
     times: dict[Way, Callable[[int], float]],
     crossovers: Sequence[tuple[int, str]],
     title: str,
+    origin: str,
     file: Path,
 ) -> None:
     """One panel: a line for each way, and where the choice changes.
@@ -61,35 +69,25 @@ def draw_ways(
     Args:
         times: microseconds of each way, by the size in bytes.
         crossovers: (bytes, what is chosen from there on).
+        title: above it.
+        origin: of the times.
+        file: its kind follows from the name.
     """
-    figure, panels = _panels(1, 1)
-    panel = panels[0][0]
+    figure, [[panel]] = figures.panels(1, 1, (7.2, 5.2))
     for way, time_us in times.items():
-        _curve(panel, way, time_us)
+        _curve(panel, way, time_us, color=COLORS[way.algorithm])
     for size, chosen in crossovers:
         if SMALLEST < size < LARGEST:
-            panel.axvline(size, color="gray", linewidth=0.8)
+            panel.axvline(size, color=figures.GREY, linewidth=0.8)
             text = f" {chosen} from {size} B on"
             panel.text(size, 1.0, text, rotation=90, va="top", ha="right", fontsize="x-small",
                        transform=panel.get_xaxis_transform())  # fmt: skip
-    finish(panel, title)
-    figure.savefig(file, dpi=150)
-
-
-def _panels(rows: int, columns: int) -> tuple[Any, Any]:
-    figure_of = importlib.import_module("matplotlib.figure").Figure
-    figure = figure_of(figsize=(6.4 * columns, 4.8 * rows), layout="constrained")
-    return figure, figure.subplots(rows, columns, squeeze=False)
-
-
-def _curve(panel: Any, way: Way, time_us: Callable[[int], float]) -> None:
-    at = sizes()
-    style = {"color": COLORS[way.algorithm], "linestyle": STYLES[way.protocol]}
-    panel.plot(at, [time_us(size) for size in at], label=str(way), **style)
-
-
-def finish(panel: Any, title: str) -> None:
-    """Axes, grid and names of a panel of times over sizes."""
-    panel.set(xscale="log", yscale="log", xlabel="bytes", ylabel="microseconds", title=title)
-    panel.grid(True, alpha=0.3)
+    figures.over_sizes(panel, (SMALLEST, LARGEST), title)
     panel.legend(fontsize="small")
+    figures.save(figure, file, [f"predicted; times: {origin}"])
+
+
+def _curve(panel: Any, way: Way, time_us: Callable[[int], float], **style: Any) -> None:
+    at = sizes()
+    times = [time_us(size) for size in at]
+    panel.plot(at, times, label=str(way), linestyle=STYLES[way.protocol], **style)

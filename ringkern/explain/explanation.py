@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from .. import figures
 from ..cost import Way
 from ..units import say_size, say_time
 from . import curves
@@ -98,11 +99,11 @@ class Explanation:
             ValueError: nothing was measured on this device; matplotlib or the directory is not
                 there.
         """
-        curves.check(Path(path))
+        figures.check(Path(path))
         if not self._times:
             raise ValueError(f"there are no times to draw: {self.source}")
         title = f"{self.collective}, {self.ranks} ranks on a {self.device}"
-        curves.draw_ways(self._times, self.crossovers, title, Path(path))
+        curves.draw_ways(self._times, self.crossovers, title, self.source, Path(path))
 
     def __str__(self) -> str:
         of = f"{self.collective} of {say_size(self.nbytes)}B {self.dtype}"

@@ -208,5 +208,5 @@ def bench(
     if plot and rows:
         from .plot import draw  # which needs matplotlib
 
-        draw(rows, settings, plot)
+        draw(rows, settings, report.origin(table.machine, table.date, table.command), plot)
     return status

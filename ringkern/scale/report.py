@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 from pathlib import Path
 from typing import Any
 
-from .. import options
-from ..explain import curves
+from .. import figures, options
 from ..units import parse_size, size_text
 from . import constants, published, question, sweep
 from .estimate import HIERARCHY, WAYS, Estimate
@@ -58,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         output.json({"rows": published.as_rows(), "median_error": published.median_error()})
         return 0
     if args.plot:
-        curves.check(args.plot)
+        figures.check(args.plot)
     asked = question_of(args)
     if args.sweep:
         if args.plot or args.sizes:
@@ -171,10 +169,8 @@ def _plain(estimate: Estimate) -> dict[str, Any]:
 
 
 def plot(asked: Question, rows: Rows, file: Path) -> None:
-    """Draws the times of all ways, by size; after :func:`curves.check`."""
-    figure_of = importlib.import_module("matplotlib.figure").Figure
-    figure = figure_of(figsize=(7.2, 5.2), layout="constrained")
-    panel = figure.subplots()
+    """Draws the times of all ways, by size; after :func:`figures.check`."""
+    figure, [[panel]] = figures.panels(1, 1, (7.2, 5.2))
     for number, column in enumerate(_columns(rows)):
         points = [(size, _fastest(found, column)) for size, found in rows]
         panel.plot(
@@ -184,5 +180,7 @@ def plot(asked: Question, rows: Rows, file: Path) -> None:
             label=column,
         )
     hosts = f"{asked.hosts} x " if asked.hosts > 1 else ""
-    curves.finish(panel, f"all-reduce, {hosts}{asked.name}, predicted")
-    figure.savefig(file, dpi=150)
+    title = f"all-reduce, {hosts}{asked.name}, predicted"
+    figures.over_sizes(panel, [size for size, _ in rows], title)
+    panel.legend(fontsize="small")
+    figures.save(figure, file, asked.foot)

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .. import _C, launch, options
+from .. import _C, figures, launch, options
 from ..cost import ANY_SIZE, Way
 from ..explain import curves
 from . import cache, fit, identity, quiet, tables, trials, tuning
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     if "RANK" in os.environ:
         raise ValueError("tune starts its ranks by itself: without torchrun")
     if args.plot:
-        curves.check(args.plot)
+        figures.check(args.plot)
     if args.out and not args.out.absolute().parent.is_dir():
         raise ValueError(f"--out {args.out}: there is no such directory")
     machine = identity.of_this_machine(_C.wire_version)
@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
     output.answer(f"# took {time.monotonic() - start:.0f} s of {seconds:g} (--seconds)")
     output.json(as_dict(machine, found, kept))
     if args.plot:
-        curves.draw_fit([one.measured for one in found], args.plot)
+        curves.draw_fit([one.measured for one in found], str(machine), args.plot)
     if busy:
         print(
             "python -m ringkern tune: error: the machine was busy; run it while nothing else runs, "
