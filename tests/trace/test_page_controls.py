@@ -155,3 +155,30 @@ def test_a_click_on_a_bar_shows_its_step(context: Any, tmp_path: Path) -> None:
     assert tip.startswith("rank 2, recv_reduce_copy_send")
     assert "loop 2, step 3" in tip
     assert shown.complaints == []
+
+
+def test_a_stretch_in_which_a_rank_slept_is_folded(context: Any, tmp_path: Path) -> None:
+    """Else nothing else can be seen; and a click in what comes after it finds its bar."""
+    awake = synthetic.make(4)
+    late_ns = 20 * awake.duration_ns
+    trace = synthetic.asleep(awake, 2, late_ns)
+    shown = Shown(context, written(trace, tmp_path), "#step=6")
+    assert shown.tab.locator("#fold").get_attribute("aria-pressed") == "true"
+    [crease] = shown.tab.locator(".folds text").all_text_contents()
+    assert crease.startswith("+ ")
+    rects = shown.state()["now"]["rects"]
+    widest = max(rect["width"] for rect in rects)
+    shown.tab.locator("#times .note").scroll_into_view_if_needed()
+    box = shown.tab.locator("#timeline .now rect[data-rank='2']").bounding_box()
+    shown.slide(0)
+    shown.tab.mouse.click(box["x"] + box["width"] - 2, box["y"] + box["height"] / 2)
+    assert shown.state()["hash"] == "#step=6"
+    shown.tab.click("#fold")
+    assert shown.tab.locator("#fold").get_attribute("aria-pressed") == "false"
+    assert shown.tab.locator(".folds text").count() == 0
+    assert max(rect["width"] for rect in shown.state()["now"]["rects"]) > 1.5 * widest
+    assert shown.complaints == []
+
+    shown = Shown(context, written(awake, tmp_path))
+    assert not shown.tab.locator("#fold").is_visible()
+    assert shown.tab.locator(".folds text").count() == 0

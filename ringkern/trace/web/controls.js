@@ -4,7 +4,7 @@ const steps = trace.schedule[0].length;
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 const PLAY_MS = 1100;
 
-const shown = { channel: 0, loop: 0, step: 0, view: trace.loops <= 2 ? "call" : "loop" };
+const shown = { channel: 0, loop: 0, step: 0, view: trace.loops > 1 ? "loop" : "call", folded: true };
 let states = [];
 let timer = 0;
 
@@ -21,13 +21,14 @@ function show(wanted, moving = false) {
   shown.loop = clamp(wanted.loop ?? shown.loop, trace.loops - 1);
   shown.step = clamp(wanted.step ?? shown.step, steps - 1);
   shown.view = wanted.view ?? shown.view;
+  shown.folded = wanted.folded ?? shown.folded;
   if (shown.channel !== before.channel || !states.length) {
     states = statesOf(trace.orders[shown.channel], trace.schedule);
     timeline.states = states;
     ring.setRing(trace.orders[shown.channel]);
   }
   const matters = { call: [], loop: ["loop"], step: ["loop", "step"] }[shown.view];
-  const changed = ["channel", "view", ...matters].some((key) => shown[key] !== before[key]);
+  const changed = ["channel", "view", "folded", ...matters].some((key) => shown[key] !== before[key]);
   if (changed || !timeline.span) drawTimeline();
   const state = states[shown.step];
   ring.show(state, moving && !calm.matches);
@@ -46,7 +47,11 @@ function drawTimeline() {
     view === "step" ? step : undefined);
   // In the time of a step, ranks that are ahead or behind are in a loop before or after.
   const loops = { call: all, loop: [loop], step: all.slice(Math.max(0, loop - 2), loop + 3) }[view];
-  timeline.setView(channel, loops, span, Math.max(360, $("timeline-box").clientWidth));
+  const lulls = lullsOf(trace, channel, loops, span);
+  const width = Math.max(360, $("timeline-box").clientWidth);
+  timeline.setView(channel, loops, span, width, shown.folded ? lulls : []);
+  $("fold").hidden = !lulls.length;
+  $("fold").setAttribute("aria-pressed", shown.folded);
 }
 
 // The step in words, and in the controls.
@@ -145,6 +150,7 @@ function listen() {
   on("back", "click", back);
   on("forth", "click", forth);
   on("play", "click", play);
+  on("fold", "click", () => show({ folded: !shown.folded }));
   for (const view of ["step", "loop", "call"]) on(`view-${view}`, "click", () => show({ view }));
   addEventListener("hashchange", () => show(fromAddress()));
   addEventListener("resize", () => { drawTimeline(); timeline.show(shown.loop, shown.step); });

@@ -43,6 +43,30 @@ function timesOf(trace, channel, loop, step) {
   });
 }
 
+// Stretches of a span in which a rank is late and none works, where they are a tenth of it or more:
+// drawn as they are, they leave no room for what the ranks did.
+function lullsOf(trace, channel, loops, { start, end }) {
+  const work = [], late = [];
+  for (const loop of loops) {
+    for (const steps of trace.times[channel][loop]) {
+      for (const [begin, done, prev, behind, next] of steps) {
+        work.push([begin + prev + behind + next, done]);
+        if (behind) late.push([begin + prev, begin + prev + behind]);
+      }
+    }
+  }
+  const lulls = [];
+  let idle = start;
+  for (const [from, to] of work.sort((a, b) => a[0] - b[0])) {
+    const upto = Math.min(from, end);
+    if (upto - idle >= (end - start) / 10 &&
+        late.some(([since, until]) => since < upto && until > idle))
+      lulls.push({ start: idle, end: upto });
+    idle = Math.max(idle, to);
+  }
+  return lulls;
+}
+
 // From the first start to the last end of a step, on all ranks; without a step, of whole loops.
 function spanOf(trace, channel, loops, step) {
   let start = Infinity, end = -Infinity;

@@ -1,4 +1,6 @@
 // The recorded times: a row for each rank, in the order of the ring, and the step that is shown.
+const FOLD_PX = 26;
+
 class TimelineView {
   constructor(svg, tip, trace, pick) {
     Object.assign(this, { svg, tip, trace, pick });
@@ -10,10 +12,12 @@ class TimelineView {
     });
   }
 
-  // Draws the bars of the loops, in a span of time; `width`: CSS pixels that there are.
-  setView(channel, loops, span, width) {
+  // Draws the bars of the loops, in a span of time; `width`: CSS pixels that there are; `folds`:
+  // stretches of the span that are as narrow as can be.
+  setView(channel, loops, span, width, folds) {
     this.channel = channel;
     this.loops = loops;
+    this.folds = folds;
     this.order = this.trace.orders[channel];
     this.span = span;
     const rowHeight = this.order.length > 8 ? 22 : 34;
@@ -22,7 +26,8 @@ class TimelineView {
     this.svg.setAttribute("viewBox", `0 0 ${width} ${this.height}`);
     this.svg.setAttribute("height", this.height);
     this.now = element("g", { class: "now" });
-    this.svg.replaceChildren(this.patterns(), this.axis(), this.names(), ...this.bars(), this.now);
+    this.svg.replaceChildren(this.patterns(), this.axis(), this.names(), ...this.bars(), this.creases(),
+      this.now);
   }
 
   patterns() {
@@ -41,9 +46,38 @@ class TimelineView {
     );
   }
 
-  x(ns) {
+  // CSS pixels of a nanosecond, outside of folds.
+  scale() {
+    const folded = this.folds.reduce((sum, { start, end }) => sum + end - start, 0);
     const { start, end } = this.span;
-    return this.left + ((ns - start) / Math.max(1, end - start)) * this.inner();
+    return (this.inner() - FOLD_PX * this.folds.length) / Math.max(1, end - start - folded);
+  }
+
+  x(ns) {
+    let x = this.left, from = this.span.start;
+    const scale = this.scale();
+    for (const { start, end } of this.folds) {
+      if (ns <= start) break;
+      x += (start - from) * scale;
+      if (ns < end) return x + (FOLD_PX * (ns - start)) / (end - start);
+      x += FOLD_PX;
+      from = end;
+    }
+    return x + (ns - from) * scale;
+  }
+
+  // The time at a place: the other way round.
+  ns(x) {
+    let at = this.left, from = this.span.start;
+    const scale = this.scale();
+    for (const { start, end } of this.folds) {
+      if (x <= at + (start - from) * scale) break;
+      at += (start - from) * scale;
+      if (x < at + FOLD_PX) return start + ((x - at) * (end - start)) / FOLD_PX;
+      at += FOLD_PX;
+      from = end;
+    }
+    return from + (x - at) / scale;
   }
 
   // Cut off where the span ends.
@@ -61,16 +95,32 @@ class TimelineView {
 
   axis() {
     const { start, end } = this.span;
-    const rough = (end - start) / Math.max(2, Math.floor(this.inner() / 90));
+    const rough = 90 / this.scale();
     const power = 10 ** Math.floor(Math.log10(Math.max(1, rough)));
     const each = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough);
     const bottom = this.y(this.order.length) + 2;
     const group = element("g", { class: "axis" });
     for (let tick = Math.ceil(start / each) * each; tick <= end; tick += each) {
       const x = this.x(tick);
+      if (this.folds.some((fold) => x > this.x(fold.start) - 30 && x < this.x(fold.end) + 30)) continue;
       group.append(
         element("path", { d: `M${x} ${this.top - 6}V${bottom}` }),
         element("text", { x, y: bottom + 17 }, sayTick(tick, each)),
+      );
+    }
+    return group;
+  }
+
+  // Over each fold, how long it is.
+  creases() {
+    const bottom = this.y(this.order.length) + 2;
+    const group = element("g", { class: "folds" });
+    for (const { start, end } of this.folds) {
+      const x = this.x(start), y = this.top - 6;
+      const title = `${sayTime(end - start)} in which a rank was late, and none worked`;
+      group.append(
+        element("rect", { x, y, width: FOLD_PX, height: bottom - y }, element("title", {}, title)),
+        element("text", { x: x + FOLD_PX / 2, y: bottom + 17 }, `+ ${sayTime(end - start)}`),
       );
     }
     return group;
@@ -140,10 +190,8 @@ class TimelineView {
     const scale = this.width / box.width;
     const position = Math.floor(((event.clientY - box.top) * scale - this.top) / this.rowHeight);
     const rank = this.order[position];
-    const { start, end } = this.span;
-    const share = ((event.clientX - box.left) * scale - this.left) / this.inner();
-    const ns = start + share * (end - start);
-    if (rank === undefined || share < 0 || share > 1) return null;
+    const ns = this.ns((event.clientX - box.left) * scale);
+    if (rank === undefined || ns < this.span.start || ns > this.span.end) return null;
     for (const loop of this.loops) {
       const steps = this.trace.times[this.channel][loop][rank];
       if (ns > steps[steps.length - 1][1]) continue;
