@@ -94,6 +94,10 @@ def check_names(asked: list[str]) -> None:
     """Raises ValueError where a name is neither a peer's nor a configuration's."""
     known = [name for peer in PEERS for name in names_of(peer)]
     for name in asked:
+        if name.split(":")[0] == "nccl":
+            raise ValueError(
+                "'nccl': takes GPUs, and these are calls on a CPU; `make gpu` measures beside NCCL"
+            )
         if name not in known:
             raise ValueError(f"{name!r}: choose of {', '.join(known)}")
 

@@ -169,6 +169,9 @@ def bench(
         plot: for a picture.
     """
     peers, left_out = catalogue.select(asked, Folder(folder))
+    if asked and not peers:
+        reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
+        raise ValueError(f"--vs {','.join(asked)}: nothing to compare with: {reasons}")
     for name, why in left_out.items():
         print(f"# left out: {name}: {why}", file=sys.stderr)
     own = [catalogue.ringkern(algorithm, protocol, shared) for shared in (False, True)]

@@ -42,6 +42,20 @@ class Identity:
         text = json.dumps(asdict(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
+    def likeness(self, other: Identity) -> tuple[bool, ...]:
+        """How alike two processors are: of two others, the larger is the liker.
+
+        By the maker, the family, the model, and the size of the last cache.
+        """
+
+        def facts(machine: Identity) -> list[object]:
+            maker, _, _ = machine.cpu.partition(" ")
+            numbers = dict(re.findall(r"(cpu family|model) (\d+)", machine.cpu))
+            return [maker, numbers.get("cpu family"), numbers.get("model"), machine.caches[-1:]]
+
+        alike = [mine == its for mine, its in zip(facts(self), facts(other))]
+        return tuple(all(alike[: i + 1]) for i in range(len(alike)))
+
     def __str__(self) -> str:
         gpus = f", {len(self.gpus)} x {self.gpus[0]}" if self.gpus else ""
         return f"{self.cpu}, {self.cores} cores{gpus}"

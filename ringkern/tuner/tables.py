@@ -102,16 +102,18 @@ def costs(device: str, ranks: int) -> Costs | None:
     if own and (fit := _nearest(own, crowded, ranks)):
         where = f"{cache.file_of(here)}, measured {fit.date} with {fit.ranks} ranks"
         return Costs(fit, where)
-    return shipped(ranks, crowded)
+    return shipped(ranks, crowded, here)
 
 
-def shipped(ranks: int, crowded: bool) -> Costs:
+def shipped(ranks: int, crowded: bool, here: identity.Identity | None = None) -> Costs:
     """What ringkern measured itself with the nearest number of ranks on a CPU.
 
     Args:
         crowded: whether ranks share cores.
+        here: the machine, of which the likest processor's measurements are taken; ``None``: the
+            default.
     """
-    own = _shipped()
+    own = _default() if here is None else _likest(here)
     fit = _nearest(own, crowded, ranks) or min(own.measured, key=lambda m: m.ranks)
     where = f"ringkern's default, measured {fit.date} on {own.machine} with {fit.ranks} ranks"
     return Costs(fit, where)
@@ -119,7 +121,7 @@ def shipped(ranks: int, crowded: bool) -> Costs:
 
 def forget() -> None:
     """Reads the files again when a table is asked for; rings that are there keep theirs."""
-    for cached in (table, costs, _own, _shipped):
+    for cached in (table, costs, _own, _default, _likest):
         cached.cache_clear()
 
 
@@ -142,8 +144,14 @@ def _own(here: identity.Identity) -> Tuning | None:
 
 
 @functools.cache
-def _shipped() -> Tuning:
-    return cache.read(cache.SHIPPED)
+def _default() -> Tuning:
+    return cache.read(cache.DEFAULT)
+
+
+@functools.cache
+def _likest(here: identity.Identity) -> Tuning:
+    found = [_default(), *(cache.read(p) for p in sorted(cache.SHIPPED.iterdir()))]
+    return max(found, key=lambda tuning: here.likeness(tuning.machine))
 
 
 def _nearest(found: Tuning, crowded: bool, ranks: int) -> Measured | None:

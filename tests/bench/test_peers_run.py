@@ -118,7 +118,13 @@ def children(pid: int) -> list[str]:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("bench --vs nccl", "choose of gloo, mpich"),
+        ("bench --vs mpi", "choose of gloo, mpich"),
+        ("bench --vs nccl", "'nccl': takes GPUs, and these are calls on a CPU; `make gpu`"),
+        (
+            "bench --vs mpich,vllm --dir /no/such/place",
+            "--vs mpich,vllm: nothing to compare with: mpich: not installed; python -m ringkern "
+            "peers install mpich; vllm: not installed",
+        ),
         ("bench --vs openmpi:fast", "openmpi:segring"),
         ("bench --vs mpich --modes c++", "py,c"),
         ("bench --vs mpich -o max", "op sum"),

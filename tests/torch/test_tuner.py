@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from ringkern import _C, tuner
 from ringkern.cost import ANY_SIZE, Way
 from ringkern.tuner import cache, identity, tables
+from ringkern.tuner.identity import Identity
 from ringkern.tuner.tuning import DIRECT, RING, Tuning, dump, parse, ways_of
 from tests.torch import tunings
 from tests.torch.tunings import MACHINE
@@ -376,14 +377,48 @@ def test_what_was_written_is_what_is_read() -> None:
             assert len(after.ways[key].points) == 3
 
 
-def test_what_is_shipped() -> None:
+@pytest.mark.parametrize("file", sorted(cache.SHIPPED.iterdir()), ids=lambda file: file.stem)
+def test_what_is_shipped(file: Path) -> None:
     """Of a named machine, with the command and the date, and for ranks with and without cores."""
-    shipped = cache.read(cache.SHIPPED)
+    shipped = cache.read(file)
+    assert shipped.machine.cpu.startswith(file.stem.split("-")[0].upper())
+    assert file.stem.split("-family-")[1] in shipped.machine.cpu
     assert len(shipped.measured) >= 2
     for found in shipped.measured:
         assert found.command.startswith("python -m ringkern tune ")
         assert len(found.date.split("-")) == 3
     assert len({m.ranks > shipped.machine.cores for m in shipped.measured}) == 2
+
+
+def test_the_likest_processor_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By maker, family, model and last cache; the default where not even the maker is known."""
+    shipped = cache.read(cache.DEFAULT)
+    machines = {
+        "a": Identity("AMD EPYC (cpu family 25, model 1)", 2, (1, 32), (), 0),
+        "b": Identity("AMD EPYC (cpu family 25, model 17)", 2, (1, 16), (), 0),
+        "c": Identity("AMD EPYC (cpu family 25, model 17)", 2, (1, 96), (), 0),
+        "d": Identity("Intel(R) Xeon(R) (cpu family 6, model 143)", 2, (1, 96), (), 0),
+        "e": Identity("AMD EPYC (cpu family 26, model 2)", 2, (1, 32), (), 0),
+    }
+    for name, machine in machines.items():
+        cache.write(tmp_path / name, replace(shipped, machine=machine))
+    monkeypatch.setattr(cache, "SHIPPED", tmp_path)
+    monkeypatch.setattr(cache, "DEFAULT", tmp_path / "e")
+    tuner.forget()
+    for cpu, caches, expected in (
+        ("AMD EPYC (cpu family 25, model 17, stepping 1)", (1, 2, 96), "c"),
+        ("AMD EPYC (cpu family 25, model 17, stepping 1)", (), "b"),
+        ("AMD EPYC (cpu family 25, model 99)", (1, 96), "a"),
+        ("AMD EPYC (cpu family 23, model 17)", (1, 96), "e"),
+        ("Intel(R) Core (cpu family 6, model 7)", (1, 9), "d"),
+        ("ARM (CPU implementer 0x41)", (), "e"),
+        ("riscv64", (1, 96), "e"),
+    ):
+        here = Identity(cpu, 64, caches, (), 7)
+        source = tables.shipped(2, False, here).source
+        assert f"on {machines[expected]} with 2 ranks" in source, (cpu, source)
+    assert "cpu family 26" in tables.shipped(2, False).source
+    tuner.forget()
 
 
 def test_it_is_read_without_torch() -> None:
@@ -396,12 +431,12 @@ def test_it_is_read_without_torch() -> None:
         f"inner.__path__ = [{str(Path(tuner.__file__).parent)!r}]\n"
         "sys.modules['ringkern.tuner'] = inner\n"
         "from ringkern.tuner import cache\n"
-        "print(len(cache.read(cache.SHIPPED).measured), 'torch' in sys.modules)\n"
+        "print(len(cache.read(cache.DEFAULT).measured), 'torch' in sys.modules)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
-    assert done.stdout.split() == [str(len(cache.read(cache.SHIPPED).measured)), "False"]
+    assert done.stdout.split() == [str(len(cache.read(cache.DEFAULT).measured)), "False"]
 
 
 # ---- writing ------------------------------------------------------------------------------------
