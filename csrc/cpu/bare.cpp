@@ -160,7 +160,8 @@ void Bare::all_reduce(Movement movement, float* mine, float* theirs, int64_t cou
   switch (movement) {
     case Movement::flag_in_line: return in_lines(mine, count);
     case Movement::one_shot: return one_shot(mine, count, chunk);
-    case Movement::scatter_gather: return scatter_gather(mine, count, chunk);
+    case Movement::scatter_gather:
+    case Movement::scatter_gather_c: return scatter_gather(movement, mine, count, chunk);
     case Movement::shared: return in_shared(mine, theirs, count);
   }
 }
@@ -225,7 +226,7 @@ void Bare::one_shot(float* mine, int64_t count, int64_t chunk) {
   one_shots_ = end;
 }
 
-void Bare::scatter_gather(float* mine, int64_t count, int64_t chunk) {
+void Bare::scatter_gather(Movement movement, float* mine, int64_t count, int64_t chunk) {
   const int64_t most = chunk / int64_t(sizeof(float));
   const uint64_t base = halves_, chunks = uint64_t((count + most - 1) / most);
   Counter &sent = shared_->sent[rank_], &returned = shared_->returned[rank_];
@@ -238,14 +239,17 @@ void Bare::scatter_gather(float* mine, int64_t count, int64_t chunk) {
     const int64_t at = int64_t(i) * most, n = std::min(most, count - at), first = n / 2;
     return owner == 0 ? Half{at, first} : Half{at + first, n - first};
   };
-  const auto slot_of = [&](int owner, uint64_t i) {
-    return slot(Movement::scatter_gather, owner, base + i);
+  const auto slot_of = [&](int owner, uint64_t i) { return slot(movement, owner, base + i); };
+  const auto copy = [movement](void* to, const void* from, int64_t floats) {
+    const int64_t bytes = floats * int64_t(sizeof(float));
+    if (movement == Movement::scatter_gather_c) return Plain::copy(to, from, bytes);
+    RK_LOOP(copy, to, from, bytes);
   };
   // A slot is free when its result has been copied out, which its owner does.
   for (uint64_t i = 0; i < chunks + 2; ++i) {
     if (i < chunks) {
       const Half h = half(i, 1 - rank_);
-      RK_LOOP(copy, slot_of(rank_, i), mine + h.at, h.n * int64_t(sizeof(float)));
+      copy(slot_of(rank_, i), mine + h.at, h.n);
       sent.publish(base + i + 1);
     }
     if (i >= 1 && i - 1 < chunks) {
@@ -257,7 +261,7 @@ void Bare::scatter_gather(float* mine, int64_t count, int64_t chunk) {
     if (i >= 2) {
       const Half h = half(i - 2, 1 - rank_);
       they_returned.await(base + i - 1);
-      RK_LOOP(copy, mine + h.at, slot_of(rank_, i - 2), h.n * int64_t(sizeof(float)));
+      copy(mine + h.at, slot_of(rank_, i - 2), h.n);
     }
   }
   halves_ += chunks;

@@ -1,6 +1,6 @@
 // The limit: what an all-reduce of two ranks costs that only moves its bytes.
 //
-// Bare data movement of four designs, for float32 sums in place: no deadline, no abort, no sleep,
+// Bare data movement of five designs, for float32 sums in place: no deadline, no abort, no sleep,
 // no check of anything. It spins by itself, not by wait.h: a rank whose neighbour dies waits for
 // ever, and is ended by the benchmark. Nothing of the library uses it. The benchmark runs it beside
 // the contenders, as one more of them, so that a time can be read as a share of what this machine
@@ -18,12 +18,15 @@ namespace ringkern::cpu {
   X(flag_in_line)       \
   X(one_shot)           \
   X(scatter_gather)     \
+  X(scatter_gather_c)   \
   X(shared)
 
 // flag_in_line: lines of 64 bytes, 56 of data and a flag of 8, one journey; both ranks add it all.
 // one_shot: a chunk to the own slot, a counter, and the other's chunk is added; pipelined.
 // scatter_gather: half of a chunk to the own slot; the other rank adds its own to it, in place and
 //   in the tensor, and the result is copied out of the slot.
+// scatter_gather_c: the same with the C library's memcpy, which on some processors overwrites lines
+//   without fetching them first.
 // shared: both tensors are in shared memory; each rank writes its half of the sum to both.
 enum class Movement : uint8_t {
 #define RK_MOVEMENT(name) name,
@@ -51,7 +54,7 @@ class Bare {
 
   // Sums `count` floats of both ranks in place. `theirs`: the other rank's tensor, for `shared`;
   // else ignored. `chunk`: bytes, up to kLongestChunk and a multiple of kChunkGrain, for one_shot
-  // and scatter_gather; else ignored. Both ranks make the same calls, or wait for ever.
+  // and both of scatter_gather; else ignored. Both ranks make the same calls, or wait for ever.
   void all_reduce(Movement movement, float* mine, float* theirs, int64_t count, int64_t chunk);
 
   // A cache line there and back between the two cores, in ns: the best of a few hundred rounds.
@@ -66,7 +69,7 @@ class Bare {
   char* slot(Movement movement, int rank, uint64_t chunk) const;
   void in_lines(float* mine, int64_t count);
   void one_shot(float* mine, int64_t count, int64_t chunk);
-  void scatter_gather(float* mine, int64_t count, int64_t chunk);
+  void scatter_gather(Movement movement, float* mine, int64_t count, int64_t chunk);
   void in_shared(float* mine, float* theirs, int64_t count);
 
   int rank_;

@@ -16,7 +16,7 @@ from .field import Field
 from .rows import LIMIT, RINGKERN, Entrant, Row, has_limit
 
 # Of the limit, in bytes.
-CHUNKS = (4 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10)
+CHUNKS = (4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10)
 LONGEST_IN_LINES = 256 << 10  # above that, flags in lines are far from being the best
 MEMORY_SHARE = 0.25  # of the free memory, for the tensors of all contenders
 
@@ -162,8 +162,9 @@ def limit_modes(movements: tuple[str, ...], size: int) -> list[str]:
     """The movements that can be tried with a size, each with its chunks."""
     modes = []
     for movement in movements:
-        if movement in ("one_shot", "scatter_gather"):
-            chunks = [chunk for chunk in CHUNKS if chunk <= size] or [CHUNKS[0]]
+        if movement in ("one_shot", "scatter_gather", "scatter_gather_c"):
+            # Up to one that holds all of it.
+            chunks = [chunk for chunk in CHUNKS if chunk < 2 * size] or [CHUNKS[0]]
             modes += [f"{movement}/{chunk}" for chunk in chunks]
         elif movement != "flag_in_line" or size <= LONGEST_IN_LINES:
             modes.append(f"{movement}/{CHUNKS[0]}")

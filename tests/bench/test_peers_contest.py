@@ -141,7 +141,7 @@ def test_turns() -> None:
     """Everyone has as many, in turn, the order reversed each time; a probe between two."""
     log: list[tuple[Any, ...]] = []
     dummies = [Dummy("ringkern", log), Dummy("b", log, ns=2000), Dummy(LIMIT, log)]
-    with field_of(Settings(sizes=(1 << 20,), seconds=0.4), *dummies) as field:
+    with field_of(Settings(sizes=(1 << 20,), seconds=0.6), *dummies) as field:
         [row] = run(field)
     begin = log.index((LIMIT, "probe"))
     assert sum(entry[1] == "prepare" for entry in log[:begin]) == 3

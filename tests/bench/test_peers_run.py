@@ -61,7 +61,9 @@ def test_ringkern_gloo_and_the_limit(tmp_path: Path) -> None:
         assert algorithm in ALGORITHMS
         assert protocol in PROTOCOLS
         names = {(r["contender"], r["mode"].split("/")[0]) for r in row["results"]}
-        movements = {("limit", m) for m in ("one_shot", "scatter_gather", "shared")}
+        movements = {
+            ("limit", m) for m in ("one_shot", "scatter_gather", "scatter_gather_c", "shared")
+        }
         assert names >= {("ringkern", "py"), ("ringkern:shared", "py"), ("gloo", "py")} | movements
         assert all(r["wrong"] == 0 for r in row["results"])
         assert all(b["round_trips_ns"] for r in row["results"] for b in r["blocks"])
@@ -90,7 +92,7 @@ def test_the_limit_is_right_at_any_length() -> None:
     settings = Settings(sizes=sizes, seconds=0.01, rotate=4 << 20, timeout_s=LIMIT_S)
     with Field(settings, [catalogue.limit()]) as field:
         for row in run(field):
-            assert len(row.results) == (4 if row.size < LONGEST_IN_LINES else 3)
+            assert len(row.results) == (5 if row.size < LONGEST_IN_LINES else 4)
             assert {result.wrong for result in row.results.values()} == {0}, row.size
         assert field.left_out == {}
 
