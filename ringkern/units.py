@@ -23,12 +23,13 @@ def parse_size(text: str) -> int:
     Raises:
         argparse.ArgumentTypeError: anything else; the text says what is accepted.
     """
-    match = re.fullmatch(r"(\d+)([KMG]?)(?:I?B)?", text.strip().upper())
+    # A small b would be bits: 4Mb, half a megabyte elsewhere.
+    match = re.fullmatch(r"(\d+)([KMGkmg]?)(?:[iI]?B)?", text.strip())
     if not match:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no size: give a number of bytes with or without K, M or G, as 64K"
+            f"{text!r} is no size: give bytes, with or without K, M or G, as 64K or 64KiB"
         )
-    return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2]]
+    return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2].upper()]
 
 
 def say_size(nbytes: int) -> str:

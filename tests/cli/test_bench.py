@@ -42,6 +42,7 @@ def rows_of(text: str) -> list[list[str]]:
         ("1M", 1 << 20),
         ("2GiB", 2 << 30),
         ("10KB", 10240),
+        ("10kB", 10240),
         ("7B", 7),
         (" 5 ", 5),
     ],
@@ -50,7 +51,9 @@ def test_parse_size(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "K", "-1", "1.5M", "1T", "8 8", "0x10", "1iK", "1i"])
+@pytest.mark.parametrize(
+    "text", ["", "K", "-1", "1.5M", "1T", "8 8", "0x10", "1iK", "1i", "4Mb", "4mb", "1Kib"]
+)
 def test_parse_size_says_what_it_takes(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="as 64K"):
         parse_size(text)
