@@ -216,7 +216,7 @@ class _Question:
             return "hopeless at smaller sizes, and not measured here"
         if ratio < 1:
             return f"{1 - ratio:.1%} quicker: too little to be chosen"
-        return "slower"
+        return "slower" if ratio > 1 else "as quick"
 
     def _curves(self) -> dict[Way, Callable[[int], float]]:
         def line(way: Way) -> Callable[[int], float]:

@@ -70,7 +70,7 @@ def overview(found: list[Explanation]) -> str:
     lines = [
         f"# {first.collective} {first.dtype}, {first.ranks} ranks on {first.device}; "
         f"times: {first.source}",
-        f"{'size':>8}  {'way':<17}{'time':>10}{'GB/s':>8}  next best",
+        f"{'size':>8}  {'way':<17}{'time':>10}{'bus GB/s':>10}  next best",
     ]
     for one in found:
         bandwidth = f"{one.bus_gb_s:.3g}" if one.bus_gb_s else "-"
@@ -78,7 +78,9 @@ def overview(found: list[Explanation]) -> str:
         best = f"{others[0].way}, {others[0].ratio:.2f} times as long" if others else "-"
         lines.append(
             f"{say_size(one.nbytes):>8}  {one.way!s:<17}{say_time(one.time_us):>10}"
-            f"{bandwidth:>8}  {best}"
+            f"{bandwidth:>10}  {best}"
         )
     lines += [f"# from {size} B on: {way}" for size, way in first.crossovers]
+    if not any(way.startswith("ring/") for _, way in first.crossovers):
+        lines.append("# round the ring: at no size")
     return "\n".join(lines)

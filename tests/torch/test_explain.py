@@ -403,7 +403,31 @@ def test_all_sizes_at_a_glance(tuned: None, capsys: pytest.CaptureFixture[str]) 
     for row in rows[1:]:
         assert row[1] == way(explain.explain("cpu", 2, parse_size(row[0])))
     crossovers = explain.explain("cpu", 2, 8).crossovers
-    assert lines[-len(crossovers) :] == [f"# from {size} B on: {name}" for size, name in crossovers]
+    said = [f"# from {size} B on: {name}" for size, name in crossovers]
+    assert [line for line in lines if line.startswith("# from")] == said
+    ring = any(name.startswith("ring/") for _, name in crossovers)
+    assert (lines[-1] == "# round the ring: at no size") != ring
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_what_the_readme_says_of_the_shipped_choice(ranks: int) -> None:
+    """No all-reduce goes round the ring between CPU ranks of one host; all else does."""
+    found = explain.explain("cpu", ranks, 8)
+    assert not [name for _, name in found.crossovers if name.startswith("ring/")]
+    if ranks == 2:
+        assert [size for size, name in found.crossovers if name == "two_shot/simple"] == [2048]
+        below = [name for size, name in found.crossovers if size < 2048]
+        assert {name.split("/")[0] for name in below} == {"one_shot"}
+    for collective in ("reduce_scatter", "all_gather", "broadcast", "reduce"):
+        others = explain.explain("cpu", ranks, 8, collective=collective).crossovers
+        assert all(name.startswith("ring/") for _, name in others)
+
+
+def test_a_way_that_takes_no_longer_is_not_called_slower() -> None:
+    """With one rank there is nobody to wait for, and all ways take the same time."""
+    found = explain.explain("cpu", 1, 1024)
+    assert {one.ratio for one in found.candidates if one.ratio} == {1.0}
+    assert {one.why for one in found.candidates if one.ratio} == {"chosen", "as quick"}
 
 
 @pytest.mark.parametrize(
