@@ -34,6 +34,7 @@ if _C.torch_version.split(".")[:2] != torch.__version__.split(".")[:2]:
 from . import arrange as arrange  # noqa: E402
 from . import backend, errors, functional, local  # noqa: E402
 from .comm import Communicator  # noqa: E402
+from .launchers import init  # noqa: E402
 from .ops import ring_all_gather, ring_all_reduce, ring_reduce_scatter  # noqa: E402
 from .recorder import dump  # noqa: E402
 from .shared import empty, is_shared, shared_memory, zeros  # noqa: E402
@@ -60,6 +61,7 @@ __all__ = [
     "empty",
     "errors",
     "functional",
+    "init",
     "is_shared",
     "local",
     "ring_all_gather",

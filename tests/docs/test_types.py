@@ -27,6 +27,7 @@ ANY = {
     ("ringkern.dump", "return"): JSON,
     ("ringkern.explain.Explanation.as_dict", "return"): JSON,
     ("ringkern.trace.chrome.chrome_trace", "return"): JSON,
+    ("ringkern.init", "options"): "the arguments of init_process_group, which torch checks",
     ("ringkern.backend.create", "options"): "a class that torch does not export",
     ("ringkern.topology.Store.set", "value"): STORES,
     ("ringkern.topology.Store.set", "return"): STORES,

@@ -86,6 +86,7 @@ def test_all_is_documented_and_there() -> None:
         "empty",
         "errors",
         "functional",
+        "init",
         "is_shared",
         "local",
         "ring_all_gather",
