@@ -12,6 +12,7 @@ import math
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
@@ -91,7 +92,26 @@ def new_file(text: str) -> Path:
         raise argparse.ArgumentTypeError(f"{text}: there is no such directory")
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{text}: is a directory; give a file")
+    if not path.exists():  # such as /dev/stdout, whose directory is nobody's
+        try:
+            check_writable(path.absolute().parent)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
     return path
+
+
+def check_writable(folder: Path) -> None:
+    """Makes a file in a folder, and removes it, before anything is measured for nothing.
+
+    Raises:
+        ValueError: that is refused, or the folder is not there.
+    """
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ValueError(
+            f"{folder}: no file can be made there ({error.strerror}); give another place"
+        ) from None
 
 
 def dtype_of(name: str, known: Sequence[str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from .. import _C, config, figures, options, tuner
 from ..tuner.tuning import COLLECTIVES
@@ -28,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--proto", default="auto", choices=config.PROTOCOLS, help="as a caller would ask for it")
     add("--deterministic", default="auto", choices=config.DETERMINISTIC, help="the same")
     add("--accumulate", default="auto", choices=config.ACCUMULATE, help="the same")
-    add("--plot", type=Path, metavar="FILE", help="draw times; needs matplotlib")
+    add("--plot", type=options.new_file, metavar="FILE", help="draw times; needs matplotlib")
     options.add_timeout(parser, 600.0)
     options.add_json(parser, sizes=True)
 

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help=f"for {sweep.HOSTS[0]} to {sweep.HOSTS[-1]} hosts: where the hierarchy is the fastest",
     )
-    add("--plot", type=Path, metavar="FILE", help="draw times; needs matplotlib")
+    add("--plot", type=options.new_file, metavar="FILE", help="draw times; needs matplotlib")
     add("--published", action="store_true", help="compare with times of NCCL that were published")
     options.add_timeout(parser, 600.0)
     options.add_json(parser)

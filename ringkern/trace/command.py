@@ -129,8 +129,17 @@ def run(args: argparse.Namespace) -> int:
         _write(_read(args.recorded), settings)
         return 0
     _check_call(args, settings)
-    settings.folder.mkdir(parents=True, exist_ok=True)
+    _make_folder(settings.folder)
     return launch.run(args.ranks, args.timeout, trace_rank, settings)
+
+
+def _make_folder(folder: Path) -> None:
+    """Makes the folder of ``--out``; ValueError if no file can be made in it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--out {folder}: {error.strerror}; give another place") from None
+    options.check_writable(folder)
 
 
 def trace_rank(settings: Settings) -> int:
@@ -187,6 +196,8 @@ def _check_call(args: argparse.Namespace, settings: Settings) -> None:
     ranks = launch.number_of_ranks(args.ranks)
     if ranks < 2:
         raise ValueError("-n 1: a ring of one rank sends nothing; give -n 2 or more")
+    if not settings.nbytes:
+        raise ValueError("--size 0: an empty tensor sends nothing; give 1 or more")
     if settings.device == "cuda":
         if not build_info()["cuda"]:
             raise ValueError(
@@ -214,7 +225,7 @@ def _write(trace: Trace, settings: Settings) -> None:
     """Makes the files, and says what is in them and what the trace comes to."""
     if settings.loops and any(FORMATS[name].is_drawn for name in settings.formats):
         timeline.Window.of(trace, settings.loops)  # before the first file is there
-    settings.folder.mkdir(parents=True, exist_ok=True)
+    _make_folder(settings.folder)
     files = {"events": settings.folder / EVENTS}
     files["events"].write_text(trace.to_json(), encoding="utf-8")
     for name in settings.formats:

@@ -241,6 +241,20 @@ def test_sources_are_not_unpacked_without_a_filter(
         Installer(Folder(tmp_path), print).vllm_sources(tmp_path / "python")
 
 
+def test_lists_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mpich" / "bin").mkdir(parents=True)
+    (tmp_path / "mpich" / "bin" / "mpiexec").touch()
+    assert main(["peers", "list", "--dir", str(tmp_path)]) == 0
+    said = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert list(said) == list(install.PEERS)
+    there = {name for name, text in said.items() if text == "installed"}
+    assert there == {"gloo", "mpich"}
+    assert said["vllm"] == "not installed; python -m ringkern peers install vllm"
+    assert main(["peers", "list", "vllm", "--dir", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["peers"] == [{"name": "vllm", "installed": False}]
+
+
 def test_the_folder_follows_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     assert install.default_folder() == Path("/somewhere/ringkern/peers")
