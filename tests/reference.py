@@ -4,8 +4,9 @@ give, to the bit.
 An all-reduce is cut in chunks, each owned by a rank. A chunk's partial result starts as the input
 of the rank after its owner and goes round the ring; each rank combines what comes in with its own
 input, and the owner's part is the last. Which elements make a chunk is asked of
-``ringkern._C.Plan``. A direct all-reduce combines the inputs in the order of the ranks, whichever
-the element. The arithmetic is torch's, with these rules:
+``ringkern._C.Plan``; where a result belongs is not: shard r is that of rank r. A direct all-reduce
+combines the inputs in the order of the ranks, whichever the element. The arithmetic is torch's, with
+these rules:
 
 - float16, bfloat16 and the float8 types are computed in float32 and rounded at every hop; too large
   a result is infinity, or the largest number in float8_e4m3fn, which has no infinity.
@@ -52,11 +53,10 @@ _NAN = {
 
 
 class Chunk(NamedTuple):
-    """Elements that one rank finishes: where they lie in the input and in the output."""
+    """Elements that one rank finishes: of the tensor, or of its own shard."""
 
     owner: int
     at: int
-    out: int
     count: int
 
 
@@ -68,11 +68,12 @@ def bits_of(tensor: torch.Tensor) -> torch.Tensor:
 def chunks_of(
     collective: str, protocol: str, ranks: int, count: int, element_bytes: int
 ) -> Iterator[Chunk]:
-    """How the CPU engine cuts; ``count`` as for a Plan."""
+    """How the CPU engine cuts an all-reduce or a reduce-scatter; ``count`` as for a Plan."""
     plan = Plan(collective, protocol, ranks, count, element_bytes)
     for loop in range(plan.loops):
         for owner in range(ranks):
-            yield Chunk(owner, *plan.chunk_of(0, loop, owner))
+            _, at, n = plan.chunk_of(0, loop, owner)
+            yield Chunk(owner, at, n)
 
 
 class Way(NamedTuple):
@@ -119,7 +120,7 @@ def ring_all_reduce(
     for chunk in chunks_of("all_reduce", protocol, len(inputs), count, size):
         parts = [x[chunk.at : chunk.at + chunk.count] for x in inputs]
         part = _reduce_chunk(parts, chunk.owner, op, factor)
-        result[chunk.out : chunk.out + chunk.count] = part
+        result[chunk.at : chunk.at + chunk.count] = part
     return result
 
 
@@ -133,9 +134,10 @@ def ring_reduce_scatter(
     result = torch.empty_like(inputs[0][:count])
     for chunk in chunks_of("reduce_scatter", protocol, len(inputs), count, size):
         if chunk.owner == rank:
-            parts = [x[chunk.at : chunk.at + chunk.count] for x in inputs]
+            first = rank * count + chunk.at
+            parts = [x[first : first + chunk.count] for x in inputs]
             part = _reduce_chunk(parts, chunk.owner, op, factor)
-            result[chunk.out : chunk.out + chunk.count] = part
+            result[chunk.at : chunk.at + chunk.count] = part
     return result
 
 

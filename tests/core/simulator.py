@@ -198,6 +198,7 @@ class _Rank:
     def _move(self, row: Row, result: Run) -> Piece:
         length_in, length_out = self.ring.lengths()
         gathers = self.ring.collective == "all_gather"
+        scatters = self.ring.collective == "reduce_scatter"
         home = row.out if gathers else row.at
         mine = Piece(home, row.count, self.slot, row.slots, (self.number,))
         piece = mine
@@ -221,6 +222,8 @@ class _Rank:
         elif counts:
             result.copied[home] += 1
         if row.verb in WRITES_OUTPUT:
+            if scatters and home != row.out + self.number * self.ring.count:
+                raise Mismatch(f"rank {self.number} writes element {home} as {row.out}")
             self._check_bounds(row.out, row.count, length_out, "writes")
             if last:
                 self.output.append(Span(row.out, row.count, piece.ranks))

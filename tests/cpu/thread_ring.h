@@ -195,41 +195,65 @@ std::vector<Bytes> expected_direct(const Call& call, const std::vector<const T*>
   return std::vector<Bytes>(inputs.size(), output);
 }
 
-// The outputs of all ranks; of those that have none, nothing.
+// The position on the ring that finishes each element of an all-reduce: by it goes the order in which
+// the element is added up. Nothing else is asked of the code under test.
+inline std::vector<int> finishers(const Call& call, const Geometry& g, int ranks) {
+  const Plan plan =
+      Plan::make(call.collective, call.protocol, ranks, call.count, size_of(call.dtype), 1, g);
+  std::vector<int> positions(size_t(call.count), -1);
+  for (int64_t loop = 0; loop < plan.loops; ++loop)
+    for (int part = 0; part < ranks; ++part) {
+      const Chunk c = plan.chunk_of(0, loop, part);
+      CHECK_EQ(c.in, c.out);
+      CHECK(c.count == 0 || (c.in >= 0 && c.in + c.count <= call.count));
+      for (int64_t i = c.in; i < c.in + c.count; ++i) {
+        CHECK_EQ(positions[size_t(i)], -1);  // no other chunk has it
+        positions[size_t(i)] = part;
+      }
+    }
+  CHECK(std::find(positions.begin(), positions.end(), -1) == positions.end());
+  return positions;
+}
+
+// The outputs of all ranks; of those that have none, nothing. By the definition of each collective:
+// shard r belongs to rank r, wherever on the ring it stands.
 template <class T>
 std::vector<Bytes> expected(const Call& call, const Geometry& g, const std::vector<Bytes>& inputs,
                             const RingOrders& orders) {
+  using enum Collective;
   const int k = int(inputs.size());
-  const int64_t out_count = call.out_count(k);
+  const int64_t n = call.count, out_count = call.out_count(k);
   std::vector<const T*> in;
   for (const Bytes& b : inputs) in.push_back(reinterpret_cast<const T*>(b.data()));
   if (call.algorithm != Algorithm::ring) return expected_direct(call, in);
-  std::vector<Bytes> outputs(inputs.size());
-  for (int r = 0; r < k; ++r)
-    if (call.writes(r, k, orders)) outputs[size_t(r)].resize(size_t(out_count) * sizeof(T));
   const Reduction reduction = call.reduction(k);
-  Plan plan = Plan::make(call.collective, call.protocol, k, call.count, sizeof(T), 1, g);
-  plan.orders = orders;
-  std::vector<int> times(size_t(out_count) * size_t(k), 0);
-  for (int64_t loop = 0; loop < plan.loops; ++loop)
-    for (int part = 0; part < (is_chain(call.collective) ? 1 : k); ++part) {
-      const Chunk c = plan.chunk_of(0, loop, part);
-      const int owner = is_chain(call.collective) ? plan.position(0, call.root) : part;
-      for (int64_t i = 0; i < c.count; ++i) {
-        const auto rank = size_t(plan.rank_at(0, owner));
-        const T x = reduces(call.collective) ? finished(reduction, in, c.in + i, owner, orders)
-                                             : in[rank][c.in + i];
-        for (int r = 0; r < k; ++r) {
-          if (!call.writes(r, k, orders)) continue;
-          if (call.collective == Collective::reduce_scatter && r != int(rank)) continue;
-          reinterpret_cast<T*>(outputs[size_t(r)].data())[c.out + i] = x;
-          ++times[size_t(r * out_count + c.out + i)];
-        }
-      }
+  std::vector<int> last;
+  if (call.collective == all_reduce) last = finishers(call, g, k);
+  const auto sum = [&](int64_t i, int position) {
+    return finished(reduction, in, i, position, orders);
+  };
+  const auto value = [&](int rank, int64_t i) {
+    switch (call.collective) {
+      case all_reduce: return sum(i, last[size_t(i)]);
+      case reduce_scatter: return sum(rank * n + i, orders.position_of(0, rank));
+      case reduce: return sum(i, orders.position_of(0, call.root));
+      case all_gather: return in[size_t(i / n)][i % n];
+      case broadcast:
+      case send_recv: return in[size_t(call.root)][i];
     }
-  for (int r = 0; r < k; ++r)
-    for (int64_t i = 0; i < out_count; ++i)  // the plan covers every element, once
-      CHECK_EQ(times[size_t(r * out_count + i)], int(call.writes(r, k, orders)));
+    fail(__FILE__, __LINE__, "no such collective");
+  };
+  std::vector<Bytes> outputs(inputs.size());
+  for (int r = 0; r < k; ++r) {
+    if (!call.writes(r, k, orders)) continue;
+    Bytes& output = outputs[size_t(r)];
+    if (r > 0 && call.collective == all_reduce) {
+      output = outputs[0];
+      continue;
+    }
+    output.resize(size_t(out_count) * sizeof(T));
+    for (int64_t i = 0; i < out_count; ++i) reinterpret_cast<T*>(output.data())[i] = value(r, i);
+  }
   return outputs;
 }
 

@@ -1,9 +1,10 @@
-// What a ring must leave on every rank, to the bit: the plan's chunks in the order in which they
-// travel; and what a direct all-reduce must. Knows nothing of CUDA; whoever runs the kernels
-// compares with it.
+// What a ring must leave on every rank, to the bit, by the definition of the collectives; and what a
+// direct all-reduce must. Knows nothing of CUDA; whoever runs the kernels compares with it.
 #pragma once
 
 #include <random>
+#include <stdexcept>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -51,12 +52,39 @@ inline bool reads(const Plan& plan, int rank) {
 // Whether a rank has an output. What lies where another one passes its own must stay.
 inline bool writes(const Plan& plan, int rank) {
   if (plan.collective == Collective::reduce) return rank == plan.root;
-  if (plan.collective == Collective::send_recv) return rank == plan.next(0, plan.root);
+  if (plan.collective == Collective::send_recv)
+    return rank == plan.orders.next(0, plan.root, plan.ranks);
   return true;
 }
 
-// What each rank should hold, in the order in which the plan's chunks travel. `out`: what the
-// outputs held before; where nothing is given, zeros.
+// Where an element is finished: the channel that carries it, and a position on that channel's ring.
+struct Finisher {
+  int channel = -1, position = -1;
+};
+
+// The finishers of the elements that a plan cuts: of an all-reduce the tensor, otherwise a shard, or
+// the one thing that a chain moves. By them goes the order in which an element is added up. Nothing
+// else is asked of the code under test.
+inline std::vector<Finisher> finishers(const Plan& plan) {
+  std::vector<Finisher> all(static_cast<size_t>(plan.count));
+  for (int channel = 0; channel < plan.channels; ++channel)
+    for (int64_t loop = 0; loop < plan.loops; ++loop)
+      for (int part = 0; part < plan.parts(); ++part) {
+        const Chunk c = plan.chunk_of(channel, loop, part);
+        const int64_t first = plan.collective == Collective::all_gather ? c.in : c.out;
+        for (int64_t i = first; i < first + c.count; ++i) {
+          if (i < 0 || i >= plan.count || all[size_t(i)].channel >= 0)
+            throw std::logic_error("the plan has element " + std::to_string(i) + " once too often");
+          all[size_t(i)] = {channel, part};
+        }
+      }
+  for (const Finisher& one : all)
+    if (one.channel < 0) throw std::logic_error("the plan leaves elements out");
+  return all;
+}
+
+// The outputs of all ranks, by the definition of each collective: shard r belongs to rank r, wherever
+// on the rings it stands. `out`: the outputs before; where nothing is given, zeros.
 template <class T>
 std::vector<std::vector<T>> model(const Plan& plan, const Reduction& reduction,
                                   const std::vector<std::vector<T>>& in,
@@ -65,34 +93,37 @@ std::vector<std::vector<T>> model(const Plan& plan, const Reduction& reduction,
   using enum Collective;
   const int k = plan.ranks;
   const int64_t n = plan.count;
-  const Collective collective = plan.collective;
-  const bool chain = collective == broadcast || collective == reduce || collective == send_recv;
-  const bool reduces =
-      collective != all_gather && collective != broadcast && collective != send_recv;
+  const RingOrders& orders = plan.orders;
+  const std::vector<Finisher> finisher = finishers(plan);
+  const auto given = [&](int rank, int64_t i) {
+    return scaled(reduction, multiply_input, in[size_t(rank)][size_t(i)]);
+  };
+  // Element `at` of all inputs, from the rank behind the last one on.
+  const auto sum = [&](int channel, int last, int64_t at) {
+    const auto input = [&](int hop) {
+      return given(orders.rank_at(channel, (last + hop) % k), at);
+    };
+    T x = input(1);
+    for (int hop = 2; hop <= k; ++hop) x = combined(reduction.combine, x, input(hop));
+    return scaled(reduction, divide_result, x);
+  };
+  const auto value = [&](int rank, int64_t i) {
+    if (plan.collective == all_gather) return given(int(i / n), i % n);
+    if (plan.collective == broadcast || plan.collective == send_recv) return given(plan.root, i);
+    const auto [channel, position] = finisher[size_t(i)];
+    if (plan.collective == all_reduce) return sum(channel, position, i);
+    if (plan.collective == reduce) return sum(channel, orders.position_of(channel, plan.root), i);
+    return sum(channel, orders.position_of(channel, rank), rank * n + i);
+  };
   out.resize(size_t(k));
-  for (auto& x : out) x.resize(size_t(collective == all_gather ? n * k : n));
-  for (int channel = 0; channel < plan.channels; ++channel)
-    for (int64_t loop = 0; loop < plan.loops; ++loop)
-      for (int part = 0; part < (chain ? 1 : k); ++part) {
-        const Chunk c = plan.chunk_of(channel, loop, part);
-        // Where the chunk is complete, or begins, and the ranks from there on.
-        const int owner = chain ? plan.position(channel, plan.root) : part;
-        const auto after = [&](int hops) { return plan.rank_at(channel, (owner + hops) % k); };
-        for (int64_t i = 0; i < c.count; ++i) {
-          const auto input = [&](int rank) {
-            return scaled(reduction, multiply_input, in[size_t(rank)][size_t(c.in + i)]);
-          };
-          T x = input(after(reduces ? 1 : 0));
-          if (reduces) {
-            for (int hop = 2; hop <= k; ++hop)
-              x = combined(reduction.combine, x, input(after(hop)));
-            x = scaled(reduction, divide_result, x);
-          }
-          for (int rank = 0; rank < k; ++rank)
-            if (writes(plan, rank) && (collective != reduce_scatter || rank == after(0)))
-              out[size_t(rank)][size_t(c.out + i)] = x;
-        }
-      }
+  for (int rank = 0; rank < k; ++rank) {
+    auto& mine = out[size_t(rank)];
+    mine.resize(size_t(plan.collective == all_gather ? n * k : n));
+    if (!writes(plan, rank)) continue;
+    if (rank > 0 && plan.collective == all_reduce) mine = out[0];
+    else
+      for (size_t i = 0; i < mine.size(); ++i) mine[i] = value(rank, int64_t(i));
+  }
   return out;
 }
 
