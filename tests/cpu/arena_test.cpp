@@ -16,9 +16,12 @@
 
 #include "check.h"
 #include "cpu/engine.h"
+#include "cpu/rest.h"
+#include "cpu/without_one.h"
 
 using namespace ringkern;
 using namespace ringkern::cpu;
+using namespace ringkern::test;
 
 namespace {
 
@@ -172,10 +175,44 @@ void tensors_are_staged_unless_all_are_in_arenas(bool both) {
   }
 }
 
+// Rank 1 has shown its tensor, and rests before rank 0 has: so rank 0 comes as far as to the wait for
+// the part of rank 1, and sleeps there. Without being rung it would look up all the same, later.
+void who_sleeps_for_a_part_is_rung() {
+  constexpr int64_t kCount = 1000;
+  ThreadRing ring(2, default_geometry(), std::chrono::seconds(60), 4 * kMiB);
+  Rest rest;
+  uint32_t before = 0;
+  const auto errors = ring.on_threads([&](int rank) {
+    auto* const data = static_cast<char*>(ring.arena(rank).allocate(kCount));
+    std::fill_n(data, kCount, char(rank + 1));
+    Task task;
+    task.algorithm = Algorithm::two_shot;
+    task.reduction = Reduction::of(Op::sum, DType::i8, 2);
+    task.in = task.out = data;
+    task.count = kCount;
+    if (rank == 0) {
+      rest.resting.wait();
+      rest.go_on.count_down();
+    } else {
+      rest.meanwhile = [&] {
+        until_asleep(ring, 0);
+        before = times_rung(ring, 0);
+      };
+      task = rest.noted(task);
+    }
+    ring.engine(rank).run(task);
+    CHECK(std::all_of(data, data + kCount, [](char x) { return x == 3; }));
+  });
+  CHECK(!errors[0] && !errors[1]);
+  for (const int rank : {0, 1}) CHECK_EQ(ring.board(rank).staged.rounds, uint64_t(0));
+  CHECK(times_rung(ring, 0) != before);
+}
+
 }  // namespace
 
 int main() {
   for (const bool both : {true, false}) tensors_are_staged_unless_all_are_in_arenas(both);
+  who_sleeps_for_a_part_is_rung();
   blocks_never_overlap_and_all_comes_back();
   places_are_of_whole_blocks_in_the_arena();
   memory_that_is_freed_goes_back_to_the_system();

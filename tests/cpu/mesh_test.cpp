@@ -1,8 +1,8 @@
 // The direct all-reduces of the CPU backend between threads: every way, around every edge of lines,
 // slots and parts, among calls of the ring; and what becomes of them where a rank is missing.
 #include <algorithm>
-#include <latch>
 
+#include "cpu/rest.h"
 #include "cpu/without_one.h"
 
 using namespace ringkern;
@@ -177,30 +177,6 @@ void the_ring_rounds_at_each_rank() {
 }
 
 // ---- waits --------------------------------------------------------------------------------------
-
-// Tells when the thread is about to rest, and lets it on when it may.
-struct Rest {
-  int times = 0;
-  std::latch resting{1}, go_on{1};
-  std::function<void()> meanwhile = [] {};
-
-  static void begins(void* with) {
-    Rest& self = *static_cast<Rest*>(with);
-    if (++self.times > 1) return;
-    self.resting.count_down();
-    self.meanwhile();
-    self.go_on.wait();
-  }
-  Task noted(Task task) {
-    task.rests = begins;
-    task.with = this;
-    return task;
-  }
-};
-
-uint32_t times_rung(ThreadRing& ring, int rank) {
-  return std::atomic_ref(const_cast<uint32_t&>(ring.bell(rank).rung)).load();
-}
 
 // Rank 0 sleeps until rank 1 has staged: rank 1 rings.
 void who_sleeps_is_rung(const Way& way) {
