@@ -5,8 +5,8 @@ An all-reduce is cut in chunks, each owned by a rank. A chunk's partial result s
 of the rank after its owner and goes round the ring; each rank combines what comes in with its own
 input, and the owner's part is the last. Which elements make a chunk is asked of
 ``ringkern._C.Plan``; where a result belongs is not: shard r is that of rank r. A direct all-reduce
-combines the inputs in the order of the ranks, whichever the element. The arithmetic is torch's, with
-these rules:
+combines the inputs in the order of the ranks, whichever the element. The arithmetic is torch's,
+with these rules:
 
 - float16, bfloat16 and the float8 types are computed in float32 and rounded at every hop; too large
   a result is infinity, or the largest number in float8_e4m3fn, which has no infinity.

@@ -212,47 +212,6 @@ def test_an_expanded_input(ranks: Pool, hosts: str) -> None:
     ranks(hosts).run(_shared_elements)
 
 
-def _own_lists(rank: int, size: int) -> None:
-    """A list may hold the other tensor, in its place or in another's: Gloo gets it right, too."""
-    group, everyone = ring(), range(size)
-
-    def made(lengths: list[int], joined: bool) -> list[torch.Tensor]:
-        """Pieces of one tensor, or each its own."""
-        whole = torch.arange(float(sum(lengths)))
-        return list(whole.split(lengths)) if joined else [x.clone() for x in whole.split(lengths)]
-
-    def inside(tensors: list[torch.Tensor], place: int) -> torch.Tensor:
-        """What a rank uses: the one in that place, if it is as long as this rank's own."""
-        alike = len(tensors[place]) == len(tensors[rank])
-        return tensors[place] if alike else torch.zeros(len(tensors[rank]))
-
-    for joined in (False, True):
-        for lengths in ([4, 4, 4], [4, 4, 5]):  # in one step, and a step for each rank
-            for place in everyone:
-                outs = made(lengths, joined)
-                dist.all_gather(outs, inside(outs, place).fill_(rank), group)
-                assert [x.unique().tolist() for x in outs] == [[r] for r in everyone]
-                ins = [x.fill_(10 * i + rank) for i, x in enumerate(made(lengths, joined))]
-                out = inside(ins, place)
-                dist.reduce_scatter(out, ins, group=group)
-                assert out.unique().tolist() == [30 * rank + 3]
-        for root in everyone:
-            for place in everyone:
-                outs = made([4, 4, 4], joined)
-                mine = outs[place].fill_(rank)
-                dist.gather(mine, outs if rank == root else None, root, group)
-                if rank == root:
-                    assert [x.unique().tolist() for x in outs] == [[r] for r in everyone]
-                ins = [x.fill_(i) for i, x in enumerate(made([4, 4, 4], joined))]
-                dist.scatter(ins[place], ins if rank == root else None, root, group)
-                assert ins[place].unique().tolist() == [rank]
-
-
-@grid(3)
-def test_lists_that_hold_the_other_tensor(ranks: Pool, hosts: str) -> None:
-    ranks(hosts).run(_own_lists)
-
-
 def _bits(rank: int, size: int) -> None:
     """torch keeps the sign of these views in the tensor, not in its memory."""
     group, everyone = ring(), range(size)
