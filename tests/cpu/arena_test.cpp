@@ -175,8 +175,8 @@ void tensors_are_staged_unless_all_are_in_arenas(bool both) {
   }
 }
 
-// Rank 1 has shown its tensor, and rests before rank 0 has: so rank 0 comes as far as to the wait for
-// the part of rank 1, and sleeps there. Without being rung it would look up all the same, later.
+// Rank 1 has shown its tensor, and rests before rank 0 has: so rank 0 comes as far as to the wait
+// for the part of rank 1, and sleeps there. Without being rung it would wake up by itself, later.
 void who_sleeps_for_a_part_is_rung() {
   constexpr int64_t kCount = 1000;
   ThreadRing ring(2, default_geometry(), std::chrono::seconds(60), 4 * kMiB);

@@ -39,8 +39,8 @@ struct Trap {
   }
 };
 
-// Whoever sees that a round is staged sees of which call it is. Otherwise a rank takes it for one of
-// the call that its slot was of before.
+// A round must not be visible before its slot has been marked with the call: another rank would
+// take it for a round of the call that the slot was of before.
 void a_round_is_shown_with_its_call() {
   constexpr auto kSlots = uint64_t(DirectPlan::slots(MeshGeometry::kAhead));
   Bell bell{};

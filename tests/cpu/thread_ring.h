@@ -195,8 +195,8 @@ std::vector<Bytes> expected_direct(const Call& call, const std::vector<const T*>
   return std::vector<Bytes>(inputs.size(), output);
 }
 
-// The position on the ring that finishes each element of an all-reduce: by it goes the order in which
-// the element is added up. Nothing else is asked of the code under test.
+// Returns the position on the ring that finishes each element of an all-reduce, which decides in
+// which order the element is added up. Nothing else is asked of the code under test.
 inline std::vector<int> finishers(const Call& call, const Geometry& g, int ranks) {
   const Plan plan =
       Plan::make(call.collective, call.protocol, ranks, call.count, size_of(call.dtype), 1, g);
@@ -215,8 +215,8 @@ inline std::vector<int> finishers(const Call& call, const Geometry& g, int ranks
   return positions;
 }
 
-// The outputs of all ranks; of those that have none, nothing. By the definition of each collective:
-// shard r belongs to rank r, wherever on the ring it stands.
+// Returns the outputs of all ranks, empty where a rank has none, by the definition of each
+// collective: shard r belongs to rank r, wherever on the ring it stands.
 template <class T>
 std::vector<Bytes> expected(const Call& call, const Geometry& g, const std::vector<Bytes>& inputs,
                             const RingOrders& orders) {

@@ -1,5 +1,5 @@
-// What a ring must leave on every rank, to the bit, by the definition of the collectives; and what a
-// direct all-reduce must. Knows nothing of CUDA; whoever runs the kernels compares with it.
+// The outputs that a ring, or a direct all-reduce, must leave on every rank, to the bit, by the
+// definition of the collectives. Knows nothing of CUDA; whoever runs the kernels compares with it.
 #pragma once
 
 #include <random>
@@ -57,14 +57,14 @@ inline bool writes(const Plan& plan, int rank) {
   return true;
 }
 
-// Where an element is finished: the channel that carries it, and a position on that channel's ring.
+// The place where an element is finished: a channel, and a position on that channel's ring.
 struct Finisher {
   int channel = -1, position = -1;
 };
 
-// The finishers of the elements that a plan cuts: of an all-reduce the tensor, otherwise a shard, or
-// the one thing that a chain moves. By them goes the order in which an element is added up. Nothing
-// else is asked of the code under test.
+// Returns the finishers of the elements that a plan cuts: of the tensor, in an all-reduce, and
+// otherwise of a shard, or of the one thing that a chain moves. They decide in which order an
+// element is added up. Nothing else is asked of the code under test.
 inline std::vector<Finisher> finishers(const Plan& plan) {
   std::vector<Finisher> all(static_cast<size_t>(plan.count));
   for (int channel = 0; channel < plan.channels; ++channel)
@@ -83,8 +83,8 @@ inline std::vector<Finisher> finishers(const Plan& plan) {
   return all;
 }
 
-// The outputs of all ranks, by the definition of each collective: shard r belongs to rank r, wherever
-// on the rings it stands. `out`: the outputs before; where nothing is given, zeros.
+// Returns the outputs of all ranks by the definition of each collective: shard r belongs to rank r,
+// wherever on the rings it stands. `out`: the outputs before; where nothing is given, zeros.
 template <class T>
 std::vector<std::vector<T>> model(const Plan& plan, const Reduction& reduction,
                                   const std::vector<std::vector<T>>& in,

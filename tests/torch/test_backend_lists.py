@@ -14,7 +14,7 @@ from tests.torch.rings import ring
 
 
 def _own_lists(rank: int, size: int) -> None:
-    """A list may hold the other tensor, in its place or in another's: Gloo gets it right, too."""
+    """Gives lists that hold the other tensor, in its place or in another's. Gloo gets it right."""
     group, everyone = ring(), range(size)
 
     def made(lengths: list[int], joined: bool) -> list[torch.Tensor]:
@@ -55,7 +55,7 @@ def test_lists_that_hold_the_other_tensor(ranks: Pool, hosts: str) -> None:
 
 
 def _scatter_over_its_own_list(rank: int, size: int) -> None:
-    """The root's output lies across the entries of its list, its own among them."""
+    """Scatters to an output that lies across the entries of the root's list, its own among them."""
     for root in range(size):
         memory = torch.arange(float(size + 3))
         given = [memory[i : i + 3] for i in range(size)] if rank == root else None
@@ -70,7 +70,7 @@ def test_scatter_over_its_own_list(ranks: Pool, hosts: str) -> None:
 
 
 def _neighbours_by_chance(rank: int, size: int) -> None:
-    """The tensors of a list lie side by side, and have a storage each: that of the first does not
+    """Reduces a list whose tensors lie side by side, and have a storage each: the first does not
     keep the memory of the second, which is gone before the call needs it."""
     group, out = ring(), torch.zeros(4)
     memory = np.arange(4.0 * size, dtype=np.float32)
