@@ -114,6 +114,8 @@ def run(args: argparse.Namespace) -> int:
         if isinstance(trial, int):
             return trial
         turns_us = [[turn.median_us for turn in turns] for turns in trial.turns.values()]
+        if ranks > machine.cores:  # they disturb each other
+            turns_us = []
         disturbed = quiet.disturbances(before, quiet.used(), turns_us)
         measured, fits = fitted(trial, ranks, machine, _command(args, seconds))
         found.append(Found(measured, fits, tables.rows_for(measured, ranks), disturbed))
