@@ -130,7 +130,7 @@ def _contest(args: argparse.Namespace, settings: perf.Settings) -> int:
         )
     for module, needed in (("numpy", True), ("matplotlib", bool(args.plot))):
         if needed and importlib.util.find_spec(module) is None:
-            raise ValueError(f"{module} is not installed: pip install 'ringkern[bench]'")
+            raise ValueError(f"{module} is not installed: pip install {module}")
     from ..peers import memory, rows, table
 
     if settings.dtype not in memory.ITEMSIZE:

@@ -49,7 +49,7 @@ def draw_fit(measured: Sequence[Measured], machine: str, file: Path) -> None:
             every = panel.get_xticks()[::3]
             panel.set_xticks(every, [figures.say_bytes(int(at)) for at in every], fontsize="small")
     about = [f"{machine}, {measured[0].date}; dots: measured, line: fitted; grey: the other ways"]
-    figures.save(figure, file, [*about, *(one.command for one in measured)])
+    figures.save(figure, file, [*about, *dict.fromkeys(one.command for one in measured)])
 
 
 def _cost(one: Measured, collective: str, way: Way) -> Callable[[int], float]:

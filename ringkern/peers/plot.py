@@ -18,6 +18,7 @@ OWN: dict[str, dict[str, Any]] = {
 GREYS = ("0.25", "0.45", "0.6")
 LINES = ("-", "--", ":", "-.")
 MARKS = ("s", "D", "v", "P", "X", "<", ">", "*")
+LESS = "less than the bare\nmovement of the data"
 TITLES = {"py": "from Python", "c": "from C"}
 
 
@@ -44,13 +45,13 @@ def draw(rows: list[Row], settings: Settings, origin: Sequence[str], file: Path)
         title = f"all-reduce, {settings.ranks} ranks, {settings.dtype}, {TITLES[mode]}"
         figures.over_sizes(panel, [size for size, _ in found], title)
         if points := [(size, of[LIMIT]) for size, of in found if LIMIT in of]:
-            label = "less than the bare\nmovement of the data"
-            panel.fill_between(*zip(*points), least / 2, color=figures.LIGHT, label=label, zorder=0)
+            panel.fill_between(*zip(*points), least / 2, color=figures.LIGHT, label=LESS, zorder=0)
     panels[0].set_ylim(bottom=0.8 * least)
     panels[0].set_ylabel("time of a call, median")
     entries: dict[str, Any] = {}
     for panel in panels:
         entries |= {label: handle for handle, label in zip(*panel.get_legend_handles_labels())}
+    entries |= {label: entries.pop(label) for label in [LESS] if label in entries}  # the last
     figure.legend(entries.values(), entries, loc="outside right upper", fontsize="small")
     figures.save(figure, file, origin)
 

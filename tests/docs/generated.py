@@ -67,7 +67,8 @@ def commands() -> str:
 
 # ---- the run that is quoted ---------------------------------------------------------------------
 
-RUN = "bench/results/2026-11-21-cpu-2-ranks-peers.json"
+ALSO = "bench/results/2026-11-21-cpu-2-ranks-peers.json"
+RUN = "bench/results/2026-11-23-cpu-2-ranks-peers.json"
 SIZES = (8, 8 << 10, 64 << 10, 512 << 10, 4 << 20, 256 << 20)
 
 
@@ -92,15 +93,15 @@ def conditions() -> str:
     """Of that run: machine, date, versions, command."""
     run = _run()
     machine = run["machine"]
-    command = run["command"].replace(" -b ", " \\\n    -b ")
+    command = re.sub(r" (-J|--plot) \S+", "", run["command"]).replace(" -b ", " \\\n    -b ")
     return (
         f"Machine: {machine['cpu']}, {machine['cores']} cores, {run['date'][:10]}, "
         f"torch {machine['torch']}. Command:\n\n```text\n{command}\n```\n"
     )
 
 
-def _run() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((ROOT / RUN).read_text())
+def _run(file: str = RUN) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((ROOT / file).read_text())
     return found
 
 
