@@ -80,7 +80,7 @@ def draw_ways(
         if SMALLEST < size < LARGEST:
             panel.axvline(size, color=figures.GREY, linewidth=0.8)
             text = f" {chosen} from {size} B on"
-            panel.text(size, 1.0, text, rotation=90, va="top", ha="right", fontsize="x-small",
+            panel.text(size, 0.98, text, rotation=90, va="top", ha="right", fontsize="x-small",
                        transform=panel.get_xaxis_transform())  # fmt: skip
     figures.over_sizes(panel, (SMALLEST, LARGEST), title)
     panel.legend(fontsize="small")

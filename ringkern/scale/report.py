@@ -183,4 +183,4 @@ def plot(asked: Question, rows: Rows, file: Path) -> None:
     title = f"all-reduce, {hosts}{asked.name}, predicted"
     figures.over_sizes(panel, [size for size, _ in rows], title)
     panel.legend(fontsize="small")
-    figures.save(figure, file, asked.foot)
+    figures.save(figure, file, [*asked.head, *asked.foot])
