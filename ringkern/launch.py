@@ -92,6 +92,14 @@ def run(
     return launch(ranks, timeout_s, entry, *args, pinned=pinned)
 
 
+def a_core_each(ranks: int) -> bool:
+    """Whether each rank may have a core of this process to itself, and be pinned to it.
+
+    Which of them share a core, if they must, is for the kernel to say, as it does for a user.
+    """
+    return ranks <= len(os.sched_getaffinity(0))
+
+
 def pin(rank: int) -> None:
     """Keeps this process to one of its cores, the rank's in turn, with all threads to come."""
     cores = sorted(os.sched_getaffinity(0))

@@ -140,7 +140,7 @@ class Report:
 
 def placement(pinned: bool) -> str:
     """Where ranks ran, in words."""
-    return "a core each" if pinned else "ranks not pinned (--unpinned)"
+    return "a core each" if pinned else "not pinned"
 
 
 def _modes(settings: perf.Settings) -> str:

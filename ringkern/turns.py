@@ -1,9 +1,9 @@
 """Times calls: the one method of ``bench``, ``tune`` and what they are compared with.
 
-Ranks keep to a core each. Entrants take turns. A turn is a block of calls in a row, after some that
-do not count; a sample is a call, as on the rank that was slowest in it. A block is disturbed where
-a rank was preempted in it, or where the two cores were at another distance after it than before; it
-does not count, unless too few would be left. The time is the median of the samples.
+Ranks that have a core each keep to it. Entrants take turns. A turn is a block of calls in a row,
+after some that do not count; a sample is a call, as on the rank that was slowest in it. A block is
+disturbed where a rank was preempted in it, or where the two cores were at another distance after it
+than before; it does not count, unless too few would be left. The time is the median of the samples.
 
 Needs Python alone: ranks of other libraries have nothing else of ringkern.
 """

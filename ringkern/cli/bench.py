@@ -63,7 +63,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--seconds", type=options.seconds, default=1.0, help="about, for a size (default 1)")
     add("--rotate", type=parse_size, default=0, help="calls walk over this many bytes (default 0)")
-    add("--unpinned", action="store_true", help="let ranks move between cores (default: one each)")
+    add(
+        "--unpinned",
+        action="store_true",
+        help="leave ranks to the kernel, also where each has a core",
+    )
     add("--plot", type=options.new_file, metavar="FILE", help="draw the times; needs matplotlib")
     options.add_timeout(parser, 900.0, own=True)
     options.add_json(parser)
@@ -91,6 +95,7 @@ def _settings(args: argparse.Namespace) -> perf.Settings:
         raise ValueError(f"-b {args.minbytes} -e {args.maxbytes}: need 0 < minbytes <= maxbytes")
     if args.stepbytes is not None and (args.stepfactor or not args.stepbytes):
         raise ValueError("-i: give a number of bytes above 0, and no -f")
+    ranks = launch.ranks_here(args.ranks)
     settings = perf.Settings(
         sizes=tuple(range(args.minbytes, args.maxbytes + 1, args.stepbytes))
         if args.stepbytes
@@ -107,9 +112,8 @@ def _settings(args: argparse.Namespace) -> perf.Settings:
         check=args.check,
         seconds=args.seconds,
         rotate=args.rotate,
-        pinned=not args.unpinned,
+        pinned=not args.unpinned and launch.a_core_each(ranks),
     )
-    ranks = launch.ranks_here(args.ranks)
     needed = ranks * max(settings.rotate, settings.sizes[-1])
     launch.check_memory(ranks, needed, f"-e {size_text(args.maxbytes)}", "-e, --rotate or -n")
     return settings

@@ -43,7 +43,7 @@ class Identity:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def likeness(self, other: Identity) -> tuple[bool, ...]:
-        """How alike two processors are: of two others, the larger is the liker.
+        """How alike two processors are: the larger, the more alike.
 
         By the maker, the family, the model, and the size of the last cache.
         """

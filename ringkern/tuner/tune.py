@@ -157,8 +157,7 @@ def _measured(ranks: int, sizes: tuple[int, ...], end: float, limit_s: float) ->
     with tempfile.TemporaryDirectory(prefix="ringkern-") as folder:
         file = Path(folder) / "trials.json"
         given = (sizes, end, file)
-        # Which ranks share a core, if they must, is for the kernel to say, as it does for a user.
-        pinned = ranks <= len(os.sched_getaffinity(0))
+        pinned = launch.a_core_each(ranks)
         if status := launch.launch(ranks, limit_s, trials.measure, *given, pinned=pinned):
             return status
         return Trials.load(file.read_text())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import os
 import subprocess
 import sys
 from array import array
@@ -187,3 +188,16 @@ def test_what_a_contender_does_not_have() -> None:
     assert "gloo has no all_reduce of float8_e4m3fn" in done.stderr
     assert "--vs none" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_where_ranks_run_is_said() -> None:
+    """Ranks that share cores are left to the kernel."""
+    cores = len(os.sched_getaffinity(0))
+    for arguments, said in (
+        (["-n", str(cores)], "; a core each\n"),
+        (["-n", str(cores), "--unpinned"], "; not pinned\n"),
+        (["-n", str(cores + 1)], "; not pinned\n"),
+    ):
+        done = run("bench", *arguments, "--vs", "none", "-e", "8", "--seconds", "0.02")
+        assert done.returncode == 0, done.stderr
+        assert said in done.stdout
