@@ -346,6 +346,7 @@ def test_as_text(tuned: None) -> None:
     assert lines[0] == "all_reduce of 128KB float32, 2 ranks on cpu: two_shot/simple"
     assert lines[1].startswith("  chosen     by ")
     assert lines[2].startswith("  predicted  ")
+    assert " us, called from C++, " in lines[2]
     assert lines[2].endswith(" GB/s on the bus"), "the source is said once"
     assert lines[3] == "  moves      2 hops one after the other; each rank sends 128KB"
     assert lines[4] == "  cut in     1 round of 1 channel; chunks of 128KB in 1 slice; 4 slots"
