@@ -108,7 +108,10 @@ class Result:
 
     @classmethod
     def of(cls, blocks: list[Block], placement: str, wrong: int | None) -> Result:
-        """With the blocks that are comparable to those at ``placement``, where they suffice."""
+        """Keeps the blocks that are comparable to those at ``placement``, where they suffice.
+
+        ``wrong``: elements that differ from the exact result; ``None``: not checked.
+        """
         quiet = [b for b in blocks if not b.preempted and b.placement != "mixed"]
         kept = blocks
         for choice in (quiet, [b for b in quiet if b.placement == placement]):

@@ -43,7 +43,7 @@ class Identity:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def likeness(self, other: Identity) -> tuple[bool, ...]:
-        """How alike two processors are: the larger, the more alike.
+        """How alike this processor and that of ``other`` are: the larger, the more alike.
 
         By the maker, the family, the model, and the size of the last cache.
         """
