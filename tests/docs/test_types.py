@@ -26,7 +26,6 @@ ANY = {
     ("ringkern.build_info", "return"): JSON,
     ("ringkern.dump", "return"): JSON,
     ("ringkern.explain.Explanation.as_dict", "return"): JSON,
-    ("ringkern.perf.Result.as_dict", "return"): JSON,
     ("ringkern.trace.chrome.chrome_trace", "return"): JSON,
     ("ringkern.init", "options"): "the arguments of init_process_group, which torch checks",
     ("ringkern.backend.create", "options"): "a class that torch does not export",
