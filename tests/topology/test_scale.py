@@ -369,7 +369,6 @@ class TestCommand:
             (["--topology", "dgx1-v100", "--sweep"], "has no known NICs: give --inter-gb-s"),
             (["--sizes", "8,many"], "--sizes: 'many' is no size"),
             (["--sizes", "0"], "--sizes 0: give sizes above 0"),
-            (["--plot", "/nowhere/at/all.png"], "--plot /nowhere/at/all.png: there is no such"),
             (["--ranks", "16"], "16 ranks on dgx-h100, which has 8 GPUs"),
         ],
     )

@@ -3,6 +3,7 @@ called."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
@@ -251,4 +252,7 @@ def test_algorithm_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RINGKERN_ALGORITHM", "one_shot")
     with closing(Ranks(2)) as own:
         for text in own.run(_by_default)[0]:
-            assert "all_reduce float32[10000] over one_shot, simple: rank 0 waited for" in text
+            # The protocol is the processor's choice.
+            assert re.search(
+                r"all_reduce float32\[10000\] over one_shot, (simple|ll): rank 0 waited for", text
+            )
