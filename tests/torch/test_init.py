@@ -165,6 +165,7 @@ def test_each_group_has_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.Mo
     made: list[dict[str, Any]] = []
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(dist, "init_process_group", lambda _, **options: made.append(options))
+    monkeypatch.setenv("LOCAL_RANK", "")  # which init sets: removed again at the end
     for name in NONE:
         monkeypatch.delenv(name, raising=False)
     for name, value in rank(SLURM, 1).items():
