@@ -17,7 +17,6 @@
 #include "check.h"
 #include "cpu/engine.h"
 #include "cpu/rest.h"
-#include "cpu/without_one.h"
 
 using namespace ringkern;
 using namespace ringkern::cpu;
@@ -181,7 +180,6 @@ void who_sleeps_for_a_part_is_rung() {
   constexpr int64_t kCount = 1000;
   ThreadRing ring(2, default_geometry(), std::chrono::seconds(60), 4 * kMiB);
   Rest rest;
-  uint32_t before = 0;
   const auto errors = ring.on_threads([&](int rank) {
     auto* const data = static_cast<char*>(ring.arena(rank).allocate(kCount));
     std::fill_n(data, kCount, char(rank + 1));
@@ -190,22 +188,12 @@ void who_sleeps_for_a_part_is_rung() {
     task.reduction = Reduction::of(Op::sum, DType::i8, 2);
     task.in = task.out = data;
     task.count = kCount;
-    if (rank == 0) {
-      rest.resting.wait();
-      rest.go_on.count_down();
-    } else {
-      rest.meanwhile = [&] {
-        until_asleep(ring, 0);
-        before = times_rung(ring, 0);
-      };
-      task = rest.noted(task);
-    }
-    ring.engine(rank).run(task);
+    ring.engine(rank).run(rest.until_the_other_sleeps(ring, rank, task));
     CHECK(std::all_of(data, data + kCount, [](char x) { return x == 3; }));
   });
   CHECK(!errors[0] && !errors[1]);
   for (const int rank : {0, 1}) CHECK_EQ(ring.board(rank).staged.rounds, uint64_t(0));
-  CHECK(times_rung(ring, 0) != before);
+  CHECK(times_rung(ring, 0) != rest.rung);
 }
 
 }  // namespace

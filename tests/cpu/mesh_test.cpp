@@ -203,30 +203,20 @@ void who_sleeps_is_rung(const Way& way) {
 void who_sleeps_for_a_part_is_rung(bool comes) {
   ThreadRing ring(2, small(), comes ? std::chrono::seconds(60) : std::chrono::milliseconds(200));
   Rest rest;
-  uint32_t before = 0;
   const auto errors = ring.on_threads([&](int rank) {
     std::vector<char> data(1000, char(rank + 1));
     Task task = task_by(kWays[2]);
     task.in = task.out = data.data();
     task.count = 1000;
-    if (rank == 0) {
-      rest.resting.wait();
-      rest.go_on.count_down();
-    } else {
-      rest.meanwhile = [&] {
-        until_asleep(ring, 0);
-        before = times_rung(ring, 0);
-        while (!comes && !cpu::aborted(ring.bell(1)))
-          std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      };
-      task = rest.noted(task);
-    }
-    ring.engine(rank).run(task);
+    ring.engine(rank).run(rest.until_the_other_sleeps(ring, rank, task, [&] {
+      while (!comes && !cpu::aborted(ring.bell(1)))
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }));
     CHECK(data == std::vector<char>(1000, 3));
   });
   if (comes) {
     CHECK(!errors[0] && !errors[1]);
-    CHECK(times_rung(ring, 0) != before);
+    CHECK(times_rung(ring, 0) != rest.rung);
     return;
   }
   bool timed_out = false;
