@@ -60,7 +60,7 @@ def measure(args: argparse.Namespace) -> int:
 
 
 def about_run(args: argparse.Namespace, here: Here) -> dict[str, Any]:
-    """What the figures depend on, and what theory says of the bytes."""
+    """Lists what the figures depend on, and what theory says of the bytes."""
     shares = {
         name: bus_share("all_reduce", sum(here.ranks) if name == "gloo" else len(here.ranks))
         for name in args.contenders
@@ -225,7 +225,7 @@ def main() -> int:
     add("--seconds", type=options.seconds, default=0.1, help="about, for a repeat (default 0.1)")
     add("--timeout", type=options.seconds, default=900.0, help="of all, seconds (default 900)")
     add("--out", type=options.new_file, help="a file for all figures, as JSON")
-    add("--plot", type=options.new_file, help="a file for a picture; needs matplotlib")
+    add("--plot", type=options.picture, help="a file for a picture; needs matplotlib")
     add("--wire", help=argparse.SUPPRESS)
     add("--command", help=argparse.SUPPRESS)
     args = parser.parse_args()

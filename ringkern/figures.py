@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import math
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -11,23 +10,11 @@ from pathlib import Path
 from typing import Any
 
 # A palette that people with colour-blindness tell apart (Okabe and Ito), strongest first.
-BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
+BLUE, GREEN, RED = "#0072B2", "#009E73", "#D55E00"
 GREY, LIGHT = "0.45", "0.85"
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _TIMES = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"), (1e-3, "ns"))
-
-
-def check(file: Path) -> None:
-    """Says what is missing before anything has been done for nothing.
-
-    Raises:
-        ValueError: there is no matplotlib, or no such directory.
-    """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("--plot: matplotlib is not installed: pip install matplotlib")
-    if not file.absolute().parent.is_dir():
-        raise ValueError(f"--plot {file}: there is no such directory")
 
 
 def panels(rows: int, columns: int, size: tuple[float, float], **shared: Any) -> tuple[Any, Any]:

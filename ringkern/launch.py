@@ -59,7 +59,7 @@ def number_of_ranks(asked: int | None) -> int:
 
 
 def ranks_here(asked: int | None) -> int:
-    """As :func:`number_of_ranks`, of which torchrun may have started some on other machines."""
+    """Counts the ranks on this machine: torchrun may have started some on others."""
     ranks = number_of_ranks(asked)
     here = os.environ.get("LOCAL_WORLD_SIZE", "") if torchrun() is not None else ""
     return min(ranks, int(here)) if here.isdecimal() else ranks
@@ -93,9 +93,9 @@ def run(
 
 
 def a_core_each(ranks: int) -> bool:
-    """Whether each rank may have a core of this process to itself, and be pinned to it.
+    """Tells if each rank can be pinned to a core of this process that no other rank uses.
 
-    Which of them share a core, if they must, is for the kernel to say, as it does for a user.
+    Ranks that must share cores are not pinned: the kernel places them, as it does for a user.
     """
     return ranks <= len(os.sched_getaffinity(0))
 

@@ -63,7 +63,7 @@ _LAUNCHERS = (
 
 
 class Place(NamedTuple):
-    """Which rank this process is, of how many, and where: found in the environment."""
+    """The rank of this process, the number of ranks and the host, found in the environment."""
 
     launcher: Launcher
     rank: int

@@ -1,4 +1,4 @@
-"""What the commands share: arguments of the same name and meaning, and where output goes.
+"""Shared by the commands: arguments of the same name and meaning, and where output goes.
 
 Needs neither torch nor the extension.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib.util
 import json
 import math
 import os
@@ -29,7 +30,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog, **kwargs)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As ever, and names what is near to an unknown argument."""
+        """Parses, and names what is near to an unknown argument."""
         found, rest = self.parse_known_args(args, namespace)
         if rest:
             flags = [word for word in rest if word.startswith("-")]
@@ -112,6 +113,14 @@ def check_writable(folder: Path) -> None:
         raise ValueError(
             f"{folder}: no file can be made there ({error.strerror}); give another place"
         ) from None
+
+
+def picture(text: str) -> Path:
+    """A type of argument: a new file that matplotlib draws."""
+    path = new_file(text)
+    if importlib.util.find_spec("matplotlib") is None:
+        raise argparse.ArgumentTypeError("matplotlib is not installed: pip install matplotlib")
+    return path
 
 
 def dtype_of(name: str, known: Sequence[str]) -> str:

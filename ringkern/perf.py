@@ -49,7 +49,7 @@ class UnsupportedError(ValueError):
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured, and how thoroughly.
+    """The settings of a measurement.
 
     Attributes:
         collective: one of ``COLLECTIVES``.

@@ -1,4 +1,4 @@
-"""What ``python -m ringkern bench`` shows: the table of nccl-tests, and the same as JSON."""
+"""The output of ``python -m ringkern bench``: the table of nccl-tests, and the same as JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .turns import Result
 
 
 def machine() -> dict[str, Any]:
-    """What the measurements depend on: CPU, cores that this process may use, load, versions."""
+    """Lists what the measurements depend on: CPU, cores of this process, load, versions."""
     return {
         "cpu": cpu_model(),
         "cores": cores(),

@@ -77,12 +77,12 @@ class Block:
 
     @property
     def median_us(self) -> float:
-        """Of the samples, microseconds."""
+        """The median of the samples, in microseconds."""
         return statistics.median(self.samples)
 
 
 def slowest(ranks: Sequence[Sequence[int]]) -> array[float]:
-    """Of each call the slowest rank's time, ns to microseconds."""
+    """Takes for each call the time of the slowest rank; from ns to microseconds."""
     return array("d", (max(times) / 1e3 for times in zip(*ranks)))
 
 
@@ -93,7 +93,7 @@ def usual_placement(blocks: Iterable[Block]) -> str:
 
 @dataclass(frozen=True)
 class Result:
-    """What one contender did with one size, in one mode.
+    """The figures of one contender for one size, in one mode.
 
     Attributes:
         blocks: all of them, in the order in which they were measured.
@@ -192,17 +192,17 @@ class Turns:
 
     def take(self) -> None:
         """Makes a turn."""
-        # What others have left in the caches and in the predictors of branches is not the matter.
+        # Without calls that do not count, what others left in the caches would be measured.
         warmup = max(self._warmup, self.calls // 10)
         self.blocks.append(self._time(warmup, self.calls))
 
     def result(self, placement: str) -> Result:
-        """What the turns come to; ``placement``: as of :meth:`Result.of`."""
+        """Returns the result of the turns; ``placement``: see :meth:`Result.of`."""
         return Result.of(self.blocks, placement, self.wrong)
 
 
 def block_seconds(seconds: float, entrants: int) -> float:
-    """Of a block, where this many entrants share the time of a size."""
+    """Returns the seconds of a block, where this many entrants share the time of a size."""
     return min(BLOCK_S, seconds / max(1, entrants) / LEAST_REPEATS)
 
 

@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="leave ranks to the kernel, also where each has a core",
     )
-    add("--plot", type=options.new_file, metavar="FILE", help="draw the times; needs matplotlib")
+    add("--plot", type=options.picture, metavar="FILE", help="draw the times; needs matplotlib")
     options.add_timeout(parser, 900.0, own=True)
     options.add_json(parser)
 
@@ -120,7 +120,7 @@ def _settings(args: argparse.Namespace) -> perf.Settings:
 
 
 def _is_contest(args: argparse.Namespace) -> bool:
-    """Whether every contender is to have processes of its own."""
+    """Tells if every contender has processes of its own."""
     return bool(args.modes or args.plot or args.install) or args.vs not in ([], ["gloo"])
 
 
@@ -132,9 +132,8 @@ def _contest(args: argparse.Namespace, settings: perf.Settings) -> int:
         raise ValueError(
             "--deterministic, --accumulate: without --modes, and with --vs gloo or none"
         )
-    for module, needed in (("numpy", True), ("matplotlib", bool(args.plot))):
-        if needed and importlib.util.find_spec(module) is None:
-            raise ValueError(f"{module} is not installed: pip install {module}")
+    if importlib.util.find_spec("numpy") is None:
+        raise ValueError("numpy is not installed: pip install numpy")
     from ..peers import memory, rows, table
 
     if settings.dtype not in memory.ITEMSIZE:

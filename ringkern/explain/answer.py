@@ -32,7 +32,7 @@ def explain(
     lists: dict[str, tuner.Rows] | None = None,
     source: str | None = None,
 ) -> Explanation:
-    """What a call would do, and why. Needs no group.
+    """Says what a call would do, and why. Needs no group.
 
     Args:
         device: ``"cpu"`` or ``"cuda"``.
@@ -71,7 +71,7 @@ def explain(
 
 @dataclass(frozen=True)
 class _Asked:
-    """What the caller, or the environment, asks for."""
+    """The request of the caller, or of the environment."""
 
     way: tuple[str, str, bool, bool]
     algorithm: str
@@ -90,7 +90,7 @@ class _Asked:
         return " and ".join(words) or None
 
     def in_rank_order(self, dtype: str) -> str | None:
-        """What keeps the ring out, in words."""
+        """Says what keeps the ring out."""
         if self.way[2]:
             return "deterministic='size_invariant'"
         # Wider floats are what they are accumulated in.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from .. import _C, config, figures, options, tuner
+from .. import _C, config, options, tuner
 from ..tuner.tuning import COLLECTIVES
 from ..units import parse_size, say_size, say_time
 from .answer import LIKE, explain
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--proto", default="auto", choices=config.PROTOCOLS, help="as a caller would ask for it")
     add("--deterministic", default="auto", choices=config.DETERMINISTIC, help="the same")
     add("--accumulate", default="auto", choices=config.ACCUMULATE, help="the same")
-    add("--plot", type=options.new_file, metavar="FILE", help="draw times; needs matplotlib")
+    add("--plot", type=options.picture, metavar="FILE", help="draw times; needs matplotlib")
     options.add_timeout(parser, 600.0)
     options.add_json(parser, sizes=True)
 
@@ -38,8 +38,6 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ValueError: the arguments do not fit together; the text says how.
     """
-    if args.plot:
-        figures.check(args.plot)
     dtype = options.dtype_of(args.datatype, _C.build_info()["dtypes"])
     found = [
         explain(

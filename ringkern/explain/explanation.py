@@ -1,4 +1,4 @@
-"""What :func:`ringkern.explain.explain` answers, as data and as text."""
+"""The answer of :func:`ringkern.explain.explain`, as data and as text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import figures
 from ..cost import Way
 from ..units import say_size, say_time
 from . import curves
@@ -32,7 +31,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a call does, and why.
+    """The course of a call, and the reasons for it.
 
     Bytes of tensors are counted as nccl-tests does: of the tensor of an all-reduce, a broadcast
     or a reduce, and of all ranks' parts of the other collectives. What cannot be known here, as
@@ -96,10 +95,10 @@ class Explanation:
             path: of the picture, as ``ways.svg`` or ``ways.png``.
 
         Raises:
-            ValueError: nothing was measured on this device; matplotlib or the directory is not
-                there.
+            ValueError: nothing was measured on this device.
+            ImportError: matplotlib is not installed.
+            OSError: the file cannot be written.
         """
-        figures.check(Path(path))
         if not self._times:
             raise ValueError(f"there are no times to draw: {self.source}")
         title = f"{self.collective}, {self.ranks} ranks on a {self.device}"

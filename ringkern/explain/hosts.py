@@ -29,7 +29,7 @@ def explain_over_hosts(
     collective: str,
     **asked: Any,
 ) -> Explanation:
-    """What the ring of a rank's host does in a call, with ``between``: what else happens.
+    """Explains what the ring of a rank's host does in a call, with ``between``: what else happens.
 
     Args:
         hosts: of the group.

@@ -110,7 +110,7 @@ class _Size:
         self._turns[entrant].calibrate(block_s)
 
     def _choose_chunks(self) -> None:
-        """Of each movement of the limit, the fastest chunk takes part."""
+        """Keeps the fastest chunk of each movement of the limit."""
         best: dict[str, Entrant] = {}
         for entrant, turns in self._turns.items():
             if entrant.contender == LIMIT:

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help=f"for {sweep.HOSTS[0]} to {sweep.HOSTS[-1]} hosts: where the hierarchy is the fastest",
     )
-    add("--plot", type=options.new_file, metavar="FILE", help="draw times; needs matplotlib")
+    add("--plot", type=options.picture, metavar="FILE", help="draw times; needs matplotlib")
     add("--published", action="store_true", help="compare with times of NCCL that were published")
     options.add_timeout(parser, 600.0)
     options.add_json(parser)
@@ -55,8 +55,6 @@ def run(args: argparse.Namespace) -> int:
         output.answer(published.as_text())
         output.json({"rows": published.as_rows(), "median_error": published.median_error()})
         return 0
-    if args.plot:
-        figures.check(args.plot)
     asked = question_of(args)
     if args.sweep:
         if args.plot or args.sizes:
@@ -169,7 +167,7 @@ def _plain(estimate: Estimate) -> dict[str, Any]:
 
 
 def plot(asked: Question, rows: Rows, file: Path) -> None:
-    """Draws the times of all ways, by size; after :func:`figures.check`."""
+    """Draws the times of all ways, by size; needs matplotlib."""
     figure, [[panel]] = figures.panels(1, 1, (7.2, 5.2))
     for number, column in enumerate(_columns(rows)):
         points = [(size, _fastest(found, column)) for size, found in rows]

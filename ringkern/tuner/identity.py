@@ -1,4 +1,4 @@
-"""What a machine is, as far as measured times depend on it; and a short name for that.
+"""Identifies a machine, as far as measured times depend on it; and a short name for that.
 
 Nothing here needs torch, a device or a library of one.
 """

@@ -1,4 +1,4 @@
-"""Whether other programs used the cores while something was measured on them."""
+"""Finds out if other programs used the cores during a measurement."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Used(NamedTuple):
 
 
 def used(stat: Path = Path("/proc/stat")) -> Used:
-    """What has been used so far; zeros where Linux does not say."""
+    """Reads what has been used so far; zeros where Linux does not say."""
     cores = {f"cpu{core}" for core in os.sched_getaffinity(0)}
     totals = [0] * _FIELDS
     try:
@@ -49,7 +49,7 @@ def used(stat: Path = Path("/proc/stat")) -> Used:
 
 
 def disturbances(before: Used, after: Used, turns_us: Iterable[list[float]]) -> list[str]:
-    """What disturbed the measurement, in words; empty: nothing that matters.
+    """Lists in words what disturbed the measurement; empty: nothing that matters.
 
     Args:
         before, after: the measurement.

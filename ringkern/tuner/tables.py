@@ -43,7 +43,7 @@ Rows = list[tuple[int, str, str]]
 
 
 class Costs(NamedTuple):
-    """What ways cost.
+    """The costs of ways.
 
     Attributes:
         measured: the measurements, and the costs that were fitted to them.
@@ -89,7 +89,7 @@ def way_of(rows: Rows, nbytes: int) -> Way:
 
 @functools.cache
 def costs(device: str, ranks: int) -> Costs | None:
-    """What the table for so many ranks is made of; ``None``: nothing was measured.
+    """Returns the costs behind the table for so many ranks; ``None``: nothing was measured.
 
     The user's own measurements come before ringkern's. Of several, those count whose ranks had a
     core each, or had not, as these do; and of these, the nearest number of ranks.
@@ -106,7 +106,7 @@ def costs(device: str, ranks: int) -> Costs | None:
 
 
 def shipped(ranks: int, crowded: bool, here: identity.Identity | None = None) -> Costs:
-    """What ringkern measured itself with the nearest number of ranks on a CPU.
+    """Returns what ringkern measured itself with the nearest number of ranks on a CPU.
 
     Args:
         crowded: whether ranks share cores.

@@ -43,7 +43,7 @@ _LOOK_SHARE = 0.4  # of the time, for a first look at everything
 
 
 class Cell(NamedTuple):
-    """What is measured: a way of a collective, at a size as nccl-tests counts it."""
+    """A row to be measured: a way of a collective, at a size as nccl-tests counts it."""
 
     collective: str
     way: Way
@@ -52,7 +52,7 @@ class Cell(NamedTuple):
 
 @dataclass
 class Trials:
-    """What was measured.
+    """The measurements.
 
     Attributes:
         turns: of each cell, a block each, of which only the median is kept.
@@ -80,7 +80,7 @@ class Trials:
 
     @classmethod
     def load(cls, text: str) -> Trials:
-        """What ``dump`` wrote."""
+        """Reads the text that ``dump`` wrote."""
         content = json.loads(text)
         cells = {
             Cell(c, Way(*way), size): [block(*turn) for turn in turns]
@@ -123,7 +123,7 @@ class _Calls:
         self._memory = torch.empty(-(-most // _FLOAT)).zero_()
 
     def times_us(self, cell: Cell, calls: int) -> list[float]:
-        """Of each of so many calls in a row, on this rank."""
+        """Times each of so many calls in a row, on this rank."""
         rank, ranks = self.communicator.rank, self.communicator.size
         if cell.collective == "all_reduce":
             tensor = self._memory[: max(1, cell.size // _FLOAT)]
@@ -223,7 +223,7 @@ def _warmup(calls: int) -> int:
 
 
 def _slowest(numbers: list[float]) -> list[float]:
-    """Of each number, the largest of all ranks."""
+    """Returns for each number the largest of all ranks."""
     tensor = torch.tensor(numbers, dtype=torch.float64)
     dist.all_reduce(tensor, dist.ReduceOp.MAX)
     result: list[float] = tensor.tolist()

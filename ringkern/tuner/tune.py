@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .. import _C, figures, launch, options
+from .. import _C, launch, options
 from ..cost import ANY_SIZE, Way
 from ..explain import curves
 from . import cache, fit, identity, quiet, tables, trials, tuning
@@ -45,7 +45,7 @@ class Fit(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What was found with one number of ranks; ``disturbed``: in words, by what."""
+    """The result of one number of ranks; ``disturbed``: by what, in words."""
 
     measured: Measured
     fits: list[Fit]
@@ -71,9 +71,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "number of ranks)",
     )
     add("--even-if-busy", action="store_true", help="keep what other programs have disturbed")
-    add("--out", type=Path, metavar="FILE", help="write there (default: the user's cache)")
+    where = "write there (default: the user's cache)"
+    add("--out", type=options.new_file, metavar="FILE", help=where)
     add("--dry-run", action="store_true", help="measure and say what was found; write nothing")
-    add("--plot", type=Path, metavar="FILE", help="draw the fit; needs matplotlib")
+    add("--plot", type=options.picture, metavar="FILE", help="draw the fit; needs matplotlib")
     # For a quick look, and for tests.
     add("--sizes", type=_sizes, default=(), metavar="BYTES,...", help=argparse.SUPPRESS)
     options.add_timeout(parser, None, own=True)
@@ -89,10 +90,6 @@ def run(args: argparse.Namespace) -> int:
     """
     if "RANK" in os.environ:
         raise ValueError("tune starts its ranks by itself: without torchrun")
-    if args.plot:
-        figures.check(args.plot)
-    if args.out and not args.out.absolute().parent.is_dir():
-        raise ValueError(f"--out {args.out}: there is no such directory")
     machine = identity.of_this_machine(_C.wire_version)
     path = args.out or cache.file_of(machine)
     if not args.dry_run:
@@ -153,7 +150,7 @@ def sizes_for(ranks: int) -> tuple[int, ...]:
 
 
 def _measured(ranks: int, sizes: tuple[int, ...], end: float, limit_s: float) -> Trials | int:
-    """What the ranks measured; or the exit status of the first that failed."""
+    """Returns what the ranks measured; or the exit status of the first that failed."""
     with tempfile.TemporaryDirectory(prefix="ringkern-") as folder:
         file = Path(folder) / "trials.json"
         given = (sizes, end, file)
@@ -204,7 +201,7 @@ def _command(args: argparse.Namespace, seconds: float) -> str:
 
 
 def report(machine: identity.Identity, found: Found) -> str:
-    """What was found with one number of ranks, in lines."""
+    """Formats the result of one number of ranks, in lines."""
     measured = found.measured
     lines = [
         f"# {machine}; {measured.ranks} ranks, {measured.date}: {measured.command}",
@@ -266,7 +263,7 @@ def choice_within(measured: Measured, rows: tables.Rows, most: float) -> tuple[i
 
 
 def as_dict(machine: identity.Identity, found: list[Found], kept: Path | None) -> dict[str, Any]:
-    """What was found, as plain data."""
+    """Returns the result as plain data."""
     content = json.loads(tuning.dump(Tuning(machine, tuple(one.measured for one in found))))
     for one, plain in zip(found, content["measured"]):
         plain["errors"] = [

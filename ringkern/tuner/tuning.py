@@ -1,4 +1,4 @@
-"""What each way costs on a machine, as ``python -m ringkern tune`` measured it, and that as text.
+"""The costs of each way on a machine, as ``python -m ringkern tune`` measured them; as text too.
 
 A file of JSON: ``ringkern.tuner.cache`` says where it is. Nothing here needs torch.
 """
@@ -43,7 +43,7 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one run of ``tune`` found.
+    """The result of one run of ``tune``.
 
     Attributes:
         device: ``"cpu"`` or ``"cuda"``.
@@ -101,7 +101,7 @@ def ways_of(collective: str) -> tuple[Way, ...]:
 
 
 def parse(text: str) -> Tuning:
-    """What a tuning file says.
+    """The content of a tuning file.
 
     Raises:
         TuningError: anything in it is not as :func:`dump` writes it.

@@ -265,7 +265,7 @@ def test_the_folder_follows_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_ranks_of_all_contenders_must_fit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of 3 contenders and the limit, with 2 ranks each."""
+    """Counts 3 contenders and the limit, with 2 ranks each."""
     monkeypatch.setattr(launch, "free_memory", lambda: 7 * launch.RANK_BYTES)
     monkeypatch.setattr(subprocess, "Popen", None)
     with pytest.raises(SystemExit) as ended:

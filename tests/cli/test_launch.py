@@ -111,7 +111,7 @@ def ranks_of(pid: int) -> list[int]:
 
 
 def is_at_work(pid: int) -> bool:
-    """Whether its ring is there: a thread watches it."""
+    """Tells if its ring is there: a thread watches it."""
     threads = Path(f"/proc/{pid}/task").glob("*/comm")
     return any(comm.read_text() == "ringkern-watch\n" for comm in threads)
 

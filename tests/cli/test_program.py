@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import subprocess
@@ -183,6 +184,8 @@ def test_a_program_imports_everything(monkeypatch: pytest.MonkeyPatch) -> None:
         ("bench -J /proc/out.json", "/proc: no file can be made there"),
         ("explain --plot /proc/out.svg", "/proc: no file can be made there"),
         ("model --plot /proc/out.svg", "/proc: no file can be made there"),
+        ("tune --out /proc/out.json", "/proc: no file can be made there"),
+        ("tune --plot /no/such/place/out.png", "there is no such directory"),
         ("trace --out /proc", "/proc: no file can be made there"),
         ("trace --out /proc/new", "--out /proc/new: No such file or directory; give another place"),
         ("trace --size 0", "an empty tensor sends nothing; give 1 or more"),
@@ -209,6 +212,21 @@ def test_a_mistake_is_answered_by_help(
     assert said in shown.err
     assert "--help` says what it takes" in shown.err
     assert shown.out == ""
+
+
+@pytest.mark.parametrize("command", ["bench", "explain", "model", "tune"])
+def test_a_picture_takes_matplotlib(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(launch, "launch", lambda *_: pytest.fail("ranks were started"))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name)
+    )
+    with pytest.raises(SystemExit) as exit_status:
+        main([command, "--plot", "out.png"])
+    assert exit_status.value.code == 2
+    assert "pip install matplotlib" in capsys.readouterr().err
 
 
 def test_under_torchrun_one_rank_says_it(

@@ -23,7 +23,7 @@ def _own_lists(rank: int, size: int) -> None:
         return list(whole.split(lengths)) if joined else [x.clone() for x in whole.split(lengths)]
 
     def inside(tensors: list[torch.Tensor], place: int) -> torch.Tensor:
-        """What a rank uses: the one in that place, if it is as long as this rank's own."""
+        """Returns the tensor in that place, if it is as long as this rank's own."""
         alike = len(tensors[place]) == len(tensors[rank])
         return tensors[place] if alike else torch.zeros(len(tensors[rank]))
 

@@ -60,7 +60,7 @@ def rank(variables: dict[str, str], number: int) -> dict[str, str]:
 
 
 def run(ranks: list[tuple[list[str], dict[str, str]]], folder: Path) -> list[str]:
-    """What two ranks print, which are ended whatever comes of it."""
+    """Returns what two ranks print; ends them in every case."""
     clean = {name: value for name, value in os.environ.items() if name not in NONE}
     clean |= {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
     jobs = [

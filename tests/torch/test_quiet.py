@@ -1,4 +1,4 @@
-"""Whether ``tune`` notices other programs."""
+"""``tune`` notices other programs."""
 
 from __future__ import annotations
 

@@ -299,10 +299,6 @@ def test_what_cannot_be_is_said_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "launch", lambda *_: pytest.fail("ranks were started"))
-    with pytest.raises(ValueError, match="no such directory"):
-        tune.run(arguments("--out", "/no/such/place/file.json"))
-    with pytest.raises(ValueError, match="no such directory"):
-        tune.run(arguments("--plot", "/no/such/place/file.png"))
     with pytest.raises(ValueError, match="--seconds 19: give 10 or more for each number"):
         tune.run(arguments("-n", "2,4", "--seconds", "19"))
     (tmp_path / "ringkern").write_text("")
