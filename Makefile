@@ -24,7 +24,6 @@
 
 PYTHON ?= python3
 RANKS ?= 4
-TEST_TIMEOUT ?= 2400
 CONFORMANCE_TIMEOUT ?= 600
 
 VENV := .venv
@@ -53,11 +52,8 @@ ctest: build
 	cmake --build $(BUILD)
 	ctest --test-dir $(BUILD) --output-on-failure
 
-# The limit is for a hang that pytest-timeout cannot end. It reaches the ranks that a test started,
-# too, except at a terminal, where Ctrl-C must.
 pytest: build
-	timeout $$([ ! -t 0 ] || echo --foreground) --kill-after=30 $(TEST_TIMEOUT) \
-	  python -m pytest $(PYTEST_ARGS)
+	python -m pytest $(PYTEST_ARGS)
 
 conformance: build
 	timeout $$([ ! -t 0 ] || echo --foreground) --kill-after=30 $(CONFORMANCE_TIMEOUT) \
@@ -90,7 +86,7 @@ docs: build
 	rm -rf build/docs build/doctrees
 	python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet \
 	  --doctree-dir build/doctrees docs build/docs
-	timeout --kill-after=30 $(TEST_TIMEOUT) python -m pytest -q tests/docs/test_site.py \
+	python -m pytest -q tests/docs/test_site.py \
 	  tests/docs/test_links.py tests/docs/test_docstrings.py tests/docs/test_types.py \
 	  tests/docs/test_doctests.py
 

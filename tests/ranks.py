@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import mmap
 import multiprocessing as mp
 import os
+import signal
 import sys
 import tempfile
 import traceback
@@ -13,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from multiprocessing.forkserver import _forkserver  # type: ignore[attr-defined]
 from typing import Any
 
 import pytest
@@ -66,8 +69,9 @@ def grid(*sizes: int) -> pytest.MarkDecorator:
 class Ranks:
     """``size`` processes in one group, in which ``fn(rank, size, *args)`` can be run.
 
-    ``fn`` is a function of a module, so that spawned processes can import it. Where a rank raises,
-    or does not answer in time, all are killed, and the next call starts fresh ones.
+    ``fn`` is a function of a module, so that the ranks can import it. Where a rank raises, or does
+    not answer in time, all are killed, and the next call starts fresh ones: forks of a process that
+    has imported torch, which takes longer than most tests.
 
     ``place(rank)``, which can be pickled, is the first thing that a rank's process does. It returns
     where the ranks meet, as torch's ``init_method``, or None: at a file of their own.
@@ -149,17 +153,22 @@ class Ranks:
             os.unlink(self._file)
 
     def _start(self) -> None:
-        context = mp.get_context("spawn")
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(["torch.distributed", __name__])
         with tempfile.NamedTemporaryFile(prefix="ringkern-test-") as file:
             self._file = file.name  # that nobody else has; the ranks make it again
+        output = [Connection(os.dup(fd), readable=False) for fd in (1, 2)]  # can be sent
         for rank in range(self.size):
             ours, theirs = context.Pipe()
             where = (rank, self.size, self._file, self.backend, self.place)
-            process = context.Process(target=_serve, args=(theirs, *where), daemon=True)
+            arguments = (theirs, dict(os.environ), output, *where)
+            process = context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             theirs.close()
             self._processes.append(process)
             self._pipes.append(ours)
+        for each in output:
+            each.close()
         for rank in range(self.size):
             self._receive(rank, START_TIMEOUT_S)
 
@@ -178,17 +187,33 @@ class Ranks:
 
 def _serve(
     pipe: Connection,
+    environment: dict[str, str],
+    output: list[Connection],
     rank: int,
     size: int,
     file: str,
     backend: str,
     place: Callable[[int], str | None] | None,
 ) -> None:
+    # The process that this one was forked from has those of an earlier test.
+    os.environ.clear()
+    os.environ.update(environment)
+    for fd, opened in enumerate(output, start=1):
+        os.dup2(opened.fileno(), fd)
+        opened.close()
+    # Forks have the same addresses: one that a rank took from another's memory would be right.
+    apart = mmap.mmap(-1, (rank + 1) << 24)
     method = place(rank) if place is not None else None
     import torch
     import torch.distributed as dist
+    from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 
+    # Where pytest ends at once, it stops no rank: its fork server, which lives as long as anybody
+    # else has this descriptor, takes the ranks with it.
+    os.close(_forkserver._forkserver_alive_fd)
+    _prctl_pr_set_pdeathsig(signal.SIGKILL)
     torch.set_num_threads(1)
+    dist.set_debug_level_from_env()
     if backend != "gloo":
         importlib.import_module(backend)  # which registers it
     dist.init_process_group(
@@ -207,6 +232,7 @@ def _serve(
             result = _as_rank_error(rank, error)
         pipe.send(result)
     dist.destroy_process_group()
+    apart.close()
 
 
 def _as_rank_error(rank: int, error: BaseException) -> RankError:
