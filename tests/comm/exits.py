@@ -119,7 +119,6 @@ def interrupted(rank: int, size: int, folder: Path) -> None:
     join(rank, size, folder)
     reduce_in_group()
     if rank == 0:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # as at a terminal
         threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
     else:
         time.sleep(0.5)

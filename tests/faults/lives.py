@@ -196,7 +196,6 @@ def interrupted_for_good(rank: int, size: int, folder: Path) -> None:
     if rank == 1:
         wait_for(folder / "interrupted")
         os._exit(0)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # as at a terminal
 
     def interrupt() -> None:
         os.kill(os.getpid(), signal.SIGINT)
