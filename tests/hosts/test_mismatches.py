@@ -138,6 +138,7 @@ SWAPS: dict[str, tuple[Call, Call]] = {
     "collective of many": (_all_gather(MANY), _broadcast(MANY)),
     "a barrier": (_barrier, _broadcast(1, dtype=torch.uint8)),
     "two of nothing": (_all_reduce(0), _broadcast(0)),
+    "roots of nothing": (_reduce(0, 1), _reduce(0, 2)),
     "size of many sums": (_reduce(MANY, 1), _reduce(MANY + 1, 1)),
     "two roots": (_broadcast(10, 0), _broadcast(MANY, 3)),  # over two rails
     "width": (_ring(1000), _ring(1000, accumulate="float32")),
@@ -153,6 +154,7 @@ SOME_RETURN = {
     "root of a sum": (),
     "root of many sums": (),
     "two of nothing": (),
+    "roots of nothing": (),
     "size of many sums": (1, 3),  # but not these
     "two roots": (0, 1),
 }
@@ -259,7 +261,15 @@ def test_a_host_makes_another_call_than_one_that_is_ahead(ranks: Pool) -> None:
     _check(ranks(TWO_BY_TWO).run(_ahead, 500, timeout_s=ALL_S))
 
 
-ALIKE = ["average of many", "average", "root", "root of a sum", "two of nothing", *INSIDE]
+ALIKE = [
+    "average of many",
+    "average",
+    "root",
+    "root of a sum",
+    "two of nothing",
+    "roots of nothing",
+    *INSIDE,
+]
 
 
 @pytest.mark.parametrize("name", ALIKE)
