@@ -17,7 +17,7 @@ from . import _C, perf
 from .comm import communicator_for
 from .doctor.machine import cores, cpu_model, huge_pages
 from .options import Output
-from .turns import Result
+from .turns import Result, quotient
 
 
 def machine() -> dict[str, Any]:
@@ -98,7 +98,7 @@ class Report:
             wrong = "N/A" if result.wrong is None else result.wrong
             text += f"{result.time_us:9.2f} {algbw:7.2f} {busbw:7.2f} {wrong:>7} "
         if "gloo" in row.results:
-            text += f"{row.results['gloo'].time_us / row.results['ringkern'].time_us:14.2f}"
+            text += f"{quotient(row.results['gloo'], row.results['ringkern']):14.2f}"
         return text.rstrip()
 
     def footer(self, rows: list[perf.Row]) -> str:

@@ -161,6 +161,15 @@ class Result:
         }
 
 
+def quotient(one: Result, other: Result) -> float:
+    """Returns the time of one over the other's: the median over the rounds of their turns.
+
+    What slows the machine down for some rounds slows down both; the medians of all their samples
+    may be of different states of it.
+    """
+    return statistics.median(a.median_us / b.median_us for a, b in zip(one.blocks, other.blocks))
+
+
 class Turns:
     """The turns of one entrant, at one size.
 

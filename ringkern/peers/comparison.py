@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..turns import Result
+from ..turns import Result, quotient
 from .rows import LIMIT, RINGKERN, RINGKERN_SHARED, SHARED, Entrant, Row
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """ringkern in one mode of one row, next to the fastest peer and to the limit.
+    """ringkern in one mode of one row, next to the best peer and to the limit.
 
     Attributes:
         tensor: ``"plain"``, or ``"shared"``: made by :func:`ringkern.zeros`.
-        best: the fastest peer whose result was right; None: there is none.
+        best: of the peers whose result was right, the one of the largest quotient; None: there is
+            none.
         limit: the fastest bare movement between such tensors; None: it was not measured.
     """
 
@@ -27,13 +28,13 @@ class Comparison:
 
     @property
     def to_peer(self) -> float | None:
-        """Time over the best peer's: below 1, ringkern took less."""
-        return self.own.time_us / self.best[1].time_us if self.best else None
+        """Time over the best peer's, turn by turn: below 1, ringkern took less."""
+        return quotient(self.own, self.best[1]) if self.best else None
 
     @property
     def to_limit(self) -> float | None:
-        """Time over the limit's."""
-        return self.own.time_us / self.limit[1].time_us if self.limit else None
+        """Time over the limit's, turn by turn."""
+        return quotient(self.own, self.limit[1]) if self.limit else None
 
 
 def compare(row: Row, modes: Iterable[str]) -> list[Comparison]:
@@ -46,9 +47,9 @@ def compare(row: Row, modes: Iterable[str]) -> list[Comparison]:
                 for entrant, result in row.results.items()
                 if entrant.mode == mode and not is_own(entrant.contender) and not result.wrong
             }
-            limit = limit_of(row, tensor == "shared")
             if own := row.results.get(Entrant(name, mode)):
-                found.append(Comparison(mode, tensor, own, _fastest(rivals), limit))
+                best = max(rivals.items(), key=lambda rival: quotient(own, rival[1]), default=None)
+                found.append(Comparison(mode, tensor, own, best, limit_of(row, tensor == "shared")))
     return found
 
 
@@ -59,19 +60,14 @@ def is_own(contender: str) -> bool:
 
 def limit_of(row: Row, shared: bool = False) -> tuple[str, Result] | None:
     """The fastest bare movement, with its chunk; ``shared``: of tensors in shared memory, too."""
-    return _fastest(
-        {
-            entrant.mode: result
-            for entrant, result in row.results.items()
-            if entrant.contender == LIMIT
-            and (shared or not entrant.mode.startswith(SHARED))
-            and not result.wrong
-        }
-    )
-
-
-def _fastest(results: dict[str, Result]) -> tuple[str, Result] | None:
-    return min(results.items(), key=lambda item: item[1].time_us, default=None)
+    movements = {
+        entrant.mode: result
+        for entrant, result in row.results.items()
+        if entrant.contender == LIMIT
+        and (shared or not entrant.mode.startswith(SHARED))
+        and not result.wrong
+    }
+    return min(movements.items(), key=lambda movement: movement[1].time_us, default=None)
 
 
 def wrong_of(rows: list[Row], contender: str) -> int:

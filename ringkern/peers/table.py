@@ -43,8 +43,8 @@ class Table:
             f"{report.placement(settings.pinned)}; memory: {memory}; "
             f"huge pages: {found['huge_pages']}, not asked for",
             "# time, p99: us of a call, as on its slowest rank; median and 99th percentile",
-            "# peer, limit: us; of the fastest peer, and of bare data movement. /peer, /limit: "
-            "time over that",
+            "# peer, limit: us; of the best peer, and of bare data movement. /peer, /limit: time "
+            "over that, the median over the rounds of turns",
             "#",
             f"# {'size':>10} {'count':>12} {'type':>9} {'redop':>6} {'root':>5} {'time':>9} "
             f"{'algbw':>7} {'busbw':>7} {'#wrong':>7} {'mode':>5} {'tensor':>7} {'p99':>9} "

@@ -18,7 +18,7 @@ from ringkern.peers.field import Field
 from ringkern.peers.plot import times
 from ringkern.peers.rows import Entrant, Row, Settings
 from ringkern.peers.table import Table
-from ringkern.turns import Block, Result, slowest, usual_placement
+from ringkern.turns import Block, Result, quotient, slowest, usual_placement
 
 NEAR, FAR, SMT = (100.0, 120.0), (400.0, 390.0), (40.0, 50.0)
 
@@ -82,6 +82,16 @@ def test_sums_that_are_exact(dtype: str, ranks: int) -> None:
         assert memory.wrong(given[0], dtype, ranks) > 100  # a call that does nothing is noticed
 
 
+def test_a_quotient_is_of_turns_of_one_round() -> None:
+    """The machine was slower in the last three rounds, and in the third for one of the two."""
+    one, other = (
+        Result.of([block(time) for time in times_us], "near", 0)
+        for times_us in ([2.0, 2.0, 4.0, 4.0, 4.0], [3.0, 3.0, 3.0, 6.0, 6.0])
+    )
+    assert (one.time_us, other.time_us) == (4.0, 3.0)
+    assert quotient(one, other) == pytest.approx(2 / 3)
+
+
 def test_memory() -> None:
     [place] = memory.private(10, 0, "bfloat16")
     assert (place.dtype, place.shape) == (np.int16, (5,))
@@ -121,6 +131,20 @@ def table(**settings: Any) -> Table:
     return Table(
         Settings(sizes=(4096,), **settings), report.machine(), {"mpich": "5"}, "today", "bench"
     )
+
+
+def test_the_best_peer_is_that_of_the_largest_quotient() -> None:
+    def of(*times_us: float) -> Result:
+        return Result.of([block(time) for time in times_us], "near", 0)
+
+    results = {
+        Entrant("ringkern", "c"): of(2, 2, 4, 4, 4),
+        Entrant("mpich", "c"): of(3, 3, 3, 6, 6),  # the least median
+        Entrant("vllm", "c"): of(2.5, 2.5, 5, 5, 5),
+    }
+    [found] = compare(Row(8, 2, "near", results), ("c",))
+    assert found.best is not None
+    assert (found.best[0], found.to_peer) == ("vllm", 0.8)
 
 
 def test_comparison() -> None:
