@@ -68,7 +68,7 @@ def commands() -> str:
 # ---- the run that is quoted ---------------------------------------------------------------------
 
 ALSO = "bench/results/2026-11-21-cpu-2-ranks-peers.json"
-RUN = "bench/results/2026-11-23-cpu-2-ranks-peers.json"
+RUN = "bench/results/2026-11-24-cpu-2-ranks-peers.json"
 SIZES = (8, 8 << 10, 64 << 10, 512 << 10, 4 << 20, 256 << 20)
 
 
