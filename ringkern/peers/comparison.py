@@ -28,12 +28,12 @@ class Comparison:
 
     @property
     def to_peer(self) -> float | None:
-        """Time over the best peer's, turn by turn: below 1, ringkern took less."""
+        """Time over the best peer's, round by round: below 1, ringkern took less."""
         return quotient(self.own, self.best[1]) if self.best else None
 
     @property
     def to_limit(self) -> float | None:
-        """Time over the limit's, turn by turn."""
+        """Time over the limit's, round by round."""
         return quotient(self.own, self.limit[1]) if self.limit else None
 
 
