@@ -84,10 +84,7 @@ def test_sums_that_are_exact(dtype: str, ranks: int) -> None:
 
 def test_a_quotient_is_of_turns_of_one_round() -> None:
     """The machine was slower in the last three rounds, and in the third for one of the two."""
-    one, other = (
-        Result.of([block(time) for time in times_us], "near", 0)
-        for times_us in ([2.0, 2.0, 4.0, 4.0, 4.0], [3.0, 3.0, 3.0, 6.0, 6.0])
-    )
+    one, other = result(2, 2, 4, 4, 4), result(3, 3, 3, 6, 6)
     assert (one.time_us, other.time_us) == (4.0, 3.0)
     assert quotient(one, other) == pytest.approx(2 / 3)
 
@@ -103,8 +100,8 @@ def test_memory() -> None:
     assert all(not each.any() for each in places)
 
 
-def result(time_us: float, wrong: int | None = 0) -> Result:
-    return Result.of([block(time_us)], "near", wrong)
+def result(*turns_us: float, wrong: int | None = 0) -> Result:
+    return Result.of([block(time) for time in turns_us], "near", wrong)
 
 
 ROW = Row(
@@ -112,19 +109,19 @@ ROW = Row(
     1024,
     "near",
     {
-        Entrant("ringkern", "py"): result(4.0, 3),
+        Entrant("ringkern", "py"): result(4.0, wrong=3),
         Entrant("ringkern", "c"): result(2.0),
         Entrant("ringkern:shared", "py"): result(0.2),
         Entrant("mpich", "py"): result(9.0),
         Entrant("mpich:tuned", "py"): result(8.0),
-        Entrant("vllm", "py"): result(1.0, 5),  # wrong, and so not the best
+        Entrant("vllm", "py"): result(1.0, wrong=5),  # wrong, and so not the best
         Entrant("limit", "one_shot/4096"): result(0.5),
         Entrant("limit", "scatter_gather/4096"): result(0.8),
         Entrant("limit", "shared/4096"): result(0.1),  # another thing
     },
     ("ring", "ll"),
 )
-EMPTY = Row(8, 2, "unknown", {Entrant("mpich", "c"): result(1.0, None)})
+EMPTY = Row(8, 2, "unknown", {Entrant("mpich", "c"): result(1.0, wrong=None)})
 
 
 def table(**settings: Any) -> Table:
@@ -134,13 +131,10 @@ def table(**settings: Any) -> Table:
 
 
 def test_the_best_peer_is_that_of_the_largest_quotient() -> None:
-    def of(*times_us: float) -> Result:
-        return Result.of([block(time) for time in times_us], "near", 0)
-
     results = {
-        Entrant("ringkern", "c"): of(2, 2, 4, 4, 4),
-        Entrant("mpich", "c"): of(3, 3, 3, 6, 6),  # the least median
-        Entrant("vllm", "c"): of(2.5, 2.5, 5, 5, 5),
+        Entrant("ringkern", "c"): result(2, 2, 4, 4, 4),
+        Entrant("mpich", "c"): result(3, 3, 3, 6, 6),  # the least median
+        Entrant("vllm", "c"): result(2.5, 2.5, 5, 5, 5),
     }
     [found] = compare(Row(8, 2, "near", results), ("c",))
     assert found.best is not None

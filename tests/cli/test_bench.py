@@ -120,6 +120,16 @@ def test_wrong_results_fail_the_table() -> None:
     assert report.total_wrong(rows) == 3
 
 
+def test_the_ratio_is_of_turns_of_one_round() -> None:
+    turns = {"ringkern": (2.0, 2.0, 4.0, 4.0, 4.0), "gloo": (3.0, 3.0, 3.0, 6.0, 6.0)}
+    results = {
+        name: Result.of([Block(array("d", [time])) for time in times_us], "unknown", 0)
+        for name, times_us in turns.items()
+    }
+    shown = report.Report(perf.Settings(sizes=(8,)), 2, report.machine(), "today", "bench")
+    assert shown.line(perf.Row(8, 2, results)).split()[-1] == "1.50"
+
+
 def test_bench_next_to_gloo(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     command = f"bench -n 2 -b 8 -e 2K -f 16 -w 2 -c 2 --seconds 0.02 -J {out}"
