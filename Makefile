@@ -95,7 +95,7 @@ lint: build
 	@clang-format --dry-run --Werror $(CPP)
 	python tests/build/rooms.py
 	python tests/build/sizes.py
-	python tests/build/arrows.py
+	lint-imports --no-cache --no-logo
 	ruff check
 	ruff format --check
 	mypy

@@ -25,9 +25,9 @@ import torch
 import torch.distributed as dist
 
 import ringkern
-from ringkern import tuner
-from ringkern.launch import launch
-from ringkern.report import machine
+from ringkern.choose import tables
+from ringkern.tools.bench.report import machine
+from ringkern.tools.launch import launch
 
 REPEATS = 101
 HOPELESS = 2.0  # times as slow as the best, after a few repeats: no longer called
@@ -125,7 +125,7 @@ def row(contenders: tuple[Contender, ...], ring: Any, size: int) -> dict[str, An
         "times_us": {name: ns / 1e3 for name, ns in times.items()},
         "calls": calls,
         "repeats": {name: len(block) for name, block in blocks.items()},
-        "auto": str(tuner.way_of(ring.table("cpu")["automatic"], size)),
+        "auto": str(tables.way_of(ring.table("cpu")["automatic"], size)),
     }
 
 

@@ -30,9 +30,10 @@ import torch
 import torch.distributed as dist
 from hosts_rank import CONTENDERS, Here, contenders, row
 
-from ringkern import figures, launch, options, perf
-from ringkern.cost import bus_share
-from ringkern.report import circumstances, machine, origin
+from ringkern.choose.cost import bus_share
+from ringkern.tools import figures, launch, options
+from ringkern.tools.bench import perf
+from ringkern.tools.bench.report import circumstances, machine, origin
 from ringkern.units import parse_size
 
 ROOT = Path(__file__).resolve().parents[1]

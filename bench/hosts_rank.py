@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import ringkern
-from ringkern import exact
+from ringkern.tools import exact
 
 CONTENDERS = ("ringkern", "backend", "gloo")
 MOST_CALLS = 500  # in a repeat

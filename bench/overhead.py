@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 import ringkern
-from ringkern.launch import launch
+from ringkern.tools.launch import launch
 
 REPEATS = 9
 SECONDS = 0.2  # of calls, a contender and repeat

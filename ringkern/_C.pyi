@@ -124,22 +124,6 @@ class Plan:
     def slices(self, count: int) -> list[tuple[int, int]]: ...
     def trace(self, rank: int, channel: int = 0) -> list[tuple[str, int, int, int, int]]: ...
 
-class Bare:
-    file_bytes: int
-    longest_chunk: int
-    longest_in_lines: int
-    movements: list[str]
-    def __init__(self, rank: int, fd: int) -> None: ...
-    def time_all_reduce(
-        self,
-        movement: str,
-        mine: list[torch.Tensor],
-        theirs: list[torch.Tensor],
-        calls: int,
-        chunk: int,
-    ) -> list[int]: ...
-    def round_trip_ns(self) -> float: ...
-
 class Communicator:
     def __init__(
         self, store: dist.Store, name: str, rank: int, size: int, timeout_s: float

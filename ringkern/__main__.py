@@ -1,10 +1,10 @@
-"""``python -m ringkern``: :mod:`ringkern.cli`."""
+"""``python -m ringkern``: :mod:`ringkern.tools`."""
 
 from __future__ import annotations
 
 import sys
 
-from .cli import main
+from .tools import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -21,8 +21,9 @@ import torch.distributed as dist
 
 import ringkern_autoload
 
-from . import _C, news, recorder, tuner
+from . import _C, news, recorder
 from .arguments import way_asked
+from .choose import tables
 from .config import timeout_seconds
 from .hosts import Hosts, Search, crossings, engine_maker, engine_names, is_of_one_process
 
@@ -100,7 +101,7 @@ def create(options: Any, backend_options: object = None) -> dist.distributed_c10
         ranks,
         seconds,
         *way_asked("auto", "auto", "auto", "auto"),
-        {device: tuner.table(device, in_a_ring) for device in tuner.DEVICES},
+        {device: tables.table(device, in_a_ring) for device in tables.DEVICES},
         **known,
     )
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from . import _C, news, recorder, tuner
+from . import _C, news, recorder
 from .arguments import Op, SupportsDLPack, as_tensor, protocol_name, reduce_op, way_asked
+from .choose import tables
 from .config import config, timeout_seconds
 from .errors import RingKernError
 from .groups import place_of, resolve_group, untraced
@@ -31,7 +32,7 @@ from .hosts import (
 )
 
 if TYPE_CHECKING:
-    from .explain import Explanation
+    from .choose.explain import Explanation
 
 
 class Communicator:
@@ -259,16 +260,19 @@ class Communicator:
             algorithm, protocol, deterministic, accumulate: as a caller would give them.
 
         Returns:
-            What ``print`` shows as a table; see :class:`ringkern.explain.Explanation`.
+            What ``print`` shows as a table; see :class:`ringkern.choose.explain.Explanation`.
 
         Raises:
             ValueError: an argument is none of these, or the device has no such way.
         """
-        from .explain import explain, explain_over_hosts  # which most programs have no need of
+        from .choose.explain import (  # which most programs have no need of
+            explain,
+            explain_over_hosts,
+        )
 
         hosts = self._hosts
         ranks = len(hosts.ranks_on(hosts.host_of[self.rank]))
-        lists, own = self._c.table(device), tuner.table(device, ranks)
+        lists, own = self._c.table(device), tables.table(device, ranks)
         asked: dict[str, Any] = {
             "dtype": dtype,
             "collective": collective,
@@ -277,7 +281,7 @@ class Communicator:
             "deterministic": deterministic,
             "accumulate": accumulate,
             "lists": lists,
-            "source": tuner.source(device, ranks) if lists == own else "the table of rank 0",
+            "source": tables.source(device, ranks) if lists == own else "the table of rank 0",
         }
         if hosts.count == 1:
             return explain(device, ranks, nbytes, **asked)
@@ -347,8 +351,8 @@ class _Place:
 
 def _set_tables(c: _C.Communicator | _C.HostsCommunicator, ranks: int) -> None:
     """Of so many ranks in a ring."""
-    for device in tuner.DEVICES:
-        c.set_table(device, tuner.table(device, ranks))
+    for device in tables.DEVICES:
+        c.set_table(device, tables.table(device, ranks))
 
 
 def _make(

@@ -30,8 +30,9 @@ from types import TracebackType
 import torch
 import torch.distributed as dist
 
-from . import _C, tuner
+from . import _C
 from .arguments import Op, SupportsDLPack, as_tensor, protocol_name, reduce_op, way_asked
+from .choose import tables
 from .comm import open_rings
 from .config import timeout_seconds
 from .errors import CommUsageError, RingKernError
@@ -74,7 +75,7 @@ class Ring:
         _check_cuda(self._devices)
         self._pid = os.getpid()
         self._c = _C.LocalRing([str(device) for device in self._devices], timeout_s)
-        self._c.set_table(tuner.table(self._devices[0].type, self.size))
+        self._c.set_table(tables.table(self._devices[0].type, self.size))
         open_rings.add(self)
 
     @property

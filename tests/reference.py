@@ -25,8 +25,8 @@ from typing import NamedTuple
 
 import torch
 
-from ringkern import tuner
 from ringkern._C import Plan
+from ringkern.choose import tables
 
 PROTOCOLS = ("simple", "ll", "ll128")
 # The ways of an all-reduce that do not go round the ring, on a CPU: algorithm and protocol.
@@ -88,7 +88,7 @@ def way_of(
     if protocol != "auto":
         return Way("ring" if algorithm == "auto" else algorithm, protocol)
     asked = "automatic" if algorithm == "auto" else algorithm
-    rows = tuner.table("cpu", ranks)[asked if collective == "all_reduce" else "others"]
+    rows = tables.table("cpu", ranks)[asked if collective == "all_reduce" else "others"]
     return next(Way(*way) for below, *way in rows if nbytes < below)
 
 

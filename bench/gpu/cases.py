@@ -35,8 +35,8 @@ def every_dtype_and_op() -> list[tuple[str, str]]:
 
 
 def reduce_op(op: str) -> Any:
-    """As torch.distributed has it; of premul_sum with the factor of ``ringkern.exact``."""
-    from ringkern import exact
+    """As torch.distributed has it; of premul_sum with the factor of ``ringkern.tools.exact``."""
+    from ringkern.tools import exact
 
     if op == "premul_sum":
         return dist._make_nccl_premul_sum(exact.PREMUL_FACTOR)
@@ -58,7 +58,7 @@ def all_reduce(
     device: str, op: str, dtype: str, ranks: int, count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What all ranks hold, a row each, and what all of them must hold then; on the device."""
-    from ringkern import exact
+    from ringkern.tools import exact
 
     pairs = [exact.all_reduce(op, dtype_of(dtype), r, ranks, count) for r in range(ranks)]
     rows = torch.stack([bits_of(given) for given, _ in pairs])  # not every dtype can be stacked

@@ -1,5 +1,5 @@
 // Which way a collective takes where its caller leaves it open: by the bytes of a rank's part, from
-// lists that the tuner makes (ringkern/tuner). A ring takes rank 0's lists, so that all ranks
+// lists that the tuner makes (ringkern/choose/tables). A ring takes rank 0's lists, so that all ranks
 // choose alike whatever each of them was told.
 #pragma once
 

@@ -38,7 +38,7 @@ inline Device cpu_device(int rank, int ranks, Milliseconds timeout) {
   return device;
 }
 
-// ringkern/arrange.py's function of buses and channels: orders of the ranks. Null until Python has
+// ringkern/choose/ring_order.py's function of buses and channels: orders of the ranks. Null until Python has
 // set it; never freed, because Python may end first.
 inline pybind11::object*& arranger() {
   static pybind11::object* function = nullptr;

@@ -5,7 +5,6 @@
 
 #include "cpu/simd.h"
 #include "torch/backend.h"
-#include "torch/bare.h"
 #include "torch/communicator.h"
 #include "torch/devices.h"
 #include "torch/errors.h"
@@ -51,7 +50,6 @@ PYBIND11_MODULE(_C, m) {
   m.def("build_info", &build_info);
   bind_plan(m);
   bind_layout(m);
-  bind_bare(m);
   bind_recorder(m);
   bind_arranger(m);
   bind_shared(m);

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..topology import Peer
+from .peer import Peer
 
 # As csrc/comm has it.
 _MAX_NAME = 256

@@ -21,8 +21,8 @@ import torch.distributed as dist
 from .. import _C
 from ..config import config
 from ..errors import PeerLostError, RendezvousError, RingKernError
-from ..topology import Peer, describe_self
 from .hosts import Hosts, hosts_of
+from .peer import Peer, this_peer
 
 _logger = logging.getLogger("ringkern")
 
@@ -66,7 +66,7 @@ def is_of_one_process(store: Any) -> bool:
 
 def one_host(size: int) -> Hosts:
     """``size`` ranks where this process is."""
-    return hosts_of([describe_self(rank, named=config.host) for rank in range(size)])
+    return hosts_of([this_peer(rank, named=config.host) for rank in range(size)])
 
 
 def unique_prefix(store: Store, name: str, rank: int, size: int) -> str:
@@ -110,7 +110,7 @@ class Search:
         self._listed = 0  # of these
         self._waited_s = 0.0
         try:
-            self._say(peer or describe_self(rank, named=config.host))
+            self._say(peer or this_peer(rank, named=config.host))
         except RuntimeError as error:  # of the store: the matter of the first call
             self._broken = error
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from ringkern.peers.adapters import Adapter, Bound
-from ringkern.peers.memory import Array, private
+from bench.compare.adapters import Adapter, Bound
+from bench.compare.memory import Array, private
 
 SLOT = 1 << 16  # bytes
 

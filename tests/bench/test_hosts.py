@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from ringkern import launch
-from ringkern.cli import bench, parsers
+from ringkern.tools import launch, parsers
+from ringkern.tools.bench import command
 from tests.hosts.namespaces import Net, why_not
 
 LIMIT_S = 120
@@ -127,11 +127,11 @@ def test_memory_is_that_of_the_ranks_here(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("WORLD_SIZE", "1000000")
     assert launch.ranks_here(None) == 2
     asked = parsers()["bench"].parse_args(["-e", "64M"])
-    assert bench._settings(asked).sizes[-1] == 64 << 20
+    assert command._settings(asked).sizes[-1] == 64 << 20
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "")
     assert launch.ranks_here(None) == 1000000
     with pytest.raises(ValueError, match="1000000 ranks need"):
-        bench._settings(asked)
+        command._settings(asked)
 
 
 def test_wrong_elements_are_counted_and_shown() -> None:

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from ringkern.peers import contest as contest_module
-from ringkern.peers.catalogue import Configuration
-from ringkern.peers.contender import ContenderError
-from ringkern.peers.contest import CHUNKS, limit_modes, run
-from ringkern.peers.field import Field
-from ringkern.peers.rows import LIMIT, Entrant, Settings
-from ringkern.turns import LEAST_REPEATS
+from bench.compare import contest as contest_module
+from bench.compare.catalogue import Configuration
+from bench.compare.contender import ContenderError
+from bench.compare.contest import CHUNKS, limit_modes, run
+from bench.compare.field import Field
+from bench.compare.rows import LIMIT, Entrant, Settings
+from ringkern.tools.turns import LEAST_REPEATS
 
 HERE = str(Path(__file__).parent)
 QUICK = {"seconds": 0.02, "turn_s": 20.0, "start_s": 60.0, "timeout_s": 120.0, "modes": ("py",)}

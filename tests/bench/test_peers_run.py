@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from ringkern import launch
-from ringkern.cli import main
+from bench.compare import catalogue, install
+from bench.compare.contest import LONGEST_IN_LINES, run
+from bench.compare.field import Field
+from bench.compare.install import Folder, Installer, InstallError
+from bench.compare.rows import Settings
 from ringkern.config import ALGORITHMS, PROTOCOLS
-from ringkern.peers import catalogue, install
-from ringkern.peers.contest import LONGEST_IN_LINES, run
-from ringkern.peers.field import Field
-from ringkern.peers.install import Folder, Installer, InstallError
-from ringkern.peers.rows import Settings
+from ringkern.tools import launch, main
 
 LIMIT_S = 120
 
@@ -257,7 +256,7 @@ def test_lists_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 def test_the_folder_follows_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert install.default_folder() == Path("/somewhere/ringkern/peers")
+    assert install.default_folder() == Path("/somewhere/bench/compare")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert install.default_folder() == Path.home() / ".cache" / "ringkern" / "peers"
 

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ringkern import report
-from ringkern.peers import memory
-from ringkern.peers.comparison import compare, wrong_of
-from ringkern.peers.field import Field
-from ringkern.peers.plot import times
-from ringkern.peers.rows import Entrant, Row, Settings
-from ringkern.peers.table import Table
-from ringkern.turns import Block, Result, quotient, slowest, usual_placement
+from bench.compare import memory
+from bench.compare.comparison import compare, wrong_of
+from bench.compare.field import Field
+from bench.compare.plot import times
+from bench.compare.rows import Entrant, Row, Settings
+from bench.compare.table import Table
+from ringkern.tools.bench import report
+from ringkern.tools.turns import Block, Result, quotient, slowest, usual_placement
 
 NEAR, FAR, SMT = (100.0, 120.0), (400.0, 390.0), (40.0, 50.0)
 

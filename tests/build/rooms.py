@@ -40,12 +40,8 @@ EXCUSED = {
 
 ASM_OF_THE_HOST = {
     "cpu/wait.h": "the hint of a spin on Arm",
-    "cpu/bare.cpp": "an empty one, so that a poll loads anew each time",
 }
-# bare.cpp is what the benchmark compares the wait with.
-MAY_SPIN = frozenset(
-    {"cpu/wait.h", "cpu/wait.cpp", "cpu/bare.cpp", "cuda/wait.cuh", "cuda/ptx.cuh"}
-)
+MAY_SPIN = frozenset({"cpu/wait.h", "cpu/wait.cpp", "cuda/wait.cuh", "cuda/ptx.cuh"})
 
 
 @dataclass(frozen=True)

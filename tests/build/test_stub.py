@@ -43,8 +43,6 @@ def test_excuses_are_needed() -> None:
         (r"wire_version: int\n", "", "wire_version: the stub has none"),
         (r"(?m)^def build_info", "def building", "building: the extension has none"),
         (r"    def abort\(.*\n", "", "Communicator.abort: the stub has none"),
-        (r"    def round_trip_ns\(", "    def round(", "Bare.round: the extension has none"),
-        (r"    movements: list\[str\]\n", "", "Bare.movements: the stub has none"),
         (r"    wide: bool,\n\) -> tuple", ") -> tuple", "choose: the stub has (device"),
         (r"in_rank_order: bool,", "by_rank: bool,", "the stub takes by_rank"),
         (r"        \*,\n", "", "Plan.__init__: the stub takes workers where"),

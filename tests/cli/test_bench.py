@@ -15,8 +15,9 @@ import pytest
 import torch
 
 import ringkern
-from ringkern import exact, perf, report
-from ringkern.turns import LEAST_REPEATS, Block, Result
+from ringkern.tools import exact
+from ringkern.tools.bench import perf, report
+from ringkern.tools.turns import LEAST_REPEATS, Block, Result
 from ringkern.units import parse_size
 
 LIMIT_S = 120

@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 from ringkern import local
 from ringkern.comm import Communicator
-from ringkern.doctor import build, rings, smoke
-from ringkern.doctor.check import State
+from ringkern.tools.doctor import build, rings, smoke
+from ringkern.tools.doctor.check import State
 from tests.cli.test_env import broken_copy, other_torch
 from tests.ranks import Ranks
 
@@ -35,7 +35,7 @@ def doctor(
     program += (
         "sys.argv, sys.orig_argv = ['-m', *sys.argv[1:]], ['-m', 'ringkern', *sys.argv[1:]]\n"
     )
-    program += "from ringkern.cli import main\nsys.exit(main())\n"
+    program += "from ringkern.tools import main\nsys.exit(main())\n"
     return subprocess.run(
         [sys.executable, "-c", program, "doctor", *arguments],
         capture_output=True,

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import ringkern
-from ringkern.doctor import build, gpu, host, machine
-from ringkern.doctor.check import Finding, State, green, red, unchecked, yellow
+from ringkern.tools.doctor import build, gpu, host, machine
+from ringkern.tools.doctor.check import Finding, State, green, red, unchecked, yellow
 from tests.cli.test_env import write
 
 GREEN, YELLOW, RED, UNCHECKED = State.GREEN, State.YELLOW, State.RED, State.UNCHECKED

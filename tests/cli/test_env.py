@@ -15,8 +15,9 @@ import torch
 
 import ringkern
 from ringkern import config
-from ringkern.doctor import env, gpu, machine, probe
-from ringkern.topology import describe_self
+from ringkern.hosts.peer import this_peer
+from ringkern.tools import env
+from ringkern.tools.doctor import gpu, machine, probe
 
 LIMIT_S = 200
 
@@ -62,7 +63,7 @@ def test_what_is_here() -> None:
     info = ringkern.build_info()
     first = ["ringkern", "build", "python", "torch", "gpus", "cpu", "memory", "limits"]
     assert list(found)[:10] == [*first, "system", "host"]
-    own = describe_self(0)
+    own = this_peer(0)
     assert found["host"] == f"boot {own.boot_id[:8]}, network namespace {own.network_namespace}"
     assert found["ringkern"] == f"{ringkern.__version__}, {Path(ringkern.__file__).parent}"
     assert found["build"].startswith(f"{info['compiler']}, against torch {info['torch']}, ")

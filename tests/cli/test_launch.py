@@ -15,8 +15,8 @@ import pytest
 import torch.distributed as dist
 
 import ringkern
-from ringkern import launch
-from ringkern.cli.program import main
+from ringkern.tools import launch
+from ringkern.tools.program import main
 
 LIMIT_S = 120
 PROGRAM = [sys.executable, "-m", "ringkern"]
@@ -199,7 +199,7 @@ def _runs(pid: int) -> bool:
 IN_SHORT = """
 import sys
 from ringkern import options
-from ringkern.cli import main
+from ringkern.tools import main
 
 def add_timeout(parser, default_s, **_):
     given(parser, default_s, own=False)

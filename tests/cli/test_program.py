@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from ringkern import cli, launch, options, startup
-from ringkern.cli.program import COMMANDS, EXIT_CODES, main
+from ringkern import startup
+from ringkern.tools import Command, launch, options, parsers
+from ringkern.tools.program import COMMANDS, EXIT_CODES, main
 
 LIMIT_S = 120
 PROGRAM = [sys.executable, "-m", "ringkern"]
@@ -48,10 +49,10 @@ LOOK = """
 import sys
 sys.argv, sys.orig_argv = ["-m", *sys.argv[1:]], ["python", "-m", "ringkern", *sys.argv[1:]]
 try:
-    from ringkern.cli import main
+    from ringkern.tools import main
     main()
 finally:
-    print(sorted({"torch", "ringkern.api", "ringkern.perf"} & set(sys.modules)))
+    print(sorted({"torch", "ringkern.api", "ringkern.tools.bench.perf"} & set(sys.modules)))
 """
 
 
@@ -75,10 +76,10 @@ def test_only_the_command_that_is_asked_for_is_imported() -> None:
 
 
 def test_every_command_has_the_common_arguments() -> None:
-    parsers = cli.parsers()
-    assert list(parsers) == [command.name for command in COMMANDS]
+    found = parsers()
+    assert list(found) == [command.name for command in COMMANDS]
     meaning: dict[str, str] = {}
-    for name, parser in parsers.items():
+    for name, parser in found.items():
         actions = {flag: a for a in parser._actions for flag in a.option_strings}
         assert parser.prog == f"python -m ringkern {name}"
         assert parser.description
@@ -97,7 +98,7 @@ def test_every_command_has_the_common_arguments() -> None:
 # What pip makes of an entry point.
 SCRIPT = """
 import sys
-from ringkern.cli import main
+from ringkern.tools import main
 if __name__ == "__main__":
     sys.exit(main())
 """
@@ -129,7 +130,7 @@ def test_a_program_imports_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     for program, argv in (
         (["python", "train.py", "-x"], ["train.py", "-x"]),
         (["python", "-m", "train", "a"], ["-m", "a"]),
-        (["python", "-m", "ringkern.peers.worker", "a"], ["-m", "a"]),
+        (["python", "-m", "bench.compare.worker", "a"], ["-m", "a"]),
         (["python", "-c", "import ringkern"], ["-c"]),
         (["python", "/bin/ringkern.py"], ["/bin/ringkern.py"]),
         (["python", "-c", "spawn_main()", "--fork"], ["/venv/bin/ringkern", "bench"]),
@@ -298,8 +299,8 @@ def test_a_command_ends_at_its_timeout(capsys: pytest.CaptureFixture[str]) -> No
     name = "tests_cli_that_waits"
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, name, Module)  # type: ignore[arg-type]
-        command = cli.Command("wait", name, "waits")
-        patch.setattr("ringkern.cli.program.COMMANDS", (command,))
+        command = Command("wait", name, "waits")
+        patch.setattr("ringkern.tools.program.COMMANDS", (command,))
         assert main(["wait", "--timeout", "0.05"]) == 1
     assert "wait: error: not through after 0.05 s (--timeout)" in capsys.readouterr().err
 

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ringkern import _C, build_info, local
-from ringkern.cli import COMMANDS
 from ringkern.config import variables
+from ringkern.tools import COMMANDS
 from tests.docs.blocks import ROOT
 from tests.docs.extensions import made_from_code
 

@@ -62,7 +62,7 @@ def group_is_left() -> Iterator[None]:
 
 def test_they_are_found() -> None:
     names = {test.name for test in (*DOCSTRINGS, *OF_PAGES)}
-    assert {"ringkern", "ringkern.local", "ringkern.topology", "docs/index.md"} <= names
+    assert {"ringkern", "ringkern.local", "ringkern.choose.topology", "docs/index.md"} <= names
 
 
 def test_every_block_of_pycon_has_a_prompt() -> None:

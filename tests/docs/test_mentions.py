@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ringkern.cli import parsers
 from ringkern.config import variables
+from ringkern.tools import parsers
 from tests.docs.blocks import ROOT
 
 # The changelog speaks of what was.

@@ -178,7 +178,7 @@ def test_all_errors_are_in_the_tree() -> None:
 
 def test_the_columns_that_are_explained_are_those_that_are_printed() -> None:
     """bench/README.md has the table, which the reference shows."""
-    from ringkern import perf, report
+    from ringkern.tools.bench import perf, report
 
     settings = perf.Settings(sizes=(8,))
     machine = dict.fromkeys(report.machine(), "x")

@@ -25,15 +25,15 @@ STORES = "stores of torch.distributed differ in it, and nobody looks at it"
 ANY = {
     ("ringkern.build_info", "return"): JSON,
     ("ringkern.dump", "return"): JSON,
-    ("ringkern.explain.Explanation.as_dict", "return"): JSON,
-    ("ringkern.trace.chrome.chrome_trace", "return"): JSON,
+    ("ringkern.choose.explain.Explanation.as_dict", "return"): JSON,
+    ("ringkern.tools.trace.chrome.chrome_trace", "return"): JSON,
     ("ringkern.init", "options"): "the arguments of init_process_group, which torch checks",
     ("ringkern.backend.create", "options"): "a class that torch does not export",
-    ("ringkern.topology.Store.set", "value"): STORES,
-    ("ringkern.topology.Store.set", "return"): STORES,
-    ("ringkern.topology.Store.wait", "return"): STORES,
-    ("ringkern.topology.cuda_identity", "properties"): UNTYPED,
-    ("ringkern.topology.detect", "pynvml"): UNTYPED,
+    ("ringkern.choose.topology.Store.set", "value"): STORES,
+    ("ringkern.choose.topology.Store.set", "return"): STORES,
+    ("ringkern.choose.topology.Store.wait", "return"): STORES,
+    ("ringkern.choose.topology.cuda_identity", "properties"): UNTYPED,
+    ("ringkern.choose.topology.detect", "pynvml"): UNTYPED,
 }
 
 

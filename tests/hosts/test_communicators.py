@@ -11,12 +11,13 @@ import torch
 import torch.distributed as dist
 
 import ringkern
-from ringkern import _C, tuner
+from ringkern import _C
 from ringkern.backend import Options
+from ringkern.choose import tables
 from ringkern.comm import communicator_for
 from ringkern.errors import CommAbortedError, RendezvousError
 from ringkern.hosts import Hosts
-from ringkern.trace.record import record
+from ringkern.tools.trace.record import record
 from tests.hosts.on_hosts import on_hosts
 from tests.ranks import Pool, Ranks
 
@@ -95,10 +96,10 @@ def test_the_communicator_of_a_group(ranks: Pool) -> None:
 
 def _calls_by_the_table_of_a_host(rank: int, size: int) -> None:
     with on_hosts(rank, [3, 1]), ringkern.Communicator(timeout=SECONDS) as ring:
-        assert ring._c.table("cpu") == tuner.table("cpu", 4)
+        assert ring._c.table("cpu") == tables.table("cpu", 4)
         assert ring.hosts.count == 2
         here = 3 if rank < 3 else 1
-        assert ring._c.table("cpu") == tuner.table("cpu", here)
+        assert ring._c.table("cpu") == tables.table("cpu", here)
 
 
 def test_rings_go_by_the_number_of_ranks_on_their_host(ranks: Pool) -> None:

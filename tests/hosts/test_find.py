@@ -22,7 +22,7 @@ from ringkern import _C
 from ringkern.errors import PeerLostError, RendezvousError
 from ringkern.hosts import Hosts, Search, hosts_of
 from ringkern.hosts import search as finding
-from ringkern.topology import Peer, describe_self
+from ringkern.hosts.peer import Peer, this_peer
 
 LONG_S = 60.0
 SHORT_S = 0.3
@@ -212,7 +212,7 @@ def test_this_process() -> None:
     store = dist.HashStore()
     found = in_threads([0, 1], lambda r: find(store, "x", r, 2, LONG_S))
     crowded = len(os.sched_getaffinity(0)) < 2
-    assert found[0] == found[1] == Hosts((describe_self(0).host,), (0, 0), crowded)
+    assert found[0] == found[1] == Hosts((this_peer(0).host,), (0, 0), crowded)
 
 
 # ---- in processes -------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ def test_processes_in_network_namespaces(tmp_path: Path) -> None:
     tried = subprocess.run([*apart, "true"], capture_output=True, text=True, timeout=60)
     if tried.returncode != 0:
         pytest.skip(f"no network namespaces here: {tried.stderr.strip()}")
-    host = describe_self(0).host
+    host = this_peer(0).host
     found = outputs([program(tmp_path, 0, 2), program(tmp_path, 1, 2, *apart)])
     assert found == [f"['{host}', '{host}#2'] [0, 1]"] * 2
 

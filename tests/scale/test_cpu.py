@@ -7,17 +7,17 @@ import json
 
 import pytest
 
-from ringkern import scale
-from ringkern.scale import cpu, sweep
-from ringkern.scale.cpu import Ethernet, Host, estimates
-from ringkern.tuner import shipped
+from ringkern.choose.tables import shipped
+from ringkern.tools import model
+from ringkern.tools.model import cpu, sweep
+from ringkern.tools.model.cpu import Ethernet, Host, estimates
 
 K, M = 1 << 10, 1 << 20
 SIZES = [8 << (2 * i) for i in range(14)]
 HOST = Host(4, 4)
 
 
-def way(host: Host, network: Ethernet, nbytes: float, name: str) -> scale.Estimate:
+def way(host: Host, network: Ethernet, nbytes: float, name: str) -> model.Estimate:
     return next(e for e in estimates(host, network, nbytes) if e.way == name)
 
 
@@ -44,7 +44,7 @@ class TestFormulas:
         times = []
         for half in ("reduce_scatter", "all_gather"):
             fastest = []
-            for protocol in scale.constants.PROTOCOLS:
+            for protocol in model.constants.PROTOCOLS:
                 ring = cpu.Way("ring", protocol)
                 cost = costs[half, ring].cost
                 least = cost.time_us(ring, half, 4, 0)
@@ -79,7 +79,7 @@ class TestFormulas:
         assert simple.time_us == pytest.approx(cost.time_us(ring, "all_reduce", 4, M))
 
     @pytest.mark.parametrize("hosts", [2, 16, 1000])
-    @pytest.mark.parametrize("name", scale.WAYS)
+    @pytest.mark.parametrize("name", model.WAYS)
     def test_twice_as_much_takes_longer(self, hosts: int, name: str) -> None:
         sizes = [8 << i for i in range(30)]
         network = Ethernet(hosts)
@@ -87,13 +87,13 @@ class TestFormulas:
         assert times == sorted(times)
 
     @pytest.mark.parametrize("nbytes", SIZES)
-    @pytest.mark.parametrize("name", scale.WAYS)
+    @pytest.mark.parametrize("name", model.WAYS)
     def test_more_hosts_take_longer(self, nbytes: int, name: str) -> None:
         times = [way(HOST, Ethernet(h), nbytes, name).time_us for h in (2, 4, 64, 512, 1000)]
         assert times == sorted(times)
 
     @pytest.mark.parametrize("nbytes", [8, M, 256 * M])
-    @pytest.mark.parametrize("name", scale.WAYS)
+    @pytest.mark.parametrize("name", model.WAYS)
     def test_ranks_that_share_cores_take_longer(self, nbytes: int, name: str) -> None:
         fast = Ethernet(4, 12.5)
         assert way(Host(4, 2), fast, nbytes, name).time_us > (way(HOST, fast, nbytes, name).time_us)
@@ -116,8 +116,8 @@ class TestFormulas:
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     parser = argparse.ArgumentParser()
-    scale.add_arguments(parser)
-    assert scale.run(parser.parse_args(["--device", "cpu", *arguments])) == 0
+    model.add_arguments(parser)
+    assert model.run(parser.parse_args(["--device", "cpu", *arguments])) == 0
     return capsys.readouterr().out
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ringkern import topology
-from ringkern.scale import Network, cpu, estimates, node_of, sweep
-from ringkern.scale.estimate import FLAT_RING, FLAT_TREE, Estimate
+from ringkern.choose import topology
+from ringkern.tools.model import Network, cpu, estimates, node_of, sweep
+from ringkern.tools.model.estimate import FLAT_RING, FLAT_TREE, Estimate
 
 H100 = node_of(topology.recorded("dgx-h100"))
 PAGE = Path(__file__).parents[2] / "docs" / "design" / "choice.md"

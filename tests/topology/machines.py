@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from ringkern.topology import C2c, Cpu, Gpu, Machine, Nic, NvLink, Pci
-from ringkern.topology.links import nvlink_gb_s
+from ringkern.choose.topology import C2c, Cpu, Gpu, Machine, Nic, NvLink, Pci
+from ringkern.choose.topology.links import nvlink_gb_s
 
 GPU, SWITCH, BRIDGE = "0x030200", "0x068000", "0x060400"
 GEN4 = "16.0 GT/s PCIe"

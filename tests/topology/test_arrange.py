@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from ringkern import _C, arrange, news, rings, topology
+from ringkern import _C, news
+from ringkern.choose import ring_order, rings, topology
 
 
 def on(monkeypatch: pytest.MonkeyPatch, machine: topology.Machine) -> list[str]:
@@ -21,7 +22,7 @@ def on(monkeypatch: pytest.MonkeyPatch, machine: topology.Machine) -> list[str]:
 def test_a_cube_of_links_gets_rings_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = topology.recorded("dgx1-v100")
     buses = on(monkeypatch, machine)
-    orders = arrange.orders(buses, 32)
+    orders = ring_order.orders(buses, 32)
     assert 1 < len(orders) <= 8
     assert all(sorted(order) == list(range(8)) for order in orders)
     fabric = machine.fabric()
@@ -35,7 +36,7 @@ def test_ranks_are_found_by_their_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     buses = on(monkeypatch, machine)
     shuffled = [0, 2, 1, 3]
     by_rank = machine.fabric(shuffled)
-    orders = arrange.orders([buses[gpu] for gpu in shuffled], 4)
+    orders = ring_order.orders([buses[gpu] for gpu in shuffled], 4)
     assert orders
     found = rings.speed_of(by_rank, tuple(map(tuple, orders)), 4)
     assert found > rings.speed_of(by_rank, ((0, 1, 2, 3),), 4)
@@ -44,33 +45,33 @@ def test_ranks_are_found_by_their_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["dgx-a100", "dgx-h100", "pcie8-1socket", "pcie4-2sockets"])
 def test_as_numbered_where_nothing_is_better(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     buses = on(monkeypatch, topology.recorded(name))
-    assert arrange.orders(buses, 32) == []
+    assert ring_order.orders(buses, 32) == []
 
 
 def test_several_ranks_on_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     buses = on(monkeypatch, topology.recorded("dgx-h100"))
-    assert arrange.orders(buses[:1] * 4, 32) == []
+    assert ring_order.orders(buses[:1] * 4, 32) == []
 
 
 def test_what_is_not_seen_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = topology.recorded("dgx1-v100")
     buses = on(monkeypatch, machine)
-    assert arrange.orders([*buses[:3], "0000:fe:00.0"], 4) == []
-    assert arrange.orders(buses * 3, 4) == []  # more than orders can hold
+    assert ring_order.orders([*buses[:3], "0000:fe:00.0"], 4) == []
+    assert ring_order.orders(buses * 3, 4) == []  # more than orders can hold
     on(monkeypatch, dataclasses.replace(machine, gpus=()))
-    assert arrange.orders(buses, 4) == []
+    assert ring_order.orders(buses, 4) == []
 
 
 @pytest.fixture
 def asking() -> Iterator[Callable[[Any], None]]:
     """Puts a function in the place of the arranger, until the test ends."""
     yield _C.set_arranger
-    _C.set_arranger(arrange.orders)
+    _C.set_arranger(ring_order.orders)
 
 
 def test_a_ring_asks_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     buses = on(monkeypatch, topology.recorded("dgx1-v100"))
-    assert _C.arranged(buses, 32) == arrange.orders(buses, 32)
+    assert _C.arranged(buses, 32) == ring_order.orders(buses, 32)
 
 
 def test_an_answer_is_taken_as_it_is(asking: Callable[[Any], None]) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from ringkern import topology
-from ringkern.topology import Cache, Cpu, Machine, P2p, describe
+from ringkern.choose import topology
+from ringkern.choose.topology import Cache, Cpu, Machine, P2p, describe
 from tests.topology.machines import INTEL, pcie_machine
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ringkern import topology
-from ringkern.topology import Cache, Machine, detect, from_xml, sysfs, to_xml
+from ringkern.choose import topology
+from ringkern.choose.topology import Cache, Machine, detect, from_xml, sysfs, to_xml
 from tests.topology.fake_nvml import FakeGpu, FakeNvml
 from tests.topology.sys_tree import BRIDGE, GPU, NIC, SysTree, cpuinfo
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringkern.topology import Machine, from_xml, read, to_xml, write
-from ringkern.topology import xml_tree as tree
+from ringkern.choose.topology import Machine, from_xml, read, to_xml, write
+from ringkern.choose.topology import xml_tree as tree
 from tests.topology.machines import GPU, SWITCH, machines
 
 # In the shape of NCCL 2.2x's dumps, with what this package leaves out.

@@ -7,8 +7,8 @@ from importlib import resources
 
 import pytest
 
-from ringkern import topology
-from ringkern.fabric import Fabric
+from ringkern.choose import topology
+from ringkern.choose.fabric import Fabric
 
 # NVIDIA's white paper of the DGX-1 with V100, and what nvidia-smi topo -m prints there.
 DGX1_LANES = """

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ringkern import rings, topology
+from ringkern.choose import rings, topology
 
 # Name: rings, GB/s of all together, and what a hop of the best rings crosses at worst.
 #

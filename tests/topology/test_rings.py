@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringkern import rings
-from ringkern.fabric import Edge, Fabric
-from ringkern.rings import packing
-from ringkern.rings.hops import Hops
-from ringkern.rings.laying import Budget, GaveUp, Refuted, Search
-from ringkern.rings.packing import pack
+from ringkern.choose import rings
+from ringkern.choose.fabric import Edge, Fabric
+from ringkern.choose.rings import packing
+from ringkern.choose.rings.hops import Hops
+from ringkern.choose.rings.laying import Budget, GaveUp, Refuted, Search
+from ringkern.choose.rings.packing import pack
 
 Pair = tuple[int, int]
 
@@ -462,7 +462,7 @@ class TestReproducible:
     def test_hashes_do_not_matter(self) -> None:
         program = (
             "from tests.topology.test_rings import random_fabric\n"
-            "from ringkern import rings\n"
+            "from ringkern.choose import rings\n"
             "print([rings.search(random_fabric(16, seed)).orders for seed in range(2)])"
         )
         outputs = {

@@ -8,9 +8,9 @@ import itertools
 import pytest
 from hypothesis import given
 
-from ringkern.fabric import Fabric
-from ringkern.topology import C2c, Cpu, Gpu, Machine, NvLink, P2p, Pci
-from ringkern.topology.graph import bus_id
+from ringkern.choose.fabric import Fabric
+from ringkern.choose.topology import C2c, Cpu, Gpu, Machine, NvLink, P2p, Pci
+from ringkern.choose.topology.graph import bus_id
 from tests.topology.machines import GEN4, GPU, INTEL, SWITCH, machines, pcie_machine
 
 

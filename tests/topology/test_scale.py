@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from ringkern import scale, topology
-from ringkern.scale import Network, Node, constants, estimates, node_of
+from ringkern.choose import topology
+from ringkern.tools import model
+from ringkern.tools.model import Network, Node, constants, estimates, node_of
 from ringkern.units import parse_size, size_text
 
 K, M = 1 << 10, 1 << 20
@@ -27,7 +28,7 @@ def by_protocol(node: Node, nbytes: int) -> dict[str, float]:
     return {e.protocol: e.time_us for e in estimates(node, None, nbytes)}
 
 
-def way(node: Node, network: Network, nbytes: float, name: str) -> scale.Estimate:
+def way(node: Node, network: Network, nbytes: float, name: str) -> model.Estimate:
     """The fastest of a way."""
     return next(e for e in estimates(node, network, nbytes) if e.way == name)
 
@@ -158,7 +159,7 @@ class TestManyNodes:
     def test_the_fastest_comes_first(self, nodes: int, nbytes: int) -> None:
         found = estimates(h100(8), Network(nodes, 50.0), nbytes)
         assert [e.time_us for e in found] == sorted(e.time_us for e in found)
-        assert {e.way for e in found} == set(scale.WAYS)
+        assert {e.way for e in found} == set(model.WAYS)
 
     def test_no_ll128_where_gpus_use_pcie(self) -> None:
         node = Node("test", 4, "Ampere", "PCIe", 24.0)
@@ -186,13 +187,13 @@ class TestManyNodes:
     @pytest.mark.parametrize("nodes", [2, 16, 1000])
     def test_twice_as_much_takes_longer(self, nodes: int) -> None:
         sizes = [8 << i for i in range(30)]
-        for name in scale.WAYS:
+        for name in model.WAYS:
             times = [way(h100(8), Network(nodes, 50.0), size, name).time_us for size in sizes]
             assert times == sorted(times)
 
     @pytest.mark.parametrize("nbytes", SIZES)
     def test_more_nodes_take_longer(self, nbytes: int) -> None:
-        for name in scale.WAYS:
+        for name in model.WAYS:
             times = [
                 way(h100(8), Network(nodes, 50.0), nbytes, name).time_us
                 for nodes in (4, 8, 64, 512, 1024)
@@ -201,7 +202,7 @@ class TestManyNodes:
 
     def test_a_slower_network(self) -> None:
         slow = Network(16, 50.0, dict.fromkeys(constants.PROTOCOLS, 10.0))
-        for name in scale.WAYS:
+        for name in model.WAYS:
             later = way(h100(8), slow, 8, name).time_us
             assert later > way(h100(8), Network(16, 50.0), 8, name).time_us
 
@@ -245,35 +246,35 @@ class TestPublished:
     def test_error_by_hand(self) -> None:
         """8 KB on 8 x H200: 6.6 + 14 x 0.6 us, and 8 K x 14/8 bytes at 141 GB/s, for 17.23."""
         row = next(
-            r for r in scale.PUBLISHED if r.system == "8 x H200, graphs" and r.nbytes == 8 * K
+            r for r in model.PUBLISHED if r.system == "8 x H200, graphs" and r.nbytes == 8 * K
         )
-        assert scale.error_of(row) == pytest.approx((15.0 + 8 * K * 1.75 / 141e3) / 17.23 - 1)
+        assert model.error_of(row) == pytest.approx((15.0 + 8 * K * 1.75 / 141e3) / 17.23 - 1)
 
     def test_a_bandwidth_becomes_a_time(self) -> None:
-        row = next(r for r in scale.PUBLISHED if r.source == "NVIDIA/nccl#986")
+        row = next(r for r in model.PUBLISHED if r.source == "NVIDIA/nccl#986")
         assert row.nbytes / row.time_us * 1.75 == pytest.approx(350e3)
 
     def test_machines_and_sources_are_named(self) -> None:
-        for row in scale.PUBLISHED:
+        for row in model.PUBLISHED:
             assert row.machine in topology.recorded_names()
             assert row.source
             assert row.time_us > 0
 
     def test_median_is_of_rings_alone(self) -> None:
-        rows = tuple(row for row in scale.PUBLISHED if row.ring)
-        assert len(rows) < len(scale.PUBLISHED)
-        assert scale.median_error() == scale.median_error(rows)
-        errors = sorted(abs(scale.error_of(row)) for row in rows)
-        assert errors[(len(errors) - 1) // 2] <= scale.median_error() <= errors[len(errors) // 2]
+        rows = tuple(row for row in model.PUBLISHED if row.ring)
+        assert len(rows) < len(model.PUBLISHED)
+        assert model.median_error() == model.median_error(rows)
+        errors = sorted(abs(model.error_of(row)) for row in rows)
+        assert errors[(len(errors) - 1) // 2] <= model.median_error() <= errors[len(errors) // 2]
 
     def test_half_of_the_predictions_are_good(self) -> None:
-        assert scale.median_error() < 0.15
+        assert model.median_error() < 0.15
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     parser = argparse.ArgumentParser()
-    scale.add_arguments(parser)
-    assert scale.run(parser.parse_args(arguments)) == 0
+    model.add_arguments(parser)
+    assert model.run(parser.parse_args(arguments)) == 0
     return capsys.readouterr().out
 
 
@@ -338,11 +339,11 @@ class TestCommand:
 
     def test_published(self, capsys: pytest.CaptureFixture[str]) -> None:
         text = run(capsys, "--published")
-        assert len(text.splitlines()) == len(scale.PUBLISHED) + 5
-        assert f"Median error of the other 42: {scale.median_error():.0%}." in text
+        assert len(text.splitlines()) == len(model.PUBLISHED) + 5
+        assert f"Median error of the other 42: {model.median_error():.0%}." in text
         data = json.loads(run(capsys, "--published", "--json"), parse_constant=no_constant)
         assert [row["error"] for row in data["rows"]] == [
-            scale.error_of(row) for row in scale.PUBLISHED
+            model.error_of(row) for row in model.PUBLISHED
         ]
 
     @pytest.mark.parametrize("nodes", ["1", "16"])
@@ -374,9 +375,9 @@ class TestCommand:
     )
     def test_arguments_that_do_not_fit(self, arguments: list[str], text: str) -> None:
         parser = argparse.ArgumentParser()
-        scale.add_arguments(parser)
+        model.add_arguments(parser)
         with pytest.raises(ValueError, match=text):
-            scale.run(parser.parse_args(arguments))
+            model.run(parser.parse_args(arguments))
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,7 @@ import torch
 import torch.distributed as dist
 
 import ringkern
-from ringkern.errors import (
-    CollectiveTimeoutError,
-    CommAbortedError,
-    RendezvousError,
-    RingKernError,
-)
+from ringkern.errors import CollectiveTimeoutError, CommAbortedError, RendezvousError, RingKernError
 from tests.ranks import Pool
 from tests.torch.test_api import summed, values
 

@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 
 import ringkern
-from ringkern import local, tuner
+from ringkern import local
+from ringkern.choose import tables
 from ringkern.config import ALGORITHMS
 from ringkern.errors import CollectiveTimeoutError
 from tests import reference
@@ -139,7 +140,7 @@ def test_the_choice_is_that_of_the_table() -> None:
     for size in (1, 2, 8):
         communicator = ringkern.Communicator.from_store(store, 0, size)
         edges = [0, 511, 512, 513, 1 << 20, 1 << 40]
-        for rows in tuner.table("cpu", size).values():
+        for rows in tables.table("cpu", size).values():
             edges += [below + more for below, *_ in rows[:-1] for more in (-1, 0, 1)]
         for nbytes in edges:
             for collective in ("all_reduce", "reduce_scatter", "broadcast"):

@@ -19,12 +19,7 @@ import torch.distributed as dist
 
 import ringkern
 from ringkern import errors
-from ringkern.errors import (
-    CollectiveMismatchError,
-    CommAbortedError,
-    CommUsageError,
-    RingKernError,
-)
+from ringkern.errors import CollectiveMismatchError, CommAbortedError, CommUsageError, RingKernError
 from tests.ranks import Pool, Ranks
 
 SUM = dist.ReduceOp.SUM

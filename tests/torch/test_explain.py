@@ -15,11 +15,13 @@ import torch
 import torch.distributed as dist
 
 import ringkern
-from ringkern import _C, explain, tuner
+from ringkern import _C
+from ringkern.choose import cache, explain, identity, tables
+from ringkern.choose.cost import ANY_SIZE, Way, bus_bandwidth
+from ringkern.choose.explain import Explanation
 from ringkern.config import config
-from ringkern.cost import ANY_SIZE, Way, bus_bandwidth
-from ringkern.explain import Explanation
-from ringkern.tuner import cache, identity, tables
+from ringkern.tools import explain as command
+from ringkern.tools.curves import draw_explanation
 from ringkern.units import parse_size, say_size, say_time
 from tests.ranks import Ranks
 from tests.torch import tunings
@@ -36,9 +38,9 @@ def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     path = cache.file_of(here)
     path.parent.mkdir()
     cache.write(path, tunings.tuning(2, here.cores + 1, machine=here))
-    tuner.forget()
+    tables.forget()
     yield
-    tuner.forget()
+    tables.forget()
 
 
 def why(found: Explanation) -> dict[str, str]:
@@ -54,7 +56,7 @@ def way(found: Explanation) -> str:
 
 def test_the_choice_is_that_of_the_lists() -> None:
     for ranks in (1, 2, 3, 8):
-        lists = tuner.table("cpu", ranks)
+        lists = tables.table("cpu", ranks)
         for collective in COLLECTIVES:
             rows = lists["automatic" if collective == "all_reduce" else "others"]
             parts = ranks if collective in ("reduce_scatter", "all_gather") else 1
@@ -63,17 +65,17 @@ def test_the_choice_is_that_of_the_lists() -> None:
                     found = explain.explain(
                         "cpu", ranks, nbytes * parts, dtype=dtype, collective=collective
                     )
-                    chosen = tuner.way_of(rows, -(-nbytes // dtype.itemsize) * dtype.itemsize)
+                    chosen = tables.way_of(rows, -(-nbytes // dtype.itemsize) * dtype.itemsize)
                     assert found.way[:2] == chosen[:2], (ranks, collective, nbytes, dtype)
 
 
-OTHER: tuner.Rows = [(64, "one_shot", "simple"), (ANY_SIZE, "ring", "ll128")]
+OTHER: tables.Rows = [(64, "one_shot", "simple"), (ANY_SIZE, "ring", "ll128")]
 
 
 def _comes_with_another_table(rank: int, size: int) -> None:
     communicator = ringkern.Communicator()
     if rank == 0:
-        lists = {**tuner.table("cpu", size), "automatic": OTHER}
+        lists = {**tables.table("cpu", size), "automatic": OTHER}
         communicator._c.set_table("cpu", lists)
     before = communicator.explain(1000)
     assert str(before.way) == ("ring/ll128" if rank == 0 else str(way_here(1000, size)))
@@ -88,7 +90,7 @@ def _comes_with_another_table(rank: int, size: int) -> None:
 
 
 def way_here(nbytes: int, ranks: int) -> Way:
-    return tuner.way_of(tuner.table("cpu", ranks)["automatic"], nbytes)
+    return tables.way_of(tables.table("cpu", ranks)["automatic"], nbytes)
 
 
 def test_a_communicator_goes_by_the_table_of_rank_0(ranks: Callable[[int], Ranks]) -> None:
@@ -108,7 +110,7 @@ ASKED: list[dict[str, str]] = [
 
 @pytest.mark.parametrize("asked", ASKED, ids=str)
 def test_what_is_asked_for_is_what_is_explained(asked: dict[str, str]) -> None:
-    lists = tuner.table("cpu", 2)
+    lists = tables.table("cpu", 2)
     wish = {name: text for name, text in asked.items() if name in ("algorithm", "protocol")}
     for nbytes in SIZES:
         found = explain.explain("cpu", 2, nbytes, dtype="bfloat16", **asked)
@@ -116,13 +118,13 @@ def test_what_is_asked_for_is_what_is_explained(asked: dict[str, str]) -> None:
         if expected == ("in_rank_order", "ll128"):
             expected = ("ring", "ll128")
         if expected[1] is None:
-            expected = tuner.way_of(lists[expected[0]], -(-nbytes // 2) * 2)[:2]
+            expected = tables.way_of(lists[expected[0]], -(-nbytes // 2) * 2)[:2]
         assert found.way[:2] == expected
         assert found.candidates[0].why == "chosen"
         for name, text in wish.items():
             assert f"{name}={text}" in found.origin
         if len(wish) < 2:
-            assert tuner.source("cpu", 2) in found.origin or "protocol" in wish
+            assert tables.source("cpu", 2) in found.origin or "protocol" in wish
         ring = why(found)["ring/ll"]
         if "deterministic" in asked:
             assert ring == "does not keep deterministic='size_invariant'"
@@ -337,7 +339,7 @@ def test_a_call_goes_the_way_that_was_explained(ranks: Callable[[int], Ranks]) -
 
 def arguments(*given: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    explain.add_arguments(parser)
+    command.add_arguments(parser)
     return parser.parse_args(given)
 
 
@@ -355,11 +357,11 @@ def test_as_text(tuned: None) -> None:
     assert len(lines) == 7 + 9
     asked = str(explain.explain("cpu", 2, 128 << 10, algorithm="ring", protocol="ll"))
     assert "  chosen     algorithm=ring and protocol=ll\n" in asked
-    assert f"; by {tuner.source('cpu', 2)}\n" in asked
+    assert f"; by {tables.source('cpu', 2)}\n" in asked
 
 
 def test_as_data() -> None:
-    for device in tuner.DEVICES:
+    for device in tables.DEVICES:
         found = explain.explain(device, 2, 1 << 20).as_dict()
         again = json.loads(json.dumps(found, allow_nan=False))
         assert again["way"]["algorithm"] in _C.algorithms
@@ -370,33 +372,33 @@ def test_as_data() -> None:
 def test_as_a_picture(tuned: None, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     found = explain.explain("cpu", 2, 1 << 20)
-    found.plot(tmp_path / "ways.svg")
+    draw_explanation(found, tmp_path / "ways.svg")
     assert "<svg" in (tmp_path / "ways.svg").read_text()
     with pytest.raises(OSError, match="no/such/place"):
-        found.plot("/no/such/place/ways.svg")
+        draw_explanation(found, Path("/no/such/place/ways.svg"))
     with pytest.raises(ValueError, match="no times to draw"):
-        explain.explain("cuda", 2, 1 << 20).plot(tmp_path / "none.svg")
+        draw_explanation(explain.explain("cuda", 2, 1 << 20), tmp_path / "none.svg")
 
 
 def test_the_command(tuned: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     plot = tmp_path / "ways.svg"
     given = ["8", "1M", "-n", "2", "-d", "half", "--algo", "ring", "--json", "--plot", str(plot)]
-    assert explain.run(arguments(*given)) == 0
+    assert command.run(arguments(*given)) == 0
     assert plot.exists()
     found = json.loads(capsys.readouterr().out)
     assert [one["nbytes"] for one in found] == [8, 1 << 20]
     assert found[0] == json.loads(
         json.dumps(explain.explain("cpu", 2, 8, dtype="float16", algorithm="ring").as_dict())
     )
-    assert explain.run(arguments("1M", "--deterministic", "size_invariant")) == 0
+    assert command.run(arguments("1M", "--deterministic", "size_invariant")) == 0
     assert "does not keep deterministic" in capsys.readouterr().out
     with pytest.raises(ValueError, match="unknown dtype"):
-        explain.run(arguments("8", "-d", "float17"))
+        command.run(arguments("8", "-d", "float17"))
 
 
 def test_all_sizes_at_a_glance(tuned: None, capsys: pytest.CaptureFixture[str]) -> None:
-    assert explain.run(arguments()) == 0
+    assert command.run(arguments()) == 0
     lines = capsys.readouterr().out.splitlines()
     rows = [line.split() for line in lines if not line.startswith("#")]
     assert rows[0][:2] == ["size", "way"]

@@ -181,7 +181,8 @@ assert not torch.distributed.is_initialized()
 assert threading.active_count() == threads
 assert len(os.listdir("/proc/self/task")) == tasks
 assert len(os.listdir("/proc/self/fd")) == descriptors
-heavy = {"numpy", "cupy", "matplotlib", "sklearn", "ringkern.perf"} & (set(sys.modules) - modules)
+loaded = set(sys.modules) - modules
+heavy = {"numpy", "cupy", "matplotlib", "sklearn", "ringkern.tools"} & loaded
 assert not heavy, heavy
 maps = open("/proc/self/maps").read()
 assert "libcudart" not in maps or torch.version.cuda, "links torch's CUDA libraries"

@@ -25,11 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import ringkern
 from ringkern import _C
 from ringkern.config import config
-from ringkern.errors import (
-    CollectiveTimeoutError,
-    CommAbortedError,
-    CommUsageError,
-)
+from ringkern.errors import CollectiveTimeoutError, CommAbortedError, CommUsageError
 from tests import reference
 from tests.ranks import Pool, Ranks
 from tests.reference import FLOATS, INTEGERS

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ringkern.tuner import quiet
+from ringkern.tools.tune import quiet
 
 
 @pytest.mark.parametrize(

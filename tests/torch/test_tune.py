@@ -18,11 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from ringkern import _C, launch, tuner
-from ringkern.cost import ANY_SIZE, Cost, Tier, Way
-from ringkern.tuner import cache, fit, identity, trials, tune
-from ringkern.tuner.trials import Cell, Progress, Trials
-from ringkern.tuner.tuning import COLLECTIVES, DIRECT, RING, ways_of
+from ringkern import _C
+from ringkern.choose import cache, identity, tables
+from ringkern.choose.cost import ANY_SIZE, Cost, Tier, Way
+from ringkern.choose.tuning import COLLECTIVES, DIRECT, RING, ways_of
+from ringkern.tools import launch
+from ringkern.tools.tune import command as tune
+from ringkern.tools.tune import fit, trials
+from ringkern.tools.tune.trials import Cell, Progress, Trials
 from tests.torch import tunings
 
 LIMIT_S = 120
@@ -139,13 +142,13 @@ def test_what_other_programs_did_does_not_count() -> None:
         real = tunings.cost_of(way)
         for size, time_us in fitted.points:
             assert time_us == pytest.approx(real.time_us(way, name, 2, size), rel=0.02)
-    lists = tuner.rows_for(measured, 2)
-    wanted = tuner.rows_for(tunings.measured(2), 2)
+    lists = tables.rows_for(measured, 2)
+    wanted = tables.rows_for(tunings.measured(2), 2)
     assert [row[1:] for row in lists["automatic"]] == [row[1:] for row in wanted["automatic"]]
     # Where the ring is ahead by less than 10 %, it is not taken.
     assert tune.choice_within(measured, lists["automatic"], 1.05) == (25, 26)
     assert tune.choice_within(measured, lists["automatic"], 1.12) == (26, 26)
-    wrong = tuner.rows_of({RING[2]: [1.0] * len(tuner.SIZES)})
+    wrong = tables.rows_of({RING[2]: [1.0] * len(tables.SIZES)})
     assert tune.choice_within(measured, wrong, 1.05)[0] < len(SIZES)
 
 
@@ -322,7 +325,7 @@ def test_ranks_that_fail_leave_everything_as_it_was(
 
 PROGRAM = """
 import argparse, sys
-from ringkern.tuner import tune
+from ringkern.tools.tune import command as tune
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     tune.add_arguments(parser)
@@ -373,13 +376,14 @@ def test_it_measures_and_the_next_program_knows(
     assert said["measured"][0]["median_error"] >= 0
 
     program = (
-        "from ringkern import tuner; print(tuner.source('cpu', 2)); print(tuner.table('cpu', 2))"
+        "from ringkern.choose import tables\n"
+        "print(tables.source('cpu', 2)); print(tables.table('cpu', 2))"
     )
     after = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT_S, check=True
     ).stdout.splitlines()
     assert after[0].startswith(f"{path}, measured ")
-    assert after[1] == str(tuner.rows_for(kept.measured[0], 2))
+    assert after[1] == str(tables.rows_for(kept.measured[0], 2))
 
 
 def test_a_dry_run_writes_nothing(
@@ -414,12 +418,12 @@ def test_a_dry_run_writes_nothing(
     assert list((tmp_path / "ringkern").iterdir()) == []
 
     # And one that does, for two numbers of ranks.
-    tuner.forget()
+    tables.forget()
     assert tune.run(arguments("-n", "2,64")) == 0
     text = capsys.readouterr().out
     path = cache.file_of(identity.of_this_machine(_C.wire_version))
     assert f"# kept in {path}" in text
     assert "64 ranks shared" in text
-    assert tuner.source("cpu", 2).startswith(str(path)), "this process, too"
+    assert tables.source("cpu", 2).startswith(str(path)), "this process, too"
     assert [m.ranks for m in cache.read(path).measured] == [2, 64]
-    tuner.forget()
+    tables.forget()

@@ -21,11 +21,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringkern import _C, tuner
-from ringkern.cost import ANY_SIZE, Way
-from ringkern.tuner import cache, identity, tables
-from ringkern.tuner.identity import Identity
-from ringkern.tuner.tuning import DIRECT, RING, Tuning, dump, parse, ways_of
+from ringkern import _C
+from ringkern.choose import cache, identity, tables
+from ringkern.choose.cost import ANY_SIZE, Way
+from ringkern.choose.identity import Identity
+from ringkern.choose.tuning import DIRECT, RING, Tuning, dump, parse, ways_of
 from tests.torch import tunings
 from tests.torch.tunings import MACHINE
 
@@ -36,25 +36,25 @@ HERE = identity.of_this_machine(_C.wire_version)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where the tuning of this machine is read from, empty at first."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    tuner.forget()
+    tables.forget()
     yield tmp_path / "ringkern"
-    tuner.forget()
+    tables.forget()
 
 
 # ---- tables -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("device", tuner.DEVICES)
+@pytest.mark.parametrize("device", tables.DEVICES)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8, 100, 1024])
 def test_a_table_is_what_the_extension_takes(device: str, ranks: int) -> None:
-    lists = tuner.table(device, ranks)
-    assert tuple(lists) == tuner.LISTS
+    lists = tables.table(device, ranks)
+    assert tuple(lists) == tables.LISTS
     for name, rows in lists.items():
         sizes = [below for below, *_ in rows]
         assert sizes == sorted(set(sizes))
         assert sizes[0] > 0
         assert sizes[-1] == ANY_SIZE
-        assert len(rows) <= tuner.MOST_ROWS
+        assert len(rows) <= tables.MOST_ROWS
         for _, algorithm, protocol in rows:
             if name in _C.algorithms:
                 assert algorithm == name
@@ -71,7 +71,7 @@ def test_a_table_is_what_the_extension_takes(device: str, ranks: int) -> None:
         for below, *_ in lists[name][:-1]:
             for nbytes in (below - 1, below):
                 chosen = _C.choose(device, lists, collective, "int8", nbytes, *NOTHING)
-                assert Way(*chosen) == tuner.way_of(lists[name], nbytes)
+                assert Way(*chosen) == tables.way_of(lists[name], nbytes)
 
 
 NOTHING = ("auto", "auto", False, False)  # is asked for
@@ -81,7 +81,7 @@ def test_rows_change_where_the_costs_do() -> None:
     """Against the costs themselves: at each size the way of the rows is as good as the best."""
     for ranks in (2, 3, 8):
         found = tunings.measured(ranks)
-        lists = tuner.rows_for(found, ranks)
+        lists = tables.rows_for(found, ranks)
         for name, ways in (("automatic", ways_of("all_reduce")), ("in_rank_order", DIRECT)):
             assert len(lists[name]) >= 3
             for i in range(12, 260):
@@ -91,7 +91,7 @@ def test_rows_change_where_the_costs_do() -> None:
                     * (1.1 if name == "automatic" and way.algorithm == "ring" else 1.0)
                     for way in ways
                 }
-                chosen = tuner.way_of(lists[name], size)
+                chosen = tables.way_of(lists[name], size)
                 # Where three lines meet, one of them may be best for too short a range.
                 assert times[chosen] <= 1.04 * min(times.values()), (name, ranks, size)
         for size in (8, 1 << 12, 1 << 24):
@@ -102,17 +102,17 @@ def test_rows_change_where_the_costs_do() -> None:
                 )
                 for way in RING
             }
-            assert tuner.way_of(lists["others"], size) == min(times, key=times.__getitem__)
+            assert tables.way_of(lists["others"], size) == min(times, key=times.__getitem__)
 
 
 def test_the_first_size_of_a_row_has_its_way() -> None:
-    rows: tuner.Rows = [(10, "one_shot", "ll"), (ANY_SIZE, "ring", "simple")]
-    assert tuner.way_of(rows, 9) == Way("one_shot", "ll")
-    assert tuner.way_of(rows, 10) == Way("ring", "simple")
+    rows: tables.Rows = [(10, "one_shot", "ll"), (ANY_SIZE, "ring", "simple")]
+    assert tables.way_of(rows, 9) == Way("one_shot", "ll")
+    assert tables.way_of(rows, 10) == Way("ring", "simple")
 
 
 def _constant(value: float) -> list[float]:
-    return [value] * len(tuner.SIZES)
+    return [value] * len(tables.SIZES)
 
 
 def test_the_ring_has_to_be_ahead_of_the_ways_that_take_none() -> None:
@@ -127,33 +127,33 @@ def test_the_ring_has_to_be_ahead_of_the_ways_that_take_none() -> None:
         found.ways["all_reduce", DIRECT[0]] = replace(
             direct, cost=replace(direct.cost, hop_us=0.0, base_us=0.1)
         )
-        lists = tuner.rows_for(found, 2)
+        lists = tables.rows_for(found, 2)
         assert [row[1] for row in lists["automatic"]] == [algorithm]
         assert [row[2] for row in lists["ring"]] == ["simple"], "among themselves they are equal"
 
 
 def test_a_small_gain_over_a_short_range_makes_no_row() -> None:
     steady, dips = _constant(1.0), _constant(1.1)
-    for i in range(100, 100 + tuner.SAMPLES // 2):
+    for i in range(100, 100 + tables.SAMPLES // 2):
         dips[i] = 0.985
-    assert len(tuner.rows_of({RING[0]: steady, RING[1]: dips})) == 1
-    for i in range(100, 100 + 4 * tuner.SAMPLES):  # a gain that pays
+    assert len(tables.rows_of({RING[0]: steady, RING[1]: dips})) == 1
+    for i in range(100, 100 + 4 * tables.SAMPLES):  # a gain that pays
         dips[i] = 0.95
-    rows = tuner.rows_of({RING[0]: steady, RING[1]: dips})
+    rows = tables.rows_of({RING[0]: steady, RING[1]: dips})
     assert [protocol for *_, protocol in rows] == ["simple", "ll", "simple"]
 
 
 def test_of_equal_ways_the_first() -> None:
     times = {way: _constant(2.0) for way in (RING[1], RING[0])}
-    assert tuner.rows_of(times) == [(ANY_SIZE, "ring", "ll")]
+    assert tables.rows_of(times) == [(ANY_SIZE, "ring", "ll")]
 
 
 def test_no_more_rows_than_there_is_room_for() -> None:
     dice = random.Random(5)
-    jumping = {way: [dice.uniform(1, 9) for _ in tuner.SIZES] for way in (*DIRECT, *RING)}
-    for i in range(len(tuner.SIZES)):
+    jumping = {way: [dice.uniform(1, 9) for _ in tables.SIZES] for way in (*DIRECT, *RING)}
+    for i in range(len(tables.SIZES)):
         jumping[RING[i // 20 % 3]][i] = 0.1
-    assert 2 <= len(tuner.rows_of(jumping)) <= tuner.MOST_ROWS
+    assert 2 <= len(tables.rows_of(jumping)) <= tables.MOST_ROWS
 
 
 @given(st.lists(st.lists(st.floats(0, 3), min_size=3, max_size=3), min_size=1, max_size=6))
@@ -182,16 +182,16 @@ def test_a_way_is_not_taken_where_it_was_hopeless_and_not_measured() -> None:
     # The best at large sizes, if one could believe that.
     cost = replace(lines.cost, tiers=(lines.cost.tiers[-1]._replace(gb_s=1e4),))
     found.ways["all_reduce", Way("one_shot", "ll")] = replace(lines, cost=cost)
-    assert tuner.way_of(tuner.rows_for(found, 2)["automatic"], 1 << 28) == Way("one_shot", "ll")
+    assert tables.way_of(tables.rows_for(found, 2)["automatic"], 1 << 28) == Way("one_shot", "ll")
     short = replace(lines, cost=cost, points=lines.points[:2])
     found.ways["all_reduce", Way("one_shot", "ll")] = short
-    lists = tuner.rows_for(found, 2)
-    assert tuner.way_of(lists["automatic"], 4096) == Way("one_shot", "ll")
-    assert tuner.way_of(lists["automatic"], 1 << 28) != Way("one_shot", "ll")
+    lists = tables.rows_for(found, 2)
+    assert tables.way_of(lists["automatic"], 4096) == Way("one_shot", "ll")
+    assert tables.way_of(lists["automatic"], 1 << 28) != Way("one_shot", "ll")
     # Where nothing else is left, a guess is what there is.
     simple = found.ways["all_reduce", Way("one_shot", "simple")]
     found.ways["all_reduce", Way("one_shot", "simple")] = replace(simple, points=simple.points[:2])
-    assert tuner.way_of(tuner.rows_for(found, 2)["one_shot"], 1 << 28) == Way("one_shot", "ll")
+    assert tables.way_of(tables.rows_for(found, 2)["one_shot"], 1 << 28) == Way("one_shot", "ll")
 
 
 def test_a_ring_of_one_has_the_table_of_two() -> None:
@@ -199,14 +199,14 @@ def test_a_ring_of_one_has_the_table_of_two() -> None:
     found = tunings.measured(2)
     for key, fitted in found.ways.items():
         found.ways[key] = replace(fitted, cost=replace(fitted.cost, base_us=0.0))
-    assert tuner.rows_for(found, 1) == tuner.rows_for(found, 2)
+    assert tables.rows_for(found, 1) == tables.rows_for(found, 2)
 
 
 def test_nothing_is_measured_on_a_gpu_and_so_it_says() -> None:
-    lists = tuner.table("cuda", 4)
+    lists = tables.table("cuda", 4)
     assert lists["automatic"] == [(64 << 10, "ring", "ll"), (ANY_SIZE, "ring", "simple")]
     assert lists["in_rank_order"] == [(64 << 10, "one_shot", "ll"), (ANY_SIZE, "two_shot", "ll")]
-    assert "nothing was measured on a GPU" in tuner.source("cuda", 4)
+    assert "nothing was measured on a GPU" in tables.source("cuda", 4)
 
 
 # ---- from which file ----------------------------------------------------------------------------
@@ -217,30 +217,30 @@ def put(folder: Path, tuning: Tuning) -> Path:
     path = cache.file_of(HERE)
     assert path.parent == folder
     cache.write(path, tuning)
-    tuner.forget()
+    tables.forget()
     return path
 
 
 def test_the_users_own_comes_first(folder: Path) -> None:
-    assert "ringkern's default" in tuner.source("cpu", 2)
+    assert "ringkern's default" in tables.source("cpu", 2)
     path = put(folder, tunings.tuning(2, machine=HERE))
-    assert tuner.source("cpu", 2) == f"{path}, measured 2026-01-01 with 2 ranks"
-    assert tuner.table("cpu", 2) == tuner.rows_for(tunings.measured(2), 2)
-    assert tuner.table("cpu", 2) is tuner.table("cpu", 2), "made once"
+    assert tables.source("cpu", 2) == f"{path}, measured 2026-01-01 with 2 ranks"
+    assert tables.table("cpu", 2) == tables.rows_for(tunings.measured(2), 2)
+    assert tables.table("cpu", 2) is tables.table("cpu", 2), "made once"
     path.unlink()
-    assert tuner.source("cpu", 2).startswith(str(path)), "read once"
+    assert tables.source("cpu", 2).startswith(str(path)), "read once"
 
 
 def test_ranks_that_share_cores_are_a_case_of_their_own(folder: Path) -> None:
     cores = HERE.cores
     put(folder, tunings.tuning(2, cores + 2, machine=HERE))
     few = min(2, cores)
-    assert f"with {few} ranks" in tuner.source("cpu", few) or cores < 2
-    assert f"with {cores + 2} ranks" in tuner.source("cpu", 4 * cores)
+    assert f"with {few} ranks" in tables.source("cpu", few) or cores < 2
+    assert f"with {cores + 2} ranks" in tables.source("cpu", 4 * cores)
     put(folder, tunings.tuning(cores + 2, machine=HERE))
     if cores >= 2:  # nothing of its own for ranks that have a core each
-        assert "ringkern's default" in tuner.source("cpu", 2)
-    assert "ringkern's default" not in tuner.source("cpu", cores + 1)
+        assert "ringkern's default" in tables.source("cpu", 2)
+    assert "ringkern's default" not in tables.source("cpu", cores + 1)
 
 
 def test_the_nearest_number_of_ranks() -> None:
@@ -257,7 +257,7 @@ def test_a_table_for_ranks_that_nobody_measured_is_scaled() -> None:
     at = {
         ranks: next(
             below
-            for below, algorithm, _ in tuner.rows_for(found, ranks)["automatic"]
+            for below, algorithm, _ in tables.rows_for(found, ranks)["automatic"]
             if algorithm == "two_shot"
         )
         for ranks in (2, 8)
@@ -325,7 +325,7 @@ def test_a_broken_file_is_ignored_with_one_warning(folder: Path, what: str) -> N
     text = BROKEN[what]
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.warns(UserWarning, match="is ignored") as caught:
-        found = [tuner.source("cpu", ranks) for ranks in (2, 3, 2) if tuner.table("cpu", ranks)]
+        found = [tables.source("cpu", ranks) for ranks in (2, 3, 2) if tables.table("cpu", ranks)]
     assert len(caught) == 1
     said = str(caught[0].message)
     assert str(path) in said
@@ -338,26 +338,26 @@ def test_what_is_in_its_place_is_no_file(folder: Path) -> None:
     path = cache.file_of(HERE)
     os.mkfifo(path)  # nobody writes to it: opening it would wait for ever
     with pytest.warns(UserWarning, match="is no file"):
-        tuner.table("cpu", 2)
+        tables.table("cpu", 2)
     path.unlink()
     path.mkdir()
-    tuner.forget()
+    tables.forget()
     with pytest.warns(UserWarning, match="is ignored"):
-        tuner.table("cpu", 2)
+        tables.table("cpu", 2)
     path.rmdir()
     with path.open("wb") as file:
         file.truncate(1 << 40)
-    tuner.forget()
+    tables.forget()
     with pytest.warns(UserWarning, match="too large"):
-        tuner.table("cpu", 2)
+        tables.table("cpu", 2)
 
 
 def test_what_is_good_is_not_warned_about(folder: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        tuner.table("cpu", 2)
+        tables.table("cpu", 2)
         put(folder, parse(GOOD))
-        tuner.table("cpu", 2)
+        tables.table("cpu", 2)
 
 
 def test_what_was_written_is_what_is_read() -> None:
@@ -404,7 +404,7 @@ def test_the_likest_processor_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path
         cache.write(tmp_path / name, replace(shipped, machine=machine))
     monkeypatch.setattr(cache, "SHIPPED", tmp_path)
     monkeypatch.setattr(cache, "DEFAULT", tmp_path / "e")
-    tuner.forget()
+    tables.forget()
     for cpu, caches, expected in (
         ("AMD EPYC (cpu family 25, model 17, stepping 1)", (1, 2, 96), "c"),
         ("AMD EPYC (cpu family 25, model 17, stepping 1)", (), "b"),
@@ -418,19 +418,16 @@ def test_the_likest_processor_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path
         source = tables.shipped(2, False, here).source
         assert f"on {machines[expected]} with 2 ranks" in source, (cpu, source)
     assert "cpu family 26" in tables.shipped(2, False).source
-    tuner.forget()
+    tables.forget()
 
 
 def test_it_is_read_without_torch() -> None:
     program = (
         "import sys, types, pathlib\n"
         "package = types.ModuleType('ringkern')\n"  # not its __init__, which needs torch
-        f"package.__path__ = [{str(Path(tuner.__file__).parents[1])!r}]\n"
+        f"package.__path__ = [{str(Path(tables.__file__).parents[1])!r}]\n"
         "sys.modules['ringkern'] = package\n"
-        "inner = types.ModuleType('ringkern.tuner')\n"
-        f"inner.__path__ = [{str(Path(tuner.__file__).parent)!r}]\n"
-        "sys.modules['ringkern.tuner'] = inner\n"
-        "from ringkern.tuner import cache\n"
+        "from ringkern.choose import cache\n"
         "print(len(cache.read(cache.DEFAULT).measured), 'torch' in sys.modules)\n"
     )
     done = subprocess.run(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ringkern.cost import ANY_SIZE, Cost, Tier, Way
-from ringkern.tuner.identity import Identity
-from ringkern.tuner.tuning import COLLECTIVES, Fitted, Measured, Tuning, ways_of
+from ringkern.choose.cost import ANY_SIZE, Cost, Tier, Way
+from ringkern.choose.identity import Identity
+from ringkern.choose.tuning import COLLECTIVES, Fitted, Measured, Tuning, ways_of
 
 MACHINE = Identity("a processor", 4, (32 << 10, 1 << 20), ("a GPU",), 7)
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ringkern.trace.events import Trace
-from ringkern.trace.page import page
+from ringkern.tools.trace.events import Trace
+from ringkern.tools.trace.page import page
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 FLAGS = (

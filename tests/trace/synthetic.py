@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 
 from ringkern._C import Plan
-from ringkern.trace.events import Event, Trace
+from ringkern.tools.trace.events import Event, Trace
 
 Work = Callable[[int, int], int]  # (rank, elements) -> ns
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ringkern.trace.chrome import chrome_trace
-from ringkern.trace.events import Trace
+from ringkern.tools.trace.chrome import chrome_trace
+from ringkern.tools.trace.events import Trace
 from tests.trace.test_record import changed, made
 
 

@@ -12,9 +12,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ringkern import launch
 from ringkern.__main__ import main
-from ringkern.trace.events import Trace
+from ringkern.tools import launch
+from ringkern.tools.trace.events import Trace
 from tests.trace import synthetic
 
 LIMIT_S = 120

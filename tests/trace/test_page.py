@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ringkern.trace.events import Event, Trace
-from ringkern.trace.page import page
-from ringkern.trace.summary import Waits, say_ns, waits
+from ringkern.tools.trace.events import Event, Trace
+from ringkern.tools.trace.page import page
+from ringkern.tools.trace.summary import Waits, say_ns, waits
 from tests.trace import synthetic
 from tests.trace.browser import Shown, written
 from tests.trace.steps import check_step, numbers, schedule
@@ -155,7 +155,7 @@ def test_text_of_a_trace_is_text(context: Any, tmp_path: Path) -> None:
 def test_of_very_many_loops_the_first_are_there(
     context: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ringkern.trace.page.MOST_EVENTS", 100)
+    monkeypatch.setattr("ringkern.tools.trace.page.MOST_EVENTS", 100)
     trace = synthetic.make(4, 30000, slot_bytes=2048)
     shown = Shown(context, written(trace, tmp_path))
     assert f"Of {trace.loops} loops the first 3 are here." in shown.text("#times")

@@ -12,11 +12,12 @@ import torch
 import torch.distributed as dist
 
 import ringkern
-from ringkern import _C, exact
+from ringkern import _C
 from ringkern.comm import communicator_for
-from ringkern.trace.align import align
-from ringkern.trace.events import Event, Trace
-from ringkern.trace.record import record
+from ringkern.tools import exact
+from ringkern.tools.trace.align import align
+from ringkern.tools.trace.events import Event, Trace
+from ringkern.tools.trace.record import record
 from tests.ranks import Pool, RankError
 
 PROTOCOLS = ("simple", "ll", "ll128")

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import ringkern
-from ringkern import exact
 from ringkern.comm import communicator_for
-from ringkern.trace.events import Trace
-from ringkern.trace.record import record
+from ringkern.tools import exact
+from ringkern.tools.trace.events import Trace
+from ringkern.tools.trace.record import record
 from tests.trace.test_record import Pool
 
 if not ringkern.build_info()["cuda"]:

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from ringkern.trace.events import Event
-from ringkern.trace.summary import Waits, circumstances, say_ns, summarize, title, waits
+from ringkern.tools.trace.events import Event
+from ringkern.tools.trace.summary import Waits, circumstances, say_ns, summarize, title, waits
 from tests.trace import synthetic
 
 

@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ringkern.trace.events import Event, Trace
-from ringkern.trace.timeline import BARS_A_ROW, Window, check, draw
+from ringkern.tools.trace.events import Event, Trace
+from ringkern.tools.trace.timeline import BARS_A_ROW, Window, check, draw
 from tests.trace import synthetic
 
 pytest.importorskip("matplotlib", reason="pip install matplotlib")

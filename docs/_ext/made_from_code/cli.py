@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from ringkern.cli import COMMANDS, EXIT_CODES, parsers
+from ringkern.tools import COMMANDS, EXIT_CODES, parsers
 
 from .markdown import code, table
 

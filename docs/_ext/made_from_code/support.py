@@ -6,9 +6,9 @@ import torch
 import torch.distributed as dist
 
 from ringkern import _C, build_info, local
-from ringkern.explain.answer import LIKE
-from ringkern.tuner import DEVICES
-from ringkern.tuner.tuning import COLLECTIVES
+from ringkern.choose.explain.answer import LIKE
+from ringkern.choose.tables import DEVICES
+from ringkern.choose.tuning import COLLECTIVES
 
 from .markdown import code, table
 

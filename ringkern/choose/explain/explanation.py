@@ -1,0 +1,121 @@
+"""The answer of :func:`ringkern.choose.explain.explain`, as data and as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ...units import say_size, say_time
+from ..cost import Way
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way that a call could go.
+
+    Attributes:
+        way: algorithm, protocol, and channels; 0 channels: not known here.
+        time_us: predicted; ``None``: nothing was measured, or there is no such way.
+        ratio: to the time of the way that was chosen.
+        why: it was chosen, or not.
+    """
+
+    way: Way
+    time_us: float | None
+    ratio: float | None
+    why: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The course of a call, and the reasons for it.
+
+    Bytes of tensors are counted as nccl-tests does: of the tensor of an all-reduce, a broadcast
+    or a reduce, and of all ranks' parts of the other collectives. What cannot be known here, as
+    the times of a device on which nothing was measured, is ``None``.
+
+    Attributes:
+        collective, device, ranks, nbytes, dtype: what was asked about.
+        origin: of the choice, in words: what was asked for, or where the table comes from.
+        source: of the predicted times, in words.
+        way: that was chosen.
+        time_us: predicted.
+        bus_gb_s: that each link of a ring carries then, 1e9 bytes a second.
+        hops: journeys from rank to rank, one after the other.
+        wire_bytes: that a rank sends, flags included.
+        chunk_bytes: that move at once on one channel.
+        slices: parts of a chunk that are shown to the next rank on their own.
+        rounds: passes over the tensor, a chunk of each channel and rank each.
+        slots: chunks, or slices, that may be on their way.
+        staging_bytes: through which a rank's data goes.
+        segment_bytes: of shared or device memory that a rank has for all ways.
+        candidates: all of them, the chosen one first, then by their times.
+        crossovers: (bytes, what is chosen from there on), rising.
+        between: of ranks on several hosts, how the call is cut and what goes between the hosts, in
+            words; all else is about what one host's ring does first. ``None``: they are on one.
+        times: of each way, a function from bytes to predicted microseconds; not in ``as_dict``.
+    """
+
+    collective: str
+    device: str
+    ranks: int
+    nbytes: int
+    dtype: str
+    origin: str
+    source: str
+    way: Way
+    time_us: float | None
+    bus_gb_s: float | None
+    hops: int
+    wire_bytes: float
+    chunk_bytes: int | None
+    slices: int | None
+    rounds: int | None
+    slots: int | None
+    staging_bytes: int | None
+    segment_bytes: int | None
+    candidates: tuple[Candidate, ...]
+    crossovers: tuple[tuple[int, str], ...]
+    times: dict[Way, Callable[[int], float]]
+    between: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        plain = {k: getattr(self, k) for k in self.__dataclass_fields__ if k != "times"}
+        plain["way"] = self.way._asdict()
+        plain["candidates"] = [{**asdict(c), "way": c.way._asdict()} for c in self.candidates]
+        return plain
+
+    def __str__(self) -> str:
+        of = f"{self.collective} of {say_size(self.nbytes)}B {self.dtype}"
+        bandwidth = f", {self.bus_gb_s:.3g} GB/s on the bus" if self.bus_gb_s else ""
+        # As tune calls them. An all-reduce from Python takes some tenths of a microsecond more.
+        caller = "C++" if self.collective == "all_reduce" else "Python"
+        where = "" if self.time_us is None else f", called from {caller}"
+        by = "" if self.source in self.origin else f"; by {self.source}"
+        lines = [self.between] if self.between else []
+        lines += [
+            f"{of}, {_some(self.ranks, 'rank')} on {self.device}: {self.way}",
+            f"  chosen     {self.origin}",
+            f"  predicted  {say_time(self.time_us)}{where}{bandwidth}{by}",
+            f"  moves      {_some(self.hops, 'hop')} one after the other; each rank sends "
+            f"{say_size(round(self.wire_bytes))}B",
+        ]
+        if self.chunk_bytes is not None:
+            lines += [
+                f"  cut in     {_some(self.rounds, 'round')} of "
+                f"{_some(self.way.channels, 'channel')}; chunks of {say_size(self.chunk_bytes)}B "
+                f"in {_some(self.slices, 'slice')}; {_some(self.slots, 'slot')}",
+                f"  memory     {say_size(self.staging_bytes or 0)}B of a rank's "
+                f"{say_size(self.segment_bytes or 0)}B",
+            ]
+        lines.append(f"  {'way':<17}{'time':>10}{'ratio':>8}  why")
+        for one in self.candidates:
+            ratio = f"{one.ratio:.2f}" if one.ratio is not None else "-"
+            lines.append(f"  {one.way!s:<17}{say_time(one.time_us):>10}{ratio:>8}  {one.why}")
+        return "\n".join(lines)
+
+
+def _some(number: int | None, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

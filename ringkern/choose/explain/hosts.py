@@ -1,0 +1,100 @@
+"""Explains a call of ranks on several hosts: how it is cut, and what the ring of one host does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ...arguments import way_asked
+from ...hosts import Hosts, crossings, engine_names
+from ...pieces import Crossing, Cut, rails_and_pieces
+from ...units import say_size
+from .answer import explain
+from .explanation import Explanation
+
+# As csrc/torch/journey.h: up to so many bytes every rank has the sum as soon as one.
+_LITTLE = 64 << 10
+
+
+def explain_over_hosts(
+    hosts: Hosts,
+    rank: int,
+    inter_host: str | None,
+    device: str,
+    nbytes: int,
+    *,
+    dtype: torch.dtype | str,
+    collective: str,
+    **asked: Any,
+) -> Explanation:
+    """Explains what the ring of a rank's host does in a call, with ``between``: what else happens.
+
+    Args:
+        hosts: of the group.
+        rank: whose host it is about.
+        inter_host: as for :class:`ringkern.Communicator`.
+        device, nbytes, dtype, collective, asked: as for
+            :func:`ringkern.choose.explain.explain`; ``lists`` are those of the ring of that host.
+
+    Raises:
+        ValueError: as :func:`ringkern.choose.explain.explain`.
+    """
+    engine = engine_names(inter_host).get(device, "")
+    crossing = Crossing(*crossings(inter_host, hosts.crowded).get(device, (0, 1, False)))
+    here = hosts.ranks_on(hosts.host_of[rank])
+    steps = _Steps(hosts, len(here), crossing, nbytes)
+    in_rank_order = way_asked("auto", "auto", asked.get("deterministic", "auto"), "auto")[2]
+    cut, inside, inside_bytes = steps.of(collective, in_rank_order)
+    found = explain(device, len(here), inside_bytes, dtype=dtype, collective=inside, **asked)
+    return replace(found, between=_words(hosts, rank, engine, collective, nbytes, cut))
+
+
+class _Steps:
+    """How the collectives of ``csrc/torch/journey.h`` begin inside a host."""
+
+    def __init__(self, hosts: Hosts, here: int, crossing: Crossing, nbytes: int) -> None:
+        counts = [len(hosts.ranks_on(host)) for host in range(hosts.count)]
+        self._least, self._most, self._here = min(counts), max(counts), here
+        self._hosts, self._crossing, self._nbytes = hosts.count, crossing, nbytes
+        in_order = tuple(sorted(hosts.host_of)) == hosts.host_of
+        self._regular = self._least == self._most and in_order
+
+    def of(self, collective: str, in_rank_order: bool) -> tuple[Cut | None, str, int]:
+        """How it is cut, ``None``: not at all; the ring's first step, and the bytes of that."""
+        if collective in ("broadcast", "reduce"):
+            cut = self._cut()._replace(rails=1)
+            return cut, collective, -(-self._nbytes // cut.pieces)
+        if collective == "all_gather" or (collective == "reduce_scatter" and self._regular):
+            rails = Cut(self._least, 1) if self._regular else None
+            return rails, collective, -(-self._nbytes // self._hosts)
+        if collective not in ("all_reduce", "reduce_scatter"):
+            return None, collective, self._nbytes  # explain() says what there is
+        cut = self._cut()
+        piece = -(-self._nbytes // cut.pieces)
+        if in_rank_order or (cut.rails == 1 and piece <= _LITTLE):
+            return cut, "all_reduce", piece
+        if cut.rails == self._here:
+            return cut, "reduce_scatter", piece
+        return cut, "reduce", -(-piece // cut.rails)
+
+    def _cut(self) -> Cut:
+        return rails_and_pieces(
+            self._nbytes, self._hosts, self._least, self._crossing, most_ranks=self._most
+        )
+
+
+def _words(
+    hosts: Hosts, rank: int, engine: str, collective: str, nbytes: int, cut: Cut | None
+) -> str:
+    names = ", ".join(hosts.names[:4]) + (", ..." if hosts.count > 4 else "")
+    way, inside = f"by {engine} alone", ""
+    if cut is not None:
+        inside = f"; inside {hosts.name_of(rank)} first"
+        pieces = f"{cut.pieces} piece{'' if cut.pieces == 1 else 's'}"
+        way = f"{pieces} over {cut.rails} rail{'' if cut.rails == 1 else 's'} of {engine}"
+    return (
+        f"{collective} of {say_size(nbytes)}B, {len(hosts.host_of)} ranks on {hosts.count} hosts "
+        f"({names}): {way}{inside}"
+    )

@@ -1,0 +1,252 @@
+"""Tables by which ``"auto"`` chooses algorithm and protocol from the size of a tensor.
+
+The quickest by :mod:`ringkern.choose.cost` is chosen, from times that ``python -m ringkern tune``
+measured on this machine, or from ringkern's own measurements of another one. A table is made once a
+process, for each kind of device and number of ranks; all ranks of a ring take the one of rank 0.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import NamedTuple
+
+from .. import _C
+from . import cache, identity
+from .cost import ANY_SIZE, Way
+from .tuning import COLLECTIVES, DIRECT, RING, Measured, Tuning, TuningError, ways_of
+
+DEVICES = ("cpu", "cuda")
+
+# Whose way is looked up where: an all-reduce with nothing asked; one whose ranks are added in their
+# order; one with that algorithm asked and the protocol open; everything else.
+LISTS = ("automatic", "in_rank_order", "ring", "one_shot", "two_shot", "others")
+
+MOST_ROWS = 8
+SAMPLES = 16  # for each factor of two
+LARGEST = 1 << 30  # bytes; from there on nothing changes
+# What a row is worth: as much as a way that wins by 2 % over a factor of two.
+_PRICE = 0.02 * SAMPLES
+# A cost says little about sizes at which a way was hopeless and not measured any more: it is taken
+# there only where all are.
+_A_GUESS = 1e6
+# How far the ring must be ahead of the ways that take none to be "auto" on a CPU: tensors in shared
+# memory are reduced in place by two_shot alone, several times faster, and costs do not tell them.
+_AHEAD = 1.1
+
+SIZES = tuple(dict.fromkeys(round(2 ** (i / SAMPLES)) for i in range(30 * SAMPLES + 1)))
+
+
+# (below how many bytes of a rank's part, algorithm, protocol), rising; the last has ``ANY_SIZE``.
+Rows = list[tuple[int, str, str]]
+
+
+class Costs(NamedTuple):
+    """The costs of ways.
+
+    Attributes:
+        measured: the measurements, and the costs that were fitted to them.
+        source: where they come from, in words.
+    """
+
+    measured: Measured
+    source: str
+
+
+@functools.cache
+def table(device: str, ranks: int) -> dict[str, Rows]:
+    """The lists of csrc/core/choice.h for ``ranks`` ranks on a kind of device.
+
+    Bytes are those of one rank's part of a call: of the tensor of an all-reduce, of one shard of
+    the other collectives.
+
+    Args:
+        device: ``"cpu"`` or ``"cuda"``.
+
+    Returns:
+        For each name in ``LISTS`` up to ``MOST_ROWS`` rows.
+    """
+    found = costs(device, ranks)
+    return _unmeasured(ranks) if found is None else rows_for(found.measured, ranks)
+
+
+def source(device: str, ranks: int) -> str:
+    """Where the :func:`table` of a device and a number of ranks comes from, in words."""
+    found = costs(device, ranks)
+    return found.source if found else "a rule of ringkern's: nothing was measured on a GPU"
+
+
+def way_of(rows: Rows, nbytes: int) -> Way:
+    """The way that rows say.
+
+    Args:
+        rows: one of the lists of a :func:`table`.
+        nbytes: of a rank's part.
+    """
+    return next(Way(algorithm, protocol) for below, algorithm, protocol in rows if nbytes < below)
+
+
+@functools.cache
+def costs(device: str, ranks: int) -> Costs | None:
+    """Returns the costs behind the table for so many ranks; ``None``: nothing was measured.
+
+    The user's own measurements come before ringkern's. Of several, those count whose ranks had a
+    core each, or had not, as these do; and of these, the nearest number of ranks.
+    """
+    if device != "cpu":
+        return None
+    here = identity.of_this_machine(_C.wire_version)
+    crowded = ranks > here.cores
+    own = _own(here)
+    if own and (fit := _nearest(own, crowded, ranks)):
+        where = f"{cache.file_of(here)}, measured {fit.date} with {fit.ranks} ranks"
+        return Costs(fit, where)
+    return shipped(ranks, crowded, here)
+
+
+def shipped(ranks: int, crowded: bool, here: identity.Identity | None = None) -> Costs:
+    """Returns what ringkern measured itself with the nearest number of ranks on a CPU.
+
+    Args:
+        crowded: whether ranks share cores.
+        here: the machine, of which the likest processor's measurements are taken; ``None``: the
+            default.
+    """
+    own = _default() if here is None else _likest(here)
+    fit = _nearest(own, crowded, ranks) or min(own.measured, key=lambda m: m.ranks)
+    where = f"ringkern's default, measured {fit.date} on {own.machine} with {fit.ranks} ranks"
+    return Costs(fit, where)
+
+
+def forget() -> None:
+    """Reads the files again when a table is asked for; rings that are there keep theirs."""
+    for cached in (table, costs, _own, _default, _likest):
+        cached.cache_clear()
+
+
+# ---- what was measured --------------------------------------------------------------------------
+
+
+@functools.cache
+def _own(here: identity.Identity) -> Tuning | None:
+    path = cache.file_of(here)
+    try:
+        return cache.read(path, here)
+    except FileNotFoundError:
+        return None
+    except TuningError as error:
+        warnings.warn(
+            f"{path} is ignored, and ringkern's defaults are taken: {error}; {cache.AGAIN}",
+            stacklevel=2,
+        )
+        return None
+
+
+@functools.cache
+def _default() -> Tuning:
+    return cache.read(cache.DEFAULT)
+
+
+@functools.cache
+def _likest(here: identity.Identity) -> Tuning:
+    found = [_default(), *(cache.read(p) for p in sorted(cache.SHIPPED.iterdir()))]
+    return max(found, key=lambda tuning: here.likeness(tuning.machine))
+
+
+def _nearest(found: Tuning, crowded: bool, ranks: int) -> Measured | None:
+    alike = [m for m in found.measured if (m.ranks > found.machine.cores) == crowded]
+    # By the ratio. Of two alike the smaller.
+    return min(alike, key=lambda m: max(m.ranks / ranks, ranks / m.ranks), default=None)
+
+
+# ---- from costs to rows -------------------------------------------------------------------------
+
+
+def rows_for(measured: Measured, ranks: int) -> dict[str, Rows]:
+    """The rows of each list, from what was measured with this or another number of ranks."""
+    ranks = max(2, ranks)  # a ring of one moves nothing: any way is as good
+    reduced = _times(measured, "all_reduce", ranks, 1)
+    ahead = {
+        way: [time * (_AHEAD if way.algorithm == "ring" else 1) for time in times]
+        for way, times in reduced.items()
+    }
+    parted = [_times(measured, name, ranks, ranks) for name in COLLECTIVES[1:]]
+    both = {way: [a + b for a, b in zip(*(times[way] for times in parted))] for way in RING}
+    return {
+        "automatic": rows_of(ahead),
+        "in_rank_order": rows_of({way: reduced[way] for way in DIRECT}),
+        **{
+            algorithm: rows_of({w: times for w, times in reduced.items() if w[0] == algorithm})
+            for algorithm in _C.algorithms
+        },
+        "others": rows_of(both),
+    }
+
+
+def _times(measured: Measured, name: str, ranks: int, parts: int) -> dict[Way, list[float]]:
+    """Predicted microseconds of each way at each of ``SIZES``, of one rank's part."""
+    found = {}
+    for way in ways_of(name):
+        most, cost = measured.largest(name, way), measured.ways[name, way].cost
+        sizes = [size * parts for size in SIZES]
+        times = [cost.time_us(way, name, ranks, size) for size in sizes]
+        found[way] = [t if s <= most else t * _A_GUESS for t, s in zip(times, sizes)]
+    return found
+
+
+def rows_of(times: dict[Way, list[float]]) -> Rows:
+    """The quickest of some ways at each size, in few rows.
+
+    What the rows lose against the quickest way, summed over sizes, is as little as can be, where a
+    row costs as much as a loss of 2 % over a factor of two. Of equal ways, the first is taken.
+
+    Args:
+        times: of each way at each of ``SIZES``, in any unit.
+    """
+    ways = list(times)
+    lost = [[time / min(row) - 1 for time in row] for row in zip(*times.values())]
+    price = _PRICE
+    while len(chosen := _cheapest(lost, price)) > MOST_ROWS:
+        price *= 1.5
+    ends = [*(SIZES[first] for first, _ in chosen[1:]), ANY_SIZE]
+    return [(end, ways[i].algorithm, ways[i].protocol) for end, (_, i) in zip(ends, chosen)]
+
+
+def _cheapest(lost: list[list[float]], price: float) -> list[tuple[int, int]]:
+    """(first sample, way) of each row, so that losses and the price of the rows are the least."""
+    sums = list(lost[0])
+    before: list[list[int]] = []  # of each later sample: for each way that of the sample before
+    for losses in lost[1:]:
+        best = min(range(len(sums)), key=lambda i: sums[i])
+        came = [i if own <= sums[best] + price else best for i, own in enumerate(sums)]
+        sums = [
+            loss + sums[j] + (price if j != i else 0.0)
+            for i, (j, loss) in enumerate(zip(came, losses))
+        ]
+        before.append(came)
+    way = min(range(len(sums)), key=lambda i: sums[i])
+    rows = [(0, way)]
+    for sample in range(len(lost) - 1, 0, -1):
+        if (earlier := before[sample - 1][way]) != way:
+            rows[-1] = sample, way
+            way = earlier
+            rows.append((0, way))
+    return rows[::-1]
+
+
+def _unmeasured(ranks: int) -> dict[str, Rows]:
+    """A rule for GPUs, where nothing has been measured.
+
+    The ring, over LL while what a rank sends in a step, twice the size on the wire, is small; never
+    LL128 unasked, because it needs memory that shows 128 bytes at once, which is not probed. The
+    all-reduces that take no ring run over LL alone there.
+    """
+    ring: Rows = [(16 * 1024 * ranks, "ring", "ll"), (ANY_SIZE, "ring", "simple")]
+    return {
+        "automatic": ring,
+        "in_rank_order": [(64 << 10, "one_shot", "ll"), (ANY_SIZE, "two_shot", "ll")],
+        "ring": ring,
+        "one_shot": [(ANY_SIZE, "one_shot", "ll")],
+        "two_shot": [(ANY_SIZE, "two_shot", "ll")],
+        "others": ring,
+    }

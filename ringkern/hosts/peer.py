@@ -1,0 +1,145 @@
+"""Where a rank runs, as it writes that into the store of its group.
+
+Another rank may read any bytes there, so all of a record is checked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from .. import linux
+
+VERSION = 3
+# Of one record: room for the numbers of some thousands of cores.
+MAX_BYTES = 1 << 16
+MAX_TEXT = 256
+_MAX_NUMBER = 1 << 63
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A rank, and the facts by which others tell if they share memory with it.
+
+    Attributes:
+        rank: its number.
+        host: the host's name; two hosts may have the same.
+        boot_id: of the kernel, anew at each boot; ranks with the same are on one host.
+        pid_namespace: inode of the process's PID namespace; 0: not known.
+        pid: process id in that namespace.
+        cores: logical CPUs on which the process may run.
+        network_namespace: inode of the process's network namespace; 0: not known.
+        named: the host's name that the user gave by ``RINGKERN_HOST``; "" where that is not set.
+    """
+
+    rank: int
+    host: str = ""
+    boot_id: str = ""
+    pid_namespace: int = 0
+    pid: int = 0
+    cores: tuple[int, ...] = ()
+    network_namespace: int = 0
+    named: str = ""
+
+    def to_json(self) -> str:
+        """Returns the record that :meth:`from_json` reads."""
+        return json.dumps({"version": VERSION, **asdict(self)}, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str | bytes, rank: int) -> Peer:
+        """Reads the record of a rank.
+
+        Raises:
+            ValueError: it is not one, or another rank's; the text names the rank.
+        """
+        where = f"the record of rank {rank}"
+        if len(text) > MAX_BYTES:
+            raise ValueError(f"{where} has {len(text)} bytes: at most {MAX_BYTES} are accepted")
+        try:
+            values = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{where} is no JSON: {error}") from None
+        if not isinstance(values, dict) or values.pop("version", None) != VERSION:
+            raise ValueError(
+                f"{where} is not of version {VERSION}: all ranks need the same ringkern"
+            )
+        expected = {field.name: str(field.type) for field in fields(cls)}
+        if values.keys() != expected.keys():
+            differ = ", ".join(sorted(values.keys() ^ expected.keys()))[:200]
+            raise ValueError(f"{where} has other fields than expected: {differ}")
+        peer = cls(**{n: _checked(f"{where}: {n}", expected[n], v) for n, v in values.items()})
+        if peer.rank != rank:
+            raise ValueError(f"{where} is of rank {peer.rank}: two ranks use the same number")
+        return peer
+
+    @property
+    def host_key(self) -> str:
+        """The boot id, which ranks of one host have in common, or else the host's name."""
+        return self.boot_id or self.host
+
+    @property
+    def memory_key(self) -> str:
+        """A text that ranks have in common that can share memory.
+
+        It is a name, or the machine and its network namespace, since the Unix sockets at which
+        ranks meet do not cross these.
+        """
+        if self.named:
+            return f"named {self.named}"
+        return f"on {self.host_key} in {self.network_namespace}"
+
+    def apart_from(self, other: Peer) -> str:
+        """Says why this rank and ``other`` cannot share memory; "" where nothing is known."""
+        for what, mine, theirs in (
+            ("boot id", self.boot_id, other.boot_id),
+            ("network namespace", self.network_namespace, other.network_namespace),
+        ):
+            if mine and theirs and mine != theirs:
+                return f"{what} {theirs} of {other.host}, {mine} of {self.host}"
+        return ""
+
+
+def _checked(where: str, kind: str, value: Any) -> Any:
+    if kind == "str":
+        if not isinstance(value, str) or len(value) > MAX_TEXT or not value.isprintable():
+            raise ValueError(f"{where} is no text of at most {MAX_TEXT} characters")
+        return value
+    numbers = value if kind != "int" else [value]
+    if not isinstance(numbers, list):
+        raise ValueError(f"{where} is no list of numbers")
+    for number in numbers:
+        if type(number) is not int or not 0 <= number < _MAX_NUMBER:
+            raise ValueError(f"{where} has {str(number)[:40]!r}: whole numbers are expected")
+    return value if kind == "int" else tuple(value)
+
+
+def this_peer(rank: int, *, named: str = "", proc_root: str | Path = "/proc") -> Peer:
+    """Returns this process as a :class:`Peer`; a fact that is not known keeps its default.
+
+    Args:
+        rank: its number.
+        named: as in :class:`Peer`.
+        proc_root: where the kernel describes this process.
+    """
+    proc = Path(proc_root)
+    return Peer(
+        rank=rank,
+        host=socket.gethostname()[:MAX_TEXT],
+        boot_id=linux.text(proc / "sys/kernel/random/boot_id")[:MAX_TEXT],
+        pid_namespace=_namespace(proc, "pid"),
+        pid=os.getpid(),
+        cores=tuple(sorted(os.sched_getaffinity(0))),
+        network_namespace=_namespace(proc, "net"),
+        named=named,
+    )
+
+
+def _namespace(proc: Path, kind: str) -> int:
+    try:
+        return (proc / "self/ns" / kind).stat().st_ino
+    except OSError:
+        return 0

@@ -1,0 +1,1 @@
+"""``python -m ringkern bench``: ringkern beside Gloo, in the columns of nccl-tests."""

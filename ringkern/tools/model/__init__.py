@@ -1,0 +1,41 @@
+"""All-reduce on machines that are not here: predicted, with what the prediction is worth.
+
+``python -m ringkern model --topology dgx-h100 --hosts 16`` prints it; what is behind it:
+
+- the rings that the machine's links carry (:mod:`ringkern.choose.rings`) give the bandwidth,
+- NCCL's published constants (``ringkern.tools.model.constants``) the latency of each protocol,
+- figures that others published (``PUBLISHED``) the error;
+- of hosts without GPUs (``ringkern.tools.model.cpu``), what ringkern measured inside one, and Gloo;
+- between hosts, the cut in rails and pieces that calls have (``ringkern/pieces.py``).
+"""
+
+from __future__ import annotations
+
+from . import cpu
+from .command import DESCRIPTION, add_arguments, run
+from .estimate import FLAT_RING, FLAT_TREE, HIERARCHY, WAYS, Estimate
+from .predict import Network, Node, estimates, node_of
+from .published import PUBLISHED, Published, error_of, median_error
+from .sweep import by_hosts, faster
+
+__all__ = [
+    "DESCRIPTION",
+    "FLAT_RING",
+    "FLAT_TREE",
+    "HIERARCHY",
+    "PUBLISHED",
+    "WAYS",
+    "Estimate",
+    "Network",
+    "Node",
+    "Published",
+    "add_arguments",
+    "by_hosts",
+    "cpu",
+    "error_of",
+    "estimates",
+    "faster",
+    "median_error",
+    "node_of",
+    "run",
+]

@@ -1,0 +1,184 @@
+"""``python -m ringkern model``: its arguments, and predictions as text, JSON or curves."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from ...units import parse_size, size_text
+from .. import figures, options
+from . import constants, published, question, sweep
+from .estimate import HIERARCHY, WAYS, Estimate
+from .question import Question, finite, question_of
+
+DEFAULT_SIZES = tuple(1 << shift for shift in range(10, 31, 2))
+Rows = list[tuple[int, list[Estimate]]]
+
+DESCRIPTION = """\
+Predicts the time and bandwidth of all-reduce on one host or on many, with GPUs or without, and from
+which size on several hosts are best joined by the hierarchy: the ring inside each, another engine
+of torch.distributed between them."""
+
+EPILOG = """\
+Times of GPUs follow NCCL's published constants for its rings and trees, over the rings that are
+found on the machine's links; no GPU is needed, and none was measured: --published says how far the
+same formulas are from what others measured. Without GPUs they follow what ringkern measured inside
+a host, and Gloo between hosts."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of ``model``."""
+    parser.epilog = EPILOG
+    question.add_arguments(parser)
+    add = parser.add_argument
+    add("--sizes", help="bytes, as 8K,1M,1G (default 1K to 1G)")
+    add(
+        "--sweep",
+        action="store_true",
+        help=f"for {sweep.HOSTS[0]} to {sweep.HOSTS[-1]} hosts: where the hierarchy is the fastest",
+    )
+    add("--plot", type=options.picture, metavar="FILE", help="draw times; needs matplotlib")
+    add("--published", action="store_true", help="compare with times of NCCL that were published")
+    options.add_timeout(parser, 600.0)
+    options.add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Does what the arguments say; the exit status.
+
+    Raises:
+        ValueError: they do not fit together or with the machine.
+    """
+    output = options.Output(args.json)
+    if args.published:
+        output.answer(published.as_text())
+        output.json({"rows": published.as_rows(), "median_error": published.median_error()})
+        return 0
+    asked = question_of(args)
+    if args.sweep:
+        if args.plot or args.sizes:
+            raise ValueError("--sweep looks at all sizes, and draws nothing: leave out the others")
+        found = sweep.by_hosts(asked.predict, asked.device)
+        output.answer(_sweep_text(asked, found))
+        output.json({**_about(asked), "sweep": [row._asdict() for row in found]})
+        return 0
+    rows = [(size, asked.predict(asked.hosts, size)) for size in _sizes(args.sizes)]
+    if args.plot:
+        plot(asked, rows, args.plot)
+    output.answer(as_text(asked, rows))
+    output.json(as_dict(asked, rows))
+    return 0
+
+
+def _sizes(text: str | None) -> tuple[int, ...]:
+    if text is None:
+        return DEFAULT_SIZES
+    try:
+        sizes = tuple(parse_size(part) for part in text.split(","))
+    except argparse.ArgumentTypeError as error:
+        raise ValueError(f"--sizes: {error}") from None
+    if not all(sizes):
+        raise ValueError(f"--sizes {text}: give sizes above 0")
+    return sizes
+
+
+def _columns(rows: Rows) -> list[str]:
+    """Of one host the protocols; of several the ways."""
+    found = {name for estimate in rows[0][1] for name in (estimate.way, estimate.protocol)}
+    return [name for name in (constants.PROTOCOLS if "ring" in found else WAYS) if name in found]
+
+
+def _fastest(found: list[Estimate], column: str) -> Estimate:
+    """The first, which is the fastest, of a column."""
+    return next(e for e in found if column in (e.way, e.protocol))
+
+
+def as_text(asked: Question, rows: Rows) -> str:
+    """A table of times in microseconds; the fastest is marked."""
+    lines = [*asked.head, ""]
+    columns = _columns(rows)
+    widths = [max(10, len(column) + 1) for column in columns]
+    names = "".join(f" {column:>{width}}" for column, width in zip(columns, widths))
+    cut = f"{'rails':>7}{'pieces':>8}" if asked.hosts > 1 else ""
+    lines.append(f"{'size':>6}{names}{cut}   {'fastest':<32}{'bus GB/s':>9}")
+    for size, found in rows:
+        best = found[0]
+        line = f"{size_text(size):>6}"
+        for column, width in zip(columns, widths):
+            estimate = _fastest(found, column)
+            mark = "*" if estimate is best else " "
+            line += f" {estimate.time_us:>{width - 1}.1f}{mark}"
+        if cut:
+            own = _fastest(found, HIERARCHY)
+            line += f"{own.rails:>7}{own.pieces:>8}"
+        fastest = ", ".join(filter(None, (best.way, best.protocol)))
+        line += f"   {fastest:<32}{best.bus_gb_s:>9.1f}"
+        lines.append(line)
+    lines += ["", "Times in microseconds, predicted; * the fastest."]
+    if asked.hosts > 1:
+        lines += _where_faster(asked)
+    return "\n".join([*lines, *asked.foot])
+
+
+def _where_faster(asked: Question) -> list[str]:
+    found = sweep.faster(asked.predict, asked.device, asked.hosts)
+    return [f"The hierarchy is faster than {_the(way)}: {sweep.say(found[way])}." for way in found]
+
+
+def _the(way: str) -> str:
+    return f"the {way}"
+
+
+def _sweep_text(asked: Question, found: list[sweep.Row]) -> str:
+    return "\n".join(
+        [
+            asked.head[0],
+            "",
+            "Where the hierarchy is faster than",
+            sweep.as_text(found, asked.ranks),
+            "",
+            "Predicted, of 8 bytes to 4G.",
+            *asked.foot,
+        ]
+    )
+
+
+def _about(asked: Question) -> dict[str, Any]:
+    return {"device": asked.device, **asked.about}
+
+
+def as_dict(asked: Question, rows: Rows) -> dict[str, Any]:
+    """All of it; what is infinite is null."""
+    content = {
+        **_about(asked),
+        "rows": [
+            {"nbytes": size, "estimates": [_plain(estimate) for estimate in every]}
+            for size, every in rows
+        ],
+    }
+    if asked.hosts > 1:
+        content["faster"] = sweep.faster(asked.predict, asked.device, asked.hosts)
+    return content
+
+
+def _plain(estimate: Estimate) -> dict[str, Any]:
+    return {**estimate._asdict(), "bus_gb_s": finite(estimate.bus_gb_s)}
+
+
+def plot(asked: Question, rows: Rows, file: Path) -> None:
+    """Draws the times of all ways, by size; needs matplotlib."""
+    figure, [[panel]] = figures.panels(1, 1, (7.2, 5.2))
+    for number, column in enumerate(_columns(rows)):
+        points = [(size, _fastest(found, column)) for size, found in rows]
+        panel.plot(
+            [size for size, _ in points],
+            [estimate.time_us for _, estimate in points],
+            color=f"C{number}",
+            label=column,
+        )
+    hosts = f"{asked.hosts} x " if asked.hosts > 1 else ""
+    title = f"all-reduce, {hosts}{asked.name}, predicted"
+    figures.over_sizes(panel, [size for size, _ in rows], title)
+    panel.legend(fontsize="small")
+    figures.save(figure, file, [*asked.head, *asked.foot])

@@ -1,0 +1,95 @@
+"""What is predicted of a way of an all-reduce; and the hierarchy: ring, engine, ring, in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ...choose.cost import bus_bandwidth
+from ...pieces import Crossing, pipelined_us, rails_and_pieces
+
+# Names of ways over several hosts, in the order of the columns.
+FLAT_RING, FLAT_TREE, HIERARCHY = "flat ring", "flat tree", "hierarchy"
+WAYS = (FLAT_RING, FLAT_TREE, HIERARCHY)
+
+
+class Estimate(NamedTuple):
+    """One way of an all-reduce.
+
+    Attributes:
+        way: "ring" of one host; of several one of ``WAYS``.
+        protocol: of the ring or tree; of a hierarchy inside and between hosts, "simple + tree ll".
+        time_us: predicted.
+        bus_gb_s: what nccl-tests calls bus bandwidth, over all ranks.
+        latency_us: what a call of no bytes would take.
+        rails, pieces: of a hierarchy; else 1.
+    """
+
+    way: str
+    protocol: str
+    time_us: float
+    bus_gb_s: float
+    latency_us: float
+    rails: int = 1
+    pieces: int = 1
+
+
+class Phase(NamedTuple):
+    """One phase of one piece.
+
+    Attributes:
+        time_us: predicted.
+        least_us: the part of it that does not depend on the size.
+        how: protocol, with an algorithm before it where there are several.
+    """
+
+    time_us: float
+    least_us: float
+    how: str
+
+
+NOTHING = Phase(0.0, 0.0, "")
+# (collective, bytes of the whole tensor, pieces) to what one piece takes inside a host.
+Inside = Callable[[str, float, int], Phase]
+# (rails, bytes of a piece) to what the engine takes between hosts.
+Between = Callable[[int, float], Phase]
+
+
+def estimate(
+    way: str, protocol: str, ranks: int, nbytes: float, time_us: float, least_us: float
+) -> Estimate:
+    """With its bus bandwidth.
+
+    Args:
+        way, protocol: as of :class:`Estimate`.
+        ranks: of all hosts together.
+        nbytes: of one rank's tensor.
+        time_us, least_us: of so many bytes, and of none.
+    """
+    bus = bus_bandwidth("all_reduce", ranks, nbytes, time_us)
+    return Estimate(way, protocol, time_us, bus, least_us)
+
+
+def hierarchy(
+    hosts: int, ranks: int, nbytes: float, crossing: Crossing, inside: Inside, between: Between
+) -> Estimate:
+    """Reduce-scatter inside, all-reduce of each shard between hosts, all-gather inside.
+
+    Cut in rails and pieces as a call is. Over one rail: reduce and broadcast inside.
+
+    Args:
+        hosts: 2 or more, alike.
+        ranks: on each of them.
+        nbytes: of one rank's tensor.
+        crossing: between the hosts.
+        inside, between: what a piece takes.
+    """
+    rails, pieces = rails_and_pieces(int(nbytes), hosts, ranks, crossing)
+    halves = ("reduce_scatter", "all_gather") if rails == ranks else ("reduce", "broadcast")
+    first, last = (inside(half, nbytes, pieces) if ranks > 1 else NOTHING for half in halves)
+    middle = between(rails, nbytes / pieces)
+    time = pipelined_us(first.time_us, middle.time_us, last.time_us, pieces)
+    least = first.least_us + middle.least_us + last.least_us
+    how = f"{first.how} + {middle.how}" if first.how else middle.how
+    found = estimate(HIERARCHY, how, hosts * ranks, nbytes, time, least)
+    return found._replace(rails=rails, pieces=pieces)

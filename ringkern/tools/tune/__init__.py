@@ -1,0 +1,1 @@
+"""``python -m ringkern tune``: measures every algorithm and protocol, and fits their costs."""

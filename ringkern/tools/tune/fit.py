@@ -1,0 +1,186 @@
+"""Fits a :class:`ringkern.choose.cost.Cost` to measured times: the latency and the bandwidths.
+
+Best is the least sum of squares of relative errors, with nothing below zero: a way that is 10 % off
+at 8 bytes is as wrong as one that is at 256 MB.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ...choose.cost import ANY_SIZE, Cost, Tier, Way, journeys, wire_bytes
+
+Points = Sequence[tuple[int, float]]
+
+MOST_TIERS = 8
+# Another tier must take this share of the sum of squares away, and at least an error of 1 % in each
+# point, or it would follow the noise.
+_WORTH = 0.25
+_LEAST_ERROR = 0.01
+_FASTEST_GB_S = 1e5  # of a tier that costs nothing more
+
+
+class Errors(NamedTuple):
+    """How far a cost is from what was measured, as a share of it."""
+
+    median: float
+    p95: float
+    worst: float
+
+
+def fit(
+    points: Points,
+    way: Way,
+    collective: str,
+    ranks: int,
+    *,
+    base_us: float = 0.0,
+    bounds: Sequence[int] = (),
+) -> Cost:
+    """The cost of a way, from what it took.
+
+    Args:
+        points: (bytes, microseconds), sizes as in :func:`ringkern.choose.cost.wire_bytes`.
+        ranks: 2 or more.
+        base_us: what a call costs before anything moves; not more is taken than the quickest took.
+        bounds: sizes at which another bandwidth may be expected, as those of caches. More are
+            added where the points ask for it.
+
+    Raises:
+        ValueError: there are no points, or a size or time is not positive.
+    """
+    if not points or min(min(point) for point in points) <= 0:
+        raise ValueError(f"points are {points!r}; give sizes and times above 0")
+    base_us = min(base_us, *(time for _, time in points))
+    sizes = sorted({size for size, _ in points})
+    problem = _Problem(points, way, collective, ranks, base_us)
+    inner = [bound for bound in sorted(set(bounds)) if sizes[0] < bound < sizes[-1]]
+    knots = _without_idle(problem, tuple(inner[: MOST_TIERS - 1]))
+    # More than are needed, and then fewer: one alone may not help where two do.
+    while len(knots) < MOST_TIERS - 1:
+        tried = [tuple(sorted({*knots, size})) for size in sizes[1:-1] if size not in knots]
+        if not tried or problem.solve(knots)[0] < problem.noise:
+            break
+        knots = min(tried, key=lambda some: problem.solve(some)[0])
+    knots = _without_idle(problem, knots)
+    hop, slopes = problem.solve(knots)[1]
+    return Cost(base_us, hop, _tiers(knots, slopes))
+
+
+def errors(cost: Cost, points: Points, way: Way, collective: str, ranks: int) -> Errors:
+    """How far the cost is from the points."""
+    found = sorted(
+        abs(cost.time_us(way, collective, ranks, size) / time - 1) for size, time in points
+    )
+    last = found[min(len(found) - 1, int(len(found) * 0.95))]
+    return Errors(statistics.median(found), last, found[-1])
+
+
+def _without_idle(problem: _Problem, knots: tuple[int, ...]) -> tuple[int, ...]:
+    """Without the bounds at which the bandwidth hardly changes."""
+    while knots:
+        loss = problem.solve(knots)[0]
+        fewer = min(
+            (tuple(k for k in knots if k != knot) for knot in knots),
+            key=lambda some: problem.solve(some)[0],
+        )
+        more = problem.solve(fewer)[0]
+        if more - loss > max(_WORTH * more, problem.noise):
+            break
+        knots = fewer
+    return knots
+
+
+def _tiers(knots: tuple[int, ...], slopes: list[float]) -> tuple[Tier, ...]:
+    ends = (*knots, ANY_SIZE)
+    least = 1 / (_FASTEST_GB_S * 1e3)
+    return tuple(Tier(end, 1 / (1e3 * max(slope, least))) for end, slope in zip(ends, slopes))
+
+
+class _Problem:
+    """Points, and the costs that they leave open for given tiers: a hop, and a slope for each."""
+
+    def __init__(
+        self, points: Points, way: Way, collective: str, ranks: int, base_us: float
+    ) -> None:
+        self.points, self._base_us = points, base_us
+        self._way, self._collective, self._ranks = way, collective, ranks
+        # A sum of squares that is not worth a tier.
+        self.noise = len(points) * _LEAST_ERROR**2
+        self._solved: dict[tuple[int, ...], tuple[float, tuple[float, list[float]]]] = {}
+
+    def solve(self, knots: tuple[int, ...]) -> tuple[float, tuple[float, list[float]]]:
+        """The sum of squares, and the (hop, slopes) that make it least."""
+        if knots not in self._solved:
+            rows = [self._row(size, time, knots) for size, time in self.points]
+            wanted = [1 - self._base_us / time for _, time in self.points]
+            found = least_squares(rows, wanted)
+            loss = sum(
+                (sum(x * a for x, a in zip(found, row)) - b) ** 2 for row, b in zip(rows, wanted)
+            )
+            self._solved[knots] = loss, (found[0], found[1:])
+        return self._solved[knots]
+
+    def _row(self, size: int, time: float, knots: tuple[int, ...]) -> list[float]:
+        row = [journeys(self._way, self._collective, self._ranks) / time]
+        for below, end in zip((0, *knots), (*knots, ANY_SIZE)):
+            some = max(0, min(size, end) - below)
+            row.append(wire_bytes(self._way, self._collective, self._ranks, some) / time)
+        return row
+
+
+def least_squares(rows: list[list[float]], wanted: list[float]) -> list[float]:
+    """The x >= 0 for which ``rows`` times x is nearest to ``wanted``.
+
+    By an active set: unknowns are let go from zero one at a time, that first which helps most, and
+    held there again where they would go below it.
+    """
+    # Columns of length 1, so that one limit fits all.
+    scale = [max(sum(row[i] ** 2 for row in rows) ** 0.5, 1e-300) for i in range(len(rows[0]))]
+    rows = [[value / s for value, s in zip(row, scale)] for row in rows]
+    unknowns = range(len(scale))
+    gram = [[sum(row[i] * row[j] for row in rows) for j in unknowns] for i in unknowns]
+    right = [sum(row[i] * b for row, b in zip(rows, wanted)) for i in unknowns]
+    x, free = [0.0] * len(scale), list[int]()
+    for _ in range(4 * len(scale)):
+        slope = [right[i] - sum(gram[i][j] * x[j] for j in free) for i in unknowns]
+        held = [i for i in unknowns if i not in free]
+        best = max(held, key=lambda i: slope[i], default=None)
+        if best is None or slope[best] < 1e-10:
+            break
+        free.append(best)
+        while True:
+            solved = dict(zip(free, _solve(gram, right, free)))
+            if all(value > 0 for value in solved.values()):
+                break
+            # As far as the first that reaches zero.
+            share = min(x[i] / (x[i] - v) if x[i] > v else 0.0 for i, v in solved.items() if v <= 0)
+            x = [x[i] + share * (solved[i] - x[i]) if i in solved else 0.0 for i in unknowns]
+            out = [i for i, v in solved.items() if v <= 0 and x[i] <= 1e-12]
+            free = [i for i in free if i not in out]
+            for i in out:
+                x[i] = 0.0
+        x = [solved.get(i, 0.0) for i in unknowns]
+    return [value / s for value, s in zip(x, scale)]
+
+
+def _solve(gram: list[list[float]], right: list[float], free: list[int]) -> list[float]:
+    """The linear equations of the unknowns that are free, by elimination.
+
+    Without pivots, which a matrix of this kind, symmetric and nowhere negative, does not need.
+    """
+    lines = [[gram[i][j] for j in free] + [right[i]] for i in free]
+    size = len(lines)
+    for i in range(size):
+        lines[i][i] = max(lines[i][i], 1e-14)  # two columns alike: either will do
+        for r in range(i + 1, size):
+            factor = lines[r][i] / lines[i][i]
+            if factor:
+                lines[r] = [a - factor * b for a, b in zip(lines[r], lines[i])]
+    found = [0.0] * size
+    for i in reversed(range(size)):
+        rest = sum(lines[i][j] * found[j] for j in range(i + 1, size))
+        found[i] = (lines[i][size] - rest) / lines[i][i]
+    return found
