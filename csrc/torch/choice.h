@@ -105,7 +105,7 @@ inline std::pair<std::string, std::string> way_of(const WayTable& table, c10::De
   return {name_of(way.algorithm), name_of(way.protocol)};
 }
 
-// The tables of this rank, of each kind of device, as ringkern/choose/tables makes them: for each list
+// The tables of this rank, of each kind of device, made by ringkern/choose/tables.py: for each list
 // rows of (below how many bytes, algorithm, protocol).
 class WayTables {
  public:

@@ -38,8 +38,8 @@ inline Device cpu_device(int rank, int ranks, Milliseconds timeout) {
   return device;
 }
 
-// ringkern/choose/ring_order.py's function of buses and channels: orders of the ranks. Null until Python has
-// set it; never freed, because Python may end first.
+// The function of ringkern/choose/ring_order.py from buses and channels to orders of the ranks. Null
+// until Python has set it; never freed, because Python may end first.
 inline pybind11::object*& arranger() {
   static pybind11::object* function = nullptr;
   return function;

@@ -1,4 +1,4 @@
-"""The command line next to peers: real runs, names, and what is not installed."""
+"""``python -m bench.compare``: real runs, names, and libraries that are not installed."""
 
 from __future__ import annotations
 
@@ -12,20 +12,25 @@ from pathlib import Path
 
 import pytest
 
-from bench.compare import catalogue, install
+from bench.compare import catalogue, command, install
 from bench.compare.contest import LONGEST_IN_LINES, run
 from bench.compare.field import Field
 from bench.compare.install import Folder, Installer, InstallError
 from bench.compare.rows import Settings
 from ringkern.config import ALGORITHMS, PROTOCOLS
-from ringkern.tools import launch, main
+from ringkern.tools import launch
+from ringkern.tools.program import run_alone
 
 LIMIT_S = 120
 
 
+def main(arguments: list[str]) -> int:
+    return run_alone("python -m bench.compare", command, arguments)
+
+
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "ringkern", "bench", *arguments],
+        [sys.executable, "-m", "bench.compare", *arguments],
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
@@ -41,7 +46,7 @@ def test_ringkern_gloo_and_the_limit(tmp_path: Path) -> None:
         *("--dir", str(tmp_path / "none"), "-J", str(out), "--plot", str(plot)),
     )
     assert done.returncode == 0, done.stderr
-    missing = "# left out: mpich: not installed; python -m ringkern peers install mpich\n"
+    missing = "# left out: mpich: not installed; python -m bench.compare install --vs mpich\n"
     assert missing in done.stderr
     assert missing in done.stdout
     assert "# Out of bounds values : 0 OK\n" in done.stdout
@@ -86,10 +91,11 @@ def test_a_way_that_is_asked_for() -> None:
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="the limit needs two cores")
-def test_the_limit_is_right_at_any_length() -> None:
+def test_the_limit_is_right_at_any_length(tmp_path: Path) -> None:
     sizes = (4, 12, 56, 60, 1000, 65540, 300 << 10, (1 << 20) + 4)
     settings = Settings(sizes=sizes, seconds=0.01, rotate=4 << 20, timeout_s=LIMIT_S)
-    with Field(settings, [catalogue.limit()]) as field:
+    loop = Installer(Folder(tmp_path), print).limit()
+    with Field(settings, [catalogue.limit(loop)]) as field:
         for row in run(field):
             assert len(row.results) == (5 if row.size < LONGEST_IN_LINES else 4)
             assert {result.wrong for result in row.results.values()} == {0}, row.size
@@ -98,8 +104,9 @@ def test_the_limit_is_right_at_any_length() -> None:
 
 def test_ranks_end_with_the_coordinator(tmp_path: Path) -> None:
     """Also where it is ended in the middle of a run."""
-    command = [sys.executable, "-m", "ringkern", "bench", "--modes", "py", "--seconds", "60"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    given = ["--vs", "gloo", "--modes", "py", "--seconds", "60"]
+    started = [sys.executable, "-m", "bench.compare", *given]
+    with subprocess.Popen(started, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("# ringkern")  # all are there
         ranks = [int(pid) for pid in children(process.pid)]
@@ -119,21 +126,20 @@ def children(pid: int) -> list[str]:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("bench --vs mpi", "choose of gloo, mpich"),
-        ("bench --vs nccl", "'nccl': takes GPUs, and these are calls on a CPU; `make gpu`"),
+        ("--vs mpi", "choose of gloo, mpich"),
+        ("--vs nccl", "'nccl': takes GPUs, and these are calls on a CPU; `make gpu`"),
         (
-            "bench --vs mpich,vllm --dir /no/such/place",
-            "--vs mpich,vllm: nothing to compare with: mpich: not installed; python -m ringkern "
-            "peers install mpich; vllm: not installed",
+            "--vs mpich,vllm --dir /no/such/place",
+            "--vs mpich,vllm: nothing to compare with: mpich: not installed; "
+            "python -m bench.compare install --vs mpich; vllm: not installed",
         ),
-        ("bench --vs openmpi:fast", "openmpi:segring"),
-        ("bench --vs mpich --modes c++", "py,c"),
-        ("bench --vs mpich -o max", "op sum"),
-        ("bench --vs mpich --coll all_gather", "all_reduce"),
-        ("bench --vs mpich -d float64", "float32, float16, bfloat16"),
-        ("bench --plot /no/such/place/out.png", "no such directory"),
-        ("peers install nccl", "gloo, mpich"),
-        ("peers remove", "install"),
+        ("--vs openmpi:fast", "openmpi:segring"),
+        ("--vs mpich --modes c++", "py,c"),
+        ("--op=max", "unknown argument '--op'"),
+        ("--vs mpich -d float64", "float32, float16, bfloat16"),
+        ("--plot /no/such/place/out.png", "no such directory"),
+        ("remove", "install"),
+        ("list --json run", "put --json last"),
     ],
 )
 def test_bad_arguments(arguments: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,7 +155,7 @@ def test_not_under_torchrun(
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(SystemExit):
-        main(["bench", "--vs", "mpich"])
+        main(["--vs", "mpich"])
     assert "without torchrun" in capsys.readouterr().err
 
 
@@ -185,14 +191,15 @@ def test_install_goes_on_after_a_failure(
         ran.append(to.folder.path)
 
     monkeypatch.setattr(install, "PEERS", {"mpich": fails, "vllm": works})
-    assert main(["peers", "install", "mpich", "vllm", "--dir", str(tmp_path / "peers")]) == 1
+    monkeypatch.setattr(command, "PEERS", install.PEERS)
+    assert main(["install", "--vs", "mpich,vllm", "--dir", str(tmp_path / "peers")]) == 1
     assert ran == [tmp_path / "peers"]
     said = capsys.readouterr()
     assert "vllm: installed" in said.out
     assert "error: mpich: " in said.err
     assert "install.log" in said.err
     given = ["--dir", str(tmp_path / "peers"), "--json"]
-    assert main(["peers", "install", "mpich", "vllm", *given]) == 1
+    assert main(["install", "--vs", "mpich,vllm", *given]) == 1
     found = {each["name"]: each for each in json.loads(capsys.readouterr().out)["peers"]}
     assert found["vllm"] == {"name": "vllm", "installed": True, "error": None}
     assert "install.log" in found["mpich"]["error"]
@@ -243,20 +250,20 @@ def test_sources_are_not_unpacked_without_a_filter(
 def test_lists_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mpich" / "bin").mkdir(parents=True)
     (tmp_path / "mpich" / "bin" / "mpiexec").touch()
-    assert main(["peers", "list", "--dir", str(tmp_path)]) == 0
+    assert main(["list", "--dir", str(tmp_path)]) == 0
     said = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert list(said) == list(install.PEERS)
     there = {name for name, text in said.items() if text == "installed"}
     assert there == {"gloo", "mpich"}
-    assert said["vllm"] == "not installed; python -m ringkern peers install vllm"
-    assert main(["peers", "list", "vllm", "--dir", str(tmp_path), "--json"]) == 0
+    assert said["vllm"] == "not installed; python -m bench.compare install --vs vllm"
+    assert main(["list", "--vs", "vllm", "--dir", str(tmp_path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["peers"] == [{"name": "vllm", "installed": False}]
 
 
 def test_the_folder_follows_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert install.default_folder() == Path("/somewhere/bench/compare")
+    assert install.default_folder() == Path("/somewhere/ringkern/peers")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert install.default_folder() == Path.home() / ".cache" / "ringkern" / "peers"
 
@@ -268,6 +275,6 @@ def test_the_ranks_of_all_contenders_must_fit(
     monkeypatch.setattr(launch, "free_memory", lambda: 7 * launch.RANK_BYTES)
     monkeypatch.setattr(subprocess, "Popen", None)
     with pytest.raises(SystemExit) as ended:
-        main(["bench", "--vs", "gloo", "--modes", "py", "-e", "8"])
+        main(["--vs", "gloo", "--modes", "py", "-e", "8"])
     assert ended.value.code == 2
     assert "-n 2 --vs gloo: 8 ranks need 512 MiB at least" in capsys.readouterr().err

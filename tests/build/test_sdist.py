@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from ringkern.tools import COMMANDS
+
 ROOT = Path(__file__).resolve().parents[2]
 
 # What setuptools adds to a source distribution.
@@ -78,4 +80,22 @@ def test_package_holds_all_that_is_in_its_directory(
     }
     assert packed == {
         name for name in tracked if name.split(os.sep)[0] in ("ringkern", "ringkern_autoload.py")
+    }
+
+
+def test_package_holds_nothing_that_is_not_used() -> None:
+    """Neither a module that no import and no command loads, nor data of a tool that has moved."""
+    graph = pytest.importorskip("grimp").build_graph("ringkern")
+    used = {"ringkern", "ringkern.__main__"}
+    for root in ["ringkern.__main__", *(command.module for command in COMMANDS)]:
+        used |= {root} | graph.find_upstream_modules(root)
+    packages = {name.rpartition(".")[0] for name in used}
+    assert graph.modules - used - packages == set()
+    others = {p for p in (ROOT / "ringkern").rglob("*") if p.is_file() and p.suffix != ".py"}
+    folders = {p.parent.relative_to(ROOT).as_posix() for p in others if "__pycache__" not in str(p)}
+    assert folders == {
+        "ringkern",  # the extension, its stub, py.typed
+        "ringkern/choose/topology/machines",
+        "ringkern/choose/tunings",
+        "ringkern/tools/trace/web",
     }
