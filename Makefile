@@ -74,11 +74,15 @@ $(BUILD).settings: FORCE
 	@mkdir -p $(@D)
 	@printf '%s\n' "$$SETTINGS" | cmp -s - $@ || printf '%s\n' "$$SETTINGS" > $@
 
-# What a target needs of requirements/: build.txt, test.txt, which adds to it, or full.txt, all. What
-# is imported gets compiled then; pip would compile all of torch.
+# Each target needs one file of requirements/: build.txt, test.txt, which adds to it, or full.txt, all.
+# Bytecode is made on all cores; pip takes one.
+INSTALL = python -m pip install --no-compile --requirement
+COMPILE = python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true # templates are no Python
+
 $(VENV)/.ready-build: requirements/build.txt
 	$(PYTHON) -m venv $(VENV)
-	python -m pip install --no-compile --requirement $<
+	$(INSTALL) $<
+	$(COMPILE)
 	tools=$$(python build_backend/ringkern_build.py) && \
 	  { [ -z "$$tools" ] || python -m pip install $$tools; }
 	touch $@
@@ -86,7 +90,8 @@ $(VENV)/.ready-build: requirements/build.txt
 $(VENV)/.ready-test: $(VENV)/.ready-build
 $(VENV)/.ready-full: $(VENV)/.ready-test
 $(VENV)/.ready-test $(VENV)/.ready-full: $(VENV)/.ready-%: requirements/%.txt
-	python -m pip install --no-compile --requirement $<
+	$(INSTALL) $<
+	$(COMPILE)
 	touch $@
 
 # What leads nowhere or is not known is an error. From nothing, since pages are made from the code.
