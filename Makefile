@@ -32,7 +32,7 @@ BUILD := build/dev
 
 # As if the environment were activated, and no other one.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
-unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
+unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV PYTHONDONTWRITEBYTECODE
 
 SOURCES := setup.py pyproject.toml CMakeLists.txt $(wildcard cmake/* build_backend/*.py) \
   $(shell find csrc tests -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu')
@@ -75,14 +75,13 @@ $(BUILD).settings: FORCE
 	@printf '%s\n' "$$SETTINGS" | cmp -s - $@ || printf '%s\n' "$$SETTINGS" > $@
 
 # Each target needs one file of requirements/: build.txt, test.txt, which adds to it, or full.txt, all.
-# Bytecode is made on all cores; pip takes one.
+# A demo compiles what it imports; tests, which start many processes, find all of it compiled.
 INSTALL = python -m pip install --no-compile --requirement
 COMPILE = python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true # templates are no Python
 
 $(VENV)/.ready-build: requirements/build.txt
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) $<
-	$(COMPILE)
 	tools=$$(python build_backend/ringkern_build.py) && \
 	  { [ -z "$$tools" ] || python -m pip install $$tools; }
 	touch $@
