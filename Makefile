@@ -32,7 +32,7 @@ BUILD := build/dev
 
 # As if the environment were activated, and no other one.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
-unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
+unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV PYTHONDONTWRITEBYTECODE
 
 SOURCES := setup.py pyproject.toml CMakeLists.txt $(wildcard cmake/* build_backend/*.py) \
   $(shell find csrc tests -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu')
@@ -52,16 +52,16 @@ ctest: build
 	cmake --build $(BUILD)
 	ctest --test-dir $(BUILD) --output-on-failure
 
-pytest: build
+pytest: build $(VENV)/.ready-test
 	python -m pytest $(PYTEST_ARGS)
 
-conformance: build
+conformance: build $(VENV)/.ready-test
 	timeout $$([ ! -t 0 ] || echo --foreground) --kill-after=30 $(CONFORMANCE_TIMEOUT) \
 	  python -m tests.conformance $(CONFORMANCE_ARGS)
 
 build: $(BUILD)/.built
 
-$(BUILD)/.built: $(VENV)/.ready $(BUILD).settings $(SOURCES)
+$(BUILD)/.built: $(VENV)/.ready-build $(BUILD).settings $(SOURCES)
 	RINGKERN_BUILD_DIR=$(BUILD) RINGKERN_CMAKE_ARGS="-DRK_TESTS=ON $(CMAKE_ARGS)" \
 	  python -m pip install --verbose --no-build-isolation --no-deps --editable .
 	ln -sfn $(BUILD)/compile_commands.json compile_commands.json
@@ -74,15 +74,27 @@ $(BUILD).settings: FORCE
 	@mkdir -p $(@D)
 	@printf '%s\n' "$$SETTINGS" | cmp -s - $@ || printf '%s\n' "$$SETTINGS" > $@
 
-$(VENV)/.ready: requirements-dev.txt
+# Each target needs one file of requirements/: build.txt, test.txt, which adds to it, or full.txt, all.
+# A demo compiles what it imports; tests, which start many processes, find all of it compiled.
+INSTALL = python -m pip install --no-compile --requirement
+COMPILE = python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true # templates are no Python
+
+$(VENV)/.ready-build: requirements/build.txt
 	$(PYTHON) -m venv $(VENV)
-	python -m pip install --requirement requirements-dev.txt
+	$(INSTALL) $<
 	tools=$$(python build_backend/ringkern_build.py) && \
 	  { [ -z "$$tools" ] || python -m pip install $$tools; }
 	touch $@
 
+$(VENV)/.ready-test: $(VENV)/.ready-build
+$(VENV)/.ready-full: $(VENV)/.ready-test
+$(VENV)/.ready-test $(VENV)/.ready-full: $(VENV)/.ready-%: requirements/%.txt
+	$(INSTALL) $<
+	$(COMPILE)
+	touch $@
+
 # What leads nowhere or is not known is an error. From nothing, since pages are made from the code.
-docs: build
+docs: build $(VENV)/.ready-full
 	rm -rf build/docs build/doctrees
 	python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet \
 	  --doctree-dir build/doctrees docs build/docs
@@ -90,7 +102,7 @@ docs: build
 	  tests/docs/test_links.py tests/docs/test_docstrings.py tests/docs/test_types.py \
 	  tests/docs/test_doctests.py
 
-lint: build
+lint: build $(VENV)/.ready-full
 	@! grep -nE '^.{101,}' $(SOURCES)
 	@clang-format --dry-run --Werror $(CPP)
 	python tests/build/rooms.py
@@ -100,7 +112,7 @@ lint: build
 	ruff format --check
 	mypy
 
-format: $(VENV)/.ready
+format: $(VENV)/.ready-full
 	@clang-format -i $(CPP)
 	ruff check --fix
 	ruff format
@@ -115,7 +127,7 @@ LIVES ?= 10000
 TRAINING_KILLS ?= 300
 FAULTS_SEED ?= 1
 
-faults: build
+faults: build $(VENV)/.ready-test
 	cmake --build $(BUILD) --target tests_faults_kills tests_faults_mismatches \
 	  faults_fuzz_test_cpp faults_syscalls_test_cpp
 	$(BUILD)/tests_faults_kills --kills $(KILLS) --seed $(FAULTS_SEED)
@@ -129,13 +141,13 @@ faults: build
 # In namespaces, where the machine permits them, and by name.
 HOSTS_EXAMPLES ?= 200
 
-hosts: build
+hosts: build $(VENV)/.ready-full
 	RK_TEST_HOSTS_EXAMPLES=$(HOSTS_EXAMPLES) python -m pytest tests/hosts
 
 FUZZ_MINUTES ?= 60
 FUZZ_SEED ?= 1
 
-fuzz: build
+fuzz: build $(VENV)/.ready-test
 	python -m tests.hosts.fuzz --minutes $(FUZZ_MINUTES) --seed $(FUZZ_SEED)
 
 # Of the library's own sources, on Relacy, which is header only.
@@ -156,7 +168,7 @@ COVERAGE := build/coverage
 COVERAGE_FLAGS := -O1 -fno-inline --coverage -fprofile-update=atomic \
   -include $(CURDIR)/tests/coverage.h
 
-coverage: $(VENV)/.ready
+coverage: $(VENV)/.ready-build
 	python -m pip install --quiet 'gcovr>=8,<9'
 	cmake -S . -B $(COVERAGE) -G Ninja -DRK_TESTS=ON -DRK_CUDA=OFF -DCMAKE_BUILD_TYPE=Debug \
 	  -DCMAKE_CXX_FLAGS='$(COVERAGE_FLAGS)'
@@ -180,7 +192,7 @@ simt: $(SIMT)/.built
 mutants: $(SIMT)/.built
 	$(SIMT)/tests_simt_mutants_test --seeds 3000
 
-$(SIMT)/.built: $(VENV)/.ready $(SOURCES) $(wildcard tests/simt/*.py)
+$(SIMT)/.built: $(VENV)/.ready-build $(SOURCES) $(wildcard tests/simt/*.py)
 	cmake -S . -B $(SIMT) -G Ninja -DRK_TESTS=ON -DRK_CUDA=OFF
 	cmake --build $(SIMT) --target simt_tests
 	touch $@
@@ -190,7 +202,7 @@ readme:
 	$(PYTHON) -m tests.docs.readme $(README_ARGS)
 
 # Environments of many gigabytes, outside the tree.
-matrix: $(VENV)/.ready
+matrix: $(VENV)/.ready-build
 	python -m pip install --quiet 'uv>=0.9,<1'
 	python -m tests.build.matrix $(if $(VERSIONS),--torch $(VERSIONS)) $(if $(PYTHONS),--python $(PYTHONS))
 
@@ -201,24 +213,24 @@ gpu:
 # Python and torch of a machine with a GPU. The environment is fetched; the run needs no network.
 GPU_ENV ?= 3.12 2.11.0
 
-gpu-preflight: $(VENV)/.ready
+gpu-preflight: $(VENV)/.ready-build
 	python -m pip install --quiet 'uv>=0.9,<1'
 	interpreter=$$(python -m tests.build.matrix --env $(GPU_ENV)) && \
 	  "$$interpreter" bench/gpu --preflight $(GPU_ARGS)
 
-sanitize: $(VENV)/.ready
+sanitize: $(VENV)/.ready-build
 	for kind in address,undefined thread; do \
 	  cmake -S . -B build/$$kind -G Ninja -DRK_SANITIZE=$$kind -DRK_TESTS=ON -DRK_CUDA=OFF && \
 	  cmake --build build/$$kind && \
 	  ctest --test-dir build/$$kind --output-on-failure || exit 1; \
 	done
 
-hooks: $(VENV)/.ready
+hooks: $(VENV)/.ready-full
 	pre-commit install
 
 # The wheel is made of the source distribution alone, and tried in an environment of its own, which
 # is shown the torch of $(VENV).
-dist: $(VENV)/.ready
+dist: $(VENV)/.ready-build
 	python -m pip install --quiet 'build>=1.2,<2' 'twine>=6,<8' 'check-wheel-contents>=0.6,<1'
 	rm -rf dist build/dist
 	python -m build --sdist --no-isolation --outdir dist

@@ -95,7 +95,7 @@ def environment(python: str, torch: str, *requirements: str) -> Path:
         return program
     shutil.rmtree(place, ignore_errors=True)
     run("uv", "venv", "--quiet", "--python", interpreter(python), str(place))
-    override = place / "override.txt"  # requirements-dev.txt pins another torch
+    override = place / "override.txt"  # requirements/build.txt pins another torch
     override.write_text(f"torch=={torch}\n")
     packages = [f"torch=={torch}", "cmake", "ninja", "numpy", "setuptools>=77", *requirements]
     run(
@@ -150,7 +150,7 @@ def run_cell(python: str, torch: str, tests: bool) -> Cell:
     try:
         cell.absent = not is_offered(python, torch)
         if not cell.absent:
-            program = environment(python, torch, "-r", str(ROOT / "requirements-dev.txt"))
+            program = environment(python, torch, "-r", str(ROOT / "requirements" / "full.txt"))
             _fill(cell, program, tests)
     except StepError as error:
         cell.failed = [str(error)]

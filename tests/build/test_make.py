@@ -14,15 +14,15 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
 def test_other_settings_are_another_build(tmp_path: Path) -> None:
-    for folder in ("csrc", "tests", ".venv/bin"):
+    for folder in ("csrc", "tests", "requirements", ".venv/bin"):
         (tmp_path / folder).mkdir(parents=True)
-    for file in ("setup.py", "pyproject.toml", "CMakeLists.txt", "requirements-dev.txt"):
+    for file in ("setup.py", "pyproject.toml", "CMakeLists.txt", "requirements/build.txt"):
         (tmp_path / file).touch()
     shutil.copy(ROOT / "Makefile", tmp_path)
     python = tmp_path / ".venv/bin/python"
     python.write_text("#!/bin/sh\nmkdir -p build/dev\necho built >> builds\n")
     python.chmod(0o755)
-    (tmp_path / ".venv/.ready").touch()  # newer than what it is made from
+    (tmp_path / ".venv/.ready-build").touch()  # newer than what it is made from
 
     def builds(*words: str, **settings: str) -> int:
         names = ("RINGKERN_CUDA", "RINGKERN_CUDA_ARCHS", "CMAKE_ARGS", "CXXFLAGS", "MAKEFLAGS")

@@ -20,16 +20,15 @@ from ringkern import local
 from ringkern.comm import Communicator
 from ringkern.tools.doctor import build, rings, smoke
 from ringkern.tools.doctor.check import State
-from tests.cli.test_env import broken_copy, other_torch
+from ringkern.tools.program import main
+from tests.cli.test_env import broken_copy
 from tests.ranks import Ranks
 
 LIMIT_S = 280
 GREEN, YELLOW, RED, UNCHECKED = State.GREEN, State.YELLOW, State.RED, State.UNCHECKED
 
 
-def doctor(
-    *arguments: str, before: str = "", cwd: Path | None = None, **variables: str
-) -> subprocess.CompletedProcess[str]:
+def doctor(before: str = "", cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """The command, in a process in which ``before`` has been run."""
     program = f"import runpy, sys\n{before}\n"
     program += (
@@ -37,12 +36,11 @@ def doctor(
     )
     program += "from ringkern.tools import main\nsys.exit(main())\n"
     return subprocess.run(
-        [sys.executable, "-c", program, "doctor", *arguments],
+        [sys.executable, "-c", program, "doctor"],
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
         cwd=cwd,
-        env={**os.environ, **variables},
     )
 
 
@@ -123,54 +121,34 @@ def test_what_does_not_load_is_red_and_the_rest_is_looked_at(tmp_path: Path) -> 
     assert ", 1 red, " in done.stdout.splitlines()[-1] or not shutil.which("g++")
 
 
-def test_a_torch_that_ends_python(tmp_path: Path) -> None:
-    folder = other_torch(broken_copy(tmp_path), "import os; os.kill(os.getpid(), 4)")
-    done = doctor("--no-rings", cwd=folder)
-    assert done.returncode == 1
-    assert states(done.stdout)["torch"] == "red"
-    assert "loading torch ended Python by SIGILL" in done.stdout
-    assert "fix: install torch again" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("limit", "number", "name"),
-    [
-        ("RLIMIT_NOFILE", 100, "open files"),
-        ("RLIMIT_FSIZE", 1 << 19, "memory files"),
-        ("RLIMIT_FSIZE", 1 << 19, "address space, file size"),
-    ],
-)
-def test_real_limits(limit: str, number: int, name: str) -> None:
-    before = f"import resource; resource.setrlimit(resource.{limit}, ({number}, {number}))"
-    done = doctor("--no-rings", before=before)
-    assert done.returncode == 1, done.stderr
-    assert states(done.stdout)[name] == "red"
-    assert "fix: " in done.stdout
-
-
-def test_rings_that_fail_are_red_with_the_error() -> None:
+def test_real_limits_and_rings_that_fail_are_red() -> None:
     """A file may not be larger than half a MiB, and memory files are files: no ring is made."""
-    before = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, 1 << 19))"
+    before = "import resource as r; r.setrlimit(r.RLIMIT_FSIZE, (1 << 19, 1 << 19))\n"
+    before += "r.setrlimit(r.RLIMIT_NOFILE, (100, 100))"
     done = doctor(before=before)
     assert done.returncode == 1
     found = states(done.stdout)
+    assert found["open files"] == found["memory files"] == "red"
+    assert found["address space, file size"] == "red"
     assert found["ranks: ring, simple"] == "red"
     assert "fix: raise the limit, or allow the call, that the error names" in done.stdout
     assert found["a message"] == "not checked"
     assert "Traceback" not in done.stdout + done.stderr
 
 
-def test_unknown_variables_are_yellow() -> None:
-    done = doctor("--no-rings", RINGKERN_PROTOKOL="ll")
-    assert done.returncode == 0
-    assert states(done.stdout)["variables"] == "yellow"
-    assert "RINGKERN_PROTOKOL (did you mean RINGKERN_PROTOCOL?)" in done.stdout
-
-
-def test_wrong_variables_are_red() -> None:
-    done = doctor("--no-rings", RINGKERN_TIMEOUT="soon")
-    assert done.returncode == 1
-    assert "fix: give RINGKERN_TIMEOUT a value that it can have, or unset it" in done.stdout
+def test_unknown_variables_are_yellow_and_wrong_ones_red(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RINGKERN_PROTOKOL", "ll")
+    assert main(["doctor", "--no-rings"]) == 0
+    said = capsys.readouterr().out
+    assert states(said)["variables"] == "yellow"
+    assert "RINGKERN_PROTOKOL (did you mean RINGKERN_PROTOCOL?)" in said
+    monkeypatch.setenv("RINGKERN_TIMEOUT", "soon")
+    assert main(["doctor", "--no-rings"]) == 1
+    said = capsys.readouterr().out
+    assert states(said)["extension"] == "red"
+    assert "fix: give RINGKERN_TIMEOUT a value that it can have, or unset it" in said
 
 
 # ---- rings --------------------------------------------------------------------------------------

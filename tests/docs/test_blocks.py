@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import needs
 from tests.docs import runner
 from tests.docs.blocks import (
     HOWTO,
@@ -52,7 +53,7 @@ def test_blocks_work_as_they_stand(page: Path, tmp_path: Path) -> None:
     for name, text in programs_of(blocks).items():
         for module in OPTIONAL:
             if f"import {module}" in text:
-                pytest.importorskip(module)
+                needs.module(module)
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     printed = said_to_print(blocks)

@@ -1,7 +1,6 @@
-"""Everything public says what it is: each parameter, field and error.
+"""Docstrings of all that docs/reference shows name each parameter, field and error.
 
-That there is a docstring at all, ruff sees, too (its rules D, in pyproject.toml), of every module;
-here it is what ruff cannot see, of what docs/reference shows.
+ruff (its rules D, in pyproject.toml) sees that there is a docstring, and none of this.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ import dataclasses
 import inspect
 import re
 import textwrap
-
-import pytest
+from collections.abc import Iterable
 
 import ringkern
 from tests.docs import public
@@ -23,24 +21,15 @@ FUNCTIONS = [named for named in EVERYTHING if named.function]
 CLASSES = [named for named in EVERYTHING if inspect.isclass(named.value)]
 
 
-def names(named: object) -> str:
-    return str(named)
-
-
-def test_the_reference_is_found() -> None:
-    shown = set(map(str, EVERYTHING))
-    assert {"ringkern.ring_all_reduce", "ringkern.Communicator.abort"} <= shown
-    assert {"ringkern.local.Ring.size", "ringkern.errors.PeerLostError"} <= shown
-
-
 def test_nothing_public_is_left_out() -> None:
-    """What ``from ringkern import *`` gives is in the reference: a module has a section."""
-    assert {f"ringkern.{name}" for name in ringkern.__all__} <= set(map(str, EVERYTHING))
+    """Finds in the reference all that ``from ringkern import *`` gives: a module has a section."""
+    shown = set(map(str, EVERYTHING))
+    assert {f"ringkern.{name}" for name in ringkern.__all__} <= shown
+    assert {"ringkern.Communicator.abort", "ringkern.local.Ring.size"} <= shown
 
 
-@pytest.mark.parametrize("named", EVERYTHING, ids=names)
-def test_has_a_docstring(named: Named) -> None:
-    assert named.text.strip(), f"{named} has no docstring"
+def test_all_have_docstrings() -> None:
+    assert [str(named) for named in EVERYTHING if not named.text.strip()] == []
 
 
 _REFERS = r"\b(?:%s) :(?:func|class|meth):`~?([\w.]+)`"
@@ -62,31 +51,30 @@ def _mentions(text: str, name: str) -> bool:
     return re.search(rf"\b{re.escape(name)}\b", text, re.IGNORECASE) is not None
 
 
-@pytest.mark.parametrize("named", FUNCTIONS, ids=names)
-def test_names_its_parameters(named: Named) -> None:
-    text = _texts(named)
-    parameters = [p for p in inspect.signature(named.function).parameters if p not in _SELF]
-    missing = [p for p in parameters if not _mentions(text, p)]
-    assert not missing, f"the docstring of {named} does not name {', '.join(missing)}"
+def _missing(named: Named, words: Iterable[str], references: str = FOR_ALL) -> list[str]:
+    """Returns a line for the words that a docstring does not name, or nothing."""
+    text = _texts(named, references)
+    missing = [word for word in words if not _mentions(text, word)]
+    return [f"{named}: {', '.join(missing)}"] if missing else []
 
 
 _SELF = ("self", "cls")
 
 
-@pytest.mark.parametrize("named", CLASSES, ids=names)
-def test_names_its_fields(named: Named) -> None:
+def _parameters(named: Named) -> list[str]:
+    return [name for name in inspect.signature(named.function).parameters if name not in _SELF]
+
+
+def _fields(named: Named) -> list[str]:
     fields = getattr(named.value, "_fields", ())  # of a NamedTuple
     if dataclasses.is_dataclass(named.value):
         fields = tuple(field.name for field in dataclasses.fields(named.value))
     elif "__init__" in vars(named.value) and not getattr(named.value, "_is_protocol", False):
         fields = tuple(p for p in inspect.signature(named.value.__init__).parameters)
-    shown = [name for name in fields if not name.startswith("_") and name not in _SELF]
-    missing = [name for name in shown if not _mentions(_texts(named), name)]
-    assert not missing, f"the docstring of {named} does not name {', '.join(missing)}"
+    return [name for name in fields if not name.startswith("_") and name not in _SELF]
 
 
-@pytest.mark.parametrize("named", FUNCTIONS, ids=names)
-def test_names_what_it_raises(named: Named) -> None:
+def _raised(named: Named) -> list[str]:
     tree = ast.parse(textwrap.dedent(inspect.getsource(named.function)))
     raised = {
         found.exc.func.id
@@ -95,19 +83,28 @@ def test_names_what_it_raises(named: Named) -> None:
         and isinstance(found.exc, ast.Call)
         and isinstance(found.exc.func, ast.Name)
     }
-    text = _texts(named, FOR_ERRORS)
-    missing = [name for name in sorted(raised) if not _mentions(text, name)]
-    assert not missing, f"the docstring of {named} does not name {', '.join(missing)}"
+    return sorted(raised)
 
 
-@pytest.mark.parametrize("named", FUNCTIONS, ids=names)
-def test_says_what_it_returns(named: Named) -> None:
-    """By ``Returns:``, or by a first line that is what it returns, and no verb."""
+def test_docstrings_name_parameters_fields_and_errors() -> None:
+    assert len(FUNCTIONS) > 100
+    missing = [line for named in FUNCTIONS for line in _missing(named, _parameters(named))]
+    missing += [line for named in CLASSES for line in _missing(named, _fields(named))]
+    for named in FUNCTIONS:
+        missing += _missing(named, _raised(named), FOR_ERRORS)
+    assert not missing, "docstrings do not name:\n" + "\n".join(missing)
+
+
+def _says_what_it_returns(named: Named) -> bool:
+    """Looks for ``Returns:``, or a first line that is the result, and no verb."""
     annotation = inspect.signature(named.function).return_annotation
     if annotation in ("None", None, "NoReturn") or str(annotation).startswith("Iterator[None]"):
-        return
+        return True
     first = named.text.split()[0]
     verb = re.fullmatch(r"[A-Z][a-z]+s", first) and first not in ("As", "This")
-    assert not verb or re.search(r"^(Returns|Yields):|; ", _texts(named), re.MULTILINE), (
-        f"the docstring of {named} does not say what it returns"
-    )
+    pattern = r"^(Returns|Yields):|; "
+    return not verb or re.search(pattern, _texts(named), re.MULTILINE) is not None
+
+
+def test_docstrings_say_what_is_returned() -> None:
+    assert [str(named) for named in FUNCTIONS if not _says_what_it_returns(named)] == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests import needs
 from tests.comm.exits import scenarios_of
 from tests.hosts.fates import Plan
 from tests.hosts.namespaces import Net, why_not
@@ -28,10 +28,7 @@ EXAMPLES = [
     pytest.param(
         "deepspeed_zero",
         id="DeepSpeed ZeRO",
-        marks=pytest.mark.skipif(
-            importlib.util.find_spec("deepspeed") is None,
-            reason="deepspeed is not installed: pip install -r requirements-dev.txt",
-        ),
+        marks=needs.package("deepspeed"),
     ),
 ]
 # One of them, where nobody asks for both: they take their time.

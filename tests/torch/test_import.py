@@ -9,10 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import torch
 
 import ringkern
+from tests import needs
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -217,7 +217,7 @@ print(ringkern.config.config)
 
 
 def test_types_are_strict(tmp_path: Path) -> None:
-    pytest.importorskip("mypy", reason="mypy is not installed (requirements-dev.txt)")
+    needs.module("mypy")
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path), "ringkern"],
         cwd=ROOT,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -11,18 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests import needs
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 RUN_LIMIT_S = 110  # of each of an example's two runs
 LIMIT_S = 2 * RUN_LIMIT_S + 30
 
 LOSS = re.compile(r"^(\S.*?) +(\d+) +([\d.e+-]+) +([\d.e+-]+)$", re.MULTILINE)
-
-
-def needs(package: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(
-        importlib.util.find_spec(package) is None,
-        reason=f"{package} is not installed: pip install -r requirements-dev.txt",
-    )
 
 
 def losses(example: str, cwd: Path, *arguments: str) -> dict[str, list[tuple[str, str]]]:
@@ -58,10 +52,10 @@ def same(curve: list[tuple[str, str]]) -> bool:
         pytest.param(
             "deepspeed_zero.py",
             ["ZeRO stage 1", "ZeRO stage 2", "ZeRO stage 3"],
-            marks=needs("deepspeed"),
+            marks=needs.package("deepspeed"),
         ),
         pytest.param(
-            "accelerate_ddp_fsdp.py", ["DDP", "FSDP1", "FSDP2"], marks=needs("accelerate")
+            "accelerate_ddp_fsdp.py", ["DDP", "FSDP1", "FSDP2"], marks=needs.package("accelerate")
         ),
     ],
 )

@@ -12,6 +12,7 @@ import pytest
 
 from ringkern.tools.trace.events import Trace
 from ringkern.tools.trace.page import page
+from tests import needs
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 FLAGS = (
@@ -54,7 +55,7 @@ STATE = """() => {
 @contextlib.contextmanager
 def started() -> Iterator[Any]:
     """A browser; the test is skipped, with the reason, where there is none."""
-    api = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+    api = needs.module("playwright.sync_api")
     path = next(filter(None, map(shutil.which, NAMES)), None)
     if path is None:
         pytest.skip(f"no browser: none of {', '.join(NAMES)} is on PATH")
