@@ -1,5 +1,7 @@
 # make demo    from nothing: environment, build, data-parallel training with 4 ranks
-# make test    from nothing: environment, build, every test
+# make quick   a minute from a built tree: the tests that fail for most mistakes
+# make test    from nothing: environment, build, the tests of the library
+# make all     and every other test, the documentation, conformance
 # make conformance  torch's own tests of backends on ringkern's: tests/conformance
 # make build   the extension, into ringkern/; only what has changed
 # make lint    style and types                 make format     rewrite to that style
@@ -34,23 +36,47 @@ BUILD := build/dev
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV PYTHONDONTWRITEBYTECODE
 
+cpp_in = $(shell find $(1) -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu')
+
+# Of the extension; CMake rebuilds the C++ tests, each for its own files.
 SOURCES := setup.py pyproject.toml CMakeLists.txt $(wildcard cmake/* build_backend/*.py) \
-  $(shell find csrc tests -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu')
+  $(call cpp_in,csrc)
+CPP := $(call cpp_in,csrc tests bench)
 
-CPP := $(filter %.h %.cuh %.cpp %.cu,$(SOURCES))
-
-.PHONY: demo test ctest pytest conformance build docs lint format bench faults hosts fuzz model \
+.PHONY: demo quick test all rest ctest pytest conformance build docs lint format bench faults hosts fuzz model \
   coverage simt mutants matrix gpu gpu-preflight sanitize readme dist hooks clean distclean FORCE
 .NOTPARALLEL:
 
 demo: build
 	python examples/train_digits.py --ranks $(RANKS)
 
-test: ctest pytest
+# Processes of pytest, whose tests mostly wait for ranks; a file's tests share one.
+JOBS ?= 3
+CTEST = ctest --test-dir $(BUILD) --output-on-failure
+PARALLEL = python -m pytest --quiet -n $(JOBS) --dist loadfile
+ALONE = python -m pytest --quiet
+
+quick: build $(VENV)/.ready-test
+	cmake --build $(BUILD) --target quick_tests
+	$(CTEST) --label-regex quick --parallel 2
+	$(PARALLEL) -m quick
+
+test: build $(VENV)/.ready-test
+	cmake --build $(BUILD)
+	$(CTEST) --label-exclude long --parallel 2
+	$(PARALLEL) -m "library and not (slow or alone)"
+	$(ALONE) -m "library and alone and not slow"
+
+all: test rest
+
+rest: build docs conformance
+	$(CTEST) --label-regex long --parallel 2
+	$(PARALLEL) -m "(slow or not library) and not alone"
+	$(ALONE) -m "(slow or not library) and alone"
 
 ctest: build
 	cmake --build $(BUILD)
-	ctest --test-dir $(BUILD) --output-on-failure
+	$(CTEST)
 
 pytest: build $(VENV)/.ready-test
 	python -m pytest $(PYTEST_ARGS)
@@ -103,7 +129,7 @@ docs: build $(VENV)/.ready-full
 	  tests/docs/test_doctests.py
 
 lint: build $(VENV)/.ready-full
-	@! grep -nE '^.{101,}' $(SOURCES)
+	@! grep -nE '^.{101,}' $(SOURCES) $(CPP)
 	@clang-format --dry-run --Werror $(CPP)
 	python tests/build/rooms.py
 	python tests/build/sizes.py
@@ -192,7 +218,7 @@ simt: $(SIMT)/.built
 mutants: $(SIMT)/.built
 	$(SIMT)/tests_simt_mutants_test --seeds 3000
 
-$(SIMT)/.built: $(VENV)/.ready-build $(SOURCES) $(wildcard tests/simt/*.py)
+$(SIMT)/.built: $(VENV)/.ready-build $(SOURCES) $(wildcard tests/simt/*)
 	cmake -S . -B $(SIMT) -G Ninja -DRK_TESTS=ON -DRK_CUDA=OFF
 	cmake --build $(SIMT) --target simt_tests
 	touch $@

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.ranks import Named, Pool, Ranks
+
+ROOT = Path(__file__).resolve().parents[1]
 
 # Ranks are slow to answer on a busy machine; a deadline would test the machine.
 settings.register_profile(
@@ -25,6 +28,17 @@ settings.load_profile("ringkern")
 # inherit that and go on.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Rooms of the library's own tests; the others are of tools, pages, builds and measurements.
+LIBRARY = {"comm", "core", "faults", "hosts", "reduce", "torch"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests of the library, for ``make test``."""
+    for item in items:
+        if item.path.relative_to(ROOT / "tests").parts[0] in LIBRARY:
+            item.add_marker("library")
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,8 @@ from ringkern.tools import launch, parsers
 from ringkern.tools.bench import command
 from tests.hosts.namespaces import Net, why_not
 
+pytestmark = pytest.mark.alone
+
 LIMIT_S = 120
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = str(ROOT / "bench" / "hosts.py")

@@ -22,6 +22,8 @@ from bench.compare.field import Field
 from bench.compare.rows import LIMIT, Entrant, Settings
 from ringkern.tools.turns import LEAST_REPEATS
 
+pytestmark = pytest.mark.alone
+
 HERE = str(Path(__file__).parent)
 QUICK = {"seconds": 0.02, "turn_s": 20.0, "start_s": 60.0, "timeout_s": 120.0, "modes": ("py",)}
 

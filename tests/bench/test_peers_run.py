@@ -21,6 +21,8 @@ from ringkern.config import ALGORITHMS, PROTOCOLS
 from ringkern.tools import launch
 from ringkern.tools.program import run_alone
 
+pytestmark = pytest.mark.alone
+
 LIMIT_S = 120
 
 

@@ -18,6 +18,8 @@ import ringkern
 from ringkern.tools import launch
 from ringkern.tools.program import main
 
+pytestmark = pytest.mark.alone
+
 LIMIT_S = 120
 PROGRAM = [sys.executable, "-m", "ringkern"]
 

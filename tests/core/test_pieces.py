@@ -7,6 +7,8 @@ import pytest
 
 from ringkern.pieces import Crossing, K, M, rails_and_pieces
 
+pytestmark = pytest.mark.quick
+
 SOURCE = (Path(__file__).parent / "pieces_test.cpp").read_text()
 ROW = re.compile(r"^ +\{([^{}]+), \{([^{}]+)\}, (\d+), (\d+)\},$", re.MULTILINE)
 

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from ringkern._C import Plan
 from tests.core.expected import CHAINS, COLLECTIVES
 
+pytestmark = pytest.mark.quick
+
 LINE_BYTES = {"simple": 16, "ll": 32, "ll128": 128}  # what slot_bytes is a multiple of
 GRAIN_BYTES = {"simple": 8, "ll": 16, "ll128": 120}  # for one worker
 

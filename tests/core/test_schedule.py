@@ -90,7 +90,7 @@ def orders_of(collective: str, k: int) -> list[Orders]:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("collective", COLLECTIVES)
-@pytest.mark.parametrize("k", range(2, 17))
+@pytest.mark.parametrize("k", [2, 3, 4, 5, 7, 8, 16])
 def test_every_chunk_goes_round(k: int, collective: str, protocol: str) -> None:
     """Reduced k-1 times, copied k-1 times, in order; outputs complete, and no others touched; no
     deadlock."""

@@ -10,6 +10,8 @@ import pytest
 from tests.comm.exits import scenarios_of
 from tests.faults.trainings import Kill, Scenario, Trainings
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def scenarios() -> Iterator[Scenario]:

@@ -20,6 +20,8 @@ from tests.comm.exits import scenarios_of
 from tests.hosts.fates import Plan
 from tests.hosts.namespaces import Net, why_not
 
+pytestmark = pytest.mark.slow
+
 Scenario = Callable[[str, int, Path], list[dict[str, Any]]]
 SOON_S = 4.0  # the timeout of those that are to wait for it; of the others: none that ends here
 

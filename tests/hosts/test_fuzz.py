@@ -8,6 +8,8 @@ import pytest
 
 from tests.hosts.fuzz.__main__ import main
 
+pytestmark = pytest.mark.slow
+
 
 def test_some_steps(capsys: pytest.CaptureFixture[str]) -> None:
     status = main(["--layout", "aa,ab", "--steps", "12"])

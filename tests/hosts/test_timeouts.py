@@ -20,6 +20,8 @@ from ringkern.errors import CollectiveTimeoutError, CommAbortedError, RingKernEr
 from tests.ranks import Pool, grid
 from tests.torch.test_backend_failures import NEVER, made
 
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
+
 LIMIT = timedelta(seconds=1)
 EVER = timedelta(days=365_000)  # in nanoseconds it is more than 64 bits hold
 MAKING_S = 300.0  # of which Gloo's messages have a fifth

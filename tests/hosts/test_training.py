@@ -17,6 +17,8 @@ from tests.hosts.fates import Plan
 from tests.hosts.namespaces import Net, why_not
 from tests.torch.test_launchers import free_port
 
+pytestmark = pytest.mark.slow
+
 Scenario = Callable[[str, int, Path], list[dict[str, Any]]]
 Losses = list[dict[str, list[float]]]  # by rank: of what, and of each step or epoch
 

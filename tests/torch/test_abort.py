@@ -16,6 +16,8 @@ from ringkern.errors import CollectiveTimeoutError, CommAbortedError, Rendezvous
 from tests.ranks import Pool
 from tests.torch.test_api import summed, values
 
+pytestmark = pytest.mark.quick
+
 # Longer than the ranks are given to answer: what ends before it has not ended by it.
 NEVER = timedelta(seconds=600)
 SOON = timedelta(seconds=1)

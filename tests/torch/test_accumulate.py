@@ -18,6 +18,8 @@ from tests.ranks import Pool
 from tests.reference import DIRECT, SMALL_FLOATS
 from tests.torch.rings import normal, same
 
+pytestmark = pytest.mark.quick
+
 FACTOR = 0.3
 OPS: dict[str, Any] = {
     "sum": dist.ReduceOp.SUM,

@@ -14,6 +14,8 @@ import torch.distributed as dist
 import ringkern
 from tests.ranks import Pool
 
+pytestmark = pytest.mark.quick
+
 SUM, MAX = dist.ReduceOp.SUM, dist.ReduceOp.MAX
 
 

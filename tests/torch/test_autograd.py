@@ -12,6 +12,8 @@ import ringkern
 from tests.ranks import Pool
 from tests.torch.test_api import summed, values
 
+pytestmark = pytest.mark.quick
+
 
 def _as_torch(rank: int, size: int, how: str) -> None:
     contexts = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode}

@@ -13,6 +13,8 @@ import torch.distributed as dist
 from tests.ranks import Pool, grid
 from tests.torch.rings import ring
 
+pytestmark = pytest.mark.quick
+
 
 def _held_back(rank: int, size: int) -> None:
     """Calls of rank 0 that cannot be done before rank 1 makes them, with callbacks in place."""

@@ -17,6 +17,8 @@ from tests.torch.bad_collectives import MOVES, OPS, REDUCTIONS, ones
 from tests.torch.bad_exchanges import PAIRS
 from tests.torch.rings import ring
 
+pytestmark = pytest.mark.quick
+
 SOON_S = 20.0  # a rank that is left alone here fails the test, but not the hour
 
 

@@ -19,6 +19,8 @@ import ringkern
 from tests.torch.test_backend_input import check_that_it_works
 from tests.torch.test_launchers import LIMIT_S, init, run_by_torchrun, spawn
 
+pytestmark = pytest.mark.slow
+
 
 def program(
     directory: Path, text: str, *arguments: str, **environment: str

@@ -10,6 +10,8 @@ from tests.ranks import Pool, grid
 from tests.torch.rings import ring
 from tests.torch.test_backend_input import check_that_it_works
 
+pytestmark = pytest.mark.quick
+
 
 def _sparse(rank: int, size: int) -> None:
     def make(r: int, dtype: torch.dtype, dense: int) -> torch.Tensor:

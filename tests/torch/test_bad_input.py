@@ -16,6 +16,8 @@ import ringkern
 from tests.ranks import Pool
 from tests.torch.test_api import summed, values
 
+pytestmark = pytest.mark.quick
+
 Call = Callable[[int, int], Any]
 DTYPES = (
     "ringkern takes float32, float64, float16, bfloat16, int8, uint8, int32, int64, float8_e4m3fn, "

@@ -16,6 +16,8 @@ from ringkern.errors import CommUsageError
 from tests.ranks import Pool
 from tests.torch.test_api import summed, values
 
+pytestmark = pytest.mark.quick
+
 SECONDS = timedelta(seconds=30)
 
 

@@ -22,6 +22,8 @@ from tests.ranks import Pool
 from tests.reference import DIRECT
 from tests.torch.rings import bytes_of, normal, ring, same
 
+pytestmark = pytest.mark.quick
+
 FIXED: dict[str, Any] = {"deterministic": "size_invariant"}
 OPS: dict[str, Any] = {
     "sum": dist.ReduceOp.SUM,

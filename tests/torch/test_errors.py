@@ -22,6 +22,8 @@ from ringkern import errors
 from ringkern.errors import CollectiveMismatchError, CommAbortedError, CommUsageError, RingKernError
 from tests.ranks import Pool, Ranks
 
+pytestmark = pytest.mark.quick
+
 SUM = dist.ReduceOp.SUM
 NEVER = timedelta(seconds=600)  # what ends before has not ended by it
 CLASSES = [c for c in vars(errors).values() if isinstance(c, type)]

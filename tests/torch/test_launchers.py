@@ -10,12 +10,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import ringkern
 from tests.torch.test_api import summed, values
+
+pytestmark = pytest.mark.slow
 
 LIMIT_S = 120
 

@@ -18,6 +18,8 @@ from tests.comm.test_fork import in_forked_child
 from tests.torch.test_api import values
 from tests.torch.test_local import equal, ring_of, total
 
+pytestmark = pytest.mark.quick
+
 
 def test_abort_ends_a_call_in_progress() -> None:
     with ring_of(4) as ring:

@@ -33,6 +33,8 @@ from tests.torch.rings import any_bits, same
 from tests.torch.sequences import OPS
 from tests.torch.test_api import summed, values
 
+pytestmark = pytest.mark.quick
+
 SUM = dist.ReduceOp.SUM
 
 

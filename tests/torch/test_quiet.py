@@ -11,6 +11,8 @@ import pytest
 
 from ringkern.tools.tune import quiet
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.mark.parametrize(
     ("after", "turns_us", "expected"),

@@ -16,6 +16,8 @@ from tests.ranks import Pool, RankError
 from tests.reference import FLOATS, INTEGERS, bits_of
 from tests.torch.rings import any_bits, bytes_of, ring
 
+pytestmark = pytest.mark.quick
+
 
 def test_they_are_ordinary_tensors() -> None:
     for shape in ((), (0,), (3,), (2, 3, 5), (1000, 1000)):

@@ -12,6 +12,8 @@ import pytest
 
 from tests import needs
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 RUN_LIMIT_S = 110  # of each of an example's two runs
 LIMIT_S = 2 * RUN_LIMIT_S + 30
