@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -110,3 +111,16 @@ SOURCES = sorted([*ROOT.glob("ringkern/**/*.py"), *ROOT.glob("examples/*.py")])
 def test_no_message_sends_users_to_an_index_without_ringkern() -> None:
     assert len(SOURCES) > 100
     assert [str(file) for file in SOURCES if _FROM_AN_INDEX.search(file.read_text())] == []
+
+
+def test_contributing_lists_the_folders() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    [tree] = re.findall(r"## What lies where\n\n```text\n(.*?)```", text, re.DOTALL)
+    listed = {line.split()[0].rstrip("/") for line in tree.splitlines()}
+    listed |= {f"tests/{room}" for room in ("reduce", "cpu", "comm", "cuda", "torch")}
+    files = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    folders = {"/".join(name.split("/")[:2]) for name in files.stdout.split() if "/" in name}
+    folders = {name for name in folders if (ROOT / name).is_dir() and not name.startswith(".")}
+    assert not folders or listed == folders | {"ringkern"}
