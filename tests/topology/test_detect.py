@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ringkern import topology
-from ringkern.topology import Cache, Machine, detect, from_xml, sysfs, to_xml
+from ringkern.topology import Cache, Machine, detect, sysfs
 from tests.topology.fake_nvml import FakeGpu, FakeNvml
 from tests.topology.sys_tree import BRIDGE, GPU, NIC, SysTree, cpuinfo
 
@@ -286,16 +286,6 @@ def test_without_pynvml_gpus_are_known_by_pci(
     machine = detect(tree.root, cpuinfo=tree.root / "none", arch="x86_64")
     assert machine.bus_id_of(0) == first
     assert any("pip install nvidia-ml-py" in note for note in machine.notes)
-
-
-def test_a_detected_machine_can_be_written_and_read(tree: SysTree) -> None:
-    first, second, third, card = two_sockets(tree)
-    tree.infiniband("mlx5_0", card, "400 Gb/sec (4X NDR)")
-    links = ((1, second, 0),)
-    machine = find(tree, FakeNvml([FakeGpu(first, links=links), FakeGpu(second), FakeGpu(third)]))
-    again = from_xml(to_xml(machine))
-    assert again.fabric() == machine.fabric()
-    assert [nic.name for nic in again.nics] == ["mlx5_0"]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import argparse
 import itertools
 import json
 import math
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -326,9 +327,8 @@ class TestCommand:
         data = json.loads(text, parse_constant=no_constant)
         assert data["rings"]["gb_s"] is None
 
-    def test_a_file(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-        file = tmp_path / "topology.xml"
-        topology.write(topology.recorded("dgx-a100"), file)
+    def test_a_file(self, capsys: pytest.CaptureFixture[str]) -> None:
+        file = resources.files(topology) / "machines" / "dgx-a100.xml"
         text = run(capsys, "--topology", str(file), "--sizes", "1M")
         assert "8 ranks, Ampere, NVLink" in text
         assert "1 of 240 GB/s" in text
