@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     settings = rows.Settings(
         sizes=sizes_of(args, ranks),
         ranks=ranks,
-        dtype=options.dtype_of(args.datatype, memory.ITEMSIZE),
+        dtype=options.dtype_of(args.datatype, list(memory.ITEMSIZE)),
         modes=args.modes,
         rotate=args.rotate,
         check=bool(args.check),

@@ -13,7 +13,7 @@ from ringkern.tools.model import cpu, sweep
 from ringkern.tools.model.cpu import Ethernet, Host, estimates
 
 K, M = 1 << 10, 1 << 20
-SIZES = [8 << (2 * i) for i in range(14)]
+SIZES = [8, M, 512 * M]
 HOST = Host(4, 4)
 
 
@@ -78,7 +78,7 @@ class TestFormulas:
         cost = shipped(4, crowded=False).measured.ways["all_reduce", ring].cost
         assert simple.time_us == pytest.approx(cost.time_us(ring, "all_reduce", 4, M))
 
-    @pytest.mark.parametrize("hosts", [2, 16, 1000])
+    @pytest.mark.parametrize("hosts", [2, 1000])
     @pytest.mark.parametrize("name", model.WAYS)
     def test_twice_as_much_takes_longer(self, hosts: int, name: str) -> None:
         sizes = [8 << i for i in range(30)]
@@ -92,7 +92,7 @@ class TestFormulas:
         times = [way(HOST, Ethernet(h), nbytes, name).time_us for h in (2, 4, 64, 512, 1000)]
         assert times == sorted(times)
 
-    @pytest.mark.parametrize("nbytes", [8, M, 256 * M])
+    @pytest.mark.parametrize("nbytes", [8, 256 * M])
     @pytest.mark.parametrize("name", model.WAYS)
     def test_ranks_that_share_cores_take_longer(self, nbytes: int, name: str) -> None:
         fast = Ethernet(4, 12.5)
@@ -202,10 +202,6 @@ class TestSweep:
         [
             (0, len(sweep.SIZES), "always"),
             (0, 0, "never"),
-            (40, len(sweep.SIZES), "from 8K on"),
-            (0, 41, "8 to 8K"),
-            (40, 41, "at 8K"),
-            (40, 45, "8K to 16K"),
         ],
     )
     def test_ranges(self, first: int, last: int, text: str) -> None:

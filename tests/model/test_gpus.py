@@ -6,6 +6,7 @@ import argparse
 import itertools
 import json
 import math
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from ringkern.units import parse_size, size_text
 
 K, M = 1 << 10, 1 << 20
 SIZES = [8 << (2 * i) for i in range(14)]
+SOME_SIZES = [8, M, 512 * M]
 
 
 def h100(ranks: int, links_gb_s: float = 360.0) -> Node:
@@ -55,9 +57,8 @@ class TestOneNode:
 
     @pytest.mark.parametrize(
         ("ranks", "before", "after", "megabytes"),
-        [(8, "ll", "ll128", 3.6), (8, "ll128", "simple", 36), (4, "ll", "ll128", 2.5),
-         (4, "ll128", "simple", 9.3), (2, "ll", "simple", 1.7)],
-    )  # fmt: skip
+        [(8, "ll", "ll128", 3.6), (8, "ll128", "simple", 36), (2, "ll", "simple", 1.7)],
+    )
     def test_where_the_next_protocol_becomes_faster(
         self, ranks: int, before: str, after: str, megabytes: float
     ) -> None:
@@ -65,13 +66,12 @@ class TestOneNode:
             nbytes = int(megabytes * 1e6 * factor)
             assert estimates(h100(ranks), None, nbytes)[0].protocol == fastest
 
-    @pytest.mark.parametrize("ranks", [2, 4, 8])
-    def test_larger_takes_longer(self, ranks: int) -> None:
+    def test_larger_takes_longer(self) -> None:
         for smaller, larger in itertools.pairwise(SIZES):
-            few, more = by_protocol(h100(ranks), smaller), by_protocol(h100(ranks), larger)
+            few, more = by_protocol(h100(8), smaller), by_protocol(h100(8), larger)
             assert all(few[p] < more[p] for p in constants.PROTOCOLS)
 
-    @pytest.mark.parametrize("nbytes", SIZES)
+    @pytest.mark.parametrize("nbytes", SOME_SIZES)
     def test_more_ranks_take_longer(self, nbytes: int) -> None:
         few, more = by_protocol(h100(4), nbytes), by_protocol(h100(8), nbytes)
         assert all(few[p] < more[p] for p in constants.PROTOCOLS)
@@ -149,13 +149,13 @@ class TestManyNodes:
         between = 2 * K / (0.9 * 20.4e3 / 8)
         assert found.time_us == pytest.approx(latency + inside + between)
 
-    @pytest.mark.parametrize("nbytes", [8, K, 64 * K, M])
+    @pytest.mark.parametrize("nbytes", [8, M])
     def test_hierarchy_is_faster_than_the_ring_for_small_tensors(self, nbytes: int) -> None:
         own = way(h100(8), Network(1000, 50.0), nbytes, "hierarchy")
         assert 3 * own.time_us < way(h100(8), Network(1000, 50.0), nbytes, "flat ring").time_us
 
-    @pytest.mark.parametrize("nodes", [2, 16, 1000])
-    @pytest.mark.parametrize("nbytes", SIZES)
+    @pytest.mark.parametrize("nodes", [2, 1000])
+    @pytest.mark.parametrize("nbytes", SOME_SIZES)
     def test_the_fastest_comes_first(self, nodes: int, nbytes: int) -> None:
         found = estimates(h100(8), Network(nodes, 50.0), nbytes)
         assert [e.time_us for e in found] == sorted(e.time_us for e in found)
@@ -175,7 +175,7 @@ class TestManyNodes:
         inside = large * 2 * 7 / 8 / 360e3 / 16
         assert found.time_us == pytest.approx(between + inside, rel=0.001)
 
-    @pytest.mark.parametrize("nbytes", SIZES)
+    @pytest.mark.parametrize("nbytes", SOME_SIZES)
     def test_one_rank_a_node_is_the_engine_alone(self, nbytes: int) -> None:
         node = Node("test", 1, "Hopper", "NVLink", math.inf, "GenuineIntel")
         found = estimates(node, Network(64, 50.0), nbytes)
@@ -184,14 +184,14 @@ class TestManyNodes:
         assert own.time_us == pytest.approx(alone)
         assert (own.rails, own.pieces, own.protocol.count("+")) == (1, 1, 0)
 
-    @pytest.mark.parametrize("nodes", [2, 16, 1000])
+    @pytest.mark.parametrize("nodes", [2, 1000])
     def test_twice_as_much_takes_longer(self, nodes: int) -> None:
         sizes = [8 << i for i in range(30)]
         for name in model.WAYS:
             times = [way(h100(8), Network(nodes, 50.0), size, name).time_us for size in sizes]
             assert times == sorted(times)
 
-    @pytest.mark.parametrize("nbytes", SIZES)
+    @pytest.mark.parametrize("nbytes", SOME_SIZES)
     def test_more_nodes_take_longer(self, nbytes: int) -> None:
         for name in model.WAYS:
             times = [
@@ -327,9 +327,8 @@ class TestCommand:
         data = json.loads(text, parse_constant=no_constant)
         assert data["rings"]["gb_s"] is None
 
-    def test_a_file(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-        file = tmp_path / "topology.xml"
-        topology.write(topology.recorded("dgx-a100"), file)
+    def test_a_file(self, capsys: pytest.CaptureFixture[str]) -> None:
+        file = resources.files(topology) / "machines" / "dgx-a100.xml"
         text = run(capsys, "--topology", str(file), "--sizes", "1M")
         assert "8 ranks, Ampere, NVLink" in text
         assert "1 of 240 GB/s" in text
@@ -360,17 +359,13 @@ class TestCommand:
             (["--nodes", "0"], "--hosts 0: give a whole number from 1 on"),
             (["--topology", "dgx1-v100", "--nodes", "2"], "has no known NICs: give --inter-gb-s"),
             (["--nodes", "2", "--inter-gb-s", "-1"], "--inter-gb-s -1.0: give a number of GB/s"),
-            (["--nodes", "2", "--inter-us", "-1"], "--inter-us -1.0: give a number of micro"),
             (["--hosts", "2", "--network-gbit", "0"], "--network-gbit 0.0: give a number of Gbit"),
             (["--network-gbit", "1", "--inter-gb-s", "1"], "say the same: give one of them"),
             (["--device", "cpu", "--arch", "Hopper"], "--arch is of GPUs: leave it out"),
-            (["--device", "cpu", "--topology", "dgx-h100"], "--topology is of GPUs: leave it out"),
             (["--cores", "8"], "--cores is of hosts without GPUs: leave it out"),
             (["--sweep", "--sizes", "8"], "--sweep looks at all sizes, and draws nothing"),
-            (["--topology", "dgx1-v100", "--sweep"], "has no known NICs: give --inter-gb-s"),
             (["--sizes", "8,many"], "--sizes: 'many' is no size"),
             (["--sizes", "0"], "--sizes 0: give sizes above 0"),
-            (["--ranks", "16"], "16 ranks on dgx-h100, which has 8 GPUs"),
         ],
     )
     def test_arguments_that_do_not_fit(self, arguments: list[str], text: str) -> None:
@@ -382,7 +377,7 @@ class TestCommand:
 
 @pytest.mark.parametrize(
     ("nbytes", "text"),
-    [(0, "0"), (8, "8"), (1500, "1500"), (K, "1K"), (3 * M, "3M"), (M << 10, "1G")],
+    [(0, "0"), (1500, "1500"), (K, "1K"), (M << 10, "1G")],
 )
 def test_size_text(nbytes: int, text: str) -> None:
     assert size_text(nbytes) == text

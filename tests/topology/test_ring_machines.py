@@ -28,7 +28,7 @@ MACHINES = {
 
 
 @pytest.mark.parametrize("name", MACHINES)
-@pytest.mark.parametrize("seed", [None, 0, 1, 2])
+@pytest.mark.parametrize("seed", [None, 0])
 def test_recorded_machine(name: str, seed: int | None) -> None:
     machine = topology.recorded(name)
     gpus = list(range(len(machine.gpus)))

@@ -214,7 +214,7 @@ class TestPacking:
         orders = pack(Hops(nvlinks(8, DGX1, 20.0)), 5, 20.0, Budget(1000))
         assert len(orders) == 5
 
-    @pytest.mark.parametrize("seed", range(5))
+    @pytest.mark.parametrize("seed", range(2))
     def test_a_tree_takes_few_steps(self, seed: int) -> None:
         """16 GPUs below eight switches and two sockets."""
         ranks = list(range(16))
@@ -242,13 +242,12 @@ class TestPacking:
 class TestMachines:
     """Recorded machines; what NCCL does there stands in its own logs, in the issues named."""
 
-    @pytest.mark.parametrize("lane", [20.0, 22.0])
-    def test_dgx1_has_a_ring_a_lane(self, lane: float) -> None:
+    def test_dgx1_has_a_ring_a_lane(self) -> None:
         """Six lanes a GPU: no more than six rings can leave it, and six there are."""
-        fabric = nvlinks(8, DGX1, lane)
+        fabric = nvlinks(8, DGX1, 22.0)
         found = rings.search(fabric)
         check(fabric, found)
-        assert (len(found.orders), found.gb_s, found.exact) == (6, lane, True)
+        assert (len(found.orders), found.gb_s, found.exact) == (6, 22.0, True)
 
     def test_dgx1_uses_both_directions(self) -> None:
         orders = rings.search(nvlinks(8, DGX1, 22.0)).orders
@@ -260,7 +259,7 @@ class TestMachines:
         assert found.total_gb_s == pytest.approx(6 * 22.0)
         assert set(found.orders) == {(0, *rest) for rest in itertools.permutations((1, 2, 3))}
 
-    @pytest.mark.parametrize(("size", "gb_s"), [(8, 252.0), (8, 370.8), (16, 132.0)])
+    @pytest.mark.parametrize(("size", "gb_s"), [(8, 252.0), (16, 132.0)])
     def test_nvswitch(self, size: int, gb_s: float) -> None:
         """NVIDIA/nccl-tests#100, 8 A100: all of NCCL's 24 channels are 0 1 2 3 4 5 6 7, NVL 252."""
         fabric = nvswitch(size, gb_s)
@@ -284,17 +283,16 @@ class TestMachines:
         assert (found.orders, found.gb_s, found.exact) == (((0, 1),), 10.0, True)
         assert found.bottleneck in ("cpu0>link", "link>cpu1", "cpu1>link", "link>cpu0")
 
-    @pytest.mark.parametrize("gpus", [4, 8])
     @pytest.mark.parametrize("sockets", [1, 2])
-    @pytest.mark.parametrize("seed", range(5))
-    def test_pcie_in_any_order_of_ranks(self, gpus: int, sockets: int, seed: int) -> None:
+    @pytest.mark.parametrize("seed", range(2))
+    def test_pcie_in_any_order_of_ranks(self, sockets: int, seed: int) -> None:
         """No link of a tree is crossed more than once each way, however the ranks are numbered.
 
         NVIDIA/nccl-tests#307, 8 GPUs on two sockets: NCCL has one channel too, 0 1 2 3 4 5 6 7.
         """
-        ranks = list(range(gpus))
+        ranks = list(range(8))
         random.Random(seed).shuffle(ranks)
-        fabric = pcie(ranks, sockets, gpus)
+        fabric = pcie(ranks, sockets, 8)
         found = rings.search(fabric)
         check(fabric, found)
         assert (found.total_gb_s, found.exact) == (10.0 if sockets > 1 else 24.0, True)
@@ -420,7 +418,7 @@ def best_single(fabric: Fabric) -> float:
 
 
 class TestWithoutStructure:
-    @pytest.mark.parametrize("seed", range(6))
+    @pytest.mark.parametrize("seed", range(2))
     @pytest.mark.parametrize("share", [0.6, 1.0])
     def test_single_ring(self, share: float, seed: int) -> None:
         fabric = random_fabric(10, seed, share)
@@ -428,7 +426,7 @@ class TestWithoutStructure:
         assert found.exact
         assert found.total_gb_s == pytest.approx(best_single(fabric))
 
-    @pytest.mark.parametrize("seed", range(4))
+    @pytest.mark.parametrize("seed", range(2))
     def test_16_ranks(self, seed: int) -> None:
         fabric = random_fabric(16, seed)
         single = rings.search(fabric, most_rings=1)
@@ -484,14 +482,14 @@ class TestArrange:
     def speed(self, fabric: Fabric, orders: tuple[rings.Order, ...], channels: int) -> float:
         return slowest(fabric, tuple(orders[c % len(orders)] for c in range(channels))) * channels
 
-    @pytest.mark.parametrize("channels", [6, 12, 24])
+    @pytest.mark.parametrize("channels", [6, 24])
     def test_whole_turns_carry_everything(self, channels: int) -> None:
         fabric = nvlinks(8, DGX1, 22.0)
         orders = rings.arrange(fabric, channels)
         assert len(orders) == 6
         assert self.speed(fabric, orders, channels) == pytest.approx(132.0)
 
-    @pytest.mark.parametrize("channels", [1, 2, 4, 8, 16])
+    @pytest.mark.parametrize("channels", [1, 4, 16])
     def test_other_numbers_carry_the_most_they_can(self, channels: int) -> None:
         fabric = nvlinks(8, DGX1, 22.0)
         orders = rings.arrange(fabric, channels)

@@ -48,8 +48,10 @@ def arguments(*given: str) -> argparse.Namespace:
 def test_no_other_numbers_from_zero_on_are_nearer(rows: np.ndarray, seed: int) -> None:
     """The two conditions of the best: no way downhill from where it may go."""
     wanted = np.random.default_rng(seed).uniform(-5, 5, len(rows))
-    x = np.array(fit.least_squares(rows.tolist(), wanted.tolist()))
+    found, squares = fit.least_squares(rows.tolist(), wanted.tolist())
+    x = np.array(found)
     assert (x >= 0).all()
+    assert squares == pytest.approx(((rows @ x - wanted) ** 2).sum(), rel=1e-6, abs=1e-9)
     length = np.maximum(np.linalg.norm(rows, axis=0), 1e-300)
     slope = rows.T @ (wanted - rows @ x) / length
     scale = 1e-5 * (1 + np.linalg.norm(wanted))
@@ -304,6 +306,10 @@ def test_what_cannot_be_is_said_before_anything_is_measured(
     monkeypatch.setattr(launch, "launch", lambda *_: pytest.fail("ranks were started"))
     with pytest.raises(ValueError, match="--seconds 19: give 10 or more for each number"):
         tune.run(arguments("-n", "2,4", "--seconds", "19"))
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "scipy", None)
+        with pytest.raises(ValueError, match="pip install scipy"):
+            tune.run(arguments())
     (tmp_path / "ringkern").write_text("")
     with monkeypatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -17,7 +17,6 @@ from importlib import resources
 from .describe import describe
 from .detect import detect
 from .graph import C2c, Cache, Cpu, Gpu, Machine, Nic, NvLink, P2p, Pci, bus_id
-from .nccl_write import to_xml, write
 from .nccl_xml import from_xml, read
 
 __all__ = [
@@ -37,8 +36,6 @@ __all__ = [
     "read",
     "recorded",
     "recorded_names",
-    "to_xml",
-    "write",
 ]
 
 

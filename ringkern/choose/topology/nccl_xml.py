@@ -1,5 +1,4 @@
-"""Reads NCCL's description of a machine: what ``NCCL_TOPO_DUMP_FILE`` gets and ``NCCL_TOPO_FILE``
-is read for. :mod:`nccl_write` writes it.
+"""Reads NCCL's description of a machine, the XML that ``NCCL_TOPO_DUMP_FILE`` writes.
 
 What the attributes mean is known from NCCL's ``src/graph/xml.cc`` and ``topo.cc``:
 

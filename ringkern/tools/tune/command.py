@@ -91,6 +91,7 @@ def run(args: argparse.Namespace) -> int:
     """
     if "RANK" in os.environ:
         raise ValueError("tune starts its ranks by itself: without torchrun")
+    fit.check_installed()
     machine = identity.of_this_machine(_C.wire_version)
     path = args.out or cache.file_of(machine)
     if not args.dry_run:

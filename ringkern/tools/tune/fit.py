@@ -6,6 +6,7 @@ at 8 bytes is as wrong as one that is at 256 MB.
 
 from __future__ import annotations
 
+import importlib.util
 import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -28,6 +29,16 @@ class Errors(NamedTuple):
     median: float
     p95: float
     worst: float
+
+
+def check_installed() -> None:
+    """Checks that scipy is there, before anything is measured for nothing.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if importlib.util.find_spec("scipy") is None:
+        raise ValueError("the fit needs scipy, which is not installed: pip install scipy")
 
 
 def fit(
@@ -116,10 +127,7 @@ class _Problem:
         if knots not in self._solved:
             rows = [self._row(size, time, knots) for size, time in self.points]
             wanted = [1 - self._base_us / time for _, time in self.points]
-            found = least_squares(rows, wanted)
-            loss = sum(
-                (sum(x * a for x, a in zip(found, row)) - b) ** 2 for row, b in zip(rows, wanted)
-            )
+            found, loss = least_squares(rows, wanted)
             self._solved[knots] = loss, (found[0], found[1:])
         return self._solved[knots]
 
@@ -131,56 +139,23 @@ class _Problem:
         return row
 
 
-def least_squares(rows: list[list[float]], wanted: list[float]) -> list[float]:
-    """The x >= 0 for which ``rows`` times x is nearest to ``wanted``.
+def least_squares(rows: list[list[float]], wanted: list[float]) -> tuple[list[float], float]:
+    """Returns the x >= 0 for which ``rows`` times x is nearest to ``wanted``, and how far that is,
+    as a sum of squares.
 
-    By an active set: unknowns are let go from zero one at a time, that first which helps most, and
-    held there again where they would go below it.
+    Raises:
+        ImportError: scipy is not installed.
     """
-    # Columns of length 1, so that one limit fits all.
-    scale = [max(sum(row[i] ** 2 for row in rows) ** 0.5, 1e-300) for i in range(len(rows[0]))]
-    rows = [[value / s for value, s in zip(row, scale)] for row in rows]
-    unknowns = range(len(scale))
-    gram = [[sum(row[i] * row[j] for row in rows) for j in unknowns] for i in unknowns]
-    right = [sum(row[i] * b for row, b in zip(rows, wanted)) for i in unknowns]
-    x, free = [0.0] * len(scale), list[int]()
-    for _ in range(4 * len(scale)):
-        slope = [right[i] - sum(gram[i][j] * x[j] for j in free) for i in unknowns]
-        held = [i for i in unknowns if i not in free]
-        best = max(held, key=lambda i: slope[i], default=None)
-        if best is None or slope[best] < 1e-10:
-            break
-        free.append(best)
-        while True:
-            solved = dict(zip(free, _solve(gram, right, free)))
-            if all(value > 0 for value in solved.values()):
-                break
-            # As far as the first that reaches zero.
-            share = min(x[i] / (x[i] - v) if x[i] > v else 0.0 for i, v in solved.items() if v <= 0)
-            x = [x[i] + share * (solved[i] - x[i]) if i in solved else 0.0 for i in unknowns]
-            out = [i for i, v in solved.items() if v <= 0 and x[i] <= 1e-12]
-            free = [i for i in free if i not in out]
-            for i in out:
-                x[i] = 0.0
-        x = [solved.get(i, 0.0) for i in unknowns]
-    return [value / s for value, s in zip(x, scale)]
+    import numpy as np
+    from scipy.optimize import nnls
 
-
-def _solve(gram: list[list[float]], right: list[float], free: list[int]) -> list[float]:
-    """The linear equations of the unknowns that are free, by elimination.
-
-    Without pivots, which a matrix of this kind, symmetric and nowhere negative, does not need.
-    """
-    lines = [[gram[i][j] for j in free] + [right[i]] for i in free]
-    size = len(lines)
-    for i in range(size):
-        lines[i][i] = max(lines[i][i], 1e-14)  # two columns alike: either will do
-        for r in range(i + 1, size):
-            factor = lines[r][i] / lines[i][i]
-            if factor:
-                lines[r] = [a - factor * b for a, b in zip(lines[r], lines[i])]
-    found = [0.0] * size
-    for i in reversed(range(size)):
-        rest = sum(lines[i][j] * found[j] for j in range(i + 1, size))
-        found[i] = (lines[i][size] - rest) / lines[i][i]
-    return found
+    table = np.array(rows)
+    # Columns of length 1, because nnls takes one tolerance for all of them; those of length 0 take
+    # no part.
+    length = np.linalg.norm(table, axis=0)
+    scale = np.where(length > 0, length, np.inf)
+    # Rows of zeros, because nnls of scipy 1.15, the last for Python 3.10, may be wrong where all
+    # rows are used up: https://github.com/scipy/scipy/issues/25389.
+    zeros = np.zeros((len(scale), len(scale)))
+    x, distance = nnls(np.vstack([table / scale, zeros]), np.append(wanted, zeros[0]))
+    return (x / scale).tolist(), float(distance) ** 2
