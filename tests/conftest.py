@@ -69,11 +69,42 @@ def no_tuning_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def _in_dev_shm() -> set[str]:
-    # Other programs, and other runs of these tests, have files there, too: "ringkern-test-PID" is
-    # such a one, for a moment.
     names = os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []
-    ours = {name for name in names if name.startswith("ringkern")}
-    return {name for name in ours if not name.startswith("ringkern-test-")}
+    # "ringkern-test-..." is a file that a test makes itself, for a moment, also in another run.
+    return {n for n in names if n.startswith("ringkern") and not n.startswith("ringkern-test-")}
+
+
+def _parent(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]
+    except OSError:
+        return ""
+
+
+def _is_ours(pid: str) -> bool:
+    while pid not in ("", "0", "1"):
+        if pid == str(os.getpid()):
+            return True
+        pid = _parent(pid)
+    return False
+
+
+def _holds(process: Path, file: str) -> bool:
+    try:
+        opened = any(os.path.realpath(fd) == file for fd in (process / "fd").iterdir())
+        return opened or f" {file}\n" in (process / "maps").read_text()
+    except OSError:
+        return False
+
+
+def _left_behind(names: set[str]) -> list[str]:
+    """Returns those of this run: still there, and no process of another run holds them.
+
+    The library names no file, so a name has no token of the run: who holds the file tells.
+    """
+    others = [p for p in Path("/proc").iterdir() if p.name.isdigit() and not _is_ours(p.name)]
+    ours = [n for n in sorted(names) if not any(_holds(p, f"/dev/shm/{n}") for p in others)]
+    return [name for name in ours if os.path.exists(f"/dev/shm/{name}")]
 
 
 @pytest.fixture(autouse=True)
@@ -81,4 +112,6 @@ def nothing_in_dev_shm() -> Iterator[None]:
     """No test leaves a file of ringkern's in /dev/shm."""
     before = _in_dev_shm()
     yield
-    assert not _in_dev_shm() - before, f"left in /dev/shm: {sorted(_in_dev_shm() - before)}"
+    new = _in_dev_shm() - before
+    left = _left_behind(new) if new else []
+    assert not left, f"left in /dev/shm: {left}"

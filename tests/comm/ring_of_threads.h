@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <thread>
 #include <vector>
@@ -22,6 +23,17 @@ inline int open_files() {
   while (::readdir(dir) != nullptr) ++n;
   ::closedir(dir);
   return n;
+}
+
+// Returns this process's mappings of files that have a name in /dev/shm, where another run of the
+// tests may have files, too. The library's have none, so that a kill leaves nothing behind.
+inline std::string named_shared_memory() {
+  std::ifstream maps("/proc/self/maps");
+  std::string found;
+  for (std::string line; std::getline(maps, line);)
+    if (line.find(" /dev/shm/") != std::string::npos && !line.ends_with("(deleted)"))
+      found += line + "\n";
+  return found;
 }
 
 // A message as nobody should send it.

@@ -1,6 +1,5 @@
 #include "cpu/shm.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -10,7 +9,7 @@
 
 #include <cstring>
 
-#include "check.h"
+#include "comm/ring_of_threads.h"
 
 using namespace ringkern;
 using cpu::LocalMemory;
@@ -20,15 +19,6 @@ using cpu::ShmTransport;
 namespace {
 
 constexpr int64_t kBytes = 3 * 4096 + 128;  // not a whole number of pages
-
-int entries(const char* directory, const char* with = "") {
-  int n = 0;
-  DIR* dir = ::opendir(directory);
-  CHECK(dir != nullptr);
-  while (const dirent* entry = ::readdir(dir)) n += std::strstr(entry->d_name, with) != nullptr;
-  ::closedir(dir);
-  return n;
-}
 
 // Runs in a child, where limits and users can be changed; its exit status is the verdict.
 template <class F>
@@ -157,15 +147,15 @@ void says_which_limit_was_met() {
 }
 
 void leaves_nothing_behind() {
-  const int fds = entries("/proc/self/fd"), shm = entries("/dev/shm", "ringkern");
+  const int fds = test::open_files();
   {
     ShmTransport a(kBytes), b(kBytes);
     a.map(b.offer(), 1);
-    CHECK_EQ(entries("/dev/shm", "ringkern"), shm);
-    CHECK_EQ(entries("/proc/self/fd"), fds + 2);
+    CHECK_EQ(test::named_shared_memory(), "");
+    CHECK_EQ(test::open_files(), fds + 2);
     CHECK_THROWS(TransportError, "refused", a.map(Offer{}, 1));
   }
-  CHECK_EQ(entries("/proc/self/fd"), fds);
+  CHECK_EQ(test::open_files(), fds);
 }
 
 void threads_share_pointers() {

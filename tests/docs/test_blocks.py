@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import doctest
 import shutil
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -26,8 +28,7 @@ from tests.docs.runner import environment, run
 
 LIMIT_S = 150  # of a block
 ALL = [*PAGES, *HOWTO]
-# What a program imports that not everybody has.
-OPTIONAL = ("deepspeed",)
+OPTIONAL = ("deepspeed",)  # packages of requirements/full.txt
 
 
 def id_of(page: Path) -> str:
@@ -39,6 +40,18 @@ def runnable(block: Block) -> str:
     return "\n".join(c for c in block.commands if not needs_a_clone(c) and not run_elsewhere(c))
 
 
+def marks(page: Path) -> list[pytest.MarkDecorator]:
+    text = page.read_text()
+    return [needs.package(name) for name in OPTIONAL if f"\nimport {name}\n" in text]
+
+
+RUN = [
+    pytest.param(page, marks=marks(page))
+    for page in ALL
+    if any(block.language == "pycon" or runnable(block) for block in blocks_of(page))
+]
+
+
 def check(block: Block, folder: Path, printed: str) -> None:
     done = run(runnable(block), folder, LIMIT_S, environment())
     assert done.status == 0, f"{block}: exit status {done.status}\n{block.text}\n{done.output}"
@@ -46,31 +59,55 @@ def check(block: Block, folder: Path, printed: str) -> None:
     assert not missing, f"{block}: does not print {missing}\n{done.output}"
 
 
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("page", ALL, ids=id_of)
-def test_blocks_work_as_they_stand(page: Path, tmp_path: Path) -> None:
+def check_all(page: Path, folder: Path) -> None:
+    """Runs the blocks of sh of a page, in their order."""
     blocks = blocks_of(page)
     for name, text in programs_of(blocks).items():
-        for module in OPTIONAL:
-            if f"import {module}" in text:
-                needs.module(module)
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
     printed = said_to_print(blocks)
-    names: dict[str, object] = {}
     for block in blocks:
         if block.language == "sh" and runnable(block):
-            check(block, tmp_path, printed.get(block, ""))
+            check(block, folder, printed.get(block, ""))
+
+
+@pytest.fixture(scope="module")
+def runs(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[Path, Future[None]]]:
+    """Runs the pages that are tested two at a time: most of their time is torch being loaded."""
+    pages = [
+        item.callspec.params["page"]
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and "runs" in item.fixturenames
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        folder = tmp_path_factory.mktemp("pages")
+        for page in pages:
+            (folder / page.stem).mkdir()
+        yield {page: pool.submit(check_all, page, folder / page.stem) for page in pages}
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("page", RUN, ids=id_of)
+def test_blocks_work_as_they_stand(page: Path, runs: dict[Path, Future[None]]) -> None:
+    runs[page].result()
+    names: dict[str, object] = {}
+    for block in blocks_of(page):
         if block.language == "pycon":
             test = doctest.DocTestParser().get_doctest(block.text, names, str(block), None, None)
             assert doctest.DocTestRunner().run(test, clear_globs=False).failed == 0
             names = test.globs
 
 
-@pytest.mark.parametrize("page", ALL, ids=id_of)
-def test_every_program_is_run(page: Path) -> None:
+def test_every_program_is_run() -> None:
     """By a command of the page; one of a block of text needs what its words say."""
-    blocks = blocks_of(page)
+    for page in ALL:
+        check_programs(blocks_of(page))
+
+
+def check_programs(blocks: list[Block]) -> None:
     commands = [block.text for block in blocks if block.language in ("sh", "text")]
     for block in blocks:
         assert block.language in LANGUAGES, f"{block}: {block.language!r} would not be run"

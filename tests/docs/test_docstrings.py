@@ -87,7 +87,7 @@ def _raised(named: Named) -> list[str]:
 
 
 def test_docstrings_name_parameters_fields_and_errors() -> None:
-    assert len(FUNCTIONS) > 100
+    assert len(FUNCTIONS) > 50
     missing = [line for named in FUNCTIONS for line in _missing(named, _parameters(named))]
     missing += [line for named in CLASSES for line in _missing(named, _fields(named))]
     for named in FUNCTIONS:

@@ -80,7 +80,6 @@ class KillRound {
 
   // Empty, or what went wrong. The delays and what was seen are in what follows.
   std::string run() {
-    const std::vector<std::string> files = shared_files();
     const int descriptors = test::open_files();
     std::vector<pid_t> pids;
     for (int rank = 0; rank < ranks_; ++rank)
@@ -94,8 +93,6 @@ class KillRound {
     }
     for (int rank = 0; rank < ranks_; ++rank)
       if (!(scene_->killed >> rank & 1)) hear(rank);
-    if (!wait_for([&] { return !anything_new(files); }, 2000))
-      complain("something new in /dev/shm");
     if (test::open_files() != descriptors) complain("a descriptor more in the parent");
     return trouble_;
   }
@@ -118,16 +115,6 @@ class KillRound {
   int absences() const { return absences_; }
 
  private:
-  static std::vector<std::string> shared_files() { return names_in("/dev/shm"); }
-  // Looks at ringkern's: other programs, and other runs of the tests, may have theirs there by now.
-  static bool anything_new(const std::vector<std::string>& before) {
-    const std::vector<std::string> now = shared_files();
-    return std::any_of(now.begin(), now.end(), [&](const std::string& name) {
-      return !std::binary_search(before.begin(), before.end(), name) &&
-             name.starts_with("ringkern") && !name.starts_with("ringkern-test-");
-    });
-  }
-
   void complain(const std::string& what) { trouble_ += "\n  " + what; }
 
   // ---- the parent -------------------------------------------------------------------------------
@@ -218,6 +205,7 @@ class KillRound {
         mine.first.ending = Ending::nothing;
         ++mine.calls;
       }
+      check(mine, test::named_shared_memory());
       attempt(mine.again, make_one);
       if (!wait_for([&] { return scene_->over.load(); }, 10'000)) return;
       const int64_t start = now_ns();

@@ -49,14 +49,6 @@ int mappings_of(const std::string& name) {
   return n;
 }
 
-// But for those that this test makes itself, also in another run beside this one.
-int ringkern_files() {
-  int n = 0;
-  for (const std::string& name : names_in("/dev/shm"))
-    n += name.starts_with("ringkern") && !name.starts_with("ringkern-test-");
-  return n;
-}
-
 // A sum over the ring, and one in place of tensors in the arena.
 void reduce_and_check(Communicator& comm, const Device& device) {
   void* const shared = cpu::Arena::mine().allocate(400'000);
@@ -92,7 +84,7 @@ void a_ring_without_memfd(const std::function<bool(int)>& is_without, int error)
       const int per_rank = 2;  // at least: the segment, and the tensors
       CHECK(mappings_of("/dev/shm/") >= without * per_rank);
       CHECK(mappings_of("memfd:ringkern") >= (kRanks - without) * per_rank);
-      CHECK_EQ(ringkern_files(), 0);
+      CHECK_EQ(test::named_shared_memory(), "");
     }
     CHECK_EQ(not_given_back(before), "");
   });
@@ -289,5 +281,5 @@ int main() {
   no_place_for_memory_at_all_is_told();
   a_small_cgroup_is_an_error_and_no_kill();
   few_open_files_are_every_ranks_error();
-  CHECK_EQ(ringkern_files(), 0);
+  CHECK_EQ(test::named_shared_memory(), "");
 }
