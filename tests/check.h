@@ -1,57 +1,171 @@
-// What a C++ test program is made of: it prints the first thing that is not as it should be, and
-// ends with 1.
+// The harness of the C++ tests: named cases, and checks that show both sides and go on.
+//
+//     TEST_CASE("a list may be full") {
+//       REQUIRE(rows.size() > 2);          // ends the case: the next line relies on it
+//       CHECK(rows[2].below == kAnySize);  // records a failure and goes on
+//     }
+//
+// Any thread may check. A REQUIRE that fails on another thread, or on a fiber, cannot end the case:
+// it ends the program with status 1. So does any check that fails outside of a case, or in a forked
+// child, whose parent looks at the status. `--list` names the cases, `--only TEXT` runs some.
 #pragma once
 
 #include <cstdio>
 #include <cstdlib>
-#include <exception>
 #include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
 
-#define CHECK(condition) \
-  ((condition) ? void() : ringkern::test::fail(__FILE__, __LINE__, #condition))
+#define TEST_CASE(name) RK_TEST_CASE(name, __LINE__)
+#define RK_TEST_CASE(name, line) RK_TEST_CASE2(name, line)  // the macro's value
+#define RK_TEST_CASE2(name, line) \
+  static void case_of_line_##line(); \
+  [[maybe_unused]] static const bool case_of_line_##line##_is_known = \
+      ringkern::test::add_case({name, case_of_line_##line, __FILE__, line}); \
+  static void case_of_line_##line()
 
-#define CHECK_EQ(a, b) ringkern::test::check_equal((a), (b), __FILE__, __LINE__, #a " == " #b)
+// Defines what surrounds every case, `run()`, such as a count of open files before and after.
+#define AROUND_EACH_CASE(run) \
+  static void around_each_case(void (*run)()); \
+  [[maybe_unused]] static const bool around_is_set = ringkern::test::surround(around_each_case); \
+  static void around_each_case(void (*run)())
+
+// Lets the program have options of its own, which its cases find in `arguments()`.
+#define TAKES_OPTIONS \
+  [[maybe_unused]] static const bool options_are_taken = ringkern::test::take_options()
+
+#define CHECK(...) RK_TEST_CHECK(false, #__VA_ARGS__, __VA_ARGS__)
+#define REQUIRE(...) RK_TEST_CHECK(true, #__VA_ARGS__, __VA_ARGS__)
+#define CHECK_EQ(a, b) RK_TEST_CHECK(false, #a " == " #b, (a) == (b))
+#define RK_TEST_CHECK(required, text, ...) \
+  ringkern::test::check(ringkern::test::Decompose() << __VA_ARGS__, __FILE__, __LINE__, text, \
+                        required)
+
+// A failure in words of its own: as of CHECK, and as of REQUIRE.
+#define FAIL_CHECK(...) ringkern::test::failed(__FILE__, __LINE__, __VA_ARGS__, false)
+#define FAIL(...) ringkern::test::fail(__FILE__, __LINE__, __VA_ARGS__)
 
 #define CHECK_CONTAINS(text, part) \
   ringkern::test::check_contains((text), (part), __FILE__, __LINE__)
 
 // The expression throws `type`, and what it says contains `text`.
-#define CHECK_THROWS(type, text, ...)                                                       \
-  do {                                                                                      \
-    bool thrown = false;                                                                    \
-    try {                                                                                   \
-      __VA_ARGS__;                                                                          \
-    } catch (const type& e) {                                                               \
-      thrown = true;                                                                        \
-      ringkern::test::check_contains(e.what(), text, __FILE__, __LINE__);                   \
-    }                                                                                       \
-    if (!thrown) ringkern::test::fail(__FILE__, __LINE__, "no " #type " from " #__VA_ARGS__); \
+#define CHECK_THROWS(type, text, ...) \
+  do { \
+    bool thrown = false; \
+    try { \
+      __VA_ARGS__; \
+    } catch (const type& e) { \
+      thrown = true; \
+      ringkern::test::check_contains(e.what(), text, __FILE__, __LINE__); \
+    } \
+    if (!thrown) FAIL_CHECK("no " #type " from " #__VA_ARGS__); \
   } while (false)
 
 namespace ringkern::test {
 
-[[noreturn]] inline void fail(const char* file, int line, const std::string& what) {
-  std::fprintf(stderr, "%s:%d: FAILED: %s\n", file, line, what.c_str());
-  std::fflush(stderr);
-  std::_Exit(1);  // from any thread: the others may be waiting for each other
-}
+// ---- check.cpp, which also has main --------------------------------------------------------------
 
-inline std::string shown(const std::string& v) { return "\"" + v + "\""; }
-inline std::string shown(const char* v) { return shown(std::string(v)); }
+struct TestCase {
+  const char* name;
+  void (*body)();
+  const char* file;
+  int line;
+};
+
+bool add_case(const TestCase& one);
+bool surround(void (*around)(void (*run)()));
+bool take_options();
+std::vector<char*>& arguments();  // as main gets them, without those of the harness
+
+// Records a failure of the case. Returns unless it is required.
+[[gnu::cold]] void failed(const char* file, int line, const std::string& what, bool required);
+[[noreturn]] void fail(const char* file, int line, const std::string& what);
+void check_contains(const std::string& text, const std::string& part, const char* file, int line);
+
+// ---- both sides of a comparison -----------------------------------------------------------------
+
+inline constexpr const char* kUnknown = "?";
+
 template <class T>
 std::string shown(const T& v) {
-  return std::to_string(v);
+  if constexpr (std::is_pointer_v<T>)
+    if (v == nullptr) return "nullptr";
+  if constexpr (std::is_same_v<T, bool>) return v ? "true" : "false";
+  else if constexpr (std::is_null_pointer_v<T>) return "nullptr";
+  else if constexpr (std::is_arithmetic_v<T>) return std::to_string(v);
+  else if constexpr (std::is_convertible_v<const T&, std::string_view>)
+    return '"' + std::string(std::string_view(v)) + '"';
+  else if constexpr (requires { std::string(name_of(v)); }) return name_of(v);
+  else if constexpr (std::is_enum_v<T>) return std::to_string(std::underlying_type_t<T>(v));
+  else if constexpr (requires { v.load(); }) return shown(v.load());
+  else if constexpr (requires { v.begin() != v.end(); }) {
+    std::string all;
+    for (const auto& one : v) all += (all.empty() ? "" : ", ") + shown(one);
+    return "{" + (all.size() < 400 ? all : all.substr(0, 400) + "...") + "}";
+  } else return kUnknown;
 }
 
-template <class A, class B>
-void check_equal(const A& a, const B& b, const char* file, int line, const char* what) {
-  if (!(a == b)) fail(file, line, std::string(what) + ": " + shown(a) + " and " + shown(b));
+// A comparison's outcome. Sides are references: no text is made unless it is false.
+template <class L, class R>
+struct Compared {
+  bool holds;
+  const L& left;
+  const R& right;
+  explicit operator bool() const { return holds; }
+};
+
+// The left side of a condition, with what is compared to it, if anything is.
+template <class L>
+struct Left {
+  const L& left;
+  explicit operator bool() const { return static_cast<bool>(left); }
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wsign-compare"  // here, 0 is an int like any other
+#define RK_TEST_COMPARES(sign) \
+  template <class R> \
+  [[gnu::always_inline]] Compared<L, R> operator sign(const R& right) const { \
+    return {static_cast<bool>(left sign right), left, right}; \
+  }
+  RK_TEST_COMPARES(==)
+  RK_TEST_COMPARES(!=)
+  RK_TEST_COMPARES(<)
+  RK_TEST_COMPARES(<=)
+  RK_TEST_COMPARES(>)
+  RK_TEST_COMPARES(>=)
+#undef RK_TEST_COMPARES
+#pragma GCC diagnostic pop
+};
+
+struct Decompose {
+  template <class L>
+  [[gnu::always_inline]] Left<L> operator<<(const L& left) const {
+    return {left};
+  }
+};
+
+template <class T>
+std::string described(const char* text, const T&) {
+  return text;
+}
+template <class L, class R>
+std::string described(const char* text, const Compared<L, R>& c) {
+  const std::string left = shown(c.left), right = shown(c.right);
+  return left == kUnknown ? text : text + (": " + left) + " and " + right;
 }
 
-inline void check_contains(const std::string& text, const std::string& part, const char* file,
-                           int line) {
-  if (text.find(part) == std::string::npos)
-    fail(file, line, shown(text) + " does not contain " + shown(part));
+template <class T>
+[[gnu::cold, gnu::noinline]] void is_false(const T& result, const char* file, int line,
+                                           const char* text, bool required) {
+  failed(file, line, described(text, result), required);
+}
+// What a check costs when it holds: the comparison, in place.
+template <class T>
+[[gnu::always_inline]] inline void check(const T& result, const char* file, int line,
+                                         const char* text, bool required) {
+  if (!static_cast<bool>(result)) [[unlikely]]
+    is_false(result, file, line, text, required);
 }
 
 }  // namespace ringkern::test

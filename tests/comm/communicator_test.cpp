@@ -53,7 +53,31 @@ Task numbered(int64_t number) {
   return task;
 }
 
-void a_call_runs_at_once_where_the_last_one_ran() {
+// First: the process has no other thread yet.
+TEST_CASE("a forked child can make no call") {
+  FakeDevice cpu;
+  Alone c;
+  c.run(cpu.device, {});
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    ::alarm(20);
+    const bool refused = !c.run_now(cpu.device, {});
+    bool thrown = false;
+    try {
+      c.run(cpu.device, {});
+    } catch (const UsageError&) {
+      thrown = true;
+    }
+    ::_exit(refused && thrown && cpu.calls == 1 ? 0 : 1);
+  }
+  int status = 0;
+  CHECK_EQ(::waitpid(child, &status, 0), child);
+  CHECK_EQ(status, 0);
+  CHECK(c.run_now(cpu.device, {}));
+}
+
+TEST_CASE("a call runs at once where the last one ran") {
   FakeDevice cpu, other("cuda:0");
   Alone c;
   std::vector<int64_t> order;
@@ -72,7 +96,7 @@ void a_call_runs_at_once_where_the_last_one_ran() {
   CHECK_EQ(cpu.calls, 5);
 }
 
-void not_while_another_thread_is_in_a_call() {
+TEST_CASE("a call does not run at once while another thread is in one") {
   for (const bool quick : {false, true}) {
     FakeDevice cpu;
     Alone c;
@@ -84,7 +108,7 @@ void not_while_another_thread_is_in_a_call() {
       go_on.wait();
     };
     std::thread another([&] {
-      if (quick) CHECK(c.run_now(cpu.device, numbered(1)));
+      if (quick) REQUIRE(c.run_now(cpu.device, numbered(1)));
       else c.run(cpu.device, numbered(1));
     });
     inside.wait();
@@ -97,7 +121,7 @@ void not_while_another_thread_is_in_a_call() {
 }
 
 // Two at a time would be in each other's way in the same slots.
-void threads_take_turns() {
+TEST_CASE("threads take turns") {
   FakeDevice cpu;
   Alone c;
   c.run(cpu.device, {});
@@ -119,7 +143,7 @@ void threads_take_turns() {
 
 // What was called before has to run before. A callback is a part of its call, and whoever calls in
 // it would wait for itself.
-void not_while_asynchronous_calls_are_under_way() {
+TEST_CASE("a call does not run at once while asynchronous ones are under way") {
   FakeDevice cpu;
   Alone c;
   c.run(cpu.device, {});
@@ -152,7 +176,7 @@ void not_while_asynchronous_calls_are_under_way() {
 }
 
 // What a call on the worker's thread left is what the next one finds, without a lock between them.
-void an_asynchronous_call_may_be_the_last_one() {
+TEST_CASE("a call runs at once after an asynchronous one on its device") {
   FakeDevice cpu, other("cuda:0");
   Alone c;
   std::vector<int64_t> order;
@@ -167,7 +191,7 @@ void an_asynchronous_call_may_be_the_last_one() {
   }
 }
 
-void not_once_it_is_closed() {
+TEST_CASE("a closed communicator runs no call") {
   FakeDevice cpu;
   Alone c;
   c.run(cpu.device, {});
@@ -178,7 +202,7 @@ void not_once_it_is_closed() {
 }
 
 // Closed while a call runs: that one ends first, and nobody else's begins.
-void closing_waits_for_a_call_that_runs_at_once() {
+TEST_CASE("closing waits for a call that runs at once") {
   FakeDevice cpu;
   Alone c;
   c.run(cpu.device, {});
@@ -189,7 +213,7 @@ void closing_waits_for_a_call_that_runs_at_once() {
     go_on.wait();
     ended = true;
   };
-  std::thread caller([&] { CHECK(c.run_now(cpu.device, {})); });
+  std::thread caller([&] { REQUIRE(c.run_now(cpu.device, {})); });
   inside.wait();
   std::thread closer([&] {
     c.close();
@@ -202,7 +226,7 @@ void closing_waits_for_a_call_that_runs_at_once() {
   CHECK(!c.run_now(cpu.device, {}));
 }
 
-void not_once_it_is_aborted() {
+TEST_CASE("an aborted communicator runs no call") {
   FakeDevice cpu;
   Alone c;
   c.run(cpu.device, {});
@@ -214,7 +238,7 @@ void not_once_it_is_aborted() {
 }
 
 // A wait that failed has left counters between two steps.
-void a_failure_is_the_end() {
+TEST_CASE("a communicator is unusable after a failed call") {
   FakeDevice cpu;
   Alone c;
   c.run(cpu.device, {});
@@ -228,7 +252,7 @@ void a_failure_is_the_end() {
 }
 
 // A ring knows only that it was aborted; the communicator, why.
-void an_abort_gives_its_reason() {
+TEST_CASE("a call that an abort ends says the reason") {
   FakeDevice cpu;
   Alone c;
   c.run(cpu.device, {});
@@ -240,41 +264,4 @@ void an_abort_gives_its_reason() {
                c.run_now(cpu.device, {}));
 }
 
-void not_in_a_forked_child() {
-  FakeDevice cpu;
-  Alone c;
-  c.run(cpu.device, {});
-  const pid_t child = ::fork();
-  CHECK(child >= 0);
-  if (child == 0) {
-    ::alarm(20);
-    const bool refused = !c.run_now(cpu.device, {});
-    bool thrown = false;
-    try {
-      c.run(cpu.device, {});
-    } catch (const UsageError&) {
-      thrown = true;
-    }
-    ::_exit(refused && thrown && cpu.calls == 1 ? 0 : 1);
-  }
-  int status = 0;
-  CHECK_EQ(::waitpid(child, &status, 0), child);
-  CHECK_EQ(status, 0);
-  CHECK(c.run_now(cpu.device, {}));
-}
-
 }  // namespace
-
-int main() {
-  not_in_a_forked_child();  // first: without threads
-  a_call_runs_at_once_where_the_last_one_ran();
-  not_while_another_thread_is_in_a_call();
-  threads_take_turns();
-  not_while_asynchronous_calls_are_under_way();
-  an_asynchronous_call_may_be_the_last_one();
-  not_once_it_is_closed();
-  closing_waits_for_a_call_that_runs_at_once();
-  not_once_it_is_aborted();
-  a_failure_is_the_end();
-  an_abort_gives_its_reason();
-}

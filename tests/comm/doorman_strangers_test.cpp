@@ -15,12 +15,21 @@ namespace {
 
 Received receive_from(const Fd& socket, Message& message) {
   pollfd watched{socket.get(), POLLIN, 0};
-  CHECK(readable({&watched, 1}, kLong));
+  REQUIRE(readable({&watched, 1}, kLong));
   return receive_message(socket, message);
 }
 
+// In rounds, so that a descriptor that is left open in one of them is not taken for one that stays.
+AROUND_EACH_CASE(run) {
+  for (int round = 0; round < 3; ++round) {
+    const int fds = open_files();
+    run();
+    CHECK_EQ(open_files(), fds);
+  }
+}
+
 // Rank 1 is played by the test, which answers whatever it likes.
-void answers_are_checked() {
+TEST_CASE("a peer's answer is checked") {
   const auto play = [](const std::function<void(const Fd&, const Address&, Hello)>& answer,
                        const std::string& text) {
     const auto store = new_store();
@@ -29,7 +38,7 @@ void answers_are_checked() {
     const Fd listener = listen_on(socket_name(address.socket));
     zero.doorman->knock_at(1);
     pollfd watched{listener.get(), POLLIN, 0};
-    CHECK(readable({&watched, 1}, kLong));
+    REQUIRE(readable({&watched, 1}, kLong));
     Fd socket = std::move(*accept_from(listener));
     Message greeting;
     CHECK(receive_from(socket, greeting) == Received::message);
@@ -69,7 +78,7 @@ void answers_are_checked() {
 
 // Two that knock at each other meet twice, and one may end before the second time. What it said at
 // the first still counts. Rank 1 is played by the test.
-void a_second_meeting_that_fails_is_no_loss() {
+TEST_CASE("a second meeting that fails is no loss") {
   for (const bool answers : {false, true}) {
     const auto store = new_store();
     Party zero(store, 0, 2);
@@ -81,7 +90,7 @@ void a_second_meeting_that_fails_is_no_loss() {
     hello.offer_bytes = uint32_t(offer.size());
     const auto accept = [&] {
       pollfd watched{listener->get(), POLLIN, 0};
-      CHECK(readable({&watched, 1}, kLong));
+      REQUIRE(readable({&watched, 1}, kLong));
       return std::move(*accept_from(*listener));
     };
     zero.doorman->knock_at(1);
@@ -103,7 +112,7 @@ void a_second_meeting_that_fails_is_no_loss() {
 }
 
 // None of these is met, or does harm; the last is a real rank.
-void strangers_are_sent_away() {
+TEST_CASE("strangers are sent away and harm nobody") {
   const auto store = new_store();
   Party zero(store, 0, 3);
   const Address address = address_of(*store, 0, 3);
@@ -145,7 +154,7 @@ void strangers_are_sent_away() {
 }
 
 // A greeting in the right words that brings no memory, or too much, is answered with the reason.
-void incomplete_greetings_are_answered() {
+TEST_CASE("an incomplete greeting is answered with the reason") {
   const auto store = new_store();
   Party zero(store, 0, 3, some_terms(), nullptr, [](int) { throw TransportError("no memory"); });
   const Address address = address_of(*store, 0, 3);
@@ -167,7 +176,7 @@ void incomplete_greetings_are_answered() {
 // A child that is another user; its exit status is the verdict.
 pid_t as_another_user(const std::function<void()>& f) {
   const pid_t pid = ::fork();
-  CHECK(pid >= 0);
+  REQUIRE(pid >= 0);
   if (pid == 0) {
     ::alarm(30);
     CHECK(::setgid(65534) == 0 && ::setuid(65534) == 0);
@@ -177,7 +186,7 @@ pid_t as_another_user(const std::function<void()>& f) {
   return pid;
 }
 
-void other_users_are_sent_away() {
+TEST_CASE("other users are sent away") {
   if (::geteuid() != 0) {
     std::puts("another user: only root can become one, left out");
     return;
@@ -219,13 +228,13 @@ void other_users_are_sent_away() {
 }
 
 // A doorman that has no descriptor left for a visitor says so, and does not try for ever.
-void too_many_open_files_are_told() {
+TEST_CASE("a doorman without descriptors tells its visitors") {
 #if !defined(__SANITIZE_ADDRESS__)  // comes with one that opens pipes to look at an exception
   const auto store = new_store();
   Party zero(store, 0, 2);
   const Fd go(::eventfd(0, EFD_CLOEXEC));
   const pid_t visitor = ::fork();
-  CHECK(visitor >= 0);
+  REQUIRE(visitor >= 0);
   if (visitor == 0) {
     ::alarm(30);
     eventfd_t count;
@@ -234,14 +243,14 @@ void too_many_open_files_are_told() {
     ::pause();
   }
   rlimit limit;
-  CHECK(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
+  REQUIRE(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
   const int next = ::dup(0);
   ::close(next);
   const rlimit none{rlim_t(next), limit.rlim_max};
-  CHECK(::setrlimit(RLIMIT_NOFILE, &none) == 0);
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
   CHECK(::eventfd_write(go.get(), 1) == 0);
   const std::string text = zero.told(0);
-  CHECK(::setrlimit(RLIMIT_NOFILE, &limit) == 0);
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &limit) == 0);
   CHECK_CONTAINS(text, "rank 0 cannot be reached by others any more: accept4: Too many open files");
   CHECK_THROWS(std::system_error, "Connection refused", knock(store, 0, 2));
   ::kill(visitor, SIGKILL);
@@ -250,16 +259,3 @@ void too_many_open_files_are_told() {
 }
 
 }  // namespace
-
-int main() {
-  for (int round = 0; round < 3; ++round) {
-    const int fds = open_files();
-    answers_are_checked();
-    a_second_meeting_that_fails_is_no_loss();
-    strangers_are_sent_away();
-    incomplete_greetings_are_answered();
-    other_users_are_sent_away();
-    too_many_open_files_are_told();
-    CHECK_EQ(open_files(), fds);
-  }
-}

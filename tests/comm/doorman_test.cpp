@@ -9,7 +9,16 @@ namespace {
 
 // ---- meeting ------------------------------------------------------------------------------------
 
-void one_knocks_and_both_have_met() {
+// In rounds, so that a descriptor that is left open in one of them is not taken for one that stays.
+AROUND_EACH_CASE(run) {
+  for (int round = 0; round < 3; ++round) {
+    const int fds = open_files();
+    run();
+    CHECK_EQ(open_files(), fds);
+  }
+}
+
+TEST_CASE("one rank knocks and both have met") {
   const auto store = new_store();
   Party zero(store, 0, 3), one(store, 1, 3), two(store, 2, 3);
   zero.doorman->knock_at(1);
@@ -32,7 +41,7 @@ void all_knock_at_once(int ranks) {
   for (const auto& party : parties) party->check_nothing_lost();
 }
 
-void a_peer_may_come_late() {
+TEST_CASE("a peer may come late") {
   const auto store = new_store();
   Party zero(store, 0, 3), one(store, 1, 3);
   for (const int peer : {2, 1}) zero.doorman->knock_at(peer);
@@ -44,7 +53,7 @@ void a_peer_may_come_late() {
   for (Party* p : {&zero, &one, &two}) p->check_nothing_lost();
 }
 
-void groups_of_one_name_do_not_mix() {
+TEST_CASE("groups of one name do not mix") {
   const auto store = new_store();
   {
     Party zero(store, 0, 2);  // rank 1 of this group never comes
@@ -60,7 +69,7 @@ void groups_of_one_name_do_not_mix() {
 }
 
 // A rank that waits for another to come asks the store now and then.
-void to_wait_for_a_peer_costs_little() {
+TEST_CASE("waiting for a peer costs little") {
   struct Counting final : Store {
     MemoryStore store;
     std::atomic<int> calls{0};
@@ -80,7 +89,7 @@ void to_wait_for_a_peer_costs_little() {
 
 // ---- the end ------------------------------------------------------------------------------------
 
-void the_end_of_a_peer_is_seen() {
+TEST_CASE("the end of a peer is seen") {
   const auto store = new_store();
   Party zero(store, 0, 3), one(store, 1, 3), two(store, 2, 3);
   zero.doorman->knock_at(1);
@@ -93,7 +102,7 @@ void the_end_of_a_peer_is_seen() {
   CHECK_EQ(zero.lost(2), std::string("gone"));
 }
 
-void who_has_left_cannot_be_met() {
+TEST_CASE("a rank that has left cannot be met") {
   const auto store = new_store();
   Party zero(store, 0, 2);
   Party(store, 1, 2).doorman.reset();
@@ -163,7 +172,7 @@ void memory_that_is_refused_is_told(bool by_who_knocks) {
   }
 }
 
-void ranks_that_disagree_both_learn_of_it() {
+TEST_CASE("two ranks that disagree both learn of it") {
   const auto store = new_store();
   Terms other = some_terms();
   other.geometry.slots = 4;
@@ -174,7 +183,7 @@ void ranks_that_disagree_both_learn_of_it() {
   CHECK_CONTAINS(one.lost(0), text);
 }
 
-void addresses_are_checked() {
+TEST_CASE("a peer's address is checked") {
   {
     const auto store = new_store();
     Party zero(store, 0, 2);
@@ -191,23 +200,20 @@ void addresses_are_checked() {
   }
 }
 
-}  // namespace
-
-int main() {
-  for (int round = 0; round < 3; ++round) {
-    const int fds = open_files();
-    one_knocks_and_both_have_met();
-    for (const int ranks : {2, 3, 8}) all_knock_at_once(ranks);
-    a_peer_may_come_late();
-    groups_of_one_name_do_not_mix();
-    to_wait_for_a_peer_costs_little();
-    the_end_of_a_peer_is_seen();
-    who_has_left_cannot_be_met();
-    for (const bool by_loss : {false, true}) all_are_told_the_reason(by_loss);
-    for (const bool of_who_knocks : {false, true}) lack_of_memory_is_told_to_both(of_who_knocks);
-    for (const bool by_who_knocks : {false, true}) memory_that_is_refused_is_told(by_who_knocks);
-    ranks_that_disagree_both_learn_of_it();
-    addresses_are_checked();
-    CHECK_EQ(open_files(), fds);
-  }
+TEST_CASE("all ranks may knock at once") {
+  for (const int ranks : {2, 3, 8}) all_knock_at_once(ranks);
 }
+
+TEST_CASE("all ranks are told the reason of an end") {
+  for (const bool by_loss : {false, true}) all_are_told_the_reason(by_loss);
+}
+
+TEST_CASE("both ranks are told that one has no memory to offer") {
+  for (const bool of_who_knocks : {false, true}) lack_of_memory_is_told_to_both(of_who_knocks);
+}
+
+TEST_CASE("a rank is told that its memory was refused") {
+  for (const bool by_who_knocks : {false, true}) memory_that_is_refused_is_told(by_who_knocks);
+}
+
+}  // namespace

@@ -21,7 +21,7 @@ void until(const std::function<bool()>& come) {
 }
 
 // Also with more ranks than are in a wait.
-void all_waits_end_with_the_class_and_the_text() {
+TEST_CASE("when a rank gives up, all waits end with its class and text") {
   const std::pair<Cause, std::string> all[] = {{Cause::peer_lost, "PeerLostError"},
                                                {Cause::timed_out, "TimeoutError"},
                                                {Cause::mismatch, "MismatchError"},
@@ -46,7 +46,7 @@ void all_waits_end_with_the_class_and_the_text() {
   }
 }
 
-void later_calls_say_so_on_all_ranks() {
+TEST_CASE("later calls on all ranks say that one gave up") {
   std::latch passed(3), given(1);
   const auto texts = on_ranks(3, [&](Rank& r) {
     r.pass();
@@ -61,7 +61,7 @@ void later_calls_say_so_on_all_ranks() {
                          "17 on host b died"));
 }
 
-void it_is_seen_without_a_call() {
+TEST_CASE("ranks without a call see that one gave up") {
   std::latch passed(3), looked(3);
   const auto texts = on_ranks(3, [&](Rank& r) {
     r.pass();
@@ -84,7 +84,7 @@ void it_is_seen_without_a_call() {
 }
 
 // Another rank has left, which only one has noticed, whose call needs it.
-void so_is_what_the_ring_has_seen_itself() {
+TEST_CASE("ranks without a call see that another was lost") {
   std::latch looked(1), left(1);
   const auto texts = on_ranks(3, [&](Rank& r) {
     r.pass();
@@ -114,7 +114,7 @@ void so_is_what_the_ring_has_seen_itself() {
   CHECK_CONTAINS(texts[2], "PeerLostError 1 2");
 }
 
-void what_came_first_stays() {
+TEST_CASE("the first reason stays") {
   std::latch passed(2), aborted(1);
   const auto texts = on_ranks(2, [&](Rank& r) {
     r.pass();
@@ -131,7 +131,7 @@ void what_came_first_stays() {
 }
 
 // Who waits for ranks to come has no page yet.
-void ranks_that_are_connecting_end_too() {
+TEST_CASE("ranks that are connecting end when one gives up") {
   std::latch rank_0_comes(1);
   const auto texts = on_ranks(2, [&](Rank& r) {
     if (r.comm.rank() == 1) {
@@ -150,14 +150,14 @@ void ranks_that_are_connecting_end_too() {
       CHECK(r.comm.trouble()->given);
       throw;
     }
-    fail(__FILE__, __LINE__, "nobody came, and no error");
+    FAIL("nobody came, and no error");
   });
   CHECK_EQ(texts[0], std::string("TimeoutError 17 23: rank 17 on host b died"));
 }
 
 // A ring of one rank has no page that others see, and a number that is not of the group is
 // nobody's.
-void a_rank_alone_may_give_up() {
+TEST_CASE("a rank alone may give up") {
   const auto texts = on_ranks(1, [&](Rank& r) {
     r.pass();
     Failure odd = elsewhere(Cause::peer_lost);
@@ -171,13 +171,3 @@ void a_rank_alone_may_give_up() {
 }
 
 }  // namespace
-
-int main() {
-  all_waits_end_with_the_class_and_the_text();
-  later_calls_say_so_on_all_ranks();
-  it_is_seen_without_a_call();
-  so_is_what_the_ring_has_seen_itself();
-  what_came_first_stays();
-  ranks_that_are_connecting_end_too();
-  a_rank_alone_may_give_up();
-}

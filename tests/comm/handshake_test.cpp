@@ -14,8 +14,14 @@ using namespace ringkern::test;
 
 namespace {
 
+AROUND_EACH_CASE(run) {
+  const int fds = open_files();
+  run();
+  CHECK_EQ(open_files(), fds);
+}
+
 // A field in which rank 2 of 3 differs, and what the others say then.
-void a_different_field_is_named() {
+TEST_CASE("a different field is named") {
   const auto check = [](const std::string& text, const std::function<void(Terms&)>& change) {
     const std::vector<Outcome> outcomes = join_all(3, [&](Joiner& joiner) {
       if (joiner.place.rank == 2) change(joiner.terms);
@@ -43,14 +49,14 @@ void a_different_field_is_named() {
   check("workers 1, rank 2 has 2", [](Terms& t) { t.workers = 2; });
 }
 
-void a_different_group_size_is_named() {
+TEST_CASE("a different group size is named") {
   const std::vector<Outcome> outcomes = join_all(2, [](Joiner& joiner) {
     if (joiner.place.rank == 1) joiner.place.size = 3;
   });
   check_all(outcomes, "RendezvousError", "rank 0 has group size 2, rank 1 has 3");
 }
 
-void what_is_no_address_is_refused() {
+TEST_CASE("a malformed address is refused") {
   const Terms terms;
   const Address mine = my_address(terms, random_id());
   const std::string bytes = to_bytes(mine), version = std::to_string(kWireVersion);
@@ -70,14 +76,14 @@ void what_is_no_address_is_refused() {
                read_address(to_bytes(newer).substr(0, 8), 1, mine, 0));  // and another size
 }
 
-void garbage_in_the_store_fails_the_ring() {
+TEST_CASE("garbage in the store fails the ring") {
   MemoryStore store;
   store.set("ring/rank/1", "garbage");
   check_all(on_threads(1, [&](int) { return Joiner{store, "ring", place_of(0, 2)}.join(); }),
             "RendezvousError", "what rank 1 left in the store (7 bytes) is no address of ringkern");
 }
 
-void ranks_that_cannot_reach_each_other_are_told_why() {
+TEST_CASE("ranks that cannot reach each other are told why") {
   const Terms terms;
   const Address mine = my_address(terms, random_id());
   check_reachable(mine, 0, mine, 1);
@@ -100,7 +106,7 @@ void ranks_that_cannot_reach_each_other_are_told_why() {
   check_reachable(mine, 0, unknown, 1);
 }
 
-void greetings_are_checked() {
+TEST_CASE("a neighbour's greeting is checked") {
   const Terms terms = some_terms();
   const Id session = random_id();
   const Hello mine = my_hello(terms, session, 3, 0, 1), theirs = my_hello(terms, session, 3, 1, 0);
@@ -128,7 +134,7 @@ void greetings_are_checked() {
   CHECK_EQ(printable(std::string(5000, 'x')).size(), size_t(1000));
 }
 
-void offers_that_are_passed_on_are_checked() {
+TEST_CASE("offers that are passed on are checked") {
   const Terms terms = some_terms();
   const Id session = random_id();
   const Hello mine = my_hello(terms, session, 4, 0, 3);
@@ -151,7 +157,7 @@ void offers_that_are_passed_on_are_checked() {
 }
 
 // Whatever arrives is taken or refused by name; a sanitizer watches what else happens.
-void random_bytes_are_refused() {
+TEST_CASE("random bytes are refused") {
   std::mt19937 random(1);
   const Terms terms = some_terms();
   const Id session = random_id();
@@ -197,11 +203,11 @@ std::vector<Outcome> with_visitor(const std::function<void(const Address&, Memor
 
 Fd connect(const Address& to) {
   auto socket = connect_to(socket_name(to.socket));
-  CHECK(socket.has_value());
+  REQUIRE(socket.has_value());
   return std::move(*socket);
 }
 
-void strangers_are_dropped() {
+TEST_CASE("strangers do not disturb the handshake") {
   std::vector<Fd> sockets;
   const auto visit = [&](const Address& rank_0, MemoryStore&) {
     const Terms terms = some_terms();
@@ -239,7 +245,7 @@ void check_bad_rank(const std::string& text, const std::function<void(const Fd&,
   CHECK_EQ(open_files(), fds);
 }
 
-void bad_messages_of_a_rank_fail_the_ring() {
+TEST_CASE("bad messages of a rank fail the ring") {
   const std::string broken = "the greeting of rank 1 did not arrive whole";
   check_bad_rank(broken, [](const Fd& socket, const Hello& hello) {
     send_message(socket, to_bytes(hello) + std::string(kMaxMessage, 'x'), -1);
@@ -257,7 +263,7 @@ void bad_messages_of_a_rank_fail_the_ring() {
   });
 }
 
-void a_rank_that_ends_while_others_wait_is_named() {
+TEST_CASE("a rank that ends while others wait is named") {
   const auto visit = [&](const Address&, MemoryStore& store) {
     const Address mine = my_address(some_terms(), random_id());  // nobody listens there
     store.add("ring/stage/1", 1);
@@ -268,7 +274,7 @@ void a_rank_that_ends_while_others_wait_is_named() {
   check_outcome(outcome, "TransportError", "Connection refused. Either that process has ended, or");
 }
 
-void an_offer_that_is_too_long_is_refused() {
+TEST_CASE("an offer that is too long is refused") {
   const std::vector<Outcome> outcomes = join_all(2, [](Joiner& joiner) {
     if (joiner.place.rank == 0)
       joiner.make_offer = [] { return Offer{std::string(kMaxMessage, 'x'), -1}; };
@@ -278,20 +284,3 @@ void an_offer_that_is_too_long_is_refused() {
 }
 
 }  // namespace
-
-int main() {
-  const int fds = open_files();
-  a_different_field_is_named();
-  a_different_group_size_is_named();
-  what_is_no_address_is_refused();
-  garbage_in_the_store_fails_the_ring();
-  ranks_that_cannot_reach_each_other_are_told_why();
-  greetings_are_checked();
-  offers_that_are_passed_on_are_checked();
-  random_bytes_are_refused();
-  strangers_are_dropped();
-  bad_messages_of_a_rank_fail_the_ring();
-  a_rank_that_ends_while_others_wait_is_named();
-  an_offer_that_is_too_long_is_refused();
-  CHECK_EQ(open_files(), fds);
-}

@@ -10,7 +10,7 @@ namespace {
 
 using Ranks = std::vector<int>;
 
-void ranks_that_stand_in_order() {
+TEST_CASE("hosts whose ranks stand in order are read from the list") {
   const Hosts hosts(3, {0, 0, 1, 1}, {"a", "b"});
   CHECK_EQ(hosts.rank(), 3);
   CHECK_EQ(hosts.ranks(), 4);
@@ -29,7 +29,7 @@ void ranks_that_stand_in_order() {
   CHECK_EQ(hosts.text_of_rank(-1), std::string("rank -1"));
 }
 
-void ranks_that_do_not() {
+TEST_CASE("hosts whose ranks are mixed are read from the list") {
   const Hosts mixed(3, {0, 1, 1, 0}, {"a", "b"});
   CHECK_EQ(mixed.local(), 1);
   CHECK_EQ(mixed.local_of(1), 0);
@@ -54,7 +54,7 @@ void ranks_that_do_not() {
   CHECK_EQ(alone.count(), 1);
 }
 
-void nonsense_is_refused() {
+TEST_CASE("impossible lists of hosts are refused") {
   CHECK_THROWS(UsageError, "rank 2 is not among the 2 ranks", Hosts(2, {0, 0}, {"a"}));
   CHECK_THROWS(UsageError, "rank -1 is not among", Hosts(-1, {0, 0}, {"a"}));
   CHECK_THROWS(UsageError, "is not among the 0 ranks", Hosts(0, {}, {}));
@@ -66,13 +66,13 @@ void nonsense_is_refused() {
 }
 
 // Names come from other ranks.
-void names_are_fit_for_a_message() {
+TEST_CASE("names of hosts are fit for a message") {
   const Hosts hosts(0, {0, 1}, {"a\x1b[31m\xff", std::string(1000, 'b')});
   CHECK_EQ(hosts.name(0), std::string("a?[31m?"));
   CHECK_EQ(hosts.name(1), std::string(64, 'b'));
 }
 
-void lists_are_short() {
+TEST_CASE("long lists of ranks are shortened") {
   const auto from = [](int first, int n, int by) {
     Ranks ranks;
     for (int i = 0; i < n; ++i) ranks.push_back(first + i * by);
@@ -88,7 +88,7 @@ void lists_are_short() {
   CHECK_EQ(ranks_text({}), std::string("no ranks"));
 }
 
-void numbers_become_the_groups() {
+TEST_CASE("numbers of ranks in a text become those of the group") {
   const Ranks ranks{4, 5, 11, 107};
   const auto is = [&](const std::string& local, const std::string& group) {
     CHECK_EQ(renumbered(local, ranks), group);
@@ -130,7 +130,7 @@ void numbers_become_the_groups() {
   CHECK_EQ(renumbered("rank 1", {}), std::string("rank 1"));
 }
 
-void failures_become_the_groups() {
+TEST_CASE("failures name ranks by their numbers in the group") {
   Failure f{Cause::peer_lost, 0, Facts{1, 7, "rank 1"}, "rank 1 died"};
   const Failure g = renumbered(f, {4, 5});
   CHECK(g.cause == Cause::peer_lost);
@@ -146,13 +146,3 @@ void failures_become_the_groups() {
 }
 
 }  // namespace
-
-int main() {
-  ranks_that_stand_in_order();
-  ranks_that_do_not();
-  nonsense_is_refused();
-  names_are_fit_for_a_message();
-  lists_are_short();
-  numbers_become_the_groups();
-  failures_become_the_groups();
-}

@@ -18,7 +18,7 @@ std::string next_text(NewsDesk& desk) {
   return news ? news->text : "nothing";
 }
 
-void in_the_order_in_which_it_came() {
+TEST_CASE("news is taken in the order in which it came") {
   NewsDesk desk;
   desk.post(NewsKind::warning, "one");
   desk.post(NewsKind::failure, "two");
@@ -27,7 +27,7 @@ void in_the_order_in_which_it_came() {
   CHECK(two && two->kind == NewsKind::failure && two->text == "two");
 }
 
-void what_nobody_takes_is_dropped_the_oldest_first() {
+TEST_CASE("news that nobody takes is dropped, the oldest first") {
   NewsDesk desk;
   for (int i = 0; i < 1500; ++i) desk.post(NewsKind::warning, std::to_string(i));
   for (int i = 500; i < 1500; ++i) CHECK_EQ(next_text(desk), std::to_string(i));
@@ -35,7 +35,7 @@ void what_nobody_takes_is_dropped_the_oldest_first() {
   CHECK_EQ(next_text(desk), std::string("nothing"));
 }
 
-void close_ends_the_wait_and_loses_nothing() {
+TEST_CASE("close ends the wait and loses nothing") {
   NewsDesk desk;
   std::atomic<int> taken{0};
   std::thread reader([&] {
@@ -56,7 +56,7 @@ void close_ends_the_wait_and_loses_nothing() {
   late.join();
 }
 
-void from_many_threads() {
+TEST_CASE("news of many threads arrives") {
   NewsDesk desk;
   std::thread posting[4];
   for (std::thread& t : posting)
@@ -67,7 +67,7 @@ void from_many_threads() {
   for (std::thread& t : posting) t.join();
 }
 
-void a_signal_asks_for_a_dump() {
+TEST_CASE("a signal asks for a dump") {
   NewsDesk& desk = NewsDesk::all();
   struct sigaction action{};
   action.sa_handler = [](int) { NewsDesk::ask_for_dump(); };
@@ -84,7 +84,7 @@ void a_signal_asks_for_a_dump() {
   CHECK_EQ(next_text(desk), std::string("then"));
 }
 
-void a_forked_child_has_its_own() {
+TEST_CASE("a forked child has news of its own") {
   NewsDesk& desk = NewsDesk::all();
   desk.post(NewsKind::warning, "of the parent");
   // Held at the fork, in the child for ever: what its parent's desk could be.
@@ -94,7 +94,7 @@ void a_forked_child_has_its_own() {
   });
   for (int i = 0; i < 20; ++i) {
     const pid_t child = ::fork();
-    CHECK(child >= 0);
+    REQUIRE(child >= 0);
     if (child == 0) {
       NewsDesk::ask_for_dump();  // a handler is inherited: there is no desk yet, and no harm
       ::alarm(20);
@@ -113,12 +113,3 @@ void a_forked_child_has_its_own() {
 
 }  // namespace
 }  // namespace ringkern
-
-int main() {
-  ringkern::in_the_order_in_which_it_came();
-  ringkern::what_nobody_takes_is_dropped_the_oldest_first();
-  ringkern::close_ends_the_wait_and_loses_nothing();
-  ringkern::from_many_threads();
-  ringkern::a_signal_asks_for_a_dump();
-  ringkern::a_forked_child_has_its_own();
-}

@@ -27,7 +27,7 @@ std::vector<Neighbours> ring_of(int ranks) {
   return all;
 }
 
-void all_part() {
+TEST_CASE("all ranks part") {
   for (int ranks = 2; ranks <= 9; ++ranks) {
     auto ring = ring_of(ranks);
     std::atomic<int> parted = 0;
@@ -43,7 +43,7 @@ void all_part() {
 }
 
 // Nobody gives its memory back while any rank, however far away, may still write to it.
-void nobody_parts_before_the_last() {
+TEST_CASE("nobody parts before the last") {
   for (int ranks = 2; ranks <= 9; ++ranks) {
     auto ring = ring_of(ranks);
     std::atomic<int> parted = 0;
@@ -64,14 +64,14 @@ void nobody_parts_before_the_last() {
   }
 }
 
-void a_rank_that_ended_has_parted() {
+TEST_CASE("a rank that ended has parted") {
   auto ring = ring_of(2);
   ring[1] = Neighbours();
   CHECK(part_from(ring[0], 2, kLong));
 }
 
 // Of three, those that are left hear of each other directly.
-void one_of_three_that_ended_has_parted() {
+TEST_CASE("one of three that ended has parted") {
   auto ring = ring_of(3);
   ring[1] = Neighbours();
   bool other = false;
@@ -82,7 +82,7 @@ void one_of_three_that_ended_has_parted() {
 }
 
 // Of more, nobody knows what those behind it do; and nobody waits for long.
-void one_of_four_that_ended_leaves_the_others_unsure() {
+TEST_CASE("one of four that ended leaves the others unsure") {
   auto ring = ring_of(4);
   ring[1] = Neighbours();
   std::atomic<int> parted = 0;
@@ -96,27 +96,17 @@ void one_of_four_that_ended_leaves_the_others_unsure() {
   CHECK_EQ(int(parted), 0);
 }
 
-void a_goodbye_then_the_end() {
+TEST_CASE("a goodbye then the end") {
   auto ring = ring_of(2);
   CHECK(!part_from(ring[1], 2, Milliseconds(0)));  // says its own at least
   ring[1] = Neighbours();
   CHECK(part_from(ring[0], 2, Milliseconds(0)));
 }
 
-void a_rank_that_goes_on_is_not_waited_for_long() {
+TEST_CASE("a rank that goes on is not waited for long") {
   auto ring = ring_of(2);
   CHECK(!part_from(ring[0], 2, Milliseconds(50)));
   CHECK(part_from(ring[1], 2, kLong));  // it finds the goodbye when it ends
 }
 
 }  // namespace
-
-int main() {
-  all_part();
-  nobody_parts_before_the_last();
-  a_rank_that_ended_has_parted();
-  one_of_three_that_ended_has_parted();
-  one_of_four_that_ended_leaves_the_others_unsure();
-  a_goodbye_then_the_end();
-  a_rank_that_goes_on_is_not_waited_for_long();
-}

@@ -93,7 +93,7 @@ class Party {
     char path[64], line[128];
     std::snprintf(path, sizeof path, "/proc/self/fdinfo/%d", fd);
     FILE* info = std::fopen(path, "re");
-    CHECK(info != nullptr);
+    REQUIRE(info != nullptr);
     unsigned long long count = 0;
     while (std::fgets(line, sizeof line, info) != nullptr)
       std::sscanf(line, "eventfd-count: %llx", &count);
@@ -103,7 +103,7 @@ class Party {
   template <class F>
   void wait(F&& ready) {
     std::unique_lock lock(mutex_);
-    CHECK(changed_.wait_for(lock, kLong, ready));
+    REQUIRE(changed_.wait_for(lock, kLong, ready));
   }
 
   const int rank_;

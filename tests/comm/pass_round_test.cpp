@@ -35,7 +35,7 @@ void play(MemoryStore& store, const std::function<void(const Met&)>& then) {
   const auto hear = [](const Fd& socket) {
     Message message;
     pollfd watched{socket.get(), POLLIN, 0};
-    CHECK(readable({&watched, 1}, kLong));
+    REQUIRE(readable({&watched, 1}, kLong));
     CHECK(receive_message(socket, message) == Received::message);
   };
   while (!met.next)
@@ -44,7 +44,7 @@ void play(MemoryStore& store, const std::function<void(const Met&)>& then) {
   greet(met.next, kBad + 1);
   while (!met.prev) {
     pollfd watched{listener.get(), POLLIN, 0};
-    CHECK(readable({&watched, 1}, kLong));
+    REQUIRE(readable({&watched, 1}, kLong));
     if (auto socket = accept_from(listener)) met.prev = std::move(*socket);
   }
   hear(met.prev);
@@ -75,7 +75,7 @@ void check_bad_rank(const std::string& text, const std::function<void(const Met&
   CHECK_EQ(open_files(), fds);
 }
 
-void what_is_no_offer_is_refused() {
+TEST_CASE("a malformed offer is refused") {
   const Terms terms = some_terms();
   const std::string refused =
       "rank 2 should have passed the offer of rank 1 to rank 3, and sent "
@@ -108,7 +108,7 @@ void what_is_no_offer_is_refused() {
 }
 
 // Its sockets are closed, as the system does for a process that dies.
-void a_rank_that_dies_is_named() {
+TEST_CASE("a rank that dies is named") {
   const int fds = open_files();
   MemoryStore store;
   const std::vector<Outcome> outcomes = on_threads(kRanks, [&](int rank) -> Neighbours {
@@ -132,15 +132,9 @@ void a_rank_that_dies_is_named() {
 }
 
 // It says nothing more, and lives: all wait as long as they were told to.
-void a_rank_that_keeps_an_offer_ends_the_wait() {
+TEST_CASE("a rank that keeps an offer ends the wait") {
   const std::string text = "came but did not finish connecting: rank";
   check_bad_rank(text, [](const Met&) {}, Milliseconds(300));
 }
 
 }  // namespace
-
-int main() {
-  what_is_no_offer_is_refused();
-  a_rank_that_dies_is_named();
-  a_rank_that_keeps_an_offer_ends_the_wait();
-}

@@ -26,7 +26,13 @@ ProbedLink& to(std::vector<ProbedLink>& links, int peer) {
   return *std::find_if(links.begin(), links.end(), [&](auto& l) { return l.peer == peer; });
 }
 
-void good_links_pass() {
+AROUND_EACH_CASE(run) {
+  const int fds = open_files();
+  run();
+  CHECK_EQ(open_files(), fds);
+}
+
+TEST_CASE("good links pass the probe") {
   for (int ranks = 2; ranks <= 6; ++ranks) {
     check_all(make_ring(ranks, [](int) { return Tricks{}; }), "", "");
     check_all(make_ring(ranks, [](int) { return Tricks{.reads_others = false}; }), "", "");
@@ -34,7 +40,7 @@ void good_links_pass() {
 }
 
 // The protocols find fresh memory: what is written is in the FIFO of Simple, and no counter is.
-void nothing_else_is_touched() {
+TEST_CASE("the probe touches no counter") {
   const Geometry g = small();
   const ProbeRoom room = cpu::probe_room(g);
   const int64_t fifo = cpu::kBellBytes + g.fifo_offset(0, Protocol::simple);
@@ -53,7 +59,7 @@ void nothing_else_is_touched() {
   CHECK(written > 4 * 3 * 64);  // in each segment something by each of four
 }
 
-void what_does_not_arrive_is_named() {
+TEST_CASE("a link on which nothing arrives is named") {
   const auto outcomes = make_ring(
       3,
       [](int rank) {
@@ -66,13 +72,13 @@ void what_does_not_arrive_is_named() {
                "1.5 s: there is nothing of 512 bytes. Mend it"});
 }
 
-void what_comes_late_is_waited_for() {
+TEST_CASE("the probe waits for words that come late") {
   check_all(
       make_ring(3, [](int rank) { return Tricks{.late = Milliseconds(rank == 1 ? 150 : 0)}; }), "",
       "");
 }
 
-void a_wrong_byte_is_named() {
+TEST_CASE("a wrong byte is named") {
   static std::vector<uint64_t> sends;  // outlives the call
   for (const int at : {0, 17, 63}) {
     const auto outcomes = make_ring(3, [at](int rank) {
@@ -95,7 +101,7 @@ void a_wrong_byte_is_named() {
 }
 
 // Rank 0 takes the memory of each of two others for that of the other.
-void swapped_memory_is_named() {
+TEST_CASE("swapped memory is named") {
   for (const bool reads : {true, false}) {
     const auto outcomes = make_ring(4, [&](int rank) {
       Tricks tricks{.reads_others = reads};
@@ -115,7 +121,7 @@ void swapped_memory_is_named() {
 }
 
 // A mapping that leads to a copy: who writes finds there what it wrote, and the owner nothing.
-void a_mirror_is_named() {
+TEST_CASE("a mapping of a copy is named") {
   static std::vector<std::byte> mirror(size_t(cpu::segment_bytes(small())));
   for (const bool reads : {true, false}) {
     std::fill(mirror.begin(), mirror.end(), std::byte{});
@@ -132,7 +138,7 @@ void a_mirror_is_named() {
 }
 
 // Reads that are answered with what was there before, though writes arrive.
-void stale_answers_are_named() {
+TEST_CASE("stale answers are named") {
   static std::vector<uint64_t> before(64, 0);
   for (const bool fresh : {true, false}) {
     for (size_t i = 0; i < before.size(); ++i) before[i] = fresh ? 0 : 0x1234'5678 + i;
@@ -150,7 +156,7 @@ void stale_answers_are_named() {
 }
 
 // The words of another ring, of the same ranks, over the same memory.
-void words_of_another_ring_are_named() {
+TEST_CASE("words of another ring are named") {
   const ProbeWords other(probe_seed(random_id()), 2);
   static std::vector<uint64_t> sends;
   sends = other.words(0, 1, 65);
@@ -162,7 +168,7 @@ void words_of_another_ring_are_named() {
 }
 
 // The last word is there, and others are not.
-void words_that_come_after_the_last_are_named() {
+TEST_CASE("words that come after the last are named") {
   static std::vector<uint64_t> sends;
   const auto outcomes = make_ring(2, [&](int rank) {
     if (rank != 0) return Tricks{};
@@ -180,7 +186,7 @@ void words_that_come_after_the_last_are_named() {
 }
 
 // As on GPUs, where each side says that it has seen what was written.
-void a_missing_answer_is_named() {
+TEST_CASE("a missing answer is named") {
   const auto outcomes = make_ring(3, [](int rank) {
     if (rank != 1) return Tricks{};
     return Tricks{.reads = [](auto& links) { to(links, 0).answered = false; }};
@@ -191,7 +197,7 @@ void a_missing_answer_is_named() {
 }
 
 // As on GPUs that do not reach each other: map() says so, and nobody waits.
-void what_is_out_of_reach_is_left_out() {
+TEST_CASE("links out of reach are left out") {
   const auto store = std::make_shared<MemoryStore>();
   class Apart final : public Transport {
    public:
@@ -228,7 +234,7 @@ void what_is_out_of_reach_is_left_out() {
             "", "");
 }
 
-void what_a_transport_throws_is_told_to_all() {
+TEST_CASE("a transport's error is told to all") {
   const auto outcomes = make_ring(3, [](int rank) {
     if (rank != 1) return Tricks{};
     return Tricks{.writes = [](auto&) { throw TransportError("no kernel\nhere"); }};
@@ -238,7 +244,7 @@ void what_a_transport_throws_is_told_to_all() {
 }
 
 // A rank that does not come to the probe is waited for as anywhere else, and named.
-void a_rank_that_stops_before_it_writes_is_named() {
+TEST_CASE("a rank that stops before it writes is named") {
   const auto outcomes = make_ring(
       2,
       [](int rank) {
@@ -251,7 +257,7 @@ void a_rank_that_stops_before_it_writes_is_named() {
             "connecting: rank 1; rank 0 waited for rank 1 to map");
 }
 
-void slots_lie_side_by_side() {
+TEST_CASE("slots lie side by side") {
   for (const int ranks : {2, 3, 8, kMostProbed, kMostProbed + 1, 500}) {
     const ProbeSlots slots{{4096, 256 << 10, 4096, 1152}, ranks};
     CHECK(slots.words() > 0 && slots.slot_bytes() % kCacheLine == 0);
@@ -276,7 +282,7 @@ void slots_lie_side_by_side() {
   CHECK((ProbeSlots{{0, 1024, 4096, 1152}, 8}.words()) < 1);  // no room
 }
 
-void every_link_has_its_words() {
+TEST_CASE("every link has its words") {
   std::set<uint64_t> all;
   Id a = random_id(), b = a;
   b[15] = uint8_t(b[15] ^ 1);
@@ -291,24 +297,3 @@ void every_link_has_its_words() {
 }
 
 }  // namespace
-
-int main() {
-  slots_lie_side_by_side();
-  every_link_has_its_words();
-  const int fds = open_files();
-  good_links_pass();
-  nothing_else_is_touched();
-  what_is_out_of_reach_is_left_out();
-  what_does_not_arrive_is_named();
-  what_comes_late_is_waited_for();
-  a_wrong_byte_is_named();
-  swapped_memory_is_named();
-  a_mirror_is_named();
-  stale_answers_are_named();
-  words_of_another_ring_are_named();
-  words_that_come_after_the_last_are_named();
-  a_missing_answer_is_named();
-  what_a_transport_throws_is_told_to_all();
-  a_rank_that_stops_before_it_writes_is_named();
-  CHECK_EQ(open_files(), fds);
-}

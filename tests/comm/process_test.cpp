@@ -67,7 +67,13 @@ void processes_reduce(int ranks) {
   });
 }
 
-void a_rank_that_dies_while_it_joins_is_named() {
+AROUND_EACH_CASE(run) {
+  const int fds = open_files();
+  run();
+  CHECK_EQ(open_files(), fds);
+}
+
+TEST_CASE("a rank that dies while it joins is named") {
   SharedStore store;
   on_processes(
       3,
@@ -80,7 +86,7 @@ void a_rank_that_dies_while_it_joins_is_named() {
           };
         try {
           joiner.join();
-          fail(__FILE__, __LINE__, "a ring with a dead rank");
+          FAIL("a ring with a dead rank");
         } catch (const PeerLostError& e) {
           const std::string text = e.what();  // by how far it had come
           CHECK_EQ(e.facts.rank, 1);
@@ -92,7 +98,7 @@ void a_rank_that_dies_while_it_joins_is_named() {
       SIGKILL);
 }
 
-void the_death_of_a_neighbour_is_the_end_of_file() {
+TEST_CASE("the death of a neighbour is the end of its socket") {
   SharedStore store;
   on_processes(
       3,
@@ -102,19 +108,15 @@ void the_death_of_a_neighbour_is_the_end_of_file() {
         const Neighbour& dead = rank == 0 ? r.neighbours.next : r.neighbours.prev;
         CHECK_EQ(dead.rank, 1);
         pollfd watched{dead.socket.get(), POLLIN, 0};
-        CHECK(readable({&watched, 1}, Milliseconds(20000)));
+        REQUIRE(readable({&watched, 1}, Milliseconds(20000)));
         Message message;
         CHECK(receive_message(dead.socket, message) == Received::closed);
       },
       SIGKILL);
 }
 
-}  // namespace
-
-int main() {
-  const int fds = open_files();
+TEST_CASE("processes reduce over a ring") {
   for (const int ranks : {2, 3, 4, 8}) processes_reduce(ranks);
-  a_rank_that_dies_while_it_joins_is_named();
-  the_death_of_a_neighbour_is_the_end_of_file();
-  CHECK_EQ(open_files(), fds);
 }
+
+}  // namespace

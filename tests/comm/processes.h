@@ -19,7 +19,7 @@ class SharedStore final : public Store {
   SharedStore() {
     void* at =
         ::mmap(nullptr, sizeof(Table), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    CHECK(at != MAP_FAILED);
+    REQUIRE(at != MAP_FAILED);
     table_ = new (at) Table;
     pthread_mutexattr_t shared;
     pthread_mutexattr_init(&shared);
@@ -33,7 +33,7 @@ class SharedStore final : public Store {
   void set(const std::string& key, const std::string& value) override {
     const Lock lock(table_->mutex);
     Entry& entry = find(key);
-    CHECK(value.size() <= sizeof entry.value);
+    REQUIRE(value.size() <= sizeof entry.value);
     std::memcpy(entry.value, value.data(), value.size());
     entry.size = int(value.size());
   }
@@ -77,12 +77,12 @@ class SharedStore final : public Store {
   };
 
   Entry& find(const std::string& key) {
-    CHECK(key.size() < sizeof(Entry::key));
+    REQUIRE(key.size() < sizeof(Entry::key));
     for (Entry& entry : table_->entries) {
       if (entry.key[0] == 0) std::strcpy(entry.key, key.c_str());
       if (key == entry.key) return entry;
     }
-    fail(__FILE__, __LINE__, "the store is full");
+    FAIL("the store is full");
   }
 
   Table* table_;
@@ -93,7 +93,7 @@ inline void on_processes(int ranks, const std::function<void(int)>& call, int si
   std::vector<pid_t> pids;
   for (int rank = 0; rank < ranks; ++rank) {
     pids.push_back(::fork());
-    CHECK(pids.back() >= 0);
+    REQUIRE(pids.back() >= 0);
     if (pids.back() == 0) {
       ::alarm(60);
       call(rank);

@@ -19,7 +19,7 @@ namespace ringkern::test {
 inline int open_files() {
   int n = 0;
   DIR* dir = ::opendir("/proc/self/fd");
-  CHECK(dir != nullptr);
+  REQUIRE(dir != nullptr);
   while (::readdir(dir) != nullptr) ++n;
   ::closedir(dir);
   return n;

@@ -21,9 +21,9 @@ class Child {
   template <class Body>
   explicit Child(Body&& body) {
     int ends[2];
-    CHECK(::pipe2(ends, O_CLOEXEC) == 0);
+    REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
     pid_ = ::fork();
-    CHECK(pid_ >= 0);
+    REQUIRE(pid_ >= 0);
     if (pid_ == 0) {
       ::close(ends[1]);
       const bool result = body();
@@ -48,11 +48,11 @@ class Child {
 
 bool is_open(int fd) { return ::fcntl(fd, F_GETFD) >= 0; }
 
-void a_child_keeps_nothing_open() {
+TEST_CASE("a child keeps no socket of its parent open") {
   const std::string name = socket_name(random_id());
   std::optional<Fd> listener = listen_on(name), ours = connect_to(name);
   std::optional<Fd> theirs = accept_from(*listener);
-  CHECK(ours && theirs);
+  REQUIRE(ours && theirs);
   Child child([&] {
     const int opened = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
     return is_open(listener->get()) && is_open(ours->get()) && is_open(theirs->get()) &&
@@ -60,7 +60,7 @@ void a_child_keeps_nothing_open() {
   });
   theirs.reset();
   pollfd watched{ours->get(), POLLIN, 0};
-  CHECK(readable({&watched, 1}, Milliseconds(20000)));
+  REQUIRE(readable({&watched, 1}, Milliseconds(20000)));
   Message message;
   CHECK(receive_message(*ours, message) == Received::closed);
   listener.reset();
@@ -80,10 +80,8 @@ void a_child_of_a_process_without_sockets() {
   ::close(kept);
 }
 
-}  // namespace
-
-int main() {
-  a_child_of_a_process_without_sockets();
-  a_child_keeps_nothing_open();
+TEST_CASE("a child of a process without sockets keeps its files") {
   a_child_of_a_process_without_sockets();
 }
+
+}  // namespace

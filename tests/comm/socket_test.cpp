@@ -7,10 +7,10 @@
 
 using namespace ringkern;
 
-int main() {
+TEST_CASE("a last message is read although its sender has closed the socket") {
   for (const bool read_all : {true, false}) {
     int fds[2];
-    CHECK_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds), 0);
+    REQUIRE(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) == 0);
     const Fd stays(fds[0]);
     Fd ends(fds[1]);
     if (!read_all) send_message(stays, "never read", -1);

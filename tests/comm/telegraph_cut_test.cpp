@@ -11,7 +11,7 @@ using namespace ringkern::test;
 namespace {
 
 // Nobody waits for it any longer than they want to.
-void a_store_that_blocks_holds_nobody() {
+TEST_CASE("a store that blocks holds nobody") {
   Group group;
   Gate gate;
   gate.shut();
@@ -35,7 +35,7 @@ void a_store_that_blocks_holds_nobody() {
 }
 
 // Nor in its end, which leaves a thread behind with all that it needs. That ends, too, if it can.
-void nor_does_it_when_it_ends() {
+TEST_CASE("a telegraph ends although its store blocks") {
   const int threads = threads_of_this_process();
   const auto gate = std::make_shared<Gate>();  // as what is left behind needs it
   gate->shut();
@@ -48,7 +48,7 @@ void nor_does_it_when_it_ends() {
     store = odd;
     group.ranks[0] = group.telegraph(
         0, [held = std::shared_ptr<Store>(odd)] { return held; },
-        [](const Failure&) { fail(__FILE__, __LINE__, "it is over, and hears something"); });
+        [](const Failure&) { FAIL("it is over, and hears something"); });
     const Telegraph::Listening listening(group[0], 1, "reduce");
     until([&] { return gate->waiting() == 1; });
     group[0].tell(lost(0, 3), Milliseconds(10));
@@ -63,7 +63,7 @@ void nor_does_it_when_it_ends() {
 }
 
 // The same where there is not even a connection.
-void connecting_may_block() {
+TEST_CASE("a connection that blocks holds nobody") {
   const int threads = threads_of_this_process();
   const auto gate = std::make_shared<Gate>();
   gate->shut();
@@ -81,7 +81,7 @@ void connecting_may_block() {
 }
 
 // A new connection is tried for as long as anybody wants an answer.
-void connecting_may_fail() {
+TEST_CASE("a connection that fails is tried again") {
   Group group;
   std::atomic<int> tries{0};
   group.ranks[0] = group.telegraph(0, [&]() -> std::shared_ptr<Store> {
@@ -97,7 +97,7 @@ void connecting_may_fail() {
 }
 
 // In each place where it can: nothing comes out, and nothing is said twice.
-void a_store_that_throws_is_asked_again() {
+TEST_CASE("a store that throws is asked again") {
   for (int n = 1; n <= 8; ++n) {  // the n-th question, the first that gets, and that sets
     Group group;
     std::atomic<int> asked{0}, connected{0};
@@ -116,7 +116,7 @@ void a_store_that_throws_is_asked_again() {
   }
 }
 
-void a_store_that_throws_for_good_does_not_answer() {
+TEST_CASE("a store that throws for good does not answer") {
   Group group;
   for (auto& store : group.stores)
     store->use = [](const std::string&) { throw std::runtime_error("reset by peer"); };
@@ -131,7 +131,7 @@ void a_store_that_throws_for_good_does_not_answer() {
 
 // It is announced and not yet there when the rank that tells it loses the store: the others take
 // the next one, and it, too.
-void a_word_may_be_lost_half_way() {
+TEST_CASE("a word that was announced may be lost") {
   Group group;
   Gate gate;
   gate.shut();
@@ -150,13 +150,3 @@ void a_word_may_be_lost_half_way() {
 }
 
 }  // namespace
-
-int main() {
-  a_store_that_blocks_holds_nobody();
-  nor_does_it_when_it_ends();
-  connecting_may_block();
-  connecting_may_fail();
-  a_store_that_throws_is_asked_again();
-  a_store_that_throws_for_good_does_not_answer();
-  a_word_may_be_lost_half_way();
-}

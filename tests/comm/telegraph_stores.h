@@ -22,7 +22,7 @@ inline constexpr Milliseconds kForEver = std::chrono::hours(1);
 inline int threads_of_this_process() {
   int n = 0;
   DIR* dir = ::opendir("/proc/self/task");
-  CHECK(dir != nullptr);
+  REQUIRE(dir != nullptr);
   while (const dirent* entry = ::readdir(dir)) n += entry->d_name[0] != '.';
   ::closedir(dir);
   return n;

@@ -12,7 +12,26 @@ using namespace ringkern::test;
 
 namespace {
 
-void a_word_comes_as_it_was_told() {
+// First: no other thread runs yet. Its own is the parent's, and so may be its lock.
+TEST_CASE("a forked child parts with its telegraph") {
+  Group group;
+  group[0].watch(1, "reduce");
+  until([&] { return group.stores[0]->questions > 0; });
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    ::alarm(20);
+    group.ranks[0].reset();
+    ::_exit(0);
+  }
+  int status = 0;
+  CHECK_EQ(::waitpid(child, &status, 0), child);
+  CHECK_EQ(status, 0);
+  group[2].tell(lost(2, 1), kForEver);
+  until([&] { return group[0].heard().has_value(); });
+}
+
+TEST_CASE("a word comes as it was told") {
   Group group;
   CHECK(!group[2].heard());
   group[2].watch(17, "all_reduce");
@@ -30,7 +49,7 @@ void a_word_comes_as_it_was_told() {
 }
 
 // Who waits for a better reason than its own need not be in a long wait.
-void who_listens_hears() {
+TEST_CASE("a rank that listens hears a word") {
   Group group;
   CHECK(!group[3].hear(Milliseconds(1)));
   std::thread teller([&] { group[1].tell(lost(1, 2), kForEver); });
@@ -39,7 +58,7 @@ void who_listens_hears() {
   CHECK_EQ(group[3].hear(kForEver)->about.rank, 2);  // and hears it again, at once
 }
 
-void the_first_of_many_counts() {
+TEST_CASE("the first of many words counts") {
   for (int i = 0; i < 20; ++i) {
     Group group({0, 0, 0, 1, 1, 1});
     std::vector<Failure> said(6);
@@ -59,7 +78,7 @@ void the_first_of_many_counts() {
 }
 
 // Neither asked nor paid for by who has no need.
-void who_does_not_wait_does_not_look() {
+TEST_CASE("a rank that does not wait does not ask the store") {
   const int threads = threads_of_this_process();
   {
     Group group;
@@ -85,7 +104,7 @@ void who_does_not_wait_does_not_look() {
 
 // In calls that are short nobody is asked. One that is long answers a roll as a wait for other
 // hosts does.
-void a_call_listens_when_it_is_long() {
+TEST_CASE("a call listens when it is long") {
   const int threads = threads_of_this_process();
   Group group;
   std::atomic<int> heard{0};
@@ -116,14 +135,14 @@ void a_call_listens_when_it_is_long() {
 }
 
 // Told, and its program has ended before anybody could see to it.
-void last_words_are_told() {
+TEST_CASE("last words are told before the program ends") {
   Group group;
   group[0].tell(lost(0, 3), Milliseconds(0));
   group.ranks[0].reset();
   CHECK_EQ(group[2].hear(kForEver)->about.rank, 3);
 }
 
-void words_are_bounded_and_printable() {
+TEST_CASE("words are bounded and printable") {
   Group group;
   const Failure told =
       group[0].tell(lost(0, 3, "a\nb\x1b[2J\xff" + std::string(1 << 20, 'x')), kForEver);
@@ -135,7 +154,7 @@ void words_are_bounded_and_printable() {
 
 // ---- roll calls ---------------------------------------------------------------------------------
 
-void who_waits_answers() {
+TEST_CASE("a rank that waits answers a roll call") {
   Group group({0, 0, 1, 1, 2});
   group[1].watch(4, "reduce_scatter");
   group[3].watch(5, "between hosts");
@@ -143,7 +162,7 @@ void who_waits_answers() {
   group[2].watch(3, "all_gather");
   group[2].rest();
   const auto places = group[1].call_roll(kForEver);  // for ranks of all hosts wait
-  CHECK_EQ(places.size(), size_t(5));
+  REQUIRE(places.size() == 5);
   CHECK(!places[0] && !places[2]);
   CHECK_EQ(places[1]->seq, uint64_t(4));  // its own
   CHECK_EQ(places[3]->seq, uint64_t(5));
@@ -151,7 +170,7 @@ void who_waits_answers() {
   CHECK_EQ(places[4]->phase, std::string("all_gather"));
 }
 
-void who_does_not_is_missed() {
+TEST_CASE("a rank that does not wait is missed in a roll call") {
   Group group({0, 0, 1, 1, 2});
   group[3].watch(5, "between hosts");
   const auto places = group[0].call_roll(Milliseconds(1500));
@@ -166,7 +185,7 @@ void who_does_not_is_missed() {
 }
 
 // As when all run out of time together: then each answers the others.
-void all_may_call_at_once() {
+TEST_CASE("all ranks may call a roll at once") {
   Group group({0, 0, 1, 1, 2, 2});
   std::vector<std::thread> threads;
   for (int r = 0; r < 6; ++r)
@@ -182,7 +201,7 @@ void all_may_call_at_once() {
   for (std::thread& thread : threads) thread.join();
 }
 
-void threads_of_a_rank_share_a_roll() {
+TEST_CASE("threads of a rank share a roll call") {
   Group group;
   group[2].watch(3, "reduce");
   std::vector<std::thread> threads;
@@ -193,7 +212,7 @@ void threads_of_a_rank_share_a_roll() {
 
 // A caller that has what it waited for needs no more answers. Until then all are asked, and one
 // rank of a host is not enough.
-void a_caller_may_have_enough() {
+TEST_CASE("a caller that has its answers asks no more") {
   Group group;
   std::atomic<int> asked{0};
   const auto places = group[0].call_roll(kForEver, [&] { return ++asked >= 3; });
@@ -211,7 +230,7 @@ void a_caller_may_have_enough() {
 }
 
 // Then nobody wants to know any more.
-void a_word_ends_a_roll() {
+TEST_CASE("a word ends a roll call") {
   Group group;
   std::thread caller([&] { CHECK(!group[0].call_roll(kForEver)[2]); });
   until([&] { return group.count("bell") != 0; });
@@ -233,7 +252,7 @@ std::string garbage_heard(const std::string& word) {
   return heard.text;
 }
 
-void garbage_is_a_failure_all_the_same() {
+TEST_CASE("a malformed word is a failure all the same") {
   const std::string good = "5 0 1 17\nreduce\nrank 1 died";
   for (size_t n = 0; n + 12 < good.size(); ++n)  // cut before its last line
     CHECK_CONTAINS(garbage_heard(good.substr(0, n)), "cannot be read: '");
@@ -247,7 +266,7 @@ void garbage_is_a_failure_all_the_same() {
 }
 
 // A number that another has written is no index.
-void ranks_that_are_not_there_are_nobody() {
+TEST_CASE("a word about a rank that does not exist names nobody") {
   for (const char* rank : {"4", "-1", "-2147483648", "2147483647"}) {
     Group group;
     group.write("word/1", std::string("4 ") + rank + " " + rank + " 17\nx\ndied");
@@ -259,7 +278,7 @@ void ranks_that_are_not_there_are_nobody() {
   }
 }
 
-void garbage_is_no_answer() {
+TEST_CASE("a malformed answer to a roll call is none") {
   for (const char* answer :
        {"", "x", "1", "1 x\ny", "1 2", "99999999999999999999 2\nx", "0 1\nx"}) {
     Group group;
@@ -274,7 +293,7 @@ void garbage_is_no_answer() {
   CHECK_EQ(places[2]->phase, "?" + std::string(99, 'x'));
 }
 
-void a_bell_may_say_anything() {
+TEST_CASE("the counter of words may have any value") {
   for (const int64_t bell : {int64_t(-1), INT64_MIN, INT64_MAX / 2, -(int64_t(1) << 32)}) {
     Group group;
     group.count("bell", bell);
@@ -286,7 +305,7 @@ void a_bell_may_say_anything() {
 }
 
 // Who announces a word may die before it is there.
-void a_word_that_does_not_come() {
+TEST_CASE("a word that was announced may never come") {
   Group group;
   group.count("bell", 1);
   CHECK_CONTAINS(group[2].hear(kForEver)->text, "before it could say why");
@@ -311,45 +330,4 @@ void a_word_that_does_not_come() {
 
 // ---- processes ----------------------------------------------------------------------------------
 
-// Its thread is the parent's, and so may be its lock.
-void a_forked_child_parts_with_it() {
-  Group group;
-  group[0].watch(1, "reduce");
-  until([&] { return group.stores[0]->questions > 0; });
-  const pid_t child = ::fork();
-  CHECK(child >= 0);
-  if (child == 0) {
-    ::alarm(20);
-    group.ranks[0].reset();
-    ::_exit(0);
-  }
-  int status = 0;
-  CHECK_EQ(::waitpid(child, &status, 0), child);
-  CHECK_EQ(status, 0);
-  group[2].tell(lost(2, 1), kForEver);
-  until([&] { return group[0].heard().has_value(); });
-}
-
 }  // namespace
-
-int main() {
-  a_forked_child_parts_with_it();
-  a_word_comes_as_it_was_told();
-  who_listens_hears();
-  the_first_of_many_counts();
-  who_does_not_wait_does_not_look();
-  a_call_listens_when_it_is_long();
-  last_words_are_told();
-  words_are_bounded_and_printable();
-  who_waits_answers();
-  who_does_not_is_missed();
-  all_may_call_at_once();
-  threads_of_a_rank_share_a_roll();
-  a_caller_may_have_enough();
-  a_word_ends_a_roll();
-  garbage_is_a_failure_all_the_same();
-  ranks_that_are_not_there_are_nobody();
-  garbage_is_no_answer();
-  a_bell_may_say_anything();
-  a_word_that_does_not_come();
-}

@@ -15,7 +15,7 @@ using namespace ringkern::test;
 namespace {
 
 // All wait in their first call, which one makes in its own way.
-void a_mismatch_names_the_field_and_the_ranks() {
+TEST_CASE("a mismatch names the field and the ranks") {
   const auto texts = on_ranks(3, [](Rank& r) { r.wait(r.comm.rank() == 2 ? 1028 : 1024); });
   for (const std::string& text : texts) {
     CHECK_CONTAINS(text, "MismatchError 2 1: seq=1: ranks disagree on numel: rank ");  // 0 or 1
@@ -41,7 +41,7 @@ void a_mismatch_names_the_field_and_the_ranks() {
 }
 
 // Nobody waits for the data: the last to come sees it at once.
-void a_mismatch_of_what_is_enqueued_is_found_by_the_last_to_come() {
+TEST_CASE("the last rank to come finds a mismatch of enqueued calls") {
   for (int i = 0; i < 20; ++i) {
     const auto texts = on_ranks(
         3,
@@ -61,7 +61,7 @@ void a_mismatch_of_what_is_enqueued_is_found_by_the_last_to_come() {
   }
 }
 
-void who_leaves_early_is_named() {
+TEST_CASE("a rank that leaves early is named") {
   const auto texts = on_ranks(2, [](Rank& r) {
     r.pass();
     if (r.comm.rank() == 1) r.comm.close();
@@ -74,7 +74,7 @@ void who_leaves_early_is_named() {
 }
 
 // The last to leave is not told that others were first.
-void who_leaves_after_its_last_call_is_let_go() {
+TEST_CASE("a rank that leaves after its last call is let go") {
   for (int i = 0; i < 20; ++i)
     for (const std::string& text : on_ranks(3, [](Rank& r) {
            r.pass();
@@ -85,7 +85,7 @@ void who_leaves_after_its_last_call_is_let_go() {
 
 // What was first is what all say, also of calls that come later; and how far another rank had come
 // is no fact of theirs.
-void the_first_reason_is_everybodys() {
+TEST_CASE("all ranks give the first reason") {
   in_a_wait = 0;
   std::latch passed(3), aborted(3);
   const auto texts = on_ranks(3, [&](Rank& r) {
@@ -99,7 +99,7 @@ void the_first_reason_is_everybodys() {
     if (r.comm.rank() == 0) {
       try {
         r.wait(10);
-        fail(__FILE__, __LINE__, "nobody came, and no error");
+        FAIL("nobody came, and no error");
       } catch (const AbortedError& e) {
         CHECK_CONTAINS(e.what(), "aborted by rank 1: enough. Here: rank ? waited.");
         CHECK_EQ(e.facts.rank, 1);
@@ -119,7 +119,7 @@ void the_first_reason_is_everybodys() {
                    "by rank 1: enough");
 }
 
-void a_late_rank_is_named() {
+TEST_CASE("a late rank is named") {
   Control zero(0, 3), one(1, 3), two(2, 3);
   Control* const all[] = {&zero, &one, &two};
   for (Control* a : all)
@@ -152,7 +152,7 @@ void a_late_rank_is_named() {
 }
 
 // A rank keeps the last calls; what is older, and what is half written, is not shown.
-void calls_are_kept_for_a_while() {
+TEST_CASE("calls are kept for a while") {
   Control c(0, 1);
   for (int i = 1; i <= 100; ++i) {
     Task task;
@@ -169,13 +169,3 @@ void calls_are_kept_for_a_while() {
 }
 
 }  // namespace
-
-int main() {
-  a_mismatch_names_the_field_and_the_ranks();
-  a_mismatch_of_what_is_enqueued_is_found_by_the_last_to_come();
-  who_leaves_early_is_named();
-  who_leaves_after_its_last_call_is_let_go();
-  the_first_reason_is_everybodys();
-  a_late_rank_is_named();
-  calls_are_kept_for_a_while();
-}

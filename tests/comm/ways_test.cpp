@@ -57,7 +57,7 @@ Task open_task(int64_t count) {
   return task;
 }
 
-void all_choose_by_the_table_of_rank_0() {
+TEST_CASE("all ranks choose by rank 0's table") {
   const auto store = std::make_shared<MemoryStore>();
   check_all(on_threads(3,
                        [&](int rank) {
@@ -82,7 +82,7 @@ void all_choose_by_the_table_of_rank_0() {
             "", "");
 }
 
-void a_ring_of_one_chooses_by_its_own() {
+TEST_CASE("a ring of one chooses by its own table") {
   Way last;
   const Device device = device_of(table_of(kSmall, kLarge), last);
   Communicator comm(std::make_shared<MemoryStore>(), "alone", 0, 1, kLong);
@@ -90,7 +90,7 @@ void a_ring_of_one_chooses_by_its_own() {
   CHECK(last == kLarge);
 }
 
-void all_stand_in_the_orders_of_rank_0() {
+TEST_CASE("all ranks stand in rank 0's orders") {
   const auto store = std::make_shared<MemoryStore>();
   const int order[] = {0, 2, 1, 3}, back[] = {3, 1, 2, 0};
   std::vector<RingOrders> orders(4);
@@ -145,12 +145,7 @@ void a_word_that_is_none_fails_the_ring(const std::string& word) {
             "understand it: install the same ringkern for all ranks");
 }
 
-}  // namespace
-
-int main() {
-  all_choose_by_the_table_of_rank_0();
-  a_ring_of_one_chooses_by_its_own();
-  all_stand_in_the_orders_of_rank_0();
+TEST_CASE("a malformed table fails the ring") {
   // A table, and behind it orders.
   const WayTable table = table_of(kSmall, kLarge);
   std::string good(reinterpret_cast<const char*>(&table), sizeof table);
@@ -165,3 +160,5 @@ int main() {
   bad[sizeof table] = 1;  // of one order, in which rank 0 stands twice
   a_word_that_is_none_fails_the_ring(bad);
 }
+
+}  // namespace

@@ -16,8 +16,66 @@ namespace {
 constexpr std::chrono::seconds kLimit{20};
 
 void check_soon(std::future<void> future) {
-  CHECK(future.wait_for(kLimit) == std::future_status::ready);
+  REQUIRE(future.wait_for(kLimit) == std::future_status::ready);
 }
+
+// A sanitizer needs addresses of its own.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+// No room for the stack of a thread.
+class NoMoreThreads {
+ public:
+  NoMoreThreads() {
+    REQUIRE(::getrlimit(RLIMIT_AS, &before_) == 0);
+    const rlimit none{1 << 20, before_.rlim_max};
+    REQUIRE(::setrlimit(RLIMIT_AS, &none) == 0);
+  }
+  ~NoMoreThreads() { CHECK(::setrlimit(RLIMIT_AS, &before_) == 0); }
+
+ private:
+  rlimit before_;
+};
+
+// First of all: a stack that a thread has left would be used again.
+TEST_CASE("nothing is posted where no thread can be made") {
+  Worker worker;
+  bool refused = false;
+  {
+    const NoMoreThreads here;
+    try {
+      worker.post([] {}, [] {});
+    } catch (const std::system_error&) {
+      refused = true;
+    }
+  }
+  CHECK(refused);
+  CHECK(!worker.busy());
+  worker.drain();  // returns
+  // With one thread, and no second one for what comes while it tells.
+  std::promise<void> first, limited, ran;
+  worker.post([] {},
+              [&] {
+                first.set_value();
+                limited.get_future().wait();
+              });
+  check_soon(first.get_future());
+  {
+    const NoMoreThreads here;
+    worker.post([&] { ran.set_value(); }, [] {});
+    limited.set_value();
+    check_soon(ran.get_future());
+  }
+  worker.drain();
+  // One that was posted while another ran is run by the same thread, after it has told.
+  std::promise<void> go, second;
+  worker.post([&] { go.get_future().wait(); }, [] {});
+  worker.post([&] { second.set_value(); }, [] {});
+  {
+    const NoMoreThreads here;
+    go.set_value();
+    check_soon(second.get_future());
+  }
+}
+#endif
 
 void one_at_a_time_in_order() {
   Worker worker;
@@ -88,7 +146,7 @@ void stopping_runs_what_was_posted() {
   CHECK(ran == 20);
 }
 
-void draining_does_not_wait_longer_than_it_is_told() {
+TEST_CASE("draining waits no longer than it is told") {
   Worker worker;
   std::promise<void> go;
   auto future = go.get_future();
@@ -98,76 +156,26 @@ void draining_does_not_wait_longer_than_it_is_told() {
   CHECK(worker.drain(kLimit));
 }
 
-// A sanitizer needs addresses of its own.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-void without_threads_nothing_is_posted() {}
-#else
-// No room for the stack of a thread.
-class NoMoreThreads {
- public:
-  NoMoreThreads() {
-    CHECK(::getrlimit(RLIMIT_AS, &before_) == 0);
-    const rlimit none{1 << 20, before_.rlim_max};
-    CHECK(::setrlimit(RLIMIT_AS, &none) == 0);
-  }
-  ~NoMoreThreads() { CHECK(::setrlimit(RLIMIT_AS, &before_) == 0); }
+constexpr int kTimes = 50;
 
- private:
-  rlimit before_;
-};
-
-// First of all: a stack that a thread has left would be used again.
-void without_threads_nothing_is_posted() {
-  Worker worker;
-  bool refused = false;
-  {
-    const NoMoreThreads here;
-    try {
-      worker.post([] {}, [] {});
-    } catch (const std::system_error&) {
-      refused = true;
-    }
-  }
-  CHECK(refused);
-  CHECK(!worker.busy());
-  worker.drain();  // returns
-  // With one thread, and no second one for what comes while it tells.
-  std::promise<void> first, limited, ran;
-  worker.post([] {},
-              [&] {
-                first.set_value();
-                limited.get_future().wait();
-              });
-  check_soon(first.get_future());
-  {
-    const NoMoreThreads here;
-    worker.post([&] { ran.set_value(); }, [] {});
-    limited.set_value();
-    check_soon(ran.get_future());
-  }
-  worker.drain();
-  // One that was posted while another ran is run by the same thread, after it has told.
-  std::promise<void> go, second;
-  worker.post([&] { go.get_future().wait(); }, [] {});
-  worker.post([&] { second.set_value(); }, [] {});
-  {
-    const NoMoreThreads here;
-    go.set_value();
-    check_soon(second.get_future());
-  }
+TEST_CASE("tasks run one at a time, in order") {
+  for (int i = 0; i < kTimes; ++i) one_at_a_time_in_order();
 }
-#endif
+
+TEST_CASE("a callback waits for the task that it posts") {
+  for (int i = 0; i < kTimes; ++i) one_who_is_told_waits_for_what_it_posts();
+}
+
+TEST_CASE("a callback waits for a task that was posted before") {
+  for (int i = 0; i < kTimes; ++i) one_who_is_told_waits_for_what_was_posted_before();
+}
+
+TEST_CASE("a callback waits for a task that another thread posts") {
+  for (int i = 0; i < kTimes; ++i) one_who_is_told_waits_for_what_another_thread_posts();
+}
+
+TEST_CASE("stopping runs the tasks that were posted") {
+  for (int i = 0; i < kTimes; ++i) stopping_runs_what_was_posted();
+}
 
 }  // namespace
-
-int main() {
-  without_threads_nothing_is_posted();
-  for (int i = 0; i < 50; ++i) {
-    one_at_a_time_in_order();
-    one_who_is_told_waits_for_what_it_posts();
-    one_who_is_told_waits_for_what_was_posted_before();
-    one_who_is_told_waits_for_what_another_thread_posts();
-    stopping_runs_what_was_posted();
-  }
-  draining_does_not_wait_longer_than_it_is_told();
-}

@@ -11,7 +11,7 @@ using namespace ringkern;
 
 namespace {
 
-void every_field_is_read_back() {
+TEST_CASE("every field of a call is read back from its words") {
   std::set<uint64_t> all;
   size_t calls = 0;
   for (int d = 0; d < kDTypes; ++d)
@@ -48,7 +48,7 @@ void every_field_is_read_back() {
 }
 
 // Where nothing is rounded before the end, or nothing at all, it is not there to differ in.
-void wide_is_of_sums_and_products_of_small_floats() {
+TEST_CASE("only sums and products of small floats can be wide") {
   for (int d = 0; d < kDTypes; ++d)
     for (int op = 0; op < kOps; ++op) {
       const bool small = kind_of(DType(d)) == Kind::floating && size_of(DType(d)) < 4;
@@ -70,7 +70,7 @@ int expected(Forecast& forecast, uint64_t& seq, const std::vector<int64_t>& coun
   return n;
 }
 
-void a_call_is_expected_where_it_has_followed() {
+TEST_CASE("a call is expected where it has followed before") {
   Forecast forecast;
   uint64_t seq = 1;
   CHECK_EQ(expected(forecast, seq, {7, 7, 7, 7}), 3);  // from the second on
@@ -88,7 +88,7 @@ void a_call_is_expected_where_it_has_followed() {
   CHECK(!Forecast(forecast).note(seq + 1, sum_of(1)));  // with another call in between
 }
 
-void a_forecast_of_many_calls_keeps_to_those_before() {
+TEST_CASE("a forecast that is full expects no call that is new") {
   Forecast forecast;
   uint64_t seq = 1;
   std::vector<int64_t> many;
@@ -97,10 +97,3 @@ void a_forecast_of_many_calls_keeps_to_those_before() {
 }
 
 }  // namespace
-
-int main() {
-  a_call_is_expected_where_it_has_followed();
-  a_forecast_of_many_calls_keeps_to_those_before();
-  every_field_is_read_back();
-  wide_is_of_sums_and_products_of_small_floats();
-}

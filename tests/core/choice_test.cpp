@@ -15,7 +15,7 @@ constexpr Way kSimple{Algorithm::ring, Protocol::simple};
 
 WayTable::Row row(int64_t below, Way way) { return {below, way}; }
 
-void a_row_is_for_what_is_below_it() {
+TEST_CASE("a row of a table is for all sizes below it") {
   WayTable table;
   auto* list = table.rows[int(Choice::automatic)];
   list[0] = row(100, kLL);
@@ -30,7 +30,7 @@ void a_row_is_for_what_is_below_it() {
     CHECK(table.choose(other, 5) == Way{});
 }
 
-void a_list_may_be_full() {
+TEST_CASE("a full list is valid if its last row is for any size") {
   WayTable table;
   auto* list = table.rows[int(Choice::others)];
   for (int r = 0; r < WayTable::kRows; ++r) list[r] = row(10 * (r + 1), r % 2 ? kLL : kSimple);
@@ -42,7 +42,7 @@ void a_list_may_be_full() {
 }
 
 // Whatever another process sends: `choose` stays inside all the same.
-void what_is_no_table_is_found() {
+TEST_CASE("a table with a bad row is not valid") {
   const WayTable good;
   CHECK(good.valid());
   for (int list = 0; list < kChoices; ++list) {
@@ -65,7 +65,7 @@ void what_is_no_table_is_found() {
   anything.choose(Choice::others, WayTable::kAnySize);
 }
 
-void every_algorithm_has_its_list() {
+TEST_CASE("every algorithm has its list") {
   CHECK(choice_of(Algorithm::ring) == Choice::ring);
   CHECK(choice_of(Algorithm::one_shot) == Choice::one_shot);
   CHECK(choice_of(Algorithm::two_shot) == Choice::two_shot);
@@ -73,10 +73,3 @@ void every_algorithm_has_its_list() {
 }
 
 }  // namespace
-
-int main() {
-  a_row_is_for_what_is_below_it();
-  a_list_may_be_full();
-  what_is_no_table_is_found();
-  every_algorithm_has_its_list();
-}

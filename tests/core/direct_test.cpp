@@ -26,7 +26,7 @@ std::string shown(const DirectPlan& p, int element) {
 // ranks never write to one cache line.
 void check_cover(const DirectPlan& p, int element, int64_t slot_bytes) {
   const auto expect = [&](bool ok, const char* what) {
-    if (!ok) fail(__FILE__, __LINE__, std::string(what) + ": " + shown(p, element));
+    if (!ok) FAIL(std::string(what) + ": " + shown(p, element));
   };
   expect(p.chunk * element <= slot_bytes, "a chunk is larger than a slot");
   expect(p.part * p.parts() == p.chunk, "parts do not make up a chunk");
@@ -55,7 +55,7 @@ void check_cover(const DirectPlan& p, int element, int64_t slot_bytes) {
   expect(covered == p.count, "the tensor is not covered");
 }
 
-void every_element_is_reduced_once() {
+TEST_CASE("every element is in one chunk and in one part of it") {
   for (const Algorithm algorithm : {Algorithm::one_shot, Algorithm::two_shot})
     for (const int ranks : {1, 2, 3, 4, 5, 7, 8, 16, 61, kMaxRanks})
       for (const int element : {1, 2, 4, 8})
@@ -80,7 +80,7 @@ void every_element_is_reduced_once() {
 }
 
 // More rounds than slots would hold would only wait longer.
-void rounds_are_no_more_than_it_takes_and_even() {
+TEST_CASE("rounds are as few as possible and even") {
   for (const Algorithm algorithm : {Algorithm::one_shot, Algorithm::two_shot})
     for (const int64_t count : {1, 100, 32'768, 32'769, 65'537, 1'000'001}) {
       const auto p = DirectPlan::make(algorithm, 4, count, 4, 128 << 10, 1, 1);
@@ -126,7 +126,7 @@ DirectPlan of_rounds(Algorithm algorithm, int ahead, int64_t rounds, int channel
   return p;
 }
 
-void verbs_come_in_order() {
+TEST_CASE("the verbs of all rounds come in order") {
   const auto order = [](Algorithm algorithm, int ahead, int64_t rounds) {
     Notes notes;
     CHECK(run_direct(of_rounds(algorithm, ahead, rounds), 0, notes) == Verdict::ok);
@@ -144,7 +144,7 @@ void verbs_come_in_order() {
   CHECK_EQ(order(two, 1, 4), "S0 S1 R0 S2 R1 C0 S3 R2 C1 R3 C2 C3");
 }
 
-void what_fails_ends_the_call() {
+TEST_CASE("a verb that fails ends the call") {
   const auto plan = of_rounds(Algorithm::two_shot, 1, 3);
   for (size_t at = 1; at <= 9; ++at) {
     Notes notes{at};
@@ -155,7 +155,7 @@ void what_fails_ends_the_call() {
   CHECK(run_direct(plan, 0, all) == Verdict::ok);
 }
 
-void a_channel_runs_its_own_chunks() {
+TEST_CASE("a channel runs its own chunks") {
   const auto plan = of_rounds(Algorithm::one_shot, 1, 3, /*channels=*/2);
   for (const int channel : {0, 1}) {
     Notes notes;
@@ -297,7 +297,7 @@ bool always_safe(const Program& program, int ranks, int slots, uint64_t seed) {
   return true;
 }
 
-void no_slot_is_overwritten() {
+TEST_CASE("no slot is overwritten before all have read it") {
   std::mt19937_64 random(1);
   for (const int ahead : {0, 1, 2})
     for (const int ranks : {2, 3, 5}) {
@@ -320,12 +320,3 @@ void no_slot_is_overwritten() {
 }
 
 }  // namespace
-
-int main() {
-  every_element_is_reduced_once();
-  rounds_are_no_more_than_it_takes_and_even();
-  verbs_come_in_order();
-  what_fails_ends_the_call();
-  a_channel_runs_its_own_chunks();
-  no_slot_is_overwritten();
-}

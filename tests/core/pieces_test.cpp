@@ -41,7 +41,7 @@ void check(const Pieces& p, int element_bytes, int most_rails, bool inside) {
   CHECK_EQ(next, p.whole);
 }
 
-void each_element_is_in_one_piece() {
+TEST_CASE("each element is in one piece") {
   std::mt19937_64 random(1);
   const auto upto = [&](int64_t most) { return int64_t(random() % uint64_t(most + 1)); };
   int with_rest = 0, cut = 0, over_all = 0;
@@ -60,7 +60,7 @@ void each_element_is_in_one_piece() {
 }
 
 // Of all small sizes, where what is left over and what is rounded matter most.
-void so_it_is_with_few_elements() {
+TEST_CASE("each element is in one piece of any small tensor") {
   for (int64_t count = 0; count < 600; ++count)
     for (const int bytes : {1, 2, 4, 8})
       for (const int rails : {1, 2, 3, 7})
@@ -115,7 +115,7 @@ constexpr Row kRows[] = {
 };
 // clang-format on
 
-void the_cut_is_that_of_the_model() {
+TEST_CASE("a tensor is cut as the model in Python cuts it") {
   for (const Row& row : kRows) {
     const bool inside = row.most_ranks > 1;
     const Pieces p = Pieces::make(row.bytes / 8, 8, row.ranks, row.hosts, inside, row.crossing);
@@ -130,9 +130,3 @@ static_assert(Pieces::make(11, 4, 2, 2, true, {0, 16, false}).number() == 2);
 static_assert(Pieces::make(11, 4, 2, 2, true, {0, 16, false}).piece(1).count() == 10);
 
 }  // namespace
-
-int main() {
-  each_element_is_in_one_piece();
-  so_it_is_with_few_elements();
-  the_cut_is_that_of_the_model();
-}

@@ -32,7 +32,7 @@ struct Block {
   unsigned char value;
 };
 
-void blocks_never_overlap_and_all_comes_back() {
+TEST_CASE("blocks never overlap and all memory comes back") {
   Arena arena(64 * kMiB);
   std::mt19937 random(1);
   std::vector<Block> blocks;
@@ -61,7 +61,7 @@ void blocks_never_overlap_and_all_comes_back() {
   arena.free(whole);
 }
 
-void places_are_of_whole_blocks_in_the_arena() {
+TEST_CASE("only memory inside the arena has a place") {
   Arena arena(4 * kMiB);
   auto* const first = static_cast<std::byte*>(arena.allocate(1000));
   auto* const second = static_cast<std::byte*>(arena.allocate(1000));
@@ -74,7 +74,7 @@ void places_are_of_whole_blocks_in_the_arena() {
   CHECK_EQ(arena.place_of(first + 4 * kMiB - 4, 5), -1);
 }
 
-void memory_that_is_freed_goes_back_to_the_system() {
+TEST_CASE("memory that is freed goes back to the system") {
   Arena arena(256 * kMiB);
   CHECK_EQ(arena.bytes_committed(), 0);
   void* const large = arena.allocate(100 * kMiB);
@@ -87,7 +87,7 @@ void memory_that_is_freed_goes_back_to_the_system() {
   arena.free(again);
 }
 
-void another_process_sees_what_is_there_and_what_comes() {
+TEST_CASE("another process sees present and later blocks") {
   Arena arena(256 * kMiB);
   auto* const word = static_cast<int*>(arena.allocate(sizeof(int)));
   *word = 41;
@@ -107,12 +107,12 @@ void another_process_sees_what_is_there_and_what_comes() {
   CHECK_THROWS(TransportError, "does not have", peer->view(arena.bytes() + 1));
 }
 
-void a_file_of_another_size_is_refused() {
+TEST_CASE("a file of another size is refused") {
   Arena arena(4 * kMiB);
   CHECK_THROWS(TransportError, "rank 3", PeerArena::of(3, arena.fd(), 8 * kMiB));
 }
 
-void a_child_frees_nothing_of_its_parent() {
+TEST_CASE("a child frees nothing of its parent") {
   Arena arena(4 * kMiB);
   void* const at = arena.allocate(1000);
   const pid_t child = ::fork();
@@ -176,7 +176,7 @@ void tensors_are_staged_unless_all_are_in_arenas(bool both) {
 
 // Rank 1 has shown its tensor, and rests before rank 0 has: so rank 0 comes as far as to the wait
 // for the part of rank 1, and sleeps there. Without being rung it would wake up by itself, later.
-void who_sleeps_for_a_part_is_rung() {
+TEST_CASE("a rank that sleeps for a part is rung") {
   constexpr int64_t kCount = 1000;
   ThreadRing ring(2, default_geometry(), std::chrono::seconds(60), 4 * kMiB);
   Rest rest;
@@ -196,15 +196,8 @@ void who_sleeps_for_a_part_is_rung() {
   CHECK(times_rung(ring, 0) != rest.rung);
 }
 
-}  // namespace
-
-int main() {
+TEST_CASE("tensors are staged unless all are in arenas") {
   for (const bool both : {true, false}) tensors_are_staged_unless_all_are_in_arenas(both);
-  who_sleeps_for_a_part_is_rung();
-  blocks_never_overlap_and_all_comes_back();
-  places_are_of_whole_blocks_in_the_arena();
-  memory_that_is_freed_goes_back_to_the_system();
-  another_process_sees_what_is_there_and_what_comes();
-  a_file_of_another_size_is_refused();
-  a_child_frees_nothing_of_its_parent();
 }
+
+}  // namespace

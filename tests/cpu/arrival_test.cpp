@@ -53,7 +53,7 @@ struct Pair {
   }
 };
 
-void a_place_outside_of_the_file_is_refused() {
+TEST_CASE("a place outside of a rank's file is refused") {
   for (const int64_t place : {int64_t(-1), std::numeric_limits<int64_t>::min()}) {
     Pair pair;
     pair.arrival_of(1).place = place;
@@ -71,15 +71,10 @@ void a_place_outside_of_the_file_is_refused() {
   }
 }
 
-void a_place_inside_is_taken() {
+TEST_CASE("a place inside of a rank's file is taken") {
   Pair pair;
   pair.arrival_of(1).place = kArenaBytes - kCount * 8;
   CHECK(pair.run(0) == Verdict::timed_out);  // rank 1 has gone, and reduces nothing
 }
 
 }  // namespace
-
-int main() {
-  a_place_outside_of_the_file_is_refused();
-  a_place_inside_is_taken();
-}

@@ -8,7 +8,13 @@ using namespace ringkern::test;
 
 namespace {
 
-void abort_reaches_everybody() {
+AROUND_EACH_CASE(run) {
+  const int fds = open_files();
+  run();
+  CHECK_EQ(open_files(), fds);
+}
+
+TEST_CASE("an abort reaches every rank") {
   on_couriers(4, [](Rank& r) {
     // 0 - 1 - 2 - 3: rank 1 and rank 2 have nothing under way when rank 0 gives up.
     for (const int end : {r.rank - 1, r.rank}) {
@@ -62,7 +68,7 @@ void who_waits_for_a_first_message_learns_of_the_end(bool aborts) {
 }
 
 // Nothing is under way, so that nobody but the doorman learns of it; then a peer comes.
-void who_comes_late_learns_of_an_abort() {
+TEST_CASE("a peer that comes late learns of an abort") {
   const auto store = std::make_shared<MemoryStore>();
   Rank zero(store, 0, 2), one(store, 1, 2);
   zero.courier.abort("enough");
@@ -120,7 +126,7 @@ void what_others_tell_of_a_loss_is_a_loss() {
                  "Look for the first error among the ranks"});
 }
 
-void nobody_is_left_for_any_source() {
+TEST_CASE("a receive from any source fails when nobody is left") {
   const auto store = std::make_shared<MemoryStore>();
   Rank zero(store, 0, 3);
   size_t m;
@@ -138,7 +144,7 @@ void nobody_is_left_for_any_source() {
                  "and all others have ended or left the group"});
 }
 
-void nothing_can_be_sent_to_who_has_left() {
+TEST_CASE("nothing can be sent to a rank that has left") {
   const auto store = std::make_shared<MemoryStore>();
   for (const bool met : {false, true}) {
     Rank zero(store, 0, 2);
@@ -175,7 +181,7 @@ void close_finishes_what_was_posted() {
   });
 }
 
-void close_loses_patience() {
+TEST_CASE("closing does not wait for ever") {
   on_couriers(2, [](Rank& r) {
     if (r.rank == 0) {
       const size_t m = r.box.receive(1, 1, 1);
@@ -194,7 +200,7 @@ void close_loses_patience() {
   });
 }
 
-void abort_and_close_tell_the_reason() {
+TEST_CASE("abort and close tell the reason") {
   for (int i = 0; i < 20; ++i) {
     const auto store = std::make_shared<MemoryStore>();
     Rank zero(store, 0, 2), one(store, 1, 2);
@@ -208,19 +214,20 @@ void abort_and_close_tell_the_reason() {
   }
 }
 
-}  // namespace
-
-int main() {
-  const int fds = open_files();
-  abort_reaches_everybody();
+TEST_CASE("a rank that waits for a first message learns of the end") {
   for (const bool aborts : {false, true}) who_waits_for_a_first_message_learns_of_the_end(aborts);
-  who_comes_late_learns_of_an_abort();
-  for (const bool met_before : {false, true}) what_was_sent_outlives_the_sender(met_before);
-  nobody_is_left_for_any_source();
-  for (int i = 0; i < 20; ++i) what_others_tell_of_a_loss_is_a_loss();
-  nothing_can_be_sent_to_who_has_left();
-  for (int i = 0; i < 20; ++i) close_finishes_what_was_posted();
-  close_loses_patience();
-  abort_and_close_tell_the_reason();
-  CHECK_EQ(open_files(), fds);
 }
+
+TEST_CASE("a message outlives its sender") {
+  for (const bool met_before : {false, true}) what_was_sent_outlives_the_sender(met_before);
+}
+
+TEST_CASE("a loss that another rank tells of is a loss") {
+  for (int i = 0; i < 20; ++i) what_others_tell_of_a_loss_is_a_loss();
+}
+
+TEST_CASE("closing finishes the messages that were posted") {
+  for (int i = 0; i < 20; ++i) close_finishes_what_was_posted();
+}
+
+}  // namespace

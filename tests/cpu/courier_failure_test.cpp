@@ -31,7 +31,13 @@ void sizes_must_agree(bool aside) {
   });
 }
 
-void a_receive_times_out() {
+AROUND_EACH_CASE(run) {
+  const int fds = open_files();
+  run();
+  CHECK_EQ(open_files(), fds);
+}
+
+TEST_CASE("a receive times out") {
   on_couriers(3, [](Rank& r) {
     if (r.rank == 0) {
       const size_t m = r.box.receive(1, 5, 4096, kShort), other = r.box.receive(2, 1, 1);
@@ -53,7 +59,7 @@ void a_receive_times_out() {
   });
 }
 
-void what_came_instead_is_told() {
+TEST_CASE("a receive that times out says what came instead") {
   on_couriers(2, [](Rank& r) {
     if (r.rank == 0) {
       const size_t m = r.box.receive(kAnySource, 5, 1, kShort);
@@ -69,7 +75,7 @@ void what_came_instead_is_told() {
   });
 }
 
-void a_send_without_room_times_out() {
+TEST_CASE("a send without room times out") {
   on_couriers(2, [](Rank& r) {
     if (r.rank == 0) {
       const size_t m = r.box.send(1, 5, Bytes(kTooMuch), Protocol::ll128, kShort);
@@ -84,7 +90,7 @@ void a_send_without_room_times_out() {
   });
 }
 
-void a_peer_that_does_not_come_is_named() {
+TEST_CASE("a peer that does not come is named") {
   for (const bool sends : {false, true}) {
     Rank r(std::make_shared<MemoryStore>(), 0, 2, kShort);  // the courier's own timeout
     const size_t m = sends ? r.box.send(1, 5, Bytes(1)) : r.box.receive(1, 5, 1);
@@ -96,7 +102,7 @@ void a_peer_that_does_not_come_is_named() {
 }
 
 // Whoever is told of the end by a callback finds the courier unusable already.
-void a_callback_with_an_error_cannot_post() {
+TEST_CASE("a callback with an error cannot post") {
   const auto store = std::make_shared<MemoryStore>();
   Courier courier(store, "group", 0, 2, kShort);
   std::latch done(1);
@@ -112,7 +118,7 @@ void a_callback_with_an_error_cannot_post() {
 }
 
 // A message that the courier's thread has not seen yet when another one fails.
-void what_is_posted_meanwhile_fails_too() {
+TEST_CASE("messages that are posted during a failure fail too") {
   const auto store = std::make_shared<MemoryStore>();
   Rank zero(store, 0, 3), one(store, 1, 3), two(store, 2, 3);
   std::latch called(1), two_has_sent(1);
@@ -133,7 +139,7 @@ void what_is_posted_meanwhile_fails_too() {
   check_message(zero, posted, "AbortedError", {"rank 2 sent 2 bytes to rank 0"});
 }
 
-void a_store_that_fails_is_the_reason() {
+TEST_CASE("a store that fails is given as the reason") {
   std::atomic<bool> broken{false};
   const auto store = std::make_shared<FrailStore>();
   store->use = [&broken] {
@@ -144,17 +150,8 @@ void a_store_that_fails_is_the_reason() {
   check_message(r, r.box.receive(1, 1, 1), "another", {"the store is gone"});
 }
 
-}  // namespace
-
-int main() {
-  const int fds = open_files();
+TEST_CASE("the sizes of both sides must agree") {
   for (const bool aside : {false, true}) sizes_must_agree(aside);
-  a_receive_times_out();
-  what_came_instead_is_told();
-  a_send_without_room_times_out();
-  a_peer_that_does_not_come_is_named();
-  a_callback_with_an_error_cannot_post();
-  what_is_posted_meanwhile_fails_too();
-  a_store_that_fails_is_the_reason();
-  CHECK_EQ(open_files(), fds);
 }
+
+}  // namespace

@@ -26,7 +26,13 @@ void tags_in_any_order(Protocol protocol) {
   });
 }
 
-void a_tag_keeps_its_order() {
+AROUND_EACH_CASE(run) {
+  const int fds = open_files();
+  run();
+  CHECK_EQ(open_files(), fds);
+}
+
+TEST_CASE("a tag keeps its order") {
   on_couriers(2, [](Rank& r) {
     const int count = 200;
     const auto size = [](int i) { return size_t(i * 37 % 5000); };
@@ -48,7 +54,7 @@ void a_tag_keeps_its_order() {
 }
 
 // A receive that is posted while its message is on its way aside.
-void a_message_half_aside_finds_its_receiver() {
+TEST_CASE("a message half aside finds its receiver") {
   on_couriers(2, [](Rank& r) {
     const size_t n = 8 << 20;
     if (r.rank == 0) {
@@ -64,7 +70,7 @@ void a_message_half_aside_finds_its_receiver() {
   });
 }
 
-void what_nobody_wants_stays_in_the_link() {
+TEST_CASE("a message that nobody wants stays in the link") {
   on_couriers(3, [](Rank& r) {
     const size_t n = 4 << 20;
     if (r.rank == 0) {
@@ -91,7 +97,7 @@ void what_nobody_wants_stays_in_the_link() {
   });
 }
 
-void any_source_takes_from_all() {
+TEST_CASE("any source takes from all") {
   on_couriers(4, [](Rank& r) {
     const int each = 60;
     if (r.rank > 0) {
@@ -120,7 +126,7 @@ void any_source_takes_from_all() {
   });
 }
 
-void any_source_is_fair() {
+TEST_CASE("any source is fair") {
   on_couriers(4, [](Rank& r) {
     if (r.rank > 0) {
       for (int i = 0; i < 6; ++i) r.box.send(0, 3, Bytes(1), Protocol::ll128);
@@ -144,7 +150,7 @@ void any_source_is_fair() {
 }
 
 // Of receives that could take a message, the one that was posted first does.
-void receives_are_served_in_their_order() {
+TEST_CASE("receives are served in their order") {
   on_couriers(2, [](Rank& r) {
     if (r.rank == 0) {
       std::vector<size_t> m;
@@ -164,16 +170,8 @@ void receives_are_served_in_their_order() {
   });
 }
 
-}  // namespace
-
-int main() {
-  const int fds = open_files();
+TEST_CASE("tags are received in any order") {
   for (const Protocol p : kAll) tags_in_any_order(p);
-  a_tag_keeps_its_order();
-  a_message_half_aside_finds_its_receiver();
-  what_nobody_wants_stays_in_the_link();
-  any_source_takes_from_all();
-  any_source_is_fair();
-  receives_are_served_in_their_order();
-  CHECK_EQ(open_files(), fds);
 }
+
+}  // namespace

@@ -35,7 +35,7 @@ void processes_exchange(int ranks) {
 }
 
 // Rank 1 ends without a word while the others wait for it, or it does not read what they send.
-void a_death_is_told() {
+TEST_CASE("the death of a rank is told") {
   const auto store = std::make_shared<SharedStore>();
   on_processes(
       3,
@@ -57,10 +57,10 @@ void a_death_is_told() {
       SIGKILL);
 }
 
-void who_died_before_it_was_met_is_named() {
+TEST_CASE("a rank that died before it was met is named") {
   const auto store = std::make_shared<SharedStore>();
   const pid_t pid = ::fork();
-  CHECK(pid >= 0);
+  REQUIRE(pid >= 0);
   if (pid == 0) {
     Rank one(store, 1, 2);
     ::raise(SIGKILL);
@@ -73,7 +73,7 @@ void who_died_before_it_was_met_is_named() {
                 "rank 0 cannot connect to rank 1 (pid " + std::to_string(pid) + ")");
 }
 
-void a_forked_child_must_not_use_it() {
+TEST_CASE("a forked child must not use the courier") {
   const auto store = std::make_shared<SharedStore>();
   on_processes(2, [&](int rank) {
     Rank r(store, rank, 2);
@@ -81,7 +81,7 @@ void a_forked_child_must_not_use_it() {
     const size_t early = r.box.receive(other, 1, 1);
     // It is in use by two threads while the child is made.
     const pid_t child = ::fork();
-    CHECK(child >= 0);
+    REQUIRE(child >= 0);
     if (child == 0) {
       ::alarm(30);
       CHECK_THROWS(UsageError, "was forked from it", r.courier.post({}));
@@ -103,7 +103,7 @@ void a_forked_child_must_not_use_it() {
 
 // A worker that was forked keeps copies of the sockets; the end of its parent's use must show
 // nevertheless.
-void a_child_does_not_hide_that_its_parent_has_left() {
+TEST_CASE("a child does not hide that its parent has left") {
   const auto store = std::make_shared<SharedStore>();
   on_processes(2, [&](int rank) {
     Rank r(store, rank, 2);
@@ -122,7 +122,7 @@ void a_child_does_not_hide_that_its_parent_has_left() {
     }
     std::optional<Rank> second(std::in_place, store, 1, 2);
     const pid_t child = ::fork();
-    CHECK(child >= 0);
+    REQUIRE(child >= 0);
     if (child == 0) {
       ::alarm(30);
       store->get("told", kLong);
@@ -137,14 +137,14 @@ void a_child_does_not_hide_that_its_parent_has_left() {
   });
 }
 
-}  // namespace
-
-int main() {
+AROUND_EACH_CASE(run) {
   const int fds = open_files();
-  for (const int ranks : {2, 3, 4, 8}) processes_exchange(ranks);
-  a_death_is_told();
-  who_died_before_it_was_met_is_named();
-  a_forked_child_must_not_use_it();
-  a_child_does_not_hide_that_its_parent_has_left();
+  run();
   CHECK_EQ(open_files(), fds);
 }
+
+TEST_CASE("processes exchange messages") {
+  for (const int ranks : {2, 3, 4, 8}) processes_exchange(ranks);
+}
+
+}  // namespace

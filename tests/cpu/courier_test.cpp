@@ -58,8 +58,14 @@ void all_to_all(int ranks, Protocol protocol) {
   });
 }
 
+AROUND_EACH_CASE(run) {
+  const int fds = open_files();
+  run();
+  CHECK_EQ(open_files(), fds);
+}
+
 // Neither a peer that has not come nor a link without room holds up the other messages.
-void messages_do_not_wait_for_each_other() {
+TEST_CASE("messages do not wait for each other") {
   const auto store = std::make_shared<MemoryStore>();
   Rank zero(store, 0, 3);
   const size_t absent = zero.box.send(2, 1, contents(0, 2, 1, 100));
@@ -120,7 +126,7 @@ void soak(int ranks, uint64_t seed) {
   });
 }
 
-void a_callback_may_post() {
+TEST_CASE("a callback may post") {
   on_couriers(2, [](Rank& r) {
     const int other = 1 - r.rank;
     std::latch done(1);
@@ -152,7 +158,7 @@ void a_callback_may_post() {
   });
 }
 
-void a_name_may_be_used_again() {
+TEST_CASE("a name may be used again") {
   const auto store = std::make_shared<MemoryStore>();
   for (int life = 0; life < 3; ++life) {
     Rank zero(store, 0, 2), one(store, 1, 2);
@@ -164,7 +170,7 @@ void a_name_may_be_used_again() {
 }
 
 // Couriers that have nothing to do sleep; a thread that spins takes a second of every second.
-void idle_couriers_sleep() {
+TEST_CASE("idle couriers sleep") {
   const auto store = std::make_shared<MemoryStore>();
   Rank zero(store, 0, 3), one(store, 1, 3), two(store, 2, 3);
   zero.box.send(1, 1, Bytes(1));
@@ -182,7 +188,7 @@ void idle_couriers_sleep() {
   CHECK(cpu_seconds() - before < 0.3);
 }
 
-void wrong_arguments() {
+TEST_CASE("wrong arguments are refused") {
   const auto store = std::make_shared<MemoryStore>();
   Courier courier(store, "group", 0, 2, kLong);
   unsigned char byte = 0;
@@ -216,7 +222,7 @@ void wrong_arguments() {
   CHECK_THROWS(UsageError, "must be positive", Courier(store, "g", 0, 2, Milliseconds(0)));
 }
 
-void one_rank_has_nobody() {
+TEST_CASE("a rank alone has nobody to send to") {
   Courier courier(std::make_shared<MemoryStore>(), "group", 0, 1, kLong);
   for (const int peer : {0, 1, kAnySource}) {
     cpu::Message m;
@@ -228,23 +234,21 @@ void one_rank_has_nobody() {
   courier.close();
 }
 
-}  // namespace
-
-int main() {
-  const int fds = open_files();
+TEST_CASE("all ranks send to the next one at once") {
   for (const Protocol p : kAll) {
     ring_shift(2, p, edge_sizes(p));
     ring_shift(3, p, {5 << 20, 3, 0, 1 << 20});
-    all_to_all(5, p);
   }
   ring_shift(8, Protocol::simple, {1 << 20, 0, 1000});
-  all_to_all(8, Protocol::ll);
-  messages_do_not_wait_for_each_other();
-  for (uint64_t seed = 0; seed < 4; ++seed) soak(2 + int(seed), seed);
-  a_callback_may_post();
-  a_name_may_be_used_again();
-  idle_couriers_sleep();
-  wrong_arguments();
-  one_rank_has_nobody();
-  CHECK_EQ(open_files(), fds);
 }
+
+TEST_CASE("all ranks send to all at once") {
+  for (const Protocol p : kAll) all_to_all(5, p);
+  all_to_all(8, Protocol::ll);
+}
+
+TEST_CASE("random messages arrive") {
+  for (uint64_t seed = 0; seed < 4; ++seed) soak(2 + int(seed), seed);
+}
+
+}  // namespace

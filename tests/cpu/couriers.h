@@ -197,7 +197,7 @@ inline void on_couriers(int ranks, const std::function<void(Rank&)>& body,
         Rank rank(store, r, ranks, timeout);
         body(rank);
       } catch (const std::exception& e) {
-        fail(__FILE__, __LINE__, "rank " + std::to_string(r) + ": " + e.what());
+        FAIL("rank " + std::to_string(r) + ": " + e.what());
       }
     });
   for (std::thread& thread : threads) thread.join();

@@ -118,7 +118,7 @@ void chunks_arrive(Protocol p, int64_t most) {
 
 // A slot filled whole, then short chunks until slot and flag come round together, then a whole one:
 // its last line must not be taken for fresh before it is written.
-void old_lines_are_not_ready() {
+TEST_CASE("lines of an old message are not ready") {
   const Geometry g = small();
   const int64_t whole = g.slot_data_bytes(Protocol::ll);
   int64_t round = kLLFlagPeriod;
@@ -146,7 +146,7 @@ void a_full_link_is_not_ready(Protocol p, int chunks) {
 }
 
 // A chunk of Simple takes two slots when it is long, and both must be there.
-void a_link_with_one_slot_takes_a_short_chunk() {
+TEST_CASE("a link with one slot takes a short chunk") {
   Two two(small());
   Stream<SimpleLink> stream(two.a, 1, two.b, 0, Protocol::simple, small());
   for (const int64_t bytes : {512, 1}) stream.send(bytes);
@@ -170,7 +170,7 @@ void a_chunk_is_ready_with_its_last_line(Protocol p) {
 
 int mappings() {
   FILE* maps = std::fopen("/proc/self/maps", "re");
-  CHECK(maps != nullptr);
+  REQUIRE(maps != nullptr);
   char line[512];
   int n = 0;
   while (std::fgets(line, sizeof line, maps) != nullptr)
@@ -179,7 +179,7 @@ int mappings() {
   return n;
 }
 
-void to_meet_twice_changes_nothing() {
+TEST_CASE("meeting twice changes nothing") {
   const int before = mappings();
   Two two(small());
   const int once = mappings();
@@ -196,7 +196,7 @@ int64_t allocated(const Inbox& inbox) {
   return int64_t(s.st_blocks) * 512;
 }
 
-void memory_is_taken_when_ranks_meet() {
+TEST_CASE("memory is taken when ranks meet") {
   Geometry g = small();
   g.slot_bytes[int(Protocol::simple)] = 32 << 10;
   Inbox inbox(3, 64, g);
@@ -213,7 +213,7 @@ void memory_is_taken_when_ranks_meet() {
   CHECK(allocated(inbox) >= one + fifos);
 }
 
-void other_memory_is_refused() {
+TEST_CASE("memory of another size is refused") {
   Inbox inbox(0, 2, small()), larger(1, 3, small());
   CHECK_THROWS(TransportError, "the memory offered by rank 1 is refused: expected",
                inbox.map(1, larger.fd()));
@@ -221,7 +221,7 @@ void other_memory_is_refused() {
 }
 
 // Three ranks: what two of them write to the third lies apart.
-void peers_do_not_share() {
+TEST_CASE("two peers share no memory of a third") {
   const Geometry g = small();
   Inbox a(0, 3, g), b(1, 3, g), c(2, 3, g);
   for (Inbox* from : {&a, &b}) {
@@ -239,21 +239,21 @@ void peers_do_not_share() {
   CHECK(!from_a.has_room(1));
 }
 
-}  // namespace
-
-int main() {
+TEST_CASE("chunks of all sizes arrive") {
   chunks_arrive<SimpleLink>(Protocol::simple, 512);
   chunks_arrive<LLLink>(Protocol::ll, 160);
   chunks_arrive<LL128Link>(Protocol::ll128, 240);
-  old_lines_are_not_ready();
+}
+
+TEST_CASE("a full link is not ready") {
   a_full_link_is_not_ready<SimpleLink>(Protocol::simple, 2);
   a_full_link_is_not_ready<LLLink>(Protocol::ll, 4);
   a_full_link_is_not_ready<LL128Link>(Protocol::ll128, 4);
-  a_link_with_one_slot_takes_a_short_chunk();
+}
+
+TEST_CASE("a chunk is ready with its last line") {
   a_chunk_is_ready_with_its_last_line<LL>(Protocol::ll);
   a_chunk_is_ready_with_its_last_line<LL128>(Protocol::ll128);
-  to_meet_twice_changes_nothing();
-  memory_is_taken_when_ranks_meet();
-  other_memory_is_refused();
-  peers_do_not_share();
 }
+
+}  // namespace

@@ -38,7 +38,7 @@ void a_line_is_read_in_its_step_only() {
 }
 
 // As the reader may find it: words of 8 bytes become visible one by one, in any order.
-void half_a_line_of_ll_is_none() {
+TEST_CASE("half a line of LL is not read") {
   const auto before = data_from<cpu::LL>(1), after = data_from<cpu::LL>(100);
   for (const int half : {0, 1}) {
     cpu::LL line{}, whole{};
@@ -52,7 +52,7 @@ void half_a_line_of_ll_is_none() {
 }
 
 // Of LL128 the flag comes last.
-void a_line_of_ll128_without_its_flag_is_none() {
+TEST_CASE("a line of LL128 without its flag is not read") {
   const auto before = data_from<cpu::LL128>(1), after = data_from<cpu::LL128>(100);
   cpu::LL128 line{}, whole{};
   line.write(before.data(), 12);
@@ -63,7 +63,7 @@ void a_line_of_ll128_without_its_flag_is_none() {
   CHECK(reads(line, 20, &after));
 }
 
-void data_and_flags_lie_where_the_wire_says() {
+TEST_CASE("data and flags lie where the wire says") {
   cpu::LL ll{};
   ll.write(data_from<cpu::LL>(1).data(), 5);
   CHECK_EQ(ll.half[0], uint64_t(0x00000006'04030201));
@@ -75,12 +75,9 @@ void data_and_flags_lie_where_the_wire_says() {
   CHECK_EQ(ll128.flag, uint64_t(6));
 }
 
-}  // namespace
-
-int main() {
+TEST_CASE("a line is read in its step only") {
   a_line_is_read_in_its_step_only<cpu::LL>();
   a_line_is_read_in_its_step_only<cpu::LL128>();
-  half_a_line_of_ll_is_none();
-  a_line_of_ll128_without_its_flag_is_none();
-  data_and_flags_lie_where_the_wire_says();
 }
+
+}  // namespace

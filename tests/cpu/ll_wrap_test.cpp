@@ -72,14 +72,17 @@ void any_calls_in_a_row(int ranks, int slots, uint64_t seed) {
   });
 }
 
-}  // namespace
-
-int main() {
+TEST_CASE("old lines are not taken for new ones") {
   for (const int slots : {2, 4, 8})
     for (const size_t first_long : {0, 1, 62, 63, 64, 65, 126, 127, 128})
       old_lines_are_not_taken_for_new(slots, first_long);
+}
+
+TEST_CASE("random calls are right over many periods of the flag") {
   for (uint64_t seed = 0; seed < 12; ++seed) {
     const int slots[] = {2, 3, 5, 15, 17, 64};
     any_calls_in_a_row(2 + int(seed % 4), slots[seed % 6], seed);
   }
 }
+
+}  // namespace

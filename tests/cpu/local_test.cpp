@@ -45,7 +45,7 @@ struct Calls {
   }
 };
 
-void calls_of_all_sizes() {
+TEST_CASE("calls of all sizes are right") {
   for (const int ranks : {1, 2, 3, 5, 8}) {
     LocalRing ring(ranks, kLong);
     CHECK_EQ(ring.ranks(), ranks);
@@ -60,7 +60,7 @@ void calls_of_all_sizes() {
   }
 }
 
-void calls_in_any_order_of_the_ranks() {
+TEST_CASE("calls are right in any order of the ranks") {
   std::mt19937_64 random(3);
   for (const int ranks : {1, 2, 3, 5, 8}) {
     const RingOrders orders = test::drawn_orders(2, ranks, random);
@@ -76,7 +76,7 @@ void calls_in_any_order_of_the_ranks() {
 }
 
 // By the way of the tasks, whose order is that of the ranks; of integers, the sum of any.
-void calls_by_every_algorithm() {
+TEST_CASE("calls by every algorithm are right") {
   for (const int ranks : {1, 2, 3, 5}) {
     LocalRing ring(ranks, kLong);
     uint64_t seed = 0;
@@ -97,7 +97,7 @@ void calls_by_every_algorithm() {
 }
 
 // Rank 1 has more to do than the others, who leave it: it waits for them, and says so.
-void the_cause_is_thrown() {
+TEST_CASE("the first rank's failure is thrown") {
   LocalRing ring(3, Milliseconds(50));
   Calls calls(3, Collective::all_reduce, Protocol::simple, 100, 1);
   Calls more(3, Collective::all_reduce, Protocol::simple, 1'000'000, 1);
@@ -107,7 +107,7 @@ void the_cause_is_thrown() {
   CHECK_THROWS(UsageError, "takes as many tasks", ring.run({calls.tasks.data(), 2}));
 }
 
-void abort_from_another_thread() {
+TEST_CASE("another thread may abort a call") {
   for (int round = 0; round < 20; ++round) {
     LocalRing ring(4, kLong);
     Calls calls(4, Collective::all_reduce, Protocol(round % kProtocols), 30'000, 1);
@@ -120,18 +120,9 @@ void abort_from_another_thread() {
   }
 }
 
-void ends_unused() {
+TEST_CASE("a ring that was never used ends") {
   for (int ranks = 1; ranks < 6; ++ranks) LocalRing ring(ranks, kLong);
   CHECK_THROWS(UsageError, "1 to 1024 ranks", LocalRing(0, kLong));
 }
 
 }  // namespace
-
-int main() {
-  calls_of_all_sizes();
-  calls_in_any_order_of_the_ranks();
-  calls_by_every_algorithm();
-  the_cause_is_thrown();
-  abort_from_another_thread();
-  ends_unused();
-}

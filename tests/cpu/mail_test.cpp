@@ -94,7 +94,7 @@ struct Office {
 
 std::vector<char> text(size_t n, char c) { return std::vector<char>(n, c); }
 
-void a_step_is_one_turn_of_each_link() {
+TEST_CASE("a step is one turn of each link") {
   Office office(3);
   const size_t turn = 64 << 10;
   const Shared large = office[1].send(0, 1, text(4 * turn, 'x'));
@@ -111,7 +111,7 @@ void a_step_is_one_turn_of_each_link() {
 }
 
 // One that lies half aside has its receiver; the next receive is for the next message.
-void a_message_has_one_receiver() {
+TEST_CASE("a message has one receiver") {
   Office office(2);
   const size_t n = 1 << 20;
   const Shared first = office[1].send(0, 1, text(n, 'a'));
@@ -126,7 +126,7 @@ void a_message_has_one_receiver() {
   CHECK(a->bytes == first->bytes && b->bytes == second->bytes);
 }
 
-void what_lies_aside_is_taken_in_the_order_of_arrival() {
+TEST_CASE("messages that lie aside are taken in the order of arrival") {
   Office office(3);
   for (const int from : {2, 1}) {
     office[from].send(0, 1, text(3, char('0' + from)));
@@ -145,7 +145,7 @@ void what_lies_aside_is_taken_in_the_order_of_arrival() {
   }
 }
 
-void damaged_headers_are_refused() {
+TEST_CASE("damaged headers are refused") {
   const auto receive = [](uint32_t protocol, int64_t bytes, uint32_t dtype = 0) {
     Office office(2);
     struct {
@@ -172,7 +172,7 @@ void damaged_headers_are_refused() {
   CHECK_CONTAINS(receive(0, -5), "is damaged (tag 7, -5 bytes, protocol 0)");
 }
 
-void messages_expire() {
+TEST_CASE("messages expire") {
   Office office(3);
   Desk& zero = office[0];
   const auto start = Clock::now();
@@ -201,7 +201,7 @@ void messages_expire() {
 
 // Time begins anew whenever something moves on the link: in the direction of the message, and for
 // any source on any link.
-void what_moves_has_more_time() {
+TEST_CASE("a message that moves has more time") {
   Office office(3);
   Desk &zero = office[0], &one = office[1];
   const Shared sent = one.send(0, 1, text(8 << 20, 'x')), behind = one.send(0, 2, text(1, 'y'));
@@ -230,7 +230,7 @@ void what_moves_has_more_time() {
   CHECK(!next->done && !from_any->done && from_2->done && to_1->done);
 }
 
-void who_has_ended_is_heard_out() {
+TEST_CASE("a peer that has ended is heard out") {
   Office office(3);
   Desk& zero = office[0];
   for (const int from : {1, 2})
@@ -261,7 +261,7 @@ void who_has_ended_is_heard_out() {
   CHECK(!other->done);
 }
 
-void why_a_peer_was_lost_is_told() {
+TEST_CASE("the reason of a loss is told") {
   Office office(3);
   const auto why = std::make_exception_ptr(SharedMemoryError("no memory"));
   const Shared sent = office[0].send(1, 1, text(1, 'x')), received = office[0].receive(1, 1, 1);
@@ -272,7 +272,7 @@ void why_a_peer_was_lost_is_told() {
   CHECK_EQ(received->error, std::string("no memory"));
 }
 
-void a_peer_is_knocked_at_once() {
+TEST_CASE("a peer is knocked at only once") {
   Desk zero(0, 4);
   for (int i = 0; i < 2; ++i) {
     zero.send(1, 1, text(1, 'x'));
@@ -286,15 +286,3 @@ void a_peer_is_knocked_at_once() {
 }
 
 }  // namespace
-
-int main() {
-  a_step_is_one_turn_of_each_link();
-  a_message_has_one_receiver();
-  what_lies_aside_is_taken_in_the_order_of_arrival();
-  damaged_headers_are_refused();
-  messages_expire();
-  what_moves_has_more_time();
-  who_has_ended_is_heard_out();
-  why_a_peer_was_lost_is_told();
-  a_peer_is_knocked_at_once();
-}

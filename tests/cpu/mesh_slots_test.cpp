@@ -26,7 +26,7 @@ struct Trap {
   static Bell* make(const Staged& board) {
     watched = &board;
     memory = ::mmap(nullptr, kBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    CHECK(memory != MAP_FAILED);
+    REQUIRE(memory != MAP_FAILED);
     return static_cast<Bell*>(memory);
   }
   static void set() {
@@ -41,7 +41,7 @@ struct Trap {
 
 // A round must not be visible before its slot has been marked with the call: another rank would
 // take it for a round of the call that the slot was of before.
-void a_round_is_shown_with_its_call() {
+TEST_CASE("a round is shown with its call") {
   constexpr auto kSlots = uint64_t(DirectPlan::slots(MeshGeometry::kAhead));
   Bell bell{};
   Board boards[2]{};
@@ -71,5 +71,3 @@ void a_round_is_shown_with_its_call() {
 }
 
 }  // namespace
-
-int main() { a_round_is_shown_with_its_call(); }

@@ -323,26 +323,50 @@ void abort_ends_every_wait(const Way& way) {
     }
 }
 
-}  // namespace
-
-int main() {
+TEST_CASE("the mesh runs what exists, and nothing else") {
   for (int a = 0; a < kAlgorithms; ++a)
     for (int p = 0; p < kProtocols; ++p)
       if (Algorithm(a) != Algorithm::ring)
         CHECK_EQ(cpu::direct_runs_over(Algorithm(a), Protocol(p)),
                  exists(Algorithm(a), Protocol(p)));
-  // First: without being rung a sleeper looks up all the same, and all else is only slow.
-  for (const Way& way : kWays) {
-    who_sleeps_is_rung(way);
-    a_task_is_told_once_that_it_rests(way);
-    a_timeout_names_the_peer(way);
-    calls_that_differ_do_not_meet(way);
-    abort_ends_every_wait(way);
-  }
-  for (const bool comes : {true, false}) who_sleeps_for_a_part_is_rung(comes);
-  for (int ranks = 1; ranks <= 5; ++ranks) every_size(ranks);
-  every_type_and_operation();
-  for (uint64_t seed = 0; seed < 20; ++seed) any_calls_in_a_row(1 + int(seed % 5), seed);
-  what_does_not_exist_is_refused();
-  the_ring_rounds_at_each_rank();
 }
+
+// Before the others: a sleeper that is not rung looks up all the same, which makes them only slow.
+TEST_CASE("a rank that sleeps is rung") {
+  for (const Way& way : kWays) who_sleeps_is_rung(way);
+  for (const bool comes : {true, false}) who_sleeps_for_a_part_is_rung(comes);
+}
+
+TEST_CASE("a task is told once that it rests") {
+  for (const Way& way : kWays) a_task_is_told_once_that_it_rests(way);
+}
+
+TEST_CASE("a timeout names the peer") {
+  for (const Way& way : kWays) a_timeout_names_the_peer(way);
+}
+
+TEST_CASE("calls that differ do not meet") {
+  for (const Way& way : kWays) calls_that_differ_do_not_meet(way);
+}
+
+TEST_CASE("an abort ends every wait") {
+  for (const Way& way : kWays) abort_ends_every_wait(way);
+}
+
+TEST_CASE("tensors of every size are right") {
+  for (int ranks = 1; ranks <= 5; ++ranks) every_size(ranks);
+}
+
+TEST_CASE("every dtype and operation is right") { every_type_and_operation(); }
+
+TEST_CASE("random calls in a row are right") {
+  for (uint64_t seed = 0; seed < 20; ++seed) any_calls_in_a_row(1 + int(seed % 5), seed);
+}
+
+TEST_CASE("an algorithm is refused over a protocol that it has not") {
+  what_does_not_exist_is_refused();
+}
+
+TEST_CASE("the ring rounds at each rank") { the_ring_rounds_at_each_rank(); }
+
+}  // namespace

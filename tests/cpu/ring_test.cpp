@@ -110,7 +110,7 @@ void any_calls_in_a_row(int ranks, uint64_t seed, const RingOrders& orders = {})
 }
 
 // The ring of channel 0 is the one that a CPU has.
-void any_order_of_the_ranks() {
+TEST_CASE("calls are right in any order of the ranks") {
   std::mt19937_64 random(7);
   for (uint64_t seed = 100; seed < 140; ++seed) {
     const int ranks = 1 + int(seed % 7);
@@ -118,7 +118,7 @@ void any_order_of_the_ranks() {
   }
 }
 
-void orders_that_cannot_be() {
+TEST_CASE("impossible orders are refused") {
   RingOrders orders = the_order({0, 2, 1});
   CHECK_THROWS(UsageError, "these orders of 4 ranks make no rings",
                ThreadRing(4, geometry(2, 16, 32, 128), std::chrono::seconds(1), 0, orders));
@@ -127,7 +127,7 @@ void orders_that_cannot_be() {
                ThreadRing(3, geometry(2, 16, 32, 128), std::chrono::seconds(1), 0, orders));
 }
 
-void large_calls_with_the_default_slots() {
+TEST_CASE("large calls over the default slots are right") {
   ThreadRing ring(3, cpu::default_geometry());
   std::vector<Call> calls;
   for (const Protocol protocol : kAllProtocols)
@@ -144,7 +144,7 @@ Task task_over(Protocol protocol, Collective collective = Collective::all_reduce
 }
 
 // One rank is told, and tells all others: those that sleep, and those that come later.
-void abort_ends_every_wait() {
+TEST_CASE("an abort ends every wait") {
   for (const Protocol protocol : kAllProtocols)
     for (const bool sleeping : {false, true})
       for (const int told : {0, 2, 4}) {
@@ -167,7 +167,7 @@ void abort_ends_every_wait() {
 }
 
 // Rank 2 tells ranks 0, which waits for rank 3, and 1, which makes its call afterwards.
-void a_rank_that_comes_to_an_aborted_ring_is_told() {
+TEST_CASE("a rank that comes to an aborted ring is told") {
   ThreadRing ring(4, geometry(3, 64, 64, 128));
   const auto errors = ring.on_threads([&](int rank) {
     if (rank >= 2) return;
@@ -185,7 +185,7 @@ void a_rank_that_comes_to_an_aborted_ring_is_told() {
   CHECK(!timed_out);
 }
 
-void a_timeout_names_the_peer() {
+TEST_CASE("a timeout names the peer") {
   for (const Protocol protocol : kAllProtocols) {
     // As many slots as it takes for rank 0 to run out of them before it runs out of data.
     const Geometry g = geometry(protocol == Protocol::simple ? 3 : 2, 64, 64, 128);
@@ -210,7 +210,7 @@ void a_timeout_names_the_peer() {
 }
 
 // On the ring 0 3 1 2.
-void a_timeout_names_the_neighbour_on_the_ring() {
+TEST_CASE("a timeout names the neighbour on the ring") {
   bool timed_out;
   ThreadRing ring(4, geometry(3, 64, 64, 128), std::chrono::milliseconds(200), 0,
                   the_order({0, 3, 1, 2}));
@@ -221,7 +221,7 @@ void a_timeout_names_the_neighbour_on_the_ring() {
 }
 
 // On the ring 0 2 1, rank 0 receives from rank 1: only if that one makes the same call.
-void another_call_of_the_previous_rank_is_not_taken() {
+TEST_CASE("another call of the previous rank is not taken") {
   for (const Protocol protocol : kAllProtocols)
     for (const int other : {1, 2}) {
       ThreadRing ring(3, geometry(3, 64, 64, 128), std::chrono::milliseconds(200), 0,
@@ -255,7 +255,7 @@ void another_call_of_the_previous_rank_is_not_taken() {
 
 // A message from rank 1 that does not come: its receiver waits, for as long as it was told to, and
 // those it does not concern do not.
-void only_the_receiver_of_a_message_waits() {
+TEST_CASE("only the receiver of a message waits") {
   for (const Protocol protocol : kAllProtocols) {
     ThreadRing ring(4, geometry(3, 64, 64, 128));
     const auto errors = ring.on_threads([&](int rank) {
@@ -280,19 +280,14 @@ void only_the_receiver_of_a_message_waits() {
   }
 }
 
-}  // namespace
-
-int main() {
+TEST_CASE("calls of every shape are right") {
   for (int ranks = 1; ranks <= 5; ++ranks) every_shape(ranks);
-  every_type_and_operation();
-  for (uint64_t seed = 0; seed < 30; ++seed) any_calls_in_a_row(1 + int(seed % 5), seed);
-  any_order_of_the_ranks();
-  orders_that_cannot_be();
-  large_calls_with_the_default_slots();
-  abort_ends_every_wait();
-  a_rank_that_comes_to_an_aborted_ring_is_told();
-  a_timeout_names_the_peer();
-  a_timeout_names_the_neighbour_on_the_ring();
-  another_call_of_the_previous_rank_is_not_taken();
-  only_the_receiver_of_a_message_waits();
 }
+
+TEST_CASE("every dtype and operation is right") { every_type_and_operation(); }
+
+TEST_CASE("random calls in a row are right") {
+  for (uint64_t seed = 0; seed < 30; ++seed) any_calls_in_a_row(1 + int(seed % 5), seed);
+}
+
+}  // namespace

@@ -103,12 +103,12 @@ void check_messages(ThreadRing& ring, const Path& way, const Reduction& reductio
         CHECK_EQ(ring.board(rank).staged.rounds, staged);
       for (size_t i = 0; i < m.of.size(); ++i)
         if (std::memcmp(to + i * sizeof(T), &result[size_t(m.of[i])], sizeof(T)) != 0)
-          fail(__FILE__, __LINE__,
-               std::string("element ") + std::to_string(i) + " of " + name_of(reduction.dtype) +
-                   "[" + std::to_string(m.of.size()) + "], " + std::to_string(m.of[i]) +
-                   " of the pool, has other bits by " + name_of(way.algorithm) + ", " +
-                   name_of(way.protocol) + (way.shared ? " in place" : "") + ", " +
-                   std::to_string(ring.ranks()) + " ranks" + (reduction.wide ? ", wide" : ""));
+          FAIL_CHECK(std::string("element ") + std::to_string(i) + " of " +
+                     name_of(reduction.dtype) + "[" + std::to_string(m.of.size()) + "], " +
+                     std::to_string(m.of[i]) + " of the pool, has other bits by " +
+                     name_of(way.algorithm) + ", " + name_of(way.protocol) +
+                     (way.shared ? " in place" : "") + ", " + std::to_string(ring.ranks()) +
+                     " ranks" + (reduction.wide ? ", wide" : ""));
     }
     if (arena != nullptr) ring.arena(rank).free(arena);
   });
@@ -152,9 +152,7 @@ void every_way(std::vector<std::unique_ptr<ThreadRing>>& rings, Op op, bool wide
   }
 }
 
-}  // namespace
-
-int main() {
+TEST_CASE("every way gives the same bits") {
   uint64_t seed = 0;
   for (int ranks = 2; ranks <= 5; ++ranks) {
     // One for each way, so that each is in step with itself alone.
@@ -174,3 +172,5 @@ int main() {
       }
   }
 }
+
+}  // namespace

@@ -24,7 +24,7 @@ constexpr int64_t kBytes = 3 * 4096 + 128;  // not a whole number of pages
 template <class F>
 void in_child(F&& f) {
   const pid_t pid = ::fork();
-  CHECK(pid >= 0);
+  REQUIRE(pid >= 0);
   if (pid == 0) {
     f();
     ::_exit(0);
@@ -34,7 +34,7 @@ void in_child(F&& f) {
   CHECK_EQ(status, 0);
 }
 
-void neighbours_see_each_others_writes() {
+TEST_CASE("neighbours see each others writes") {
   ShmTransport a(kBytes), b(kBytes);
   const auto* fresh = static_cast<const unsigned char*>(a.mine());
   for (int64_t i = 0; i < kBytes; ++i) CHECK(fresh[i] == 0);
@@ -47,7 +47,7 @@ void neighbours_see_each_others_writes() {
   CHECK_EQ(int(static_cast<char*>(b.mine())[kBytes - 1]), 9);
 }
 
-void memory_outlives_its_owner() {
+TEST_CASE("memory outlives its owner") {
   ShmTransport a(kBytes);
   void* mapped = nullptr;
   {
@@ -58,13 +58,13 @@ void memory_outlives_its_owner() {
   CHECK_EQ(int(static_cast<char*>(mapped)[kBytes - 1]), 5);
 }
 
-void a_forked_child_shares_it() {
+TEST_CASE("a forked child shares the memory of its parent") {
   ShmTransport a(kBytes);
   in_child([&] { static_cast<char*>(a.mine())[42] = 42; });
   CHECK_EQ(int(static_cast<char*>(a.mine())[42]), 42);
 }
 
-void is_allocated_sealed_and_closed_on_exec() {
+TEST_CASE("a segment is allocated, sealed and closed on exec") {
   ShmTransport a(kBytes);
   const int fd = a.offer().fd;
   struct stat status;
@@ -76,7 +76,7 @@ void is_allocated_sealed_and_closed_on_exec() {
   CHECK((::fcntl(fd, F_GETFD) & FD_CLOEXEC) != 0);
 }
 
-void refuses_what_is_no_segment() {
+TEST_CASE("memory that is no segment is refused") {
   ShmTransport a(kBytes), other_size(kBytes + 1);
   CHECK_THROWS(TransportError, "rank 3 is refused: expected 12416 bytes, found 12417",
                a.map(other_size.offer(), 3));
@@ -97,7 +97,7 @@ void refuses_what_is_no_segment() {
   CHECK_THROWS(TransportError, "expected a file descriptor", a.map(Offer{"", null}, 3));
 }
 
-void refuses_memory_of_another_user() {
+TEST_CASE("memory of another user is refused") {
   if (::geteuid() != 0) {
     std::puts("memory of another user: only root can make some, left out");
     return;
@@ -110,10 +110,10 @@ void refuses_memory_of_another_user() {
   });
 }
 
-void says_which_limit_was_met() {
+TEST_CASE("an error says which limit was met") {
   in_child([] {
     const rlimit limit{1 << 20, 1 << 20};
-    CHECK(::setrlimit(RLIMIT_FSIZE, &limit) == 0);
+    REQUIRE(::setrlimit(RLIMIT_FSIZE, &limit) == 0);
     CHECK_THROWS(SharedMemoryError, "needs 2.0 MiB of shared memory, and 1.0 MiB is left: ftrunc",
                  ShmTransport(2 << 20));
     CHECK_THROWS(SharedMemoryError, "The limit on file size (ulimit -f) is 1.0 MiB. Raise it",
@@ -122,31 +122,31 @@ void says_which_limit_was_met() {
   });
   in_child([] {
     rlimit limit;
-    CHECK(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    REQUIRE(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
     const rlimit none{3, limit.rlim_max};
-    CHECK(::setrlimit(RLIMIT_NOFILE, &none) == 0);
+    REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
     try {
       ShmTransport(2 << 20);
     } catch (const SharedMemoryError& e) {
-      CHECK(::setrlimit(RLIMIT_NOFILE, &limit) == 0);  // a sanitizer needs files, too
+      REQUIRE(::setrlimit(RLIMIT_NOFILE, &limit) == 0);  // a sanitizer needs files, too
       CHECK_CONTAINS(e.what(),
                      "memfd_create: Too many open files. This process may have 3 files "
                      "open (ulimit -n), and has. Raise that limit, or close some");
       return;
     }
-    test::fail(__FILE__, __LINE__, "more files than the limit");
+    FAIL("more files than the limit");
   });
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)  // they reserve terabytes
   in_child([] {
     const rlimit limit{1 << 28, 1 << 28};
-    CHECK(::setrlimit(RLIMIT_AS, &limit) == 0);
+    REQUIRE(::setrlimit(RLIMIT_AS, &limit) == 0);
     CHECK_THROWS(SharedMemoryError, "The limit on address space (ulimit -v) is 256.0 MiB, and ",
                  ShmTransport(1 << 28));
   });
 #endif
 }
 
-void leaves_nothing_behind() {
+TEST_CASE("transports leave nothing behind") {
   const int fds = test::open_files();
   {
     ShmTransport a(kBytes), b(kBytes);
@@ -158,7 +158,7 @@ void leaves_nothing_behind() {
   CHECK_EQ(test::open_files(), fds);
 }
 
-void threads_share_pointers() {
+TEST_CASE("threads of a process share pointers") {
   const auto memory = std::make_shared<LocalMemory>();
   auto a = std::make_unique<LocalTransport>(memory, kBytes);
   LocalTransport b(memory, kBytes);
@@ -170,7 +170,7 @@ void threads_share_pointers() {
   CHECK_EQ(int(mapped[kBytes - 1]), 3);  // b has it mapped
 }
 
-void threads_refuse_other_offers() {
+TEST_CASE("threads of a process refuse the offers of others") {
   const auto memory = std::make_shared<LocalMemory>();
   LocalTransport a(memory, kBytes), other_size(memory, kBytes + 8);
   LocalTransport stranger(std::make_shared<LocalMemory>(), kBytes);
@@ -191,16 +191,3 @@ void threads_refuse_other_offers() {
 }
 
 }  // namespace
-
-int main() {
-  neighbours_see_each_others_writes();
-  memory_outlives_its_owner();
-  a_forked_child_shares_it();
-  is_allocated_sealed_and_closed_on_exec();
-  refuses_what_is_no_segment();
-  refuses_memory_of_another_user();
-  says_which_limit_was_met();
-  leaves_nothing_behind();
-  threads_share_pointers();
-  threads_refuse_other_offers();
-}

@@ -229,23 +229,28 @@ void test_copy_two() {
   copy_two(nullptr, nullptr, nullptr, 0);
 }
 
+// Runs `body` with the loops of each instruction set that this CPU and this build have.
+template <class F>
+void each_isa(F&& body) {
+  for (Isa isa : {Isa::baseline, Isa::avx2, Isa::avx512, Isa::avx512bf16})
+    if (const Kernels* k = kernels_for(isa)) body(*k);
+}
+
+TEST_CASE("the loops of some instruction sets are there") {
+  CHECK(kernels_for(Isa::baseline) != nullptr);
+  each_isa([](const Kernels& k) { std::printf("  tested: %s\n", k.isa); });
+  std::printf("  in use: %s\n", kernels().isa);
+}
+
+TEST_CASE("the loops reduce and scale as single elements do") {
+  each_isa([](const Kernels& k) { each_dtype([&](auto tag) { test_dtype<tag.value>(k); }); });
+}
+
+TEST_CASE("a reducer calls the loops of its reduction") { each_isa(test_reducer); }
+
+TEST_CASE("wide sums are in floats") { each_isa(test_what_is_wide); }
+
+TEST_CASE("elements are copied to one place or two") { test_copy_two(); }
+
 }  // namespace
 }  // namespace ringkern::test
-
-int main() {
-  using namespace ringkern;
-  CHECK(kernels_for(Isa::baseline) != nullptr);
-  for (Isa isa : {Isa::baseline, Isa::avx2, Isa::avx512, Isa::avx512bf16}) {
-    const Kernels* k = kernels_for(isa);
-    if (!k) {
-      std::printf("skipped: instruction set %d, which this CPU or this build lacks\n", int(isa));
-      continue;
-    }
-    std::printf("testing: %s\n", k->isa);
-    test::each_dtype([&](auto tag) { test::test_dtype<tag.value>(*k); });
-    test::test_reducer(*k);
-    test::test_what_is_wide(*k);
-  }
-  test::test_copy_two();
-  std::printf("in use: %s\n", kernels().isa);
-}

@@ -153,7 +153,7 @@ T combined(Combine how, T incoming, T mine) {
     RK_COMBINES(RK_CASE)
 #undef RK_CASE
   }
-  fail(__FILE__, __LINE__, "no such operation");
+  FAIL("no such operation");
 }
 
 // The element that position `owner` finishes: every rank's contribution in the order of the ring.
@@ -205,13 +205,13 @@ inline std::vector<int> finishers(const Call& call, const Geometry& g, int ranks
     for (int part = 0; part < ranks; ++part) {
       const Chunk c = plan.chunk_of(0, loop, part);
       CHECK_EQ(c.in, c.out);
-      CHECK(c.count == 0 || (c.in >= 0 && c.in + c.count <= call.count));
+      REQUIRE(c.count == 0 || (c.in >= 0 && c.in + c.count <= call.count));
       for (int64_t i = c.in; i < c.in + c.count; ++i) {
         CHECK_EQ(positions[size_t(i)], -1);  // no other chunk has it
         positions[size_t(i)] = part;
       }
     }
-  CHECK(std::find(positions.begin(), positions.end(), -1) == positions.end());
+  REQUIRE(std::find(positions.begin(), positions.end(), -1) == positions.end());
   return positions;
 }
 
@@ -241,7 +241,7 @@ std::vector<Bytes> expected(const Call& call, const Geometry& g, const std::vect
       case broadcast:
       case send_recv: return in[size_t(call.root)][i];
     }
-    fail(__FILE__, __LINE__, "no such collective");
+    FAIL("no such collective");
   };
   std::vector<Bytes> outputs(inputs.size());
   for (int r = 0; r < k; ++r) {
@@ -339,9 +339,8 @@ inline void run_calls(ThreadRing& ring, const std::vector<Call>& calls, uint64_t
       if (before) before(rank, c);
       ring.engine(rank).run(task);
       if (!std::equal(want.begin(), want.end(), target))
-        fail(__FILE__, __LINE__,
-             "rank " + std::to_string(rank) + ", call " + std::to_string(c) + ": wrong result of " +
-                 shown(call, ring));
+        FAIL_CHECK("rank " + std::to_string(rank) + ", call " + std::to_string(c) +
+                   ": wrong result of " + shown(call, ring));
       CHECK(in.intact() && out.intact());
       if (!call.in_place) CHECK(std::equal(input.begin(), input.end(), in.data()));
       // A neighbour that still needed either would now be wrong.
@@ -354,7 +353,7 @@ inline void run_calls(ThreadRing& ring, const std::vector<Call>& calls, uint64_t
     try {
       std::rethrow_exception(error);
     } catch (const std::exception& e) {
-      fail(__FILE__, __LINE__, e.what());
+      FAIL(e.what());
     }
   }
 }

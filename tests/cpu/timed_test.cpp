@@ -87,7 +87,7 @@ struct Traced {
   }
 };
 
-void every_verb_has_its_row() {
+TEST_CASE("every verb has its row") {
   for (const int ranks : {1, 2, 3, 5})
     for (const bool turned : {false, true}) {
       std::vector<int> order;
@@ -104,7 +104,7 @@ void every_verb_has_its_row() {
     }
 }
 
-void the_result_is_right() {
+TEST_CASE("a traced call gives the right result") {
   ThreadRing ring(3, small());
   for (const Protocol protocol : kAllProtocols) {
     Traced traced(ring, Collective::all_reduce, protocol, 500);
@@ -117,7 +117,7 @@ void the_result_is_right() {
 }
 
 // In all-reduces a verb receives what prev has sent in the step before.
-void nothing_arrives_before_it_is_sent() {
+TEST_CASE("nothing arrives before it was sent") {
   ThreadRing ring(3, small());
   for (const Protocol protocol : kAllProtocols) {
     Traced traced(ring, Collective::all_reduce, protocol, 2000);
@@ -133,7 +133,7 @@ void nothing_arrives_before_it_is_sent() {
 }
 
 // A rank that comes late is waited for by next for its data, and by prev for its slots.
-void who_waits_for_whom() {
+TEST_CASE("rows say who waited for whom") {
   constexpr auto kLate = std::chrono::milliseconds(500);
   constexpr int64_t late = std::chrono::nanoseconds(kLate).count();
   for (const Protocol protocol : kAllProtocols) {
@@ -156,7 +156,7 @@ void who_waits_for_whom() {
   }
 }
 
-void what_has_no_room_is_left_out() {
+TEST_CASE("rows that have no room are left out") {
   ThreadRing ring(2, small());
   Traced traced(ring, Collective::all_reduce, Protocol::simple, 100, /*room=*/5);
   CHECK(verbs_of(traced.plan) > 5);
@@ -171,11 +171,3 @@ void what_has_no_room_is_left_out() {
 }
 
 }  // namespace
-
-int main() {
-  every_verb_has_its_row();
-  the_result_is_right();
-  nothing_arrives_before_it_is_sent();
-  who_waits_for_whom();
-  what_has_no_room_is_left_out();
-}

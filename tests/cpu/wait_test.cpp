@@ -61,7 +61,7 @@ cpu::Wait sleeping_wait(cpu::Bell& bell) {
   return {bell, /*pauses=*/0, 60s, never};
 }
 
-void quick_yields_come_before_sleep() {
+TEST_CASE("quick yields come before a sleep") {
   cpu::Bell bell{};
   std::chrono::steady_clock::time_point yield_from;
   yields = 0;
@@ -88,7 +88,7 @@ int slow_yields(int pauses, bool bring, std::chrono::steady_clock::time_point& y
 // A rank that lost its core to another program sleeps, for a hundred times as long as that took.
 // Where there are more ranks than cores, it may have lost it to one of them, which has done its
 // part; if not, it sleeps for as long.
-void slow_yields_are_rare() {
+TEST_CASE("slow yields are rare") {
   using Clock = std::chrono::steady_clock;
   constexpr int kOwnCore = 10, kSharedCore = 0;  // pauses
   Clock::time_point yield_from, start = Clock::now();
@@ -109,7 +109,7 @@ void slow_yields_are_rare() {
 
 // A core that two ranks share, though there are enough, shows by a yield that brings what is waited
 // for; not by what comes by itself, nor after a time in which another program had the core.
-void a_shared_core_is_found() {
+TEST_CASE("a core that two ranks share is found") {
   const auto found = [](std::chrono::nanoseconds takes, auto&& ready) {
     cpu::Bell bell{};
     std::chrono::steady_clock::time_point yield_from;
@@ -130,7 +130,7 @@ void a_shared_core_is_found() {
 }
 
 // Rests are told once, before the first; never where all was there in time.
-void who_waits_is_told_before_it_rests() {
+TEST_CASE("a rank is told before its wait rests") {
   for (const bool sleeps : {false, true}) {
     cpu::Bell bell{};
     std::chrono::steady_clock::time_point yield_from;
@@ -162,7 +162,7 @@ void who_waits_is_told_before_it_rests() {
 }
 
 // A lookout of this thread may end the wait, though nobody rings.
-void a_wait_looks_out() {
+TEST_CASE("a lookout may end a wait") {
   cpu::Bell bell{};
   const Lookout gives_up{[](void* with) { cpu::abort_waits(*static_cast<cpu::Bell*>(with)); },
                          &bell};
@@ -181,12 +181,12 @@ std::atomic<uint64_t> wanted{0}, woken{0};
 // it was awake; and it has not rung.
 void check_not_forgotten(const uint32_t* word, uint32_t expected) {
   if (word != &the_bell.rung || woken.load() < wanted.load()) return;
-  CHECK(std::atomic_ref(the_bell.rung).load() != expected);
+  REQUIRE(std::atomic_ref(the_bell.rung).load() != expected);
 }
 
 // The two meet at any distance of some hundred instructions. Without the fence of either, a wake is
 // lost sooner or later, in most runs of this.
-void no_wake_is_lost() {
+TEST_CASE("no wake-up is lost") {
   overslept = check_not_forgotten;
   constexpr uint64_t kTimes = 60'000;
   uint64_t value = 0;
@@ -212,12 +212,3 @@ void no_wake_is_lost() {
 }
 
 }  // namespace
-
-int main() {
-  a_shared_core_is_found();
-  who_waits_is_told_before_it_rests();
-  no_wake_is_lost();
-  quick_yields_come_before_sleep();
-  slow_yields_are_rare();
-  a_wait_looks_out();
-}

@@ -15,7 +15,7 @@ inline std::string text_of(const std::exception_ptr& error, bool& timed_out) {
   } catch (const AbortedError& e) {
     return e.what();
   }
-  fail(__FILE__, __LINE__, "a call without one rank came to an end");
+  FAIL("a call without one rank came to an end");
 }
 
 // All ranks but `absent` make the call, with so many elements of 8 bits. What they throw, and

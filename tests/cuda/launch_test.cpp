@@ -19,7 +19,7 @@ using namespace ringkern::cuda;
 
 namespace {
 
-void every_collective_has_its_kernel() {
+TEST_CASE("every collective has its kernel") {
   std::set<const void*> kernels;
   for (int p = 0; p < kProtocols; ++p)
     for (int d = 0; d < kDTypes; ++d) {
@@ -40,7 +40,7 @@ void every_collective_has_its_kernel() {
   CHECK_EQ(kernels.size(), size_t(2 * (kProtocols + 1) * kDTypes + kProtocols));
 }
 
-void default_geometry_suits_the_kernels() {
+TEST_CASE("default geometry suits the kernels") {
   constexpr Geometry g = default_geometry();
   CHECK(g.valid());
   for (int ranks = 1; ranks <= 64; ++ranks) CHECK(segment_bytes(g, ranks) <= 16 << 20);
@@ -56,7 +56,7 @@ void default_geometry_suits_the_kernels() {
 }
 
 // No two things in a mesh share a byte, and a chunk of any dtype fits in what is there for it.
-void a_mesh_has_room_for_its_chunks() {
+TEST_CASE("a mesh has room for its chunks") {
   for (int ranks = 2; ranks <= MeshGeometry::kMostRanks; ++ranks) {
     const MeshGeometry g = MeshGeometry::make(ranks, default_geometry().channels);
     CHECK(g.possible() && g.slots == DirectPlan::slots(0) && g.slot_bytes > 0);
@@ -65,7 +65,7 @@ void a_mesh_has_room_for_its_chunks() {
     std::set<int> indices;
     for (int peer = 0; peer < ranks; ++peer)
       if (peer != 1) indices.insert(MeshGeometry::index(peer, 1));
-    CHECK(int(indices.size()) == ranks - 1);
+    REQUIRE(int(indices.size()) == ranks - 1);
     CHECK(*indices.begin() == 0 && *indices.rbegin() == ranks - 2);
     CHECK_EQ(MeshGeometry::peer_counter_offset(ranks - 1), g.inboxes_offset());
     CHECK(g.inboxes_offset() + (ranks - 1) * g.inbox_bytes() <= g.channel_bytes());
@@ -83,7 +83,7 @@ void a_mesh_has_room_for_its_chunks() {
   CHECK(!MeshGeometry::make(33, 32).possible() && MeshGeometry::make(33, 32).bytes() == 0);
 }
 
-void shapes_follow_the_size() {
+TEST_CASE("shapes follow the size") {
   constexpr Geometry g = default_geometry();
   for (int i = 0; i < kProtocols * kCollectives; ++i) {
     int before = 0;
@@ -104,7 +104,7 @@ void shapes_follow_the_size() {
 }
 
 // Whoever is shown all of a tensor has as much to do as if there were no other rank.
-void a_direct_shape_follows_the_size() {
+TEST_CASE("a direct shape follows the size") {
   constexpr Geometry g = default_geometry();
   for (const Algorithm a : {Algorithm::one_shot, Algorithm::two_shot}) {
     int before = 0;
@@ -124,7 +124,7 @@ void a_direct_shape_follows_the_size() {
 }
 
 // Every rank moves all of what goes down a chain, and a part of what an all-reduce cuts.
-void a_chain_is_as_wide_as_what_it_moves() {
+TEST_CASE("a chain is as wide as what it moves") {
   for (int p = 0; p < kProtocols; ++p)
     for (const int64_t count : {int64_t(100), int64_t(10'000), int64_t(300'000)}) {
       Task task;
@@ -142,7 +142,7 @@ void a_chain_is_as_wide_as_what_it_moves() {
     }
 }
 
-void without_a_gpu_all_say_so() {
+TEST_CASE("without a GPU everything says so") {
   CHECK(runtime_version() >= 12000);
   if (device_count() > 0) return;  // tests/cuda/local_ring_test.cpp then has one to run on
   const char* call = "cudaGetDeviceCount";
@@ -152,7 +152,7 @@ void without_a_gpu_all_say_so() {
                Engine({}, default_geometry(), 0, 1, 0, Milliseconds(1000)));
 }
 
-void bad_geometry_is_refused() {
+TEST_CASE("a bad geometry is refused") {
   Geometry g = default_geometry();
   g.slot_bytes[int(Protocol::ll128)] = 128;
   CHECK_THROWS(UsageError, "LL128 slots", Engine({}, g, 0, 2, 0, Milliseconds(1000)));
@@ -162,12 +162,12 @@ void bad_geometry_is_refused() {
                LocalRing(std::vector<int>(33, 3), timeout));
 }
 
-void a_first_call_in_a_graph_says_what_to_do() {
+TEST_CASE("a first call in a graph says what to do") {
   CHECK_THROWS(TransportError, "make one call before",
                check(cudaErrorStreamCaptureUnsupported, "cudaMalloc", "Free some memory"));
 }
 
-void a_failed_wait_says_who_waited_for_whom() {
+TEST_CASE("a failed wait says who waited for whom") {
   WaitReport r{Verdict::timed_out, WaitFor::data, Protocol::ll, 3, -1, 17, 16};
   const Milliseconds timeout(2500);
   CHECK_THROWS(TimeoutError, "ll: rank 0 waited for data from rank 3 on channel 3 (wants step 17",
@@ -194,19 +194,8 @@ void a_failed_wait_says_who_waited_for_whom() {
 
 }  // namespace
 
-int main() {
-  every_collective_has_its_kernel();
-  default_geometry_suits_the_kernels();
-  a_mesh_has_room_for_its_chunks();
-  shapes_follow_the_size();
-  a_direct_shape_follows_the_size();
-  a_chain_is_as_wide_as_what_it_moves();
-  without_a_gpu_all_say_so();
-  bad_geometry_is_refused();
-  a_first_call_in_a_graph_says_what_to_do();
-  a_failed_wait_says_who_waited_for_whom();
-}
-
 #else
-int main() { std::puts("built without CUDA kernels: there is nothing to test"); }
+TEST_CASE("without CUDA kernels") {
+  std::puts("built without CUDA kernels: there is nothing to test");
+}
 #endif

@@ -42,7 +42,7 @@ std::vector<Task> tasks_on(const std::vector<int>& devices, int64_t count = 100'
 
 size_t seats(const Launch& launch) { return launch.blocks / unsigned(launch.channels()); }
 
-void one_launch_a_device() {
+TEST_CASE("each device gets one launch") {
   runtime = {};
   LocalRing ring(kDevices, kTimeout);
   CHECK_EQ(runtime.memory.size(), size_t(6));  // on each device segments, and a table of all
@@ -74,7 +74,7 @@ void one_launch_a_device() {
   CHECK(ring.drain(Milliseconds(1)));
 }
 
-void links_are_probed_before_there_is_a_ring() {
+TEST_CASE("links are probed before there is a ring") {
   const auto make = [] { LocalRing(kDevices, kTimeout); };
   runtime = {};
   make();
@@ -106,7 +106,7 @@ void links_are_probed_before_there_is_a_ring() {
   CHECK(runtime.memory.empty());
 }
 
-void every_launch_is_told_the_root() {
+TEST_CASE("every launch is told the root") {
   runtime = {};
   LocalRing ring(kDevices, kTimeout);
   for (int c = 0; c < kCollectives; ++c)
@@ -132,7 +132,7 @@ RingOrders two_orders() {
 }
 
 // And the kernels find their neighbours among all.
-void every_launch_is_told_the_orders() {
+TEST_CASE("every launch is told the orders") {
   runtime = {};
   const RingOrders orders = two_orders();
   LocalRing ring(kDevices, kTimeout, orders);
@@ -154,7 +154,7 @@ void every_launch_is_told_the_orders() {
   for (const Launch& launch : runtime.launches) CHECK(launch.direct->orders == orders);
 }
 
-void a_message_takes_one_order() {
+TEST_CASE("a message takes one order") {
   runtime = {};
   LocalRing ring(kDevices, kTimeout, two_orders()),
       one(kDevices, kTimeout, test::the_order({0, 3, 1, 5, 2, 4}));
@@ -167,7 +167,7 @@ void a_message_takes_one_order() {
 }
 
 // Of an order only: what is no neighbour need not be within reach.
-void neighbours_follow_the_orders() {
+TEST_CASE("neighbours follow the orders") {
   runtime = {};
   runtime.devices = 4;
   runtime.apart = {{0, 1}, {1, 0}, {2, 3}, {3, 2}};
@@ -184,7 +184,7 @@ void neighbours_follow_the_orders() {
                LocalRing(devices, kTimeout, both));
 }
 
-void orders_that_cannot_be_are_refused() {
+TEST_CASE("impossible orders are refused") {
   runtime = {};
   CHECK_THROWS(UsageError, "these orders of 6 ranks make no rings",
                LocalRing(kDevices, kTimeout, test::the_order({0, 2, 1})));
@@ -214,7 +214,7 @@ std::vector<Task> direct_tasks(const std::vector<int>& devices, Algorithm algori
   return tasks;
 }
 
-void a_direct_launch_is_told_of_everybody() {
+TEST_CASE("a direct launch is told of everybody") {
   for (const Algorithm algorithm : {Algorithm::one_shot, Algorithm::two_shot}) {
     runtime = {};
     LocalRing ring(kDevices, kTimeout);
@@ -250,7 +250,7 @@ void a_direct_launch_is_told_of_everybody() {
   }
 }
 
-void what_is_not_there_is_refused() {
+TEST_CASE("a collective that has no kernel is refused") {
   runtime = {};
   LocalRing ring(kDevices, kTimeout);
   for (int a = 1; a < kAlgorithms; ++a)
@@ -274,11 +274,11 @@ void what_is_not_there_is_refused() {
   std::vector<Task> tasks = direct_tasks(kDevices, Algorithm::two_shot);
   for (Task& task : tasks) task.reduction = wide;
   ring.run(tasks);
-  CHECK_EQ(runtime.launches.size(), size_t(6));
+  REQUIRE(runtime.launches.size() == 6);
   for (size_t i = 3; i < 6; ++i) CHECK(runtime.launches[i].direct->reduction.wide);
 }
 
-void direct_takes_access_of_all_to_all() {
+TEST_CASE("direct all-reduces need access of all devices to all") {
   const std::vector<int> devices = {0, 1, 2, 1};
   runtime = {};
   runtime.apart = {{0, 2}, {2, 0}};
@@ -291,7 +291,7 @@ void direct_takes_access_of_all_to_all() {
   CHECK_EQ(runtime.launches.size(), size_t(3));
 }
 
-void direct_takes_no_more_ranks_than_a_warp_has_lanes() {
+TEST_CASE("direct all-reduces take no more ranks than a warp has lanes") {
   for (const int ranks : {32, 33}) {
     runtime = {};
     std::vector<int> devices(size_t(ranks), 0);
@@ -310,7 +310,7 @@ void direct_takes_no_more_ranks_than_a_warp_has_lanes() {
 }
 
 // The word that each rank looks at, of every channel, and nothing beside it.
-void an_abort_is_told_to_all() {
+TEST_CASE("an abort is told to all") {
   runtime = {};
   std::byte* segments[5];
   Segments mine;
@@ -346,7 +346,7 @@ void an_abort_is_told_to_all() {
 }
 
 // Those who wait for this rank are others on each channel.
-void an_abort_is_told_to_the_neighbours_on_every_channel() {
+TEST_CASE("an abort is told to the neighbours on every channel") {
   runtime = {};
   RingOrders orders = test::the_order({0, 2, 4, 1, 3});
   const int second[] = {3, 0, 1, 2, 4}, third[] = {2, 1, 0, 4, 3};
@@ -384,7 +384,7 @@ void an_abort_is_told_to_the_neighbours_on_every_channel() {
   }
 }
 
-void neighbours_have_access() {
+TEST_CASE("neighbours have access") {
   runtime = {};
   runtime.access = {{0, 1}};  // somebody else was first
   {
@@ -401,7 +401,7 @@ void neighbours_have_access() {
 }
 
 // Between processes: memory out of reach is an error where it is a neighbour's, on any ring.
-void a_process_must_reach_its_neighbours() {
+TEST_CASE("a process must reach its neighbours") {
   runtime = {};
   IpcTransport mine(0, 1 << 20, 0, 4), peer(1, 1 << 20, 1, 4);
   Offer offer = peer.offer();
@@ -428,7 +428,7 @@ void a_process_must_reach_its_neighbours() {
 }
 
 // As of a rank whose peer has written, and answers or does not: the peer's part is done by hand.
-void a_process_probes_its_links() {
+TEST_CASE("a process probes its links") {
   runtime = {};
   IpcTransport mine(0, 1 << 20, 0, 2), peer(1, 1 << 20, 1, 2);
   const ProbeSlots slots{probe_room(default_geometry()), 2};
@@ -468,12 +468,12 @@ void a_process_probes_its_links() {
   CHECK_CONTAINS(mine.remedy(), "iommu=pt");
 }
 
-void a_launch_that_fails_ends_the_others() {
+TEST_CASE("a launch that fails ends the others") {
   runtime = {};
   LocalRing ring(kDevices, kTimeout);
   runtime.refuses = 2;
   CHECK_THROWS(TransportError, "cudaLaunchKernel", ring.run(tasks_on(kDevices)));
-  CHECK_EQ(runtime.launches.size(), size_t(1));
+  REQUIRE(runtime.launches.size() == 1);
   const Launch& launch = runtime.launches[0];
   for (size_t i = 0; i < seats(launch); ++i) CHECK_EQ(launch.args.ranks[i].mailbox->aborted, 1u);
   runtime.refuses = -1;
@@ -481,7 +481,7 @@ void a_launch_that_fails_ends_the_others() {
   CHECK_EQ(runtime.launches.size(), size_t(1));
 }
 
-void the_cause_is_thrown() {
+TEST_CASE("the first rank's failure is thrown") {
   runtime = {};
   LocalRing ring(kDevices, kTimeout);
   ring.run(tasks_on(kDevices));
@@ -495,7 +495,7 @@ void the_cause_is_thrown() {
   CHECK_EQ(runtime.launches.size(), size_t(3));  // and nothing was launched
 }
 
-void what_does_not_fit_is_refused() {
+TEST_CASE("a launch that does not fit is refused") {
   runtime = {};
   runtime.processors = 20;
   {  // 32 ranks on device 0 and 4 on device 1: as many channels as the first can take
@@ -515,7 +515,7 @@ void what_does_not_fit_is_refused() {
   CHECK(runtime.memory.empty());  // of the devices that came before
 }
 
-void a_ring_of_one_takes_no_memory() {
+TEST_CASE("a ring of one takes no memory") {
   runtime = {};
   LocalRing ring({1}, kTimeout);
   CHECK(runtime.memory.empty());
@@ -534,29 +534,8 @@ void a_ring_of_one_takes_no_memory() {
 
 }  // namespace
 
-int main() {
-  one_launch_a_device();
-  links_are_probed_before_there_is_a_ring();
-  every_launch_is_told_the_root();
-  every_launch_is_told_the_orders();
-  a_message_takes_one_order();
-  neighbours_follow_the_orders();
-  orders_that_cannot_be_are_refused();
-  a_direct_launch_is_told_of_everybody();
-  what_is_not_there_is_refused();
-  direct_takes_access_of_all_to_all();
-  direct_takes_no_more_ranks_than_a_warp_has_lanes();
-  an_abort_is_told_to_all();
-  an_abort_is_told_to_the_neighbours_on_every_channel();
-  neighbours_have_access();
-  a_process_must_reach_its_neighbours();
-  a_process_probes_its_links();
-  a_launch_that_fails_ends_the_others();
-  the_cause_is_thrown();
-  what_does_not_fit_is_refused();
-  a_ring_of_one_takes_no_memory();
-}
-
 #else
-int main() { std::puts("built without CUDA kernels: there is nothing to test"); }
+TEST_CASE("without CUDA kernels") {
+  std::puts("built without CUDA kernels: there is nothing to test");
+}
 #endif

@@ -88,7 +88,7 @@ void run_call(LocalRing& ring, const std::vector<int>& devices, DType dtype, con
     tasks[size_t(r)].out = targets.back()->get();
   }
   ring.run(tasks);
-  CHECK(ring.drain(Milliseconds(60000)));
+  REQUIRE(ring.drain(Milliseconds(60000)));
   const Shape shape = shape_of(task, k, ring.geometry());
   Plan plan = Plan::make(call.collective, call.protocol, k, n, int(e), kPlanWorkers,
                          ring.geometry(), shape.channels, call.root);
@@ -99,11 +99,10 @@ void run_call(LocalRing& ring, const std::vector<int>& devices, DType dtype, con
   for (int r = 0; r < k; ++r) {
     const auto found = targets[size_t(r)]->contents();
     if (std::memcmp(found.data(), expected[size_t(r)].data(), found.size()) != 0)
-      test::fail(__FILE__, __LINE__,
-                 std::string(name_of(call.collective)) + " " + name_of(call.algorithm) + " " +
-                     name_of(call.protocol) + " " + name_of(dtype) + "[" + std::to_string(n) +
-                     "] " + name_of(call.op) + (task.reduction.wide ? " in floats" : "") +
-                     ": rank " + std::to_string(r) + " of " + std::to_string(k) + " is wrong");
+      FAIL_CHECK(std::string(name_of(call.collective)) + " " + name_of(call.algorithm) + " " +
+                 name_of(call.protocol) + " " + name_of(dtype) + "[" + std::to_string(n) + "] " +
+                 name_of(call.op) + (task.reduction.wide ? " in floats" : "") + ": rank " +
+                 std::to_string(r) + " of " + std::to_string(k) + " is wrong");
   }
 }
 
@@ -144,13 +143,11 @@ void run_ring(const std::vector<int>& devices, int count_of_orders) {
         }
 }
 
-}  // namespace
-
-int main() {
+TEST_CASE("calls of every kind give the bits of the model") {
   const int devices = device_count();
   if (devices == 0) {
     std::puts("no GPU: there is nothing to run the kernels on");
-    return 0;
+    return;
   }
   for (const int ranks : {1, 2, 3, 4, 8}) {
     std::vector<int> one(size_t(ranks), 0), in_turn, in_a_row;
@@ -166,6 +163,10 @@ int main() {
   }
 }
 
+}  // namespace
+
 #else
-int main() { std::puts("built without CUDA kernels: there is nothing to test"); }
+TEST_CASE("without CUDA kernels") {
+  std::puts("built without CUDA kernels: there is nothing to test");
+}
 #endif

@@ -32,7 +32,7 @@ struct Traced {
   }
 };
 
-void every_rank_has_its_rows() {
+TEST_CASE("every rank has its rows") {
   for (int p = 0; p < kProtocols; ++p) {
     runtime = {};
     LocalRing ring(kDevices, kTimeout);
@@ -56,31 +56,31 @@ void every_rank_has_its_rows() {
   }
 }
 
-void a_task_that_nobody_traces_has_a_kernel_without_a_clock() {
+TEST_CASE("a task that nobody traces has a kernel without a clock") {
   runtime = {};
   LocalRing ring(kDevices, kTimeout);
   Traced traced;
   ring.run(traced.tasks);
   for (Task& task : traced.tasks) task.timeline = nullptr;
   ring.run(traced.tasks);
-  CHECK_EQ(runtime.launches.size(), size_t(4));
+  REQUIRE(runtime.launches.size() == 4);
   for (size_t i = 0; i < 4; ++i) CHECK_EQ(runtime.launches[i].timed.has_value(), i < 2);
 }
 
 // Each rank traces or does not; what has no room gets no rows.
-void one_rank_may_trace_alone() {
+TEST_CASE("one rank may trace alone") {
   runtime = {};
   LocalRing ring({0, 0}, kTimeout);
   Traced traced;
   traced.tasks.pop_back();
   traced.tasks[1].timeline = nullptr;
   ring.run(traced.tasks);
-  CHECK_EQ(runtime.launches.size(), size_t(1));
+  REQUIRE(runtime.launches.size() == 1);
   CHECK(runtime.launches[0].timed->timelines[0].rows == traced.timelines[0].rows);
   CHECK(runtime.launches[0].timed->timelines[1].room == 0);
 }
 
-void what_has_no_kernel_with_a_clock_is_refused() {
+TEST_CASE("a trace of what has no kernel with a clock is refused") {
   runtime = {};
   LocalRing ring(kDevices, kTimeout);
   const auto run = [&](auto change) {
@@ -102,13 +102,8 @@ void what_has_no_kernel_with_a_clock_is_refused() {
 
 }  // namespace
 
-int main() {
-  every_rank_has_its_rows();
-  a_task_that_nobody_traces_has_a_kernel_without_a_clock();
-  one_rank_may_trace_alone();
-  what_has_no_kernel_with_a_clock_is_refused();
-}
-
 #else
-int main() { std::puts("built without CUDA kernels: there is nothing to test"); }
+TEST_CASE("without CUDA kernels") {
+  std::puts("built without CUDA kernels: there is nothing to test");
+}
 #endif

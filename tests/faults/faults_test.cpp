@@ -8,9 +8,16 @@ constexpr int kRounds = 30;
 constexpr int kRounds = 100;
 #endif
 
-int main() {
-  using namespace ringkern::faults;
-  const bool killed = kill_ranks(kRounds, /*seed=*/1'000'000, /*ranks=*/4);
-  const bool mismatched = mismatch_calls(kRounds, /*seed=*/1'000'000);
-  CHECK(killed && mismatched);
+namespace {
+
+using namespace ringkern::faults;
+
+TEST_CASE("the death of ranks is told to the others") {
+  CHECK(kill_ranks(kRounds, /*seed=*/1'000'000, /*ranks=*/4));
 }
+
+TEST_CASE("calls that differ are told to all ranks") {
+  CHECK(mismatch_calls(kRounds, /*seed=*/1'000'000));
+}
+
+}  // namespace

@@ -52,7 +52,7 @@ bool join_once(Fuzzer& fuzzer, Counts& counts) {
   } catch (const Error& e) {
     CHECK(e.what()[0] != 0);
     for (const char* c = e.what(); *c != 0; ++c) CHECK(*c >= ' ' && *c <= '~');
-    if (must_join) test::fail(__FILE__, __LINE__, e.what());
+    if (must_join) FAIL(e.what());
   }
   const auto took = Clock::now() - start;
   others.end();
@@ -78,7 +78,7 @@ class BusyRank {
     };
     calls.lost = [this](int, std::exception_ptr why) { lost += why != nullptr; };
     calls.told = [](int who, const LastWord& word) {
-      if (who == 0) test::fail(__FILE__, __LINE__, word.reason);  // not so: it can still be reached
+      if (who == 0) FAIL(word.reason);  // not so: it can still be reached
     };
     doorman_.emplace(store_, "group", 0, 3, terms(), calls);
     zero_ = read_address(store_->get("ringkern/group/3/0/address/0", kLong), 0,
@@ -126,7 +126,7 @@ class BusyRank {
     cpu::ShmTransport offered(kOfferedBytes);
     send_raw(socket, greeting(2), {offered.offer().fd});
     pollfd watched{socket.get(), POLLIN, 0};
-    CHECK(readable({&watched, 1}, kLong));
+    REQUIRE(readable({&watched, 1}, kLong));
     Message answer;
     CHECK(receive_message(socket, answer) == Received::message);
     CHECK(answer.fd && met > before);
@@ -181,10 +181,11 @@ void work(int64_t handshakes, uint64_t seed, Counts& counts) {
   }
 }
 
-}  // namespace
+TAKES_OPTIONS;
 
-int main(int n, char** words) {
-  auto options = read_options(n, words, {{"--handshakes", 500}, {"--seed", 1}, {"--jobs", 8}});
+TEST_CASE("a malformed handshake harms nobody") {
+  auto options =
+      read_options(test::arguments(), {{"--handshakes", 500}, {"--seed", 1}, {"--jobs", 8}});
   const int64_t all = options["--handshakes"], jobs = options["--jobs"];
   const Shared<Counts> counts;
   std::vector<pid_t> pids;
@@ -220,3 +221,5 @@ int main(int n, char** words) {
   CHECK(counts->refused > all / 2 && counts->good > 0 && counts->lost > all / 4);
   CHECK(double(counts->longest_us) / 1e6 < double((kLong + kGrace).count()) / 1000);
 }
+
+}  // namespace

@@ -3,13 +3,21 @@
 #include "killing.h"
 #include "options.h"
 
-int main(int n, char** words) {
-  using namespace ringkern::faults;
-  auto options = read_options(n, words, {{"--kills", 2000}, {"--seed", 1}, {"--ranks", 4}});
+namespace {
+
+using namespace ringkern::faults;
+
+TAKES_OPTIONS;
+
+TEST_CASE("the death of ranks is told to the others") {
+  const auto& words = ringkern::test::arguments();
+  auto options = read_options(words, {{"--kills", 2000}, {"--seed", 1}, {"--ranks", 4}});
   const int ranks = int(options["--ranks"]);
   if (ranks < 2 || ranks > kMostKilledRanks) {
     std::fprintf(stderr, "%s: --ranks is 2 to %d\n", words[0], kMostKilledRanks);
-    return 2;
+    std::exit(2);
   }
-  return kill_ranks(int(options["--kills"]), uint64_t(options["--seed"]), ranks) ? 0 : 1;
+  CHECK(kill_ranks(int(options["--kills"]), uint64_t(options["--seed"]), ranks));
 }
+
+}  // namespace

@@ -3,8 +3,15 @@
 #include "mismatching.h"
 #include "options.h"
 
-int main(int n, char** words) {
-  using namespace ringkern::faults;
-  auto options = read_options(n, words, {{"--mismatches", 1000}, {"--seed", 1}});
-  return mismatch_calls(int(options["--mismatches"]), uint64_t(options["--seed"])) ? 0 : 1;
+namespace {
+
+using namespace ringkern::faults;
+
+TAKES_OPTIONS;
+
+TEST_CASE("calls that differ are told to all ranks") {
+  auto options = read_options(ringkern::test::arguments(), {{"--mismatches", 1000}, {"--seed", 1}});
+  CHECK(mismatch_calls(int(options["--mismatches"]), uint64_t(options["--seed"])));
 }
+
+}  // namespace

@@ -6,16 +6,17 @@
 #include <cstdlib>
 #include <map>
 #include <string>
+#include <vector>
 
 namespace ringkern::faults {
 
 // As given, or as in `options`. Ends the program at what is neither.
-inline std::map<std::string, int64_t> read_options(int n, char** words,
+inline std::map<std::string, int64_t> read_options(const std::vector<char*>& words,
                                                    std::map<std::string, int64_t> options) {
-  for (int i = 1; i < n; i += 2) {
+  for (size_t i = 1; i < words.size(); i += 2) {
     const std::string name = words[i];
     char* end = nullptr;
-    const int64_t value = i + 1 < n ? std::strtoll(words[i + 1], &end, 10) : 0;
+    const int64_t value = i + 1 < words.size() ? std::strtoll(words[i + 1], &end, 10) : 0;
     if (options.count(name) == 0 || end == nullptr || *end != 0 || value < 0) {
       std::fprintf(stderr, "usage: %s", words[0]);
       for (const auto& [known, by_default] : options)

@@ -90,12 +90,17 @@ void a_ring_without_memfd(const std::function<bool(int)>& is_without, int error)
   });
 }
 
-void memfd_may_be_missing() {
+AROUND_EACH_CASE(run) {
+  run();
+  CHECK_EQ(ringkern_files(), 0);
+}
+
+TEST_CASE("memfd may be missing") {
   a_ring_without_memfd([](int rank) { return rank == 1; }, EPERM);
   a_ring_without_memfd([](int) { return true; }, ENOSYS);
 }
 
-void what_stands_in_for_memfd_is_checked() {
+TEST_CASE("a file that stands in for memfd is checked") {
   in_child([] {
     const auto offered = [](int fd) { check_memory_of(1, fd, kMiB); };
     const auto nameless = [](mode_t mode) {
@@ -134,7 +139,7 @@ void what_stands_in_for_memfd_is_checked() {
   });
 }
 
-void a_small_dev_shm_is_an_error_and_no_signal() {
+TEST_CASE("a small dev shm is an error and no signal") {
   in_child([] {
     const std::string why_not = mount_at_dev_shm("tmpfs", "size=1m");
     if (!why_not.empty()) return leave_out("a small /dev/shm", why_not);
@@ -157,7 +162,7 @@ void a_small_dev_shm_is_an_error_and_no_signal() {
   });
 }
 
-void no_place_for_memory_at_all_is_told() {
+TEST_CASE("an error says that there is no place for memory at all") {
   in_child([] {
     const std::string why_not = mount_at_dev_shm("proc", nullptr);
     if (!why_not.empty()) return leave_out("no /dev/shm", why_not);
@@ -187,7 +192,7 @@ void in_a_small_cgroup(const std::function<void()>& body) {
 }
 
 // The kernel would end the process.
-void a_small_cgroup_is_an_error_and_no_kill() {
+TEST_CASE("a small cgroup is an error and no kill") {
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)  // they need more than it has
   in_a_small_cgroup([] {
     const std::string text = what_fails([] { allocate(64 * kMiB); });
@@ -228,11 +233,11 @@ int errors_with_spare_files(int spare) {
     const std::shared_ptr<Store> use(&store, [](Store*) {});
     const Owned before = owned_at_first();
     rlimit limit{};
-    CHECK(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    REQUIRE(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
     const int next = ::dup(0);
     ::close(next);
     const rlimit few{rlim_t(next + spare), limit.rlim_max};
-    if (rank == 1) CHECK(::setrlimit(RLIMIT_NOFILE, &few) == 0);
+    if (rank == 1) REQUIRE(::setrlimit(RLIMIT_NOFILE, &few) == 0);
     try {
       const Device device = cpu_device(rank, kRanks, Milliseconds(20'000));
       Communicator comm(use, "group", rank, kRanks, Milliseconds(20'000));
@@ -240,7 +245,7 @@ int errors_with_spare_files(int spare) {
     } catch (const std::exception& e) {
       write_text(texts->of[rank], e.what());
     }
-    CHECK(::setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    REQUIRE(::setrlimit(RLIMIT_NOFILE, &limit) == 0);
     CHECK_EQ(not_given_back(before), "");
   });
   int errors = 0;
@@ -255,7 +260,7 @@ int errors_with_spare_files(int spare) {
   return errors;
 }
 
-void few_open_files_are_every_ranks_error() {
+TEST_CASE("few open files are every ranks error") {
   int failed = 0, spare = 0;
   for (; spare < 60; ++spare) {
     const int errors = errors_with_spare_files(spare);
@@ -269,17 +274,7 @@ void few_open_files_are_every_ranks_error() {
 }
 
 #else
-void few_open_files_are_every_ranks_error() {}
+TEST_CASE("few open files are every ranks error") {}
 #endif
 
 }  // namespace
-
-int main() {
-  what_stands_in_for_memfd_is_checked();
-  memfd_may_be_missing();
-  a_small_dev_shm_is_an_error_and_no_signal();
-  no_place_for_memory_at_all_is_told();
-  a_small_cgroup_is_an_error_and_no_kill();
-  few_open_files_are_every_ranks_error();
-  CHECK_EQ(test::named_shared_memory(), "");
-}

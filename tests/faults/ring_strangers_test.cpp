@@ -26,11 +26,11 @@ void publish(Store& store, const std::string& ring, int rank, const Address& add
 // Says it to a rank, lets the other ranks of the ring come, and is sent away without an answer.
 void knock_in_vain(Store& store, const Address& at, const Hello& hello) {
   const auto socket = connect_to(socket_name(at.socket));
-  CHECK(socket.has_value());
+  REQUIRE(socket.has_value());
   send_message(*socket, to_bytes(hello), -1);  // kept for the rank until it listens
   store.set("visited", "");
   pollfd watched{socket->get(), POLLIN, 0};
-  CHECK(readable({&watched, 1}, kLong));
+  REQUIRE(readable({&watched, 1}, kLong));
   Message answer;
   CHECK(receive_message(*socket, answer) == Received::closed);
 }
@@ -53,7 +53,13 @@ void check_ring_is_made(Store& store, const std::string& ring) {
             "", "");
 }
 
-void another_user_who_greets_is_sent_away() {
+AROUND_EACH_CASE(run) {
+  const int fds = open_files();
+  run();
+  CHECK_EQ(open_files(), fds);
+}
+
+TEST_CASE("another user who greets is sent away") {
   if (!may_become_nobody()) return;
   SharedStore store;
   const pid_t visitor = start(
@@ -67,7 +73,7 @@ void another_user_who_greets_is_sent_away() {
   CHECK_EQ(end_of(visitor, 30'000), 0);
 }
 
-void another_user_who_listens_is_not_greeted() {
+TEST_CASE("another user who listens is not greeted") {
   if (!may_become_nobody()) return;
   SharedStore store;
   const pid_t host = start(
@@ -77,10 +83,10 @@ void another_user_who_listens_is_not_greeted() {
         const Fd listener = listen_on(socket_name(mine.socket));
         publish(store, "ring", 1, mine);
         pollfd watched{listener.get(), POLLIN, 0};
-        CHECK(readable({&watched, 1}, kLong));
+        REQUIRE(readable({&watched, 1}, kLong));
         const auto socket = accept_from(listener);
         pollfd said{socket->get(), POLLIN, 0};
-        CHECK(readable({&said, 1}, kLong));
+        REQUIRE(readable({&said, 1}, kLong));
         Message nothing;
         CHECK(receive_message(*socket, nothing) == Received::closed);
       },
@@ -95,7 +101,7 @@ void another_user_who_listens_is_not_greeted() {
 }
 
 // The session of an earlier ring of the same ranks, and its greeting, are worth nothing now.
-void a_replayed_greeting_is_sent_away() {
+TEST_CASE("a replayed greeting is sent away") {
   SharedStore store;
   check_all(
       on_threads(2, [&](int rank) { return Joiner{store, "first", place_of(rank, 2)}.join(); }), "",
@@ -113,7 +119,7 @@ void a_replayed_greeting_is_sent_away() {
 }
 
 // Nor is its address: nobody listens there any more.
-void a_replayed_address_leads_nowhere() {
+TEST_CASE("a replayed address leads nowhere") {
   SharedStore store;
   check_all(
       on_threads(2, [&](int rank) { return Joiner{store, "first", place_of(rank, 2)}.join(); }), "",
@@ -126,12 +132,3 @@ void a_replayed_address_leads_nowhere() {
 }
 
 }  // namespace
-
-int main() {
-  const int fds = open_files();
-  another_user_who_greets_is_sent_away();
-  another_user_who_listens_is_not_greeted();
-  a_replayed_greeting_is_sent_away();
-  a_replayed_address_leads_nowhere();
-  CHECK_EQ(open_files(), fds);
-}

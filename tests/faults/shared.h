@@ -35,7 +35,7 @@ class Shared {
  public:
   Shared() {
     at_ = ::mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    CHECK(at_ != MAP_FAILED);
+    REQUIRE(at_ != MAP_FAILED);
     new (at_) T{};
   }
   ~Shared() { ::munmap(at_, sizeof(T)); }
@@ -70,7 +70,7 @@ bool wait_for(F&& ready, int patience_ms) {
 inline pid_t start(const std::function<void()>& body, unsigned limit_s) {
   std::fflush(nullptr);  // or a child that a sanitizer ends would print it, too
   const pid_t parent = ::getpid(), pid = ::fork();
-  CHECK(pid >= 0);
+  REQUIRE(pid >= 0);
   if (pid != 0) return pid;
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(1);

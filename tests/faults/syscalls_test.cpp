@@ -182,7 +182,7 @@ std::vector<Case> all_cases() {
     const Case none{made};
     run_case(none, *clean);
     const std::string wrong = fault_in(none, *clean);
-    if (!wrong.empty()) test::fail(__FILE__, __LINE__, wrong);
+    if (!wrong.empty()) FAIL(wrong);
     for (int rank = 0; rank < kRanks; ++rank)
       for (int answer = 0; answer < int(std::size(kAnswers)); ++answer)
         for (int n = 0; n < clean->ranks[rank].seen[int(kAnswers[answer].callee)]; ++n)
@@ -247,14 +247,14 @@ int run_all(const std::vector<Case>& cases, int jobs) {
   return wrong;
 }
 
-}  // namespace
+TAKES_OPTIONS;
 
-int main(int n, char** words) {
+TEST_CASE("a system call that fails is an error of every rank") {
 #if defined(__SANITIZE_THREAD__)
   std::puts("under ThreadSanitizer no call can be made to fail: there is nothing to run");
-  return 0;
+  return;
 #endif
-  auto options = read_options(n, words, {{"--cases", 120}, {"--seed", 1}, {"--jobs", 12}});
+  auto options = read_options(test::arguments(), {{"--cases", 120}, {"--seed", 1}, {"--jobs", 12}});
   std::vector<Case> cases = all_cases();
   std::mt19937_64 random(static_cast<uint64_t>(options["--seed"]));
   std::shuffle(cases.begin(), cases.end(), random);
@@ -266,5 +266,7 @@ int main(int n, char** words) {
   }
   std::printf("\n");
   std::fflush(stdout);
-  return run_all(cases, int(options["--jobs"])) == 0 ? 0 : 1;
+  CHECK_EQ(run_all(cases, int(options["--jobs"])), 0);
 }
+
+}  // namespace

@@ -69,7 +69,7 @@ void conversions() {
   overflow<T>();
 }
 
-void dtypes_and_tags() {
+TEST_CASE("each dtype has a storage type of its size") {
   each_dtype([](auto tag) {
     using T = storage_t<tag.value>;
     CHECK_EQ(int(sizeof(T)), size_of(tag.value));
@@ -79,17 +79,12 @@ void dtypes_and_tags() {
   });
 }
 
-}  // namespace
-}  // namespace ringkern::test
+TEST_CASE("float16 is converted as the slow model does") { conversions<f16_t>(); }
+TEST_CASE("bfloat16 is converted as the slow model does") { conversions<bf16_t>(); }
+TEST_CASE("float8_e4m3 is converted as the slow model does") { conversions<e4m3_t>(); }
+TEST_CASE("float8_e5m2 is converted as the slow model does") { conversions<e5m2_t>(); }
 
-int main() {
-  using namespace ringkern;
-  test::dtypes_and_tags();
-  test::conversions<f16_t>();
-  test::conversions<bf16_t>();
-  test::conversions<e4m3_t>();
-  test::conversions<e5m2_t>();
-  // As torch has them, number by number.
+TEST_CASE("large floats round to the same numbers as in torch") {
   CHECK_EQ(unsigned(from_float<e4m3_t>(1e6f).bits), 0x7eu);
   CHECK_EQ(unsigned(from_float<e4m3_t>(465.0f).bits), 0x7eu);
   CHECK_EQ(unsigned(from_float<e5m2_t>(61440.0f).bits), 0x7cu);
@@ -97,3 +92,6 @@ int main() {
   CHECK_EQ(unsigned(from_float<f16_t>(65520.0f).bits), 0x7c00u);
   CHECK_EQ(unsigned(from_float<bf16_t>(FLT_MAX).bits), 0x7f80u);
 }
+
+}  // namespace
+}  // namespace ringkern::test

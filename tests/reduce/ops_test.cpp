@@ -109,18 +109,16 @@ void test_type() {
   }
 }
 
-void wraps_around() {
+TEST_CASE("integers wrap around") {
   CHECK_EQ(int(combine<Combine::sum>(i8_t(127), i8_t(1))), -128);
   CHECK_EQ(int(combine<Combine::prod>(u8_t(16), u8_t(17))), 16);
   CHECK_EQ(combine<Combine::sum>(i32_t(INT32_MAX), i32_t(1)), INT32_MIN);
   CHECK_EQ(combine<Combine::prod>(i64_t(INT64_MIN), i64_t(-1)), INT64_MIN);
 }
 
-}  // namespace
-}  // namespace ringkern::test
-
-int main() {
-  using namespace ringkern::test;
-  wraps_around();
+TEST_CASE("each operation on each dtype is exact, or rounds as a wider type does") {
   each_dtype([](auto tag) { test_type<typename decltype(tag)::type>(); });
 }
+
+}  // namespace
+}  // namespace ringkern::test

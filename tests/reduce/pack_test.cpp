@@ -72,14 +72,15 @@ struct alignas(16) Other {
   uint64_t lo, hi;
 };
 
-}  // namespace
-}  // namespace ringkern::test
-
-int main() {
-  using namespace ringkern::test;
+TEST_CASE("words and packs are reduced as their elements are") {
   each_dtype([](auto tag) { test_type<typename decltype(tag)::type>(); });
-  constexpr auto sum = ringkern::Combine::sum;
-  const Other r = ringkern::combine_pack<uint8_t>(sum, Other{255, 1}, Other{1, 2});
+}
+
+TEST_CASE("a pack may be any structure of two words") {
+  const Other r = combine_pack<uint8_t>(Combine::sum, Other{255, 1}, Other{1, 2});
   CHECK_EQ(r.lo, 0u);
   CHECK_EQ(r.hi, 3u);
 }
+
+}  // namespace
+}  // namespace ringkern::test

@@ -76,8 +76,7 @@ void check_shape(const Shape& shape) {
   }
   std::printf("%-44s %5d of %d\n", shape.name, found, kSeeds);
   if ((found > 0) != (shape.expected == Shape::sometimes))
-    ringkern::test::fail(__FILE__, __LINE__,
-                         std::string(shape.name) + " was seen " + std::to_string(found) + " times");
+    FAIL_CHECK(std::string(shape.name) + " was seen " + std::to_string(found) + " times");
 }
 
 auto set(uint64_t* Arena::* p, uint64_t v) {
@@ -110,7 +109,7 @@ constexpr auto x = &Arena::x, y = &Arena::y;
 
 bool stale_message() { return seen[0] == 1 && seen[1] == 0; }
 
-void ordering() {
+TEST_CASE("loads and stores are ordered as PTX says") {
   using enum Shape::Expected;
   const Shape shapes[] = {
       {"MP relaxed",
@@ -202,7 +201,7 @@ void ordering() {
 }
 
 // A store by one thread of a block, published by another: what the poster of the links does.
-void publishing_for_others() {
+TEST_CASE("a thread may publish another one's stores") {
   using enum Shape::Expected;
   const auto meet = [] { barrier_or(0, 2 * kWarp, false); };
   const auto store_x = [](const Arena& w) {
@@ -244,7 +243,7 @@ void publishing_for_others() {
   for (const Shape& s : shapes) check_shape(s);
 }
 
-void atomicity() {
+TEST_CASE("accesses are atomic as PTX says") {
   using enum Shape::Expected;
   constexpr uint64_t kBoth = 0x00000001'00000001u;
   const Program store_pair = [](const Arena& w) {
@@ -285,9 +284,3 @@ void atomicity() {
 }
 
 }  // namespace
-
-int main() {
-  ordering();
-  publishing_for_others();
-  atomicity();
-}

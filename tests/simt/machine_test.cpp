@@ -52,7 +52,7 @@ uint64_t* word(std::byte* p, int i = 0) { return reinterpret_cast<uint64_t*>(p) 
 bool first() { return thread_index() == 0 && block_index() == 0; }
 bool second() { return thread_index() == 0 && block_index() == 1; }
 
-void bounds_and_alignment() {
+TEST_CASE("accesses out of bounds and misaligned ones are found") {
   expect("out of bounds: rank 0 channel 0 thread 0: a load of 8 bytes at byte 64 of own", {},
          [](std::byte*, std::byte* own) {
            if (first()) ld_weak<8>(own + 64);
@@ -68,7 +68,7 @@ void bounds_and_alignment() {
   });
 }
 
-void ownership() {
+TEST_CASE("accesses to another rank's own memory are found") {
   expect("not its own", {2}, [](std::byte*, std::byte* own) {
     if (second()) ld_weak<8>(own);
   });
@@ -77,7 +77,7 @@ void ownership() {
   });
 }
 
-void races() {
+TEST_CASE("races are found") {
   const Trial two{2};
   const auto both = [](auto f, auto g) {
     return [=](std::byte* shared, std::byte* own) {
@@ -117,7 +117,7 @@ void races() {
 }
 
 // A line that was read may be overwritten when its writer knows of that.
-void lines() {
+TEST_CASE("a line's reuse is a race unless its reader has told") {
   const auto ring = [](bool credit) {
     return [=](std::byte* shared, std::byte*) {
       std::byte* line = shared + 16 * (thread_index() % 8);
@@ -147,7 +147,7 @@ void lines() {
   CHECK_CONTAINS(without, "a strong store to");
 }
 
-void meetings() {
+TEST_CASE("threads that miss a barrier are found") {
   expect("divergent", {}, [](std::byte*, std::byte*) {
     if (first()) syncwarp();
   });
@@ -174,7 +174,7 @@ void meetings() {
 }
 
 // Nobody can go on, which is known at once; where somebody looks at the clock, time passes.
-void deadlocks() {
+TEST_CASE("deadlocks are found, and waits with a clock time out") {
   const auto poll = [](bool timed) {
     return [=](std::byte* shared, std::byte*) {
       const uint64_t start = timed ? nanoseconds() : 0;
@@ -203,7 +203,7 @@ void deadlocks() {
 }
 
 // Which values the loads of all threads return, in order: what a run is.
-void a_seed_says_it_all() {
+TEST_CASE("a run is the same for the same seed") {
   const auto values = [](uint64_t seed) {
     std::string all;
     Trial trial{2, 64, seed};
@@ -221,13 +221,3 @@ void a_seed_says_it_all() {
 }
 
 }  // namespace
-
-int main() {
-  bounds_and_alignment();
-  ownership();
-  races();
-  lines();
-  meetings();
-  deadlocks();
-  a_seed_says_it_all();
-}

@@ -5,6 +5,7 @@
 #include <thread>
 #include <utility>
 
+#include "check.h"
 #include "equivalent.h"
 #include "jobs.h"
 #include "mutants.h"
@@ -144,10 +145,11 @@ std::string judge(const Mutant& m, int form, const std::string& outcome) {
   return "is neither caught nor argued to be equivalent";
 }
 
-}  // namespace
+TAKES_OPTIONS;
 
-int main(int argc, char** argv) {
-  Options options(argc, argv,
+TEST_CASE("every mutant is caught or argued to be equivalent") {
+  auto& words = ringkern::test::arguments();
+  Options options(int(words.size()), words.data(),
                   "mutants_test [--seeds N (for each)] [--jobs N] [--mutant N [--seed N]]");
   const uint64_t jobs =
       options.number("--jobs").value_or(std::max(1u, std::thread::hardware_concurrency()));
@@ -167,7 +169,7 @@ int main(int argc, char** argv) {
     const bool clock = keeps_clock(mutants.at(*only));
     for (int form = 0; form < kForms; ++form)
       std::printf("%s\n", try_seed(form, *seed, clock, true).c_str());
-    return 0;
+    return;
   }
   std::vector<std::string> outcomes(count);
   const int died = run_jobs(
@@ -212,5 +214,7 @@ int main(int argc, char** argv) {
   for (const Rare& r : kRare) check_known(r.mutant);
   std::printf("%zu mutants: %d caught, %d argued to be equivalent, %d complaints\n",
               std::size(kMutants), caught, equivalent, wrong + died);
-  return wrong == 0 && died == 0 ? 0 : 1;
+  CHECK_EQ(wrong + died, 0);
 }
+
+}  // namespace

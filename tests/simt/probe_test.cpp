@@ -106,9 +106,7 @@ void run(uint64_t seed, const Trial& trial) {
       if (r != peer && r != trial.absent) check_link(rings, trial, r, peer);
 }
 
-}  // namespace
-
-int main() {
+TEST_CASE("the probe's kernel passes good links and leaves out others") {
   for (uint64_t seed = 1; seed <= 300; ++seed) {
     try {
       run(seed, {2});
@@ -116,7 +114,9 @@ int main() {
       run(seed, {3, 1});
       run(seed, {4, -1, {2, 0}});
     } catch (const Failure& f) {
-      ringkern::test::fail(__FILE__, __LINE__, "seed " + std::to_string(seed) + ": " + f.what());
+      FAIL("seed " + std::to_string(seed) + ": " + f.what());
     }
   }
 }
+
+}  // namespace

@@ -5,6 +5,7 @@
 
 #include <sstream>
 
+#include "check.h"
 #include "jobs.h"
 #include "options.h"
 #include "ring.h"
@@ -203,16 +204,17 @@ std::string work(const Run& run, uint64_t job, const char* program) {
   return text.str();
 }
 
-}  // namespace
+TAKES_OPTIONS;
 
-int main(int argc, char** argv) {
-  const Run run = parse_run(argc, argv);
+TEST_CASE("calls of every kind are right under every seed") {
+  auto& words = ringkern::test::arguments();
+  const Run run = parse_run(int(words.size()), words.data());
   catch_faults();
   Coverage coverage;
   uint64_t steps = 0;
   int failed = 0;
   const int died = run_jobs(
-      int(run.jobs), [&](int job) { return work(run, uint64_t(job), argv[0]); },
+      int(run.jobs), [&](int job) { return work(run, uint64_t(job), words[0]); },
       [&](int, const std::string& text) {
         std::istringstream lines(text);
         for (std::string line; std::getline(lines, line);) {
@@ -245,5 +247,7 @@ int main(int argc, char** argv) {
   if (run.wish.verbose || run.seeds >= 20000)
     for (const auto& [what, times] : coverage)
       std::printf("  %-32s %lu\n", what.c_str(), (unsigned long)times);
-  return failed == 0 ? 0 : 1;
+  CHECK_EQ(failed, 0);
 }
+
+}  // namespace
