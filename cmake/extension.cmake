@@ -1,4 +1,4 @@
-# _C, the Python extension: csrc/torch/module.cpp over ringkern_core.
+# _C, the Python extension: csrc/torch over ringkern_core.
 #
 # torch is taken by path. find_package(Torch) would search for a CUDA toolkit that suits torch, pick
 # GPUs of its own and fail where nvcc and torch differ in version; nothing of that is needed, for
@@ -23,7 +23,8 @@ target_link_libraries(ringkern_torch INTERFACE
   ${RK_TORCH}/lib/libc10.so ${RK_TORCH}/lib/libtorch_cpu.so
   ${RK_TORCH}/lib/libtorch.so ${RK_TORCH}/lib/libtorch_python.so)
 
-add_library(_C MODULE csrc/torch/module.cpp)
+file(GLOB _units CONFIGURE_DEPENDS csrc/torch/*.cpp)
+add_library(_C MODULE ${_units})
 target_link_libraries(_C PRIVATE ringkern_torch ringkern_core)
 target_compile_options(_C PRIVATE -Wno-unused-parameter) # torch's headers are full of them
 set_target_properties(_C PROPERTIES PREFIX "" SUFFIX ".so" LINKER_LANGUAGE CXX)

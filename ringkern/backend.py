@@ -9,7 +9,7 @@ A group of one rank; as a rank of torchrun, ``dist.init_process_group("ringkern"
 'ringkern'
 >>> dist.all_reduce(torch.ones(4))
 
-The collectives themselves are in C++ (``csrc/torch/backend.h``); torch calls them without Python.
+The collectives themselves are in C++ (``csrc/torch/backend.cpp``); torch calls them without Python.
 """
 
 from __future__ import annotations

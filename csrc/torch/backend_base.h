@@ -1,4 +1,4 @@
-// What every call of the backend goes through, and what its group lives by: torch/backend.h has the
+// What every call of the backend goes through, and what its group lives by: torch/backend.cpp has the
 // calls themselves.
 #pragma once
 
@@ -16,10 +16,11 @@
 #include <vector>
 
 #include "torch/checks.h"
-#include "torch/communicator.h"
-#include "torch/messenger.h"
+#include "torch/devices.h"
 #include "torch/open_backends.h"
 #include "torch/record.h"
+#include "torch/runner.h"
+#include "torch/store.h"
 
 namespace ringkern::torch_ext {
 

@@ -3,6 +3,7 @@
 
 #include <c10/core/Device.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <pybind11/gil_simple.h>
 
 #include <algorithm>
 #include <atomic>
@@ -35,7 +36,7 @@ class WithoutGil {
   }
 
  private:
-  std::optional<py::gil_scoped_release> released_;
+  std::optional<py::gil_scoped_release_simple> released_;
 };
 
 // Threads between Python and the end of a call. An interpreter that ends kills a thread that asks

@@ -2,6 +2,8 @@
 // the rest. Roles are the names that torch.distributed gives its arguments.
 #pragma once
 
+#include <ATen/MemoryOverlap.h>
+
 #include <string>
 #include <vector>
 

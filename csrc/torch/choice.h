@@ -2,7 +2,6 @@
 #pragma once
 
 #include <c10/core/Device.h>
-#include <pybind11/stl.h>
 
 #include <array>
 #include <map>

@@ -1,9 +1,6 @@
 // The communicator as torch sees it: tensors in, collectives run, Work out.
 #pragma once
 
-#include <c10/core/DeviceGuard.h>
-#include <pybind11/functional.h>
-
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -49,24 +46,10 @@ std::vector<int64_t> timed(int64_t calls, F&& call) {
 class TorchCommunicator final : public Runner {
  public:
   TorchCommunicator(c10::intrusive_ptr<c10d::Store> store, std::string name, int rank, int ranks,
-                    double timeout_s)
-      : comm_(std::make_unique<Communicator>(std::make_shared<C10dStore>(std::move(store)),
-                                             std::move(name), rank, ranks,
-                                             milliseconds(timeout_s))) {}
+                    double timeout_s);
 
   // Python frees it under the GIL, which callbacks of calls in flight need to finish.
-  ~TorchCommunicator() override {
-    if (on_end_) on_end_(this);
-    const WithoutGil no_gil;
-    if (!comm_->in_callback()) {
-      comm_->close();
-      return;
-    }
-    // A callback was the last to hold it, and its thread cannot wait for itself.
-    std::thread([devices = std::move(devices_), comm = std::move(comm_)]() mutable {
-      comm.reset();
-    }).detach();
-  }
+  ~TorchCommunicator() override;
 
   void set_roster(Roster roster) override { comm_->set_roster(std::move(roster)); }
   // Before the first call on such a device.
@@ -75,10 +58,7 @@ class TorchCommunicator final : public Runner {
   }
 
   WorkPtr all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, const Wish& wish,
-                     bool async_op) {
-    return launch(c10d::OpType::ALLREDUCE, tensor, prepare_all_reduce(tensor, op_of(op), ranks()),
-                  wish, async_op);
-  }
+                     bool async_op);
   // The same for a dense tensor on a CPU, synchronous and by "auto", once the ring is connected; in
   // a tenth of the time. Otherwise nothing happens, and the answer is false. With the GIL.
   bool all_reduce_now(const at::Tensor& tensor, Op op, const Wish& wish = {}) {
@@ -111,53 +91,25 @@ class TorchCommunicator final : public Runner {
 
   // What calls on this kind of device are chosen from: rank 0's lists once the ranks are connected,
   // until then this rank's.
-  WayTables::Lists table(const std::string& device) {
-    const auto type = c10::Device(device).type();
-    std::lock_guard lock(devices_mutex_);
-    for (const auto& [where, made] : devices_)
-      if (where.type() == type) return lists_of(comm_->ways_on(made));
-    return lists_of(tables_.of(type));
-  }
+  WayTables::Lists table(const std::string& device);
 
   // Nanoseconds that each of so many calls of all_reduce took.
-  std::vector<int64_t> time_all_reduce(const at::Tensor& tensor, int64_t calls, const Wish& wish) {
-    return timed(calls, [&] {
-      if (!all_reduce_now(tensor, Op::sum, wish))
-        all_reduce(tensor, c10d::ReduceOp::SUM, wish, false);
-    });
-  }
+  std::vector<int64_t> time_all_reduce(const at::Tensor& tensor, int64_t calls, const Wish& wish);
 
   WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input,
-                         const c10d::ReduceOp& op, const Wish& wish, bool async_op) {
-    return launch(c10d::OpType::_REDUCE_SCATTER_BASE, output,
-                  prepare_reduce_scatter(output, input, op_of(op), rank(), ranks()), wish,
-                  async_op);
-  }
+                         const c10d::ReduceOp& op, const Wish& wish, bool async_op);
   WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input, const Wish& wish,
-                     bool async_op) {
-    return launch(c10d::OpType::_ALLGATHER_BASE, output,
-                  prepare_all_gather(output, input, rank(), ranks()), wish, async_op);
-  }
+                     bool async_op);
 
   WorkPtr launch(Call call, const Wish& wish, bool async_op, Milliseconds timeout,
-                 std::optional<c10::Stream> stream) override {
-    return interruptible(&callers_, aborter(), [&] {
-      return launch_uninterrupted(std::move(call), wish, async_op, timeout, stream);
-    });
-  }
+                 std::optional<c10::Stream> stream) override;
   // Ends the calls that a signal interrupts.
   Abort aborter() {
     return [this](const std::string& reason) { abort(reason); };
   }
 
   // Runs a task on memory that the caller keeps, as launch() does, without the GIL.
-  void run(c10::Device on, Task task, const Wish& wish, Milliseconds timeout) {
-    choose_way(task, wish, on.type());
-    const Device& device = device_on(on);
-    task.timeout = timeout;
-    task.stream = current_stream(on);
-    if (!comm_->run_now(device, task)) comm_->run(device, task);
-  }
+  void run(c10::Device on, Task task, const Wish& wish, Milliseconds timeout);
   // As those of the Communicator.
   void check_callable() { comm_->check_callable(); }
   void give_up(const Failure& why) { comm_->give_up(why); }
@@ -190,56 +142,11 @@ class TorchCommunicator final : public Runner {
   };
 
   WorkPtr launch_uninterrupted(Call call, const Wish& wish, bool async_op, Milliseconds timeout,
-                               std::optional<c10::Stream> stream) {
-    const Device& device = device_on(call.device);
-    for (Prepared& prepared : call.tasks) {
-      choose_way(prepared.task, wish, call.device.type());
-      prepared.task.timeout = timeout;
-    }
-    const Callers::Scope no_gil(callers_);
-    const auto tasks = tasks_of(call);
-    const c10::Device on = call.device;
-    if (on.is_cpu() && async_op) {
-      auto work = c10::make_intrusive<RingWork>(std::move(call), int(tasks.size()));
-      work->abort_by(aborter());
-      for (const Task& task : tasks)
-        comm_->run_async(device, task, [work](std::exception_ptr e) { work->end_part(e); });
-      return work;
-    }
-    const c10::OptionalStreamGuard stream_guard(stream);
-    const c10::OptionalDeviceGuard device_guard(on.is_cpu() ? std::nullopt : std::optional(on));
-    auto work = c10::make_intrusive<RingWork>(std::move(call), 1);
-    for (Task task : tasks) {
-      task.stream = current_stream(on);
-      if (!comm_->run_now(device, task)) comm_->run(device, task);
-    }
-    work->end_part(nullptr);
-    return work;
-  }
+                               std::optional<c10::Stream> stream);
 
   // The quick way, of one task.
   WorkPtr launch(c10d::OpType type, const at::Tensor& output, Prepared task, const Wish& wish,
-                 bool async_op) {
-    if (async_op)
-      return launch(call_of(type, output, std::move(task)), wish, true, Milliseconds(0), {});
-    choose_way(task.task, wish, task.device.type());
-    const Device& device = device_on(task.device);
-    interruptible(&callers_, aborter(), [&] {
-      const Callers::Scope no_gil(callers_);
-      const c10::DeviceGuard device_guard(task.device);
-      task.task.stream = current_stream(task.device);
-      if (!comm_->run_now(device, task.task)) comm_->run(device, task.task);
-      if (task.device.is_cpu()) cpu_ = &device;
-      task.finish();
-    });
-    return nullptr;
-  }
-
-  static std::vector<Task> tasks_of(const Call& call) {
-    std::vector<Task> tasks;
-    for (const Prepared& task : call.tasks) tasks.push_back(task.task);
-    return tasks;
-  }
+                 bool async_op);
 
   // A contiguous tensor of a CPU, and nothing else besides.
   static bool is_ordinary(const at::TensorImpl& t) {
@@ -250,15 +157,7 @@ class TorchCommunicator final : public Runner {
   }
 
   // Made once for each device.
-  const Device& device_on(c10::Device device) {
-    std::lock_guard lock(devices_mutex_);
-    auto found = devices_.find(device);
-    if (found == devices_.end()) {
-      found = devices_.emplace(device, device_for(device, rank(), ranks(), comm_->timeout())).first;
-      found->second.ways = tables_.of(device.type());
-    }
-    return found->second;
-  }
+  const Device& device_on(c10::Device device);
 
   static constexpr int64_t kKeepsGil = 16 << 10;  // bytes
 
@@ -275,84 +174,6 @@ class TorchCommunicator final : public Runner {
 // this rank has waited.
 using RosterParts = std::tuple<std::string, std::vector<std::pair<int64_t, uint64_t>>, double>;
 
-inline Roster roster_of(const RosterParts& parts) {
-  const auto& [departures, processes, waited_s] = parts;
-  Roster roster;
-  for (const auto& [pid, started] : processes) {
-    roster.numbers.push_back(int(roster.processes.size()));
-    roster.processes.push_back({pid, started});
-  }
-  roster.departures = departures;
-  roster.waited = milliseconds(waited_s);
-  return roster;
-}
-
-// What Python sees of a communicator, of one host or of several.
-template <class C>
-void bind_calls(py::class_<C>& bound) {
-  bound.def("set_table", &C::set_table, py::arg("device"), py::arg("lists"))
-      .def(
-          "set_roster", [](C& c, const RosterParts& roster) { c.set_roster(roster_of(roster)); },
-          py::arg("roster"))
-      .def(
-          "all_reduce",
-          [](C& c, const at::Tensor& tensor, const c10d::ReduceOp& op, const std::string& algorithm,
-             const std::string& protocol, bool in_rank_order, bool wide, bool async_op) {
-            return c.all_reduce(tensor, op, Wish::of(algorithm, protocol, in_rank_order, wide),
-                                async_op);
-          },
-          py::arg("tensor"), py::arg("op"), py::arg("algorithm"), py::arg("protocol"),
-          py::arg("in_rank_order"), py::arg("wide"), py::arg("async_op"))
-      .def(
-          "reduce_scatter",
-          [](C& c, const at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& op,
-             const std::string& protocol, bool async_op) {
-            return c.reduce_scatter(output, input, op, Wish::of("auto", protocol), async_op);
-          },
-          py::arg("output"), py::arg("input"), py::arg("op"), py::arg("protocol"),
-          py::arg("async_op"))
-      .def(
-          "all_gather",
-          [](C& c, const at::Tensor& output, const at::Tensor& input, const std::string& protocol,
-             bool async_op) {
-            return c.all_gather(output, input, Wish::of("auto", protocol), async_op);
-          },
-          py::arg("output"), py::arg("input"), py::arg("protocol"), py::arg("async_op"))
-      .def(
-          "time_all_reduce",
-          [](C& c, const at::Tensor& tensor, int64_t calls, const std::string& algorithm,
-             const std::string& protocol, bool in_rank_order, bool wide) {
-            return c.time_all_reduce(tensor, calls,
-                                     Wish::of(algorithm, protocol, in_rank_order, wide));
-          },
-          py::arg("tensor"), py::arg("calls"), py::arg("algorithm") = "auto",
-          py::arg("protocol") = "auto", py::arg("in_rank_order") = false, py::arg("wide") = false)
-      .def("table", &C::table, py::arg("device"))
-      .def_property_readonly("rank", &C::rank)
-      .def_property_readonly("size", &C::ranks)
-      .def_property_readonly("timeout_s", &C::timeout_s)
-      .def("abort", &C::abort, py::arg("reason"), py::call_guard<py::gil_scoped_release>())
-      .def("close", &C::close, py::arg("patience_s") = -1.0,
-           py::call_guard<py::gil_scoped_release>());
-}
-
-inline void bind_communicator(py::module_& m) {
-  py::class_<TorchCommunicator> bound(m, "Communicator");
-  bound.def(py::init<c10::intrusive_ptr<c10d::Store>, std::string, int, int, double>(),
-            py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("size"),
-            py::arg("timeout_s"));
-  bind_calls(bound);
-  m.def("this_process", [] {
-    const Process mine = this_process();
-    return std::pair(mine.pid, mine.started);
-  });
-  m.def(
-      "find_gone",
-      [](const RosterParts& roster, const std::function<std::string()>& left) {
-        const auto gone = roster_of(roster).find_gone(left);
-        return gone ? std::optional(std::pair(gone->rank, gone->text)) : std::nullopt;
-      },
-      py::arg("roster"), py::arg("left"));
-}
+Roster roster_of(const RosterParts& parts);
 
 }  // namespace ringkern::torch_ext

@@ -3,15 +3,13 @@
 
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
+#include <pybind11/pytypes.h>
 
+#include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/news.h"
 #include "cpu/engine.h"
 #include "cpu/shm.h"
 #if RK_WITH_CUDA
@@ -38,33 +36,9 @@ inline Device cpu_device(int rank, int ranks, Milliseconds timeout) {
   return device;
 }
 
-// The function of ringkern/choose/ring_order.py from buses and channels to orders of the ranks. Null
-// until Python has set it; never freed, because Python may end first.
-inline pybind11::object*& arranger() {
-  static pybind11::object* function = nullptr;
-  return function;
-}
-
-// A ring is none the worse for an order that was not found.
-inline RingOrders arranged(const std::vector<std::string>& buses, int channels) {
-  RingOrders orders;
-  if (arranger() == nullptr) return orders;
-  const pybind11::gil_scoped_acquire gil;
-  try {
-    const auto found =
-        pybind11::cast<std::vector<std::vector<int>>>((*arranger())(buses, channels));
-    for (const std::vector<int>& order : found)
-      if (order.size() != buses.size() || !orders.add(order.data(), int(order.size())))
-        throw pybind11::value_error("no order of " + std::to_string(buses.size()) + " ranks");
-  } catch (const std::exception& e) {
-    NewsDesk::all().post(NewsKind::warning,
-                         std::string("the ranks stand in their own order, because no better one "
-                                     "could be looked for: ") +
-                             e.what());
-    return {};
-  }
-  return orders;
-}
+// Returns the orders of the ranks that Python's arranger finds for these buses. A ring is none the
+// worse for one that was not found.
+RingOrders arranged(const std::vector<std::string>& buses, int channels);
 
 #if RK_WITH_CUDA
 inline Device cuda_device(int index, int rank, int ranks, Milliseconds timeout,
@@ -128,28 +102,6 @@ inline Device pair_device_for(c10::Device device, int place, Milliseconds timeou
   if (device.is_cuda()) return cuda_device(device.index(), place, 2, timeout, /*channels=*/4);
 #endif
   throw_no_kernels(device);
-}
-
-inline void bind_arranger(pybind11::module_& m) {
-  m.def(
-      "set_arranger",
-      [](const pybind11::object& function) {
-        delete std::exchange(arranger(),
-                             function.is_none() ? nullptr : new pybind11::object(function));
-      },
-      pybind11::arg("function"));
-  m.def(
-      "arranged",
-      [](const std::vector<std::string>& buses, int channels) {
-        const RingOrders orders = arranged(buses, channels);
-        std::vector<std::vector<int>> lists;
-        for (int i = 0; i < orders.count; ++i)
-          for (int p = (lists.emplace_back(), 0); p < int(buses.size()); ++p)
-            lists.back().push_back(orders.rank_at(i, p));
-        return lists;
-      },
-      pybind11::arg("buses"), pybind11::arg("channels"),
-      "What a ring on CUDA asks the arranger on rank 0, and what it makes of the answer.");
 }
 
 }  // namespace ringkern::torch_ext

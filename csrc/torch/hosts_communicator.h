@@ -17,9 +17,9 @@
 
 #include "comm/hosts.h"
 #include "comm/telegraph.h"
+#include "core/pieces.h"
 #include "torch/communicator.h"
-#include "torch/journey.h"
-#include "torch/long_wait.h"
+#include "torch/engine.h"
 
 namespace ringkern::torch_ext {
 
@@ -33,31 +33,10 @@ class HostsCommunicator final : public Runner {
   // by kind of device; what is left out is as a Crossing is by default.
   HostsCommunicator(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name,
                     Hosts hosts, double timeout_s, py::object make_engine,
-                    const Crossings& crossings)
-      : hosts_(std::move(hosts)), name_(name), timeout_(milliseconds(timeout_s)),
-        crossings_(crossings), make_engine_(std::move(make_engine)),
-        inner_(inner_over(store, timeout_s)), store_(store), prefix_(prefix_in(store)),
-        telegraph_(connector(store), prefix_, hosts_,
-                   // Who waits inside this host, as for a rank that is late, asks nobody else.
-                   [this](const Failure& why) {
-                     inner_->give_up(why);
-                     std::lock_guard lock(told_);
-                     if (on_told_) on_told_(why);
-                   }),
-        worker_(std::make_unique<Worker>()) {}
+                    const Crossings& crossings);
 
   // As that of a TorchCommunicator, for the same reasons.
-  ~HostsCommunicator() override {
-    const WithoutGil no_gil;
-    if (in_callback()) end_in_callback();
-    else close(-1);
-    if (Py_IsInitialized() == 0) {  // Python has ended before torch let this go
-      make_engine_.release();
-      return;
-    }
-    const py::gil_scoped_acquire gil;
-    make_engine_ = py::object();
-  }
+  ~HostsCommunicator() override;
 
   void set_roster(Roster roster) override {
     inner_->set_roster(roster.of(hosts_.ranks_on(hosts_.host())));
@@ -160,20 +139,13 @@ class HostsCommunicator final : public Runner {
   static constexpr Milliseconds kLater{500};
 
   std::unique_ptr<TorchCommunicator> inner_over(const c10::intrusive_ptr<c10d::Store>& store,
-                                                double timeout_s) const {
-    const std::string name = name_ + "/host " + std::to_string(hosts_.host());
-    return std::make_unique<TorchCommunicator>(
-        store, name, hosts_.local(), int(hosts_.ranks_on(hosts_.host()).size()), timeout_s);
-  }
+                                                double timeout_s) const;
   // A connection of its own: a call on the other may last as long as the network is cut.
   static std::function<std::shared_ptr<Store>()> connector(
       const c10::intrusive_ptr<c10d::Store>& store) {
     return [store] { return std::make_shared<C10dStore>(store->clone()); };
   }
-  std::string prefix_in(const c10::intrusive_ptr<c10d::Store>& store) const {
-    C10dStore mine(store);
-    return unique_prefix(mine, name_ + "/hosts", {hosts_.rank(), hosts_.ranks()});
-  }
+  std::string prefix_in(const c10::intrusive_ptr<c10d::Store>& store) const;
 
   WorkPtr launch_one(c10d::OpType type, const at::Tensor& output, Prepared task, const Wish& wish,
                      bool async_op) {

@@ -43,7 +43,7 @@ class Journey {
       case Collective::all_gather: return all_gather();
       case Collective::broadcast: return broadcast();
       case Collective::reduce: return reduce();
-      case Collective::send_recv: break;  // torch/hosts_messenger.h
+      case Collective::send_recv: break;  // torch/hosts_messenger.cpp
     }
     throw UsageError("a message is no journey");
   }

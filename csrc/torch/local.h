@@ -220,6 +220,7 @@ class TorchLocalRing {
 };
 
 inline void bind_local(py::module_& m) {
+  using Tensors = TorchLocalRing::Tensors;
   py::class_<TorchLocalRing>(m, "LocalRing")
       .def(py::init<const std::vector<std::string>&, double>(), py::arg("devices"),
            py::arg("timeout_s"))

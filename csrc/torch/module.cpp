@@ -1,21 +1,18 @@
-// The Python module `ringkern._C`: the one translation unit that sees torch.
-#include <pybind11/stl.h>
-#include <torch/csrc/utils/pybind.h>
+// The Python module `ringkern._C`, and views of other rooms: plan, layout, recorded calls. The other
+// units of this room add their own (torch/bindings.h).
 #include <torch/headeronly/version.h>
 
+#include "comm/handshake.h"
 #include "cpu/simd.h"
-#include "torch/backend.h"
-#include "torch/communicator.h"
-#include "torch/devices.h"
+#include "torch/bindings.h"
 #include "torch/errors.h"
-#include "torch/hosts_failures.h"
 #include "torch/layout.h"
-#include "torch/local.h"
 #include "torch/plan.h"
-#include "torch/quick.h"
 #include "torch/recorder.h"
 #include "torch/shared.h"
-#include "torch/trace.h"
+#if RK_WITH_CUDA
+#include "cuda/device.h"
+#endif
 
 namespace ringkern::torch_ext {
 namespace {
@@ -55,10 +52,7 @@ PYBIND11_MODULE(_C, m) {
   bind_shared(m);
   bind_communicator(m);
   bind_hosts_communicator(m);
-  bind_trace(m);
-  bind_quick(m);
   bind_backend(m);
-  bind_local(m);
 }
 
 }  // namespace ringkern::torch_ext

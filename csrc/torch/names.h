@@ -1,7 +1,7 @@
 // The lists of core/types.h for Python: their names, and names back to values.
 #pragma once
 
-#include <pybind11/pybind11.h>
+#include <pybind11/pytypes.h>
 
 #include <string>
 

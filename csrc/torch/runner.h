@@ -32,8 +32,8 @@ class Runner {
   virtual void close(double patience_s) = 0;
 };
 
-// Who moves messages between pairs of ranks: between processes of one host (torch/messenger.h), or
-// between hosts, too (torch/hosts_messenger.h).
+// Who moves messages between pairs of ranks: between processes of one host (torch/messenger.cpp),
+// or between hosts, too (torch/hosts_messenger.cpp).
 class Carrier {
  public:
   virtual ~Carrier() = default;

@@ -2,12 +2,13 @@
 // two instructions of Python: a call that waits for minutes would keep Ctrl-C waiting as long.
 #pragma once
 
-#include <pybind11/pybind11.h>
+#include <pybind11/pytypes.h>
 #include <unistd.h>
 
 #include <exception>
 #include <functional>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "comm/ports.h"
@@ -59,10 +60,7 @@ class Signals {
   static bool come_here() { return ::gettid() == ::getpid(); }
 
   // Keeps what a handler has raised in Python code that the call itself runs.
-  static void keep(const py::error_already_set& error) {
-    if (innermost != nullptr && !innermost->raised_ && !error.matches(PyExc_Exception))
-      innermost->raised_ = std::make_exception_ptr(error);
-  }
+  static void keep(const py::error_already_set& error);
 
  private:
   void look() {
@@ -78,16 +76,7 @@ class Signals {
     }
   }
   // The class of the exception that one has raised.
-  std::string run_handlers() {
-    const py::gil_scoped_acquire gil;
-    handling_ = true;
-    const bool ok = PyErr_CheckSignals() == 0;
-    handling_ = false;
-    if (ok) return {};
-    const py::error_already_set error;
-    raised_ = std::make_exception_ptr(error);
-    return reinterpret_cast<PyTypeObject*>(error.type().ptr())->tp_name;
-  }
+  std::string run_handlers();
 
   static constinit inline thread_local Signals* innermost = nullptr;
 

@@ -2,10 +2,9 @@
 // Whatever is wrong is raised here, on the rank that made the call, before anything is published.
 #pragma once
 
-#include <ATen/ATen.h>
-#include <ATen/MemoryOverlap.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
-#include <pybind11/pybind11.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <pybind11/pytypes.h>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include <array>
@@ -20,13 +19,7 @@ namespace ringkern::torch_ext {
 namespace py = pybind11;
 
 // "float32", as in torch.float32. torch has no such name for types that only it uses inside.
-inline std::string torch_name(at::ScalarType type) {
-  try {
-    return std::string(c10::getDtypeNames(type).first);
-  } catch (const std::exception&) {
-    return c10::toString(type);
-  }
-}
+std::string torch_name(at::ScalarType type);
 
 inline std::optional<DType> dtype_of(at::ScalarType type) {
   static const auto table = [] {
@@ -42,93 +35,21 @@ inline std::optional<DType> dtype_of(at::ScalarType type) {
 }
 
 // An index of kMoved.
-inline int moved_of(at::ScalarType type) {
-  static const auto table = [] {
-    std::array<int, size_t(at::ScalarType::NumOptions)> t{};
-    for (size_t i = 0; i < t.size(); ++i) {
-      const std::string name = torch_name(at::ScalarType(i));
-      for (t[i] = 1; t[i] < kMovedDTypes - 1 && name != kMoved[t[i]].name;) ++t[i];
-    }
-    return t;
-  }();
-  return table[size_t(type)];
-}
+int moved_of(at::ScalarType type);
 
-inline std::string dtype_names() {
-  std::string names;
-  for (int d = 0; d < kDTypes; ++d) names += std::string(d ? ", " : "") + name_of(DType(d));
-  return names;
-}
+std::string dtype_names();
 
 struct OpCall {
   Op op = Op::sum;
   double factor = 1.0;
 };
 
-inline OpCall op_of(const c10d::ReduceOp& op) {
-  switch (op.op_) {
-    case c10d::ReduceOp::SUM: return {Op::sum};
-    case c10d::ReduceOp::AVG: return {Op::avg};
-    case c10d::ReduceOp::PRODUCT: return {Op::prod};
-    case c10d::ReduceOp::MIN: return {Op::min};
-    case c10d::ReduceOp::MAX: return {Op::max};
-    case c10d::ReduceOp::BAND: return {Op::band};
-    case c10d::ReduceOp::BOR: return {Op::bor};
-    case c10d::ReduceOp::BXOR: return {Op::bxor};
-    case c10d::ReduceOp::PREMUL_SUM: {
-      const auto* s = dynamic_cast<c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
-      if (s == nullptr)
-        throw py::value_error(
-            "ReduceOp.PREMUL_SUM needs a factor; make it with "
-            "torch.distributed._make_nccl_premul_sum(factor)");
-      return {Op::premul_sum,
-              s->tensor_factor.defined() ? s->tensor_factor.item<double>() : s->double_factor};
-    }
-    default: break;
-  }
-  throw py::value_error(
-      "unknown ReduceOp; ringkern takes SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, "
-      "BXOR and PREMUL_SUM");
-}
+OpCall op_of(const c10d::ReduceOp& op);
 
 // Throws TypeError or ValueError unless `t` can take part in a collective.
-inline DType check_tensor(const at::Tensor& t, const char* role) {
-  const std::string who = std::string(role) + " is ";
-  if (!t.defined()) throw py::type_error(who + "undefined; give a tensor");
-  if (t.is_nested())  // has no sizes to speak of, so this comes first
-    throw py::type_error(who + "nested; reduce its parts, or .to_padded_tensor()");
-  if (t.layout() != at::kStrided)
-    throw py::type_error(who + "a tensor of layout " + c10::str(t.layout()) +
-                         "; ringkern takes dense tensors: call .to_dense() first");
-  if (t.is_quantized())
-    throw py::type_error(who + "quantized; reduce .int_repr() or .dequantize()");
-  const auto dtype = dtype_of(t.scalar_type());
-  if (!dtype)
-    throw py::type_error(who + "of dtype torch." + torch_name(t.scalar_type()) +
-                         "; ringkern takes " + dtype_names() +
-                         (t.is_complex()                 ? ": reduce torch.view_as_real(tensor)"
-                          : t.scalar_type() == at::kBool ? ": reduce tensor.view(torch.uint8)"
-                                                         : ": convert it first"));
-  return *dtype;
-}
-
-inline void check_written(const at::Tensor& t, const char* role) {
-  if (at::has_internal_overlap(t) == at::MemOverlap::Yes)
-    throw py::value_error(std::string(role) +
-                          " has elements that share memory (an expanded "
-                          "tensor); call .contiguous() or .clone() first");
-}
-
-inline Reduction reduction_for(const OpCall& call, DType dtype, int ranks) {
-  if (!accepts(call.op, kind_of(dtype))) {
-    const bool integer = kind_of(dtype) == Kind::integer;
-    throw py::type_error(std::string("op ") + name_of(call.op) + " is not defined for dtype " +
-                         name_of(dtype) +
-                         (integer ? ": sum and divide, or convert to a float first"
-                                  : ": bitwise ops take integer dtypes"));
-  }
-  return Reduction::of(call.op, dtype, ranks, call.factor);
-}
+DType check_tensor(const at::Tensor& t, const char* role);
+void check_written(const at::Tensor& t, const char* role);
+Reduction reduction_for(const OpCall& call, DType dtype, int ranks);
 
 // A user's tensor, and where its value will be.
 struct Copy {
@@ -136,11 +57,7 @@ struct Copy {
 };
 using Copies = std::vector<Copy>;
 
-inline void copy_all(const Copies& copies) {
-  if (copies.empty()) return;
-  at::AutoDispatchBelowADInplaceOrView guard;
-  for (const Copy& copy : copies) copy.to.copy_(copy.from);
-}
+void copy_all(const Copies& copies);
 
 // A task and the tensors that it works on.
 struct Prepared {
@@ -166,98 +83,22 @@ inline void bump_version(const at::Tensor& t) {
   if (!t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
 }
 
-inline Prepared prepare(Collective collective, const at::Tensor& out, const at::Tensor& in,
-                        const Reduction& reduction, int64_t count) {
-  at::AutoDispatchBelowADInplaceOrView guard;
-  Prepared p;
-  p.device = out.device();
-  p.in = plain(in);
-  // Ranks may lay the same values out differently, so memory order will not do: elements are
-  // matched in logical order, through a copy.
-  p.out = is_plain(out) ? out : out.is_same(in) ? p.in : at::empty(out.sizes(), out.options());
-  if (!is_plain(out)) p.copies.push_back({out, p.out});
-  p.task.collective = collective;
-  p.task.reduction = reduction;
-  p.task.in = p.in.const_data_ptr();
-  p.task.out = p.out.mutable_data_ptr();
-  p.task.count = count;
-  if (count > 0 && p.device.type() != at::kMeta && (p.task.in == nullptr || p.task.out == nullptr))
-    throw py::type_error(
-        "a tensor has no memory: it only stands for one, as a FakeTensor does "
-        "while a program is traced");
-  bump_version(out);
-  return p;
-}
+Prepared prepare(Collective collective, const at::Tensor& out, const at::Tensor& in,
+                 const Reduction& reduction, int64_t count);
 
-inline Reduction check_all_reduce(const at::Tensor& t, const OpCall& op, int ranks) {
-  const DType dtype = check_tensor(t, "tensor");
-  check_written(t, "tensor");
-  return reduction_for(op, dtype, ranks);
-}
-
-inline Prepared prepare_all_reduce(const at::Tensor& t, const OpCall& op, int ranks) {
-  return prepare(Collective::all_reduce, t, t, check_all_reduce(t, op, ranks), t.numel());
-}
+Reduction check_all_reduce(const at::Tensor& t, const OpCall& op, int ranks);
+Prepared prepare_all_reduce(const at::Tensor& t, const OpCall& op, int ranks);
 
 // In place is what torch means by it: the shard is this rank's part of the whole.
-inline void check_apart(const at::Tensor& output, const at::Tensor& input, const at::Tensor& shard,
-                        const at::Tensor& whole, const std::string& shard_name,
-                        const std::string& whole_name, int rank) {
-  if (output.is_contiguous() && input.is_contiguous() && shard.numel() > 0) {
-    const auto* s = static_cast<const char*>(shard.const_data_ptr());
-    const auto* w = static_cast<const char*>(whole.const_data_ptr());
-    const bool in_place = s == w + rank * int64_t(shard.nbytes());
-    if (!in_place && s < w + whole.nbytes() && w < s + shard.nbytes())
-      throw py::value_error("output and input overlap; in place, " + shard_name +
-                            " must be exactly this rank's part of " + whole_name);
-  } else if (at::get_overlap_status(output, input) == at::MemOverlapStatus::Partial) {
-    throw py::value_error("output and input overlap; give tensors of their own memory");
-  }
-}
+void check_apart(const at::Tensor& output, const at::Tensor& input, const at::Tensor& shard,
+                 const at::Tensor& whole, const std::string& shard_name,
+                 const std::string& whole_name, int rank);
 
-// The shapes of reduce-scatter and all-gather: `whole` holds a shard for each rank.
-inline DType check_pair(const at::Tensor& output, const at::Tensor& input, const at::Tensor& shard,
-                        const at::Tensor& whole, const char* shard_name, const char* whole_name,
-                        int rank, int ranks) {
-  const DType dtype = check_tensor(output, "output");
-  check_tensor(input, "input");
-  check_written(output, "output");
-  if (output.scalar_type() != input.scalar_type())
-    throw py::type_error(std::string("output is torch.") + name_of(dtype) + " and input is torch." +
-                         torch_name(input.scalar_type()) + "; they must have the same dtype");
-  if (output.device() != input.device())
-    throw py::value_error("output is on " + output.device().str() + " and input on " +
-                          input.device().str() + "; they must be on the same device");
-  if (whole.numel() != shard.numel() * ranks)
-    throw py::value_error(std::string(whole_name) + " has " + std::to_string(whole.numel()) +
-                          " elements and " + shard_name + " has " + std::to_string(shard.numel()) +
-                          "; with " + std::to_string(ranks) + " ranks " + whole_name +
-                          " must have " + std::to_string(shard.numel() * ranks));
-  check_apart(output, input, shard, whole, shard_name, whole_name, rank);
-  return dtype;
-}
-
-inline Reduction check_reduce_scatter(const at::Tensor& output, const at::Tensor& input,
-                                      const OpCall& op, int rank, int ranks) {
-  const DType dtype = check_pair(output, input, output, input, "output", "input", rank, ranks);
-  return reduction_for(op, dtype, ranks);
-}
-
-inline Prepared prepare_reduce_scatter(const at::Tensor& output, const at::Tensor& input,
-                                       const OpCall& op, int rank, int ranks) {
-  return prepare(Collective::reduce_scatter, output, input,
-                 check_reduce_scatter(output, input, op, rank, ranks), output.numel());
-}
-
-inline Reduction check_all_gather(const at::Tensor& output, const at::Tensor& input, int rank,
-                                  int ranks) {
-  return {check_pair(output, input, input, output, "input", "output", rank, ranks)};
-}
-
-inline Prepared prepare_all_gather(const at::Tensor& output, const at::Tensor& input, int rank,
-                                   int ranks) {
-  return prepare(Collective::all_gather, output, input,
-                 check_all_gather(output, input, rank, ranks), input.numel());
-}
+Reduction check_reduce_scatter(const at::Tensor& output, const at::Tensor& input, const OpCall& op,
+                               int rank, int ranks);
+Prepared prepare_reduce_scatter(const at::Tensor& output, const at::Tensor& input, const OpCall& op,
+                                int rank, int ranks);
+Reduction check_all_gather(const at::Tensor& output, const at::Tensor& input, int rank, int ranks);
+Prepared prepare_all_gather(const at::Tensor& output, const at::Tensor& input, int rank, int ranks);
 
 }  // namespace ringkern::torch_ext

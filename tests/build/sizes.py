@@ -20,7 +20,9 @@ FILE_LINES = 400
 FUNCTION_LINES = 80
 
 # What may be longer: path, or path and name of the function as path:name, and why.
-EXCUSED: dict[str, str] = {}
+EXCUSED: dict[str, str] = {
+    "torch/hosts_communicator.cpp": "one class: calls, engines and failures share every member",
+}
 
 
 def violations(csrc: Path, excused: dict[str, str] = EXCUSED) -> Iterator[str]:

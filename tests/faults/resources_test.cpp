@@ -92,7 +92,7 @@ void a_ring_without_memfd(const std::function<bool(int)>& is_without, int error)
 
 AROUND_EACH_CASE(run) {
   run();
-  CHECK_EQ(ringkern_files(), 0);
+  CHECK_EQ(test::named_shared_memory(), "");
 }
 
 TEST_CASE("memfd may be missing") {

@@ -5,8 +5,6 @@
 // On CPUs a message is a slot (torch/engine.h), which says what it is and holds a small one. The
 // data of a larger one follow by the other backend, under a number that is in the slot; they are
 // received once the slot has shown that the two ends agree on their size.
-#pragma once
-
 #include <unistd.h>
 
 #include <atomic>
@@ -18,26 +16,26 @@
 #include <vector>
 
 #include "torch/engine_work.h"
-#include "torch/hosts_failures.h"
+#include "torch/hosts_communicator.h"
 #include "torch/messenger.h"
 
 namespace ringkern::torch_ext {
+namespace {
 
 class HostsMessenger final : public Carrier {
  public:
-  // `group` outlives it.
   HostsMessenger(HostsCommunicator& group, std::shared_ptr<Store> store, const std::string& name,
                  Milliseconds timeout)
       : group_(group), hosts_(std::make_shared<Hosts>(group.hosts())),
-        inside_(std::move(store), name + "/host " + std::to_string(hosts_->host()),
-                {hosts_->local(), int(hosts_->ranks_on(hosts_->host()).size())}, timeout,
-                hosts_->ranks_on(hosts_->host())) {
+        inside_(make_messenger(std::move(store), name + "/host " + std::to_string(hosts_->host()),
+                               {hosts_->local(), int(hosts_->ranks_on(hosts_->host()).size())},
+                               timeout, hosts_->ranks_on(hosts_->host()))) {
     // Now, while all ranks are here: they need not all take part in a message.
     cpu_ = &group.flat(at::kCPU).backend();
     slots_ = &group.flat(at::kCPU).slots();
     sent_ = std::make_unique<std::atomic<uint32_t>[]>(size_t(hosts_->ranks()));
     group.on_told([this](const Failure& why) {
-      if (why.cause == Cause::aborted) inside_.abort(why.text);
+      if (why.cause == Cause::aborted) inside_->abort(why.text);
       under_way_.abort(
           [&](const EngineWork& work) { return EngineWork::ends(why, work.is_collective()); });
     });
@@ -71,13 +69,13 @@ class HostsMessenger final : public Carrier {
   }
 
   void abort(const std::string& reason) override {
-    inside_.abort(reason);
+    inside_->abort(reason);
     under_way_.abort();
   }
   void close(Milliseconds patience) override {
     const bool forked = ::getpid() != born_in_;
     closed_ = true;  // the engines end soon
-    inside_.close(patience);
+    inside_->close(patience);
     if (forked) return;  // who moves what is under way is in the parent
     if (!under_way_.settle_within(patience)) under_way_.abort();
   }
@@ -111,7 +109,7 @@ class HostsMessenger final : public Carrier {
     });
     const WorkPtr whole = post_by_slots(std::move(call), engine_tag(tag), true, timeout);
     if (near.transfers.empty()) return whole;
-    const WorkPtr inside = inside_.post(std::move(near), tag, wish, timeout);
+    const WorkPtr inside = inside_->post(std::move(near), tag, wish, timeout);
     return c10::make_intrusive<BothWays>(inside, whole, hosts_->rank(), group_.listen());
   }
 
@@ -127,7 +125,7 @@ class HostsMessenger final : public Carrier {
     bool wait(std::chrono::milliseconds timeout) override {
       try {
         JointWork::wait(timeout);
-      } catch (const TorchError& e) {
+      } catch (const ErrorInTorch& e) {
         const Error& error = e.error();
         if (e.is("CollectiveMismatchError"))
           group_->tell({Cause::mismatch, rank_, error.facts, error.what()}, kReasonComes);
@@ -299,8 +297,16 @@ class HostsMessenger final : public Carrier {
   std::atomic<bool> closed_{false};
   c10d::Backend *cpu_ = nullptr, *slots_ = nullptr, *cuda_ = nullptr;  // the group's
   std::unique_ptr<std::atomic<uint32_t>[]> sent_;  // numbers of messages, to each rank
-  Messenger inside_;
+  const std::unique_ptr<Carrier> inside_;
   UnderWay under_way_;
 };
+
+}  // namespace
+
+std::unique_ptr<Carrier> make_hosts_messenger(HostsCommunicator& group,
+                                              std::shared_ptr<Store> store, const std::string& name,
+                                              Milliseconds timeout) {
+  return std::make_unique<HostsMessenger>(group, std::move(store), name, timeout);
+}
 
 }  // namespace ringkern::torch_ext

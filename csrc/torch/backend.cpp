@@ -1,19 +1,20 @@
 // "ringkern" as a torch.distributed backend: c10d's calls become calls of torch/collectives.h and
 // torch/exchanges.h, and are run over the ring or between pairs of ranks.
-#pragma once
-
 #include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "torch/backend_base.h"
+#include "torch/bindings.h"
 #include "torch/exchanges.h"
-#include "torch/hosts_messenger.h"
+#include "torch/hosts_communicator.h"
+#include "torch/messenger.h"
 #include "torch/monitored_barrier.h"
 #include "torch/sparse_sum.h"
 
 namespace ringkern::torch_ext {
+namespace {
 
 class RingBackend final : public BackendBase {
  public:
@@ -191,7 +192,7 @@ class RingBackend final : public BackendBase {
   }
 };
 
-inline WorkPtr RingBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& o) {
+WorkPtr RingBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& o) {
   const at::Tensor& t = only_one(tensors, "tensor");
   if (op_of(o.reduceOp).op != Op::sum)
     throw py::value_error("tensor is sparse; sparse tensors are summed: give ReduceOp.SUM");
@@ -213,7 +214,7 @@ inline WorkPtr RingBackend::allreduce_sparse(Tensors& tensors, const c10d::Allre
 }
 
 // Of a group on one host; or, where `host_of` says of each rank on which, of one on several.
-inline c10::intrusive_ptr<c10d::Backend> make_backend(
+c10::intrusive_ptr<c10d::Backend> make_backend(
     c10::intrusive_ptr<c10d::Store> store, const std::string& name, int rank, int size,
     const std::vector<int64_t>& global_ranks, double timeout_s, const Wish& wish,
     const std::map<std::string, WayTables::Lists>& tables, Roster roster,
@@ -224,14 +225,14 @@ inline c10::intrusive_ptr<c10d::Backend> make_backend(
   if (host_of.empty()) {
     ring = std::make_unique<TorchCommunicator>(store, name, rank, size, timeout_s);
     ring->set_roster(std::move(roster));
-    messenger = std::make_unique<Messenger>(std::make_shared<C10dStore>(store), "backend/pairs",
-                                            Seat{rank, size}, milliseconds(timeout_s));
+    messenger = make_messenger(std::make_shared<C10dStore>(store), "backend/pairs",
+                               Seat{rank, size}, milliseconds(timeout_s));
   } else {
     auto over_hosts = std::make_unique<HostsCommunicator>(
         store, name, Hosts(rank, host_of, host_names), timeout_s, std::move(engine), crossings);
     over_hosts->set_roster(std::move(roster));  // the messenger already waits for other ranks
-    messenger = std::make_unique<HostsMessenger>(*over_hosts, std::make_shared<C10dStore>(store),
-                                                 "backend/pairs", milliseconds(timeout_s));
+    messenger = make_hosts_messenger(*over_hosts, std::make_shared<C10dStore>(store),
+                                     "backend/pairs", milliseconds(timeout_s));
     ring = std::move(over_hosts);
   }
   const WithoutGil no_gil;
@@ -239,7 +240,9 @@ inline c10::intrusive_ptr<c10d::Backend> make_backend(
                                           wish, tables, std::move(ring), std::move(messenger));
 }
 
-inline void bind_backend(py::module_& m) {
+}  // namespace
+
+void bind_backend(py::module_& m) {
   m.def(
       "make_backend",
       [](c10::intrusive_ptr<c10d::Store> store, const std::string& name, int rank, int size,

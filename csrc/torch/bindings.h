@@ -1,0 +1,18 @@
+// Functions that add to the module, one of each unit that binds. Each of these includes this header,
+// so that all of them convert the types of Python and torch alike.
+#pragma once
+
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+namespace ringkern::torch_ext {
+
+namespace py = pybind11;
+
+void bind_arranger(py::module_& m);
+void bind_backend(py::module_& m);
+void bind_communicator(py::module_& m);
+void bind_hosts_communicator(py::module_& m);
+
+}  // namespace ringkern::torch_ext

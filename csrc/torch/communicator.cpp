@@ -1,0 +1,181 @@
+// Calls of a communicator, and its methods in Python. This unit also reads torch/quick.h, whose way
+// into the call is to be inlined, torch/trace.h and torch/local.h.
+#include "torch/communicator.h"
+
+#include <c10/core/DeviceGuard.h>
+
+#include <functional>
+
+#include "torch/bind_calls.h"
+#include "torch/local.h"
+#include "torch/quick.h"
+#include "torch/trace.h"
+
+namespace ringkern::torch_ext {
+
+TorchCommunicator::TorchCommunicator(c10::intrusive_ptr<c10d::Store> store, std::string name,
+                                     int rank, int ranks, double timeout_s)
+    : comm_(std::make_unique<Communicator>(std::make_shared<C10dStore>(std::move(store)),
+                                           std::move(name), rank, ranks, milliseconds(timeout_s))) {
+}
+
+TorchCommunicator::~TorchCommunicator() {
+  if (on_end_) on_end_(this);
+  const WithoutGil no_gil;
+  if (!comm_->in_callback()) {
+    comm_->close();
+    return;
+  }
+  // A callback was the last to hold it, and its thread cannot wait for itself.
+  std::thread([devices = std::move(devices_), comm = std::move(comm_)]() mutable {
+    comm.reset();
+  }).detach();
+}
+
+WorkPtr TorchCommunicator::all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op,
+                                      const Wish& wish, bool async_op) {
+  return launch(c10d::OpType::ALLREDUCE, tensor, prepare_all_reduce(tensor, op_of(op), ranks()),
+                wish, async_op);
+}
+
+WayTables::Lists TorchCommunicator::table(const std::string& device) {
+  const auto type = c10::Device(device).type();
+  std::lock_guard lock(devices_mutex_);
+  for (const auto& [where, made] : devices_)
+    if (where.type() == type) return lists_of(comm_->ways_on(made));
+  return lists_of(tables_.of(type));
+}
+
+std::vector<int64_t> TorchCommunicator::time_all_reduce(const at::Tensor& tensor, int64_t calls,
+                                                        const Wish& wish) {
+  return timed(calls, [&] {
+    if (!all_reduce_now(tensor, Op::sum, wish))
+      all_reduce(tensor, c10d::ReduceOp::SUM, wish, false);
+  });
+}
+
+WorkPtr TorchCommunicator::reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                                          const c10d::ReduceOp& op, const Wish& wish,
+                                          bool async_op) {
+  return launch(c10d::OpType::_REDUCE_SCATTER_BASE, output,
+                prepare_reduce_scatter(output, input, op_of(op), rank(), ranks()), wish, async_op);
+}
+
+WorkPtr TorchCommunicator::all_gather(const at::Tensor& output, const at::Tensor& input,
+                                      const Wish& wish, bool async_op) {
+  return launch(c10d::OpType::_ALLGATHER_BASE, output,
+                prepare_all_gather(output, input, rank(), ranks()), wish, async_op);
+}
+
+WorkPtr TorchCommunicator::launch(Call call, const Wish& wish, bool async_op, Milliseconds timeout,
+                                  std::optional<c10::Stream> stream) {
+  return interruptible(&callers_, aborter(), [&] {
+    return launch_uninterrupted(std::move(call), wish, async_op, timeout, stream);
+  });
+}
+
+void TorchCommunicator::run(c10::Device on, Task task, const Wish& wish, Milliseconds timeout) {
+  choose_way(task, wish, on.type());
+  const Device& device = device_on(on);
+  task.timeout = timeout;
+  task.stream = current_stream(on);
+  if (!comm_->run_now(device, task)) comm_->run(device, task);
+}
+
+static std::vector<Task> tasks_of(const Call& call) {
+  std::vector<Task> tasks;
+  for (const Prepared& task : call.tasks) tasks.push_back(task.task);
+  return tasks;
+}
+
+WorkPtr TorchCommunicator::launch_uninterrupted(Call call, const Wish& wish, bool async_op,
+                                                Milliseconds timeout,
+                                                std::optional<c10::Stream> stream) {
+  const Device& device = device_on(call.device);
+  for (Prepared& prepared : call.tasks) {
+    choose_way(prepared.task, wish, call.device.type());
+    prepared.task.timeout = timeout;
+  }
+  const Callers::Scope no_gil(callers_);
+  const auto tasks = tasks_of(call);
+  const c10::Device on = call.device;
+  if (on.is_cpu() && async_op) {
+    auto work = c10::make_intrusive<RingWork>(std::move(call), int(tasks.size()));
+    work->abort_by(aborter());
+    for (const Task& task : tasks)
+      comm_->run_async(device, task, [work](std::exception_ptr e) { work->end_part(e); });
+    return work;
+  }
+  const c10::OptionalStreamGuard stream_guard(stream);
+  const c10::OptionalDeviceGuard device_guard(on.is_cpu() ? std::nullopt : std::optional(on));
+  auto work = c10::make_intrusive<RingWork>(std::move(call), 1);
+  for (Task task : tasks) {
+    task.stream = current_stream(on);
+    if (!comm_->run_now(device, task)) comm_->run(device, task);
+  }
+  work->end_part(nullptr);
+  return work;
+}
+
+WorkPtr TorchCommunicator::launch(c10d::OpType type, const at::Tensor& output, Prepared task,
+                                  const Wish& wish, bool async_op) {
+  if (async_op)
+    return launch(call_of(type, output, std::move(task)), wish, true, Milliseconds(0), {});
+  choose_way(task.task, wish, task.device.type());
+  const Device& device = device_on(task.device);
+  interruptible(&callers_, aborter(), [&] {
+    const Callers::Scope no_gil(callers_);
+    const c10::DeviceGuard device_guard(task.device);
+    task.task.stream = current_stream(task.device);
+    if (!comm_->run_now(device, task.task)) comm_->run(device, task.task);
+    if (task.device.is_cpu()) cpu_ = &device;
+    task.finish();
+  });
+  return nullptr;
+}
+
+const Device& TorchCommunicator::device_on(c10::Device device) {
+  std::lock_guard lock(devices_mutex_);
+  auto found = devices_.find(device);
+  if (found == devices_.end()) {
+    found = devices_.emplace(device, device_for(device, rank(), ranks(), comm_->timeout())).first;
+    found->second.ways = tables_.of(device.type());
+  }
+  return found->second;
+}
+
+Roster roster_of(const RosterParts& parts) {
+  const auto& [departures, processes, waited_s] = parts;
+  Roster roster;
+  for (const auto& [pid, started] : processes) {
+    roster.numbers.push_back(int(roster.processes.size()));
+    roster.processes.push_back({pid, started});
+  }
+  roster.departures = departures;
+  roster.waited = milliseconds(waited_s);
+  return roster;
+}
+
+void bind_communicator(py::module_& m) {
+  py::class_<TorchCommunicator> bound(m, "Communicator");
+  bound.def(py::init<c10::intrusive_ptr<c10d::Store>, std::string, int, int, double>(),
+            py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("size"),
+            py::arg("timeout_s"));
+  bind_calls(bound);
+  bind_quick(m);
+  bind_trace(m);
+  bind_local(m);
+  m.def("this_process", [] {
+    const Process mine = this_process();
+    return std::pair(mine.pid, mine.started);
+  });
+  m.def(
+      "find_gone",
+      [](const RosterParts& roster, const std::function<std::string()>& left) {
+        const auto gone = roster_of(roster).find_gone(left);
+        return gone ? std::optional(std::pair(gone->rank, gone->text)) : std::nullopt;
+      },
+      py::arg("roster"), py::arg("left"));
+}
+
+}  // namespace ringkern::torch_ext

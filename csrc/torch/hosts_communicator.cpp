@@ -1,0 +1,666 @@
+// Calls of a group that spans hosts, from launch to wait; the engines that they go by; and failures:
+// which reason counts, who is told, and what all ranks raise.
+//
+// Inside a host the ring finds the cause, as ever. Between hosts an engine says that a connection
+// has broken, or nothing: then those who know better are given a moment to say so, and if nobody
+// does, all are asked where they are.
+#include "torch/hosts_communicator.h"
+
+#include <c10/core/DeviceGuard.h>
+
+#include <utility>
+
+#include "comm/agreement.h"
+#include "comm/news.h"
+#include "torch/bind_calls.h"
+#include "torch/journey.h"
+#include "torch/long_wait.h"
+
+namespace ringkern::torch_ext {
+namespace {
+
+// The communicator whose callback runs on this thread: to wait there for another of its calls would
+// be to wait for oneself.
+thread_local const HostsCommunicator* hosts_calling_back = nullptr;
+
+}  // namespace
+
+HostsCommunicator::HostsCommunicator(const c10::intrusive_ptr<c10d::Store>& store,
+                                     const std::string& name, Hosts hosts, double timeout_s,
+                                     py::object make_engine, const Crossings& crossings)
+    : hosts_(std::move(hosts)), name_(name), timeout_(milliseconds(timeout_s)),
+      crossings_(crossings), make_engine_(std::move(make_engine)),
+      inner_(inner_over(store, timeout_s)), store_(store), prefix_(prefix_in(store)),
+      telegraph_(connector(store), prefix_, hosts_,
+                 // Who waits inside this host, as for a rank that is late, asks nobody else.
+                 [this](const Failure& why) {
+                   inner_->give_up(why);
+                   std::lock_guard lock(told_);
+                   if (on_told_) on_told_(why);
+                 }),
+      worker_(std::make_unique<Worker>()) {}
+
+HostsCommunicator::~HostsCommunicator() {
+  const WithoutGil no_gil;
+  if (in_callback()) end_in_callback();
+  else close(-1);
+  if (Py_IsInitialized() == 0) {  // Python has ended before torch let this go
+    make_engine_.release();
+    return;
+  }
+  const py::gil_scoped_acquire gil;
+  make_engine_ = py::object();
+}
+
+std::unique_ptr<TorchCommunicator> HostsCommunicator::inner_over(
+    const c10::intrusive_ptr<c10d::Store>& store, double timeout_s) const {
+  const std::string name = name_ + "/host " + std::to_string(hosts_.host());
+  return std::make_unique<TorchCommunicator>(store, name, hosts_.local(),
+                                             int(hosts_.ranks_on(hosts_.host()).size()), timeout_s);
+}
+
+std::string HostsCommunicator::prefix_in(const c10::intrusive_ptr<c10d::Store>& store) const {
+  C10dStore mine(store);
+  return unique_prefix(mine, name_ + "/hosts", {hosts_.rank(), hosts_.ranks()});
+}
+
+// ---- Making engines
+
+Engine& HostsCommunicator::flat(c10::Device device) {
+  return interruptible(&callers_, aborter(),
+                       [&]() -> std::reference_wrapper<Engine> { return flat_engine(device); });
+}
+
+Engine& HostsCommunicator::flat_engine(c10::Device device) {
+  const auto turn = lock_and_look_out(turn_);
+  now_ = {device, timeout_, {}, "making the group"};
+  const Telegraph::Listening listening(telegraph_, now_.call.seq, now_.text);
+  try {
+    return engine(device, true);
+  } catch (...) {
+    fail(std::current_exception());
+  }
+}
+
+Engine& HostsCommunicator::engine(c10::Device device, bool over_all) {
+  std::unique_ptr<Engine>& found = engines_[{device.type(), over_all}];
+  if (found) return *found;
+  std::vector<int> ranks;
+  for (int h = 0; h < hosts_.count() && !over_all; ++h)
+    ranks.push_back(hosts_.ranks_on(h)[size_t(hosts_.local())]);
+  for (int r = 0; r < hosts_.ranks() && over_all; ++r) ranks.push_back(r);
+  const std::string kind = c10::DeviceTypeName(device.type(), true);
+  const std::string name = kind + (over_all ? "/all" : "/rail/" + std::to_string(hosts_.local()));
+  meet(name, ranks);
+  found = make_engine_over(ranks, device);
+  // A rank that left before, done with its part, would be lost to those that still connect.
+  meet(name + "/made", ranks);
+  return *found;
+}
+
+std::unique_ptr<Engine> HostsCommunicator::make_engine_over(const std::vector<int>& ranks,
+                                                            c10::Device device) {
+  // A rank may still give up, or end, before it has said in the store where it listens.
+  const auto look = [this, look_for_gone = look_for_gone(ranks)] {
+    const WithoutGil no_gil;
+    look_out();
+    if (const auto why = told()) throw Told{*why};
+    look_for_gone();
+  };
+  const WatchedStore::Watch watch(timeout_, look);
+  const py::gil_scoped_acquire gil;
+  try {
+    const auto watched = [&watch](const std::string& prefix, StorePtr store) -> StorePtr {
+      return c10::make_intrusive<WatchedStore>(prefix, std::move(store), watch);
+    };
+    const auto make = [&] {
+      return py::cast<Engine::BackendPtr>(
+          make_engine_(c10::DeviceTypeName(device.type(), true), ranks, py::cpp_function(watched)));
+    };
+    Engine::BackendPtr backend = make(), slots;
+    if (device.is_cpu()) slots = make();  // on CUDA to look at what has come is to wait for it
+    const Milliseconds theirs = timeout_ + 4 * kLater;  // this rank's own is told better
+    return std::make_unique<Engine>(
+        std::move(backend), std::move(slots), theirs, [this](const WorkPtr& work) { await(work); },
+        [ranks](int place, const ringkern::Call& theirs) {
+          throw Differ{ranks[size_t(place)], text_of(theirs)};
+        });
+  } catch (const py::error_already_set& e) {
+    Signals::keep(e);
+    watch.rethrow();
+    // A better reason than the engine's, that nobody was there, may still come. Where engines fail
+    // on other ranks, too, there is none.
+    try {
+      const WithoutGil no_gil;
+      for (const auto end = Clock::now() + kReasonComes; Clock::now() < end; look())
+        std::this_thread::sleep_for(Milliseconds(20));
+    } catch (const Told&) {
+      const WithoutGil no_gil;
+      const auto why = telegraph_.hear(kReasonComes);
+      if (!why || why->cause != Cause::failed) throw;
+    }
+    throw NoEngine{hosts_.text_of_rank(rank()) +
+                   " has no engine between the hosts: " + py::str(e.value()).cast<std::string>()};
+  }
+}
+
+// The ranks of an engine come together before they make it: there they would wait for each other
+// without seeing that another has given up. And they do when it is made.
+void HostsCommunicator::meet(const std::string& name, const std::vector<int>& ranks) {
+  const WithoutGil no_gil;
+  constexpr Milliseconds kFirstPause{1}, kLongestPause{50};
+  C10dStore store(store_);
+  const std::string key = prefix_ + "/engine/" + name;
+  const auto look_for_gone = this->look_for_gone(ranks);
+  auto look_around_at = Clock::now() + kLookAround;
+  auto pause = kFirstPause;
+  const auto start = Clock::now();
+  const auto all_come = [&](int64_t more) { return store.add(key, more) >= int64_t(ranks.size()); };
+  bool come = all_come(1);
+  try {
+    for (; !come; come = all_come(0)) {
+      try {
+        throw_if_over(now_.since);
+        look_for_gone();
+      } catch (const Told&) {
+        if (all_come(0)) break;  // since this rank has asked; what it was told comes after that
+        throw;
+      }
+      look_around_if_due(start, look_around_at, [&] { return all_come(0); });
+      std::this_thread::sleep_for(pause);
+      pause = std::min(2 * pause, kLongestPause);
+    }
+  } catch (...) {
+    // Keeps a rank that comes now from going on without this one.
+    try {
+      store.add(key, -1);
+    } catch (const std::exception&) {
+    }
+    throw;
+  }
+}
+
+// Looks at these alone: others may be through with their first call, and have ended.
+std::function<void()> HostsCommunicator::look_for_gone(const std::vector<int>& ranks) {
+  static constexpr Milliseconds kLookForGone{100};
+  const Roster roster = now_.call.seq <= 1 ? roster_.of(ranks) : Roster();
+  return [this, ranks, roster, next_look = Clock::now() + kLookForGone]() mutable {
+    if (Clock::now() < next_look) return;
+    next_look = Clock::now() + kLookForGone;
+    C10dStore store(store_);
+    const auto gone = roster.find_gone(store);
+    if (!gone) return;
+    const int who = ranks[size_t(gone->rank)];
+    throw Told{{Cause::peer_lost,
+                rank(),
+                {who, now_.call.seq, ""},
+                hosts_.text(hosts_.host_of(who)) + ": " + renumbered(gone->text, ranks)}};
+  };
+}
+
+// ---- Calls
+
+bool HostsCommunicator::in_callback() const { return hosts_calling_back == this; }
+
+void HostsCommunicator::check_callable() {
+  check_healthy();
+  try {
+    inner_->check_callable();
+  } catch (const AbortedError&) {
+    // The group has failed while this rank was in no call: it raises what the others do.
+    if (const auto why = trouble_inside()) {
+      throw_told(settle(*why), hosts_.text_of_rank(rank()) + " was in no call");
+    }
+    throw;
+  }
+}
+
+void HostsCommunicator::check_healthy() {
+  std::lock_guard lock(state_);
+  if (failure_)
+    throw AbortedError("communicator '" + name_ + "' became unusable " + ago(failed_at_) + ": " +
+                           failure_->text,
+                       {failure_->about.rank, failure_->about.seq, ""});
+}
+
+WorkPtr HostsCommunicator::launch(Call call, const Wish& wish, bool async_op, Milliseconds timeout,
+                                  std::optional<c10::Stream> stream) {
+  return interruptible(&callers_, aborter(), [&] {
+    return launch_uninterrupted(std::move(call), wish, async_op, timeout, stream);
+  });
+}
+
+WorkPtr HostsCommunicator::launch_uninterrupted(Call call, const Wish& wish, bool async_op,
+                                                Milliseconds timeout,
+                                                std::optional<c10::Stream> stream) {
+  for (const Prepared& prepared : call.tasks) {
+    Task tried = prepared.task;  // what cannot be is told before anything is sent
+    choose_way(tried, wish, call.device.type());
+  }
+  const Callers::Scope no_gil(callers_);
+  check_callable();
+  const c10::Device on = call.device;
+  const std::vector<Prepared> tasks = call.tasks;
+  auto work = c10::make_intrusive<RingWork>(std::move(call), 1);
+  if (on.is_cpu() && async_op) {
+    work->abort_by(aborter());
+    auto error = std::make_shared<std::exception_ptr>();
+    worker_->post(
+        [this, tasks, wish, timeout, error] {
+          try {
+            run_tasks(tasks, wish, timeout);
+          } catch (...) {
+            *error = std::current_exception();
+          }
+          --posted_;  // the last that is done with this communicator
+        },
+        [this, work, error] {
+          hosts_calling_back = this;
+          work->end_part(*error);
+          hosts_calling_back = nullptr;
+        });
+    ++posted_;  // not before: there may be no thread for it
+    return work;
+  }
+  if (in_callback())
+    throw UsageError(
+        "a synchronous call in the callback of an asynchronous one would wait for itself. Use "
+        "async_op=True there, or call after wait().");
+  const c10::OptionalStreamGuard stream_guard(stream);
+  const c10::OptionalDeviceGuard device_guard(on.is_cpu() ? std::nullopt : std::optional(on));
+  worker_->drain();  // asynchronous calls came first
+  run_tasks(tasks, wish, timeout);
+  work->end_part(nullptr);
+  return work;
+}
+
+void HostsCommunicator::run_tasks(const std::vector<Prepared>& tasks, const Wish& wish,
+                                  Milliseconds timeout) {
+  const auto turn = lock_and_look_out(turn_);
+  check_callable();  // what came before may have failed
+  try {
+    for (const Prepared& task : tasks) run_task(task, wish, timeout);
+  } catch (const UsageError&) {
+    throw;  // of this rank alone
+  } catch (...) {
+    fail(std::current_exception());
+  }
+}
+
+void HostsCommunicator::run_task(const Prepared& prepared, const Wish& wish, Milliseconds timeout) {
+  const CallWords words = words_between_hosts(prepared.task, wish);
+  now_.device = prepared.device;
+  now_.timeout = timeout.count() > 0 ? timeout : timeout_;
+  if (seq_ == 0) now_.timeout = roster_.left_of(now_.timeout);
+  now_.since = Clock::now();
+  now_.call = {.seq = ++seq_, .words = words};
+  now_.text = text_of(now_.call);
+  const auto inside = [&](Task step, const Wish& how) {
+    step.part_of = words;
+    inner_->run(prepared.device, step, how, now_.timeout);
+  };
+  const auto between = [&](bool over_all) -> Engine& {
+    Engine& found = engine(prepared.device, over_all);
+    found.set_call(now_.call);
+    return found;
+  };
+  const Journey::Ways ways{hosts_, crossing_on(prepared.device), inside,
+                           [&]() -> Engine& { return between(false); },
+                           [&]() -> Engine& { return between(true); }};
+  const Telegraph::Listening listening(telegraph_, now_.call.seq, now_.text);
+  Journey(ways, prepared, wish).run();
+}
+
+// Leaves out how a call goes inside a host. Small floats may cross as float32, and may be combined
+// in the order of the ranks, which takes another algorithm: the hosts compare both.
+CallWords HostsCommunicator::words_between_hosts(const Task& task, const Wish& wish) {
+  Reduction reduction = task.reduction;
+  const bool all_reduce = task.collective == Collective::all_reduce;
+  reduction.wide = all_reduce && wish.wide && reduction.can_be_wide();
+  const bool in_order = all_reduce && wish.in_rank_order;
+  CallWords words =
+      words_of(task.collective, reduction, in_order ? Algorithm::two_shot : Algorithm::ring, {},
+               task.root, task.count, task.moved);
+  words.what |= kSpansHosts;
+  return words;
+}
+
+Crossing HostsCommunicator::crossing_on(c10::Device device) const {
+  const auto found = crossings_.find(c10::DeviceTypeName(device.type(), true));
+  if (found == crossings_.end()) return {};
+  const auto& [rail_bytes, piece_bytes, tree] = found->second;
+  return {rail_bytes, piece_bytes, tree};
+}
+
+// Whether there is still something to wait for.
+void HostsCommunicator::throw_if_over(Clock::time_point start) {
+  look_out();
+  if (const auto why = told()) throw Told{*why};
+  if (Clock::now() - start >= now_.timeout + kLater || is_late(trouble_inside())) throw Late{};
+}
+
+void HostsCommunicator::await(const WorkPtr& work) {
+  const auto wait = [&] {
+    try {
+      work->wait();
+    } catch (const std::exception& e) {
+      throw EngineFailed{what_of(e)};
+    }
+  };
+  if (!now_.device.is_cpu()) return wait();  // the stream does
+  constexpr Milliseconds kSlice{20}, kWarning{5000};
+  LongWait done(work);
+  if (done.done_within(kSlice)) return wait();
+  const auto start = Clock::now();
+  // The first rank of a host looks, unless it is another rail that waits.
+  auto look_at = start + (hosts_.local() == 0 ? 1 : 2) * kLookAround;
+  bool warned = false;
+  while (!done.done_within(kSlice)) {
+    throw_if_over(start);
+    look_around_if_due(start, look_at, [&] { return done.done_within(Milliseconds(0)); });
+    if (Clock::now() - start >= kWarning && !std::exchange(warned, true))
+      NewsDesk::all().post(NewsKind::warning,
+                           here() + " has waited for other hosts for " + in_seconds(kWarning));
+  }
+  wait();
+}
+
+// What a rank of this host has to say, in the group's numbers.
+std::optional<Failure> HostsCommunicator::trouble_inside() {
+  std::optional<Failure> why = inner_->trouble();
+  if (!why || why->given) return why;
+  why = renumbered(*why, hosts_.ranks_on(hosts_.host()));
+  why->text = hosts_.text(hosts_.host()) + ": " + why->text;
+  return why;
+}
+
+// The same to whoever is in a call, of which it is: its number is that of the ring inside.
+std::optional<Failure> HostsCommunicator::trouble_in_call() {
+  std::optional<Failure> why = trouble_inside();
+  if (why && !why->given) why->about.seq = now_.call.seq;
+  return why;
+}
+
+// Whether another rank of this host has waited for this one, which itself waits for another host.
+bool HostsCommunicator::is_late(const std::optional<Failure>& inside) const {
+  return inside && inside->cause == Cause::timed_out && !inside->given &&
+         inside->about.rank == rank();
+}
+
+// Why another rank has given up, if one has; or this one, by abort().
+std::optional<Failure> HostsCommunicator::told() {
+  {
+    std::lock_guard lock(state_);
+    if (failure_) return failure_;
+  }
+  if (auto why = trouble_in_call(); why && !is_late(why)) return why;
+  return telegraph_.heard();
+}
+
+// Ranks that make different calls may wait for each other. A rank may not have come when another
+// looks first, so it looks again, after twice the time.
+void HostsCommunicator::look_around_if_due(Clock::time_point start, Clock::time_point& due,
+                                           const std::function<bool()>& enough) {
+  if (Clock::now() < due) return;
+  const auto over = [&] {
+    look_out();
+    return failed() || enough();
+  };
+  if (const auto found = difference(telegraph_.call_roll(kRollCall, over))) throw Differ(*found);
+  due = Clock::now() + (due - start);
+}
+
+void HostsCommunicator::abort(const std::string& reason) {
+  const Failure mine{Cause::aborted,
+                     rank(),
+                     {rank(), 0, ""},
+                     "aborted by " + hosts_.text_of_rank(rank()) + ": " + reason};
+  {
+    std::lock_guard lock(state_);
+    if (!failure_) failure_ = mine, failed_at_ = Clock::now();
+  }
+  telegraph_.tell(mine, kStoreAnswers);
+  inner_->give_up(mine);
+}
+
+// Calls that are in progress, on this thread or another, come to their end first.
+void HostsCommunicator::close(double patience_s) {
+  if (forked()) {
+    // Threads and locks are the parent's, and so are what engines wait for when they end.
+    (void)worker_.release();
+    for (auto& [on, made] : engines_) (void)made.release();
+    inner_->close(patience_s);
+    return;
+  }
+  if (Signals::interrupts(&callers_)) return abort("it was closed in a signal handler");
+  if (in_callback())
+    throw UsageError(
+        "close() in the callback of an asynchronous call would wait for itself. Close "
+        "communicator '" +
+        name_ + "' elsewhere.");
+  {
+    std::lock_guard lock(state_);
+    if (std::exchange(closed_, true)) return;
+  }
+  const bool for_ever = patience_s < 0;
+  const auto end = Clock::now() + (for_ever ? Milliseconds(0) : milliseconds(patience_s));
+  std::unique_lock turn(turn_, std::defer_lock);
+  if (for_ever) {
+    worker_->drain();
+    turn.lock();
+  } else if (!worker_->drain(milliseconds(patience_s)) || !turn.try_lock_until(end)) {
+    abort("it was closed with calls in flight");
+    worker_->drain();
+    if (!turn.owns_lock()) turn.lock();
+  }
+  inner_->close(patience_s);
+  leave_engines();
+  turn.unlock();
+  callers_.come_back();
+}
+
+// The last to hold this communicator was a callback of it, whose thread cannot wait for itself. But
+// other threads run what is left to run.
+void HostsCommunicator::end_in_callback() {
+  while (posted_ > 0) std::this_thread::sleep_for(Milliseconds(1));
+  inner_->close(-1);
+  leave_engines();
+  std::thread([worker = std::move(worker_)] {}).detach();
+}
+
+// One that waits for who will not come keeps whoever ends it: so nobody waits for that.
+void HostsCommunicator::leave_engines() {
+  if (failed()) std::thread([left = std::move(engines_)]() mutable { left.clear(); }).detach();
+  engines_.clear();
+}
+
+// ---- Failures
+
+std::string HostsCommunicator::here() const {
+  return hosts_.text_of_rank(rank()) + ", in " + now_.text + ",";
+}
+
+// Hosts of which no rank has answered.
+std::vector<int> HostsCommunicator::absent(const Roll& roll) const {
+  std::vector<int> hosts;
+  for (int h = 0; h < hosts_.count(); ++h) {
+    bool answers = h == hosts_.host();
+    for (const int r : hosts_.ranks_on(h)) answers |= roll[size_t(r)].has_value();
+    if (!answers) hosts.push_back(h);
+  }
+  return hosts;
+}
+
+std::string HostsCommunicator::hosts_text(const std::vector<int>& which) const {
+  constexpr size_t kMost = 4;
+  std::string text;
+  for (size_t i = 0; i < which.size() && i < kMost; ++i)
+    text += (i > 0 ? ", " : "") + hosts_.text(which[i]);
+  if (which.size() > kMost) text += " and " + std::to_string(which.size() - kMost) + " more";
+  return text;
+}
+
+// A rank that is in a call of this one's number, and in another one.
+std::optional<HostsCommunicator::Differ> HostsCommunicator::difference(const Roll& roll) const {
+  for (size_t r = 0; r < roll.size(); ++r)
+    if (roll[r] && roll[r]->seq == now_.call.seq && roll[r]->phase != now_.text)
+      return Differ{int(r), roll[r]->phase};
+  return {};
+}
+
+Failure HostsCommunicator::differs(const Differ& found) const {
+  return {Cause::mismatch,
+          rank(),
+          {found.rank, now_.call.seq, ""},
+          "ranks of one group make different calls: " + hosts_.text_of_rank(found.rank) +
+              " calls " + found.call + ", and " + hosts_.text_of_rank(rank()) + " calls " +
+              now_.text + ". Make the same calls in the same order on every rank"};
+}
+
+Failure HostsCommunicator::lost(const std::string& engine_says) {
+  const Roll roll = telegraph_.call_roll(kRollCall);
+  if (const auto why = told()) return *why;
+  if (const auto found = difference(roll)) return differs(*found);
+  std::vector<int> gone = absent(roll);
+  // Where all hosts are, a rank is not, and another one of its host knows of it.
+  if (gone.empty())
+    if (const auto why = telegraph_.hear(kReasonComes)) return *why;
+  const bool asked = telegraph_.store_answers();
+  if (!asked && gone.size() > 1) gone.clear();  // one of them, and the others cannot answer
+  const int about = gone.empty() ? -1 : hosts_.ranks_on(gone.front()).front();
+  const std::string which = gone.empty() ? "another host" : hosts_text(gone);
+  const std::string why =
+      !asked         ? "; nor does the store answer in which the ranks have met: its process has "
+                       "ended or is busy, or the network is cut"
+      : gone.empty() ? ", though all still answer through the store"
+                     : ": no rank there answers. They have ended, or the network is cut";
+  return {Cause::peer_lost,
+          rank(),
+          {about, now_.call.seq, ""},
+          here() + " lost the connection to " + which + why +
+              ". The engine says: " + printable(engine_says, kEngineSays)};
+}
+
+Failure HostsCommunicator::late() {
+  const Roll roll = telegraph_.call_roll(kRollCall);
+  if (const auto why = telegraph_.heard()) return *why;
+  if (const auto found = difference(roll)) return differs(*found);
+  std::vector<int> behind = absent(roll);
+  std::string why = ": no rank there waits in this group, or the network is cut";
+  if (behind.empty()) {
+    for (int h = 0; h < hosts_.count(); ++h)
+      for (const int r : hosts_.ranks_on(h))
+        if (roll[size_t(r)] && roll[size_t(r)]->seq < now_.call.seq &&
+            (behind.empty() || behind.back() != h))
+          behind.push_back(h);
+    if (!behind.empty()) why = ", which answers from an earlier call";
+    // Who is late inside another host is known there.
+    else if (const auto reason = telegraph_.hear(kReasonComes)) return *reason;
+  }
+  if (!telegraph_.store_answers()) why += "; the store where the ranks have met does not answer";
+  const int about = behind.empty() ? -1 : hosts_.ranks_on(behind.front()).front();
+  return {Cause::timed_out,
+          rank(),
+          {about, now_.call.seq, ""},
+          here() + " waited for " + in_seconds(now_.timeout) + ", the timeout, for " +
+              (behind.empty() ? "other hosts, which all answer: the network is slow, or loses what "
+                                "the engine sends"
+                              : hosts_text(behind) + why)};
+}
+
+// Inside, ranks that make different calls are seen by their steps. What the calls are, they say
+// themselves.
+Failure HostsCommunicator::in_calls(const Failure& why) {
+  if (why.cause != Cause::mismatch || why.given) return why;
+  const auto found = difference(telegraph_.call_roll(kCallsCome));
+  return found ? differs(*found) : why;
+}
+
+// What the group is to be told, of a failure as it came out of a call.
+Failure HostsCommunicator::reason_of(std::exception_ptr error) {
+  const auto inside = [&](Cause cause, const Error& e) {
+    if (auto why = trouble_in_call()) return *why;
+    return renumbered(Failure{cause, hosts_.local(), e.facts, e.what()},
+                      hosts_.ranks_on(hosts_.host()));
+  };
+  try {
+    std::rethrow_exception(error);
+  } catch (const Told& t) {
+    return in_calls(t.why);
+  } catch (const Late&) {
+    return late();
+  } catch (const Differ& d) {
+    return differs(d);
+  } catch (const EngineFailed& e) {
+    return lost(e.text);
+  } catch (const NoEngine& e) {
+    return {Cause::failed, rank(), {rank(), now_.call.seq, ""}, e.text};
+  } catch (const MismatchError& e) {
+    return in_calls(inside(Cause::mismatch, e));
+  } catch (const TimeoutError& e) {
+    // Who is late inside may itself wait for another host.
+    const Failure why = inside(Cause::timed_out, e);
+    if (why.given || why.about.rank < 0) return why;
+    const bool waits = telegraph_.call_roll(kRollCall)[size_t(why.about.rank)].has_value();
+    return waits || !telegraph_.store_answers() ? late() : why;
+  } catch (const PeerLostError& e) {
+    return inside(Cause::peer_lost, e);
+  } catch (const Error& e) {
+    return inside(Cause::failed, e);
+  } catch (const std::exception& e) {
+    return {Cause::failed, rank(), {rank(), now_.call.seq, ""}, here() + " failed: " + what_of(e)};
+  }
+}
+
+// The first reason is everybody's.
+Failure HostsCommunicator::settle(const Failure& mine) {
+  const Failure first = telegraph_.tell(mine, kStoreAnswers);
+  inner_->give_up(first);
+  std::lock_guard lock(state_);
+  if (!failure_) failure_ = first, failed_at_ = Clock::now();
+  return first;
+}
+
+void HostsCommunicator::fail(std::exception_ptr error) {
+  // Ranks that give up at the same time answer each other.
+  telegraph_.watch(now_.call.seq, now_.text);
+  const Failure first = settle(reason_of(error));
+  telegraph_.rest();
+  const std::vector<int>& ranks = hosts_.ranks_on(hosts_.host());
+  try {
+    // Otherwise another rank knew better: here it may look as if one of this host had failed.
+    if (first.cause == Cause::failed) std::rethrow_exception(error);
+  } catch (const NoEngine& e) {
+    throw RendezvousError(e.text);
+  } catch (const SharedMemoryError& e) {
+    throw SharedMemoryError(renumbered(e.what(), ranks));
+  } catch (const TransportError& e) {
+    throw TransportError(renumbered(e.what(), ranks));
+  } catch (const RendezvousError& e) {
+    throw RendezvousError(renumbered(e.what(), ranks));
+  } catch (...) {
+    // Of all that comes later the ranks raise the same.
+  }
+  const std::string place = hosts_.text_of_rank(rank());
+  const bool own = first.text.find(place) != std::string::npos;
+  if (own) throw_as(first.cause, first.text, first.about);
+  throw_told(first, place + " was in " + now_.text);
+}
+
+void bind_hosts_communicator(py::module_& m) {
+  py::class_<HostsCommunicator> bound(m, "HostsCommunicator");
+  bound.def(
+      py::init([](const c10::intrusive_ptr<c10d::Store>& store, const std::string& name, int rank,
+                  std::vector<int> host_of, std::vector<std::string> host_names, double timeout_s,
+                  py::object engine, const HostsCommunicator::Crossings& crossings) {
+        return std::make_unique<HostsCommunicator>(
+            store, name, Hosts(rank, std::move(host_of), std::move(host_names)), timeout_s,
+            std::move(engine), crossings);
+      }),
+      py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("host_of"), py::arg("host_names"),
+      py::arg("timeout_s"), py::arg("engine"),
+      py::arg("crossings") = HostsCommunicator::Crossings());
+  bind_calls(bound);
+}
+
+}  // namespace ringkern::torch_ext

@@ -1,0 +1,236 @@
+// Calls into the interpreter: to raise errors (torch/errors.h), to run the handlers of signals
+// (torch/signals.h), and to ask for the order of a ring (torch/devices.h).
+#include <torch/csrc/Exceptions.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "comm/news.h"
+#include "torch/bindings.h"
+#include "torch/devices.h"
+#include "torch/errors.h"
+#include "torch/signals.h"
+
+namespace ringkern::torch_ext {
+
+// ---- Errors
+
+PyObject* as_text(const std::string& text) {
+  return PyUnicode_DecodeUTF8(text.data(), Py_ssize_t(text.size()), "replace");
+}
+
+namespace {
+
+// `ringkern.errors`, imported with this module and never let go. Raising runs no Python, which an
+// interpreter that ends could interrupt half way: classes are called that have no method of their
+// own, and all else is CPython's own C.
+PyObject* python_errors = nullptr;
+
+// Takes the reference; null: making the value has failed, and that is what will be raised.
+bool set_fact(PyObject* error, const char* name, PyObject* value) {
+  if (value == nullptr) return false;
+  const bool set = PyObject_SetAttrString(error, name, value) == 0;
+  Py_DECREF(value);
+  return set;
+}
+
+bool set_facts(PyObject* error, const Facts& about) {
+  return (about.rank < 0 || set_fact(error, "rank", PyLong_FromLong(about.rank))) &&
+         (about.seq == 0 || set_fact(error, "seq", PyLong_FromUnsignedLongLong(about.seq))) &&
+         (about.phase.empty() || set_fact(error, "phase", as_text(about.phase)));
+}
+
+// The name in `ringkern.errors`.
+const char* class_name_of(const Error& e) {
+  // Most derived first.
+  if (dynamic_cast<const SharedMemoryError*>(&e)) return "SharedMemoryError";
+  if (dynamic_cast<const TransportError*>(&e)) return "TransportError";
+  if (dynamic_cast<const RendezvousError*>(&e)) return "RendezvousError";
+  if (dynamic_cast<const PeerLostError*>(&e)) return "PeerLostError";
+  if (dynamic_cast<const MismatchError*>(&e)) return "CollectiveMismatchError";
+  if (dynamic_cast<const TimeoutError*>(&e)) return "CollectiveTimeoutError";
+  if (dynamic_cast<const AbortedError*>(&e)) return "CommAbortedError";
+  if (dynamic_cast<const UsageError*>(&e)) return "CommUsageError";
+  return "RingKernError";
+}
+
+void raise_in_python(const Error& e, const char* class_name) {
+  const auto type =
+      py::reinterpret_steal<py::object>(PyObject_GetAttrString(python_errors, class_name));
+  const auto text = py::reinterpret_steal<py::object>(as_text(e.what()));
+  if (!type || !text) return;
+  const auto error = py::reinterpret_steal<py::object>(PyObject_CallOneArg(type.ptr(), text.ptr()));
+  if (error && set_facts(error.ptr(), e.facts)) PyErr_SetObject(type.ptr(), error.ptr());
+}
+
+// torch makes the exception in Python, of `python_type()` and `what()`, which holds no facts: the
+// thread that translates keeps them until the exception is made. Nothing before that needs the GIL:
+// for a thread that asks for it while the interpreter ends, Python ends the process.
+class TorchError final : public torch::PyTorchError, public ErrorInTorch {
+ public:
+  explicit TorchError(const Error& e)
+      : PyTorchError(ascii(e.what())), error_(e), class_name_(class_name_of(e)) {}
+
+  void raise() const { raise_in_python(error_, class_name_); }
+  const Error& error() const override { return error_; }
+  bool is(const std::string& class_name) const override { return class_name == class_name_; }
+
+  PyObject* python_type() override {
+    PyObject* const type = PyObject_GetAttrString(python_errors, class_name_);
+    if (type == nullptr) {
+      PyErr_Clear();
+      return PyExc_RuntimeError;
+    }
+    Py_DECREF(type);  // `python_errors` holds it
+    made_next() = {what(), error_};
+    return type;
+  }
+
+  // `__init__` of RingKernError. By the text, an exception that somebody else makes is not mistaken
+  // for the one that torch is about to make.
+  static PyObject* init(PyObject* self, PyObject* args) {
+    const auto base_init = reinterpret_cast<PyTypeObject*>(PyExc_RuntimeError)->tp_init;
+    if (base_init(self, args, nullptr) != 0) return nullptr;
+    MadeNext& next = made_next();
+    if (!next || PyTuple_GET_SIZE(args) != 1) Py_RETURN_NONE;
+    PyObject* const text_given = PyTuple_GET_ITEM(args, 0);
+    const char* const made_of = next->first.c_str();
+    if (!PyUnicode_Check(text_given) || PyUnicode_CompareWithASCIIString(text_given, made_of) != 0)
+      Py_RETURN_NONE;
+    const Error error = std::exchange(next, std::nullopt)->second;
+    const auto text = py::reinterpret_steal<py::object>(as_text(error.what()));
+    if (!text || !set_fact(self, "args", PyTuple_Pack(1, text.ptr())) ||
+        !set_facts(self, error.facts))
+      return nullptr;
+    Py_RETURN_NONE;
+  }
+
+ private:
+  // The text that torch has been given, and the error that it stands for.
+  using MadeNext = std::optional<std::pair<std::string, Error>>;
+  static MadeNext& made_next() {
+    static thread_local MadeNext next;
+    return next;
+  }
+  // torch takes a text for UTF-8, and raises UnicodeDecodeError for any other.
+  static std::string ascii(std::string text) {
+    std::replace_if(text.begin(), text.end(), [](char c) { return c & 0x80; }, '?');
+    return text;
+  }
+
+  const Error error_;
+  const char* const class_name_;
+};
+
+}  // namespace
+
+std::exception_ptr for_torch(std::exception_ptr error) {
+  if (!error) return nullptr;
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& e) {
+    return std::make_exception_ptr(TorchError(e));
+  } catch (...) {
+    return error;
+  }
+}
+
+void throw_for_torch(const Error& error) { throw TorchError(error); }
+
+void translate(std::exception_ptr error) {
+  if (!error) return;
+  try {
+    std::rethrow_exception(error);
+  } catch (const TorchError& e) {
+    e.raise();
+  } catch (const Error& e) {
+    raise_in_python(e, class_name_of(e));
+  }
+}
+
+void translate_errors() {
+  python_errors = py::module_::import("ringkern.errors").release().ptr();
+  static PyMethodDef init{"__init__", &TorchError::init, METH_VARARGS,
+                          "__init__($self, /, *_args)\n--\n\n"};
+  const py::object base = py::reinterpret_borrow<py::object>(python_errors).attr("RingKernError");
+  const auto method = py::reinterpret_steal<py::object>(
+      PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(base.ptr()), &init));
+  if (!method) throw py::error_already_set();
+  base.attr("__init__") = method;
+  py::register_exception_translator(&translate);
+}
+
+// ---- Handlers of signals
+
+void Signals::keep(const py::error_already_set& error) {
+  if (innermost != nullptr && !innermost->raised_ && !error.matches(PyExc_Exception))
+    innermost->raised_ = std::make_exception_ptr(error);
+}
+
+std::string Signals::run_handlers() {
+  const py::gil_scoped_acquire gil;
+  handling_ = true;
+  const bool ok = PyErr_CheckSignals() == 0;
+  handling_ = false;
+  if (ok) return {};
+  const py::error_already_set error;
+  raised_ = std::make_exception_ptr(error);
+  return reinterpret_cast<PyTypeObject*>(error.type().ptr())->tp_name;
+}
+
+// ---- The order of a ring
+
+namespace {
+
+// ringkern/arrange.py's function of buses and channels: orders of the ranks. Null until Python has
+// set it; never freed, because Python may end first.
+py::object*& arranger() {
+  static py::object* function = nullptr;
+  return function;
+}
+
+}  // namespace
+
+RingOrders arranged(const std::vector<std::string>& buses, int channels) {
+  RingOrders orders;
+  if (arranger() == nullptr) return orders;
+  const py::gil_scoped_acquire gil;
+  try {
+    const auto found = py::cast<std::vector<std::vector<int>>>((*arranger())(buses, channels));
+    for (const std::vector<int>& order : found)
+      if (order.size() != buses.size() || !orders.add(order.data(), int(order.size())))
+        throw py::value_error("no order of " + std::to_string(buses.size()) + " ranks");
+  } catch (const std::exception& e) {
+    NewsDesk::all().post(NewsKind::warning,
+                         std::string("the ranks stand in their own order, because no better one "
+                                     "could be looked for: ") +
+                             e.what());
+    return {};
+  }
+  return orders;
+}
+
+void bind_arranger(py::module_& m) {
+  m.def(
+      "set_arranger",
+      [](const py::object& function) {
+        delete std::exchange(arranger(), function.is_none() ? nullptr : new py::object(function));
+      },
+      py::arg("function"));
+  m.def(
+      "arranged",
+      [](const std::vector<std::string>& buses, int channels) {
+        const RingOrders orders = arranged(buses, channels);
+        std::vector<std::vector<int>> lists;
+        for (int i = 0; i < orders.count; ++i)
+          for (int p = (lists.emplace_back(), 0); p < int(buses.size()); ++p)
+            lists.back().push_back(orders.rank_at(i, p));
+        return lists;
+      },
+      py::arg("buses"), py::arg("channels"),
+      "What a ring on CUDA asks the arranger on rank 0, and what it makes of the answer.");
+}
+
+}  // namespace ringkern::torch_ext
