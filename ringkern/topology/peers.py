@@ -13,11 +13,12 @@ import re
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
-from .. import linux
+from .. import decode, linux
+from ..decode import Within
 from .graph import Machine, bus_id
 
 if TYPE_CHECKING:
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
 VERSION = 2
 # Of one peer's JSON: room for the numbers of some thousands of cores.
 MAX_BYTES = 1 << 16
+Number = Annotated[int, Within(-1, (1 << 63) - 1)]
 MAX_TEXT = 256
-_MAX_NUMBER = 1 << 63
+Text = Annotated[str, Within(0, MAX_TEXT)]
 
 
 class Store(Protocol):
@@ -64,19 +66,19 @@ class Peer:
         named: how the rank's user calls its host, with ``RINGKERN_HOST``; "" where that is not set.
     """
 
-    rank: int
-    host: str = ""
-    boot_id: str = ""
-    pid_namespace: int = 0
-    pid: int = 0
-    device: str = "cpu"
-    index: int = 0
-    uuid: str = ""
-    bus_id: str = ""
-    numa: int = -1
-    cores: tuple[int, ...] = ()
-    network_namespace: int = 0
-    named: str = ""
+    rank: Number
+    host: Text = ""
+    boot_id: Text = ""
+    pid_namespace: Number = 0
+    pid: Number = 0
+    device: Literal["cpu", "cuda"] = "cpu"
+    index: Number = 0
+    uuid: Text = ""
+    bus_id: Text = ""
+    numa: Number = -1
+    cores: tuple[Number, ...] = ()
+    network_namespace: Number = 0
+    named: Text = ""
 
     def to_json(self) -> str:
         """For :meth:`from_json`."""
@@ -92,29 +94,18 @@ class Peer:
         where = f"what rank {rank} says of itself"
         if len(text) > MAX_BYTES:
             raise ValueError(f"{where} has {len(text)} bytes: at most {MAX_BYTES} are accepted")
-        try:
-            values = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{where} is no JSON: {error}") from None
+        values = decode.load(text, where)
         if not isinstance(values, dict) or values.pop("version", None) != VERSION:
             raise ValueError(
                 f"{where} is not of version {VERSION}: all ranks need the same ringkern"
             )
-        expected = {field.name: field.type for field in fields(cls)}
-        if values.keys() != expected.keys():
-            differ = ", ".join(sorted(values.keys() ^ expected.keys()))[:200]
-            raise ValueError(f"{where} has other fields than expected: {differ}")
-        for name, kind in expected.items():
-            values[name] = _checked(f"{where}: {name}", str(kind), values[name])
-        peer = cls(**values)
+        peer: Peer = decode.build(cls, values, where)
         peer._check(where, rank)
         return peer
 
     def _check(self, where: str, rank: int) -> None:
         if self.rank != rank:
             raise ValueError(f"{where} is of rank {self.rank}: two ranks use the same number")
-        if self.device not in ("cpu", "cuda"):
-            raise ValueError(f"{where}: device {self.device!r} is neither cpu nor cuda")
         if self.bus_id and (not self._has_bus_id() or self.bus_id != bus_id(self.bus_id)):
             raise ValueError(f"{where}: bus_id {self.bus_id!r} has to look like 0000:1b:00.0")
 
@@ -159,21 +150,6 @@ class Peer:
         return bool(self.uuid) and self.uuid == other.uuid
 
 
-def _checked(where: str, kind: str, value: Any) -> Any:
-    if kind == "str":
-        if not isinstance(value, str) or len(value) > MAX_TEXT or not value.isprintable():
-            raise ValueError(f"{where} is no text of at most {MAX_TEXT} characters")
-        return value
-    numbers = value if kind != "int" else [value]
-    if not isinstance(numbers, list):
-        raise ValueError(f"{where} is no list of numbers")
-    low = -1 if kind == "int" else 0
-    for number in numbers:
-        if type(number) is not int or not low <= number < _MAX_NUMBER:
-            raise ValueError(f"{where} has {str(number)[:40]!r}: whole numbers are expected")
-    return value if kind == "int" else tuple(value)
-
-
 def cuda_identity(properties: Any) -> tuple[str, str]:
     """UUID and bus id of a GPU, for :func:`describe_self`; "" for what is not known.
 
@@ -193,7 +169,7 @@ def cuda_identity(properties: Any) -> tuple[str, str]:
 def describe_self(
     rank: int,
     *,
-    device: str = "cpu",
+    device: Literal["cpu", "cuda"] = "cpu",
     index: int = 0,
     uuid: str = "",
     bus: str = "",
