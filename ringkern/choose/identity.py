@@ -14,8 +14,10 @@ import platform
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
 from .. import linux
+from ..decode import Within
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,10 @@ class Identity:
     """
 
     cpu: str
-    cores: int
+    cores: Annotated[int, Within(1, 1 << 20)]
     caches: tuple[int, ...]
     gpus: tuple[str, ...]
-    wire: int
+    wire: Annotated[int, Within(0, 1 << 32)]
 
     @property
     def id(self) -> str:

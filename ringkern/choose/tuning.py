@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from .. import decode
+from ..decode import Within
 from .cost import ANY_SIZE, Cost, Tier, Way
 from .identity import Identity
 
@@ -100,6 +102,42 @@ def ways_of(collective: str) -> tuple[Way, ...]:
 # ---- reading ------------------------------------------------------------------------------------
 
 
+_Number = Annotated[float, Within(0.0, math.inf)]
+_Size = Annotated[int, Within(1, ANY_SIZE)]
+_Positive = Annotated[float, Within(1e-9, math.inf)]
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A line of the file; the last tier has no end."""
+
+    collective: str
+    algorithm: str
+    protocol: str
+    channels: Annotated[int, Within(1, 64)]
+    base_us: _Number
+    hop_us: _Number
+    tiers: Annotated[tuple[tuple[_Size | None, _Positive], ...], Within(1, _MOST_TIERS)]
+    points: tuple[tuple[_Size, _Positive], ...]
+
+
+@dataclass(frozen=True)
+class _Run:
+    device: Literal["cpu"]
+    ranks: Annotated[int, Within(2, 1024)]
+    date: str
+    command: str
+    ways: tuple[_Way, ...]
+
+
+@dataclass(frozen=True)
+class _File:
+    format: Literal["ringkern tuning"]
+    version: Literal[1]
+    machine: Identity
+    measured: tuple[_Run, ...]
+
+
 def parse(text: str) -> Tuning:
     """The content of a tuning file.
 
@@ -107,113 +145,32 @@ def parse(text: str) -> Tuning:
         TuningError: anything in it is not as :func:`dump` writes it.
     """
     try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise TuningError(f"it is no JSON: {error}") from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise TuningError(f"its format is not {FORMAT!r}")
-    if content.get("version") != VERSION:
-        raise TuningError(f"its version is {content.get('version')!r}, and this reads {VERSION}")
-    content = _Fields(content, "the file")
-    content.keys("format", "version", "machine", "measured")
-    measured = [_measured(_Fields(m, "measured")) for m in content.list("measured")]
+        file: _File = decode.build(_File, decode.load(text, "the text"), "the text")
+    except ValueError as error:
+        raise TuningError(str(error)) from None
+    measured = tuple(map(_measured, file.measured))
     if len({(m.device, m.ranks) for m in measured}) != len(measured):
         raise TuningError("it has two measurements of the same device and ranks")
-    return Tuning(_machine(_Fields(content["machine"], "machine")), tuple(measured))
+    return Tuning(file.machine, measured)
 
 
-class _Fields(dict[str, Any]):
-    """An object of JSON whose values are looked at closely."""
-
-    def __init__(self, content: object, what: str) -> None:
-        if not isinstance(content, dict):
-            raise TuningError(f"{what} is {content!r}")
-        super().__init__(content)
-        self._what = what
-
-    def keys(self, *names: str) -> None:  # type: ignore[override]
-        if set(self) != set(names):
-            raise TuningError(f"{self._what} has {sorted(self)}, not {sorted(names)}")
-
-    def list(self, name: str) -> list[Any]:
-        found: list[Any] = self._of(name, list)
-        return found
-
-    def text(self, name: str) -> str:
-        found: str = self._of(name, str)
-        return found
-
-    def whole(self, name: str, least: int, most: int) -> int:
-        value: int = self._of(name, int)
-        if isinstance(value, bool) or not least <= value <= most:
-            raise TuningError(f"{self._what}: {name} is {value!r}")
-        return value
-
-    def number(self, name: str) -> float:
-        return _number(self[name], f"{self._what}: {name}")
-
-    def _of(self, name: str, kind: type) -> Any:
-        if not isinstance(self[name], kind):
-            raise TuningError(f"{self._what}: {name} is {self[name]!r}")
-        return self[name]
-
-
-def _number(value: object, what: str, least: float = 0.0) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TuningError(f"{what} is {value!r}")
-    if not (least <= value and math.isfinite(value)):
-        raise TuningError(f"{what} is {value!r}")
-    return float(value)
-
-
-def _machine(fields: _Fields) -> Identity:
-    fields.keys("cpu", "cores", "caches", "gpus", "wire")
-    sizes, gpus = fields.list("caches"), fields.list("gpus")
-    if not all(isinstance(size, int) for size in sizes):
-        raise TuningError(f"machine: caches is {sizes!r}")
-    if not all(isinstance(gpu, str) for gpu in gpus):
-        raise TuningError(f"machine: gpus is {gpus!r}")
-    cores, wire = fields.whole("cores", 1, 1 << 20), fields.whole("wire", 0, 1 << 32)
-    return Identity(fields.text("cpu"), cores, tuple(sizes), tuple(gpus), wire)
-
-
-def _measured(fields: _Fields) -> Measured:
-    fields.keys("device", "ranks", "date", "command", "ways")
-    ways = dict(_fitted(_Fields(way, "a way")) for way in fields.list("ways"))
+def _measured(run: _Run) -> Measured:
+    ways = dict(map(_fitted, run.ways))
     known = {(collective, way) for collective in COLLECTIVES for way in ways_of(collective)}
-    if set(ways) != known or len(ways) != len(fields["ways"]):
-        raise TuningError("it has not each way of each collective once")
-    if fields["device"] != "cpu":
-        raise TuningError(f"device is {fields['device']!r}, and only a cpu is measured")
-    ranks = fields.whole("ranks", 2, 1024)
-    return Measured("cpu", ranks, fields.text("date"), fields.text("command"), ways)
+    if set(ways) != known or len(ways) != len(run.ways):
+        raise TuningError("it must list each way of each collective exactly once")
+    return Measured(run.device, run.ranks, run.date, run.command, ways)
 
 
-def _fitted(fields: _Fields) -> tuple[tuple[str, Way], Fitted]:
-    names = ("collective", "algorithm", "protocol", "channels")
-    fields.keys(*names, "base_us", "hop_us", "tiers", "points")
-    channels = fields.whole("channels", 1, 64)
-    way = Way(fields.text("algorithm"), fields.text("protocol"), channels)
-    tiers = [_tier(pair) for pair in fields.list("tiers")]
+def _fitted(found: _Way) -> tuple[tuple[str, Way], Fitted]:
+    way = Way(found.algorithm, found.protocol, found.channels)
+    tiers = tuple(Tier(end or ANY_SIZE, gb_s) for end, gb_s in found.tiers)
     sizes = [tier.up_to for tier in tiers]
-    if not 1 <= len(tiers) <= _MOST_TIERS or sizes[-1] != ANY_SIZE or sizes != sorted(set(sizes)):
-        raise TuningError(f"{way}: its tiers are {fields['tiers']!r}")
-    cost = Cost(fields.number("base_us"), fields.number("hop_us"), tuple(tiers))
-    points = [_pair(pair, "a point") for pair in fields.list("points")]
-    return (fields.text("collective"), way), Fitted(cost, tuple(points))
-
-
-def _tier(pair: object) -> Tier:
-    # The last one has no end.
-    if isinstance(pair, list) and pair[:1] == [None]:
-        pair = [ANY_SIZE, *pair[1:]]
-    return Tier(*_pair(pair, "a tier"))
-
-
-def _pair(pair: object, what: str) -> tuple[int, float]:
-    if not isinstance(pair, list) or len(pair) != 2 or type(pair[0]) is not int or pair[0] < 1:
-        raise TuningError(f"{what} is {pair!r}")
-    return pair[0], _number(pair[1], what, least=1e-9)
+    if sizes[-1] != ANY_SIZE or sizes != sorted(set(sizes)):
+        raise TuningError(
+            f"{found.collective} {way}: tiers end at {sizes}; accepted: rising sizes, null last"
+        )
+    return (found.collective, way), Fitted(Cost(found.base_us, found.hop_us, tiers), found.points)
 
 
 # ---- writing ------------------------------------------------------------------------------------

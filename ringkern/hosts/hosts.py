@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+from .. import decode
+from ..decode import Within
 from .peer import Peer
 
-# As csrc/comm has it.
-_MAX_NAME = 256
+# At most as long as in csrc/comm, and a number of 8 characters.
+_Name = Annotated[str, Within(1, 256 + 8)]
+_Json = tuple[tuple[_Name, ...], tuple[int, ...], bool]
 
 
 @dataclass(frozen=True)
@@ -50,22 +54,12 @@ class Hosts:
         Raises:
             ValueError: it is not about these.
         """
-        try:
-            names, host_of, crowded = json.loads(text)
-            whole = cls(tuple(names), tuple(host_of), crowded)
-            good = len(host_of) == size and all(type(host) is int for host in host_of)
-            good = good and type(crowded) is bool
-            good = good and tuple(dict.fromkeys(host_of)) == tuple(range(len(names)))
-            good = good and len(set(names)) == len(names) and all(map(_is_name, names))
-        except (ValueError, TypeError, RecursionError):
-            good = False
-        if not good:
-            raise ValueError(f"it says no hosts of {size} ranks")
-        return whole
-
-
-def _is_name(name: object) -> bool:
-    return isinstance(name, str) and 0 < len(name) <= _MAX_NAME + 8 and name.isprintable()
+        where = f"the text on the hosts of {size} ranks"
+        names, host_of, crowded = decode.build(_Json, decode.load(text, where), where)
+        good = len(host_of) == size and len(set(names)) == len(names)
+        if not good or tuple(dict.fromkeys(host_of)) != tuple(range(len(names))):
+            raise ValueError(f"{where} has {len(names)} names, and ranks on {host_of}"[:300])
+        return cls(names, host_of, crowded)
 
 
 def hosts_of(peers: Sequence[Peer]) -> Hosts:

@@ -8,17 +8,19 @@ from __future__ import annotations
 import json
 import os
 import socket
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from .. import linux
+from .. import decode, linux
+from ..decode import Within
 
 VERSION = 3
 # Of one record: room for the numbers of some thousands of cores.
 MAX_BYTES = 1 << 16
 MAX_TEXT = 256
-_MAX_NUMBER = 1 << 63
+Number = Annotated[int, Within(0, (1 << 63) - 1)]
+Text = Annotated[str, Within(0, MAX_TEXT)]
 
 
 @dataclass(frozen=True)
@@ -36,14 +38,14 @@ class Peer:
         named: the host's name that the user gave by ``RINGKERN_HOST``; "" where that is not set.
     """
 
-    rank: int
-    host: str = ""
-    boot_id: str = ""
-    pid_namespace: int = 0
-    pid: int = 0
-    cores: tuple[int, ...] = ()
-    network_namespace: int = 0
-    named: str = ""
+    rank: Number
+    host: Text = ""
+    boot_id: Text = ""
+    pid_namespace: Number = 0
+    pid: Number = 0
+    cores: tuple[Number, ...] = ()
+    network_namespace: Number = 0
+    named: Text = ""
 
     def to_json(self) -> str:
         """Returns the record that :meth:`from_json` reads."""
@@ -59,19 +61,12 @@ class Peer:
         where = f"the record of rank {rank}"
         if len(text) > MAX_BYTES:
             raise ValueError(f"{where} has {len(text)} bytes: at most {MAX_BYTES} are accepted")
-        try:
-            values = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{where} is no JSON: {error}") from None
+        values = decode.load(text, where)
         if not isinstance(values, dict) or values.pop("version", None) != VERSION:
             raise ValueError(
                 f"{where} is not of version {VERSION}: all ranks need the same ringkern"
             )
-        expected = {field.name: str(field.type) for field in fields(cls)}
-        if values.keys() != expected.keys():
-            differ = ", ".join(sorted(values.keys() ^ expected.keys()))[:200]
-            raise ValueError(f"{where} has other fields than expected: {differ}")
-        peer = cls(**{n: _checked(f"{where}: {n}", expected[n], v) for n, v in values.items()})
+        peer: Peer = decode.build(cls, values, where)
         if peer.rank != rank:
             raise ValueError(f"{where} is of rank {peer.rank}: two ranks use the same number")
         return peer
@@ -101,20 +96,6 @@ class Peer:
             if mine and theirs and mine != theirs:
                 return f"{what} {theirs} of {other.host}, {mine} of {self.host}"
         return ""
-
-
-def _checked(where: str, kind: str, value: Any) -> Any:
-    if kind == "str":
-        if not isinstance(value, str) or len(value) > MAX_TEXT or not value.isprintable():
-            raise ValueError(f"{where} is no text of at most {MAX_TEXT} characters")
-        return value
-    numbers = value if kind != "int" else [value]
-    if not isinstance(numbers, list):
-        raise ValueError(f"{where} is no list of numbers")
-    for number in numbers:
-        if type(number) is not int or not 0 <= number < _MAX_NUMBER:
-            raise ValueError(f"{where} has {str(number)[:40]!r}: whole numbers are expected")
-    return value if kind == "int" else tuple(value)
 
 
 def this_peer(rank: int, *, named: str = "", proc_root: str | Path = "/proc") -> Peer:

@@ -14,11 +14,12 @@ import logging
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 import torch.distributed as dist
 
-from .. import _C
+from .. import _C, decode
 from ..config import config
 from ..errors import PeerLostError, RendezvousError, RingKernError
 from .hosts import Hosts, hosts_of
@@ -303,9 +304,8 @@ class Search:
                     f"what says in the store on which hosts the ranks are is not that: {error}. "
                     "All ranks need the same ringkern"
                 ) from None
-        text, rank, lost = refusal
-        failed = PeerLostError(text) if lost else RendezvousError(text)
-        failed.rank = rank
+        failed = (PeerLostError if refusal.lost else RendezvousError)(refusal.refused)
+        failed.rank = refusal.rank
         raise failed
 
 
@@ -335,18 +335,23 @@ def _did_not_come(ranks: list[int]) -> str:
     return f"did not come: rank {' '.join(map(str, ranks[:_MAX_LISTED]))}{more}"
 
 
+@dataclass(frozen=True)
+class _Refusal:
+    """A text instead of the hosts, the rank that it is about, and whether that is lost."""
+
+    refused: str
+    rank: int | None
+    lost: bool
+
+
 def _refusal(text: str, rank: int | None = None, lost: bool = False) -> str:
-    return json.dumps({"refused": text[:_MAX_TEXT], "rank": rank, "lost": lost})
+    return json.dumps(asdict(_Refusal(text[:_MAX_TEXT], rank, lost)))
 
 
-def _refusal_in(answer: bytes) -> tuple[str, int | None, bool] | None:
-    """The text, the rank that it is about, and whether that is lost."""
+def _refusal_in(answer: bytes) -> _Refusal | None:
     try:
-        found = json.loads(answer)
-        text, rank, lost = found["refused"], found["rank"], found["lost"]
-    except (ValueError, TypeError, KeyError, RecursionError):
+        found: _Refusal = decode.build(_Refusal, decode.load(answer, "the answer"), "the answer")
+    except ValueError:
         return None
-    if not isinstance(text, str) or not (rank is None or type(rank) is int):
-        return None
-    plain = "".join(c if " " <= c <= "~" else "?" for c in text[:_MAX_TEXT])
-    return plain, rank, lost is True
+    plain = "".join(c if " " <= c <= "~" else "?" for c in found.refused[:_MAX_TEXT])
+    return replace(found, refused=plain)

@@ -154,7 +154,7 @@ def test_hosts() -> None:
     ],
 )
 def test_what_is_no_hosts(text: str | bytes) -> None:
-    with pytest.raises(ValueError, match="no hosts of 2 ranks"):
+    with pytest.raises(ValueError, match="the text on the hosts of 2 ranks"):
         Hosts.from_json(text, 2)
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import multiprocessing
 import os
 import random
+import re
 import stat
 import subprocess
 import sys
@@ -25,7 +27,7 @@ from ringkern import _C
 from ringkern.choose import cache, identity, tables
 from ringkern.choose.cost import ANY_SIZE, Way
 from ringkern.choose.identity import Identity
-from ringkern.choose.tuning import DIRECT, RING, Tuning, dump, parse, ways_of
+from ringkern.choose.tuning import DIRECT, RING, Tuning, TuningError, dump, parse, ways_of
 from tests.torch import tunings
 from tests.torch.tunings import MACHINE
 
@@ -331,6 +333,26 @@ def test_a_broken_file_is_ignored_with_one_warning(folder: Path, what: str) -> N
     assert str(path) in said
     assert "run `python -m ringkern tune` again, or delete the file" in said
     assert all("ringkern's default" in source for source in found)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (_changed(version=2), "the text: version is 2; accepted: 1"),
+        (_with_way(hop_us=math.inf), "measured[0].ways[0].hop_us is inf; accepted: a number"),
+        (_with_way(base_us=-1), "ways[0].base_us is -1; accepted: a number, 0 to inf"),
+        (_with_way(points=[[8, 1], [8]]), "ways[0].points[1] is [8]; accepted: a list of 2"),
+        (_with_way(tiers=[[None, 0]]), "tiers[0][1] is 0; accepted: a number, 1e-09 to inf"),
+        (_with_way(tiers=[["8", 1]]), "tiers[0][0] is '8'; accepted: a whole number, 1 to "),
+        (
+            _with_measured(x=1),
+            "measured[0] has ['x']; accepted: device, ranks, date, command, ways",
+        ),
+    ],
+)
+def test_an_error_has_the_place_and_what_is_accepted(text: str, said: str) -> None:
+    with pytest.raises(TuningError, match=re.escape(said)):
+        parse(text)
 
 
 def test_what_is_in_its_place_is_no_file(folder: Path) -> None:

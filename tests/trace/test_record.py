@@ -362,6 +362,11 @@ def test_json() -> None:
         ("[]", "its format is 'list'"),
         ('{"format": "ringkern-trace-0"}', "its format is 'ringkern-trace-0'"),
         ('{"format": "ringkern-trace-1"}', "this trace is damaged"),
+        (
+            made(2).to_json().replace('"count": ', '"count": 0.5, "x": ', 1),
+            "the trace: count is 0.5",
+        ),
+        (made(2).to_json().replace("\n[0,", '\n["0",'), r"the trace: events\[\d+\].rank is '0'"),
         ("{", "Expecting"),
     ],
 )

@@ -7,7 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any
+
+from ... import decode
 
 FORMAT = "ringkern-trace-1"
 
@@ -168,21 +169,20 @@ class Trace:
         Raises:
             ValueError: it is no such text, or of another version.
         """
-        data: Any = json.loads(text)
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            found = data.get("format") if isinstance(data, dict) else type(data).__name__
+        data = decode.load(text, "the trace")
+        format_of = data.pop("format", None) if isinstance(data, dict) else type(data).__name__
+        if format_of != FORMAT:
             raise ValueError(
-                f"this is no trace that can be read: its format is {found!r}, not {FORMAT!r}. "
+                f"this is no trace that can be read: its format is {format_of!r}, not {FORMAT!r}. "
                 "Record it again with this version (python -m ringkern trace)"
             )
         try:
-            columns = data["columns"]
-            events = tuple(Event(**dict(zip(columns, row, strict=True))) for row in data["events"])
-            head = {f.name: data[f.name] for f in fields(cls) if f.name != "events"}
-            head["orders"] = tuple(tuple(order) for order in head["orders"])
-            return cls(**head, events=events)
+            columns = data.pop("columns")
+            rows = [dict(zip(columns, row, strict=True)) for row in data["events"]]
+            trace: Trace = decode.build(cls, {**data, "events": rows}, "the trace")
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"this trace is damaged: {error!r}. Record it again") from error
+            raise ValueError(f"this trace is damaged: {error}. Record it again") from error
+        return trace
 
     def check(self) -> None:
         """Whether this can be a trace of that call.
