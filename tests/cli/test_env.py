@@ -110,12 +110,12 @@ def test_an_extension_that_does_not_load(tmp_path: Path) -> None:
         ("raise OSError('libcudart.so.13: no such file')", "OSError: libcudart.so.13: no such"),
         ("import os; os.kill(os.getpid(), 4)", "loading torch ended Python by SIGILL"),
         ("import os; os._exit(3)", "loading torch ended Python with status 3"),
-        ("import time; time.sleep(100)", "loading torch did not end within 1 s"),
+        ("import time; time.sleep(100)", "loading torch did not end within 3 s"),
     ],
 )
 def test_a_torch_that_does_not_load(program: str, said: str, tmp_path: Path) -> None:
     folder = other_torch(broken_copy(tmp_path), program)
-    found = lines_of(run("--timeout", "3" if "sleep" in program else "9", cwd=folder))
+    found = lines_of(run("--timeout", "9", cwd=folder))
     assert found["torch"].startswith("DOES NOT LOAD: ")
     assert said in found["torch"]
     assert "DOES NOT LOAD" in found["build"]
