@@ -1,5 +1,5 @@
-// What every call of the backend goes through, and what its group lives by: torch/backend.cpp has the
-// calls themselves.
+// The base of the backend: the way of every call, and the state of the group. The calls themselves
+// are in torch/backend.cpp.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>

@@ -1,5 +1,5 @@
-// Functions that add to the module, one of each unit that binds. Each of these includes this header,
-// so that all of them convert the types of Python and torch alike.
+// Functions that add to the module, one of each unit that binds. Each such unit includes this
+// header, so that all convert the types of Python and torch alike.
 #pragma once
 
 #include <pybind11/functional.h>

@@ -1,5 +1,5 @@
-// Calls of a group that spans hosts, from launch to wait; the engines that they go by; and failures:
-// which reason counts, who is told, and what all ranks raise.
+// Calls of a group that spans hosts, from launch to wait; the engines that they go by; and
+// failures: which reason counts, who is told, and what all ranks raise.
 //
 // Inside a host the ring finds the cause, as ever. Between hosts an engine says that a connection
 // has broken, or nothing: then those who know better are given a moment to say so, and if nobody

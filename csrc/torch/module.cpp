@@ -1,5 +1,5 @@
-// The Python module `ringkern._C`, and views of other rooms: plan, layout, recorded calls. The other
-// units of this room add their own (torch/bindings.h).
+// The Python module `ringkern._C`, and views of other rooms: plan, layout, recorded calls. The
+// other units of this room add their own (torch/bindings.h).
 #include <torch/headeronly/version.h>
 
 #include "comm/handshake.h"
