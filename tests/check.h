@@ -64,7 +64,7 @@
 
 namespace ringkern::test {
 
-// ---- check.cpp, which also has main --------------------------------------------------------------
+// ---- check.cpp, which also has main -------------------------------------------------------------
 
 struct TestCase {
   const char* name;
