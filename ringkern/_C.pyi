@@ -124,6 +124,24 @@ class Plan:
     def slices(self, count: int) -> list[tuple[int, int]]: ...
     def trace(self, rank: int, channel: int = 0) -> list[tuple[str, int, int, int, int]]: ...
 
+class Pieces:
+    most: int
+    under_way: int
+    little_bytes: int
+    def __init__(
+        self,
+        count: int,
+        element_bytes: int,
+        rails: int,
+        hosts: int,
+        inside: bool,
+        crossing: tuple[int, int, bool],
+    ) -> None: ...
+    @property
+    def rails(self) -> int: ...
+    @property
+    def long_pieces(self) -> int: ...
+
 class Bare:
     file_bytes: int
     longest_chunk: int

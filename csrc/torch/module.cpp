@@ -12,6 +12,7 @@
 #include "torch/hosts_failures.h"
 #include "torch/layout.h"
 #include "torch/local.h"
+#include "torch/pieces.h"
 #include "torch/plan.h"
 #include "torch/quick.h"
 #include "torch/recorder.h"
@@ -50,6 +51,7 @@ PYBIND11_MODULE(_C, m) {
   m.attr("algorithms") = py::tuple(names<Algorithm>(kAlgorithms));
   m.def("build_info", &build_info);
   bind_plan(m);
+  bind_pieces(m);
   bind_layout(m);
   bind_bare(m);
   bind_recorder(m);

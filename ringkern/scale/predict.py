@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from .. import rings
 from ..cost import Way
-from ..pieces import NCCL
+from ..hosts.crossing import NCCL
 from ..topology import Machine
 from . import constants
 from .estimate import FLAT_RING, FLAT_TREE, Estimate, Phase, estimate, hierarchy

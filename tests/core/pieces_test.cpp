@@ -76,7 +76,6 @@ void so_it_is_with_few_elements() {
 
 constexpr int64_t K = 1 << 10, M = 1 << 20;
 
-// tests/core/test_pieces.py holds ringkern/pieces.py to these rows, which it reads here:
 //  bytes, hosts, ranks of the smallest host, and of the largest, the crossing: rails, pieces
 struct Row {
   int64_t bytes;
@@ -115,7 +114,7 @@ constexpr Row kRows[] = {
 };
 // clang-format on
 
-void the_cut_is_that_of_the_model() {
+void the_cut_is_as_worked_out_by_hand() {
   for (const Row& row : kRows) {
     const bool inside = row.most_ranks > 1;
     const Pieces p = Pieces::make(row.bytes / 8, 8, row.ranks, row.hosts, inside, row.crossing);
@@ -134,5 +133,5 @@ static_assert(Pieces::make(11, 4, 2, 2, true, {0, 16, false}).piece(1).count() =
 int main() {
   each_element_is_in_one_piece();
   so_it_is_with_few_elements();
-  the_cut_is_that_of_the_model();
+  the_cut_is_as_worked_out_by_hand();
 }
