@@ -11,6 +11,7 @@
 #include "torch/errors.h"
 #include "torch/hosts_failures.h"
 #include "torch/layout.h"
+#include "torch/lists.h"
 #include "torch/local.h"
 #include "torch/pieces.h"
 #include "torch/plan.h"
@@ -50,6 +51,7 @@ PYBIND11_MODULE(_C, m) {
   m.attr("protocols") = py::tuple(names<Protocol>(kProtocols));
   m.attr("algorithms") = py::tuple(names<Algorithm>(kAlgorithms));
   m.def("build_info", &build_info);
+  bind_lists(m);
   bind_plan(m);
   bind_pieces(m);
   bind_layout(m);

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from .tables import (
     DEVICES,
-    LISTS,
-    MOST_ROWS,
     SAMPLES,
     SIZES,
     Costs,
@@ -26,8 +24,6 @@ from .tables import (
 
 __all__ = [
     "DEVICES",
-    "LISTS",
-    "MOST_ROWS",
     "SAMPLES",
     "SIZES",
     "Costs",

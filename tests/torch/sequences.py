@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -14,7 +16,6 @@ from tests import reference
 from tests.reference import bits_of
 from tests.torch.layouts import DENSE, Memory
 
-DTYPES = {str(t).removeprefix("torch."): t for t in (*reference.FLOATS, *reference.INTEGERS)}
 OPS = {
     "sum": dist.ReduceOp.SUM,
     "prod": dist.ReduceOp.PRODUCT,
@@ -25,7 +26,6 @@ OPS = {
     "bor": dist.ReduceOp.BOR,
     "bxor": dist.ReduceOp.BXOR,
 }
-NOT_IN_GLOO = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Call:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        return DTYPES[self.dtype]
+        return reference.DTYPES[self.dtype]
 
     @property
     def reduce_op(self) -> dist.ReduceOp | dist.ReduceOp.RedOpType:
@@ -185,6 +185,19 @@ def expected_of(call: Call, inputs: list[torch.Tensor], rank: int) -> torch.Tens
     return reference.all_reduce(inputs, call.op, call.protocol, call.factor, call.algorithm)
 
 
+@functools.cache
+def gloo_has(dtype: torch.dtype) -> bool:
+    """Whether Gloo reduces a dtype: a group of one rank refuses what others refuse."""
+    gloo = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=60))
+    try:
+        gloo.allreduce([torch.zeros(1, dtype=dtype)]).wait()
+    except RuntimeError as error:
+        if "Invalid scalar type" not in str(error):
+            raise
+        return False
+    return True
+
+
 def by_gloo(
     call: Call, rank: int, size: int, group: dist.ProcessGroup | None = None
 ) -> torch.Tensor | None:
@@ -194,7 +207,7 @@ def by_gloo(
         everyone = torch.empty(call.length * size * mine.element_size(), dtype=torch.uint8)
         dist.all_gather_into_tensor(everyone, mine.view(torch.uint8), group)
         return everyone.view(mine.dtype)
-    if mine.dtype in NOT_IN_GLOO:
+    if not gloo_has(mine.dtype):
         return None
     if call.op == "premul_sum":
         mine = (mine.to(torch.float64) * call.factor).to(mine.dtype)

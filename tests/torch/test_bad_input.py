@@ -17,10 +17,7 @@ from tests.ranks import Pool
 from tests.torch.test_api import summed, values
 
 Call = Callable[[int, int], Any]
-DTYPES = (
-    "ringkern takes float32, float64, float16, bfloat16, int8, uint8, int32, int64, float8_e4m3fn, "
-    "float8_e5m2"
-)
+DTYPES = f"ringkern takes {', '.join(ringkern.build_info()['dtypes'])}"
 OPS = dist.ReduceOp
 reduce, scatter, gather = (
     ringkern.ring_all_reduce,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import ringkern
-from ringkern import exact
+from ringkern import _C, exact
 from ringkern.comm import communicator_for
 from ringkern.trace.events import Trace
 from ringkern.trace.record import record
@@ -17,7 +17,7 @@ if not ringkern.build_info()["cuda"]:
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-PROTOCOLS = ("simple", "ll", "ll128")
+PROTOCOLS = _C.protocols
 
 
 def _record(rank: int, size: int, size_bytes: int, protocol: str) -> str:
