@@ -13,7 +13,7 @@ with these rules:
 - ``avg`` divides the finished sum by the number of ranks and rounds once more; ``premul_sum``
   multiplies each input, and rounds it, before it enters the ring.
 - ``min`` and ``max`` propagate NaN and take -0 to be less than +0.
-- Integers wrap.
+- Integers wrap. The sum of booleans is their or, and the product their and.
 - Arithmetic that ends in NaN ends in one NaN: positive, all bits of the mantissa set. A value that
   is only moved (all-gather, one rank) keeps its bits.
 """
@@ -40,7 +40,9 @@ WAYS = (
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in build_info()["dtypes"]}
 FLOATS = tuple(dtype for dtype in DTYPES.values() if dtype.is_floating_point)
 SMALL_FLOATS = tuple(dtype for dtype in FLOATS if dtype.itemsize < 4)
-INTEGERS = tuple(dtype for dtype in DTYPES.values() if not dtype.is_floating_point)
+INTEGERS = tuple(
+    dtype for dtype in DTYPES.values() if not dtype.is_floating_point and dtype != torch.bool
+)
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 _NAN = {

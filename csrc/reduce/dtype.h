@@ -65,13 +65,13 @@ using e5m2_t = SmallFloat<uint8_t, 5, 2, 0x7c>;
 // `value`: a DType; `type`: what its elements are stored as.
 template <DType>
 struct DTypeTag;
-#define RK_TAG(name, torch_name, bytes, kind)                                 \
-  template <>                                                                 \
-  struct DTypeTag<DType::name> {                                              \
-    using type = name##_t;                                                    \
-    static constexpr DType value = DType::name;                               \
-    static_assert(sizeof(type) == bytes);                                     \
-    static_assert(std::is_integral_v<type> == (Kind::kind == Kind::integer)); \
+#define RK_TAG(name, torch_name, bytes, kind)                                  \
+  template <>                                                                  \
+  struct DTypeTag<DType::name> {                                               \
+    using type = name##_t;                                                     \
+    static constexpr DType value = DType::name;                                \
+    static_assert(sizeof(type) == bytes);                                      \
+    static_assert(std::is_integral_v<type> == (Kind::kind != Kind::floating)); \
   };
 RK_DTYPES(RK_TAG)
 #undef RK_TAG

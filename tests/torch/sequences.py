@@ -63,11 +63,13 @@ def values_of(call: Call, rank: int, size: int) -> torch.Tensor:
     dtype = call.torch_dtype
     random = torch.Generator().manual_seed(call.seed * 1024 + rank)
     if call.values == "bits":
-        raw = torch.randint(0, 256, (count * dtype.itemsize,), dtype=torch.uint8, generator=random)
+        most = 2 if dtype == torch.bool else 256
+        raw = torch.randint(0, most, (count * dtype.itemsize,), dtype=torch.uint8, generator=random)
         return raw.view(dtype)
     if not dtype.is_floating_point:
         least = 0 if dtype == torch.uint8 else -100
-        return torch.randint(least, 100, (count,), generator=random).to(dtype)
+        values = torch.randint(least, 100, (count,), generator=random)
+        return (values % 2 if dtype == torch.bool else values).to(dtype)
     values = (2 * torch.randn(count, dtype=torch.float64, generator=random)).to(dtype)
     if call.values == "special":
         inf, info = float("inf"), torch.finfo(dtype)
@@ -212,6 +214,8 @@ def by_gloo(
     if call.op == "premul_sum":
         mine = (mine.to(torch.float64) * call.factor).to(mine.dtype)
     dist.all_reduce(mine, OPS["sum" if call.op == "premul_sum" else call.op], group)
+    if mine.dtype == torch.bool:
+        return mine.view(torch.uint8) != 0  # Gloo adds bytes: true and true are a 2
     return mine
 
 

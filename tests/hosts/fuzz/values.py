@@ -33,7 +33,7 @@ INTEGERS = tuple(str(dtype).removeprefix("torch.") for dtype in reference.INTEGE
 COMPLEX = {"complex64": "float32", "complex128": "float64"}
 NUMBERS = (*FLOATS, *INTEGERS)
 REDUCED = (*NUMBERS, *COMPLEX, "bool")
-MOVED = (*REDUCED, "int16")
+MOVED = (*REDUCED, "uint16")
 OPS = ("SUM", "PRODUCT", "MIN", "MAX", "AVG")
 BIT_OPS = ("BAND", "BOR", "BXOR")
 # Arguments of functions that take names.
