@@ -17,6 +17,7 @@ enum class Kind : uint8_t { floating, integer, logical };
   X(bf16, "bfloat16", 2, floating)          \
   X(i8, "int8", 1, integer)                 \
   X(u8, "uint8", 1, integer)                \
+  X(i16, "int16", 2, integer)               \
   X(i32, "int32", 4, integer)               \
   X(i64, "int64", 8, integer)               \
   X(e4m3, "float8_e4m3fn", 1, floating)     \
@@ -26,7 +27,6 @@ enum class Kind : uint8_t { floating, integer, logical };
 //        torch's name  bytes
 #define RK_MOVED_DTYPES(X)    \
   X("bool", 1)                \
-  X("int16", 2)               \
   X("uint16", 2)              \
   X("uint32", 4)              \
   X("uint64", 8)              \

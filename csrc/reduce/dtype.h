@@ -57,6 +57,7 @@ using f16_t = SmallFloat<uint16_t, 5, 10, 0x7c00>;
 using bf16_t = SmallFloat<uint16_t, 8, 7, 0x7f80>;
 using i8_t = int8_t;
 using u8_t = uint8_t;
+using i16_t = int16_t;
 using i32_t = int32_t;
 using i64_t = int64_t;
 using e4m3_t = SmallFloat<uint8_t, 4, 3, 0x7e>;
