@@ -20,13 +20,13 @@ enum class Kind : uint8_t { floating, integer, logical };
   X(i16, "int16", 2, integer)               \
   X(i32, "int32", 4, integer)               \
   X(i64, "int64", 8, integer)               \
+  X(boolean, "bool", 1, logical)            \
   X(e4m3, "float8_e4m3fn", 1, floating)     \
   X(e5m2, "float8_e5m2", 1, floating)
 
 // Further dtypes, of what is only moved.
 //        torch's name  bytes
 #define RK_MOVED_DTYPES(X)    \
-  X("bool", 1)                \
   X("uint16", 2)              \
   X("uint32", 4)              \
   X("uint64", 8)              \

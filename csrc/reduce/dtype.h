@@ -60,6 +60,7 @@ using u8_t = uint8_t;
 using i16_t = int16_t;
 using i32_t = int32_t;
 using i64_t = int64_t;
+using boolean_t = u8_t;
 using e4m3_t = SmallFloat<uint8_t, 4, 3, 0x7e>;
 using e5m2_t = SmallFloat<uint8_t, 5, 2, 0x7c>;
 
