@@ -17,7 +17,31 @@ Roster = tuple[str, list[tuple[int, int]], float]
 TimedRow = tuple[int, int, int, str, int, int, int, int, int, int, int]
 protocols: tuple[str, ...]
 algorithms: tuple[str, ...]
+# csrc/core/choice.h: the names of the lists, and the most rows of each.
+lists: tuple[str, ...]
+most_rows: int
+most_ranks: int
+# csrc/core/orders.h: how many orders a ring takes, and of how many ranks.
+most_orders: int
+most_ordered_ranks: int
 
+def ops_of(dtype: str) -> list[str]: ...
+def ways_on(device: str) -> list[tuple[str, str]]: ...
+def is_there(
+    device: str, algorithm: str, protocol: str, in_rank_order: bool, wide: bool
+) -> bool: ...
+def not_by_ring(collective: str, dtype: str, in_rank_order: bool, wide: bool) -> str | None: ...
+def why_not(
+    device: str,
+    collective: str,
+    ranks: int,
+    dtype: str,
+    way: tuple[str, str],
+    algorithm: str,
+    protocol: str,
+    in_rank_order: bool,
+    wide: bool,
+) -> str: ...
 def describe(
     device: str,
     collective: str,
@@ -123,6 +147,24 @@ class Plan:
     def chunk_of(self, channel: int, loop: int, owner: int) -> tuple[int, int, int]: ...
     def slices(self, count: int) -> list[tuple[int, int]]: ...
     def trace(self, rank: int, channel: int = 0) -> list[tuple[str, int, int, int, int]]: ...
+
+class Pieces:
+    most: int
+    under_way: int
+    little_bytes: int
+    def __init__(
+        self,
+        count: int,
+        element_bytes: int,
+        rails: int,
+        hosts: int,
+        inside: bool,
+        crossing: tuple[int, int, bool],
+    ) -> None: ...
+    @property
+    def rails(self) -> int: ...
+    @property
+    def long_pieces(self) -> int: ...
 
 class Communicator:
     def __init__(

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from . import _C
 from .config import ACCUMULATE, ALGORITHMS, DETERMINISTIC, PROTOCOLS, config
 
 Op = dist.ReduceOp | dist.ReduceOp.RedOpType
@@ -69,14 +70,6 @@ def protocol_name(protocol: str) -> str:
     return _named("protocol", protocol, PROTOCOLS, config.protocol)
 
 
-# The all-reduces without a ring: algorithm and protocol. Only they keep the order of ranks, and
-# can keep sums in float32.
-_DIRECT = {
-    "cpu": (("one_shot", "ll"), ("one_shot", "simple"), ("two_shot", "simple")),
-    "cuda": (("one_shot", "ll"), ("two_shot", "ll")),
-}
-
-
 def way_asked(
     algorithm: str, protocol: str, deterministic: str, accumulate: str, device: str = "cpu"
 ) -> tuple[str, str, bool, bool]:
@@ -100,27 +93,21 @@ def way_asked(
             what: _of_environment(what, given, device) if name == "auto" else name
             for what, name in given.items()
         }
+    return _as_the_extension_takes(asked)
+
+
+def _of_environment(what: str, given: dict[str, str], device: str) -> str:
+    name: str = getattr(config, what)
+    there = _C.is_there(device, *_as_the_extension_takes({**given, what: name}))
+    return name if there else "auto"
+
+
+def _as_the_extension_takes(asked: dict[str, str]) -> tuple[str, str, bool, bool]:
     return (
         asked["algorithm"],
         asked["protocol"],
         asked["deterministic"] == "size_invariant",
         asked["accumulate"] == "float32",
-    )
-
-
-def _of_environment(what: str, given: dict[str, str], device: str) -> str:
-    name: str = getattr(config, what)
-    return name if _is_there({**given, what: name}, device) else "auto"
-
-
-def _is_there(asked: dict[str, str], device: str) -> bool:
-    """Returns True if an all-reduce on this kind of device can be all of this."""
-    ways = _DIRECT.get(device, ())
-    if asked["deterministic"] != "size_invariant" and asked["accumulate"] != "float32":
-        ways += tuple(("ring", protocol) for protocol in PROTOCOLS)
-    return any(
-        asked["algorithm"] in ("auto", algorithm) and asked["protocol"] in ("auto", protocol)
-        for algorithm, protocol in ways
     )
 
 

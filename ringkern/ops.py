@@ -56,10 +56,9 @@ def ring_all_reduce(
     While such a graph runs, the group must have no call on another stream of that device.
 
     Args:
-        tensor: a dense tensor of any shape and strides, on the CPU or on a CUDA device; float32,
-            float64, float16, bfloat16, float8_e4m3fn, float8_e5m2, int8, uint8, int32 or int64.
-            Also a NumPy or CuPy array, or anything else with ``__dlpack__``, changed in place. May
-            be empty.
+        tensor: a dense tensor of any shape and strides, on the CPU or on a CUDA device, of a dtype
+            in ``ringkern.build_info()["dtypes"]``. Also a NumPy or CuPy array, or anything else
+            with ``__dlpack__``, changed in place. May be empty.
         op: ``ReduceOp.SUM``, ``PRODUCT``, ``MIN``, ``MAX`` (both propagate NaN), ``AVG`` and
             ``PREMUL_SUM`` (floats), ``BAND``, ``BOR``, ``BXOR`` (integers). Each hop rounds to the
             dtype of the tensor; integers wrap.

@@ -13,7 +13,7 @@ with these rules:
 - ``avg`` divides the finished sum by the number of ranks and rounds once more; ``premul_sum``
   multiplies each input, and rounds it, before it enters the ring.
 - ``min`` and ``max`` propagate NaN and take -0 to be less than +0.
-- Integers wrap.
+- Integers wrap. The sum of booleans is their or, and the product their and.
 - Arithmetic that ends in NaN ends in one NaN: positive, all bits of the mantissa set. A value that
   is only moved (all-gather, one rank) keeps its bits.
 """
@@ -25,21 +25,25 @@ from typing import NamedTuple
 
 import torch
 
+from ringkern import _C, build_info
 from ringkern._C import Plan
 from ringkern.choose import tables
 
-PROTOCOLS = ("simple", "ll", "ll128")
+PROTOCOLS = _C.protocols
 # The ways of an all-reduce that do not go round the ring, on a CPU: algorithm and protocol.
-DIRECT = (("one_shot", "ll"), ("one_shot", "simple"), ("two_shot", "simple"))
+DIRECT = tuple(way for way in _C.ways_on("cpu") if way[0] != "ring")
 # Everything that may be asked for; for other collectives the protocol counts.
 WAYS = (
     *(("auto", protocol) for protocol in ("auto", *PROTOCOLS)),
     *(("ring", protocol) for protocol in ("auto", *PROTOCOLS)),
     *(("one_shot", "auto"), ("two_shot", "auto"), *DIRECT),
 )
-SMALL_FLOATS = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
-FLOATS = (torch.float32, torch.float64, *SMALL_FLOATS)
-INTEGERS = (torch.int8, torch.uint8, torch.int32, torch.int64)
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in build_info()["dtypes"]}
+FLOATS = tuple(dtype for dtype in DTYPES.values() if dtype.is_floating_point)
+SMALL_FLOATS = tuple(dtype for dtype in FLOATS if dtype.itemsize < 4)
+INTEGERS = tuple(
+    dtype for dtype in DTYPES.values() if not dtype.is_floating_point and dtype != torch.bool
+)
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 _NAN = {

@@ -11,15 +11,12 @@ import torch.distributed as dist
 
 from bench.gpu.part import Context, Failed
 
+# Not asked of ringkern: this module is loaded before ringkern is built. A test compares them.
 PROTOCOLS = ("simple", "ll", "ll128")
 ALGORITHMS = ("one_shot", "two_shot")  # besides the ring; each over the protocol that it has
 # Every way of an all-reduce: its name, and how to ask for it.
 WAYS: dict[str, dict[str, Any]] = {name: {"protocol": name} for name in PROTOCOLS}
 WAYS |= {name: {"algorithm": name} for name in ALGORITHMS}
-FLOATS = ("float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
-INTEGERS = ("int8", "uint8", "int32", "int64")
-FLOAT_OPS = ("sum", "prod", "min", "max", "avg", "premul_sum")
-INTEGER_OPS = ("sum", "prod", "min", "max", "band", "bor", "bxor")
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _SHOWN = 20  # of what was wrong
 
@@ -29,9 +26,17 @@ def dtype_of(name: str) -> torch.dtype:
     return dtype
 
 
+def every_dtype() -> list[str]:
+    import ringkern
+
+    dtypes: list[str] = ringkern.build_info()["dtypes"]
+    return dtypes
+
+
 def every_dtype_and_op() -> list[tuple[str, str]]:
-    pairs = [(dtype, op) for dtype in FLOATS for op in FLOAT_OPS]
-    return pairs + [(dtype, op) for dtype in INTEGERS for op in INTEGER_OPS]
+    from ringkern import _C
+
+    return [(dtype, op) for dtype in every_dtype() for op in _C.ops_of(dtype)]
 
 
 def reduce_op(op: str) -> Any:

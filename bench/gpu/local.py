@@ -73,7 +73,7 @@ def check_halves(tally: cases.Tally, ring: Any, device: str, count: int) -> None
         return [whole.narrow(0, r * count, count) for r, whole in enumerate(wholes)]
 
     for dtype, protocol, in_place in itertools.product(
-        (*cases.FLOATS, *cases.INTEGERS), cases.PROTOCOLS, (False, True)
+        cases.every_dtype(), cases.PROTOCOLS, (False, True)
     ):
         if not tally.in_time(f"k={ring.size} reduce_scatter and all_gather {protocol} {dtype}"):
             return

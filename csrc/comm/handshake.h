@@ -14,7 +14,24 @@ namespace ringkern {
 
 // Changes whenever ranks of two versions could not work together: these structs, the layout of
 // segments, flags and counters, or the order in which the ring moves chunks.
-inline constexpr uint32_t kWireVersion = 5;
+inline constexpr uint32_t kLayoutVersion = 6;
+
+// A hash of the lists whose entries ranks tell each other by number.
+constexpr uint16_t lists_version() {
+  uint32_t h = 2166136261;
+  const auto add = [&h](const char* name) {
+    for (; *name; ++name) h = (h ^ uint8_t(*name)) * 16777619;
+    h = (h ^ 0xff) * 16777619;
+  };
+  for (int d = 0; d < kDTypes; ++d) add(name_of(DType(d)));
+  for (const MovedDType& d : kMoved) add(d.name);
+  for (int c = 0; c < kCollectives; ++c) add(name_of(Collective(c)));
+  for (int a = 0; a < kAlgorithms; ++a) add(name_of(Algorithm(a)));
+  for (int p = 0; p < kProtocols; ++p) add(name_of(Protocol(p)));
+  return uint16_t(h ^ h >> 16);
+}
+
+inline constexpr uint32_t kWireVersion = kLayoutVersion << 16 | lists_version();
 
 // 128 random bits: nobody guesses a socket's name, and no two rings take each other's ranks.
 using Id = std::array<uint8_t, 16>;

@@ -42,6 +42,17 @@ constexpr Choice choice_of(Algorithm a) {
                                     : Choice::two_shot;
 }
 
+// Whether a list may have a way: each has only ways that keep what its calls ask for.
+constexpr bool may_list(Choice list, const Way& way) {
+  switch (list) {
+    case Choice::none: return false;
+    case Choice::automatic: return true;
+    case Choice::in_rank_order: return way.algorithm != Algorithm::ring;
+    case Choice::others: return way.algorithm == Algorithm::ring;
+    default: return list == choice_of(way.algorithm);
+  }
+}
+
 // The lists of one kind of device. Goes from rank to rank as it is.
 struct WayTable {
   static constexpr int kRows = 8;

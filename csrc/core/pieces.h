@@ -32,11 +32,14 @@ struct Crossing {
 };
 
 struct Pieces {
+  // Beyond, what is left to hide is less than 1/16 of what the ring takes.
   static constexpr int64_t kMost = 16;
   // Shards begin at whole lines of a cache where a tensor does.
   static constexpr int64_t kGrainBytes = 64;
-  // So many are between the hosts at a time.
+  // The ring waits for a piece when it has handed on this many after it.
   static constexpr int kUnderWay = 2;
+  // Up to this many bytes every rank has the sum as soon as one.
+  static constexpr int64_t kLittleBytes = 64 << 10;
 
   int rails = 1;
   int64_t count = 0;  // elements

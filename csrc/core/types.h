@@ -6,7 +6,8 @@
 
 namespace ringkern {
 
-enum class Kind : uint8_t { floating, integer };
+// `logical`: 0 and 1, whose sum is their or, and whose product is their and.
+enum class Kind : uint8_t { floating, integer, logical };
 
 //        name   torch's name       bytes kind
 #define RK_DTYPES(X)                        \
@@ -16,16 +17,16 @@ enum class Kind : uint8_t { floating, integer };
   X(bf16, "bfloat16", 2, floating)          \
   X(i8, "int8", 1, integer)                 \
   X(u8, "uint8", 1, integer)                \
+  X(i16, "int16", 2, integer)               \
   X(i32, "int32", 4, integer)               \
   X(i64, "int64", 8, integer)               \
+  X(boolean, "bool", 1, logical)            \
   X(e4m3, "float8_e4m3fn", 1, floating)     \
   X(e5m2, "float8_e5m2", 1, floating)
 
 // Further dtypes, of what is only moved.
 //        torch's name  bytes
 #define RK_MOVED_DTYPES(X)    \
-  X("bool", 1)                \
-  X("int16", 2)               \
   X("uint16", 2)              \
   X("uint32", 4)              \
   X("uint64", 8)              \
@@ -40,7 +41,7 @@ enum class Kind : uint8_t { floating, integer };
 // How two partial results become one. `avg` and `premul_sum` are sums with a scale, below.
 #define RK_COMBINES(X) X(sum) X(prod) X(min) X(max) X(band) X(bor) X(bxor)
 
-//      name        combine  floats integers  what it means
+//      name        combine  floats others  what it means
 #define RK_OPS(X)                                                        \
   X(sum, sum, true, true, "sum of all ranks")                            \
   X(prod, prod, true, true, "product of all ranks")                      \
@@ -142,8 +143,8 @@ RK_HD constexpr Combine combine_of(Op op) {
 
 constexpr bool accepts(Op op, Kind kind) {
   switch (op) {
-#define RK_CASE(e, combine, floats, integers, ...) \
-  case Op::e: return kind == Kind::floating ? floats : integers;
+#define RK_CASE(e, combine, floats, others, ...) \
+  case Op::e: return kind == Kind::floating ? floats : others;
     RK_OPS(RK_CASE)
 #undef RK_CASE
   }
@@ -174,6 +175,10 @@ struct Reduction {
   static constexpr Reduction of(Op op, DType dtype, int ranks, double factor = 1.0,
                                 bool wide = false) {
     Reduction r{dtype, combine_of(op)};
+    if (kind_of(dtype) == Kind::logical) {
+      if (r.combine == Combine::sum) r.combine = Combine::max;
+      if (r.combine == Combine::prod) r.combine = Combine::min;
+    }
     r.wide = wide && r.can_be_wide();
     if (op == Op::avg) r.scale = Scale::divide_result, r.factor = ranks;
     if (op == Op::premul_sum) r.scale = Scale::multiply_input, r.factor = factor;

@@ -57,21 +57,23 @@ using f16_t = SmallFloat<uint16_t, 5, 10, 0x7c00>;
 using bf16_t = SmallFloat<uint16_t, 8, 7, 0x7f80>;
 using i8_t = int8_t;
 using u8_t = uint8_t;
+using i16_t = int16_t;
 using i32_t = int32_t;
 using i64_t = int64_t;
+using boolean_t = u8_t;
 using e4m3_t = SmallFloat<uint8_t, 4, 3, 0x7e>;
 using e5m2_t = SmallFloat<uint8_t, 5, 2, 0x7c>;
 
 // `value`: a DType; `type`: what its elements are stored as.
 template <DType>
 struct DTypeTag;
-#define RK_TAG(name, torch_name, bytes, kind)                                 \
-  template <>                                                                 \
-  struct DTypeTag<DType::name> {                                              \
-    using type = name##_t;                                                    \
-    static constexpr DType value = DType::name;                               \
-    static_assert(sizeof(type) == bytes);                                     \
-    static_assert(std::is_integral_v<type> == (Kind::kind == Kind::integer)); \
+#define RK_TAG(name, torch_name, bytes, kind)                                  \
+  template <>                                                                  \
+  struct DTypeTag<DType::name> {                                               \
+    using type = name##_t;                                                     \
+    static constexpr DType value = DType::name;                                \
+    static_assert(sizeof(type) == bytes);                                      \
+    static_assert(std::is_integral_v<type> == (Kind::kind != Kind::floating)); \
   };
 RK_DTYPES(RK_TAG)
 #undef RK_TAG

@@ -13,6 +13,7 @@
 
 #include "comm/ports.h"
 #include "cpu/mesh.h"
+#include "cuda/mesh.h"
 #include "torch/names.h"
 
 namespace ringkern::torch_ext {
@@ -42,6 +43,13 @@ inline bool runs_over(c10::DeviceType device, Algorithm algorithm, Protocol prot
                                         : protocol == Protocol::ll;
 }
 
+// Whether a kind of device has a way of a collective between this many ranks.
+inline bool has_way(c10::DeviceType device, Collective collective, const Way& way, int ranks) {
+  if (way.algorithm == Algorithm::ring) return true;
+  return collective == Collective::all_reduce && runs_over(device, way.algorithm, way.protocol) &&
+         (device == c10::DeviceType::CPU || cuda::MeshGeometry::make(ranks, 1).possible());
+}
+
 [[noreturn]] inline void throw_not_over(c10::DeviceType device, Algorithm algorithm,
                                         Protocol protocol) {
   std::string known;
@@ -53,11 +61,18 @@ inline bool runs_over(c10::DeviceType device, Algorithm algorithm, Protocol prot
                         c10::DeviceTypeName(device, true) + "; choose one of auto, " + known);
 }
 
-// The ring adds up each chunk in an order of its own, and rounds at every hop.
-[[noreturn]] inline void throw_not_by_ring(const Wish& wish, const std::string& asked) {
+// The request that the ring cannot keep, in words; nullptr: there is none. It adds up each chunk in
+// an order of its own, and rounds at every hop.
+inline const char* not_by_ring(const Task& task, const Wish& wish) {
+  if (task.collective != Collective::all_reduce) return nullptr;
+  if (wish.in_rank_order) return "deterministic='size_invariant'";
+  return wish.wide && task.reduction.can_be_wide() ? "accumulate='float32'" : nullptr;
+}
+
+[[noreturn]] inline void throw_not_by_ring(const char* kept, const Wish& wish,
+                                           const std::string& asked) {
   throw py::value_error(
-      std::string(wish.in_rank_order ? "deterministic='size_invariant'" : "accumulate='float32'") +
-      " and " + asked + ": " +
+      std::string(kept) + " and " + asked + ": " +
       (wish.in_rank_order ? "the order in which the ring adds an element depends on its place"
                           : "the ring rounds partial sums, which it sends, to the tensor's dtype") +
       "; leave algorithm and protocol to auto, or use one_shot or two_shot");
@@ -73,14 +88,14 @@ inline void choose_way(Task& task, const Wish& wish, c10::DeviceType device) {
     return;
   }
   task.reduction.wide = wish.wide && task.reduction.can_be_wide();
-  const bool direct = wish.in_rank_order || task.reduction.wide;
+  const char* const direct = not_by_ring(task, wish);
   std::optional<Algorithm> algorithm = wish.algorithm;
-  if (direct && algorithm == Algorithm::ring) throw_not_by_ring(wish, "algorithm='ring'");
+  if (direct && algorithm == Algorithm::ring) throw_not_by_ring(direct, wish, "algorithm='ring'");
   if (direct && !algorithm && wish.protocol) {
     algorithm = runs_over(device, Algorithm::two_shot, *wish.protocol) ? Algorithm::two_shot
                                                                        : Algorithm::one_shot;
     if (!runs_over(device, *algorithm, *wish.protocol))
-      throw_not_by_ring(wish, std::string("protocol='") + name_of(*wish.protocol) + "'");
+      throw_not_by_ring(direct, wish, std::string("protocol='") + name_of(*wish.protocol) + "'");
   }
   if (wish.protocol) {
     task.algorithm = algorithm.value_or(Algorithm::ring);
@@ -92,6 +107,24 @@ inline void choose_way(Task& task, const Wish& wish, c10::DeviceType device) {
                   : direct  ? Choice::in_rank_order
                             : Choice::automatic;
   }
+}
+
+// Why a call of this many ranks cannot go by a way, in words; empty: it can.
+inline std::string why_not(c10::DeviceType device, Task task, const Wish& wish, const Way& way,
+                           int ranks) {
+  if (!has_way(device, task.collective, way, ranks))
+    return c10::DeviceTypeName(device, true) + " has no " + name_of(way.algorithm) + " over " +
+           name_of(way.protocol);
+  const char* const kept = not_by_ring(task, wish);
+  if (kept && way.algorithm == Algorithm::ring) return std::string("does not keep ") + kept;
+  choose_way(task, wish, device);
+  if (task.choice == Choice::none ? way == Way{task.algorithm, task.protocol}
+                                  : may_list(task.choice, way))
+    return "";
+  const bool protocol_alone = wish.protocol && !wish.algorithm && !kept;
+  return protocol_alone && way.protocol == task.protocol
+             ? "not asked for: a protocol alone is the ring's"
+             : "not asked for";
 }
 
 // A way as Python names it, of a call whose part of a rank has so many bytes. Throws ValueError

@@ -57,14 +57,14 @@ inline Prepared moved(Collective collective, const at::Tensor& out, const at::Te
   return p;
 }
 
-// How the elements of a tensor are reduced: complex numbers as pairs of real ones, booleans as
-// bytes, of which a sum is 0 or 1.
+// How the elements of a tensor are reduced: complex numbers as pairs of real ones.
 struct Elements {
   Reduction reduction;
   int64_t each = 1;  // of the reduction's dtype
 };
 
-inline Elements elements_of(const at::Tensor& t, const std::string& role, OpCall op, int ranks) {
+inline Elements elements_of(const at::Tensor& t, const std::string& role, const OpCall& op,
+                            int ranks) {
   check_dense(t, role);
   at::ScalarType type = t.scalar_type();
   Elements e;
@@ -74,16 +74,12 @@ inline Elements elements_of(const at::Tensor& t, const std::string& role, OpCall
                            " is not defined for complex numbers; sum, avg and premul_sum are");
     type = c10::toRealValueType(type);
     e.each = 2;
-  } else if (type == at::kBool) {
-    type = at::kByte;
-    if (op.op == Op::sum) op.op = Op::max;
-    if (op.op == Op::prod) op.op = Op::min;
   }
   const auto dtype = dtype_of(type);
   if (!dtype)
     throw py::type_error(role + " is of dtype torch." + torch_name(t.scalar_type()) +
                          ", which ringkern does not reduce; it reduces " + dtype_names() +
-                         ", bool and complex numbers: convert it first");
+                         " and complex numbers: convert it first");
   e.reduction = reduction_for(op, *dtype, ranks);
   return e;
 }

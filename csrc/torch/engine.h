@@ -31,7 +31,8 @@ inline at::ScalarType scalar_of(DType dtype) {
   static const auto table = [] {
     std::array<at::ScalarType, kDTypes> t{};
     for (size_t i = 0; i < size_t(at::ScalarType::NumOptions); ++i)
-      if (const auto d = dtype_of(at::ScalarType(i))) t[size_t(*d)] = at::ScalarType(i);
+      if (const auto d = dtype_of(at::ScalarType(i)))  // not every engine has booleans
+        t[size_t(*d)] = kind_of(*d) == Kind::logical ? at::kByte : at::ScalarType(i);
     return t;
   }();
   return table[size_t(dtype)];
@@ -161,9 +162,11 @@ class Engine {
     const std::string name = backend_->getBackendName();
     const bool bitwise =
         r.combine == Combine::band || r.combine == Combine::bor || r.combine == Combine::bxor;
-    if (name == "gloo") return size_of(r.dtype) > 1 || !floating;
-    if (name == "nccl") return !bitwise && (size_of(r.dtype) > 1 || !floating);
-    return !is_small(r.dtype) && !bitwise;  // what every engine has
+    // Gloo and NCCL have neither floats of 1 byte nor integers of 2.
+    const bool has = size_of(r.dtype) != (floating ? 1 : 2);
+    if (name == "gloo") return has;
+    if (name == "nccl") return !bitwise && has;
+    return !is_small(r.dtype) && !bitwise && has;  // what every engine has
   }
 
   // Reduces a tensor over the engine's ranks, in place, however it is asked to.

@@ -74,8 +74,6 @@ class Journey {
     return const_cast<char*>(static_cast<const char*>(base)) + offset * size_of(dtype);
   }
   static constexpr Reduction kMoved{DType::u8};
-  // Up to so many bytes every rank has the sum as soon as one.
-  static constexpr int64_t kLittle = 64 << 10;
 
   Pieces cut(int64_t count, int element_bytes, int most_rails) const {
     return Pieces::make(count, element_bytes, most_rails, hosts_.count(),
@@ -143,7 +141,7 @@ class Journey {
     const DType dtype = inside_.dtype;
     void* const in = element(base, piece.offset, dtype);
     const int here = int(hosts_.ranks_on(hosts_.host()).size());
-    const bool little = piece.rails == 1 && piece.count() * size_of(dtype) <= kLittle;
+    const bool little = piece.rails == 1 && piece.count() * size_of(dtype) <= Pieces::kLittleBytes;
     if (wish_.in_rank_order || little) {
       step(Collective::all_reduce, inside_, in, in, piece.count());
     } else if (piece.rails == here) {

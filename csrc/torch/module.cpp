@@ -7,6 +7,8 @@
 #include "torch/bindings.h"
 #include "torch/errors.h"
 #include "torch/layout.h"
+#include "torch/lists.h"
+#include "torch/pieces.h"
 #include "torch/plan.h"
 #include "torch/recorder.h"
 #include "torch/shared.h"
@@ -45,7 +47,9 @@ PYBIND11_MODULE(_C, m) {
   m.attr("protocols") = py::tuple(names<Protocol>(kProtocols));
   m.attr("algorithms") = py::tuple(names<Algorithm>(kAlgorithms));
   m.def("build_info", &build_info);
+  bind_lists(m);
   bind_plan(m);
+  bind_pieces(m);
   bind_layout(m);
   bind_recorder(m);
   bind_arranger(m);

@@ -206,13 +206,8 @@ inline py::object describe(const std::string& device, const std::string& collect
   task.count = count;
   const bool cuda = device == "cuda";
   if (!cuda && device != "cpu") throw py::value_error("device must be 'cpu' or 'cuda'");
-  if (task.algorithm != Algorithm::ring) {
-    const auto type = cuda ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
-    if (task.collective != Collective::all_reduce ||
-        !runs_over(type, task.algorithm, task.protocol) ||
-        (cuda && !cuda::MeshGeometry::make(ranks, 1).possible()))
-      return py::none();
-  }
+  const auto type = cuda ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
+  if (!has_way(type, task.collective, {task.algorithm, task.protocol}, ranks)) return py::none();
 #if RK_WITH_CUDA
   const Described d = cuda ? describe_on_cuda(task, ranks) : describe_on_cpu(task, ranks);
 #else

@@ -73,9 +73,8 @@ DType check_tensor(const at::Tensor& t, const char* role) {
   if (!dtype)
     throw py::type_error(who + "of dtype torch." + torch_name(t.scalar_type()) +
                          "; ringkern takes " + dtype_names() +
-                         (t.is_complex()                 ? ": reduce torch.view_as_real(tensor)"
-                          : t.scalar_type() == at::kBool ? ": reduce tensor.view(torch.uint8)"
-                                                         : ": convert it first"));
+                         (t.is_complex() ? ": reduce torch.view_as_real(tensor)"
+                                         : ": convert it first"));
   return *dtype;
 }
 
@@ -88,11 +87,12 @@ void check_written(const at::Tensor& t, const char* role) {
 
 Reduction reduction_for(const OpCall& call, DType dtype, int ranks) {
   if (!accepts(call.op, kind_of(dtype))) {
-    const bool integer = kind_of(dtype) == Kind::integer;
+    const Kind kind = kind_of(dtype);
     throw py::type_error(std::string("op ") + name_of(call.op) + " is not defined for dtype " +
                          name_of(dtype) +
-                         (integer ? ": sum and divide, or convert to a float first"
-                                  : ": bitwise ops take integer dtypes"));
+                         (kind == Kind::floating  ? ": bitwise ops take integer dtypes"
+                          : kind == Kind::integer ? ": sum and divide, or convert to a float first"
+                                                  : ": convert to a float first"));
   }
   return Reduction::of(call.op, dtype, ranks, call.factor);
 }

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 from .. import _C
 
-# csrc/core/orders.h; more ranks stand as they are numbered.
-MOST_RANKS = 16
-
 
 def orders(buses: list[str], channels: int) -> list[list[int]]:
     """The orders that make the most of the links between these GPUs of this machine.
@@ -19,15 +16,16 @@ def orders(buses: list[str], channels: int) -> list[list[int]]:
         channels: rings at a time; there is an order for each, or fewer, which they share.
 
     Returns:
-        At most 8 orders of all ranks; none where the ranks are as well off as they are numbered, or
-        where too little is known of the machine.
+        At most ``_C.most_orders`` orders of all ranks; none where the ranks are as well off as they
+        are numbered, where they are too many for another order, or where too little is known of the
+        machine.
 
     Raises:
         ValueError: ranks have no way to each other's memory, and no ring avoids that.
     """
     from . import rings, topology  # which most programs have no need of
 
-    if len(buses) > MOST_RANKS:
+    if len(buses) > _C.most_ordered_ranks:
         return []
     machine = topology.detect()
     gpus = [machine.find_gpu(topology.bus_id(bus)) for bus in buses]

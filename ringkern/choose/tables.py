@@ -18,11 +18,6 @@ from .tuning import COLLECTIVES, DIRECT, RING, Measured, Tuning, TuningError, wa
 
 DEVICES = ("cpu", "cuda")
 
-# Whose way is looked up where: an all-reduce with nothing asked; one whose ranks are added in their
-# order; one with that algorithm asked and the protocol open; everything else.
-LISTS = ("automatic", "in_rank_order", "ring", "one_shot", "two_shot", "others")
-
-MOST_ROWS = 8
 SAMPLES = 16  # for each factor of two
 LARGEST = 1 << 30  # bytes; from there on nothing changes
 # What a row is worth: as much as a way that wins by 2 % over a factor of two.
@@ -64,7 +59,7 @@ def table(device: str, ranks: int) -> dict[str, Rows]:
         device: ``"cpu"`` or ``"cuda"``.
 
     Returns:
-        For each name in ``LISTS`` up to ``MOST_ROWS`` rows.
+        For each of these lists up to ``_C.most_rows`` rows.
     """
     found = costs(device, ranks)
     return _unmeasured(ranks) if found is None else rows_for(found.measured, ranks)
@@ -206,7 +201,7 @@ def rows_of(times: dict[Way, list[float]]) -> Rows:
     ways = list(times)
     lost = [[time / min(row) - 1 for time in row] for row in zip(*times.values())]
     price = _PRICE
-    while len(chosen := _cheapest(lost, price)) > MOST_ROWS:
+    while len(chosen := _cheapest(lost, price)) > _C.most_rows:
         price *= 1.5
     ends = [*(SIZES[first] for first, _ in chosen[1:]), ANY_SIZE]
     return [(end, ways[i].algorithm, ways[i].protocol) for end, (_, i) in zip(ends, chosen)]

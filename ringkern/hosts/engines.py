@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import Backend
 
 from .. import config
 from ..errors import CommUsageError, RendezvousError
-from ..pieces import GLOO, GLOO_CROWDED, NCCL, Crossing
+from .crossing import GLOO, GLOO_CROWDED, NCCL, Crossing
 from .hosts import Hosts
 from .search import unique_prefix
 

@@ -59,9 +59,11 @@ def differences(actual: torch.Tensor, expected: torch.Tensor) -> int:
 
 
 def _rows(op: str, dtype: torch.dtype, ranks: int) -> list[torch.Tensor]:
-    """A period of each rank's values, int64."""
+    """A period of each rank's values, int64; of booleans 0 and 1."""
     shuffled = torch.randperm(PERIOD, generator=torch.Generator().manual_seed(0))
     rows = [shuffled + rank for rank in range(ranks)]  # neighbours differ, whatever the modulus
+    if dtype == torch.bool:
+        return [row % 2 for row in rows]
     if op == "prod":  # ones and twos; no more than six factors of two
         return [1 + row % 2 if rank < 6 else row * 0 + 1 for rank, row in enumerate(rows)]
     if _COMBINE[op] is not torch.add:

@@ -18,7 +18,8 @@ TEST_CASE("every field of a call is read back from its words") {
     for (int op = 0; op < kOps; ++op)
       for (const bool wide : {false, true}) {
         const Reduction r = Reduction::of(Op(op), DType(d), 3, 0.5, wide);
-        if (wide && !r.wide) continue;  // the same call as without
+        if (wide && !r.wide) continue;                  // the same call as without
+        if (r.combine != combine_of(Op(op))) continue;  // the same call as of another op
         CHECK_EQ(reduction_bits(r) >> kReductionBits, uint64_t(0));
         for (int c = 0; c < kCollectives; ++c)
           for (int a = 0; a < kAlgorithms; ++a)
@@ -57,6 +58,17 @@ TEST_CASE("only sums and products of small floats can be wide") {
       CHECK_EQ(Reduction::of(Op(op), DType(d), 3, 1.0, true).wide, small && rounds);
       CHECK(!Reduction::of(Op(op), DType(d), 3).wide);
     }
+}
+
+TEST_CASE("the sum of booleans is their or") {
+  const auto combine_of_booleans = [](Op op) {
+    return Reduction::of(op, DType::boolean, 3).combine;
+  };
+  CHECK(combine_of_booleans(Op::sum) == Combine::max);
+  CHECK(combine_of_booleans(Op::prod) == Combine::min);
+  for (const Op op : {Op::min, Op::max, Op::band, Op::bor, Op::bxor})
+    CHECK(combine_of_booleans(op) == combine_of(op));
+  for (const Op op : {Op::avg, Op::premul_sum}) CHECK(!accepts(op, kind_of(DType::boolean)));
 }
 
 CallWords sum_of(int64_t count) {

@@ -76,7 +76,6 @@ TEST_CASE("each element is in one piece of any small tensor") {
 
 constexpr int64_t K = 1 << 10, M = 1 << 20;
 
-// tests/core/test_pieces.py holds ringkern/pieces.py to these rows, which it reads here:
 //  bytes, hosts, ranks of the smallest host, and of the largest, the crossing: rails, pieces
 struct Row {
   int64_t bytes;
@@ -115,7 +114,7 @@ constexpr Row kRows[] = {
 };
 // clang-format on
 
-TEST_CASE("a tensor is cut as the model in Python cuts it") {
+TEST_CASE("a tensor is cut as worked out by hand") {
   for (const Row& row : kRows) {
     const bool inside = row.most_ranks > 1;
     const Pieces p = Pieces::make(row.bytes / 8, 8, row.ranks, row.hosts, inside, row.crossing);

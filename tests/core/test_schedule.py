@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from ringkern import _C
 from ringkern._C import Plan
 from tests.core.expected import (
     CHAINS,
@@ -20,7 +21,7 @@ from tests.core.expected import (
 )
 from tests.core.simulator import SCHEDULERS
 
-PROTOCOLS = ("simple", "ll", "ll128")
+PROTOCOLS = _C.protocols
 Orders = Sequence[Sequence[int]]
 # On the wire; the smallest that hold 16 bytes of data, and some that no power of two divides.
 SLOT_BYTES = {"simple": (16, 48), "ll": (32, 112), "ll128": (128, 384)}

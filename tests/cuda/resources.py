@@ -43,7 +43,14 @@ class Resources(NamedTuple):
 
 # ---- Names of kernels ----------------------------------------------------------------------------
 
-BUILTIN = {"float": "f", "double": "d", "int8_t": "a", "uint8_t": "h", "uint16_t": "t"}
+BUILTIN = {
+    "float": "f",
+    "double": "d",
+    "int8_t": "a",
+    "uint8_t": "h",
+    "int16_t": "s",
+    "uint16_t": "t",
+}
 BUILTIN |= {"int32_t": "i", "int64_t": "l"}  # as in mangled names
 
 

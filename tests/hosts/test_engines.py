@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import Backend
 from ringkern import config
 from ringkern.errors import CommUsageError, RendezvousError
 from ringkern.hosts import Hosts, crossings, engine_maker, engine_names, engines
-from ringkern.pieces import GLOO, GLOO_CROWDED, NCCL
+from ringkern.hosts.crossing import GLOO, GLOO_CROWDED, NCCL
 from tests.hosts.test_find import in_threads
 
 TIMEOUT_S = 30.0

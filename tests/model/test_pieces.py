@@ -1,4 +1,4 @@
-"""How a call over several hosts is cut, and how long its pieces take: held against a simulation."""
+"""The cut of a call over several hosts by ringkern's crossings, and how long its pieces take."""
 
 from __future__ import annotations
 
@@ -7,13 +7,21 @@ import random
 
 import pytest
 
-from ringkern import pieces
-from ringkern.pieces import GLOO, GLOO_CROWDED, MOST_PIECES, NCCL, Cut, pipelined_us
-from ringkern.pieces import rails_and_pieces as cut
+from ringkern._C import Pieces
+from ringkern.hosts.crossing import GLOO, GLOO_CROWDED, NCCL, Crossing
+from ringkern.tools.model.estimate import pipelined_us
 
 K, M = 1 << 10, 1 << 20
 CROSSINGS = [GLOO, GLOO_CROWDED, NCCL]
-SIZES = [0, 1, *(round(2 ** (i / 3)) for i in range(3 * 36))]
+SIZES = [round(2 ** (i / 3)) for i in range(3 * 4, 3 * 36)]
+
+
+def cut(
+    nbytes: int, hosts: int, ranks: int, crossing: Crossing, most_ranks: int = 0
+) -> tuple[int, int]:
+    """Rails and pieces; ``most_ranks``: of the largest host, where it has more than ``ranks``."""
+    made = Pieces(nbytes, 1, ranks, hosts, max(ranks, most_ranks) > 1, crossing)
+    return made.rails, made.long_pieces
 
 
 class TestCut:
@@ -58,13 +66,17 @@ class TestCut:
         """Its steps are the doublings, and the start of a call: 2 for 2 hosts, 10 for 1,000."""
         assert cut(nbytes, hosts, 8, NCCL) == (8, pieces)
 
-    @pytest.mark.parametrize("crossing", CROSSINGS)
-    def test_one_host_needs_no_cut(self, crossing: pieces.Crossing) -> None:
-        assert {cut(size, 1, 8, crossing) for size in SIZES} == {Cut(1, 1)}
+    def test_what_cannot_be_cut(self) -> None:
+        good = {"count": 8, "element_bytes": 4, "rails": 2, "hosts": 2, "inside": True}
+        for name, bad in (("count", -1), ("element_bytes", 9), ("rails", 0), ("hosts", 1)):
+            with pytest.raises(ValueError, match=f"{name} must"):
+                Pieces(**{**good, name: bad}, crossing=GLOO)
+        with pytest.raises(ValueError, match="piece_bytes of 1 or more"):
+            Pieces(**good, crossing=(0, 0, False))
 
     @pytest.mark.parametrize("crossing", CROSSINGS)
-    def test_one_rank_a_host_has_nothing_to_hide(self, crossing: pieces.Crossing) -> None:
-        assert {cut(size, 4, 1, crossing) for size in SIZES} == {Cut(1, 1)}
+    def test_one_rank_a_host_has_nothing_to_hide(self, crossing: Crossing) -> None:
+        assert {cut(size, 4, 1, crossing) for size in SIZES} == {(1, 1)}
 
     def test_uneven_hosts_have_something_to_hide(self) -> None:
         assert cut(64 * M, 2, 1, GLOO, most_ranks=2) == (1, 8)
@@ -72,23 +84,23 @@ class TestCut:
 
     @pytest.mark.parametrize("crossing", CROSSINGS)
     @pytest.mark.parametrize("hosts", [2, 1000])
-    def test_more_bytes_more_of_both(self, crossing: pieces.Crossing, hosts: int) -> None:
+    def test_more_bytes_more_of_both(self, crossing: Crossing, hosts: int) -> None:
         found = [cut(size, hosts, 4, crossing) for size in SIZES]
         for fewer, more in itertools.pairwise(found):
-            assert fewer.rails <= more.rails
-            assert fewer.pieces <= more.pieces
-        assert {one.rails for one in found} <= {1, 4}
-        assert all(1 <= one.pieces <= MOST_PIECES for one in found)
+            assert fewer[0] <= more[0]
+            assert fewer[1] <= more[1]
+        assert {rails for rails, _ in found} <= {1, 4}
+        assert {pieces for _, pieces in found} <= {*range(1, Pieces.most + 1)}
 
     @pytest.mark.parametrize("crossing", CROSSINGS)
-    def test_more_hosts_fewer_pieces(self, crossing: pieces.Crossing) -> None:
+    def test_more_hosts_fewer_pieces(self, crossing: Crossing) -> None:
         """Each piece costs the latency of all of them."""
         for nbytes in SIZES:
-            found = [cut(nbytes, hosts, 4, crossing).pieces for hosts in (2, 3, 5, 9, 17, 1000)]
+            found = [cut(nbytes, hosts, 4, crossing)[1] for hosts in (2, 3, 5, 9, 17, 1000)]
             assert found == sorted(found, reverse=True), nbytes
 
     @pytest.mark.parametrize("crossing", CROSSINGS)
-    def test_never_far_from_the_best(self, crossing: pieces.Crossing) -> None:
+    def test_never_far_from_the_best(self, crossing: Crossing) -> None:
         """Where latency and bandwidths are those that the constants stand for."""
         two_steps_us = 40.0
         inside_gb_s = crossing.piece_bytes / (two_steps_us * 1e3)
@@ -100,8 +112,8 @@ class TestCut:
                 part = half / count
                 return pipelined_us(part, least + 2 * part, part, count)
 
-            chosen = time(cut(nbytes, hosts, 4, crossing).pieces)
-            best = min(time(count) for count in range(1, MOST_PIECES + 1))
+            chosen = time(cut(nbytes, hosts, 4, crossing)[1])
+            best = min(time(count) for count in range(1, Pieces.most + 1))
             assert chosen <= 1.25 * best
 
 

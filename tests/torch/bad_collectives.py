@@ -68,10 +68,10 @@ def overlapping(n: int, m: int, shift: int) -> tuple[torch.Tensor, torch.Tensor]
 
 
 REDUCTIONS: Cases = {
-    "all_reduce of int16": (
-        lambda r, k, g: dist.all_reduce(ones(3, torch.int16), group=g),
+    "all_reduce of uint16": (
+        lambda r, k, g: dist.all_reduce(ones(3, torch.uint16), group=g),
         TypeError,
-        "tensor is of dtype torch.int16, which ringkern does not reduce; it reduces float32, ",
+        "tensor is of dtype torch.uint16, which ringkern does not reduce; it reduces float32, ",
     ),
     "maximum of complex numbers": (
         lambda r, k, g: g.allreduce([ones(3, torch.complex64)], reduce_op(OPS.MAX)),
@@ -145,10 +145,10 @@ REDUCTIONS: Cases = {
         ValueError,
         "tensor is sparse; sparse tensors are summed: give ReduceOp.SUM",
     ),
-    "reduce of int16": (
-        lambda r, k, g: dist.reduce(ones(3, torch.int16), r, group=g),
+    "reduce of uint16": (
+        lambda r, k, g: dist.reduce(ones(3, torch.uint16), r, group=g),
         TypeError,
-        "tensor is of dtype torch.int16, which ringkern does not reduce",
+        "tensor is of dtype torch.uint16, which ringkern does not reduce",
     ),
     "reduce of a wide tensor": (
         lambda r, k, g: dist.reduce(wide(3), 1 - r, group=g),
@@ -170,12 +170,12 @@ REDUCTIONS: Cases = {
         ValueError,
         "output has 4 elements, shape [4], and must have 3, as input_list[",
     ),
-    "reduce_scatter of int16": (
+    "reduce_scatter of uint16": (
         lambda r, k, g: dist.reduce_scatter(
-            ones(3, torch.int16), [ones(3, torch.int16)] * 2, group=g
+            ones(3, torch.uint16), [ones(3, torch.uint16)] * 2, group=g
         ),
         TypeError,
-        "input_list[0] is of dtype torch.int16, which ringkern does not reduce",
+        "input_list[0] is of dtype torch.uint16, which ringkern does not reduce",
     ),
     "reduce_scatter to a wide tensor": (
         lambda r, k, g: dist.reduce_scatter(wide(3), [ones(3)] * 2, group=g),

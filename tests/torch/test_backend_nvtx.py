@@ -69,7 +69,7 @@ dist.all_to_all_single(y, x)
 dist.all_reduce(torch.eye(2).to_sparse())
 dist.barrier()
 try:
-    dist.all_reduce(torch.ones(4, dtype=torch.int16))
+    dist.all_reduce(torch.ones(4, dtype=torch.uint16))
 except TypeError:
     pass
 dist.destroy_process_group()

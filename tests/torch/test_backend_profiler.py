@@ -289,7 +289,7 @@ def _without_a_profiler(rank: int, size: int) -> None:
     group = ring()
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         with pytest.raises(TypeError):
-            dist.all_reduce(torch.ones(3, dtype=torch.int16), group=group)
+            dist.all_reduce(torch.ones(3, dtype=torch.uint16), group=group)
         dist.all_reduce(ones(3), group=group)
     names = [e.name for e in profiler.events()]
     assert names.count("ringkern:all_reduce") == 1

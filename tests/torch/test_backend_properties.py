@@ -15,11 +15,12 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import reference
 from tests.ranks import Pool
 from tests.torch.rings import GLOO_HAS_ALL_TO_ALL, ring
+from tests.torch.sequences import gloo_has
 
-FLOATS = ("float32", "float64", "float16", "bfloat16")
-INTEGERS = ("int8", "uint8", "int32", "int64")
+DTYPES = {name: dtype for name, dtype in reference.DTYPES.items() if gloo_has(dtype)}
 OPS = {name: getattr(dist.ReduceOp, name) for name in ("SUM", "PRODUCT", "MIN", "MAX", "AVG")}
 BIT_OPS = {name: getattr(dist.ReduceOp, name) for name in ("BAND", "BOR", "BXOR")}
 KINDS = (
@@ -64,8 +65,12 @@ class Call:
 
 @st.composite
 def calls(draw: st.DrawFn, size: int) -> Call:
-    dtype = draw(st.sampled_from(FLOATS + INTEGERS))
-    ops = [*OPS] if dtype in FLOATS else [*BIT_OPS, *(op for op in OPS if op != "AVG")]
+    dtype = draw(st.sampled_from(sorted(DTYPES)))
+    ops = (
+        [*OPS]
+        if DTYPES[dtype].is_floating_point
+        else [*BIT_OPS, *(op for op in OPS if op != "AVG")]
+    )
     return Call(
         kind=draw(st.sampled_from(KINDS)),
         dtype=dtype,

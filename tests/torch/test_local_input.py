@@ -158,10 +158,10 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "a local ring has 1 to 1024 ranks, not 1025",
     ),
     # what one tensor may not be: as for ranks in processes
-    "bool": (
-        lambda: reduce([torch.ones(3), torch.ones(3).bool()]),
+    "uint16": (
+        lambda: reduce([torch.ones(3), torch.ones(3, dtype=torch.uint16)]),
         TypeError,
-        f"rank 1: tensor is of dtype torch.bool; {DTYPES}",
+        f"rank 1: tensor is of dtype torch.uint16; {DTYPES}",
     ),
     "sparse": (
         lambda: reduce([torch.ones(3).to_sparse(), torch.ones(3)]),
@@ -211,7 +211,7 @@ def test_refused(name: str) -> None:
 def test_a_refused_tensor_is_untouched() -> None:
     good = torch.ones(3, 3).t()
     version = good._version
-    for bad in (torch.ones(9).bool(), torch.ones(8), torch.ones(9).double(), good):
+    for bad in (torch.ones(9).to(torch.uint16), torch.ones(8), torch.ones(9).double(), good):
         with pytest.raises((TypeError, ValueError)):
             reduce([good, bad])
     assert torch.equal(good, torch.ones(3, 3))

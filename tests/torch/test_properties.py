@@ -23,17 +23,16 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 import ringkern
+from ringkern import _C
 from ringkern._C import Plan
 from tests.ranks import RankError, Ranks
-from tests.reference import DIRECT, FLOATS, INTEGERS, PROTOCOLS, WAYS, Way, bits_of
+from tests.reference import DIRECT, DTYPES, FLOATS, PROTOCOLS, WAYS, Way, bits_of
 from tests.torch.layouts import LAYOUTS
-from tests.torch.sequences import DTYPES, Call, run_sequence
+from tests.torch.sequences import Call, run_sequence
 
 Pools = Callable[[int], Ranks]
 
 EXAMPLES = 250  # for each number of ranks
-FLOAT_OPS = ("sum", "prod", "min", "max", "avg", "premul_sum")
-INTEGER_OPS = ("sum", "prod", "min", "max", "band", "bor", "bxor")
 MOST_ELEMENTS = 300_000
 
 
@@ -71,8 +70,7 @@ def calls(draw: st.DrawFn, size: int) -> Call:
     collective = draw(st.sampled_from(["all_reduce", "all_reduce", "reduce_scatter", "all_gather"]))
     name = draw(st.sampled_from(sorted(DTYPES)))
     dtype = DTYPES[name]
-    floating = dtype.is_floating_point
-    op = draw(st.sampled_from(FLOAT_OPS if floating else INTEGER_OPS))
+    op = draw(st.sampled_from(_C.ops_of(name)))
     algorithm, protocol = draw(st.sampled_from(WAYS))
     every = [Way("ring", p) for p in PROTOCOLS if protocol in ("auto", p)]
     if collective == "all_reduce":
@@ -143,8 +141,8 @@ def test_every_dtype_and_op(ranks: Pools, way: tuple[str, str], size: int) -> No
                 factor=1.7,
                 algorithm=algorithm,
             )
-            for name, dtype in DTYPES.items()
-            for op in (FLOAT_OPS if dtype.is_floating_point else INTEGER_OPS)
+            for name in DTYPES
+            for op in _C.ops_of(name)
         ]
         check(ranks(size), sequence)
 
@@ -233,12 +231,3 @@ def many_in_flight(rank: int, size: int, calls_: int) -> bool:
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_many_calls_in_flight(ranks: Pools, size: int) -> None:
     assert ranks(size).run(many_in_flight, 300) == [True] * size
-
-
-def test_the_tables_are_those_of_the_build() -> None:
-    """So that a dtype or an op that is added is tested here."""
-    info = ringkern.build_info()
-    assert set(info["dtypes"]) == {str(t).removeprefix("torch.") for t in (*FLOATS, *INTEGERS)}
-    assert set(info["ops"]) == set(FLOAT_OPS) | set(INTEGER_OPS)
-    assert tuple(info["protocols"]) == PROTOCOLS
-    assert set(info["algorithms"]) == {"ring", *(algorithm for algorithm, _ in DIRECT)}

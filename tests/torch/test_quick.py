@@ -28,7 +28,7 @@ from ringkern.config import config
 from ringkern.errors import CollectiveTimeoutError, CommAbortedError, CommUsageError
 from tests import reference
 from tests.ranks import Pool, Ranks
-from tests.reference import FLOATS, INTEGERS
+from tests.reference import DTYPES
 from tests.torch.rings import any_bits, same
 from tests.torch.sequences import OPS
 from tests.torch.test_api import summed, values
@@ -67,9 +67,9 @@ def _same_results(rank: int, size: int) -> None:
     # Around a line, a slot of lines, the end of LL, the size that keeps the GIL, and a slot.
     lengths = (0, 1, 3, 55, 57, 511, 513, 4097, 16 << 10, (16 << 10) + 1, (128 << 10) + 9)
     with ringkern.Communicator() as other:
-        for i, dtype in enumerate((*FLOATS, *INTEGERS)):
+        for i, (dtype_name, dtype) in enumerate(DTYPES.items()):
             for j, (name, op) in enumerate(OPS.items()):
-                if name == "avg" if not dtype.is_floating_point else name.startswith("b"):
+                if name not in _C.ops_of(dtype_name):
                     continue
                 n = lengths[(i + j) % len(lengths)] // dtype.itemsize
                 inputs = [any_bits(dtype, (n,), r, seed=i) for r in range(size)]
@@ -162,9 +162,8 @@ def others() -> dict[str, Any]:
             "conjugated": torch.ones(3, dtype=torch.complex64).conj(),
             "zeros without memory": torch._efficientzerotensor(3),
             "meta": torch.ones(3, device="meta"),
-            "bool": torch.ones(3, dtype=torch.bool),
             "complex": torch.ones(3, dtype=torch.complex64),
-            "int16": torch.ones(3, dtype=torch.int16),
+            "uint16": torch.ones(3, dtype=torch.uint16),
             "numpy": torch.ones(3).numpy(),
             "list": [1.0],
             "none": None,
@@ -213,7 +212,7 @@ def _others(rank: int, size: int) -> None:
     for wrong, error, text in (
         ((floats, dist.ReduceOp.BAND), TypeError, "op band is not defined for dtype float32"),
         ((integers, dist.ReduceOp.AVG), TypeError, "op avg is not defined for dtype int32"),
-        ((torch.ones(3, dtype=torch.bool),), TypeError, r"of dtype torch\.bool"),
+        ((torch.ones(3, dtype=torch.uint16),), TypeError, r"of dtype torch\.uint16"),
         (([1.0],), TypeError, "tensor is list"),
         ((x, "sum"), TypeError, "op is 'sum'"),
         ((x, dist.ReduceOp.PREMUL_SUM), ValueError, "needs a factor"),

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 import ringkern
 from tests.ranks import Pool, RankError
-from tests.reference import FLOATS, INTEGERS, bits_of
+from tests.reference import DTYPES, bits_of
 from tests.torch.rings import any_bits, bytes_of, ring
 
 pytestmark = pytest.mark.quick
@@ -107,8 +107,8 @@ def _same_as_ordinary(rank: int, size: int) -> None:
     ops = [dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX, dist.ReduceOp.PRODUCT]
     ops.append(dist._make_nccl_premul_sum(0.5))
     counts = (1, 127, 128, 129, 1000, 4099, 100_003)
-    for i, (dtype, n) in enumerate(itertools.product((*FLOATS, *INTEGERS), counts)):
-        op = ops[0] if dtype in INTEGERS else ops[i % len(ops)]
+    for i, (dtype, n) in enumerate(itertools.product(DTYPES.values(), counts)):
+        op = ops[i % len(ops)] if dtype.is_floating_point else ops[0]
         ordinary = any_bits(dtype, (n,), rank, seed=i)
         shared = ringkern.empty(n + 3, dtype=dtype)
         x = shared[i % 3 :][:n].copy_(ordinary)  # not at a cache line

@@ -50,13 +50,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8, 100, 1024])
 def test_a_table_is_what_the_extension_takes(device: str, ranks: int) -> None:
     lists = tables.table(device, ranks)
-    assert tuple(lists) == tables.LISTS
+    assert tuple(lists) == _C.lists
     for name, rows in lists.items():
         sizes = [below for below, *_ in rows]
         assert sizes == sorted(set(sizes))
         assert sizes[0] > 0
         assert sizes[-1] == ANY_SIZE
-        assert len(rows) <= tables.MOST_ROWS
+        assert len(rows) <= _C.most_rows
         for _, algorithm, protocol in rows:
             if name in _C.algorithms:
                 assert algorithm == name
@@ -155,7 +155,7 @@ def test_no_more_rows_than_there_is_room_for() -> None:
     jumping = {way: [dice.uniform(1, 9) for _ in tables.SIZES] for way in (*DIRECT, *RING)}
     for i in range(len(tables.SIZES)):
         jumping[RING[i // 20 % 3]][i] = 0.1
-    assert 2 <= len(tables.rows_of(jumping)) <= tables.MOST_ROWS
+    assert 2 <= len(tables.rows_of(jumping)) <= _C.most_rows
 
 
 @given(st.lists(st.lists(st.floats(0, 3), min_size=3, max_size=3), min_size=1, max_size=6))

@@ -20,7 +20,7 @@ from ringkern.tools.trace.events import Event, Trace
 from ringkern.tools.trace.record import record
 from tests.ranks import Pool, RankError
 
-PROTOCOLS = ("simple", "ll", "ll128")
+PROTOCOLS = _C.protocols
 SIZES = {"simple": (4, 3000, 1 << 20), "ll": (4, 3000, 100_000), "ll128": (4, 3000, 1 << 20)}
 
 

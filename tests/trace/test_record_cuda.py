@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import ringkern
+from ringkern import _C
 from ringkern.comm import communicator_for
 from ringkern.tools import exact
 from ringkern.tools.trace.events import Trace
@@ -17,7 +18,7 @@ if not ringkern.build_info()["cuda"]:
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-PROTOCOLS = ("simple", "ll", "ll128")
+PROTOCOLS = _C.protocols
 
 
 def _record(rank: int, size: int, size_bytes: int, protocol: str) -> str:

@@ -60,8 +60,9 @@ def explain(
     if collective not in (*COLLECTIVES, *LIKE):
         names = ", ".join((*COLLECTIVES, *LIKE))
         raise ValueError(f"unknown collective {collective!r}; choose one of {names}")
-    if not 1 <= ranks <= 1024 or nbytes < 0:
-        raise ValueError(f"{ranks} ranks, {nbytes} bytes: give 1 to 1024 ranks, and no less than 0")
+    if not 1 <= ranks <= _C.most_ranks or nbytes < 0:
+        most = f"1 to {_C.most_ranks} ranks"
+        raise ValueError(f"{ranks} ranks, {nbytes} bytes: give {most}, and no less than 0")
     if lists is None:
         lists, source = tables.table(device, ranks), tables.source(device, ranks)
     way = way_asked(algorithm, protocol, deterministic, accumulate, device)
@@ -90,15 +91,6 @@ class _Asked:
                 words.append(f"{where}{found}")
         return " and ".join(words) or None
 
-    def in_rank_order(self, dtype: str) -> str | None:
-        """Says what keeps the ring out."""
-        if self.way[2]:
-            return "deterministic='size_invariant'"
-        # Wider floats are what they are accumulated in.
-        kind: torch.dtype = getattr(torch, dtype)
-        small = kind.is_floating_point and kind.itemsize < 4
-        return "accumulate='float32'" if self.way[3] and small else None
-
 
 class _Question:
     """Everything but the size."""
@@ -115,7 +107,7 @@ class _Question:
         self._device, self._ranks, self._collective = device, ranks, collective
         self._dtype, self._lists, self._asked = dtype, lists, asked
         self._width: int = getattr(torch, dtype).itemsize
-        self._in_rank_order = asked.in_rank_order(dtype)
+        self._in_rank_order = _C.not_by_ring(collective, dtype, *asked.way[2:])
         self._parts = ranks if collective in ("reduce_scatter", "all_gather") else 1
         self._costs: Costs | None = tables.costs(device, ranks)
 
@@ -191,25 +183,16 @@ class _Question:
             plan = self._plan(way, nbytes)
             time_us = None if plan is None else self._time_us(way, nbytes)
             ratio = time_us / chosen_us if time_us and chosen_us else None
-            why = "chosen" if way == chosen else self._why_not(way, nbytes, plan is not None, ratio)
+            why = "chosen" if way == chosen else self._why_not(way, nbytes, ratio)
             channels = (plan or {}).get("channels", 0)
             found.append(Candidate(way._replace(channels=channels), time_us, ratio, why))
         found.sort(key=lambda c: (c.why != "chosen", c.time_us is None, c.time_us or 0.0))
         return tuple(found)
 
-    def _why_not(self, way: Way, nbytes: int, there: bool, ratio: float | None) -> str:
-        algorithm, protocol = self._asked.way[:2]
-        if not there:
-            return f"{self._device} has no {way.algorithm} over {way.protocol}"
-        if self._collective == "all_reduce":
-            if way.algorithm == "ring" and self._in_rank_order:
-                return f"does not keep {self._in_rank_order}"
-            if algorithm not in ("auto", way.algorithm) or protocol not in ("auto", way.protocol):
-                return "not asked for"
-            if algorithm == "auto" and protocol != "auto" and not self._in_rank_order:
-                return "not asked for: a protocol alone is the ring's"
-        elif protocol not in ("auto", way.protocol):
-            return "not asked for"
+    def _why_not(self, way: Way, nbytes: int, ratio: float | None) -> str:
+        about = (self._device, self._collective, self._ranks, self._dtype)
+        if impossible := _C.why_not(*about, way[:2], *self._asked.way):
+            return impossible
         if ratio is None:
             return "nothing was measured; the rule says otherwise"
         like = LIKE.get(self._collective, self._collective)

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from ..._C import Pieces
 from ...arguments import way_asked
 from ...hosts import Hosts, crossings, engine_names
-from ...pieces import Crossing, Cut, rails_and_pieces
 from ...units import say_size
 from .answer import explain
 from .explanation import Explanation
 
-# As csrc/torch/journey.h: up to so many bytes every rank has the sum as soon as one.
-_LITTLE = 64 << 10
+
+class Cut(NamedTuple):
+    """The cut of one call.
+
+    Attributes:
+        rails: the rails in use: all, or 1, where a host's first rank alone speaks with other hosts.
+        pieces: one after the other.
+    """
+
+    rails: int
+    pieces: int
 
 
 def explain_over_hosts(
@@ -42,7 +51,7 @@ def explain_over_hosts(
         ValueError: as :func:`ringkern.choose.explain.explain`.
     """
     engine = engine_names(inter_host).get(device, "")
-    crossing = Crossing(*crossings(inter_host, hosts.crowded).get(device, (0, 1, False)))
+    crossing = crossings(inter_host, hosts.crowded).get(device, (0, 1, False))
     here = hosts.ranks_on(hosts.host_of[rank])
     steps = _Steps(hosts, len(here), crossing, nbytes)
     in_rank_order = way_asked("auto", "auto", asked.get("deterministic", "auto"), "auto")[2]
@@ -54,7 +63,9 @@ def explain_over_hosts(
 class _Steps:
     """How the collectives of ``csrc/torch/journey.h`` begin inside a host."""
 
-    def __init__(self, hosts: Hosts, here: int, crossing: Crossing, nbytes: int) -> None:
+    def __init__(
+        self, hosts: Hosts, here: int, crossing: tuple[int, int, bool], nbytes: int
+    ) -> None:
         counts = [len(hosts.ranks_on(host)) for host in range(hosts.count)]
         self._least, self._most, self._here = min(counts), max(counts), here
         self._hosts, self._crossing, self._nbytes = hosts.count, crossing, nbytes
@@ -73,16 +84,16 @@ class _Steps:
             return None, collective, self._nbytes  # explain() says what there is
         cut = self._cut()
         piece = -(-self._nbytes // cut.pieces)
-        if in_rank_order or (cut.rails == 1 and piece <= _LITTLE):
+        if in_rank_order or (cut.rails == 1 and piece <= Pieces.little_bytes):
             return cut, "all_reduce", piece
         if cut.rails == self._here:
             return cut, "reduce_scatter", piece
         return cut, "reduce", -(-piece // cut.rails)
 
     def _cut(self) -> Cut:
-        return rails_and_pieces(
-            self._nbytes, self._hosts, self._least, self._crossing, most_ranks=self._most
-        )
+        inside = self._most > 1
+        made = Pieces(self._nbytes, 1, self._least, self._hosts, inside, self._crossing)
+        return Cut(made.rails, max(1, made.long_pieces))
 
 
 def _words(

@@ -13,12 +13,12 @@ import time
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
+from ... import _C
 from ..fabric import Fabric
 from .hops import SLACK, Hops, Order
 from .laying import Budget, GaveUp, Refuted
 from .packing import pack
 
-MOST_RINGS = 8  # different orders that a communicator takes: csrc/core
 STEPS_A_SECOND = 30_000  # of the search, on a slow core
 PARTS = 4  # one question takes at most this part of the steps that are left
 
@@ -47,7 +47,7 @@ class Rings:
     seconds: float
 
 
-def search(fabric: Fabric, *, most_rings: int = MOST_RINGS, time_limit_s: float = 1.0) -> Rings:
+def search(fabric: Fabric, *, most_rings: int = _C.most_orders, time_limit_s: float = 1.0) -> Rings:
     """The rings with the largest total bandwidth.
 
     Args:
@@ -236,8 +236,8 @@ def arrange(fabric: Fabric, channels: int) -> tuple[Order, ...]:
         raise ValueError(f"channels={channels}: give a whole number from 1 on")
     best: list[Order] = []
     fastest = -1.0
-    for most in range(1, min(channels, MOST_RINGS) + 1):
-        orders = list(search(fabric, most_rings=most, time_limit_s=1 / MOST_RINGS).orders)
+    for most in range(1, min(channels, _C.most_orders) + 1):
+        orders = list(search(fabric, most_rings=most, time_limit_s=1 / _C.most_orders).orders)
         if len(orders) < most and best:
             continue  # seen already
         speed = speed_of(fabric, tuple(orders), channels)

@@ -6,7 +6,7 @@
 - NCCL's published constants (``ringkern.tools.model.constants``) the latency of each protocol,
 - figures that others published (``PUBLISHED``) the error;
 - of hosts without GPUs (``ringkern.tools.model.cpu``), what ringkern measured inside one, and Gloo;
-- between hosts, the cut in rails and pieces that calls have (``ringkern/pieces.py``).
+- between hosts, the cut in rails and pieces that calls have (``csrc/core/pieces.h``).
 """
 
 from __future__ import annotations

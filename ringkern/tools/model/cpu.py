@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ...choose import tables
 from ...choose.cost import Way, wire_bytes
-from ...pieces import GLOO, GLOO_CROWDED, Crossing
+from ...hosts.crossing import GLOO, GLOO_CROWDED, Crossing
 from .constants import PROTOCOLS
 from .estimate import FLAT_RING, FLAT_TREE, Estimate, Phase, estimate, hierarchy
 

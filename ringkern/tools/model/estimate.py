@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ..._C import Pieces
 from ...choose.cost import bus_bandwidth
-from ...pieces import Crossing, pipelined_us, rails_and_pieces
+from ...hosts.crossing import Crossing
 
 # Names of ways over several hosts, in the order of the columns.
 FLAT_RING, FLAT_TREE, HIERARCHY = "flat ring", "flat tree", "hierarchy"
@@ -84,7 +85,8 @@ def hierarchy(
         crossing: between the hosts.
         inside, between: what a piece takes.
     """
-    rails, pieces = rails_and_pieces(int(nbytes), hosts, ranks, crossing)
+    cut = Pieces(int(nbytes), 1, ranks, hosts, ranks > 1, crossing)
+    rails, pieces = cut.rails, max(1, cut.long_pieces)
     halves = ("reduce_scatter", "all_gather") if rails == ranks else ("reduce", "broadcast")
     first, last = (inside(half, nbytes, pieces) if ranks > 1 else NOTHING for half in halves)
     middle = between(rails, nbytes / pieces)
@@ -93,3 +95,25 @@ def hierarchy(
     how = f"{first.how} + {middle.how}" if first.how else middle.how
     found = estimate(HIERARCHY, how, hosts * ranks, nbytes, time, least)
     return found._replace(rails=rails, pieces=pieces)
+
+
+def pipelined_us(scatter: float, between: float, gather: float, pieces: int) -> float:
+    """Returns the microseconds of equal pieces, one after the other.
+
+    While the engine works on one piece, the ring works on the next:
+
+        ring      scatter 0  scatter 1  scatter 2    gather 0  scatter 3  gather 1 ...
+        engine              [------ 0 ------][------ 1 ------][------ 2 ------][-- 3 ...
+
+    Args:
+        scatter, between, gather: what one piece takes, in microseconds. The engine does one piece
+            at a time.
+        pieces: 1 or more.
+    """
+    if pieces == 1:
+        return scatter + between + gather
+    engine = scatter + pieces * between + gather
+    # While the ring scatters the next ones, and while it gathers those before the last.
+    beside = min(Pieces.under_way, pieces - 1)
+    waits = max(0.0, between - beside * scatter) + max(0.0, between - beside * gather)
+    return max(engine, pieces * (scatter + gather) + waits)

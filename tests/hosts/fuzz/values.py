@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 import ringkern
+from tests import reference
 from tests.reference import BITS
 from tests.torch.layouts import Memory
 
@@ -28,11 +29,11 @@ FLOATS = {
     "float8_e4m3fn": 1,
     "float8_e5m2": 1,
 }
-INTEGERS = ("int8", "uint8", "int32", "int64")
+INTEGERS = tuple(str(dtype).removeprefix("torch.") for dtype in reference.INTEGERS)
 COMPLEX = {"complex64": "float32", "complex128": "float64"}
 NUMBERS = (*FLOATS, *INTEGERS)
 REDUCED = (*NUMBERS, *COMPLEX, "bool")
-MOVED = (*REDUCED, "int16")
+MOVED = (*REDUCED, "uint16")
 OPS = ("SUM", "PRODUCT", "MIN", "MAX", "AVG")
 BIT_OPS = ("BAND", "BOR", "BXOR")
 # Arguments of functions that take names.

@@ -1,0 +1,102 @@
+// The lists and limits of csrc/core for Python, and the rules by which ways are left out.
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/choice.h"
+#include "core/orders.h"
+#include "torch/choice.h"
+#include "torch/names.h"
+
+namespace ringkern::torch_ext {
+
+inline Task task_of(const std::string& collective, const std::string& dtype) {
+  Task task;
+  task.collective = parse<Collective>(collective, kCollectives, "collective");
+  task.reduction.dtype = parse<DType>(dtype, kDTypes, "dtype");
+  return task;
+}
+
+inline std::vector<std::string> ops_of(const std::string& dtype) {
+  const Kind kind = kind_of(parse<DType>(dtype, kDTypes, "dtype"));
+  std::vector<std::string> ops;
+  for (int op = 0; op < kOps; ++op)
+    if (accepts(Op(op), kind)) ops.emplace_back(name_of(Op(op)));
+  return ops;
+}
+
+inline std::vector<std::pair<std::string, std::string>> ways_on(const std::string& device) {
+  const auto type = c10::Device(device).type();
+  std::vector<std::pair<std::string, std::string>> ways;
+  for (int a = 0; a < kAlgorithms; ++a)
+    for (int p = 0; p < kProtocols; ++p)
+      if (runs_over(type, Algorithm(a), Protocol(p)))
+        ways.emplace_back(name_of(Algorithm(a)), name_of(Protocol(p)));
+  return ways;
+}
+
+// Whether an all-reduce, of a dtype for which everything counts, can be all that is asked.
+inline bool is_there(const std::string& device, const Wish& wish) {
+  Task task;
+  task.reduction.dtype = DType::f16;
+  const auto type = c10::Device(device).type();
+  for (int a = 0; a < kAlgorithms; ++a)
+    for (int p = 0; p < kProtocols; ++p)
+      if (wish.algorithm.value_or(Algorithm(a)) == Algorithm(a) &&
+          wish.protocol.value_or(Protocol(p)) == Protocol(p) &&
+          runs_over(type, Algorithm(a), Protocol(p)) &&
+          !(Algorithm(a) == Algorithm::ring && not_by_ring(task, wish)))
+        return true;
+  return false;
+}
+
+inline void bind_lists(py::module_& m) {
+  py::list lists;
+  for (int c = 0; c < kChoices; ++c)
+    if (Choice(c) != Choice::none) lists.append(name_of(Choice(c)));
+  m.attr("lists") = py::tuple(lists);
+  m.attr("most_rows") = WayTable::kRows;
+  m.attr("most_ranks") = kMaxRanks;
+  m.attr("most_orders") = RingOrders::kMost;
+  m.attr("most_ordered_ranks") = RingOrders::kMostRanks;
+  m.def("ops_of", &ops_of, py::arg("dtype"), "The ops that a dtype takes.");
+  m.def("ways_on", &ways_on, py::arg("device"),
+        "(algorithm, protocol) of every all-reduce that a kind of device has.");
+  m.def(
+      "is_there",
+      [](const std::string& device, const std::string& algorithm, const std::string& protocol,
+         bool in_rank_order, bool wide) {
+        return is_there(device, Wish::of(algorithm, protocol, in_rank_order, wide));
+      },
+      py::arg("device"), py::arg("algorithm"), py::arg("protocol"), py::arg("in_rank_order"),
+      py::arg("wide"), "Whether an all-reduce on a kind of device can be all of this.");
+  m.def(
+      "not_by_ring",
+      [](const std::string& collective, const std::string& dtype, bool in_rank_order, bool wide) {
+        return not_by_ring(task_of(collective, dtype),
+                           Wish::of("auto", "auto", in_rank_order, wide));
+      },
+      py::arg("collective"), py::arg("dtype"), py::arg("in_rank_order"), py::arg("wide"),
+      "The request that keeps a call off the ring, in words; None: there is none.");
+  m.def(
+      "why_not",
+      [](const std::string& device, const std::string& collective, int ranks,
+         const std::string& dtype, const std::pair<std::string, std::string>& way,
+         const std::string& algorithm, const std::string& protocol, bool in_rank_order, bool wide) {
+        return why_not(c10::Device(device).type(), task_of(collective, dtype),
+                       Wish::of(algorithm, protocol, in_rank_order, wide),
+                       {parse<Algorithm>(way.first, kAlgorithms, "algorithm"),
+                        parse<Protocol>(way.second, kProtocols, "protocol")},
+                       ranks);
+      },
+      py::arg("device"), py::arg("collective"), py::arg("ranks"), py::arg("dtype"), py::arg("way"),
+      py::arg("algorithm"), py::arg("protocol"), py::arg("in_rank_order"), py::arg("wide"),
+      "Why a call cannot go by a way (algorithm, protocol), in words; empty: it can.");
+}
+
+}  // namespace ringkern::torch_ext
