@@ -411,10 +411,11 @@ void HostsCommunicator::look_around_if_due(Clock::time_point start, Clock::time_
 }
 
 void HostsCommunicator::abort(const std::string& reason) {
-  const Failure mine{Cause::aborted,
-                     rank(),
-                     {rank(), 0, ""},
-                     "aborted by " + hosts_.text_of_rank(rank()) + ": " + reason};
+  Failure mine;
+  mine.cause = Cause::aborted;
+  mine.reporter = rank();
+  mine.about.rank = rank();
+  mine.text = "aborted by " + hosts_.text_of_rank(rank()) + ": " + reason;
   {
     std::lock_guard lock(state_);
     if (!failure_) failure_ = mine, failed_at_ = Clock::now();

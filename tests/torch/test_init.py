@@ -109,7 +109,7 @@ def test_torchrun(script: Path) -> None:
 
 
 def test_mpiexec(script: Path, tmp_path: Path) -> None:
-    """Whichever is on the PATH, such as one of those of `python -m ringkern peers install`."""
+    """Whichever is on the PATH, such as one of those of `python -m bench.compare install`."""
     mpiexec = shutil.which("mpiexec")
     if mpiexec is None:
         pytest.skip("there is no mpiexec on the PATH")
