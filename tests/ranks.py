@@ -9,6 +9,7 @@ import multiprocessing as mp
 import os
 import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -74,8 +75,9 @@ class Ranks:
     has imported torch, which takes longer than most tests.
 
     ``place(rank)``, which can be pickled, is the first thing that a rank's process does. It returns
-    where the ranks meet, as torch's ``init_method``, or None: at a TCPStore of this process. Each
-    group reads all of a FileStore again, which takes 60 ms after 120 groups, and a TCPStore 20.
+    where the ranks meet, as torch's ``init_method``, or None: on one host at a TCPStore of this
+    process, since each group reads all of a FileStore again (60 ms after 120 groups, and 20); on
+    several at a file, which has no connection that one thread's wait keeps from the others.
     """
 
     def __init__(
@@ -89,7 +91,8 @@ class Ranks:
         self.place = place
         self._processes: list[mp.process.BaseProcess] = []
         self._pipes: list[Connection] = []
-        self._store: dist.TCPStore | None = None  # where the ranks meet
+        self._store: dist.TCPStore | None = None  # where the ranks of one host meet
+        self._file = ""  # and those of several
 
     def run(self, fn: Callable[..., Any], *args: Any, timeout_s: float | None = None) -> list[Any]:
         """The results of all ranks. Raises the first rank's error as RankError.
@@ -151,18 +154,22 @@ class Ranks:
             pipe.close()
         self._processes, self._pipes = [], []
         self._store = None
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._file)
 
     def _start(self) -> None:
         context = mp.get_context("forkserver")
         context.set_forkserver_preload(["torch.distributed", __name__])
         port = 0
-        if self.place is None or isinstance(self.place, Named):
+        if self.place is None:
             self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
             port = self._store.port
+        with tempfile.NamedTemporaryFile(prefix="ringkern-test-") as file:
+            self._file = file.name  # that nobody else has; the ranks make it again
         output = [Connection(os.dup(fd), readable=False) for fd in (1, 2)]  # can be sent
         for rank in range(self.size):
             ours, theirs = context.Pipe()
-            where = (rank, self.size, port, self.backend, self.place)
+            where = (rank, self.size, port or self._file, self.backend, self.place)
             arguments = (theirs, dict(os.environ), output, *where)
             process = context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
@@ -193,7 +200,7 @@ def _serve(
     output: list[Connection],
     rank: int,
     size: int,
-    port: int,
+    meeting: int | str,
     backend: str,
     place: Callable[[int], str | None] | None,
 ) -> None:
@@ -218,10 +225,15 @@ def _serve(
     dist.set_debug_level_from_env()
     if backend != "gloo":
         importlib.import_module(backend)  # which registers it
+    store = None
+    if isinstance(meeting, int):
+        store = dist.TCPStore("127.0.0.1", meeting, is_master=False)
+    elif method is None:
+        method = f"file://{meeting}"
     dist.init_process_group(
         backend,
         init_method=method,
-        store=None if method else dist.TCPStore("127.0.0.1", port, is_master=False),
+        store=store,
         rank=rank,
         world_size=size,
         timeout=timedelta(seconds=60),

@@ -52,8 +52,8 @@ def test_a_link_that_is_missing_is_noticed(lost: str, tmp_path: Path) -> None:
 
 def test_a_subpackage_that_no_import_needs_is_noticed(tmp_path: Path) -> None:
     build.link_package(tmp_path, build.built_by_make())
-    (tmp_path / "bench/compare").unlink()
-    with pytest.raises(Failed, match=r"ringkern\.peers"):
+    (tmp_path / "ringkern/tools").unlink()
+    with pytest.raises(Failed, match=r"ringkern\.tools"):
         build.import_package(tmp_path)
 
 

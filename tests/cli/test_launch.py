@@ -15,18 +15,35 @@ import pytest
 import torch.distributed as dist
 
 import ringkern
+from bench.compare import command as compare
 from ringkern.tools import launch
-from ringkern.tools.program import main
+from ringkern.tools.program import main, run_alone
 
 pytestmark = pytest.mark.alone
 
 LIMIT_S = 120
 PROGRAM = [sys.executable, "-m", "ringkern"]
 
+
+def program(command: str) -> list[str]:
+    """Returns how a command is started; ``compare`` is that of a clone."""
+    name, *rest = command.split()
+    if name == "compare":
+        return [sys.executable, "-m", "bench.compare", *rest]
+    return [*PROGRAM, name, *rest]
+
+
+def started(command: str, *arguments: str) -> int:
+    """Runs a command in this process."""
+    if command == "compare":
+        return run_alone("python -m bench.compare", compare, list(arguments))
+    return main([*command.split(), *arguments])
+
+
 # ---- how many -----------------------------------------------------------------------------------
 
 
-WITH_RANKS = ["doctor", "bench", "bench --vs vllm", "trace", "tune"]
+WITH_RANKS = ["doctor", "bench", "compare", "trace", "tune"]
 
 
 @pytest.mark.parametrize("command", WITH_RANKS)
@@ -37,7 +54,7 @@ def test_ranks_that_cannot_be_are_refused_before_one_is_started(
     monkeypatch.setattr(multiprocessing.context.SpawnProcess, "start", None)
     for ranks in ("0", "-1", "x", "1000000"):
         with pytest.raises(SystemExit) as ended:
-            main([*command.split(), f"-n={ranks}"])
+            started(command, f"-n={ranks}")
         assert ended.value.code == 2
         assert ranks in capsys.readouterr().err
 
@@ -56,7 +73,7 @@ def test_the_limits_are_named(
         ("-n 41 --ranks-per-core 99", "41 ranks need 2624 MiB at least, and 2560 MiB are free"),
     ):  # fmt: skip
         with pytest.raises(SystemExit):
-            main([*command.split(), *asked.split()])
+            started(command, *asked.split())
         assert said in capsys.readouterr().err
 
 
@@ -78,10 +95,10 @@ def limited(most: int, *command: str) -> list[str]:
     return ["prlimit", f"--nproc={most}", "setpriv", "--reuid=54321", *may, *command]
 
 
-@pytest.mark.parametrize("command", ["doctor", "bench --vs none", "bench --vs gloo --modes py"])
+@pytest.mark.parametrize("command", ["doctor", "bench --vs none", "compare --vs gloo --modes py"])
 def test_a_limit_on_processes(command: str, tmp_path: Path) -> None:
     """It is met when some ranks are there."""
-    ringkern_command = [*PROGRAM, *command.split(), "-n", "12", "-T", "100"]
+    ringkern_command = [*program(command), "-n", "12", "-T", "100"]
     done = subprocess.run(
         limited(8, *ringkern_command),
         capture_output=True,
@@ -182,7 +199,7 @@ def test_sigterm_after_100_ms() -> None:
         assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("command", ["doctor", "bench --vs none --seconds 90", "bench --modes py"])
+@pytest.mark.parametrize("command", ["doctor", "bench --vs none --seconds 90"])
 def test_the_timeout_ends_a_start(command: str, tmp_path: Path) -> None:
     """4 ranks take longer to load torch; only rank 0 has to end for it."""
     given = f"{command} -n 4 --ranks-per-core 99 -T 0.5".split()
@@ -210,8 +227,7 @@ def _runs(pid: int) -> bool:
 # Without the grace of a command that keeps to its timeout by itself.
 IN_SHORT = """
 import sys
-from ringkern import options
-from ringkern.tools import main
+from ringkern.tools import main, options
 
 def add_timeout(parser, default_s, **_):
     given(parser, default_s, own=False)
@@ -225,7 +241,7 @@ if __name__ == "__main__":
 STARTING = """
 import signal
 from multiprocessing import context, resource_tracker
-from ringkern import launch
+from ringkern.tools import launch
 
 def start(process):
     resource_tracker.getfd()  # as the start of a process does

@@ -18,7 +18,6 @@ FUNCTIONS = [
 
 JSON = "plain data, for JSON"
 UNTYPED = "of a library that has no types for it"
-STORES = "stores of torch.distributed differ in it, and nobody looks at it"
 ANY = {
     ("ringkern.build_info", "return"): JSON,
     ("ringkern.dump", "return"): JSON,
@@ -26,10 +25,6 @@ ANY = {
     ("ringkern.tools.trace.chrome.chrome_trace", "return"): JSON,
     ("ringkern.init", "options"): "the arguments of init_process_group, which torch checks",
     ("ringkern.backend.create", "options"): "a class that torch does not export",
-    ("ringkern.choose.topology.Store.set", "value"): STORES,
-    ("ringkern.choose.topology.Store.set", "return"): STORES,
-    ("ringkern.choose.topology.Store.wait", "return"): STORES,
-    ("ringkern.choose.topology.cuda_identity", "properties"): UNTYPED,
     ("ringkern.choose.topology.detect", "pynvml"): UNTYPED,
 }
 

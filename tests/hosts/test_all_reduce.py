@@ -18,13 +18,14 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 import ringkern
+from ringkern import _C
 from ringkern.comm import communicator_for
 from tests.hosts.calls import digest, integral, run_sequence, total
 from tests.hosts.groups import LAYOUTS, NAMES, NAMESPACES, Groups, Members
-from tests.reference import FLOATS, WAYS
+from tests.reference import DTYPES, FLOATS, WAYS
 from tests.torch.rings import normal, same
-from tests.torch.sequences import DTYPES, Call
-from tests.torch.test_properties import FLOAT_OPS, INTEGER_OPS, calls, check
+from tests.torch.sequences import Call
+from tests.torch.test_properties import calls, check
 
 Pools = Callable[[str], Members]
 
@@ -69,8 +70,8 @@ def test_every_dtype_and_op(members: Pools, layout: str) -> None:
     for collective in ("all_reduce", "reduce_scatter"):
         sequence = [
             Call(collective, op, name, 10_007, ("offset",), "auto", "bits", seed=7, factor=1.7)
-            for name, dtype in DTYPES.items()
-            for op in (FLOAT_OPS if dtype.is_floating_point else INTEGER_OPS)
+            for name in DTYPES
+            for op in _C.ops_of(name)
         ]
         check(members(layout), sequence, run_sequence, 60)
 

@@ -95,6 +95,7 @@ def _asks(rank: int, size: int) -> None:
     assert first == SLOT + again[0]
 
 
+@pytest.mark.alone
 @pytest.mark.filterwarnings("ignore")
 def test_what_is_asked_of_the_engines(ranks: Pool) -> None:
     """A slot for few data; for more a slot for each call that is not like the one before."""
@@ -119,6 +120,7 @@ LATE: dict[str, Callable[[int, dist.ProcessGroup], Any]] = {
 
 def _late(rank: int, size: int) -> dict[str, str]:
     """The last rank makes one call of each, and the others two."""
+    dist.new_group(backend="ringkern")  # imports ringkern, before time counts
     limit = timedelta(seconds=3)
     groups = {name: dist.new_group(backend="ringkern", timeout=limit) for name in LATE}
     for name, group in groups.items():
@@ -142,6 +144,7 @@ def _late(rank: int, size: int) -> dict[str, str]:
     return said
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("hosts", ["ab", "aab"])
 def test_a_host_that_is_late(ranks: Pool, hosts: str) -> None:
     """Is named, whoever waits, and whatever engine: that would say that a connection broke."""

@@ -318,7 +318,7 @@ def test_a_rank_of_another_version_is_named() -> None:
     first = Search(store, "x", 0, 2, LONG_S, peer(0))
     store.set("ringkern/hosts of x/2/0/0", '{"version": 1}')
     Search(store, "x", 1, 2, LONG_S, peer(1))
-    with pytest.raises(RendezvousError, match="what rank 0 says of itself is not of version"):
+    with pytest.raises(RendezvousError, match="the record of rank 0 is not of version"):
         first.wait()
 
 

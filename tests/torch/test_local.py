@@ -10,13 +10,12 @@ import pytest
 import torch
 
 import ringkern
-from ringkern import local
+from ringkern import _C, local
 from tests.ranks import Pool
-from tests.reference import PROTOCOLS, WAYS, bits_of
+from tests.reference import DTYPES, PROTOCOLS, WAYS, bits_of
 from tests.torch.layouts import LAYOUTS
-from tests.torch.sequences import DTYPES, Attempt, Call, expected_of, values_of
+from tests.torch.sequences import Attempt, Call, expected_of, values_of
 from tests.torch.test_api import summed, values
-from tests.torch.test_properties import FLOAT_OPS, INTEGER_OPS
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather")
 LENGTHS = (0, 1, 2, 17, 1009, 10_007, 70_001)
@@ -41,8 +40,8 @@ def sample(size: int) -> list[Call]:
     """Each dtype with each of its ops, the rest drawn."""
     draw = random.Random(size)
     calls = []
-    for name, dtype in DTYPES.items():
-        for op in FLOAT_OPS if dtype.is_floating_point else INTEGER_OPS:
+    for name in DTYPES:
+        for op in _C.ops_of(name):
             collective = draw.choice(COLLECTIVES)
             algorithm, protocol = draw.choice(WAYS)
             calls.append(

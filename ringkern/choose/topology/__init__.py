@@ -1,6 +1,6 @@
 """What a machine is made of, and what data crosses between its GPUs or CPUs.
 
->>> from ringkern import topology
+>>> from ringkern.choose import topology
 >>> machine = topology.recorded("dgx1-v100")
 >>> machine.fabric([0, 3]).kinds[0, 1]
 'NVL'
