@@ -177,6 +177,7 @@ def hooks() -> list[dict[str, Any]]:
 
 # The package that brings a program of another name.
 PACKAGES = {
+    "lint-imports": "import-linter",
     "check-added-large-files": "pre-commit-hooks",
     "check-merge-conflict": "pre-commit-hooks",
     "check-toml": "pre-commit-hooks",
