@@ -41,7 +41,7 @@ cpp_in = $(shell find $(1) -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -nam
 # Of the extension; CMake rebuilds the C++ tests, each for its own files.
 SOURCES := setup.py pyproject.toml CMakeLists.txt $(wildcard cmake/* build_backend/*.py) \
   $(call cpp_in,csrc)
-CPP := $(call cpp_in,csrc tests bench)
+CPP := $(call cpp_in,csrc tests)
 
 .PHONY: demo quick test all rest ctest pytest conformance build docs lint format bench faults hosts fuzz model \
   coverage simt mutants matrix gpu gpu-preflight sanitize readme dist hooks clean distclean FORCE
