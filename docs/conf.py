@@ -30,6 +30,8 @@ exclude_patterns = ["_*"]
 nitpicky = True
 # What others document; their sites are not asked, so that a build needs no network.
 nitpick_ignore_regex = [("py:.*", r"(torch|collections|datetime|json|os|pathlib)\..*")]
+# Limits of values in annotations: not an interface of users.
+nitpick_ignore = [("py:class", "ringkern.decode.Within")]
 
 # Where the sources can be seen: links to them lead there. Without it their paths are shown.
 _urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"].get("urls", {})
