@@ -73,6 +73,7 @@ class Ring {
   void make_segments();
   void choose_mesh();
   void choose_orders(uint64_t seed);
+  DType draw_dtype();
   void add_call();
   void choose_direct(Call& call, int element);
   void choose_clock(Call& call);
@@ -138,6 +139,7 @@ class Ring {
   }
 
   Random random_;
+  Random kinds_;
   Coverage& coverage_;
   Wish wish_;                     // nothing left out
   int ranks_ = 2, threads_ = 32;  // threads: the most of a block
