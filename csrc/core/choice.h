@@ -1,6 +1,6 @@
-// Chooses how a collective goes where its caller leaves that open: by the bytes of a rank's part, from
-// lists of ringkern/choose/tables.py. A ring takes rank 0's lists, so that all ranks choose alike
-// whatever each of them was told.
+// Chooses how a collective goes where its caller leaves that open: by the bytes of a rank's part,
+// from lists of ringkern/choose/tables.py. A ring takes rank 0's lists, so that all ranks choose
+// alike whatever each of them was told.
 #pragma once
 
 #include "core/types.h"

@@ -184,8 +184,8 @@ std::string Signals::run_handlers() {
 
 namespace {
 
-// The function of ringkern/choose/ring_order.py from buses and channels to orders of the ranks. Null
-// until Python has set it; never freed, because Python may end first.
+// The function of ringkern/choose/ring_order.py from buses and channels to orders of the ranks.
+// Null until Python has set it; never freed, because Python may end first.
 py::object*& arranger() {
   static py::object* function = nullptr;
   return function;
