@@ -71,10 +71,10 @@ DType check_tensor(const at::Tensor& t, const char* role) {
     throw py::type_error(who + "quantized; reduce .int_repr() or .dequantize()");
   const auto dtype = dtype_of(t.scalar_type());
   if (!dtype)
-    throw py::type_error(who + "of dtype torch." + torch_name(t.scalar_type()) +
-                         "; ringkern takes " + dtype_names() +
-                         (t.is_complex() ? ": reduce torch.view_as_real(tensor)"
-                                         : ": convert it first"));
+    throw py::type_error(
+        who + "of dtype torch." + torch_name(t.scalar_type()) + "; ringkern takes " +
+        dtype_names() +
+        (t.is_complex() ? ": reduce torch.view_as_real(tensor)" : ": convert it first"));
   return *dtype;
 }
 
