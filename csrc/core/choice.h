@@ -42,7 +42,7 @@ constexpr Choice choice_of(Algorithm a) {
                                     : Choice::two_shot;
 }
 
-// Whether a list may have a way: each has only ways that keep what its calls ask for.
+// Tells if a list may have a way: each has only ways that keep what its calls ask for.
 constexpr bool may_list(Choice list, const Way& way) {
   switch (list) {
     case Choice::none: return false;

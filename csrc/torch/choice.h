@@ -43,7 +43,7 @@ inline bool runs_over(c10::DeviceType device, Algorithm algorithm, Protocol prot
                                         : protocol == Protocol::ll;
 }
 
-// Whether a kind of device has a way of a collective between this many ranks.
+// Tells if a kind of device has a way of a collective between this many ranks.
 inline bool has_way(c10::DeviceType device, Collective collective, const Way& way, int ranks) {
   if (way.algorithm == Algorithm::ring) return true;
   return collective == Collective::all_reduce && runs_over(device, way.algorithm, way.protocol) &&
@@ -109,7 +109,7 @@ inline void choose_way(Task& task, const Wish& wish, c10::DeviceType device) {
   }
 }
 
-// Why a call of this many ranks cannot go by a way, in words; empty: it can.
+// Says why a call of this many ranks cannot go by a way; empty: it can.
 inline std::string why_not(c10::DeviceType device, Task task, const Wish& wish, const Way& way,
                            int ranks) {
   if (!has_way(device, task.collective, way, ranks))

@@ -40,7 +40,7 @@ inline std::vector<std::pair<std::string, std::string>> ways_on(const std::strin
   return ways;
 }
 
-// Whether an all-reduce, of a dtype for which everything counts, can be all that is asked.
+// Tells if an all-reduce, of a dtype for which everything counts, can be all that is asked.
 inline bool is_there(const std::string& device, const Wish& wish) {
   Task task;
   task.reduction.dtype = DType::f16;
