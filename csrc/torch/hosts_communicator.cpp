@@ -32,7 +32,7 @@ HostsCommunicator::HostsCommunicator(const c10::intrusive_ptr<c10d::Store>& stor
       crossings_(crossings), make_engine_(std::move(make_engine)),
       inner_(inner_over(store, timeout_s)), store_(store), prefix_(prefix_in(store)),
       telegraph_(connector(store), prefix_, hosts_,
-                 // Who waits inside this host, as for a rank that is late, asks nobody else.
+                 // A wait inside this host, as for a rank that is late, asks no other host.
                  [this](const Failure& why) {
                    inner_->give_up(why);
                    std::lock_guard lock(told_);
@@ -332,7 +332,7 @@ Crossing HostsCommunicator::crossing_on(c10::Device device) const {
   return {rail_bytes, piece_bytes, tree};
 }
 
-// Whether there is still something to wait for.
+// Tells if there is still something to wait for.
 void HostsCommunicator::throw_if_over(Clock::time_point start) {
   look_out();
   if (const auto why = told()) throw Told{*why};
@@ -365,7 +365,7 @@ void HostsCommunicator::await(const WorkPtr& work) {
   wait();
 }
 
-// What a rank of this host has to say, in the group's numbers.
+// Renumbers the report of a rank of this host by the group.
 std::optional<Failure> HostsCommunicator::trouble_inside() {
   std::optional<Failure> why = inner_->trouble();
   if (!why || why->given) return why;
@@ -381,7 +381,7 @@ std::optional<Failure> HostsCommunicator::trouble_in_call() {
   return why;
 }
 
-// Whether another rank of this host has waited for this one, which itself waits for another host.
+// Tells if another rank of this host waited for this one, which itself waits for another host.
 bool HostsCommunicator::is_late(const std::optional<Failure>& inside) const {
   return inside && inside->cause == Cause::timed_out && !inside->given &&
          inside->about.rank == rank();
@@ -555,7 +555,7 @@ Failure HostsCommunicator::late() {
             (behind.empty() || behind.back() != h))
           behind.push_back(h);
     if (!behind.empty()) why = ", which answers from an earlier call";
-    // Who is late inside another host is known there.
+    // The other host knows which of its ranks is late.
     else if (const auto reason = telegraph_.hear(kReasonComes)) return *reason;
   }
   if (!telegraph_.store_answers()) why += "; the store where the ranks have met does not answer";
@@ -577,7 +577,7 @@ Failure HostsCommunicator::in_calls(const Failure& why) {
   return found ? differs(*found) : why;
 }
 
-// What the group is to be told, of a failure as it came out of a call.
+// Turns a failure of a call into the report for the group.
 Failure HostsCommunicator::reason_of(std::exception_ptr error) {
   const auto inside = [&](Cause cause, const Error& e) {
     if (auto why = trouble_in_call()) return *why;
@@ -599,7 +599,7 @@ Failure HostsCommunicator::reason_of(std::exception_ptr error) {
   } catch (const MismatchError& e) {
     return in_calls(inside(Cause::mismatch, e));
   } catch (const TimeoutError& e) {
-    // Who is late inside may itself wait for another host.
+    // The late rank inside may itself wait for another host.
     const Failure why = inside(Cause::timed_out, e);
     if (why.given || why.about.rank < 0) return why;
     const bool waits = telegraph_.call_roll(kRollCall)[size_t(why.about.rank)].has_value();
@@ -640,7 +640,7 @@ void HostsCommunicator::fail(std::exception_ptr error) {
   } catch (const RendezvousError& e) {
     throw RendezvousError(renumbered(e.what(), ranks));
   } catch (...) {
-    // Of all that comes later the ranks raise the same.
+    // All ranks raise the same for anything later.
   }
   const std::string place = hosts_.text_of_rank(rank());
   const bool own = first.text.find(place) != std::string::npos;

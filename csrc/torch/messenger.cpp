@@ -139,7 +139,7 @@ class Messenger final : public Carrier {
     return pair;
   }
 
-  // What can go at once does. A link that is not there yet is made on the link's own thread: made
+  // A message goes at once if it can. A link that is not there yet is made on its own thread: made
   // here, in the order of the calls, ranks that send to each other would wait in a circle.
   c10::intrusive_ptr<RingWork> enqueue(Call call, const Wish& wish, bool collective) {
     const c10::Device device = call.device;

@@ -32,7 +32,7 @@ class Runner {
   virtual void close(double patience_s) = 0;
 };
 
-// Who moves messages between pairs of ranks: between processes of one host (torch/messenger.cpp),
+// A mover of messages between pairs of ranks: between processes of one host (torch/messenger.cpp),
 // or between hosts, too (torch/hosts_messenger.cpp).
 class Carrier {
  public:

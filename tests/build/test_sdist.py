@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ringkern.tools import COMMANDS
+from tests import needs
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -85,7 +86,7 @@ def test_package_holds_all_that_is_in_its_directory(
 
 def test_package_holds_nothing_that_is_not_used() -> None:
     """Neither a module that no import and no command loads, nor data of a tool that has moved."""
-    graph = pytest.importorskip("grimp").build_graph("ringkern")
+    graph = needs.module("grimp").build_graph("ringkern")
     used = {"ringkern", "ringkern.__main__"}
     for root in ["ringkern.__main__", *(command.module for command in COMMANDS)]:
         used |= {root} | graph.find_upstream_modules(root)
