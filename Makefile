@@ -47,7 +47,8 @@ CPP := $(call cpp_in,csrc tests)
   coverage simt mutants matrix gpu gpu-preflight sanitize readme dist hooks clean distclean FORCE
 .NOTPARALLEL:
 
-demo: build
+# A build for the tests serves the demo, too; from nothing it compiles what the demo needs.
+demo: $(if $(wildcard $(BUILD)/.built),build,$(VENV)/.demo)
 	python examples/train_digits.py --ranks $(RANKS)
 
 # Processes of pytest, whose tests mostly wait for ranks; a file's tests share one.
@@ -87,8 +88,13 @@ conformance: build $(VENV)/.ready-test
 
 build: $(BUILD)/.built
 
+$(VENV)/.demo: $(VENV)/.ready-build $(SOURCES)
+	RINGKERN_CUDA=0 python -m pip install --no-build-isolation --no-deps --editable .
+	touch $@
+
 $(BUILD)/.built: $(VENV)/.ready-build $(BUILD).settings $(SOURCES)
-	RINGKERN_BUILD_DIR=$(BUILD) RINGKERN_CMAKE_ARGS="-DRK_TESTS=ON $(CMAKE_ARGS)" \
+	RINGKERN_BUILD_DIR=$(BUILD) \
+	  RINGKERN_CMAKE_ARGS="-DRK_TESTS=ON -DRK_ONE_UNIT=OFF $(CMAKE_ARGS)" \
 	  python -m pip install --verbose --no-build-isolation --no-deps --editable .
 	ln -sfn $(BUILD)/compile_commands.json compile_commands.json
 	touch $@

@@ -25,9 +25,7 @@ target_link_libraries(ringkern_torch INTERFACE
 
 file(GLOB _units CONFIGURE_DEPENDS csrc/torch/*.cpp)
 add_library(_C MODULE ${_units})
-# torch's headers are most of what a unit costs. Where nobody edits them, all are one: 57 s in place
-# of 163 s of a core. With RK_TESTS each is compiled on its own, 8 to 31 s.
-if(NOT RK_TESTS)
+if(RK_ONE_UNIT)
   set_target_properties(_C PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
 endif()
 target_link_libraries(_C PRIVATE ringkern_torch ringkern_core)
