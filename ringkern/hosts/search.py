@@ -85,11 +85,11 @@ def unique_prefix(store: Store, name: str, rank: int, size: int) -> str:
 def find_hosts(
     store: dist.Store, name: str, rank: int, size: int, timeout_s: float
 ) -> tuple[Hosts, Roster]:
-    """Waits for all ranks of a communicator; threads of one process are waited for by nobody.
+    """Waits for all ranks of a communicator, unless they are of one process.
 
     Args:
-        store, name, rank, size, timeout_s: as for :class:`Search`. Where there is no such rank, the
-            communicator says so.
+        store, name, rank, size, timeout_s: as for :class:`Search`. A rank or size that cannot be is
+            an error of the communicator, and waits for nobody.
 
     Returns:
         The ranks' hosts, and the communicator's roster.
@@ -97,8 +97,8 @@ def find_hosts(
     Raises:
         RendezvousError, PeerLostError: as :meth:`Search.wait`.
     """
-    alone = not 1 < size <= _C.most_ranks or rank not in range(size)
-    if alone or is_of_one_process(store):
+    can_meet = 1 < size <= _C.most_ranks and 0 <= rank < size
+    if not can_meet or is_of_one_process(store):
         return one_host(size), ("", [], 0.0)
     search = Search(store, name, rank, size, timeout_s)
     return search.wait(), search.roster()
@@ -190,10 +190,7 @@ class Search:
         return found
 
     def roster(self) -> Roster:
-        """Returns what is known of the ranks.
-
-        A rank that closes its communicator before its first call says so under the key.
-        """
+        """Returns what is known of the ranks, with a key under which one says that it has left."""
         with contextlib.suppress(RuntimeError):  # of the store: the matter of the call that follows
             self._list_processes()
         return self._key("left"), self._processes, self._waited_s
