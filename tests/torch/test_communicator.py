@@ -224,4 +224,4 @@ def test_timeout_must_be_positive(timeout: timedelta) -> None:
 def test_rank_and_size(rank: int, size: int, text: str, tmp_path: Path) -> None:
     for store in (dist.HashStore(), dist.FileStore(str(tmp_path / "store"), -1)):
         with pytest.raises(CommUsageError, match=text):
-            ringkern.Communicator.from_store(store, rank, size)
+            ringkern.Communicator.from_store(store, rank, size, timeout=SECONDS)
