@@ -25,7 +25,7 @@ from . import _C, news, recorder
 from .arguments import way_asked
 from .choose import tables
 from .config import timeout_seconds
-from .hosts import Hosts, Search, crossings, engine_maker, engine_names, is_of_one_process
+from .hosts import engine_names, find_hosts, over_hosts
 
 
 @dataclass(frozen=True)
@@ -78,21 +78,12 @@ def create(options: Any, backend_options: object = None) -> dist.distributed_c10
     recorder.remember_group(name, "undefined" if ranks else "default_pg", ranks or range(size))
     news.start()
     seconds = timeout_seconds(options.timeout)
-    hosts: Hosts | None = None
-    known: dict[str, Any] = {}
-    if size > 1 and not is_of_one_process(options.store):
-        search = Search(options.store, name, rank, size, seconds)
-        hosts = search.wait()
-        known["roster"] = search.roster()
-    if hosts is not None and hosts.count > 1:
+    hosts, roster = find_hosts(options.store, name, rank, size, seconds)
+    joined: dict[str, Any] = {}
+    if hosts.count > 1:
         recorder.remember_hosts(name, hosts)
-        known |= {
-            "host_of": list(hosts.host_of),
-            "host_names": list(hosts.names),
-            "engine": engine_maker(inter_host, options.store, name, rank, size, seconds, hosts),
-            "crossings": crossings(inter_host, hosts.crowded),
-        }
-    in_a_ring = size if hosts is None else len(hosts.ranks_on(hosts.host_of[rank]))
+        joined = over_hosts(inter_host, options.store, name, rank, seconds, hosts)
+    in_a_ring = len(hosts.ranks_on(hosts.host_of[rank]))
     return _C.make_backend(
         options.store,
         name,
@@ -102,7 +93,8 @@ def create(options: Any, backend_options: object = None) -> dist.distributed_c10
         seconds,
         *way_asked("auto", "auto", "auto", "auto"),
         {device: tables.table(device, in_a_ring) for device in tables.DEVICES},
-        **known,
+        roster,
+        **joined,
     )
 
 

@@ -29,7 +29,7 @@ class RingKernError(dist.DistBackendError):
 
 
 class PeerLostError(RingKernError):
-    """A rank has died, or has left while others still call, or wait for its first call.
+    """A rank has died, or has left while others still call, or wait for it.
 
     On all other ranks, within a second; on other hosts, within some seconds, and where all ranks of
     a host are lost it names the host. Look at the log of the rank that it names; of one that died
@@ -73,8 +73,8 @@ class CommUsageError(RingKernError):
 class RendezvousError(RingKernError):
     """The ranks could not find each other, or do not fit together.
 
-    In the first call, on all ranks, with the same text. Start the rank that is missing, or make
-    versions and settings the same.
+    Where a communicator is made, or in its first call; on all ranks, with the same text. Start the
+    rank that is missing, or make versions and settings the same.
     """
 
 

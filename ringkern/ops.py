@@ -46,7 +46,8 @@ def ring_all_reduce(
 ) -> dist.Work | None:
     """Reduces ``tensor`` over all ranks, in place; afterwards it is bit-identical on all of them.
 
-    A drop-in for :func:`torch.distributed.all_reduce`. Every rank of the group calls it, in the
+    A drop-in for :func:`torch.distributed.all_reduce`. The first call for a group makes its
+    communicator, and waits until all its ranks do. Every rank of the group calls it, in the
     same order, with a tensor of the same number of elements and the same dtype, and the same
     ``op``, ``protocol``, ``algorithm`` and ``accumulate``. Under ``torch.compile`` it is part of
     the graph, unless ``async_op`` is set or ``op`` is ``PREMUL_SUM``.
@@ -63,7 +64,7 @@ def ring_all_reduce(
             ``PREMUL_SUM`` (floats), ``BAND``, ``BOR``, ``BXOR`` (integers). Each hop rounds to the
             dtype of the tensor; integers wrap.
         group: the process group; ``None``: the default one.
-        async_op: return at once with a handle.
+        async_op: return at once with a handle; the first call of a group waits for all ranks.
         protocol: ``"auto"``, or ``"simple"``, ``"ll"``, ``"ll128"``; alone, it asks for the ring.
         algorithm: ``"auto"``, or ``"ring"``, or, straight from rank to rank, ``"one_shot"`` (on a
             CPU over LL and Simple, on CUDA over LL) and ``"two_shot"`` (over Simple and LL).
@@ -90,7 +91,8 @@ def ring_all_reduce(
         CollectiveMismatchError: another rank makes another call.
         CollectiveTimeoutError: a rank did not come within the timeout.
         CommAbortedError: the communicator was aborted or has failed before.
-        RendezvousError, TransportError: first call only: the ranks could not be connected.
+        RendezvousError, TransportError: first call only: a rank did not come, or the ranks could
+            not be connected.
     """
     # First, because here a small tensor's time is made of such lines.
     if not _is_traced() and _quick_all_reduce(

@@ -8,20 +8,17 @@ over a network itself.
 
 from __future__ import annotations
 
-from .engines import crossings, engine_maker, engine_names
-from .first import FirstCalls
+from .engines import crossings, engine_maker, engine_names, over_hosts
 from .hosts import Hosts, hosts_of
-from .search import Search, is_of_one_process, one_host, unique_prefix
+from .search import Search, find_hosts
 
 __all__ = [
-    "FirstCalls",
     "Hosts",
     "Search",
     "crossings",
     "engine_maker",
     "engine_names",
+    "find_hosts",
     "hosts_of",
-    "is_of_one_process",
-    "one_host",
-    "unique_prefix",
+    "over_hosts",
 ]

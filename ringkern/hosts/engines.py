@@ -83,6 +83,31 @@ def crossings(inter_host: str | None, crowded: bool) -> dict[str, tuple[int, int
     return {"cpu": on_cpu, "cuda": on_cuda}
 
 
+def over_hosts(
+    inter_host: str | None,
+    store: dist.Store,
+    name: str,
+    rank: int,
+    timeout_s: float,
+    hosts: Hosts,
+) -> dict[str, Any]:
+    """Returns the arguments by which ``_C`` joins several hosts. All ranks call it.
+
+    Args:
+        inter_host, store, name, rank, timeout_s, hosts: as for :func:`engine_maker`.
+
+    Raises:
+        ValueError, RuntimeError: as :func:`engine_maker`.
+    """
+    size = len(hosts.host_of)
+    return {
+        "host_of": list(hosts.host_of),
+        "host_names": list(hosts.names),
+        "engine": engine_maker(inter_host, store, name, rank, size, timeout_s, hosts),
+        "crossings": crossings(inter_host, hosts.crowded),
+    }
+
+
 def engine_maker(
     inter_host: str | None,
     store: dist.Store,

@@ -1,9 +1,9 @@
 """How the ranks of a group find out who is on which host, over a store of torch.distributed.
 
-Each rank says where it is when its communicator is made, and waits for nobody. The last one to say
-so has all that is needed, and leaves the answer for all. The others look for it in their first
-call. A rank that gives up before leaves that as the answer, so that all ranks raise the same. Those
-who wait look whether a process has ended that they can see.
+Each rank says where it is when its communicator is made. The last one to say so has all that is
+needed, and leaves the answer, for which the others wait. A rank that gives up before leaves that as
+the answer, so that all ranks raise the same. Those who wait look whether a process has ended that
+they can see.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -40,6 +39,9 @@ _REFUSED = 1 << 32
 _MAX_BYTES = 1 << 20
 _MAX_TEXT = 2000
 _MAX_LISTED = 16
+
+# As `_C.Communicator.set_roster` takes it: a key, each rank's process, and seconds of waiting.
+Roster = tuple[str, list[tuple[int, int]], float]
 
 
 class Store(Protocol):
@@ -80,6 +82,28 @@ def unique_prefix(store: Store, name: str, rank: int, size: int) -> str:
     return f"{base}/{store.add(f'{base}/calls/{rank}', 1) - 1}"
 
 
+def find_hosts(
+    store: dist.Store, name: str, rank: int, size: int, timeout_s: float
+) -> tuple[Hosts, Roster]:
+    """Waits for all ranks of a communicator, unless they are of one process.
+
+    Args:
+        store, name, rank, size, timeout_s: as for :class:`Search`. A rank or size that cannot be is
+            an error of the communicator, and waits for nobody.
+
+    Returns:
+        The ranks' hosts, and the communicator's roster.
+
+    Raises:
+        RendezvousError, PeerLostError: as :meth:`Search.wait`.
+    """
+    can_meet = 1 < size <= _C.most_ranks and 0 <= rank < size
+    if not can_meet or is_of_one_process(store):
+        return one_host(size), ("", [], 0.0)
+    search = Search(store, name, rank, size, timeout_s)
+    return search.wait(), search.roster()
+
+
 class Search:
     """A rank's search for the hosts of its group. To be made on all ranks, in the same order.
 
@@ -90,6 +114,9 @@ class Search:
         size: number of ranks.
         timeout_s: how long :meth:`wait` waits for the others.
         peer: this rank; ``None``: this process, with ``RINGKERN_HOST``.
+
+    Raises:
+        RendezvousError: the store has failed.
     """
 
     def __init__(
@@ -102,18 +129,13 @@ class Search:
         peer: Peer | None = None,
     ) -> None:
         self._store, self._name, self._rank, self._size = store, name, rank, size
-        self._timeout_s, self._pid = timeout_s, os.getpid()
-        self._stopped: str | None = None
-        self._broken: Exception | None = None
+        self._timeout_s = timeout_s
         self._owed_since: float | None = None
-        self._prefix = ""
         self._processes = [(0, 0)] * size  # by rank, as far as this one can see them
         self._listed = 0  # of these
         self._waited_s = 0.0
-        try:
+        with _store_errors():
             self._say(peer or this_peer(rank, named=config.host))
-        except RuntimeError as error:  # of the store: the matter of the first call
-            self._broken = error
 
     def _say(self, peer: Peer) -> None:
         self._prefix = unique_prefix(self._store, f"hosts of {self._name}", self._rank, self._size)
@@ -140,27 +162,7 @@ class Search:
         except ValueError as error:
             self._leave(_refusal(str(error)))
 
-    def stop(self, reason: str) -> None:
-        """Ends :meth:`wait`, in whichever thread it is, and for all ranks; waits for nothing."""
-        self._stopped = reason
-
-    @property
-    def is_of_this_process(self) -> bool:
-        """False in a forked child."""
-        return self._pid == os.getpid()
-
-    def look(self) -> Hosts | None:
-        """The hosts, if they are already known; ``None``: not all ranks have come.
-
-        Raises:
-            RendezvousError: a rank has given up, or the store has failed.
-        """
-        with _store_errors():
-            return self._look()
-
     def _look(self) -> Hosts | None:
-        if self._broken is not None:
-            raise self._broken
         if not self._store.check([self._key("answer")]):
             return None
         return self._read(self._store.get(self._key("answer")))
@@ -170,8 +172,9 @@ class Search:
 
         Raises:
             RendezvousError: a rank did not come within the timeout, with the same text on all
-                ranks, and its number as ``rank``; or :meth:`stop`, or the store has failed.
-            PeerLostError: a rank has ended, or has closed its communicator, meanwhile.
+                ranks, and its number as ``rank``; ranks do not fit together, or the store has
+                failed.
+            PeerLostError: a rank has ended meanwhile.
         """
         start = time.monotonic()
         try:
@@ -181,21 +184,16 @@ class Search:
             raise
         except BaseException as error:  # of a signal's handler: the others must not wait
             with contextlib.suppress(RingKernError), _store_errors():
-                self._refuse(interrupted(error), None)
+                self._refuse(f"it was interrupted ({type(error).__name__})", None)
             raise
         self._waited_s = time.monotonic() - start
         return found
 
-    def roster(self) -> tuple[str, list[tuple[int, int]], float]:
-        """Returns what is known of the ranks, for ``_C.Communicator.set_roster``."""
+    def roster(self) -> Roster:
+        """Returns what is known of the ranks, with a key under which one says that it has left."""
         with contextlib.suppress(RuntimeError):  # of the store: the matter of the call that follows
             self._list_processes()
-        return self.departures, self._processes, self._waited_s
-
-    @property
-    def departures(self) -> str:
-        """Key under which a rank is that closes its communicator before its first call."""
-        return "" if self._broken is not None else self._key("left")
+        return self._key("left"), self._processes, self._waited_s
 
     def _list_processes(self) -> None:
         """Reads which processes this one can see that it has not read yet."""
@@ -210,18 +208,11 @@ class Search:
                 if 0 <= rank < self._size and rank != self._rank:
                     self._processes[rank] = (pid, started)
 
-    def _who_left(self) -> str:
-        """The last rank that closed its communicator, if there is one."""
-        key = self.departures
-        return self._store.get(key).decode() if self._store.check([key]) else ""
-
     def _wait(self) -> Hosts:
         start = time.monotonic()
         pause, next_look, warning = _FIRST_PAUSE_S, start + _LOOK_EVERY_S, _FIRST_WARNING_S
         while (found := self._look()) is None:
             now = time.monotonic()
-            if self._stopped is not None:
-                return self._refuse(self._stopped, None)
             if now >= start + self._timeout_s:
                 return self._refuse(*self._who_is_late())
             if now >= next_look:
@@ -237,8 +228,8 @@ class Search:
     def _look_closer(self) -> None:
         """Gives up if a rank has ended; answers for the one that owed the answer."""
         self._list_processes()
-        roster = ("", self._processes, 0.0)
-        if (gone := _C.find_gone(roster, self._who_left)) is not None:
+        # Nobody has left whose communicator is still to be made.
+        if (gone := _C.find_gone(("", self._processes, 0.0), lambda: "")) is not None:
             self._refuse(gone[1], gone[0], lost=True)
         votes = self._store.add(self._key("votes"), 0)
         if votes < self._size:
@@ -321,11 +312,6 @@ def _store_errors() -> Iterator[None]:
             f"torch's store, in which ranks find each other, has failed: {error}. Has the process "
             "ended that keeps it (as a rule the first rank, or the launcher)?"
         ) from error
-
-
-def interrupted(error: BaseException) -> str:
-    """Says what all ranks are told of a rank whose wait a handler ends with ``error``."""
-    return f"it was interrupted ({type(error).__name__})"
 
 
 def _did_not_come(ranks: list[int]) -> str:

@@ -239,15 +239,17 @@ def thread_looks_for_neighbours(rank: int, size: int, folder: Path) -> None:
 
 
 def store_ends_first(rank: int, size: int, folder: Path) -> None:
-    """Rank 1 has communicators that were never used when the store of rank 0 has gone."""
+    """Ranks have communicators that were never used, and the store of rank 0 has gone."""
     if rank == 0:
         store = dist.TCPStore("localhost", 0, None, is_master=True, wait_for_workers=False)
         leave_note(folder / "server", f"{store.port} {os.getpid()}")
+    port, pid = map(int, wait_for(folder / "server").split())
+    if rank == 1:
+        store = dist.TCPStore("localhost", port, None, is_master=False)
+    held.extend(ringkern.Communicator.from_store(store, rank, size) for _ in range(3))
+    if rank == 0:
         wait_for(folder / "made")
         return
-    port, pid = map(int, wait_for(folder / "server").split())
-    store = dist.TCPStore("localhost", port, None, is_master=False)
-    held.extend(ringkern.Communicator.from_store(store, rank, size) for _ in range(3))
     leave_note(folder / "made", "")
     wait_for_end_of(pid)
 
@@ -270,41 +272,51 @@ def no_memory_on_one_rank(rank: int, size: int, folder: Path) -> None:
     reduces(ringkern.Communicator.from_store(store, rank, size, name="second"), size)
 
 
-def store_dies(rank: int, size: int, folder: Path) -> None:
-    """The store's process is killed while rank 0 looks for rank 1."""
-    _with_store(rank, folder, signal.SIGKILL)
-
-
-def store_stops(rank: int, size: int, folder: Path) -> None:
-    """The same, but it only stops; abort() does not wait for it."""
-    _with_store(rank, folder, signal.SIGSTOP)
-
-
-def _with_store(rank: int, folder: Path, blow: signal.Signals) -> None:
+def _store_of_rank_1(rank: int, folder: Path) -> tuple[dist.TCPStore, int]:
+    """Returns the store, and the process that keeps it."""
     if rank == 1:
         server = dist.TCPStore("localhost", 0, None, is_master=True, wait_for_workers=False)
         leave_note(folder / "server", f"{server.port} {os.getpid()}")
+        return server, os.getpid()
+    port, pid = map(int, wait_for(folder / "server").split())
+    return dist.TCPStore("localhost", port, None, is_master=False), pid
+
+
+def store_dies(rank: int, size: int, folder: Path) -> None:
+    """The store's process is killed while rank 0 waits for rank 1 to make its communicator."""
+    store, pid = _store_of_rank_1(rank, folder)
+    if rank == 1:
+        return wait_for_end_of(os.getpid())  # which is for ever
+    threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
+    never = timedelta(seconds=NEVER_S)
+    error = raised(lambda: ringkern.Communicator.from_store(store, 0, 2, timeout=never))
+    assert type(error) is RendezvousError
+
+
+def store_stops(rank: int, size: int, folder: Path) -> None:
+    """The store's process stops while rank 0 connects to rank 1; abort() does not wait for it."""
+    store, pid = _store_of_rank_1(rank, folder)
+    never = timedelta(seconds=NEVER_S)
+    communicator = ringkern.Communicator.from_store(store, rank, 2, timeout=never)
+    held.append(communicator)
+    if rank == 1:
         wait_for(folder / "done")
         return
-    port, pid = map(int, wait_for(folder / "server").split())
-    store = dist.TCPStore("localhost", port, None, is_master=False)
-    communicator = ringkern.Communicator.from_store(store, 0, 2, timeout=timedelta(seconds=NEVER_S))
     errors: list[BaseException] = []
     caller = threading.Thread(
         target=lambda: errors.append(raised(lambda: communicator.all_reduce(torch.ones(10))))
     )
     caller.start()
     time.sleep(0.3)
-    os.kill(pid, blow)
+    os.kill(pid, signal.SIGSTOP)
     time.sleep(0.2)
     start = time.monotonic()
     communicator.abort("on purpose")
     print(f"abort() took {time.monotonic() - start:.3f} s", file=sys.stderr)
-    if blow == signal.SIGSTOP:
-        os.kill(pid, signal.SIGCONT)
+    os.kill(pid, signal.SIGCONT)
     caller.join(30)
     assert not caller.is_alive()
-    assert type(errors[0]) is (RendezvousError if blow == signal.SIGKILL else CommAbortedError)
+    assert type(errors[0]) is CommAbortedError
     leave_note(folder / "done", "")
     communicator.close()
 

@@ -15,7 +15,7 @@ from ringkern import _C
 from ringkern.backend import Options
 from ringkern.choose import tables
 from ringkern.comm import communicator_for
-from ringkern.errors import CommAbortedError, RendezvousError
+from ringkern.errors import RendezvousError
 from ringkern.hosts import Hosts
 from ringkern.tools.trace.record import record
 from tests.hosts.on_hosts import on_hosts
@@ -33,7 +33,6 @@ def host_of(counts: list[int]) -> tuple[int, ...]:
 
 def _several(rank: int, size: int, counts: list[int]) -> None:
     with on_hosts(rank, counts) as name, ringkern.Communicator(timeout=SECONDS) as ring:
-        assert repr(ring) == f"<ringkern.Communicator rank {rank} of {size}>"
         x = torch.full((1000,), 10.0**rank)
         ring.all_reduce(x)
         assert torch.equal(x, torch.full((1000,), float("1" * size)))
@@ -96,7 +95,6 @@ def test_the_communicator_of_a_group(ranks: Pool) -> None:
 
 def _calls_by_the_table_of_a_host(rank: int, size: int) -> None:
     with on_hosts(rank, [3, 1]), ringkern.Communicator(timeout=SECONDS) as ring:
-        assert ring._c.table("cpu") == tables.table("cpu", 4)
         assert ring.hosts.count == 2
         here = 3 if rank < 3 else 1
         assert ring._c.table("cpu") == tables.table("cpu", here)
@@ -108,9 +106,6 @@ def test_rings_go_by_the_number_of_ranks_on_their_host(ranks: Pool) -> None:
 
 def _explained(rank: int, size: int) -> None:
     with on_hosts(rank, [2, 2]) as name, ringkern.Communicator(timeout=SECONDS) as ring:
-        before = ring.explain(1 << 20)
-        assert (before.between, before.ranks) == (None, 4)
-        ring.all_reduce(torch.ones(3))
         little, much = ring.explain(1000), ring.explain(64 << 20)
         assert str(little).startswith(
             "all_reduce of 1000B, 4 ranks on 2 hosts (a, b): 1 piece over 1 rail of gloo; "
@@ -290,14 +285,3 @@ def test_a_rank_that_does_not_make_the_group(tmp_path: Path) -> None:
         assert "did not come: rank 1" in pool.run(_nobody_else)[0]
     finally:
         pool.close()
-
-
-def test_abort_while_several_hosts_are_found() -> None:
-    """What is aborted is the ring of one host; what comes in its place must be, too."""
-    ring = ringkern.Communicator.from_store(dist.HashStore(), 0, 2, timeout=SECONDS)
-    ring.abort("no more of it")
-    ring._take(Hosts(("a", "b"), (0, 1)))
-    assert type(ring._c) is _C.HostsCommunicator
-    with pytest.raises(CommAbortedError, match="no more of it"):
-        ring.all_reduce(torch.ones(3))
-    ring.close()

@@ -221,6 +221,7 @@ def test_timeout_must_be_positive(timeout: timedelta) -> None:
         (0, 1025, "1 to 1024 ranks, not 1025"),
     ],
 )
-def test_rank_and_size(rank: int, size: int, text: str) -> None:
-    with pytest.raises(CommUsageError, match=text):
-        ringkern.Communicator.from_store(dist.HashStore(), rank, size)
+def test_rank_and_size(rank: int, size: int, text: str, tmp_path: Path) -> None:
+    for store in (dist.HashStore(), dist.FileStore(str(tmp_path / "store"), -1)):
+        with pytest.raises(CommUsageError, match=text):
+            ringkern.Communicator.from_store(store, rank, size, timeout=SECONDS)
