@@ -160,7 +160,7 @@ class Ranks:
 
     def _start(self) -> None:
         context = mp.get_context("forkserver")
-        context.set_forkserver_preload(["torch.distributed", __name__])
+        context.set_forkserver_preload(["torch.distributed", "torch._dynamo", __name__])
         port = 0
         if self.place is None:
             self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
