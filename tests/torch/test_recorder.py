@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import pickle
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -15,6 +15,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.flight_recorder import fr_trace
 from torch.distributed.flight_recorder.components.types import Collective, Database, Op
 
 import ringkern
@@ -24,21 +25,19 @@ from tests.ranks import Ranks
 
 LIMIT_S = 60.0
 LIBRARY = "gloo" if torch.__version__ >= "2.12" else "nccl"
-ANALYSER = "torch.distributed.flight_recorder.fr_trace"  # what torchfrtrace runs
 
 
 def analysed(folder: Path) -> tuple[str, Database]:
     """What torchfrtrace says of the dumps in a folder, and the data base that it makes."""
     out = folder.parent / f"{folder.name}.db"
-    done = subprocess.run(
-        [sys.executable, "-m", ANALYSER, str(folder), "-o", str(out)],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stderr, pickle.loads(out.read_bytes())[1]
+    said = io.StringIO()
+    handler, logger = logging.StreamHandler(said), logging.getLogger("Flight Recorder")
+    logger.addHandler(handler)
+    try:
+        fr_trace.main([str(folder), "-o", str(out)])
+    finally:
+        logger.removeHandler(handler)
+    return said.getvalue(), pickle.loads(out.read_bytes())[1]
 
 
 # ---- the form -----------------------------------------------------------------------------------
