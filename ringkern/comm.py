@@ -120,7 +120,7 @@ class Communicator:
 
     @property
     def hosts(self) -> Hosts:
-        """On which hosts the ranks are."""
+        """Returns the hosts of the ranks."""
         return self._hosts
 
     @property

@@ -228,7 +228,7 @@ class Search:
     def _look_closer(self) -> None:
         """Gives up if a rank has ended; answers for the one that owed the answer."""
         self._list_processes()
-        # Nobody has left whose communicator is still to be made.
+        # A rank that still makes its communicator cannot have left it.
         if (gone := _C.find_gone(("", self._processes, 0.0), lambda: "")) is not None:
             self._refuse(gone[1], gone[0], lost=True)
         votes = self._store.add(self._key("votes"), 0)
