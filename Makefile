@@ -48,7 +48,7 @@ CPP := $(call cpp_in,csrc tests)
 .NOTPARALLEL:
 
 # A build for the tests serves the demo, too; from nothing it compiles what the demo needs.
-demo: $(if $(wildcard $(BUILD)/.built),build,$(VENV)/.demo)
+demo: $(if $(wildcard $(BUILD)/.built),build,build/.demo)
 	python examples/train_digits.py --ranks $(RANKS)
 
 # Processes of pytest, whose tests mostly wait for ranks; a file's tests share one.
@@ -88,7 +88,7 @@ conformance: build $(VENV)/.ready-test
 
 build: $(BUILD)/.built
 
-$(VENV)/.demo: $(VENV)/.ready-build $(SOURCES)
+build/.demo: $(VENV)/.ready-build $(SOURCES)
 	RINGKERN_CUDA=0 python -m pip install --no-build-isolation --no-deps --editable .
 	touch $@
 
