@@ -1,4 +1,4 @@
-"""When `make build` and `make demo` build: the Makefile's own rules, with a stand-in for a build."""
+"""When `make build` and `make demo` build: the Makefile's own rules, and a stand-in for a build."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make(tmp_path: Path) -> Make:
     shutil.copy(ROOT / "Makefile", tmp_path)
     python = tmp_path / ".venv/bin/python"
     # With "-m" it is pip, else it runs the demo.
-    python.write_text("#!/bin/sh\n[ $1 = -m ] || exit 0\nmkdir -p build/dev\necho built >> builds\n")
+    python.write_text("#!/bin/sh\n[ $1 = -m ] || exit 0\nmkdir -p build/dev\necho x >> builds\n")
     python.chmod(0o755)
     (tmp_path / ".venv/.ready-build").touch()  # newer than what it is made from
 
