@@ -10,6 +10,7 @@ before any of it runs, because importing it takes seconds.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import select
@@ -240,6 +241,7 @@ def run(scenario: Callable[..., None], size: int, folder: Path) -> list[dict[str
 
 
 def serve(scenarios: dict[str, Any]) -> None:
+    gc.freeze()  # or each rank's end takes 1 s to look through torch's objects, and copies them
     for line in sys.stdin:
         name, ranks, folder = line.rstrip("\n").split(" ", 2)
         print(json.dumps(run(scenarios[name], int(ranks), Path(folder))), flush=True)

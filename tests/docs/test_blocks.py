@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import needs
+from tests import forked, needs
 from tests.docs import runner
 from tests.docs.blocks import (
     HOWTO,
@@ -53,7 +53,10 @@ RUN = [
 
 
 def check(block: Block, folder: Path, printed: str) -> None:
-    done = run(runnable(block), folder, LIMIT_S, environment())
+    env = environment()
+    # Two programs in three start torch; `make readme` has those of the first two pages start it.
+    env |= {"PATH": f"{forked.path()}:{env['PATH']}", "PYTHON_EXEC": forked.python()}
+    done = run(runnable(block), folder, LIMIT_S, env)
     assert done.status == 0, f"{block}: exit status {done.status}\n{block.text}\n{done.output}"
     missing = missing_lines(printed, done.output)
     assert not missing, f"{block}: does not print {missing}\n{done.output}"

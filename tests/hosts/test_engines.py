@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -18,6 +17,7 @@ from ringkern import config
 from ringkern.errors import CommUsageError, RendezvousError
 from ringkern.hosts import Hosts, crossings, engine_maker, engine_names, engines
 from ringkern.hosts.crossing import GLOO, GLOO_CROWDED, NCCL
+from tests import forked
 from tests.hosts.test_find import in_threads
 
 TIMEOUT_S = 30.0
@@ -141,11 +141,13 @@ def test_threads_of_a_rank_make_engines_at_the_same_time() -> None:
 def test_an_engine_has_the_timeout_of_its_communicator() -> None:
     store = dist.HashStore()
 
-    def rank_of(rank: int) -> Any:
-        engine: Any = engine_maker("gloo", store, "x", rank, 2, 7.5)("cpu", [0, 1])
-        return engine.options._timeout
+    def made(rank: int) -> Any:
+        return engine_maker("gloo", store, "x", rank, 2, 7.5)("cpu", [0, 1])
 
-    assert in_threads([0, 1], rank_of) == dict.fromkeys([0, 1], timedelta(seconds=7.5))
+    # An engine that goes before the other rank has connected to it makes that rank fail.
+    both = in_threads([0, 1], made)
+    timeouts = {rank: engine.options._timeout for rank, engine in both.items()}
+    assert timeouts == dict.fromkeys([0, 1], timedelta(seconds=7.5))
 
 
 def test_a_rank_that_has_died_is_not_waited_for_longer_than_the_timeout(
@@ -199,7 +201,7 @@ def test_gloo_takes_the_interface_that_is_asked_for(tmp_path: Any, interface: st
     environ = os.environ | {"GLOO_SOCKET_IFNAME": interface}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(tmp_path / "store"), str(rank)],
+            [forked.python(), "-c", PROGRAM, str(tmp_path / "store"), str(rank)],
             env=environ,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

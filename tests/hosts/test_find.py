@@ -23,6 +23,7 @@ from ringkern.errors import PeerLostError, RendezvousError
 from ringkern.hosts import Hosts, Search, hosts_of
 from ringkern.hosts import search as finding
 from ringkern.hosts.peer import Peer, this_peer
+from tests import forked
 
 LONG_S = 60.0
 SHORT_S = 0.3
@@ -224,7 +225,8 @@ print(list(hosts.names), list(hosts.host_of))
 
 
 def program(folder: Path, rank: int, size: int, *before: str, **environ: str) -> Any:
-    command = [*before, sys.executable, "-c", PROGRAM, f"{folder}/store", str(rank), str(size)]
+    python = sys.executable if before else forked.python()
+    command = [*before, python, "-c", PROGRAM, f"{folder}/store", str(rank), str(size)]
     return subprocess.Popen(
         command, env=os.environ | environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -1,8 +1,8 @@
 // Linked into the extension in place of the CUDA runtime: the fake runtime, and torch's view of its
 // devices, which a torch without CUDA lacks. Python follows by ctypes what is waited for.
+#include <ATen/ops/from_blob.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
-#include <Python.h>
-#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <array>
 #include <atomic>
@@ -76,5 +76,5 @@ RK_EXPORT PyObject* fake_tensor(int device) {
   const c10::Device on(c10::kCUDA, c10::DeviceIndex(device));
   const auto options = at::TensorOptions().dtype(at::kFloat).device(on);
   auto maker = at::for_blob(memory.emplace_back().data(), {16});
-  return THPVariable_Wrap(maker.options(options).target_device(on).make_tensor());
+  return py::cast(maker.options(options).target_device(on).make_tensor()).release().ptr();
 }

@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import math
+import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests import forked
 
 pytestmark = pytest.mark.slow
 
@@ -55,8 +57,9 @@ Curves = dict[str, list[tuple[float, float]]]  # of each, by step: ringkern's, G
 
 def run(name: str, *arguments: str, cwd: Path) -> tuple[subprocess.CompletedProcess[str], Curves]:
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments],
+        [forked.python(), str(EXAMPLES / f"{name}.py"), *arguments],
         cwd=cwd,
+        env={**os.environ, "PYTHON_EXEC": forked.python()},  # by which torchrun starts ranks
         capture_output=True,
         text=True,
         timeout=LIMIT_S,

@@ -197,7 +197,8 @@ dist.send(torch.ones(3), 1, other) if rank == 0 else dist.recv(torch.ones(3), 0,
 # One process a rank imports torch, and has a child for each end, which ends as a program does. Two
 # ends at a time: with more ranks than cores, a rank may warn that it waits for one without a core.
 ENDINGS = """
-import json, os, sys, torch, torch.distributed as dist
+import gc, json, os, sys, torch, torch.distributed as dist
+gc.freeze()  # as in tests/comm/exits.py
 rank, directory, ends = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
 children, codes = {}, {}
 

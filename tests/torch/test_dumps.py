@@ -7,7 +7,6 @@ import pickle
 import signal
 import stat
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch.distributed as dist
 
 import ringkern
 from ringkern.errors import CollectiveMismatchError
+from tests import forked
 from tests.ranks import Ranks
 
 LIMIT_S = 60.0
@@ -164,13 +164,7 @@ def pause(condition):
 
 
 def program(text: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", BEGIN + text],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    return forked.run(BEGIN + text)
 
 
 def test_a_program_that_ends_at_once_has_written_it(folder: Path) -> None:

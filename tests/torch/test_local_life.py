@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -14,6 +12,7 @@ import torch
 
 from ringkern import local
 from ringkern.errors import CommAbortedError, CommUsageError
+from tests import forked
 from tests.comm.test_fork import in_forked_child
 from tests.torch.test_api import values
 from tests.torch.test_local import equal, ring_of, total
@@ -137,11 +136,5 @@ def test_a_program_may_end_in_the_middle_of_a_call(end: str) -> None:
         time.sleep(0.2)
         {end}
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = forked.run(textwrap.dedent(program), 120)
     assert (done.returncode, done.stderr) == (0, "")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
 import pytest
 
-LIMIT_S = 60.0
+from tests import forked
+
 BEGIN = """
 import atexit, logging, os, sys, threading, time
 def at_exit():
@@ -30,13 +30,7 @@ def news():
 
 
 def program(text: str, first: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", BEGIN + first + THEN + text],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    return forked.run(BEGIN + first + THEN + text)
 
 
 def test_there_is_none_before_it_is_needed() -> None:

@@ -32,7 +32,7 @@ from tests.torch.sequences import Call, run_sequence
 
 Pools = Callable[[int], Ranks]
 
-EXAMPLES = 250  # for each number of ranks
+EXAMPLES = 100  # for each number of ranks
 MOST_ELEMENTS = 300_000
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests import needs
+from tests import forked, needs
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +22,7 @@ LOSS = re.compile(r"^(\S.*?) +(\d+) +([\d.e+-]+) +([\d.e+-]+)$", re.MULTILINE)
 
 def losses(example: str, cwd: Path, *arguments: str) -> dict[str, list[tuple[str, str]]]:
     """Runs an example. What it printed: by name, ringkern's and Gloo's loss of each step."""
-    command = [sys.executable, str(EXAMPLES / example), "--timeout", str(RUN_LIMIT_S), *arguments]
+    command = [forked.python(), str(EXAMPLES / example), "--timeout", str(RUN_LIMIT_S), *arguments]
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cwd / "compiled")}
     done = subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=LIMIT_S

@@ -1,0 +1,58 @@
+"""Python programs that start in a moment: forks of a process that has imported torch.
+
+``path()/python`` and ``path()/torchrun`` are those of this environment, but for these: they take
+``-c``, ``-m`` or a file and no option but ``-u``; the program is not a child of who started it; and
+what torch reads of the environment when it is imported was read before (of this, OMP_NUM_THREADS
+and TORCH_DISTRIBUTED_DEBUG are heeded). A test of one of these takes ``sys.executable``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+@functools.cache
+def path() -> Path:
+    """Returns a folder with both programs, for the PATH; starts the server that they need."""
+    folder = Path(tempfile.mkdtemp(prefix="ringkern-test-"))
+    for name in ("python", "torchrun"):
+        program = folder / name
+        program.write_text(
+            f"#!{sys.executable} -IS\nexec(open({str(HERE / 'client.py')!r}).read())\n"
+        )
+        program.chmod(0o755)
+    command = [sys.executable, str(HERE / "server.py"), str(folder / "socket")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    server = subprocess.Popen(command, **pipes, env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+    def end() -> None:
+        assert server.stdin is not None
+        server.stdin.close()  # which ends it, also where this process is killed
+        server.wait()
+        shutil.rmtree(folder)
+
+    atexit.register(end)
+    assert server.stdout is not None
+    assert server.stdout.readline() == b"ready\n"
+    server.stdout.close()
+    return folder
+
+
+def python() -> str:
+    """Returns the program ``path()/python``."""
+    return str(path() / "python")
+
+
+def run(text: str, limit_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+    """Runs a text to its end, with what it prints on stdout and stderr."""
+    command = [python(), "-c", text]
+    return subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
