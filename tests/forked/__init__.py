@@ -11,7 +11,6 @@ from __future__ import annotations
 import atexit
 import functools
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -38,7 +37,6 @@ def path() -> Path:
         assert server.stdin is not None
         server.stdin.close()  # which ends it, also where this process is killed
         server.wait()
-        shutil.rmtree(folder)
 
     atexit.register(end)
     assert server.stdout is not None

@@ -1,9 +1,10 @@
 """Forks programs from a process that has imported torch, for client.py.
 
-``python server.py SOCKET`` prints "ready" and serves until its input ends. Each client has a
-process that waits for its program: that tells the client the exit status, passes its signals on,
-and ends the program where the client has gone. The program runs on top of this file, and not
-within a function of multiprocessing, so that it goes the whole way of an interpreter that ends.
+``python server.py FOLDER/SOCKET`` prints "ready" and serves until its input ends, when it removes
+the folder. Each client has a process that waits for its program: that tells the client the exit
+status, passes its signals on, and ends the program where the client has gone. The program runs on
+top of this file, and not within a function of multiprocessing, so that it goes the whole way of an
+interpreter that ends.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import random
 import runpy
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -55,6 +57,7 @@ def serve(address: str) -> tuple[dict[str, Any], list[int]]:
         client.close()
         while os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG):
             pass
+    shutil.rmtree(os.path.dirname(address))
     os._exit(0)
 
 
@@ -100,16 +103,17 @@ def run(kind: str, arguments: list[str]) -> None:
         sys.argv, sys.path[0] = ["-c", *arguments[1:]], ""
         text, name = arguments[0], "<string>"
     else:
-        sys.argv, sys.path[0] = [kind, *arguments], os.path.dirname(os.path.abspath(kind))
+        name = os.path.abspath(kind)
+        sys.argv, sys.path[0] = [kind, *arguments], os.path.dirname(name)
         try:
-            with open(kind) as file:
-                text, name = file.read(), kind
+            with open(name) as file:
+                text = file.read()
         except OSError as error:
             print(f"{sys.executable}: can't open file {kind!r}: {error}", file=sys.stderr)
             sys.exit(2)
     module = sys.modules["__main__"] = types.ModuleType("__main__")
     if kind != "-c":
-        module.__file__ = kind
+        module.__file__ = name
     exec(compile(text, name, "exec", dont_inherit=True), module.__dict__)
 
 
