@@ -7,7 +7,6 @@ import functools
 import json
 import os
 import subprocess
-import sys
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from ringkern.tools.bench import perf, report
 from ringkern.tools.program import main
 from ringkern.tools.turns import LEAST_REPEATS, Block, Result
 from ringkern.units import parse_size
+from tests import forked
 
 LIMIT_S = 120
 INFO = ringkern.build_info()
@@ -29,7 +29,7 @@ CORES = len(os.sched_getaffinity(0))
 
 def run(*arguments: str, module: str = "ringkern") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", module, *arguments], capture_output=True, text=True, timeout=LIMIT_S
+        [forked.python(), "-m", module, *arguments], capture_output=True, text=True, timeout=LIMIT_S
     )
 
 

@@ -25,9 +25,7 @@ def path() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="ringkern-test-"))
     for name in ("python", "torchrun"):
         program = folder / name
-        program.write_text(
-            f"#!{sys.executable} -IS\nexec(open({str(HERE / 'client.py')!r}).read())\n"
-        )
+        program.write_text(f"#!{sys.executable} -IS\n{(HERE / 'client.py').read_text()}")
         program.chmod(0o755)
     command = [sys.executable, str(HERE / "server.py"), str(folder / "socket")]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}

@@ -17,6 +17,7 @@ for _signal in ("INT", "TERM", "HUP", "USR1", "USR2"):
     signal.signal(getattr(signal, f"SIG{_signal}"), lambda number, _: _server.send(bytes([number])))
 _status = int(_server.recv(100) or 70)
 if _status < 0:
-    signal.signal(-_status, signal.SIG_DFL) if -_status != signal.SIGKILL else None
+    if -_status != signal.SIGKILL:
+        signal.signal(-_status, signal.SIG_DFL)
     os.kill(os.getpid(), -_status)
 os._exit(_status)

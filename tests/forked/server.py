@@ -84,6 +84,7 @@ def become(request: dict[str, Any], files: list[int]) -> list[str]:
     os.environ.clear()
     os.environ.update(request["environ"])
     argv: list[str] = request["argv"]
+    sys.orig_argv = [sys.executable, *argv]
     if argv[0] == "-u" or os.environ.get("PYTHONUNBUFFERED"):
         sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", len(os.sched_getaffinity(0)))))

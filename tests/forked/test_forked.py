@@ -14,7 +14,7 @@ import pytest
 from tests import forked
 
 LIMIT_S = 60.0
-SEEN = "import sys; print(__name__, __file__, sys.argv, sys.path[0])"
+SEEN = "import sys; print(__name__, __file__, sys.argv, sys.orig_argv[1:], sys.path[0])"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import dataclasses
 import importlib.util
 import json
 import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -15,6 +14,7 @@ import pytest
 from ringkern.__main__ import main
 from ringkern.tools import launch
 from ringkern.tools.trace.events import Trace
+from tests import forked
 from tests.trace import synthetic
 
 LIMIT_S = 120
@@ -23,7 +23,7 @@ FILES = {"events.json", "ring.html", "timeline.svg", "perfetto.json"}
 
 def run(*arguments: str, module: tuple[str, ...] = ("ringkern",)) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", *module, "trace", *arguments],
+        [forked.python(), "-m", *module, "trace", *arguments],
         capture_output=True, text=True, timeout=LIMIT_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
