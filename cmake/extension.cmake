@@ -13,23 +13,25 @@ if(NOT RK_PYTHON_INCLUDE)
   set(RK_PYTHON_INCLUDE ${Python3_INCLUDE_DIRS})
 endif()
 
-add_library(ringkern_torch INTERFACE)
+file(GLOB _units CONFIGURE_DEPENDS csrc/torch/*.cpp)
+# A library of its own, though _C alone has its objects: Ninja starts first what most steps wait
+# for, and would start these, which take longest, after the whole core.
+add_library(ringkern_torch STATIC ${_units})
+if(RK_ONE_UNIT)
+  set_target_properties(ringkern_torch PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
+endif()
 # Not SYSTEM: a pybind11 that CPATH or CXXFLAGS bring along would be found before torch's own, and
 # with another pybind11 c10d's types are "incompatible function arguments".
-target_include_directories(ringkern_torch BEFORE INTERFACE
+target_include_directories(ringkern_torch BEFORE PUBLIC
   ${RK_TORCH}/include ${RK_TORCH}/include/torch/csrc/api/include ${RK_PYTHON_INCLUDE})
-target_compile_definitions(ringkern_torch INTERFACE TORCH_EXTENSION_NAME=_C)
-target_link_libraries(ringkern_torch INTERFACE
+target_compile_definitions(ringkern_torch PUBLIC TORCH_EXTENSION_NAME=_C)
+target_compile_options(ringkern_torch PUBLIC -Wno-unused-parameter) # torch's headers are full of them
+target_link_libraries(ringkern_torch PUBLIC ringkern_flags
   ${RK_TORCH}/lib/libc10.so ${RK_TORCH}/lib/libtorch_cpu.so
   ${RK_TORCH}/lib/libtorch.so ${RK_TORCH}/lib/libtorch_python.so)
 
-file(GLOB _units CONFIGURE_DEPENDS csrc/torch/*.cpp)
-add_library(_C MODULE ${_units})
-if(RK_ONE_UNIT)
-  set_target_properties(_C PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
-endif()
+add_library(_C MODULE $<TARGET_OBJECTS:ringkern_torch>)
 target_link_libraries(_C PRIVATE ringkern_torch ringkern_core)
-target_compile_options(_C PRIVATE -Wno-unused-parameter) # torch's headers are full of them
 set_target_properties(_C PROPERTIES PREFIX "" SUFFIX ".so" LINKER_LANGUAGE CXX)
 # The CUDA runtime inside _C is its own: it must not answer for torch's, nor torch's for it.
 target_link_options(_C PRIVATE -Wl,--exclude-libs,libcudart_static.a)
