@@ -25,7 +25,8 @@ endif()
 target_include_directories(ringkern_torch BEFORE PUBLIC
   ${RK_TORCH}/include ${RK_TORCH}/include/torch/csrc/api/include ${RK_PYTHON_INCLUDE})
 target_compile_definitions(ringkern_torch PUBLIC TORCH_EXTENSION_NAME=_C)
-target_compile_options(ringkern_torch PUBLIC -Wno-unused-parameter) # torch's headers are full of them
+# torch's headers are full of them
+target_compile_options(ringkern_torch PUBLIC -Wno-unused-parameter)
 target_link_libraries(ringkern_torch PUBLIC ringkern_flags
   ${RK_TORCH}/lib/libc10.so ${RK_TORCH}/lib/libtorch_cpu.so
   ${RK_TORCH}/lib/libtorch.so ${RK_TORCH}/lib/libtorch_python.so)
