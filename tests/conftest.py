@@ -53,6 +53,8 @@ def ranks() -> Iterator[Pool]:
         hosts = where if isinstance(where, str) else "a" * where
         if hosts not in pools:
             pools[hosts] = Ranks(len(hosts), place=Named(hosts) if len(set(hosts)) > 1 else None)
+        for others in set(pools.values()) - {pools[hosts]}:
+            others.rest()
         return pools[hosts]
 
     yield of

@@ -76,7 +76,7 @@ def test_what_crosses_is_counted(two: Net) -> None:
     ]
     assert size < a_sent < 1.1 * size
     assert b_received == a_sent
-    assert a_received == b_sent < 0.1 * size
+    assert a_received == b_sent < 0.5 * size  # acknowledgements, of which a machine may send many
 
 
 def test_a_cut_wire_brings_nothing_and_is_mended(two: Net) -> None:
