@@ -2,14 +2,17 @@
 #pragma once
 
 #include <c10/util/Logging.h>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <algorithm>
 #include <exception>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -25,8 +28,12 @@ class C10dStore final : public Store {
     ask([&] { store_->set(key, std::vector<uint8_t>(value.begin(), value.end())); });
   }
 
-  // A TCPStore prints a warning and a stack before it throws.
+  // A TCPStore prints a warning and a stack before it throws. A FileStore whose file is gone, with
+  // the TemporaryDirectory it was in, would wait for that folder as long as for a key.
   void try_set(const std::string& key, const std::string& value) override {
+    if (auto* file = dynamic_cast<c10d::FileStore*>(innermost()); file != nullptr) {
+      if (std::error_code ignored; !std::filesystem::exists(file->getPath(), ignored)) return;
+    }
     static std::mutex one_at_a_time;
     const std::lock_guard lock(one_at_a_time);
     const int level = std::exchange(FLAGS_caffe2_log_level, c10::GLOG_ERROR);
@@ -66,6 +73,11 @@ class C10dStore final : public Store {
           ". Has the process ended that keeps it (as a rule the first rank, or the "
           "launcher)?");
     }
+  }
+
+  c10d::Store* innermost() const {
+    auto* prefixed = dynamic_cast<c10d::PrefixStore*>(store_.get());
+    return prefixed == nullptr ? store_.get() : prefixed->getUnderlyingNonPrefixStore().get();
   }
 
   // The first is about what a TCPStore takes to answer; the last keeps many ranks from flooding it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import shutil
 import signal
 import sys
 import threading
@@ -252,6 +253,23 @@ def store_ends_first(rank: int, size: int, folder: Path) -> None:
         return
     leave_note(folder / "made", "")
     wait_for_end_of(pid)
+
+
+def folder_of_the_store_goes_first(rank: int, size: int, folder: Path) -> None:
+    """Ranks meet in a TemporaryDirectory of rank 0, which ends before the program does."""
+    if rank == 0:
+        (folder / "temporary").mkdir()
+    while not (folder / "temporary").exists():
+        time.sleep(0.01)
+    store = dist.FileStore(f"{folder}/temporary/own", size)
+    held.append(ringkern.Communicator.from_store(store, rank, size))
+    leave_note(folder / f"made{rank}", "")
+    if rank == 0:
+        for other in range(size):
+            wait_for(folder / f"made{other}")
+        shutil.rmtree(folder / "temporary")
+        leave_note(folder / "removed", "")
+    wait_for(folder / "removed")
 
 
 # ---- the first call -----------------------------------------------------------------------------

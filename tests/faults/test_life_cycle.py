@@ -94,8 +94,9 @@ def test_the_end_while_a_thread_looks_for_neighbours(scenarios: Scenario, tmp_pa
     assert ranks == [{"status": 0, "stderr": ""}] * 2, show(ranks)
 
 
-def test_the_end_after_that_of_the_store(scenarios: Scenario, tmp_path: Path) -> None:
-    ranks = scenarios("store_ends_first", 2, tmp_path)
+@pytest.mark.parametrize("name", ["store_ends_first", "folder_of_the_store_goes_first"])
+def test_the_end_after_that_of_the_store(scenarios: Scenario, tmp_path: Path, name: str) -> None:
+    ranks = scenarios(name, 2, tmp_path)
     assert ranks == [{"status": 0, "stderr": ""}] * 2, show(ranks)
 
 
