@@ -51,27 +51,30 @@ CPP := $(call cpp_in,csrc tests)
 demo: $(if $(wildcard $(BUILD)/.built),build,build/.demo)
 	python examples/train_digits.py --ranks $(RANKS)
 
-# Processes of pytest, whose tests mostly wait for ranks; a file's tests share one.
+# Processes of pytest; a file's tests share one. Tests mostly wait for ranks, as those of ctest do.
 JOBS ?= 3
+SHORT = --label-exclude long
 CTEST = ctest --test-dir $(BUILD) --output-on-failure
 PARALLEL = python -m pytest --quiet -n $(JOBS) --dist loadfile
 ALONE = python -m pytest --quiet
 
 quick: build $(VENV)/.ready-test
 	cmake --build $(BUILD) --target quick_tests
-	$(CTEST) --label-regex quick --parallel 2
+	$(CTEST) --label-regex quick --parallel 4
 	$(PARALLEL) -m quick
 
 test: build $(VENV)/.ready-test
 	cmake --build $(BUILD)
-	$(CTEST) --label-exclude long --parallel 2
+	$(CTEST) $(SHORT) --parallel 4
 	$(PARALLEL) -m "library and not (slow or alone)"
 	$(ALONE) -m "library and alone and not slow"
 
+# The long C++ tests mostly wait: here they run beside the others.
+all: SHORT =
 all: test rest
 
 rest: build docs conformance
-	$(CTEST) --label-regex long --parallel 2
+	$(if $(SHORT),$(CTEST) --label-regex long --parallel 4)
 	$(PARALLEL) -m "(slow or not library) and not alone"
 	$(ALONE) -m "(slow or not library) and alone"
 
