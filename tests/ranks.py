@@ -144,8 +144,9 @@ class Ranks:
 
     def _signal(self, number: int) -> None:
         for process in self._processes:
-            if process.is_alive():
-                os.kill(process.pid or 0, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended just now
+                if process.pid is not None and process.is_alive():
+                    os.kill(process.pid, number)
 
     def close(self, patience_s: float = 15.0) -> None:
         """Ends the ranks as a program would; kills those that do not end, one after the other."""

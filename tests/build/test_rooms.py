@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.build import rooms, sizes
+from tests import needs
+from tests.build import rooms
 
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
+
+
+@pytest.fixture
+def sizes() -> Any:
+    needs.module("lizard")
+    return importlib.import_module("tests.build.sizes")
 
 
 def tree(directory: Path, files: dict[str, str]) -> Path:
@@ -28,7 +37,7 @@ def test_csrc_keeps_to_its_map() -> None:
     assert list(rooms.violations(CSRC)) == []
 
 
-def test_csrc_keeps_to_its_sizes() -> None:
+def test_csrc_keeps_to_its_sizes(sizes: Any) -> None:
     assert list(sizes.violations(CSRC)) == []
 
 
@@ -142,13 +151,13 @@ BODY = "\n".join(f"  x += {i};  // }} is no end" for i in range(78))
         ("torch/a.cpp", f"PYBIND11_MODULE(_C, m) {{\n\n{BODY}\n}}\n", "has 81 lines"),
     ],
 )
-def test_refuses_what_is_long(tmp_path: Path, file: str, text: str, said: str) -> None:
+def test_refuses_what_is_long(tmp_path: Path, file: str, text: str, said: str, sizes: Any) -> None:
     (found,) = sizes.violations(tree(tmp_path, {file: text}), {})
     assert found.startswith(f"{file}:")
     assert said in found
 
 
-def test_allows_what_just_fits_or_is_excused(tmp_path: Path) -> None:
+def test_allows_what_just_fits_or_is_excused(tmp_path: Path, sizes: Any) -> None:
     csrc = tree(
         tmp_path, {"cpu/a.cpp": f"void f(int x) {{\n{BODY}\n}}\n{'int y;' * 9}\n" + 319 * "\n"}
     )
