@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,3 +52,24 @@ def test_the_demo_builds_where_nothing_is_built(make: Make) -> None:
     assert [make("demo"), make("demo")] == [1, 1]
     assert [make("build"), make("demo")] == [2, 2]  # a build for the tests serves the demo
     assert [make("clean"), make("demo")] == [2, 3]
+
+
+WITHOUT = """
+import importlib.metadata, re, sys
+import pytest
+from tests import needs
+lines = open("requirements/full.txt").read().splitlines()
+full = {name[0] for line in lines if (name := re.match(r"[A-Za-z][\\w-]*", line))}
+for module, packages in importlib.metadata.packages_distributions().items():
+    if full.intersection(packages):
+        sys.modules[module] = None
+needs.FULL = False
+sys.exit(pytest.main(["--collect-only", "--quiet", "tests"]))
+"""
+
+
+def test_tests_are_collected_with_the_packages_of_make_test() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
