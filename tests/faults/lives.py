@@ -247,6 +247,9 @@ def store_ends_first(rank: int, size: int, folder: Path) -> None:
     port, pid = map(int, wait_for(folder / "server").split())
     if rank == 1:
         store = dist.TCPStore("localhost", port, None, is_master=False)
+        leave_note(folder / "connected", "")
+    # Some connections to a TCPStore take torch 2.13 five seconds: rank 0 would tell of the wait.
+    wait_for(folder / "connected")
     held.extend(ringkern.Communicator.from_store(store, rank, size) for _ in range(3))
     if rank == 0:
         wait_for(folder / "made")
