@@ -260,10 +260,7 @@ def store_ends_first(rank: int, size: int, folder: Path) -> None:
 
 def folder_of_the_store_goes_first(rank: int, size: int, folder: Path) -> None:
     """Ranks meet in a TemporaryDirectory of rank 0, which ends before the program does."""
-    if rank == 0:
-        (folder / "temporary").mkdir()
-    while not (folder / "temporary").exists():
-        time.sleep(0.01)
+    (folder / "temporary").mkdir(exist_ok=True)
     store = dist.FileStore(f"{folder}/temporary/own", size)
     held.append(ringkern.Communicator.from_store(store, rank, size))
     leave_note(folder / f"made{rank}", "")

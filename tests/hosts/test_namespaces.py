@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 # A rank's part of a program: b receives what a sends, and answers with how much has come.
 TALK = """
-import os, socket, sys
+import os, socket, sys, time
 size = int(sys.argv[1])
 if os.environ["RANK"] == "0":
     with socket.create_server((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))) as s:
@@ -35,7 +35,7 @@ else:
             connection = socket.create_connection(address, 1)
             break
         except OSError:
-            pass
+            time.sleep(0.01)  # each attempt crosses, and is counted
     connection.settimeout(50)
     while size:
         size -= len(connection.recv(1 << 20))
@@ -76,7 +76,7 @@ def test_what_crosses_is_counted(two: Net) -> None:
     ]
     assert size < a_sent < 1.1 * size
     assert b_received == a_sent
-    assert a_received == b_sent < 0.5 * size  # acknowledgements, of which a machine may send many
+    assert a_received == b_sent < 0.1 * size
 
 
 def test_a_cut_wire_brings_nothing_and_is_mended(two: Net) -> None:
