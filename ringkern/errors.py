@@ -9,7 +9,78 @@ before anything is sent. What goes wrong between ranks is one of these;
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import torch.distributed as dist
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """A failure of a group, as data; the same on all ranks that it is told to.
+
+    Ranks are numbered as in their group. What is not known, or does not apply, is ``None``.
+
+    Attributes:
+        cause: ``"aborted"``, ``"timed_out"``, ``"mismatch"``, ``"peer_lost"`` or ``"failed"``.
+        event: a finer name of what happened, such as ``"died_in_call"``.
+        text: the sentence for users.
+        group: the name of the communicator.
+        rank: whose fault it is, or who was waited for.
+        host: the host of that rank, in a group that spans hosts.
+        pid: its process, where another rank can see it.
+        signal: the signal that ended the process.
+        exit_code: its exit code, where no signal ended it.
+        reporter: the rank that found the failure.
+        seq: the call, counted from 1.
+        collective: the collective that the reporter was in.
+        call: its call in words, such as ``"seq=17 all_reduce sum float32[100]"``.
+        their_call: the call of ``rank``, where the two differ.
+        field: the first field in which they differ.
+        value: what ``rank`` has there.
+        other_value: what the others have.
+        peer: the rank whose data, free slot or message the reporter waited for.
+        waits_for: ``"data"``, or ``"credit"`` for a free slot.
+        channel: the channel of that wait.
+        wanted: the step that it waited for.
+        seen: the step that it last saw.
+        tag: the tag of a message.
+        waited_s: for how long the reporter had been in the call, in seconds.
+        timeout_s: the timeout that applied, in seconds.
+        evidence: a reason given to ``abort()``, or the words of another library.
+    """
+
+    cause: str
+    event: str
+    text: str
+    group: str | None = None
+    rank: int | None = None
+    host: str | None = None
+    pid: int | None = None
+    signal: int | None = None
+    exit_code: int | None = None
+    reporter: int | None = None
+    seq: int | None = None
+    collective: str | None = None
+    call: str | None = None
+    their_call: str | None = None
+    field: str | None = None
+    value: str | None = None
+    other_value: str | None = None
+    peer: int | None = None
+    waits_for: str | None = None
+    channel: int | None = None
+    wanted: int | None = None
+    seen: int | None = None
+    tag: int | None = None
+    waited_s: float | None = None
+    timeout_s: float | None = None
+    evidence: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields that are known, by name; every value is one that JSON has."""
+        fields = dataclasses.asdict(self)
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 class RingKernError(dist.DistBackendError):
@@ -18,7 +89,7 @@ class RingKernError(dist.DistBackendError):
     What the text says is here for a program to read, as far as it is known. Pickling keeps it.
 
     Attributes:
-        rank: the rank whose fault it is, or that was waited for; its number in the ring.
+        rank: the rank whose fault it is, or that was waited for; its number in the group.
         seq: the call, counted from 1 on its ring.
         phase: how far this rank had come in that call.
     """
@@ -26,6 +97,12 @@ class RingKernError(dist.DistBackendError):
     rank: int | None = None
     seq: int | None = None
     phase: str | None = None
+    _fault: dict[str, Any] | None = None
+
+    @property
+    def fault(self) -> Fault | None:
+        """The failure of the group; ``None`` where this rank alone has failed."""
+        return None if self._fault is None else Fault(**self._fault)
 
 
 class PeerLostError(RingKernError):

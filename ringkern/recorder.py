@@ -118,6 +118,7 @@ def flight_record(rings: list[dict[str, Any]], own_rank: int) -> dict[str, Any]:
         "host": config.host or socket.gethostname(),
         "pid": os.getpid(),
         "failures": {},
+        "faults": {},  # the same as fields
     }
     for number, ring in enumerate(rings):
         name = _name(ring, record["pg_config"])
@@ -135,7 +136,8 @@ def flight_record(rings: list[dict[str, Any]], own_rank: int) -> dict[str, Any]:
             "last_completed_collective": max((c["seq"] for c in calls if c["ended_ns"]), default=0),
         }
         if ring["failure"]:
-            record["failures"][name] = ring["failure"]
+            record["failures"][name] = ring["failure"]["text"]
+            record["faults"][name] = ring["failure"]
         entries = [_entry(call, ring, number, (name, group.description)) for call in calls]
         record["entries"] += entries
     # The analyser leaves out, on all ranks, what comes before the latest of their first entries: of

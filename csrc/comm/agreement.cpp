@@ -32,7 +32,7 @@ Agreement::Reason reason_in(const std::string& verdict) {
 
 }  // namespace
 
-std::optional<Roster::Gone> Roster::find_gone(Store& store) const {
+std::optional<Fault> Roster::find_gone(Store& store) const {
   return find_gone([&]() -> std::string {
     try {
       return departures.empty() ? "" : store.get(departures, Milliseconds(0));
@@ -42,24 +42,22 @@ std::optional<Roster::Gone> Roster::find_gone(Store& store) const {
   });
 }
 
-std::optional<Roster::Gone> Roster::find_gone(const std::function<std::string()>& left) const {
+std::optional<Fault> Roster::find_gone(const std::function<std::string()>& left) const {
   const auto ended = std::ranges::find_if(processes, [](const Process& p) { return has_ended(p); });
   const std::string last = left();  // after that: a rank that leaves says so before it ends
-  const auto name = [&](size_t rank) {
-    const int64_t pid = rank < processes.size() ? processes[rank].pid : 0;
-    return rank_text(int(rank)) + (pid > 0 ? " (pid " + std::to_string(pid) + ")" : "");
+  const auto gone = [&](Event event, int rank) {
+    Fault f = fault_of(event, -1, RankNames{numbers}.number(rank));
+    if (size_t(rank) < processes.size()) f.theirs.pid = processes[size_t(rank)].pid;
+    return f;
   };
   int number = -1;
   std::from_chars(last.data(), last.data() + last.size(), number);
   for (size_t rank = 0; rank < numbers.size() && number >= 0; ++rank)
-    if (numbers[rank] == number)
-      return Gone{int(rank), name(rank) +
-                                 " closed its communicator, or its program ended normally, before "
-                                 "its first call"};
+    if (numbers[rank] == number) return gone(Event::left_early, int(rank));
   if (ended == processes.end()) return {};
-  const auto rank = size_t(ended - processes.begin());
-  return Gone{int(rank), name(rank) + " died before its first call (" +
-                             how_it_ended(-1, ended->pid) + "). Look at the log of that rank"};
+  Fault f = gone(Event::died_early, int(ended - processes.begin()));
+  f.theirs.end = how_it_ended(-1, ended->pid);
+  return f;
 }
 
 void Roster::depart(Store& store, int rank) const {
@@ -83,16 +81,9 @@ Milliseconds Roster::left_of(Milliseconds timeout) const {
   return std::max(timeout - waited, std::min(timeout, kLeast));
 }
 
-std::string printable(const std::string& text, size_t most) {
-  std::string out = text.substr(0, most);
-  for (char& c : out)
-    if (c < ' ' || c > '~') c = c == '\n' || c == '\t' ? ' ' : '?';
-  return out;
-}
-
 Agreement::Agreement(Store& store, const std::string& prefix, int rank, int size,
-                     Milliseconds timeout)
-    : store_(store), prefix_(prefix), rank_(rank), size_(size),
+                     Milliseconds timeout, RankNames names)
+    : store_(store), prefix_(prefix), rank_(rank), size_(size), names_(std::move(names)),
       timeout_(std::min(timeout, kLongest)), start_(Clock::now()), deadline_(start_ + timeout_) {}
 
 Milliseconds Agreement::slice() const {
@@ -102,7 +93,7 @@ Milliseconds Agreement::slice() const {
 
 void Agreement::look(const std::string& waiting_for) {
   if (store_.add(key("votes"), 0) >= kRefused)
-    throw Lost("another rank gave up while " + rank_text(rank_) + " waited for " + waiting_for);
+    throw Lost("another rank gave up while " + names_.text(rank_) + " waited for " + waiting_for);
   closer_();
   const double waited = std::chrono::duration<double>(Clock::now() - start_).count();
   if (overdue())
@@ -123,12 +114,12 @@ std::string Agreement::who_is_late(const std::string& waiting_for) {
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
     const int64_t stage = store_.add(key("stage", r), 0);
-    if (stage < 2) (stage == 0 ? missing : unfinished) += " " + std::to_string(r);
+    if (stage < 2) (stage == 0 ? missing : unfinished) += " " + std::to_string(names_.number(r));
   }
   std::string text;
   if (!missing.empty()) text += "; did not come: rank" + missing;
   if (!unfinished.empty()) text += "; came but did not finish connecting: rank" + unfinished;
-  return text + "; " + rank_text(rank_) + " waited for " + waiting_for;
+  return text + "; " + names_.text(rank_) + " waited for " + waiting_for;
 }
 
 std::string Agreement::get(const std::string& key, const std::string& waiting_for) {
@@ -147,7 +138,7 @@ std::string Agreement::note_of(int rank, const std::string& waiting_for) {
 
 void Agreement::arrive() {
   if (store_.add(key("stage", rank_), 1) != 1)
-    throw RendezvousError(rank_text(rank_) + " came twice: two processes have the same rank, or " +
+    throw RendezvousError(names_.text(rank_) + " came twice: two processes have the same rank, or " +
                           "ranks do not make the same communicators in the same order");
 }
 
@@ -159,7 +150,7 @@ void Agreement::agree() {
 }
 
 std::optional<Agreement::Reason> Agreement::refuse(const std::string& reason, int lost) {
-  const Reason mine{rank_text(rank_) + " could not join the ring: " + printable(reason), lost};
+  const Reason mine{names_.text(rank_) + " could not join the ring: " + printable(reason), lost};
   try {
     const int64_t votes = store_.add(key("votes"), kRefused);
     if (votes == kRefused + size_) {

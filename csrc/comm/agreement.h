@@ -23,14 +23,10 @@ struct Roster {
   std::string departures{};  // key of the last rank to leave before its first call; empty: none
   Milliseconds waited{0};    // this rank has waited so long for the others already
 
-  struct Gone {
-    int rank;
-    std::string text;
-  };
   // Returns a rank that will not make its first call, if one can be seen.
-  std::optional<Gone> find_gone(Store& store) const;
+  std::optional<Fault> find_gone(Store& store) const;
   // The same; `left`: returns what is under `departures`, nothing if there is none.
-  std::optional<Gone> find_gone(const std::function<std::string()>& left) const;
+  std::optional<Fault> find_gone(const std::function<std::string()>& left) const;
   // Tells the others that this rank makes no call.
   void depart(Store& store, int rank) const;
   // Returns what is known of some of the ranks, whose numbers here are their places among them.
@@ -47,7 +43,8 @@ struct Lost : RendezvousError {
 
 class Agreement {
  public:
-  Agreement(Store& store, const std::string& prefix, int rank, int size, Milliseconds timeout);
+  Agreement(Store& store, const std::string& prefix, int rank, int size, Milliseconds timeout,
+            RankNames names = {});
 
   // Makes this rank count as present.
   void arrive();
@@ -87,13 +84,11 @@ class Agreement {
   Store& store_;
   const std::string prefix_;
   const int rank_, size_;
+  const RankNames names_;
   const Milliseconds timeout_;
   const Clock::time_point start_, deadline_;
   double patience_ = 5;  // in seconds: how long it may take before somebody is told
   std::function<void()> closer_ = [] {};
 };
-
-// Text from another rank, fit for a message: at most so many printable ASCII characters.
-std::string printable(const std::string& text, size_t most = 1000);
 
 }  // namespace ringkern

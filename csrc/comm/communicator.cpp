@@ -6,9 +6,10 @@
 #include <thread>
 #include <utility>
 
+#include "comm/diagnosis.h"
 #include "comm/news.h"
-#include "comm/story.h"
 #include "core/lookout.h"
+#include "fault/render.h"
 
 namespace ringkern {
 namespace {
@@ -34,19 +35,15 @@ thread_local const Communicator* calling_back = nullptr;
 // others have, for each shows its call before it looks.
 void throw_if_at_odds(const Control& control) {
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (const auto found = find_mismatch(control)) throw MismatchError(found->text, found->about);
-}
-
-std::string sentence(const std::string& text) {
-  return text.empty() || text.back() == '.' ? text : text + ".";
+  if (const auto found = find_mismatch(control)) throw_fault(*found);
 }
 
 }  // namespace
 
 Communicator::Communicator(std::shared_ptr<Store> store, std::string name, int rank, int ranks,
-                           Milliseconds timeout)
+                           Milliseconds timeout, RankNames names)
     : store_(std::move(store)), name_(std::move(name)), rank_(rank), ranks_(ranks),
-      timeout_(timeout), born_in_(int(getpid())), generation_(watch_forks()),
+      timeout_(timeout), names_(std::move(names)), born_in_(int(getpid())), generation_(watch_forks()),
       worker_(std::make_unique<Worker>()) {
   if (ranks < 1 || ranks > kMaxRanks)
     throw UsageError("a communicator has 1 to " + std::to_string(kMaxRanks) + " ranks, not " +
@@ -85,7 +82,7 @@ bool Communicator::failed() {
   return poisoned_.has_value();
 }
 
-std::optional<Failure> Communicator::trouble() {
+std::optional<Fault> Communicator::trouble() {
   std::lock_guard lock(state_);
   for (const auto& [name, ring] : rings_)
     if (auto failure = ring.control->failure()) return failure;
@@ -95,9 +92,8 @@ std::optional<Failure> Communicator::trouble() {
 void Communicator::check_healthy() {
   std::lock_guard lock(state_);
   if (!poisoned_) return;
-  throw AbortedError("communicator '" + name_ + "' became unusable " + ago(poisoned_at_) + ": " +
-                         poisoned_->text,
-                     poisoned_->about);
+  throw_unusable("communicator '" + name_ + "' became unusable " + ago(poisoned_at_) + ": ",
+                 *poisoned_);
 }
 
 void Communicator::run(const Device& device, const Task& task,
@@ -155,19 +151,17 @@ void Communicator::execute(const Device& device, const Task& task,
   const bool connects = !connected(device);
   try {
     last_ring_ = &ring_on(device);
-  } catch (const std::exception& e) {
-    const auto* const lost = dynamic_cast<const PeerLostError*>(&e);
-    if (lost != nullptr) poison({Cause::peer_lost, rank_, lost->facts, e.what()});
-    else poison({Cause::failed, rank_, Facts{}, e.what()});
+  } catch (const std::exception&) {
+    poison(fault_of(std::current_exception(), names_.number(rank_)));
     // It was connecting when it was given up.
-    if (const auto why = trouble(); why && why->given) throw_as(why->cause, why->text, why->about);
+    if (const auto given = trouble(); given && given->given) throw_fault(*given);
     throw;
   }
   last_device_ = &device;
   // The others were quicker, and this call is one of those that they failed in.
   if (const auto failure = last_ring_->control->failure(); failure && connects) {
     poison(*failure);
-    throw_as(failure->cause, failure->text, failure->about);
+    throw_fault(*failure);
   }
   run_on(*last_ring_, task, before);
 }
@@ -189,20 +183,19 @@ void Communicator::run_on(Ring& ring, const Task& task, const std::function<void
     if (ring.enqueues) throw_if_at_odds(control);
     ring.executor->run(task);
   } catch (const MismatchError& e) {
-    const Failure mine{Cause::mismatch, rank_, e.facts, e.what()};
+    const Fault mine = fault_of(std::current_exception(), names_.number(rank_));
     fail(ring, &mine, e);
   } catch (const TimeoutError& e) {
-    const Failure mine = timed_out(control, e);
+    const Fault wait = fault_of(std::current_exception(), names_.number(rank_));
+    const Fault mine = timed_out(control, wait);
     fail(ring, &mine, e);
   } catch (const AbortedError& e) {
     fail(ring, nullptr, e);
   } catch (const std::exception& e) {
-    const Facts about{rank_, task.seq};
-    control.fail(
-        {Cause::failed, rank_, about,
-         rank_text(rank_) + " failed in seq=" + std::to_string(task.seq) + ": " + e.what()});
+    const Fault mine = failed_call(control, task.seq, e.what());
+    control.fail(mine);
     ring.executor->abort();
-    poison({Cause::failed, rank_, about, e.what()});
+    poison(mine);
     throw;
   }
   control.end(task.rested ? coarse_now() : 0);
@@ -210,65 +203,60 @@ void Communicator::run_on(Ring& ring, const Task& task, const std::function<void
 
 // A wait of this rank has failed: for a reason of its own, or for one that another rank gives. What
 // came first is what all ranks say.
-void Communicator::fail(Ring& ring, const Failure* mine, const Error& here) {
+void Communicator::fail(Ring& ring, const Fault* mine, const Error& here) {
   Control& control = *ring.control;
   if (mine != nullptr) control.fail(*mine);
   ring.executor->abort();
   // An executor that aborts its neighbours does so before its communicator can say why.
   for (auto end = Clock::now() + kReasonComes; !control.failed() && Clock::now() < end;)
     std::this_thread::sleep_for(Milliseconds(1));
-  std::optional<Failure> found = control.failure();
-  if (!found) found = Failure{Cause::aborted, rank_, here.facts, here.what()};
-  const Failure& first = *found;
-  poison(first);
-  Facts about = first.about;
-  if (about.seq == 0) about.seq = here.facts.seq;
-  about.phase = here.facts.phase;
-  const std::string place = here.what();
-  throw_as(first.cause,
-           first.text.find(place) != std::string::npos ? first.text
-                                                       : sentence(first.text) + " Here: " + place,
-           about);
+  std::optional<Fault> found = control.failure();
+  if (!found && here.facts.fault) found = *here.facts.fault;
+  if (!found) found = failed_call(control, control.last_seq(), here.what());
+  poison(*found);
+  Fault first = *found;
+  if (first.seq == 0) first.seq = here.facts.seq;
+  const bool own = mine != nullptr && found->reporter == names_.number(rank_) && !found->given;
+  throw_fault(first, here.facts.phase, own ? "" : here.what());
 }
 
 // Of all ranks, for this reason unless there was another.
-void Communicator::end_waits(Ring& ring, const Failure& why) const {
+void Communicator::end_waits(Ring& ring, const Fault& why) const {
   ring.control->fail(why);
   ring.executor->abort();
 }
 
-bool Communicator::take_reason(const Failure& why) {
+bool Communicator::take_reason(const Fault& why) {
   if (poisoned_) return false;  // the first reason is the cause of the others
   poisoned_ = why;
-  poisoned_->about.phase = "";  // how far another rank had come says nothing
   poisoned_at_ = Clock::now();
   usable_ = false;
   return true;
 }
 
-void Communicator::tell(const std::string& reason) const {
-  NewsDesk::all().post(NewsKind::failure, "communicator '" + name_ + "': " + reason);
+void Communicator::tell(const Fault& why) const {
+  NewsDesk::all().post(NewsKind::failure, "communicator '" + name_ + "': " + text_of(why));
 }
 
-void Communicator::poison(const Failure& why) {
+void Communicator::poison(const Fault& why) {
   {
     std::lock_guard lock(state_);
     if (!take_reason(why)) return;
   }
-  tell(why.text);
+  tell(why);
 }
 
 void Communicator::abort(const std::string& reason) {
-  end_all({Cause::aborted, rank_, Facts{rank_}, "aborted by " + rank_text(rank_) + ": " + reason});
+  end_all(aborted_by(names_.number(rank_), reason));
 }
 
-void Communicator::give_up(const Failure& why) {
-  Failure given = why;
-  given.given = true;
+void Communicator::give_up(const Fault& why) {
+  Fault given = why;
+  given.given = 1;
   end_all(std::move(given));
 }
 
-void Communicator::end_all(Failure why) {
+void Communicator::end_all(Fault why) {
   if (forked()) return;
   bool first;
   {
@@ -280,7 +268,7 @@ void Communicator::end_all(Failure why) {
     first = take_reason(why);
   }
   // When the rings are known to have failed: whoever hears may look at them.
-  if (first) tell(why.text);
+  if (first) tell(why);
 }
 
 }  // namespace ringkern

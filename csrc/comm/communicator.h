@@ -36,8 +36,9 @@ class Communicator {
  public:
   // `name` is the same on all ranks and may be used again for a later communicator. `timeout`
   // bounds the rendezvous and each wait inside a collective.
+  // `names`: of the ranks in errors.
   Communicator(std::shared_ptr<Store> store, std::string name, int rank, int ranks,
-               Milliseconds timeout);
+               Milliseconds timeout, RankNames names = {});
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -66,14 +67,14 @@ class Communicator {
   // times.
   void abort(const std::string& reason);
   // The same for a reason that lies outside this ring, and is given to it: all its ranks raise the
-  // class that `why.cause` stands for, with its text, unless they have failed for another one;
+  // class that `why.cause` stands for, with its sentence, unless they have failed for another one;
   // ranks that are just connecting, a RendezvousError that quotes it.
-  void give_up(const Failure& why);
+  void give_up(const Fault& why);
   // Whether it was aborted or has failed, and is unusable therefore.
   bool failed();
   // Why, as far as this rank can see, whether or not it makes a call: what the ranks of a ring have
   // written on their pages, or what this rank has failed for. Takes a lock that nobody holds long.
-  std::optional<Failure> trouble();
+  std::optional<Fault> trouble();
   // Finishes what was called, then gives everything back; what has not finished after `patience` is
   // aborted. Any number of times.
   void close(Milliseconds patience = Milliseconds::max());
@@ -100,23 +101,24 @@ class Communicator {
   void check_healthy();  // not failed
   // A call on a ring that is there; what it throws makes this communicator unusable.
   void run_on(Ring& ring, const Task& task, const std::function<void()>& before = nullptr);
-  [[noreturn]] void fail(Ring& ring, const Failure* mine, const Error& here);
-  void end_waits(Ring& ring, const Failure& why) const;
+  [[noreturn]] void fail(Ring& ring, const Fault* mine, const Error& here);
+  void end_waits(Ring& ring, const Fault& why) const;
   void execute(const Device& device, const Task& task,
                const std::function<void()>& before = nullptr);
   Ring& ring_on(const Device& device);
   Ring connect(const Device& device);
   void dissolve(Ring& ring, Milliseconds patience) const;
-  void poison(const Failure& why);       // the first reason stays
-  bool take_reason(const Failure& why);  // with the lock; if the first
-  void end_all(Failure why);             // all waits on all rings
-  void tell(const std::string& reason) const;
+  void poison(const Fault& why);       // the first reason stays
+  bool take_reason(const Fault& why);  // with the lock; if the first
+  void end_all(Fault why);             // all waits on all rings
+  void tell(const Fault& why) const;
   bool forked() const;
 
   const std::shared_ptr<Store> store_;
   const std::string name_;
   const int rank_, ranks_;
   const Milliseconds timeout_;
+  const RankNames names_;
   const int born_in_;     // pid
   const int generation_;  // of forks: differs in a forked child
 
@@ -127,7 +129,7 @@ class Communicator {
   Ring* last_ring_ = nullptr;
   std::mutex state_;  // guards what follows; never held while a collective runs
   std::map<std::string, Ring> rings_;
-  std::optional<Failure> poisoned_;  // why this communicator is unusable
+  std::optional<Fault> poisoned_;  // why this communicator is unusable
   Clock::time_point poisoned_at_;
   bool closed_ = false;
   Roster roster_;

@@ -12,9 +12,7 @@
 namespace ringkern {
 namespace {
 
-constexpr size_t kMostText = 2000, kMostPhase = 100, kMostPlace = 64;
-// Of ranks of whatever this ring is a part of: its size is not known here.
-constexpr int kMostNumbered = 1 << 24;
+constexpr size_t kMostPlace = 64;
 
 template <class T>
 T load(const T& word, std::memory_order order = std::memory_order_relaxed) {
@@ -36,7 +34,7 @@ std::string read_text(const char (&from)[N]) {
 
 }  // namespace
 
-// A reason is written once, before its rank is named as the first to fail.
+// A fault is written once, before its rank is named as the first to fail.
 struct Control::Page {
   int64_t pid;
   uint64_t pid_namespace;
@@ -49,18 +47,13 @@ struct Control::Page {
     char place[kMostPlace];
   };
   alignas(kCacheLine) Probe probe;
-  struct Reason {
-    uint32_t cause, given;
-    int32_t rank, reporter;
-    uint64_t seq;
-    char phase[kMostPhase];
-    char text[kMostText];
-  } reason;
+  Fault fault;
   CallLine calls[kCallLines];
 };
 
-Control::Control(int my_rank, int of_ranks, std::string its_name)
-    : rank(my_rank), ranks(of_ranks), name(std::move(its_name)), pages_(size_t(of_ranks), nullptr) {
+Control::Control(int my_rank, int of_ranks, std::string its_name, RankNames their_names)
+    : rank(my_rank), ranks(of_ranks), name(std::move(its_name)), names(std::move(their_names)),
+      pages_(size_t(of_ranks), nullptr) {
   Page* mine;
   if (ranks == 1) {
     mine = alone_ = new Page{};
@@ -80,9 +73,9 @@ Control::Control(int my_rank, int of_ranks, std::string its_name)
 Control::~Control() { delete alone_; }
 
 void Control::map(int peer, int fd) {
-  check_memory_of(peer, fd, sizeof(Page));
+  check_memory_of(peer, fd, sizeof(Page), names);
   pages_[size_t(peer)] = static_cast<Page*>(mappings_.map(
-      fd, 0, sizeof(Page), "mmap of the control page of rank " + std::to_string(peer)));
+      fd, 0, sizeof(Page), "mmap of the control page of " + names.text(peer)));
   if (peer == 0) first_to_fail_ = &pages_[0]->first_to_fail;
 }
 
@@ -153,93 +146,20 @@ std::optional<uint64_t> Control::departed_after(int of) const {
   return word - 1;
 }
 
-bool Control::fail(const Failure& f) {
+bool Control::fail(const Fault& fault) {
   std::lock_guard lock(failing_);
   if (failed()) return false;
-  Page::Reason& mine = pages_[size_t(rank)]->reason;
-  if (mine.cause == 0) {
-    mine.given = f.given;
-    mine.rank = f.about.rank;
-    mine.reporter = f.reporter;
-    mine.seq = f.about.seq;
-    write_text(mine.phase, f.about.phase);
-    write_text(mine.text, f.text);
-    mine.cause = uint32_t(f.cause);
-  }
+  Fault& mine = pages_[size_t(rank)]->fault;
+  if (mine.event == Event::none) mine = fault;
   uint64_t nobody = 0;
   return std::atomic_ref(pages_[0]->first_to_fail)
       .compare_exchange_strong(nobody, uint64_t(rank) + 1, std::memory_order_acq_rel);
 }
 
-std::optional<Failure> Control::failure() const {
+std::optional<Fault> Control::failure() const {
   const uint64_t first = load(pages_[0]->first_to_fail, std::memory_order_acquire);
   if (first == 0 || first > uint64_t(ranks)) return {};
-  const Page::Reason reason = pages_[size_t(first) - 1]->reason;
-  Failure f;
-  f.cause = reason.cause <= uint32_t(Cause::failed) ? Cause(reason.cause) : Cause::failed;
-  f.given = reason.given != 0;
-  const int most = f.given ? kMostNumbered : ranks;
-  const auto number = [&](int it) { return it >= 0 && it < most ? it : -1; };
-  f.reporter = f.given ? number(reason.reporter) : int(first) - 1;
-  f.about = {number(reason.rank), reason.seq, read_text(reason.phase)};
-  f.text = read_text(reason.text);
-  return f;
-}
-
-void throw_as(Cause cause, const std::string& text, Facts about) {
-  switch (cause) {
-    case Cause::timed_out: throw TimeoutError(text, std::move(about));
-    case Cause::mismatch: throw MismatchError(text, std::move(about));
-    case Cause::peer_lost: throw PeerLostError(text, std::move(about));
-    case Cause::none:
-    case Cause::aborted:
-    case Cause::failed: break;
-  }
-  throw AbortedError(text, std::move(about));
-}
-
-void throw_told(const Failure& why, const std::string& here) {
-  const std::string stop = why.text.ends_with('.') ? " " : ". ";
-  throw_as(why.cause, why.text + stop + "Here: " + here, why.about);
-}
-
-CallNames names_of(uint64_t what) {
-  const CallFields f = fields_of(what);
-  CallNames names{"?", "?", "?", "?", "?", "?"};
-  if (f.collective < kCollectives) names.collective = name_of(Collective(f.collective));
-  if (f.algorithm < kAlgorithms) names.algorithm = name_of(Algorithm(f.algorithm));
-  if (f.protocol < kProtocols) names.protocol = name_of(Protocol(f.protocol));
-  if (f.dtype < kDTypes) names.dtype = name_of(DType(f.dtype));
-  if (f.moved > 0) names.dtype = f.moved < kMovedDTypes ? kMoved[f.moved].name : "?";
-  names.accumulate = f.wide ? name_of(DType::f32) : names.dtype;
-  // An op is known by how it combines and scales.
-  for (int op = 0; op < kOps; ++op)
-    if (const Reduction r = Reduction::of(Op(op), DType::f32, 2);
-        unsigned(r.combine) == f.combine && unsigned(r.scale) == f.scale)
-      names.op = name_of(Op(op));
-  return names;
-}
-
-int64_t elements_of(const CallWords& words) {
-  const unsigned moved = fields_of(words.what).moved;
-  return moved < kMovedDTypes ? words.count / kMoved[moved].bytes : words.count;
-}
-
-std::string text_of(const Call& call) {
-  const CallNames n = names_of(call.words.what);
-  const CallFields f = fields_of(call.words.what);
-  const auto collective = Collective(f.collective);
-  const bool reduces = collective == Collective::all_reduce || collective == Collective::reduce ||
-                       collective == Collective::reduce_scatter;
-  const bool rooted = collective == Collective::broadcast || collective == Collective::reduce;
-  const bool in_order = f.spans_hosts != 0 && f.algorithm == unsigned(Algorithm::two_shot);
-  return (call.seq > 0 ? "seq=" + std::to_string(call.seq) + " " : "") + n.collective + " " +
-         (reduces ? n.op + std::string(" ") : "") + n.dtype + "[" +
-         std::to_string(elements_of(call.words)) + "]" +
-         (n.accumulate != n.dtype ? std::string(" in ") + n.accumulate : "") +
-         (in_order ? " in the order of ranks" : "") +
-         // A call over hosts has its root in the numbers of the group, which renumbered() keeps.
-         (rooted ? (f.spans_hosts != 0 ? " root " : " root=") + std::to_string(f.root) : "");
+  return checked(pages_[size_t(first) - 1]->fault);
 }
 
 }  // namespace ringkern

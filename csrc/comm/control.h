@@ -16,23 +16,9 @@
 
 #include "comm/memory_file.h"
 #include "core/call.h"
+#include "fault/fault.h"
 
 namespace ringkern {
-
-// Why a ring is unusable.
-enum class Cause : uint32_t { none, aborted, timed_out, mismatch, peer_lost, failed };
-struct Failure {
-  Cause cause = Cause::none;
-  int reporter = -1;  // the rank that says so
-  Facts about;        // the phase is the reporter's
-  std::string text;
-  // Not seen on this ring, but brought to it (Communicator::give_up): the ranks are not the ring's.
-  bool given = false;
-};
-// The same on every rank: as the error of this class.
-[[noreturn]] void throw_as(Cause cause, const std::string& text, Facts about);
-// The error of a rank that was told of the failure; `here`: where it was then.
-[[noreturn]] void throw_told(const Failure& why, const std::string& here);
 
 // A call of a rank, as far as it can be read.
 struct Call {
@@ -44,16 +30,6 @@ struct Call {
 
   bool alike(const Call& other) const { return words == other.words && history == other.history; }
 };
-// Counts elements of the user's dtype.
-int64_t elements_of(const CallWords& words);
-// Returns "seq=17 all_reduce sum float32[100]", or, where its number is 0, no number.
-std::string text_of(const Call& call);
-// The names in it. Text of nobody's making: what is out of range is "?".
-struct CallNames {
-  const char *collective, *op, *dtype, *accumulate, *algorithm, *protocol;
-};
-CallNames names_of(uint64_t what);
-
 // CLOCK_MONOTONIC, in ns, some milliseconds behind: five times as quick as the exact one.
 inline int64_t coarse_now() {
   timespec t;
@@ -67,8 +43,8 @@ inline constexpr int kMostProbed = 64;
 class Control {
  public:
   // Throws SharedMemoryError, as map(). A ring of one rank has no descriptor.
-  // `name`: the communicator's, for messages.
-  Control(int rank, int ranks, std::string name = {});
+  // `name`: the communicator's, and `names`: its ranks', for messages.
+  Control(int rank, int ranks, std::string name = {}, RankNames names = {});
   ~Control();
   Control(const Control&) = delete;
   Control& operator=(const Control&) = delete;
@@ -134,16 +110,17 @@ class Control {
   // The last call of a rank that has departed.
   std::optional<uint64_t> departed_after(int rank) const;
 
-  // Makes it the reason, unless there is one. Returns whether it did.
-  bool fail(const Failure& failure);
+  // Posts why the ring fails, unless a rank has; returns whether it did. All ranks see the first.
+  bool fail(const Fault& fault);
   bool failed() const {
     return first_to_fail_ != nullptr &&
            std::atomic_ref(*first_to_fail_).load(std::memory_order_acquire) != 0;
   }
-  std::optional<Failure> failure() const;
+  std::optional<Fault> failure() const;
 
   const int rank, ranks;
   const std::string name;
+  const RankNames names;
 
  private:
   struct Page;

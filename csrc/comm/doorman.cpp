@@ -10,6 +10,7 @@
 
 #include "comm/agreement.h"
 #include "comm/rendezvous.h"
+#include "fault/render.h"
 
 namespace ringkern {
 namespace {
@@ -20,21 +21,15 @@ constexpr Milliseconds kLongestPause{100};
 // What has been set is there; a store that takes longer is in trouble.
 constexpr Milliseconds kStoreAnswers{10000};
 
-// On the wire: a byte that says whether a rank was lost, and the reason.
-std::string message_of(const LastWord& word) { return char(word.by_loss) + printable(word.reason); }
-LastWord last_word_in(const std::string& message) {
-  const std::string reason = message.substr(std::min<size_t>(1, message.size()));
-  return {printable(reason), message.starts_with('\1')};
-}
-
 // A forked child may hold a copy of the descriptor, and closing alone would leave the socket open.
 void hang_up(const Fd& socket) { ::shutdown(socket.get(), SHUT_RDWR); }
 
 }  // namespace
 
 Doorman::Doorman(std::shared_ptr<Store> store, const std::string& name, int rank, int ranks,
-                 const Terms& terms, PeerCalls calls)
-    : store_(std::move(store)), rank_(rank), ranks_(ranks), terms_(terms), calls_(std::move(calls)),
+                 const Terms& terms, PeerCalls calls, RankNames names)
+    : store_(std::move(store)), rank_(rank), ranks_(ranks), names_(std::move(names)), terms_(terms),
+      calls_(std::move(calls)),
       address_(my_address(terms, random_id())),
       prefix_(unique_prefix(*store_, name, {rank, ranks})),
       listener_(listen_on(socket_name(address_.socket))), bell_(make_bell()) {
@@ -59,6 +54,12 @@ std::string Doorman::key(const char* what, int rank) const {
   return prefix_ + "/" + what + "/" + std::to_string(rank);
 }
 
+Fault Doorman::fault(Event event, const std::string& what, int peer) const {
+  Fault f = fault_of(event, names_.number(rank_), names_.number(peer));
+  f.evidence = printable(what);
+  return f;
+}
+
 void Doorman::knock_at(int peer) {
   {
     std::lock_guard lock(mutex_);
@@ -67,15 +68,10 @@ void Doorman::knock_at(int peer) {
   ring_bell(bell_);
 }
 
-void Doorman::tell_all(const LastWord& word) {
+void Doorman::tell_all(const Fault& why) {
   {
     std::lock_guard lock(mutex_);
-    if (orders_.word.reason.empty()) {
-      // What other ranks are told says whose reason it is: theirs, which this one passes on, or its
-      // own.
-      const bool says_whose = word.reason.starts_with("rank ");
-      orders_.word = {(says_whose ? "" : rank_text(rank_) + ": ") + word.reason, word.by_loss};
-    }
+    if (!orders_.word) orders_.word = why;
   }
   ring_bell(bell_);
 }
@@ -94,7 +90,7 @@ void Doorman::work() {
     } catch (const std::system_error& e) {
       hang_up(listener_);
       listener_ = Fd();  // or it would be readable for ever
-      calls_.told(rank_, {rank_text(rank_) + " cannot be reached by others any more: " + e.what()});
+      calls_.told(rank_, fault(Event::unreachable, e.what()));
     }
     const auto now = Clock::now();
     std::erase_if(errands_, [&](Errand& e) { return e.next <= now && run(e); });
@@ -112,7 +108,7 @@ bool Doorman::take_orders() {
     orders.leave = orders_.leave;
   }
   for (const int peer : orders.peers) errands_.push_back({peer, {}, Milliseconds(1), {}});
-  if (word_.reason.empty() && !orders.word.reason.empty()) {
+  if (!word_ && orders.word) {
     word_ = orders.word;
     for (const Line& line : lines_) tell(line);
   }
@@ -121,12 +117,12 @@ bool Doorman::take_orders() {
 
 // A rank that has been asked reads the greeting first, and has met this one by then.
 void Doorman::tell(const Line& line) const {
-  if (line.stage != Line::Stage::stranger && !word_.reason.empty()) say(line, word_);
+  if (line.stage != Line::Stage::stranger && word_) say(line, *word_);
 }
 
-void Doorman::say(const Line& line, const LastWord& word) const {
+void Doorman::say(const Line& line, const Fault& why) const {
   try {
-    send_message(line.socket, message_of(word), -1);
+    send_message(line.socket, to_bytes(why), -1);
   } catch (const std::system_error&) {
     // It has gone already.
   }
@@ -156,19 +152,19 @@ bool Doorman::hear(Line& line) {
       case Line::Stage::asked: answered(line, received, message); return true;
       case Line::Stage::met:
         if (received == Received::closed) calls_.lost(line.peer, nullptr);
-        else calls_.told(line.peer, last_word_in(message.bytes));
+        else calls_.told(line.peer, read_fault(message.bytes));
         return received != Received::closed;
     }
   } catch (const PeerLostError&) {
     ended(line.peer, &line);
   } catch (const std::exception& e) {
     if (line.peer < 0) {  // nothing that it has sent is an exception: this rank is deaf
-      calls_.told(rank_, {rank_text(rank_) + " cannot hear who knocks: " + e.what()});
+      calls_.told(rank_, fault(Event::deaf, e.what()));
       return false;
     }
     calls_.lost(line.peer, std::current_exception());
     // The peer has met this rank, for all it knows: an end of file alone would not say why.
-    if (line.stage != Line::Stage::stranger) say(line, {rank_text(rank_) + ": " + e.what()});
+    if (line.stage != Line::Stage::stranger) say(line, fault(Event::cannot_exchange, e.what(), line.peer));
   }
   return false;
 }
@@ -193,13 +189,12 @@ bool Doorman::greeted(Line& line, bool whole, Message& message) {
   line.session = address_.session;
   Offer mine;
   try {
-    const Greeting greeting = read_greeting(message.bytes, my_hello_to(line), line.peer);
-    if (!whole) throw RendezvousError(not_whole(line.peer, rank_));
+    const Greeting greeting = read_greeting(message.bytes, my_hello_to(line), line.peer, names_);
+    if (!whole) throw RendezvousError(not_whole(line.peer, rank_, names_));
     mine = calls_.make_offer(line.peer);
     calls_.map(line.peer, {greeting.offer, message.fd.get()});
   } catch (const std::exception& e) {
-    const std::string why = rank_text(rank_) + " cannot exchange messages with " +
-                            rank_text(line.peer) + ": " + printable(e.what());
+    const std::string why = text_of(fault(Event::cannot_exchange, e.what(), line.peer));
     calls_.lost(line.peer, std::current_exception());
     greet(line, {why, -1});
     return false;
@@ -211,13 +206,13 @@ bool Doorman::greeted(Line& line, bool whole, Message& message) {
 }
 
 void Doorman::answered(Line& line, Received received, Message& message) {
-  const std::string name = rank_text(line.peer);
+  const std::string name = names_.text(line.peer);
   if (received == Received::closed)
-    throw PeerLostError(name + " ended before it answered " + rank_text(rank_) +
+    throw PeerLostError(name + " ended before it answered " + names_.text(rank_) +
                             ". Look for the first error among the ranks",
-                        {line.peer, 0, ""});
-  const Greeting greeting = read_greeting(message.bytes, my_hello_to(line), line.peer);
-  if (received == Received::broken) throw RendezvousError(not_whole(line.peer, rank_));
+                        {names_.number(line.peer)});
+  const Greeting greeting = read_greeting(message.bytes, my_hello_to(line), line.peer, names_);
+  if (received == Received::broken) throw RendezvousError(not_whole(line.peer, rank_, names_));
   if (!message.fd) throw SharedMemoryError(printable(greeting.offer));
   calls_.map(line.peer, {greeting.offer, message.fd.get()});
   line.stage = Line::Stage::met;
@@ -233,9 +228,9 @@ void Doorman::greet(const Line& line, const Offer& offer) const {
   try {
     send_message(line.socket, to_bytes(hello) + offer.bytes, offer.fd);
   } catch (const std::system_error& e) {
-    throw PeerLostError(rank_text(rank_) + " cannot greet " + rank_text(line.peer) + ": " +
+    throw PeerLostError(names_.text(rank_) + " cannot greet " + names_.text(line.peer) + ": " +
                             e.what() + ". That process has ended or left the group",
-                        {line.peer, 0, ""});
+                        {names_.number(line.peer)});
   }
 }
 
@@ -248,22 +243,22 @@ bool Doorman::run(Errand& errand) {
     if (!errand.address) {
       if (store_->add(key("present", peer), 0) == 0) return false;
       errand.address =
-          read_address(store_->get(key("address", peer), kStoreAnswers), peer, address_, rank_);
-      check_reachable(address_, rank_, *errand.address, peer);
+          read_address(store_->get(key("address", peer), kStoreAnswers), peer, address_, rank_, names_);
+      check_reachable(address_, rank_, *errand.address, peer, names_);
     }
-    const std::string name = rank_text(peer) + " (pid " + std::to_string(errand.address->pid) + ")";
+    const std::string name = names_.text(peer) + " (pid " + std::to_string(errand.address->pid) + ")";
     std::optional<Fd> socket;
     try {
       socket = connect_to(socket_name(errand.address->socket));
     } catch (const std::system_error& e) {
-      const std::string text = rank_text(rank_) + " cannot connect to " + name + ": " + e.what() +
+      const std::string text = names_.text(rank_) + " cannot connect to " + name + ": " + e.what() +
                                ". Either that process has ended or left the group, or the two are "
                                "in different network namespaces (docker: --network=host)";
-      if (e.code() == std::errc::connection_refused) throw PeerLostError(text, {peer, 0, ""});
+      if (e.code() == std::errc::connection_refused) throw PeerLostError(text, {names_.number(peer)});
       throw TransportError(text);
     }
     if (!socket) return false;
-    check_same_user(*socket, rank_, name);
+    check_same_user(*socket, names_.text(rank_), name);
     Line line{Line::Stage::asked, std::move(*socket), peer, errand.address->session};
     greet(line, calls_.make_offer(peer));
     tell(line);

@@ -1,7 +1,7 @@
 // How two ranks meet when one of them first needs the other: each has a doorman, a thread with a
 // socket whose address is in the store, who knocks at others' and answers those who knock. The
-// connection stays open; its end of file tells that the other rank is gone, and the last word of
-// one that gives up goes over it.
+// connection stays open; its end of file tells that the other rank is gone, and the fault for
+// which a rank gives up goes over it.
 #pragma once
 
 #include <functional>
@@ -17,14 +17,6 @@
 
 namespace ringkern {
 
-// Why a rank gives up, and through it the others.
-struct LastWord {
-  std::string reason;
-  // A rank was lost: all raise what the first to notice did, whichever of them hear of it before
-  // they notice themselves.
-  bool by_loss = false;
-};
-
 // What a rank does about its peers, all on the doorman's thread. Two ranks that knock at each other
 // at the same time meet twice, and any of these may come twice for a peer.
 struct PeerCalls {
@@ -36,14 +28,14 @@ struct PeerCalls {
   // The peer cannot be reached, and why; or null: it was met, and has ended or left.
   std::function<void(int peer, std::exception_ptr why)> lost;
   // Some rank has given up, which this one has from `peer`, or has to itself.
-  std::function<void(int peer, const LastWord&)> told;
+  std::function<void(int peer, const Fault&)> told;
 };
 
 class Doorman {
  public:
   // `name` as for unique_prefix(). Leaves the address in the store; waits for nobody.
   Doorman(std::shared_ptr<Store> store, const std::string& name, int rank, int ranks,
-          const Terms& terms, PeerCalls calls);
+          const Terms& terms, PeerCalls calls, RankNames names = {});
   // Hangs up.
   ~Doorman();
   Doorman(const Doorman&) = delete;
@@ -52,7 +44,7 @@ class Doorman {
   // Meets the peer, however long it may take to come. Any thread, as the next one; returns at once.
   void knock_at(int peer);
   // Tells all that were met, or will be, why this rank gives up. The first word stays.
-  void tell_all(const LastWord& word);
+  void tell_all(const Fault& why);
 
  private:
   // A connection; `stranger`: it has not said yet who it is.
@@ -71,10 +63,11 @@ class Doorman {
   };
 
   std::string key(const char* what, int rank) const;
+  Fault fault(Event event, const std::string& what, int peer = -1) const;
   void work();
   bool take_orders();
   void tell(const Line& line) const;
-  void say(const Line& line, const LastWord& word) const;
+  void say(const Line& line, const Fault& why) const;
   void accept_strangers();
   bool hear(Line& line);
   void ended(int peer, const Line* over) const;
@@ -87,6 +80,7 @@ class Doorman {
 
   const std::shared_ptr<Store> store_;
   const int rank_, ranks_;
+  const RankNames names_;
   const Terms terms_;
   const PeerCalls calls_;
   const Address address_;
@@ -94,13 +88,13 @@ class Doorman {
   Fd listener_;
   std::vector<Line> lines_;
   std::vector<Errand> errands_;
-  LastWord word_;  // no reason: this rank goes on
+  std::optional<Fault> word_;  // none: this rank goes on
 
   const Fd bell_;  // orders have come
   std::mutex mutex_;
   struct Orders {
     std::vector<int> peers;
-    LastWord word;
+    std::optional<Fault> word;
     bool leave = false;
   } orders_;
   std::thread thread_;

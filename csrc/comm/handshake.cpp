@@ -48,21 +48,22 @@ uint64_t network_namespace() {
 
 // The lower rank first, so that both ranks say the same.
 std::string disagreement(const std::string& what, int my_rank, const std::string& mine,
-                         int peer_rank, const std::string& theirs) {
+                         int peer_rank, const std::string& theirs, const RankNames& names) {
   const bool mine_first = my_rank < peer_rank;
-  return rank_text(mine_first ? my_rank : peer_rank) + " has " + what + " " +
-         (mine_first ? mine : theirs) + ", " + rank_text(mine_first ? peer_rank : my_rank) +
+  return names.text(mine_first ? my_rank : peer_rank) + " has " + what + " " +
+         (mine_first ? mine : theirs) + ", " + names.text(mine_first ? peer_rank : my_rank) +
          " has " + (mine_first ? theirs : mine);
 }
 
-void check_version(uint32_t mine, int my_rank, uint32_t theirs, int peer_rank) {
+void check_version(uint32_t mine, int my_rank, uint32_t theirs, int peer_rank,
+                   const RankNames& names) {
   if (mine == theirs) return;
   throw RendezvousError(disagreement("ringkern wire version", my_rank, std::to_string(mine),
-                                     peer_rank, std::to_string(theirs)) +
+                                     peer_rank, std::to_string(theirs), names) +
                         ": install the same ringkern for all ranks");
 }
 
-void check_terms(const Hello& mine, const Hello& theirs) {
+void check_terms(const Hello& mine, const Hello& theirs, const RankNames& names) {
   struct Field {
     const char* name;
     int64_t mine, theirs;
@@ -84,12 +85,13 @@ void check_terms(const Hello& mine, const Hello& theirs) {
   const std::string remedy = ": all ranks of a group need the same devices and settings";
   if (text(mine.device) != text(theirs.device))
     throw RendezvousError(
-        disagreement("device", mine.from, text(mine.device), theirs.from, text(theirs.device)) +
+        disagreement("device", mine.from, text(mine.device), theirs.from, text(theirs.device),
+                     names) +
         remedy);
   for (const Field& f : fields)
     if (f.mine != f.theirs)
       throw RendezvousError(disagreement(f.name, mine.from, std::to_string(f.mine), theirs.from,
-                                         std::to_string(f.theirs)) +
+                                         std::to_string(f.theirs), names) +
                             remedy);
 }
 
@@ -155,17 +157,18 @@ Hello my_hello(const Terms& terms, const Id& session, int size, int from, int to
   return h;
 }
 
-Address read_address(const std::string& bytes, int rank, const Address& mine, int my_rank) {
+Address read_address(const std::string& bytes, int rank, const Address& mine, int my_rank,
+                     const RankNames& names) {
   Address a{};
   const size_t head = offsetof(Address, session);
   std::memcpy(&a, bytes.data(), std::min(bytes.size(), sizeof a));
   if (bytes.size() < head || a.magic != kMagic)
-    throw RendezvousError("what " + rank_text(rank) + " left in the store (" +
+    throw RendezvousError("what " + names.text(rank) + " left in the store (" +
                           std::to_string(bytes.size()) + " bytes) is no address of ringkern: " +
                           "does something else write keys that start with 'ringkern/'?");
-  check_version(mine.version, my_rank, a.version, rank);
+  check_version(mine.version, my_rank, a.version, rank, names);
   if (bytes.size() != sizeof a)
-    throw RendezvousError("the address of " + rank_text(rank) + " has " +
+    throw RendezvousError("the address of " + names.text(rank) + " has " +
                           std::to_string(bytes.size()) + " bytes, expected " +
                           std::to_string(sizeof a));
   return a;
@@ -173,9 +176,10 @@ Address read_address(const std::string& bytes, int rank, const Address& mine, in
 
 std::string bus_in(const Address& address) { return text(address.bus); }
 
-void check_reachable(const Address& mine, int my_rank, const Address& peer, int peer_rank) {
+void check_reachable(const Address& mine, int my_rank, const Address& peer, int peer_rank,
+                     const RankNames& names) {
   const auto both = [&](const std::string& m, const std::string& p) {
-    return rank_text(my_rank) + " " + m + ", " + rank_text(peer_rank) + " " + p + ": ";
+    return names.text(my_rank) + " " + m + ", " + names.text(peer_rank) + " " + p + ": ";
   };
   const auto place = [](const Address& a) {
     return "is on host " + text(a.host) + " (boot " + text(a.boot) + ")";
@@ -206,20 +210,21 @@ bool is_greeting(const std::string& bytes, const Id& session) {
   return h.magic == kMagic && equal(h.session, session);
 }
 
-Greeting read_greeting(const std::string& bytes, const Hello& mine, int from) {
+Greeting read_greeting(const std::string& bytes, const Hello& mine, int from,
+                       const RankNames& names) {
   Greeting g{};
   std::memcpy(&g.hello, bytes.data(), std::min(bytes.size(), sizeof g.hello));
   if (!is_greeting(bytes, mine.session))
-    throw RendezvousError("the greeting of " + rank_text(from) + " does not belong to this ring");
-  check_version(mine.version, mine.from, g.hello.version, from);
+    throw RendezvousError("the greeting of " + names.text(from) + " does not belong to this ring");
+  check_version(mine.version, mine.from, g.hello.version, from, names);
   if (bytes.size() < sizeof g.hello || bytes.size() - sizeof g.hello != g.hello.offer_bytes)
-    throw RendezvousError("the greeting of " + rank_text(from) + " has " +
+    throw RendezvousError("the greeting of " + names.text(from) + " has " +
                           std::to_string(bytes.size()) + " bytes, which is not what it announces");
   if (g.hello.from != from || g.hello.to != mine.from)
-    throw RendezvousError(rank_text(g.hello.from) + " takes " + rank_text(g.hello.to) +
-                          " for its neighbour where " + rank_text(mine.from) + " expects " +
-                          rank_text(from) + ": the ranks disagree on the order of the ring");
-  check_terms(mine, g.hello);
+    throw RendezvousError(names.text(g.hello.from) + " takes " + names.text(g.hello.to) +
+                          " for its neighbour where " + names.text(mine.from) + " expects " +
+                          names.text(from) + ": the ranks disagree on the order of the ring");
+  check_terms(mine, g.hello, names);
   g.offer = bytes.substr(sizeof g.hello);
   return g;
 }
@@ -228,19 +233,20 @@ std::string passed_on(const Terms& terms, const Id& session, int owner, const st
   return to_bytes(PassedOn{kMagic, terms.version, session, owner, uint32_t(offer.size())}) + offer;
 }
 
-std::string read_passed_on(const std::string& bytes, const Hello& mine, int owner, int from) {
+std::string read_passed_on(const std::string& bytes, const Hello& mine, int owner, int from,
+                           const RankNames& names) {
   PassedOn p{};
   std::memcpy(&p, bytes.data(), std::min(bytes.size(), sizeof p));
   if (!is_greeting(bytes, mine.session) || bytes.size() < sizeof p ||
       bytes.size() - sizeof p != p.offer_bytes || p.owner != owner)
-    throw RendezvousError(rank_text(from) + " should have passed the offer of " + rank_text(owner) +
-                          " to " + rank_text(mine.from) + ", and sent something else");
+    throw RendezvousError(names.text(from) + " should have passed the offer of " + names.text(owner) +
+                          " to " + names.text(mine.from) + ", and sent something else");
   return bytes.substr(sizeof p);
 }
 
-std::string not_whole(int from, int my_rank) {
-  return "the greeting of " + rank_text(from) + " did not arrive whole: it is malformed, or " +
-         rank_text(my_rank) + " has too many open files (ulimit -n)";
+std::string not_whole(int from, int my_rank, const RankNames& names) {
+  return "the greeting of " + names.text(from) + " did not arrive whole: it is malformed, or " +
+         names.text(my_rank) + " has too many open files (ulimit -n)";
 }
 
 }  // namespace ringkern

@@ -89,10 +89,12 @@ Address my_address(const Terms& terms, const Id& session);
 Hello my_hello(const Terms& terms, const Id& session, int size, int from, int to);
 
 // Throw RendezvousError when it is no address, or of another version than `mine`.
-Address read_address(const std::string& bytes, int rank, const Address& mine, int my_rank);
+Address read_address(const std::string& bytes, int rank, const Address& mine, int my_rank,
+                     const RankNames& names = {});
 std::string bus_in(const Address& address);
 // Throws TransportError when its process cannot be reached from this one.
-void check_reachable(const Address& mine, int my_rank, const Address& peer, int peer_rank);
+void check_reachable(const Address& mine, int my_rank, const Address& peer, int peer_rank,
+                     const RankNames& names = {});
 
 // Whether its process has ended, as far as this one can see.
 bool has_ended(const Address& mine, const Address& peer);
@@ -105,18 +107,14 @@ struct Greeting {
   Hello hello;
   std::string offer;
 };
-Greeting read_greeting(const std::string& bytes, const Hello& mine, int from);
+Greeting read_greeting(const std::string& bytes, const Hello& mine, int from,
+                       const RankNames& names = {});
 // An offer that came from another rank and goes round the ring, and what is read of it. Throws
 // RendezvousError.
 std::string passed_on(const Terms& terms, const Id& session, int owner, const std::string& offer);
-std::string read_passed_on(const std::string& bytes, const Hello& mine, int owner, int from);
+std::string read_passed_on(const std::string& bytes, const Hello& mine, int owner, int from,
+                           const RankNames& names = {});
 // Of a message that was broken.
-std::string not_whole(int from, int my_rank);
-
-template <class T>
-std::string to_bytes(const T& value) {
-  static_assert(std::is_trivially_copyable_v<T>);
-  return std::string(reinterpret_cast<const char*>(&value), sizeof value);
-}
+std::string not_whole(int from, int my_rank, const RankNames& names);
 
 }  // namespace ringkern

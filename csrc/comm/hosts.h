@@ -2,11 +2,10 @@
 // own, in which they have numbers of their own.
 #pragma once
 
-#include <exception>
 #include <string>
 #include <vector>
 
-#include "comm/control.h"
+#include "comm/ports.h"
 
 namespace ringkern {
 
@@ -37,6 +36,8 @@ class Hosts {
   const std::string& name(int host) const { return names_[size_t(host)]; }
   std::string text(int host) const;
   std::string text_of_rank(int rank) const;
+  // Sets the hosts of the ranks that a fault is about.
+  Fault at_home(Fault fault) const;
 
  private:
   int rank_, rails_ = 0;
@@ -48,14 +49,5 @@ class Hosts {
 
 // As "rank 3", "ranks 2, 3", "ranks 0 to 7", "ranks 0, 2, 5 and 61 more"; for ranks in their order.
 std::string ranks_text(const std::vector<int>& ranks);
-
-// What a host's ring says, in the group's numbers: each rank that the text names is a place in
-// `ranks`. What is no such place stays as it is, and so does what Hosts says of a rank or a host.
-// Not to be done twice.
-std::string renumbered(const std::string& text, const std::vector<int>& ranks);
-// The same, unless it was given to the ring (Failure::given).
-Failure renumbered(Failure failure, const std::vector<int>& ranks);
-// The same of an exception, if it is one of those that a Cause has.
-std::exception_ptr renumbered(std::exception_ptr error, const std::vector<int>& ranks);
 
 }  // namespace ringkern

@@ -1,11 +1,11 @@
 // How a rank comes into a ring, and how it leaves.
-#include <cstring>
 #include <utility>
 
 #include "comm/communicator.h"
 #include "comm/parting.h"
 #include "comm/probe.h"
 #include "core/lookout.h"
+#include "fault/render.h"
 
 namespace ringkern {
 namespace {
@@ -34,14 +34,12 @@ struct Word {
   RingOrders orders;
 };
 
-Word word_in(const std::string& bytes, int rank, int ranks) {
-  Word word;
-  const bool whole = bytes.size() == sizeof word;
-  if (whole) std::memcpy(static_cast<void*>(&word), bytes.data(), sizeof word);
-  if (!whole || !word.ways.valid() || !word.orders.valid(ranks))
-    throw RendezvousError("rank 0 says by which way calls go, and " + rank_text(rank) +
+Word word_in(const std::string& bytes, int rank, int ranks, const RankNames& names) {
+  const auto word = from_bytes<Word>(bytes);
+  if (!word || !word->ways.valid() || !word->orders.valid(ranks))
+    throw RendezvousError(names.text(0) + " says by which way calls go, and " + names.text(rank) +
                           " does not understand it: install the same ringkern for all ranks");
-  return word;
+  return *word;
 }
 
 // A store that ends the rendezvous when `look` throws. Once: afterwards the other ranks are told
@@ -108,11 +106,13 @@ Communicator::Ring Communicator::connect(const Device& device) {
   Ring ring;
   ring.ways = device.ways;
   Segments segments;
+  segments.names = names_;
   std::string key;
-  const Place place{rank_, ranks_, (rank_ + 1) % ranks_, (rank_ + ranks_ - 1) % ranks_};
+  const Place place{rank_, ranks_, (rank_ + 1) % ranks_, (rank_ + ranks_ - 1) % ranks_, names_};
   const auto offer = [&] {
-    ring.control = std::make_unique<Control>(rank_, ranks_, name_);
+    ring.control = std::make_unique<Control>(rank_, ranks_, name_, names_);
     ring.transport = device.make_transport();
+    ring.transport->call_ranks(names_);
     segments.mine = ring.transport->mine();
     return with_page(ring.transport->offer(), ring.control->fd());
   };
@@ -122,14 +122,14 @@ Communicator::Ring Communicator::connect(const Device& device) {
     ring.enqueues = ring.executor->enqueues();
     ring.watch = std::make_unique<Watch>(
         Watched{name_, device.name, timeout_, ring.control.get(),
-                [this, executor = ring.executor.get()](const Failure& failure) {
+                [this, executor = ring.executor.get()](const Fault& failure) {
                   poison(failure);
                   executor->abort();
                 },
                 key});
   };
   const auto map = [&](const std::vector<Offer>& offers, const std::string& word) {
-    const Word of_rank_0 = word_in(word, rank_, ranks_);
+    const Word of_rank_0 = word_in(word, rank_, ranks_, names_);
     ring.ways = of_rank_0.ways;
     segments.orders = of_rank_0.orders;
     segments.all.resize(offers.size(), segments.mine);
@@ -152,7 +152,7 @@ Communicator::Ring Communicator::connect(const Device& device) {
     roster = std::exchange(roster_, {});
   }
   if (ranks_ == 1) {
-    ring.control = std::make_unique<Control>(rank_, ranks_, name_);
+    ring.control = std::make_unique<Control>(rank_, ranks_, name_, names_);
     equip();
     return ring;
   }
@@ -162,7 +162,7 @@ Communicator::Ring Communicator::connect(const Device& device) {
     check_healthy();
     if (Clock::now() < next_look) return;
     next_look = Clock::now() + kLookEvery;
-    if (const auto gone = roster.find_gone(*store_)) throw Lost(gone->text, {gone->rank});
+    if (const auto gone = roster.find_gone(*store_)) throw Lost(text_of(*gone), {gone->rank});
   });
   key = unique_prefix(store, name_ + "/" + device.terms.device, place);
   const auto word = [&](const std::vector<std::string>& buses) {
@@ -203,7 +203,7 @@ void Communicator::close(Milliseconds patience) {
     turn.lock();
     worker_->drain();
   } else if (!turn.try_lock_for(patience) || !worker_->drain(patience)) {
-    abort(rank_text(rank_) + " closed it before its calls had finished");
+    abort(names_.text(rank_) + " closed it before its calls had finished");
     if (!turn.owns_lock()) turn.lock();
   }
   worker_->stop();

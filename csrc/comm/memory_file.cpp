@@ -109,12 +109,12 @@ void MemoryFile::allocate(int64_t at, int64_t bytes) {
   if (error != 0) fail("fallocate", error, bytes, limit_behind(error, double(bytes), fd_, false));
 }
 
-void check_memory_of(int peer, int fd, int64_t bytes) {
+void check_memory_of(int peer, int fd, int64_t bytes, const RankNames& names) {
   const auto refuse = [&](const std::string& expected, const std::string& found) {
-    throw TransportError("the memory offered by " + rank_text(peer) + " is refused: expected " +
+    throw TransportError("the memory offered by " + names.text(peer) + " is refused: expected " +
                              expected + ", found " + found +
                              ". Start all ranks as the same user, with the same ringkern",
-                         {peer, 0, ""});
+                         {names.number(peer)});
   };
   struct stat status;
   if (fd < 0) refuse("a file descriptor", "none");

@@ -33,7 +33,7 @@ class MemoryFile {
 
 // Throws TransportError unless `fd` is a memory file of the same user and of `bytes` bytes, and
 // sealed or what stands in for such a one.
-void check_memory_of(int peer, int fd, int64_t bytes);
+void check_memory_of(int peer, int fd, int64_t bytes, const RankNames& names = {});
 
 // What a rank has mapped of its own file and of others'; `at` is a multiple of the page.
 class Mappings {

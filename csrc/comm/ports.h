@@ -5,7 +5,9 @@
 
 #include <chrono>
 #include <cstdio>
+#include <cstring>
 #include <functional>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -17,19 +19,12 @@
 #include "core/plan.h"
 #include "core/status.h"
 #include "core/timeline.h"
+#include "fault/errors.h"
 
 namespace ringkern {
 
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
-
-inline std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
-// Returns "40 bytes of float32". `moved`: an index of kMoved, which may be from anybody.
-inline std::string moved_text(int moved, int64_t bytes) {
-  const bool known = moved >= 0 && moved < kMovedDTypes;
-  return std::to_string(bytes) + " bytes" +
-         (moved == 0 ? "" : std::string(" of ") + (known ? kMoved[moved].name : "?"));
-}
 
 // As "30.0 s".
 inline std::string in_seconds(std::chrono::nanoseconds t) {
@@ -56,43 +51,19 @@ inline std::string forked_text(const std::string& what, int born_in, int here) {
          "initialise torch.distributed in the child.";
 }
 
-// What an error is about, as far as it is known.
-struct Facts {
-  int rank = -1;        // whose fault it is, or who was waited for; -1: nobody's
-  uint64_t seq = 0;     // of the call, counted from 1; 0: none
-  std::string phase{};  // how far this rank had come in it
-};
-
-// The classes of failure that Python turns into exceptions of its own (`ringkern.errors`).
-struct Error : std::runtime_error {
-  explicit Error(const std::string& text, Facts about = {})
-      : std::runtime_error(text), facts(std::move(about)) {}
-  Facts facts;
-};
-struct UsageError : Error {  // use after close, in a forked child, ...
-  using Error::Error;
-};
-struct TransportError : Error {  // a neighbour's memory cannot be reached
-  using Error::Error;
-};
-struct SharedMemoryError : TransportError {
-  using TransportError::TransportError;
-};
-struct RendezvousError : Error {  // a rank did not come, or is of another version
-  using Error::Error;
-};
-struct TimeoutError : Error {
-  using Error::Error;
-};
-struct AbortedError : Error {
-  using Error::Error;
-};
-struct PeerLostError : Error {  // a rank has died, or left before its time
-  using Error::Error;
-};
-struct MismatchError : Error {  // ranks make different calls where they should make the same
-  using Error::Error;
-};
+template <class T>
+std::string to_bytes(const T& value) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  return std::string(reinterpret_cast<const char*>(&value), sizeof value);
+}
+// The reverse; nothing where they are not so many bytes.
+template <class T>
+std::optional<T> from_bytes(const std::string& bytes) {
+  T value{};
+  if (bytes.size() != sizeof value) return {};
+  std::memcpy(static_cast<void*>(&value), bytes.data(), sizeof value);
+  return value;
+}
 
 // Where ranks leave notes for each other before they are connected: torch's c10d stores, or one in
 // memory for ranks that are threads.
@@ -153,6 +124,8 @@ class Transport {
   virtual Offer offer() = 0;  // the descriptor stays the transport's
   // In which orders the ranks stand, if not 0, 1, 2, ...; before anything is mapped.
   virtual void arrange(const RingOrders&) {}
+  // Sets how errors name the ranks; before anything is mapped.
+  void call_ranks(RankNames names) { names_ = std::move(names); }
   // Checks the offer against `bytes`, the size that this rank expects: never a size a peer names.
   // May be null, out of reach, where the peer is no neighbour on any ring.
   virtual void* map(const Offer& offer, int peer) = 0;
@@ -176,6 +149,9 @@ class Transport {
   // Where this rank's memory is, and what to do about a link that moves wrong data; for errors.
   virtual std::string place() const { return {}; }
   virtual std::string remedy() const;
+
+ protected:
+  RankNames names_;
 };
 
 // One rank's view of everybody's memory.
@@ -186,6 +162,7 @@ struct Segments {
   std::vector<void*> all;                // by rank, this one's among them
   std::vector<const CallLine*> calls{};  // by rank, kCallLines of each: what it says of its calls
   RingOrders orders{};                   // where there are any, next and prev do not count
+  RankNames names{};
 };
 
 inline void check_orders(const RingOrders& orders, int ranks) {

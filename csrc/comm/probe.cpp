@@ -63,7 +63,7 @@ class Prober {
  public:
   Prober(const ProbedRing& ring, const Id& session)
       : ring_(ring), rank_(ring.control.rank), ranks_(ring.control.ranks),
-        slots_{ring.room, ranks_}, words_(probe_seed(session), ranks_) {}
+        slots_{ring.room, ranks_}, words_(probe_seed(session), ranks_, ring.control.names) {}
 
   void run(const Look& look);
 
@@ -124,7 +124,7 @@ void Prober::run(const Look& look) {
   const std::span<ProbedLink> links = std::span(links_).subspan(own);
   for (ProbedLink& link : links) {
     wait_until([&] { return ring_.control.has_begun_probe(link.peer); }, Clock::time_point::max(),
-               [&] { look(rank_text(link.peer) + " to map the others' memory"); });
+               [&] { look(ring_.control.names.text(link.peer) + " to map the others' memory"); });
     if (!ring_.control.reaches(link.peer, rank_)) link.mine = nullptr;
   }
   const Milliseconds patience = std::min(kProbePatience, ring_.timeout / 2);
@@ -137,7 +137,7 @@ void Prober::run(const Look& look) {
 
 std::string Prober::named(int rank) const {
   const std::string place = ring_.control.place_of(rank);
-  return rank_text(rank) + (place.empty() ? "" : " (" + place + ")");
+  return ring_.control.names.text(rank) + (place.empty() ? "" : " (" + place + ")");
 }
 
 }  // namespace
@@ -183,14 +183,14 @@ std::optional<std::string> ProbeWords::difference(int writer, int reader,
   for (int w = 0; w < ranks_; ++w)
     for (int r = 0; r < ranks_; ++r)
       if (is_probed(w, r, ranks_) && there == word_of(seed_of(w, r), first))
-        return text + "; " + rank_text(w) + " wrote that for " + rank_text(r);
+        return text + "; " + names_.text(w) + " wrote that for " + names_.text(r);
   return text;
 }
 
 void check_probed(const ProbedLink& link, const ProbeWords& words, int rank, Milliseconds patience,
                   const ProbeNames& names) {
   const auto fail = [&](const std::string& text) {
-    throw TransportError(text + ". " + names.remedy, {link.peer, 0, "probed its links"});
+    throw TransportError(text + ". " + names.remedy, {words.names().number(link.peer), 0, "probed its links"});
   };
   const std::string late = " did not arrive within " + in_seconds(patience);
   const auto check = [&](int reader, const uint64_t* found, const std::string& what) {

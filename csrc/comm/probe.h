@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/control.h"
@@ -36,7 +37,8 @@ uint64_t probe_seed(const Id& session);
 
 class ProbeWords {
  public:
-  ProbeWords(uint64_t seed, int ranks) : seed_(seed), ranks_(ranks) {}
+  ProbeWords(uint64_t seed, int ranks, RankNames names = {})
+      : seed_(seed), ranks_(ranks), names_(std::move(names)) {}
 
   // What `writer` writes for `reader`; no word is 0, which is fresh memory.
   std::vector<uint64_t> words(int writer, int reader, int count) const;
@@ -44,11 +46,14 @@ class ProbeWords {
   std::optional<std::string> difference(int writer, int reader,
                                         const std::vector<uint64_t>& found) const;
 
+  const RankNames& names() const { return names_; }
+
  private:
   uint64_t seed_of(int writer, int reader) const;
 
   const uint64_t seed_;
   const int ranks_;
+  const RankNames names_;
 };
 
 // How the room is cut: in each segment a slot for each rank that writes there, the owner among

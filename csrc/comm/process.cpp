@@ -53,13 +53,6 @@ Stat stat_of(int64_t pid) {
   return stat;
 }
 
-std::string text_of_exit(int status) {
-  const int signal = status & 0x7f;
-  if (signal != 0)
-    return "killed by signal " + std::to_string(signal) + " (" + ::strsignal(signal) + ")";
-  return "exit code " + std::to_string((status >> 8) & 0xff);
-}
-
 }  // namespace
 
 uint64_t pid_namespace() {
@@ -79,34 +72,20 @@ bool has_ended(const Process& process) {
 
 char process_state(int64_t pid) { return stat_of(pid).state; }
 
-std::string process_state_text(int64_t pid) {
-  switch (process_state(pid)) {
-    case 0: return pid > 0 ? "gone" : "in another pid namespace";
-    case 'R': return "running";
-    case 'S': return "sleeping";
-    case 'D': return "in an uninterruptible sleep (state D)";
-    case 'T': return "stopped by a signal (state T)";
-    case 't': return "stopped by a debugger (state t)";
-    case 'Z': return "ended (state Z)";
-    case '?': return "in a state that cannot be read";
-    default: return "in state " + std::string(1, process_state(pid));
-  }
-}
-
-std::string how_it_ended(int pidfd, int64_t pid) {
+ProcessEnd how_it_ended(int pidfd, int64_t pid) {
   // The sockets of a process close before it counts as ended.
   if (pidfd >= 0) {
     pollfd ended{pidfd, POLLIN, 0};
     (void)::poll(&ended, 1, kUntilItHasEnded);
   }
   const Stat stat = stat_of(pid);
-  if (stat.state == 'Z') return text_of_exit(stat.exit_code);  // nobody has waited for it yet
+  if (stat.state == 'Z') return {ProcessEnd::status, stat.exit_code};  // nobody has waited for it yet
   PidfdInfo info{};
   info.mask = kPidfdInfoExit;
   if (pidfd >= 0 && ::ioctl(pidfd, kPidfdGetInfo, &info) == 0 && (info.mask & kPidfdInfoExit) != 0)
-    return text_of_exit(info.exit_code);
-  if (stat.state == 0) return "how is not known";
-  return "its process is " + process_state_text(pid) + ", and has closed its connections";
+    return {ProcessEnd::status, info.exit_code};
+  if (stat.state == kGone) return {};
+  return {ProcessEnd::still_runs, 0, stat.state};
 }
 
 }  // namespace ringkern

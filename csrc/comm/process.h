@@ -2,7 +2,8 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
+
+#include "fault/fault.h"
 
 namespace ringkern {
 
@@ -20,10 +21,7 @@ uint64_t pid_namespace();
 
 // 'R', 'S', 'T', ... as in /proc/PID/stat; 0: there is no such process; '?': not known.
 char process_state(int64_t pid);
-// As "stopped by a signal (state T)".
-std::string process_state_text(int64_t pid);
-// How it ended, as "killed by signal 9 (Killed)", as far as the system tells; waits for that some
-// milliseconds. `pidfd` may be -1.
-std::string how_it_ended(int pidfd, int64_t pid);
+// How it ended, as far as the system tells; waits for that some milliseconds. `pidfd` may be -1.
+ProcessEnd how_it_ended(int pidfd, int64_t pid);
 
 }  // namespace ringkern

@@ -20,9 +20,9 @@ Offer offer_in(const Message& m) {
 constexpr Milliseconds kEndShows{200};
 
 // The facts of an error in sending: a rank that has closed its end has not voted: it has died.
-Facts facts_of(const std::system_error& error, int rank) {
+Facts facts_of(const std::system_error& error, const Place& place, int rank) {
   const int code = error.code().value();
-  return code == EPIPE || code == ECONNRESET ? Facts{rank} : Facts{};
+  return code == EPIPE || code == ECONNRESET ? Facts{place.names.number(rank)} : Facts{};
 }
 
 // The exchange of greetings and offers with both neighbours.
@@ -49,6 +49,7 @@ class Exchange {
     Message offer;
   };
 
+  std::string name_of(int rank) const { return place_.names.text(rank); }
   Address address_of(int rank);
   void check_neighbours_live() const;
   void connect_next(const Address& next);
@@ -82,7 +83,7 @@ void Exchange::publish() {
 void Exchange::run(const Offer& mine) {
   const auto address_of_neighbour = [&](int rank) {
     const Address address = address_of(rank);
-    check_reachable(address_, place_.rank, address, rank);
+    check_reachable(address_, place_.rank, address, rank, place_.names);
     known_.push_back({rank, address});
     return address;
   };
@@ -98,21 +99,21 @@ void Exchange::run(const Offer& mine) {
 }
 
 Address Exchange::address_of(int rank) {
-  const std::string bytes = agreement_.note_of(rank, "the address of " + rank_text(rank));
-  return read_address(bytes, rank, address_, place_.rank);
+  const std::string bytes = agreement_.note_of(rank, "the address of " + name_of(rank));
+  return read_address(bytes, rank, address_, place_.rank, place_.names);
 }
 
 // The end of a connection would tell, too, but not before there is one.
 void Exchange::check_neighbours_live() const {
   for (const auto& [rank, address] : known_)
     if (has_ended(address_, address))
-      throw Lost(rank_text(rank) + " (pid " + std::to_string(address.pid) +
+      throw Lost(name_of(rank) + " (pid " + std::to_string(address.pid) +
                      ") died while the ranks connected",
-                 {rank});
+                 {place_.names.number(rank)});
 }
 
 void Exchange::connect_next(const Address& next) {
-  const std::string name = rank_text(place_.next) + " (pid " + std::to_string(next.pid) + ")";
+  const std::string name = name_of(place_.next) + " (pid " + std::to_string(next.pid) + ")";
   for (;;) {
     try {
       if (auto socket = connect_to(socket_name(next.socket))) {
@@ -125,14 +126,14 @@ void Exchange::connect_next(const Address& next) {
         agreement_.look(name);
         std::this_thread::sleep_for(Milliseconds(5));
       }
-      throw TransportError(rank_text(place_.rank) + " cannot connect to " + name + ": " + e.what() +
+      throw TransportError(name_of(place_.rank) + " cannot connect to " + name + ": " + e.what() +
                            ". Either that process has ended, or the two are in different network "
                            "namespaces (docker: --network=host, or one container for both)");
     }
     std::this_thread::sleep_for(std::min(agreement_.slice(), Milliseconds(10)));
     agreement_.look(name + " to accept a connection");
   }
-  check_same_user(next_.socket, place_.rank, name);
+  check_same_user(next_.socket, name_of(place_.rank), name);
 }
 
 void Exchange::greet(const Met& to, int rank, const Offer& mine) const {
@@ -145,14 +146,14 @@ void Exchange::greet(const Met& to, int rank, const Offer& mine) const {
   try {
     send_message(to.socket, bytes, mine.fd, mine.second_fd, mine.third_fd);
   } catch (const std::system_error& e) {
-    throw Lost(rank_text(place_.rank) + " cannot greet " + rank_text(rank) + ": " + e.what(),
-               facts_of(e, rank));
+    throw Lost(name_of(place_.rank) + " cannot greet " + name_of(rank) + ": " + e.what(),
+               facts_of(e, place_, rank));
   }
 }
 
 // Strangers may connect and say nothing, so all open connections are watched at once.
 void Exchange::accept_prev() {
-  const std::string what = rank_text(place_.prev) + " to connect";
+  const std::string what = name_of(place_.prev) + " to connect";
   for (;;) {
     std::vector<pollfd> watched{{listener_.get(), POLLIN, 0}};
     for (const Fd& fd : pending_) watched.push_back({fd.get(), POLLIN, 0});
@@ -197,16 +198,16 @@ void Exchange::pass_round() {
       send_message(next_.socket, passed_on(terms_, session_, owner, last.bytes), last.fd,
                    last.second_fd, last.third_fd);
     } catch (const std::system_error& e) {
-      throw Lost(rank_text(place_.rank) + " cannot pass the offer of " + rank_text(owner) + " to " +
-                     rank_text(place_.next) + ": " + e.what(),
-                 facts_of(e, place_.next));
+      throw Lost(name_of(place_.rank) + " cannot pass the offer of " + name_of(owner) + " to " +
+                     name_of(place_.next) + ": " + e.what(),
+                 facts_of(e, place_, place_.next));
     }
     owner = (owner + back) % place_.size;
     auto [received, message] =
-        await_message(prev_.socket, place_.prev, "to pass the offer of " + rank_text(owner));
-    if (received == Received::broken) throw RendezvousError(not_whole(place_.prev, place_.rank));
+        await_message(prev_.socket, place_.prev, "to pass the offer of " + name_of(owner));
+    if (received == Received::broken) throw RendezvousError(not_whole(place_.prev, place_.rank, place_.names));
     const Hello mine = my_hello(terms_, session_, place_.size, place_.rank, place_.prev);
-    message.bytes = read_passed_on(message.bytes, mine, owner, place_.prev);
+    message.bytes = read_passed_on(message.bytes, mine, owner, place_.prev, place_.names);
     others_.push_back(std::move(message));
     last = offer_in(others_.back());
   }
@@ -214,7 +215,7 @@ void Exchange::pass_round() {
 
 std::pair<Received, Message> Exchange::await_message(const Fd& socket, int rank,
                                                      const std::string& to_do) {
-  const std::string name = rank_text(rank);
+  const std::string name = name_of(rank);
   for (;;) {
     pollfd watched{socket.get(), POLLIN, 0};
     if (!readable({&watched, 1}, agreement_.slice())) {
@@ -224,17 +225,17 @@ std::pair<Received, Message> Exchange::await_message(const Fd& socket, int rank,
     Message message;
     const Received received = receive_message(socket, message);
     if (received == Received::closed)
-      throw Lost(name + " ended before it answered " + rank_text(place_.rank) +
+      throw Lost(name + " ended before it answered " + name_of(place_.rank) +
                      ". Look for the first error among the ranks",
-                 {rank});
+                 {place_.names.number(rank)});
     if (received != Received::nothing_yet) return {received, std::move(message)};
   }
 }
 
 void Exchange::take_greeting(Met& from, int rank, Received received, Message&& message) const {
-  if (received == Received::broken) throw RendezvousError(not_whole(rank, place_.rank));
+  if (received == Received::broken) throw RendezvousError(not_whole(rank, place_.rank, place_.names));
   const Hello mine = my_hello(terms_, session_, place_.size, place_.rank, rank);
-  Greeting greeting = read_greeting(message.bytes, mine, rank);
+  Greeting greeting = read_greeting(message.bytes, mine, rank, place_.names);
   from.hello = greeting.hello;
   from.offer = std::move(message);
   from.offer.bytes = std::move(greeting.offer);
@@ -275,7 +276,7 @@ Neighbours join_ring(
     const std::function<void(const std::vector<Offer>& offers, const std::string& word)>& map,
     const Probe& probe) {
   if (place.size == 1) return {};
-  Agreement agreement(store, prefix, place.rank, place.size, timeout);
+  Agreement agreement(store, prefix, place.rank, place.size, timeout, place.names);
   Exchange exchange(agreement, place, terms);
   try {
     exchange.publish();
@@ -291,7 +292,7 @@ Neighbours join_ring(
     if (reason) throw RendezvousError(reason->text);
   } catch (const std::system_error& e) {
     agreement.refuse(e.what());
-    throw TransportError(rank_text(place.rank) + " cannot join the ring: " + e.what());
+    throw TransportError(place.names.text(place.rank) + " cannot join the ring: " + e.what());
   } catch (const std::exception& e) {
     agreement.refuse(e.what());
     throw;
@@ -302,9 +303,9 @@ Neighbours join_ring(
   return exchange.take();
 }
 
-void check_same_user(const Fd& socket, int my_rank, const std::string& name) {
+void check_same_user(const Fd& socket, const std::string& here, const std::string& name) {
   if (const uid_t theirs = peer_uid(socket), mine = own_uid(); theirs != mine)
-    throw TransportError(rank_text(my_rank) + " runs as user " + std::to_string(mine) + ", " +
+    throw TransportError(here + " runs as user " + std::to_string(mine) + ", " +
                          name + " as user " + std::to_string(theirs) +
                          ": memory is shared between "
                          "processes of one user only; start all ranks as the same user, in one "

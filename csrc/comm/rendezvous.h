@@ -14,6 +14,7 @@ namespace ringkern {
 struct Place {
   int rank = 0, size = 1;
   int next = 0, prev = 0;
+  RankNames names{};
 };
 
 // The connection to a neighbour. It stays open for as long as both ranks hold it; its end of file
@@ -53,9 +54,9 @@ Neighbours join_ring(
     const std::function<void(const std::vector<Offer>& offers, const std::string& word)>& map,
     const Probe& probe = nullptr);
 
-// Throws TransportError unless the process behind the socket, as "rank 1 (pid 4711)", has this
-// one's user: memory is shared between such only.
-void check_same_user(const Fd& socket, int my_rank, const std::string& name);
+// Throws TransportError unless the process behind the socket, "rank 1 (pid 4711)", has the user of
+// this one, "rank 0": memory is shared between such only.
+void check_same_user(const Fd& socket, const std::string& here, const std::string& name);
 
 // A prefix for the keys of one ring: the store may still hold those of an earlier one of the same
 // name and size. The n-th call of each rank gives the same prefix: a rank that comes late to a ring

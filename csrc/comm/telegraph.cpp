@@ -30,6 +30,12 @@ constexpr int64_t kMostWords = 8;    // that are looked for
 // One counter for both, so that one question tells whether there is anything new.
 constexpr int64_t kOneWord = 1, kOneRoll = int64_t(1) << 32;
 
+// What a rank says to a roll call, which are counted from 1.
+struct Answer {
+  int64_t roll = 0;
+  CallAt where;
+};
+
 }  // namespace
 
 // ---- what others ask for ------------------------------------------------------------------------
@@ -62,9 +68,9 @@ void Telegraph::Clerk::leave() {
   thread_.join();
 }
 
-void Telegraph::Clerk::watch(uint64_t seq, const std::string& phase) {
+void Telegraph::Clerk::watch(const CallAt& call) {
   std::lock_guard lock(mutex_);
-  where_ = {seq, phase};
+  where_ = call;
   if (std::exchange(watching_, true)) return;
   start();
   hurry();
@@ -75,10 +81,9 @@ void Telegraph::Clerk::rest() {
   watching_ = false;
 }
 
-void Telegraph::Clerk::begin_call(uint64_t seq, const std::string& phase) {
+void Telegraph::Clerk::begin_call(const CallAt& call) {
   std::lock_guard lock(mutex_);
-  where_.seq = seq;
-  where_.phase = phase;
+  where_ = call;
   in_call_ = true;
   listen_from_now_on();
 }
@@ -108,7 +113,7 @@ void Telegraph::Clerk::listen_less() {
   --listeners_;
 }
 
-std::optional<Failure> Telegraph::Clerk::heard() const {
+std::optional<Fault> Telegraph::Clerk::heard() const {
   if (!has_heard_.load(std::memory_order_acquire)) return {};
   return heard_;
 }
@@ -141,14 +146,14 @@ void Telegraph::Clerk::await(std::unique_lock<std::mutex>& lock, Milliseconds pa
   --waiting_;
 }
 
-Failure Telegraph::Clerk::tell(Failure mine, Milliseconds patience) {
+Fault Telegraph::Clerk::tell(Fault mine, Milliseconds patience) {
   std::unique_lock lock(mutex_);
   if (!has_heard_ && !mine_) mine_ = mine;
   await(lock, patience, [] { return false; });
   return heard().value_or(std::move(mine));
 }
 
-std::optional<Failure> Telegraph::Clerk::hear(Milliseconds patience) {
+std::optional<Fault> Telegraph::Clerk::hear(Milliseconds patience) {
   std::unique_lock lock(mutex_);
   await(lock, patience, [] { return false; });
   return heard();
@@ -225,7 +230,7 @@ Milliseconds Telegraph::Clerk::pause(bool threw) {
   return threw ? std::max(pause, kAfterThrow) : pause;
 }
 
-void Telegraph::Clerk::take(Failure first) {
+void Telegraph::Clerk::take(Fault first) {
   if (has_heard_) return;
   heard_ = std::move(first);
   has_heard_.store(true, std::memory_order_release);
@@ -236,19 +241,19 @@ void Telegraph::Clerk::take(Failure first) {
 
 // Announced first: the numbers say who was first, whoever writes quicker.
 void Telegraph::Clerk::send() {
-  std::optional<Failure> mine;
+  std::optional<Fault> mine;
   {
     std::lock_guard lock(mutex_);
     mine = mine_;
   }
   if (!mine) return;
-  const std::string word = to_word(*mine);
+  const std::string word = to_bytes(*mine);
   if (word_ == 0) word_ = store_.add(key("bell"), kOneWord) % kOneRoll;
   if (!written_) store_.set(key("word", word_), word);
   written_ = true;
   std::lock_guard lock(mutex_);
   mine_.reset();
-  if (word_ == 1) take(to_failure(word, hosts_.ranks()));
+  if (word_ == 1) take(fault_in(word));
 }
 
 void Telegraph::Clerk::listen() {
@@ -263,16 +268,23 @@ void Telegraph::Clerk::find_word(int64_t told) {
   if (!announced_) announced_ = Clock::now();
   const auto waited = Clock::now() - *announced_;
   const int64_t words = waited < kFirstComes ? 1 : std::min(told, kMostWords);
-  std::optional<Failure> first;
+  std::optional<Fault> first;
   for (int64_t n = 1; n <= words && !first; ++n)
-    if (const auto word = store_.find(key("word", n))) first = to_failure(*word, hosts_.ranks());
+    if (const auto word = store_.find(key("word", n))) first = fault_in(*word);
   if (!first && waited < kAnyComes) return;
-  if (!first)
-    first = {Cause::failed, -1, Facts{},
-             "another rank has failed, and has ended or lost the store before it could say why.",
-             /*given=*/true};
+  if (!first) first = fault_of(Event::unsaid, -1);
+  first->given = 1;
   std::lock_guard lock(mutex_);
   take(*std::move(first));
+}
+
+// Its ranks are of this group, whoever has written it.
+Fault Telegraph::Clerk::fault_in(const std::string& word) const {
+  Fault f = read_fault(word);
+  f.given = 1;
+  for (int32_t* const rank : {&f.rank, &f.reporter})
+    if (*rank >= hosts_.ranks()) *rank = -1;
+  return f;
 }
 
 void Telegraph::Clerk::answer() {
@@ -282,7 +294,7 @@ void Telegraph::Clerk::answer() {
     if (!(watching_ || in_call_) || rolls_ == answered_) return;
     mine.where = where_;
   }
-  store_.set(key("at", hosts_.rank()), to_word(mine));
+  store_.set(key("at", hosts_.rank()), to_bytes(mine));
   store_.add(key("answers"), 1);
   answered_ = mine.roll;
 }
@@ -328,10 +340,10 @@ void Telegraph::Clerk::sweep(Roll& roll, bool where_some_have) {
       if (roll.places[size_t(rank)]) continue;
       if (Clock::now() >= roll.end || has_heard_) return;
       const auto word = store_.find(key("at", rank));
-      auto answer = word ? to_answer(*word) : std::nullopt;
+      const auto answer = word ? from_bytes<Answer>(*word) : std::nullopt;
       if (!answer || answer->roll < roll.number) continue;  // a later one's will do
       std::lock_guard lock(mutex_);
-      roll.places[size_t(rank)] = std::move(answer->where);
+      roll.places[size_t(rank)] = answer->where;
     }
   }
 }
@@ -339,7 +351,7 @@ void Telegraph::Clerk::sweep(Roll& roll, bool where_some_have) {
 // ---- the telegraph ------------------------------------------------------------------------------
 
 Telegraph::Telegraph(std::function<std::shared_ptr<Store>()> connect, std::string prefix,
-                     const Hosts& hosts, std::function<void(const Failure&)> hears)
+                     const Hosts& hosts, std::function<void(const Fault&)> hears)
     : clerk_(
           std::make_shared<Clerk>(std::move(connect), std::move(prefix), hosts, std::move(hears))),
       born_in_(int(::getpid())) {}
@@ -349,11 +361,11 @@ Telegraph::~Telegraph() {
   else (void)new std::shared_ptr<Clerk>(std::move(clerk_));  // its thread and lock are the parent's
 }
 
-void Telegraph::watch(uint64_t seq, const std::string& phase) { clerk_->watch(seq, phase); }
+void Telegraph::watch(const CallAt& call) { clerk_->watch(call); }
 void Telegraph::rest() { clerk_->rest(); }
-Telegraph::Listening::Listening(const Telegraph& to, uint64_t seq, const std::string& phase)
+Telegraph::Listening::Listening(const Telegraph& to, const CallAt& call)
     : clerk_(to.clerk_), born_in_(to.born_in_), in_call_(true) {
-  clerk_->begin_call(seq, phase);
+  clerk_->begin_call(call);
 }
 Telegraph::Listening::Listening(const Telegraph& to)
     : clerk_(to.clerk_), born_in_(to.born_in_), in_call_(false) {
@@ -364,19 +376,19 @@ Telegraph::Listening::~Listening() {
   if (in_call_) clerk_->end_call();
   else clerk_->listen_less();
 }
-std::optional<Failure> Telegraph::Listening::heard() const { return clerk_->heard(); }
-Failure Telegraph::Listening::tell(Failure mine, Milliseconds patience) const {
+std::optional<Fault> Telegraph::Listening::heard() const { return clerk_->heard(); }
+Fault Telegraph::Listening::tell(Fault mine, Milliseconds patience) const {
   return clerk_->tell(std::move(mine), patience);
 }
-std::optional<Failure> Telegraph::Listening::hear(Milliseconds patience) const {
+std::optional<Fault> Telegraph::Listening::hear(Milliseconds patience) const {
   return clerk_->hear(patience);
 }
-std::optional<Failure> Telegraph::heard() const { return clerk_->heard(); }
-Failure Telegraph::tell(Failure mine, Milliseconds patience) {
+std::optional<Fault> Telegraph::heard() const { return clerk_->heard(); }
+Fault Telegraph::tell(Fault mine, Milliseconds patience) {
   return clerk_->tell(std::move(mine), patience);
 }
-std::optional<Failure> Telegraph::hear(Milliseconds patience) { return clerk_->hear(patience); }
-std::vector<std::optional<Whereabouts>> Telegraph::call_roll(Milliseconds patience,
+std::optional<Fault> Telegraph::hear(Milliseconds patience) { return clerk_->hear(patience); }
+std::vector<std::optional<CallAt>> Telegraph::call_roll(Milliseconds patience,
                                                              const std::function<bool()>& enough) {
   return clerk_->call_roll(patience, enough);
 }

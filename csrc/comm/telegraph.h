@@ -12,12 +12,19 @@
 #include <string>
 #include <vector>
 
-#include "comm/control.h"
 #include "comm/hosts.h"
 #include "comm/ports.h"
-#include "comm/telegraph_words.h"
+#include "fault/fault.h"
 
 namespace ringkern {
+
+// A call of a group, by its number and what it is; 0 and nothing while the group is made.
+struct CallAt {
+  uint64_t seq = 0;
+  CallWords words{};
+
+  bool operator==(const CallAt&) const = default;
+};
 
 class Telegraph {
   class Clerk;
@@ -30,7 +37,7 @@ class Telegraph {
   // that comes, on the thread, and not when this is over; nothing of the telegraph may be asked
   // there. There is no thread before the first need.
   Telegraph(std::function<std::shared_ptr<Store>()> connect, std::string prefix, const Hosts& hosts,
-            std::function<void(const Failure&)> hears = nullptr);
+            std::function<void(const Fault&)> hears = nullptr);
   // Takes no more than a second: of a store that does not answer, the thread is left behind.
   ~Telegraph();
   Telegraph(const Telegraph&) = delete;
@@ -39,26 +46,25 @@ class Telegraph {
   // All that follows is for any thread. Nothing throws because of the store. A child forked from
   // here may destroy its copy, and no more.
 
-  // A wait of this rank has become long: in which of its calls, and in what; and it is over. In
-  // between the store is looked at, every 100 ms at first and every second in the end, and roll
-  // calls are answered.
-  void watch(uint64_t seq, const std::string& phase);
+  // A wait of this rank has become long, in this call; and it is over. In between the store is
+  // looked at, every 100 ms at first and every second in the end, and roll calls are answered.
+  void watch(const CallAt& call);
   void rest();
   // A wait of this rank, from its beginning to its end: what was told is heard where that takes
   // longer than 100 ms. Two short locks. It may outlive the telegraph, and hears nothing more then.
   class Listening {
    public:
     // A call, one at a time: where it is long, roll calls are answered as while a wait is watched.
-    Listening(const Telegraph& to, uint64_t seq, const std::string& phase);
+    Listening(const Telegraph& to, const CallAt& call);
     // Something else, beside calls.
     explicit Listening(const Telegraph& to);
     ~Listening();
     Listening(const Listening&) = delete;
     Listening& operator=(const Listening&) = delete;
     // The same as those of the telegraph.
-    std::optional<Failure> heard() const;
-    Failure tell(Failure mine, Milliseconds patience) const;
-    std::optional<Failure> hear(Milliseconds patience) const;
+    std::optional<Fault> heard() const;
+    Fault tell(Fault mine, Milliseconds patience) const;
+    std::optional<Fault> hear(Milliseconds patience) const;
 
    private:
     const std::shared_ptr<Clerk> clerk_;
@@ -67,19 +73,18 @@ class Telegraph {
   };
 
   // The first failure that any rank has told, if it has come here. Does not ask the store.
-  std::optional<Failure> heard() const;
+  std::optional<Fault> heard() const;
   // Tells all ranks, unless one was first: what counts, on all ranks, is what is returned. If the
   // store does not answer within `patience`, that is `mine`, which is told when it does.
-  Failure tell(Failure mine, Milliseconds patience);
+  Fault tell(Fault mine, Milliseconds patience);
   // Waits until something was told, as by a rank that knows better what is wrong.
-  std::optional<Failure> hear(Milliseconds patience);
+  std::optional<Fault> hear(Milliseconds patience);
 
-  using Whereabouts = ringkern::Whereabouts;
-  // By rank: where it waits, of those that do, and answer. Returns after `patience`, or when ranks
+  // By rank: the call in which it waits, of those that do, and answer. Returns after `patience`, or when ranks
   // of all other hosts have answered, or a failure was told. Ranks answer when they next look at
   // the store: allow more than a second. `enough`, if any, is asked now and then: true ends it,
   // too, but one rank of a host does not: it waits for all ranks.
-  std::vector<std::optional<Whereabouts>> call_roll(Milliseconds patience,
+  std::vector<std::optional<CallAt>> call_roll(Milliseconds patience,
                                                     const std::function<bool()>& enough = nullptr);
   // False: for more than a second it has been asked in vain.
   bool store_answers() const;

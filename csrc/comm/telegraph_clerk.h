@@ -22,23 +22,23 @@ namespace ringkern {
 class Telegraph::Clerk : public std::enable_shared_from_this<Clerk> {
  public:
   using Connect = std::function<std::shared_ptr<Store>()>;
-  using Places = std::vector<std::optional<Whereabouts>>;  // by rank
-  using Hears = std::function<void(const Failure&)>;
+  using Places = std::vector<std::optional<CallAt>>;  // by rank
+  using Hears = std::function<void(const Fault&)>;
 
   Clerk(Connect connect, std::string prefix, Hosts hosts, Hears hears)
       : hosts_(std::move(hosts)), prefix_(std::move(prefix)), store_(std::move(connect)),
         hears_(std::move(hears)) {}
 
   void leave();
-  void watch(uint64_t seq, const std::string& phase);
+  void watch(const CallAt& call);
   void rest();
-  void begin_call(uint64_t seq, const std::string& phase);
+  void begin_call(const CallAt& call);
   void end_call();
   void listen_more();
   void listen_less();
-  std::optional<Failure> heard() const;
-  Failure tell(Failure mine, Milliseconds patience);
-  std::optional<Failure> hear(Milliseconds patience);
+  std::optional<Fault> heard() const;
+  Fault tell(Fault mine, Milliseconds patience);
+  std::optional<Fault> hear(Milliseconds patience);
   Places call_roll(Milliseconds patience, const std::function<bool()>& enough);
   bool store_answers() const;
 
@@ -63,7 +63,7 @@ class Telegraph::Clerk : public std::enable_shared_from_this<Clerk> {
   bool needed() const { return listens() || waiting_ > 0 || mine_; }
   void idle(std::unique_lock<std::mutex>& lock);
   Milliseconds pause(bool threw);
-  void take(Failure first);
+  void take(Fault first);
 
   // On the thread, without the lock.
   void work();
@@ -74,6 +74,7 @@ class Telegraph::Clerk : public std::enable_shared_from_this<Clerk> {
   void collect();
   void sweep(Roll& roll, bool where_some_have);
   bool some_have(const Roll& roll, int host) const;
+  Fault fault_in(const std::string& word) const;
   std::string key(const std::string& name) const { return prefix_ + "/telegraph/" + name; }
   std::string key(const std::string& name, int64_t n) const {
     return key(name) + "/" + std::to_string(n);
@@ -84,7 +85,7 @@ class Telegraph::Clerk : public std::enable_shared_from_this<Clerk> {
   AskedStore store_;
 
   std::atomic<bool> has_heard_{false};
-  std::optional<Failure> heard_;  // written once, before that
+  std::optional<Fault> heard_;  // written once, before that
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable wanted_, changed_;
@@ -93,11 +94,11 @@ class Telegraph::Clerk : public std::enable_shared_from_this<Clerk> {
   Hears hears_;
   bool watching_ = false, in_call_ = false;
   bool idle_ = false;  // the thread, until somebody wakes it
-  Whereabouts where_;
+  CallAt where_;
   int listeners_ = 0;            // the call among them
   Clock::time_point began_;      // when one of these came and no other was there
   int waiting_ = 0;              // callers, for something that the store says
-  std::optional<Failure> mine_;  // to be told
+  std::optional<Fault> mine_;  // to be told
   std::shared_ptr<Roll> roll_;
   Milliseconds pause_{0};
   Clock::time_point next_look_;

@@ -13,9 +13,10 @@
 #include <system_error>
 #include <thread>
 
+#include "comm/diagnosis.h"
 #include "comm/news.h"
 #include "comm/process.h"
-#include "comm/story.h"
+#include "fault/render.h"
 
 namespace ringkern {
 namespace {
@@ -58,10 +59,9 @@ RingRecord record_of(const Watched& ring) {
                ring.control->rank,
                ring.control->ranks,
                ring.timeout.count(),
-               {},
+               ring.control->failure(),
                ring.control->last_calls(ring.control->rank),
                ring.key};
-  if (const auto failure = ring.control->failure()) r.failure = failure->text;
   // What all ranks still show: one that is a call behind shows an older one, too, which whoever
   // compares their records would miss on the others.
   uint64_t from = 0;
@@ -237,13 +237,8 @@ class Watchman {
     const auto late = late_rank(control, call->seq);
     if (!late) return;  // all are at work
     ++entry.warnings;
-    NewsDesk::all().post(
-        NewsKind::warning,
-        "group '" + entry.ring.name + "': " + rank_text(control.rank) + " has waited " +
-            std::to_string(waited.count() / 1000) + " s in " + text_of(*call) + " for " +
-            person(control, *late) + ", which " + whereabouts(control, *late, call->seq) + "; " +
-            condition(control, *late) + ". The call fails after " +
-            std::to_string(entry.ring.timeout.count() / 1000) + " s without progress.");
+    NewsDesk::all().post(NewsKind::warning,
+                         text_of(late_in(control, *call, *late, waited, entry.ring.timeout)));
   }
 
   std::mutex lifecycle_;  // of the thread; taken before the other

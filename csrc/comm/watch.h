@@ -5,6 +5,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,7 +21,7 @@ struct Watched {
   Milliseconds timeout{0};
   Control* control = nullptr;
   // The ring has failed, here or elsewhere. Once, on the watch's thread.
-  std::function<void(const Failure&)> failed;
+  std::function<void(const Fault&)> failed;
   std::string key;  // as in RingRecord
 };
 
@@ -43,7 +44,7 @@ struct RingRecord {
   std::string name, device;
   int rank = 0, ranks = 1;
   int64_t timeout_ms = 0;
-  std::string failure;      // why it is unusable; empty while it is not
+  std::optional<Fault> failure{};  // why it is unusable
   std::vector<Call> calls;  // of this rank, the oldest first, as far as all ranks show theirs
   std::string key;  // the same on all ranks, and no other ring's; empty of a ring of one rank
 };

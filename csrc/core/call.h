@@ -62,6 +62,10 @@ constexpr CallFields fields_of(uint64_t what) {
           bits(32, 32)};
 }
 
+constexpr uint64_t with_root(uint64_t what, int root) {
+  return (what & 0xffffffff) | uint64_t(uint32_t(root)) << 32;
+}
+
 // A call in the memory of its rank, which is its only writer: what the others compare theirs with,
 // and what is told of it when something goes wrong.
 struct alignas(64) CallLine {

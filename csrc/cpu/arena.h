@@ -54,7 +54,8 @@ class PeerArena {
  public:
   // `fd` stays the caller's. Throws TransportError unless it is a sealed memory file of the same
   // user and as large as this process's.
-  static std::shared_ptr<PeerArena> of(int peer, int fd, int64_t bytes);
+  static std::shared_ptr<PeerArena> of(int peer, int fd, int64_t bytes,
+                                       const RankNames& names = {});
   PeerArena(int fd, int64_t bytes);
   ~PeerArena();
   PeerArena(const PeerArena&) = delete;

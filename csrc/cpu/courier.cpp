@@ -17,10 +17,10 @@ namespace ringkern::cpu {
 class Courier::Body {
  public:
   Body(std::shared_ptr<Store> store, const std::string& name, int rank, int ranks,
-       Milliseconds timeout);
+       Milliseconds timeout, RankNames names);
 
   void post(std::vector<Message> messages);
-  void abort(const std::string& reason) { poison({rank_text(rank_) + " was aborted: " + reason}); }
+  void abort(const std::string& reason) { poison(aborted_by(names_.number(rank_), reason)); }
   void close(Milliseconds patience);
   bool in_callback() const { return std::this_thread::get_id() == thread_.get_id(); }
 
@@ -35,7 +35,7 @@ class Courier::Body {
   PeerCalls peer_calls();
   void check(const Message& message) const;
   void tell_thread();  // with the lock held
-  void poison(const LastWord& why);
+  void poison(const Fault& why);
   bool take_news();
   void finish(Message&& message, std::exception_ptr error, int source);
   void work();
@@ -44,13 +44,14 @@ class Courier::Body {
   const std::string name_;
   const int rank_, ranks_;
   const Milliseconds timeout_;
+  const RankNames names_;
 
   std::mutex closing_;  // one close() at a time
   std::mutex mutex_;    // guards what follows
   std::condition_variable finished_;
   News news_;
   size_t unfinished_ = 0;
-  LastWord poisoned_;  // why this courier is unusable; no reason while it is not
+  std::optional<Fault> poisoned_;  // why this courier is unusable
   Clock::time_point poisoned_at_;
   bool closed_ = false;
   bool running_ = false;  // the inbox is there
@@ -64,8 +65,8 @@ class Courier::Body {
 };
 
 Courier::Body::Body(std::shared_ptr<Store> store, const std::string& name, int rank, int ranks,
-                    Milliseconds timeout)
-    : name_(name), rank_(rank), ranks_(ranks), timeout_(timeout) {
+                    Milliseconds timeout, RankNames names)
+    : name_(name), rank_(rank), ranks_(ranks), timeout_(timeout), names_(std::move(names)) {
   if (ranks < 1 || ranks > kMaxRanks)
     throw UsageError("messages are exchanged by 1 to " + std::to_string(kMaxRanks) +
                      " ranks, not " + std::to_string(ranks));
@@ -73,7 +74,7 @@ Courier::Body::Body(std::shared_ptr<Store> store, const std::string& name, int r
     throw UsageError(rank_text(rank) + " is not among the " + std::to_string(ranks) + " ranks");
   if (timeout.count() <= 0) throw UsageError("the timeout must be positive");
   if (ranks == 1) return;  // nobody to meet
-  inbox_ = std::make_unique<Inbox>(rank, ranks, message_geometry());
+  inbox_ = std::make_unique<Inbox>(rank, ranks, message_geometry(), names_);
   mail_ = std::make_unique<Mail>(
       *inbox_, rank, ranks, timeout,
       Mail::Calls{[this](int peer) { doorman_->knock_at(peer); },
@@ -85,7 +86,7 @@ Courier::Body::Body(std::shared_ptr<Store> store, const std::string& name, int r
   terms.geometry = inbox_->geometry();
   terms.segment_bytes = inbox_->bytes();
   doorman_ = std::make_unique<Doorman>(std::move(store), name + "/messages", rank, ranks, terms,
-                                       peer_calls());
+                                       peer_calls(), names_);
   thread_ = std::thread([this] { work(); });
 }
 
@@ -106,7 +107,7 @@ PeerCalls Courier::Body::peer_calls() {
     news_.lost.emplace_back(peer, why);
     tell_thread();
   };
-  calls.told = [this](int, const LastWord& word) { poison(word); };
+  calls.told = [this](int, const Fault& why) { poison(why); };
   return calls;
 }
 
@@ -114,11 +115,11 @@ PeerCalls Courier::Body::peer_calls() {
 
 void Courier::Body::check(const Message& m) const {
   const std::string what =
-      rank_text(rank_) + (m.sends ? " cannot send to " : " cannot receive from ");
+      names_.text(rank_) + (m.sends ? " cannot send to " : " cannot receive from ");
   if (m.peer == rank_) throw UsageError(what + "itself");
   const bool anyone = !m.sends && m.peer == kAnySource && ranks_ > 1;
   if (!anyone && (m.peer < 0 || m.peer >= ranks_))
-    throw UsageError(what + rank_text(m.peer) + ": there are " + std::to_string(ranks_) + " ranks");
+    throw UsageError(what + names_.text(m.peer) + ": there are " + std::to_string(ranks_) + " ranks");
   if (m.bytes < 0) throw UsageError("a message cannot have " + std::to_string(m.bytes) + " bytes");
   if (m.bytes > 0 && m.data == nullptr)
     throw UsageError("a message of " + std::to_string(m.bytes) + " bytes needs data");
@@ -130,9 +131,9 @@ void Courier::Body::post(std::vector<Message> messages) {
   for (const Message& m : messages) check(m);
   std::lock_guard lock(mutex_);
   if (closed_) throw UsageError("the messages of group '" + name_ + "' are closed");
-  if (!poisoned_.reason.empty())
-    throw AbortedError("the messages of group '" + name_ + "' became unusable " +
-                       ago(poisoned_at_) + ": " + poisoned_.reason);
+  if (poisoned_)
+    throw_unusable("the messages of group '" + name_ + "' became unusable " + ago(poisoned_at_) + ": ",
+                   *poisoned_);
   if (messages.empty()) return;
   unfinished_ += messages.size();
   for (Message& m : messages) news_.posted.push_back(std::move(m));
@@ -145,9 +146,9 @@ void Courier::Body::tell_thread() {
   if (running_) ring_if_asleep(inbox_->bell());
 }
 
-void Courier::Body::poison(const LastWord& why) {
+void Courier::Body::poison(const Fault& why) {
   std::lock_guard lock(mutex_);
-  if (!poisoned_.reason.empty()) return;  // the first reason is the cause of the others
+  if (poisoned_) return;  // the first reason is the cause of the others
   poisoned_ = why;
   poisoned_at_ = Clock::now();
   if (running_) abort_waits(inbox_->bell());
@@ -164,7 +165,7 @@ void Courier::Body::close(Milliseconds patience) {
   const auto idle = [this] { return unfinished_ == 0; };
   if (patience != Milliseconds::max() && !finished_.wait_for(lock, patience, idle)) {
     lock.unlock();
-    poison({rank_text(rank_) + " closed its messages before they had finished"});
+    poison(fault_of(Event::messages_closed, names_.number(rank_)));
     lock.lock();
   }
   finished_.wait(lock, idle);
@@ -197,7 +198,7 @@ bool Courier::Body::take_news() {
 
 void Courier::Body::finish(Message&& message, std::exception_ptr error, int source) {
   // First: who is told of it finds nothing else to use.
-  if (error) poison(mail_->failure());
+  if (error) poison(*mail_->failure());
   if (message.done) message.done(error, source);
   message.done = nullptr;  // what it holds is released before anyone is told that it is done
   std::lock_guard lock(mutex_);
@@ -207,11 +208,11 @@ void Courier::Body::finish(Message&& message, std::exception_ptr error, int sour
 void Courier::Body::work() {
   if (work_until_something_fails() == Verdict::ok) return;
   // A reason there must be: without one the courier would pass for sound.
-  poison(mail_->failed() ? mail_->failure() : LastWord{"another rank gave up"});
-  LastWord first;
+  poison(mail_->failed() ? *mail_->failure() : fault_of(Event::unsaid, -1));
+  Fault first;
   {
     std::lock_guard lock(mutex_);
-    first = poisoned_;
+    first = *poisoned_;
   }
   doorman_->tell_all(first);
   take_news();  // nothing is posted any more
@@ -242,9 +243,10 @@ Verdict Courier::Body::work_until_something_fails() {
 // ---- what is left of it in a forked child -------------------------------------------------------
 
 Courier::Courier(std::shared_ptr<Store> store, std::string name, int rank, int ranks,
-                 Milliseconds timeout)
+                 Milliseconds timeout, RankNames names)
     : born_in_(int(::getpid())), name_(std::move(name)),
-      body_(std::make_unique<Body>(std::move(store), name_, rank, ranks, timeout)) {}
+      body_(std::make_unique<Body>(std::move(store), name_, rank, ranks, timeout,
+                                   std::move(names))) {}
 
 Courier::~Courier() { close(); }
 

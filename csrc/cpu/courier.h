@@ -15,8 +15,6 @@ namespace ringkern::cpu {
 inline constexpr int kAnySource = -1;
 // Longer ones are cut to it: it has a time_point.
 inline constexpr Milliseconds kLongestTimeout = std::chrono::hours(24 * 365);
-// The tags of collectives; no user's has this bit, and errors do not show them.
-inline constexpr uint64_t kCollectiveTag = uint64_t(1) << 63;
 
 // One message, of this rank's side. `data` stays valid until `done`.
 struct Message {
@@ -42,7 +40,7 @@ class Courier {
   // Leaves this rank's address in the store and starts; does not wait for anybody. `name` is the
   // same on all ranks and may be used again for a later courier.
   Courier(std::shared_ptr<Store> store, std::string name, int rank, int ranks,
-          Milliseconds timeout);
+          Milliseconds timeout, RankNames names = {});
   ~Courier();
   Courier(const Courier&) = delete;
   Courier& operator=(const Courier&) = delete;

@@ -127,20 +127,9 @@ void Engine::fail(const Task& task, std::chrono::nanoseconds timeout, const Wait
   const RingOrders& orders = segments_.orders;
   const int neighbour = data ? orders.prev(0, rank_, ranks_) : orders.next(0, rank_, ranks_);
   const int peer = r.peer >= 0 ? r.peer : neighbour;
-  const std::string way =
-      task.algorithm == Algorithm::ring ? "" : name_of(task.algorithm) + std::string(", ");
-  const std::string phase = std::string("waited for ") + (data ? "data from " : "a free slot at ") +
-                            rank_text(peer) + " (wants step " + std::to_string(r.wanted) +
-                            ", has seen " + std::to_string(r.seen) + ")";
-  const Facts about{peer, task.seq, phase};
-  const std::string what = std::string(name_of(task.collective)) + " " +
-                           name_of(task.reduction.dtype) + "[" + std::to_string(task.count) +
-                           "] over " + way + name_of(task.protocol) + ": " + rank_text(rank_) +
-                           " " + phase;
-  if (r.verdict == Verdict::timed_out)
-    throw TimeoutError(what + " and nothing came for " + in_seconds(timeout) + ", the timeout.",
-                       about);
-  throw AbortedError(what + " when the ring was aborted.", about);
+  const Fault fault = failed_wait(r, rank_, peer, task.seq, words_of(task),
+                                  std::chrono::nanoseconds(timeout).count(), segments_.names);
+  throw_wait(fault);
 }
 
 void run_alone(const Task& task) {

@@ -16,12 +16,13 @@ namespace ringkern::cpu {
 class Inbox {
  public:
   // Throws SharedMemoryError, as what follows.
-  Inbox(int rank, int ranks, const Geometry& geometry);
+  Inbox(int rank, int ranks, const Geometry& geometry, RankNames names = {});
 
   Bell& bell() const { return *mine_.front().bell; }
   int fd() const { return file_.fd(); }
   int64_t bytes() const { return bytes_; }
   const Geometry& geometry() const { return geometry_; }
+  const RankNames& names() const { return names_; }
 
   // Makes room for what `peer` sends; again does nothing. One thread at a time, as the next one.
   void open(int peer);
@@ -41,6 +42,7 @@ class Inbox {
   Mappings mappings_;
   std::byte* head_ = nullptr;
   std::vector<LinkMemory> mine_, theirs_;  // of each other rank
+  const RankNames names_;
 };
 
 }  // namespace ringkern::cpu

@@ -80,11 +80,10 @@ std::optional<Mail::Posted> Mail::take_wanted(int from, uint64_t tag) {
 bool Mail::fits(Arrival& a) {
   const Message& m = a.taker->message;
   if (a.header.bytes == m.bytes && int(a.header.dtype) == m.dtype) return true;
-  const std::string text =
-      rank_text(a.from) + " sent " + moved_text(int(a.header.dtype), a.header.bytes) + " to " +
-      rank_text(rank_) + " (" + tag_text(m.tag) + "), which expects " +
-      moved_text(m.dtype, m.bytes) + ": the two ends of a message must agree on its size and dtype";
-  fail(*a.taker, std::make_exception_ptr(MismatchError(text, Facts{a.from})));
+  Fault f = fault(Event::message_mismatch, m, a.from);
+  f.message.their_bytes = a.header.bytes;
+  f.message.their_dtype = int(a.header.dtype);
+  fail(*a.taker, f);
   return false;
 }
 
@@ -131,9 +130,7 @@ bool Mail::advance(int peer, Verb verb, Transfer& t) {
     const Chunk chunk = t.plan.chunk_of(0, t.loop, 0);
     if (!link.ready(verb, t.plan, chunk)) break;
     const Verdict verdict = link.perform(verb, t.plan, chunk);
-    if (verdict == Verdict::timed_out && !failed())
-      failure_ = {"the memory that " + rank_text(rank_) + " shares with " + rank_text(peer) +
-                  " is damaged"};
+    if (verdict == Verdict::timed_out && !failed()) failure_ = fault(Event::link_damaged, peer);
     if (verdict != Verdict::ok) break;
     left -= chunk.count;
   }
@@ -195,9 +192,10 @@ bool Mail::receive_from(int from) {
 
 void Mail::begin_arrival(int from, const Header& header) {
   if (header.protocol >= uint32_t(kProtocols) || header.bytes < 0) {
-    failure_ = {"the header of a message from " + rank_text(from) + " to " + rank_text(rank_) +
-                " is damaged (" + tag_text(header.tag) + ", " + std::to_string(header.bytes) +
-                " bytes, protocol " + std::to_string(header.protocol) + ")"};
+    failure_ = fault(Event::header_damaged, from);
+    failure_->message.tag = header.tag;
+    failure_->message.their_bytes = header.bytes;
+    failure_->evidence = std::to_string(header.protocol);
     return;
   }
   Arrival& a = arrivals_.emplace_back();
@@ -213,11 +211,11 @@ void Mail::begin_arrival(int from, const Header& header) {
   }
   a.aside.reset(new (std::nothrow) std::byte[size_t(header.bytes)]);
   a.transfer.data = a.aside.get();
-  if (a.aside == nullptr)
-    failure_ = {rank_text(rank_) + " has no memory to keep a message of " +
-                std::to_string(header.bytes) + " bytes from " + rank_text(from) + " (" +
-                tag_text(header.tag) + ") aside until it is received. Receive messages in " +
-                "the order in which they are sent"};
+  if (a.aside == nullptr) {
+    failure_ = fault(Event::no_room_aside, from);
+    failure_->message.tag = header.tag;
+    failure_->message.their_bytes = header.bytes;
+  }
 }
 
 }  // namespace ringkern::cpu

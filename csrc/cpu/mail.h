@@ -14,16 +14,6 @@ namespace ringkern::cpu {
 
 Geometry message_geometry();
 
-template <class E>
-std::exception_ptr failure_of(const std::string& text) {
-  return std::make_exception_ptr(E(text));
-}
-
-// Names the message in an error: by the tag that the user has given, if one has.
-inline std::string tag_text(uint64_t tag) {
-  return (tag & kCollectiveTag) != 0 ? "in a collective" : "tag " + std::to_string(tag);
-}
-
 class Mail {
  public:
   struct Calls {
@@ -44,10 +34,10 @@ class Mail {
   Clock::time_point deadline() const { return deadline_; }
   void expire(Clock::time_point now);
   // Whether a message has failed, and what the first of them failed with.
-  bool failed() const { return !failure_.reason.empty(); }
-  const LastWord& failure() const { return failure_; }
+  bool failed() const { return failure_.has_value(); }
+  const std::optional<Fault>& failure() const { return failure_; }
   // Fails all that is left; where a rank was lost, so do they say.
-  void abort(const LastWord& why);
+  void abort(const Fault& why);
 
  private:
   struct Posted {
@@ -104,10 +94,13 @@ class Mail {
   void deliver(Arrival& arrival);
 
   void fail(Posted& posted, std::exception_ptr error);
+  void fail(Posted& posted, const Fault& fault);
   void fail_lost(int rank, bool receives);
   void fail_if_all_are_lost();
-  std::string story(const Posted& posted);
-  std::string timeout_text(const Posted& posted);
+  Fault fault(Event event, int peer = -1) const;
+  // The same about a message of this rank.
+  Fault fault(Event event, const Message& message, int peer) const;
+  Fault overdue(const Message& message) const;
   template <class F>
   void for_each_posted(F&& f);
 
@@ -125,7 +118,7 @@ class Mail {
   uint64_t orders_ = 0;
   Clock::time_point received_at_;
   Clock::time_point deadline_ = Clock::time_point::max();
-  LastWord failure_;
+  std::optional<Fault> failure_;
 };
 
 }  // namespace ringkern::cpu

@@ -1,30 +1,7 @@
-// How messages fail: which of them, with what, and what is said of it.
-#include <algorithm>
-
+// How messages fail: which of them, and with what.
 #include "cpu/mail.h"
 
 namespace ringkern::cpu {
-namespace {
-
-std::string text_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& e) {
-    return e.what();
-  }
-}
-
-bool is_loss(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const PeerLostError&) {
-    return true;
-  } catch (const std::exception&) {
-    return false;
-  }
-}
-
-}  // namespace
 
 template <class F>
 void Mail::for_each_posted(F&& f) {
@@ -40,9 +17,19 @@ void Mail::for_each_posted(F&& f) {
 void Mail::fail(Posted& posted, std::exception_ptr error) {
   if (posted.failed) return;
   posted.failed = true;
-  if (!failed()) failure_ = {text_of(error), is_loss(error)};
+  if (!failed()) {
+    failure_ = fault_of(error, inbox_.names().number(rank_));
+    // It may not say whose it is, and is told to other ranks.
+    if (failure_->event == Event::quoted_failure) {
+      const FaultText said = failure_->evidence;
+      failure_ = fault(Event::cannot_exchange, posted.message.peer);
+      failure_->evidence = said;
+    }
+  }
   calls_.finish(std::move(posted.message), error, posted.message.peer);
 }
+
+void Mail::fail(Posted& posted, const Fault& fault) { fail(posted, error_of(fault)); }
 
 void Mail::lost(int rank, std::exception_ptr why) {
   Peer& p = peer(rank);
@@ -54,11 +41,8 @@ void Mail::lost(int rank, std::exception_ptr why) {
 // `receives`: nothing more has come of what it left behind.
 void Mail::fail_lost(int rank, bool receives) {
   const auto end = [&](Posted& posted) {
-    fail(posted, peer(rank).why_lost
-                     ? peer(rank).why_lost
-                     : failure_of<PeerLostError>(story(posted) + ", and " + rank_text(rank) +
-                                                 " has ended or left the group. Look for the "
-                                                 "first error among the ranks"));
+    if (peer(rank).why_lost) fail(posted, peer(rank).why_lost);
+    else fail(posted, fault(Event::peer_gone, posted.message, rank));
   };
   for (Posted& posted : peer(rank).sends) end(posted);
   if (!receives) return;
@@ -70,9 +54,7 @@ void Mail::fail_lost(int rank, bool receives) {
 void Mail::fail_if_all_are_lost() {
   for (int r = 0; r < ranks_; ++r)
     if (r != rank_ && !peer(r).lost) return;
-  for (Posted& posted : from_anyone_)
-    fail(posted, failure_of<PeerLostError>(story(posted) + ", and all others have ended or left "
-                                                           "the group"));
+  for (Posted& posted : from_anyone_) fail(posted, fault(Event::all_gone, posted.message, -1));
 }
 
 void Mail::expire(Clock::time_point now) {
@@ -80,48 +62,49 @@ void Mail::expire(Clock::time_point now) {
   for_each_posted([&](Posted& posted, Clock::time_point moved) {
     const auto at = std::max(posted.since, moved) + posted.message.timeout;
     if (at > now) deadline_ = std::min(deadline_, at);
-    else fail(posted, failure_of<TimeoutError>(timeout_text(posted)));
+    else fail(posted, overdue(posted.message));
   });
 }
 
-void Mail::abort(const LastWord& why) {
+void Mail::abort(const Fault& why) {
   for_each_posted([&](Posted& posted, Clock::time_point) {
-    const std::string text = story(posted) +
-                             " when the messages of its group were aborted, here "
-                             "or by another rank. They are unusable now; make a new group. The "
-                             "reason: " +
-                             why.reason;
-    fail(posted, why.by_loss ? failure_of<PeerLostError>(text) : failure_of<AbortedError>(text));
+    const Message& m = posted.message;
+    fail(posted, error_quoting(fault(Event::message_aborted, m, m.peer), why));
   });
 }
 
-std::string Mail::story(const Posted& posted) {
-  const Message& m = posted.message;
-  const std::string other = m.peer == kAnySource ? "any rank" : rank_text(m.peer);
-  return rank_text(rank_) +
-         (m.sends ? " waited for room to send a message to " : " waited for a message from ") +
-         other + " (" + tag_text(m.tag) + ", " + std::to_string(m.bytes) + " bytes)";
+Fault Mail::fault(Event event, int peer) const {
+  const RankNames& names = inbox_.names();
+  return fault_of(event, names.number(rank_), names.number(peer));
 }
 
-std::string Mail::timeout_text(const Posted& posted) {
-  const Message& m = posted.message;
-  const std::string limit = in_seconds(m.timeout), end =
-                                                       " The messages of this group are unusable "
-                                                       "now; make a new group.";
-  if (m.peer != kAnySource && !peer(m.peer).met)
-    return story(posted) + ", and " + rank_text(m.peer) + " did not come within the timeout of " +
-           limit + ". Does it run, and has it made this group?" + end;
-  std::string text = story(posted) + " and nothing " + (m.sends ? "moved" : "came") + " for " +
-                     limit + ", the timeout of " + limit + ". Did ";
-  text += m.peer == kAnySource ? "any rank" : rank_text(m.peer);
-  if (m.tag & kCollectiveTag) text += " make the same call?";
-  else text += m.sends ? " receive it, with this tag and size?" : " send it, with this tag?";
+Fault Mail::fault(Event event, const Message& m, int peer) const {
+  Fault f = fault(event, peer);
+  f.message.is_there = 1;
+  f.message.sends = m.sends;
+  f.message.peer = inbox_.names().number(m.peer);
+  f.message.tag = m.tag;
+  f.message.bytes = m.bytes;
+  f.message.dtype = m.dtype;
+  f.timeout_ns = std::chrono::nanoseconds(m.timeout).count();
+  return f;
+}
+
+Fault Mail::overdue(const Message& m) const {
+  if (m.peer != kAnySource && !peers_[size_t(m.peer)].met)
+    return fault(Event::peer_absent, m, m.peer);
+  const Event event = (m.tag & kCollectiveTag) != 0 ? Event::exchange_timeout
+                      : m.sends                     ? Event::send_timeout
+                                                    : Event::receive_timeout;
+  Fault f = fault(event, m, m.peer);
   int named = 0;
-  for (const Arrival& a : arrivals_)
-    if (!m.sends && !a.taker && (m.peer == kAnySource || a.from == m.peer) && named++ < 4)
-      text += (named == 1 ? " What has come from " : ", from ") + rank_text(a.from) + " has " +
-              tag_text(a.header.tag);
-  return text + (named > 0 ? "." : "") + end;
+  for (const Arrival& a : arrivals_) {
+    if (m.sends || a.taker || (m.peer != kAnySource && a.from != m.peer)) continue;
+    if (named == MessageSeen::kArrived) break;
+    f.message.arrived_from[named] = inbox_.names().number(a.from);
+    f.message.arrived_tag[named++] = a.header.tag;
+  }
+  return f;
 }
 
 }  // namespace ringkern::cpu

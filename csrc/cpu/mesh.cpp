@@ -10,7 +10,7 @@
 namespace ringkern::cpu {
 
 Mesh::Mesh(const Segments& segments, int64_t offset, int rank, std::shared_ptr<const Arenas> arenas)
-    : rank_(rank), arenas_(std::move(arenas)) {
+    : rank_(rank), arenas_(std::move(arenas)), names_(segments.names) {
   for (void* segment : segments.all) {
     auto* const at = static_cast<std::byte*>(segment) + offset;
     auto* const lines = at + sizeof(Board);
@@ -55,7 +55,8 @@ Verdict Mesh::run(const Task& task, const Reducer& reducer, Wait& wait, WaitRepo
                 static_cast<const std::byte*>(task.in),
                 static_cast<std::byte*>(task.out),
                 wait,
-                report};
+                report,
+                names_};
   // Counted before it is known which way the call goes: it is the same number for all.
   rounds += uint64_t(plan.rounds);
   const int64_t place = arenas_ == nullptr || arenas_->mine == nullptr ||

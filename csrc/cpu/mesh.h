@@ -102,6 +102,7 @@ class Mesh {
   std::vector<MeshPeer> peers_;  // by rank, this one's among them
   const int rank_;
   const std::shared_ptr<const Arenas> arenas_;
+  const RankNames names_;
   uint64_t rounds_ = 0, line_rounds_ = 0;  // of earlier calls
 };
 

@@ -25,6 +25,7 @@ struct MeshCall {
   std::byte* const out;
   Wait& wait;
   WaitReport& report;
+  const RankNames& names;
 
   int64_t bytes(int64_t elements) const { return elements * reducer.element_bytes(); }
 

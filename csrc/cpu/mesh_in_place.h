@@ -74,7 +74,7 @@ class MeshInPlace {
         std::atomic_ref(peer.board->arrival.place).load(std::memory_order_relaxed);
     if (place < 0 || place > INT64_MAX - bytes || p >= int(arenas.of.size()) ||
         arenas.of[size_t(p)] == nullptr)
-      throw TransportError(rank_text(p) + " names memory that it has not offered");
+      throw TransportError(x_.names.text(p) + " names memory that it has not offered");
     if (place + bytes > peer.arena.bytes) peer.arena = arenas.of[size_t(p)]->view(place + bytes);
     return peer.arena.base + place;
   }

@@ -33,12 +33,12 @@ Offer ShmTransport::offer() {
 }
 
 void* ShmTransport::map(const Offer& offer, int peer) {
-  check_memory_of(peer, offer.fd, bytes_);
+  check_memory_of(peer, offer.fd, bytes_, names_);
   if (arenas_ != nullptr && arenas_->mine != nullptr && offer.second_fd >= 0) {
     if (arenas_->of.size() <= size_t(peer)) arenas_->of.resize(size_t(peer) + 1);
-    arenas_->of[size_t(peer)] = PeerArena::of(peer, offer.second_fd, arenas_->mine->bytes());
+    arenas_->of[size_t(peer)] = PeerArena::of(peer, offer.second_fd, arenas_->mine->bytes(), names_);
   }
-  return mappings_.map(offer.fd, 0, bytes_, "mmap of the memory of rank " + std::to_string(peer));
+  return mappings_.map(offer.fd, 0, bytes_, "mmap of the memory of " + names_.text(peer));
 }
 
 // ---- ranks of one process -----------------------------------------------------------------------
@@ -69,8 +69,7 @@ Offer LocalTransport::offer() {
 
 void* LocalTransport::map(const Offer& offer, int peer) {
   const auto refuse = [&](const std::string& why) {
-    throw TransportError("the memory offered by rank " + std::to_string(peer) +
-                         " is refused: " + why);
+    throw TransportError("the memory offered by " + names_.text(peer) + " is refused: " + why);
   };
   Ticket ticket{};
   if (offer.bytes.size() != sizeof ticket)

@@ -62,7 +62,7 @@ Offer IpcTransport::offer() {
 }
 
 void* IpcTransport::map(const Offer& offer, int peer) {
-  const std::string whose = "the memory offered by rank " + std::to_string(peer);
+  const std::string whose = "the memory offered by " + names_.text(peer);
   Ticket ticket{};
   if (offer.bytes.size() != sizeof ticket)
     throw TransportError(whose + " is refused: expected the " + std::to_string(sizeof ticket) +

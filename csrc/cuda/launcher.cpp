@@ -52,10 +52,10 @@ void Launcher::check_neighbours() const {
       for (const int peer :
            {orders_.next(channel, seat.rank, ranks_), orders_.prev(channel, seat.rank, ranks_)})
         if (size_t(peer) >= seat.segments.all.size() || seat.segments.all[size_t(peer)] == nullptr)
-          throw TransportError(rank_text(seat.rank) + " and " + rank_text(peer) +
+          throw TransportError(seat.segments.names.text(seat.rank) + " and " + seat.segments.names.text(peer) +
                                " are neighbours on a ring, and device " + std::to_string(device_) +
-                               " of " + rank_text(seat.rank) + " has no access to the memory of " +
-                               rank_text(peer) +
+                               " of " + seat.segments.names.text(seat.rank) + " has no access to the memory of " +
+                               seat.segments.names.text(peer) +
                                ". Take an order of the ranks in which neighbours "
                                "have (see nvidia-smi topo -p2p r)");
 }
@@ -147,8 +147,8 @@ void Launcher::check_task(const Task& task) const {
     for (size_t peer = 0; ranks_ > 1 && peer < size_t(ranks_); ++peer)
       if (peer >= seat.segments.all.size() || seat.segments.all[peer] == nullptr)
         throw UsageError(what + " needs the memory of all ranks, and device " +
-                         std::to_string(device_) + " of rank " + std::to_string(seat.rank) +
-                         " has no access to that of " + rank_text(int(peer)) +
+                         std::to_string(device_) + " of " + seat.segments.names.text(seat.rank) +
+                         " has no access to that of " + seat.segments.names.text(int(peer)) +
                          " (see nvidia-smi topo -p2p r): use algorithm ring");
 }
 
@@ -254,7 +254,7 @@ void Launcher::throw_if(Verdict verdict) {
     WaitReport& r = mailboxes_[i].report;
     if (std::atomic_ref<Verdict>(r.verdict).load(std::memory_order_acquire) != verdict) continue;
     abort();
-    throw_failure(r, seats_[i].rank, ranks_, timeout_, orders_);
+    throw_failure(r, seats_[i].rank, ranks_, timeout_, orders_, seats_[i].segments.names);
   }
 }
 

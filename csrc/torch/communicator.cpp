@@ -6,6 +6,7 @@
 
 #include <functional>
 
+#include "fault/render.h"
 #include "torch/bind_calls.h"
 #include "torch/local.h"
 #include "torch/quick.h"
@@ -14,10 +15,11 @@
 namespace ringkern::torch_ext {
 
 TorchCommunicator::TorchCommunicator(c10::intrusive_ptr<c10d::Store> store, std::string name,
-                                     int rank, int ranks, double timeout_s)
+                                     int rank, int ranks, double timeout_s,
+                                     std::vector<int> numbers)
     : comm_(std::make_unique<Communicator>(std::make_shared<C10dStore>(std::move(store)),
-                                           std::move(name), rank, ranks, milliseconds(timeout_s))) {
-}
+                                           std::move(name), rank, ranks, milliseconds(timeout_s),
+                                           RankNames{std::move(numbers)})) {}
 
 TorchCommunicator::~TorchCommunicator() {
   if (on_end_) on_end_(this);
@@ -173,7 +175,7 @@ void bind_communicator(py::module_& m) {
       "find_gone",
       [](const RosterParts& roster, const std::function<std::string()>& left) {
         const auto gone = roster_of(roster).find_gone(left);
-        return gone ? std::optional(std::pair(gone->rank, gone->text)) : std::nullopt;
+        return gone ? std::optional(std::pair(int(gone->rank), text_of(*gone))) : std::nullopt;
       },
       py::arg("roster"), py::arg("left"));
 }

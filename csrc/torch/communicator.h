@@ -45,8 +45,9 @@ std::vector<int64_t> timed(int64_t calls, F&& call) {
 
 class TorchCommunicator final : public Runner {
  public:
+  // `numbers`: of the ranks in errors; none: their own.
   TorchCommunicator(c10::intrusive_ptr<c10d::Store> store, std::string name, int rank, int ranks,
-                    double timeout_s);
+                    double timeout_s, std::vector<int> numbers = {});
 
   // Python frees it under the GIL, which callbacks of calls in flight need to finish.
   ~TorchCommunicator() override;
@@ -112,8 +113,8 @@ class TorchCommunicator final : public Runner {
   void run(c10::Device on, Task task, const Wish& wish, Milliseconds timeout);
   // As those of the Communicator.
   void check_callable() { comm_->check_callable(); }
-  void give_up(const Failure& why) { comm_->give_up(why); }
-  std::optional<Failure> trouble() { return comm_->trouble(); }
+  void give_up(const Fault& why) { comm_->give_up(why); }
+  std::optional<Fault> trouble() { return comm_->trouble(); }
 
   // Called first when this ends, with the GIL.
   void on_end(void (*tell)(const TorchCommunicator*)) { on_end_ = tell; }

@@ -12,11 +12,10 @@
 #include <utility>
 #include <vector>
 
-#include "comm/agreement.h"
-#include "comm/control.h"
 #include "comm/hosts.h"
 #include "comm/telegraph.h"
 #include "cpu/courier.h"
+#include "fault/render.h"
 #include "torch/engine.h"
 
 namespace ringkern::torch_ext {
@@ -60,7 +59,7 @@ class EngineWork final : public RingWork {
   }
 
   // True: this failure of the group ends such a work.
-  static bool ends(const Failure& why, bool collective) {
+  static bool ends(const Fault& why, bool collective) {
     return collective || why.cause == Cause::aborted;
   }
 
@@ -139,13 +138,9 @@ class EngineWork final : public RingWork {
     return found.error;
   }
   void tell(std::exception_ptr error) const {
-    try {
-      std::rethrow_exception(error);
-    } catch (const MismatchError& e) {
-      group_->tell({Cause::mismatch, hosts_->rank(), e.facts, e.what()}, kReasonComes);
-    } catch (const std::exception&) {
-      // A wait of this rank, whose reason is another one's.
-    }
+    const Fault fault = fault_of(error, hosts_->rank());
+    // Anything else is a wait of this rank, whose reason is another one's.
+    if (fault.cause == Cause::mismatch) group_->tell(fault, kReasonComes);
   }
   // Returns what is left of the timeout of a wait that began then: at least 1 ms, since 0 is the
   // engine's own, which for a message of Gloo's is that of connecting.
@@ -179,40 +174,34 @@ class EngineWork final : public RingWork {
       std::lock_guard lock(aborting_);
       m.work = nullptr;
     }
-    const std::string who = m.peer < 0 ? "any rank" : hosts_->text_of_rank(m.peer);
-    const std::string text =
-        hosts_->text_of_rank(hosts_->rank()) +
-        (m.sends ? " waited to send a message to " : " waited for a message from ") + who;
-    const std::string engine =
-        ". The engine between the hosts says: " + printable(said, kEngineSays);
-    const Facts about{m.peer};
     const bool late = said.find("imed out") != std::string::npos;
-    const std::string late_text = text + timeout_text(m.sends) + engine;
     // First: other messages end by it, and ask after it.
     if (late && limit_.late)
-      limit_.late->tell({Cause::timed_out, hosts_->rank(), about, late_text}, kReasonComes);
+      limit_.late->tell(fault_in(m, Event::engine_late, said), kReasonComes);
     const auto why = told();
     try {
-      if (why) throw_told(*why, text);
-      if (aborted_) throw AbortedError(text + engine, about);
-      if (late) throw TimeoutError(late_text, about);
+      if (why) throw_fault(*why, "", text_of(fault_in(m, Event::engine_waits, said)));
+      if (aborted_) throw_fault(fault_in(m, Event::engine_aborted, said));
+      if (late) throw_fault(fault_in(m, Event::engine_late, said));
       if (const auto first = limit_.late ? limit_.late->hear(kLateComes) : std::nullopt)
-        throw AbortedError(text + " when messages of its group came to their end: " + first->text,
-                           {first->reporter});
-      throw PeerLostError(text + engine, about);
+        throw_unusable(text_of(fault_in(m, Event::engine_ended, said)) + " ", *first);
+      throw_fault(fault_in(m, Event::engine_lost, said));
     } catch (...) {
       return std::current_exception();
     }
   }
-  std::string timeout_text(bool sends) const {
-    if (limit_.timeout.count() == 0) return "";
-    return std::string(", and nothing ") + (sends ? "moved" : "came") + " for " +
-           in_seconds(limit_.timeout) +
-           ", the timeout. The messages of this group are unusable now; make a new group";
+  Fault fault_in(const EngineMessage& m, Event event, const std::string& said) const {
+    Fault f = fault_of(event, hosts_->rank(), m.peer);
+    f.message.is_there = 1;
+    f.message.sends = m.sends;
+    f.message.peer = m.peer;
+    f.timeout_ns = std::chrono::nanoseconds(limit_.timeout).count();
+    f.evidence = printable(said, kEngineSays);
+    return hosts_->at_home(f);
   }
 
   // A rank that has given up closes its connections, and says why elsewhere.
-  std::optional<Failure> told() const {
+  std::optional<Fault> told() const {
     if (!group_) return {};
     const bool known = aborted_ && !collective_;  // by then, if it was the group's
     auto why = known ? group_->heard() : group_->hear(kReasonComes);

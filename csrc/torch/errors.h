@@ -18,8 +18,6 @@ namespace py = pybind11;
 class ErrorInTorch {
  public:
   virtual const Error& error() const = 0;
-  // Takes the name in `ringkern.errors`.
-  virtual bool is(const std::string& class_name) const = 0;
 
  protected:
   ~ErrorInTorch() = default;
@@ -42,6 +40,8 @@ auto called_by_torch(F&& f) -> decltype(f()) {
 // Returns Python's text, or null with Python's error set. What another rank has said may be in any
 // encoding.
 PyObject* as_text(const std::string& text);
+// Returns the fields of a `ringkern.errors.Fault` as a dict, or null with Python's error set.
+PyObject* as_dict(const Fault& fault);
 // Sets Python's error; rethrows what is no Error.
 void translate(std::exception_ptr error);
 // Has pybind11 translate; imports `ringkern.errors`.

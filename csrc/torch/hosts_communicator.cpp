@@ -12,6 +12,7 @@
 
 #include "comm/agreement.h"
 #include "comm/news.h"
+#include "fault/render.h"
 #include "torch/bind_calls.h"
 #include "torch/journey.h"
 #include "torch/long_wait.h"
@@ -33,7 +34,7 @@ HostsCommunicator::HostsCommunicator(const c10::intrusive_ptr<c10d::Store>& stor
       inner_(inner_over(store, timeout_s)), store_(store), prefix_(prefix_in(store)),
       telegraph_(connector(store), prefix_, hosts_,
                  // A wait inside this host, as for a rank that is late, asks no other host.
-                 [this](const Failure& why) {
+                 [this](const Fault& why) {
                    inner_->give_up(why);
                    std::lock_guard lock(told_);
                    if (on_told_) on_told_(why);
@@ -56,7 +57,8 @@ std::unique_ptr<TorchCommunicator> HostsCommunicator::inner_over(
     const c10::intrusive_ptr<c10d::Store>& store, double timeout_s) const {
   const std::string name = name_ + "/host " + std::to_string(hosts_.host());
   return std::make_unique<TorchCommunicator>(store, name, hosts_.local(),
-                                             int(hosts_.ranks_on(hosts_.host()).size()), timeout_s);
+                                             int(hosts_.ranks_on(hosts_.host()).size()), timeout_s,
+                                             hosts_.ranks_on(hosts_.host()));
 }
 
 std::string HostsCommunicator::prefix_in(const c10::intrusive_ptr<c10d::Store>& store) const {
@@ -73,8 +75,8 @@ Engine& HostsCommunicator::flat(c10::Device device) {
 
 Engine& HostsCommunicator::flat_engine(c10::Device device) {
   const auto turn = lock_and_look_out(turn_);
-  now_ = {device, timeout_, {}, "making the group"};
-  const Telegraph::Listening listening(telegraph_, now_.call.seq, now_.text);
+  now_ = {device, timeout_, {}};
+  const Telegraph::Listening listening(telegraph_, now_.call);
   try {
     return engine(device, true);
   } catch (...) {
@@ -104,7 +106,7 @@ std::unique_ptr<Engine> HostsCommunicator::make_engine_over(const std::vector<in
   const auto look = [this, look_for_gone = look_for_gone(ranks)] {
     const WithoutGil no_gil;
     look_out();
-    if (const auto why = told()) throw Told{*why};
+    if (const auto why = told()) throw Ended{*why};
     look_for_gone();
   };
   const WatchedStore::Watch watch(timeout_, look);
@@ -122,8 +124,8 @@ std::unique_ptr<Engine> HostsCommunicator::make_engine_over(const std::vector<in
     const Milliseconds theirs = timeout_ + 4 * kLater;  // this rank's own is told better
     return std::make_unique<Engine>(
         std::move(backend), std::move(slots), theirs, [this](const WorkPtr& work) { await(work); },
-        [ranks](int place, const ringkern::Call& theirs) {
-          throw Differ{ranks[size_t(place)], text_of(theirs)};
+        [this, ranks](int place, const ringkern::Call& theirs) {
+          throw Ended{differs(ranks[size_t(place)], {theirs.seq, theirs.words}), true};
         });
   } catch (const py::error_already_set& e) {
     Signals::keep(e);
@@ -134,13 +136,14 @@ std::unique_ptr<Engine> HostsCommunicator::make_engine_over(const std::vector<in
       const WithoutGil no_gil;
       for (const auto end = Clock::now() + kReasonComes; Clock::now() < end; look())
         std::this_thread::sleep_for(Milliseconds(20));
-    } catch (const Told&) {
+    } catch (const Ended&) {
       const WithoutGil no_gil;
       const auto why = telegraph_.hear(kReasonComes);
       if (!why || why->cause != Cause::failed) throw;
     }
-    throw NoEngine{hosts_.text_of_rank(rank()) +
-                   " has no engine between the hosts: " + py::str(e.value()).cast<std::string>()};
+    Fault none = fault(Event::no_engine, rank());
+    none.evidence = py::str(e.value()).cast<std::string>();
+    throw Ended{none, true};
   }
 }
 
@@ -162,7 +165,7 @@ void HostsCommunicator::meet(const std::string& name, const std::vector<int>& ra
       try {
         throw_if_over(now_.since);
         look_for_gone();
-      } catch (const Told&) {
+      } catch (const Ended&) {
         if (all_come(0)) break;  // since this rank has asked; what it was told comes after that
         throw;
       }
@@ -190,11 +193,10 @@ std::function<void()> HostsCommunicator::look_for_gone(const std::vector<int>& r
     C10dStore store(store_);
     const auto gone = roster.find_gone(store);
     if (!gone) return;
-    const int who = ranks[size_t(gone->rank)];
-    throw Told{{Cause::peer_lost,
-                rank(),
-                {who, now_.call.seq, ""},
-                hosts_.text(hosts_.host_of(who)) + ": " + renumbered(gone->text, ranks)}};
+    Fault why = hosts_.at_home(*gone);
+    why.reporter = why.mine.rank = rank();
+    why.seq = now_.call.seq;
+    throw Ended{why};
   };
 }
 
@@ -208,9 +210,8 @@ void HostsCommunicator::check_callable() {
     inner_->check_callable();
   } catch (const AbortedError&) {
     // The group has failed while this rank was in no call: it raises what the others do.
-    if (const auto why = trouble_inside()) {
-      throw_told(settle(*why), hosts_.text_of_rank(rank()) + " was in no call");
-    }
+    if (const auto why = trouble_inside())
+      throw_fault(settle(*why), "", text_of(fault(Event::idle)));
     throw;
   }
 }
@@ -218,9 +219,8 @@ void HostsCommunicator::check_callable() {
 void HostsCommunicator::check_healthy() {
   std::lock_guard lock(state_);
   if (failure_)
-    throw AbortedError("communicator '" + name_ + "' became unusable " + ago(failed_at_) + ": " +
-                           failure_->text,
-                       {failure_->about.rank, failure_->about.seq, ""});
+    throw_unusable("communicator '" + name_ + "' became unusable " + ago(failed_at_) + ": ",
+                   *failure_);
 }
 
 WorkPtr HostsCommunicator::launch(Call call, const Wish& wish, bool async_op, Milliseconds timeout,
@@ -293,21 +293,20 @@ void HostsCommunicator::run_task(const Prepared& prepared, const Wish& wish, Mil
   now_.timeout = timeout.count() > 0 ? timeout : timeout_;
   if (seq_ == 0) now_.timeout = roster_.left_of(now_.timeout);
   now_.since = Clock::now();
-  now_.call = {.seq = ++seq_, .words = words};
-  now_.text = text_of(now_.call);
+  now_.call = {++seq_, words};
   const auto inside = [&](Task step, const Wish& how) {
     step.part_of = words;
     inner_->run(prepared.device, step, how, now_.timeout);
   };
   const auto between = [&](bool over_all) -> Engine& {
     Engine& found = engine(prepared.device, over_all);
-    found.set_call(now_.call);
+    found.set_call({.seq = now_.call.seq, .words = now_.call.words});
     return found;
   };
   const Journey::Ways ways{hosts_, crossing_on(prepared.device), inside,
                            [&]() -> Engine& { return between(false); },
                            [&]() -> Engine& { return between(true); }};
-  const Telegraph::Listening listening(telegraph_, now_.call.seq, now_.text);
+  const Telegraph::Listening listening(telegraph_, now_.call);
   Journey(ways, prepared, wish).run();
 }
 
@@ -335,8 +334,9 @@ Crossing HostsCommunicator::crossing_on(c10::Device device) const {
 // Tells if there is still something to wait for.
 void HostsCommunicator::throw_if_over(Clock::time_point start) {
   look_out();
-  if (const auto why = told()) throw Told{*why};
-  if (Clock::now() - start >= now_.timeout + kLater || is_late(trouble_inside())) throw Late{};
+  if (const auto why = told()) throw Ended{*why};
+  if (Clock::now() - start >= now_.timeout + kLater || is_late(trouble_inside()))
+    throw Ended{fault(Event::network_slow), true};
 }
 
 void HostsCommunicator::await(const WorkPtr& work) {
@@ -344,7 +344,9 @@ void HostsCommunicator::await(const WorkPtr& work) {
     try {
       work->wait();
     } catch (const std::exception& e) {
-      throw EngineFailed{what_of(e)};
+      Fault broken = fault(Event::host_unreachable);
+      broken.evidence = printable(what_of(e), kEngineSays);
+      throw Ended{broken, true};
     }
   };
   if (!now_.device.is_cpu()) return wait();  // the stream does
@@ -358,37 +360,36 @@ void HostsCommunicator::await(const WorkPtr& work) {
   while (!done.done_within(kSlice)) {
     throw_if_over(start);
     look_around_if_due(start, look_at, [&] { return done.done_within(Milliseconds(0)); });
-    if (Clock::now() - start >= kWarning && !std::exchange(warned, true))
-      NewsDesk::all().post(NewsKind::warning,
-                           here() + " has waited for other hosts for " + in_seconds(kWarning));
+    if (Clock::now() - start >= kWarning && !std::exchange(warned, true)) {
+      Fault slow = fault(Event::hosts_late);
+      slow.timeout_ns = std::chrono::nanoseconds(kWarning).count();
+      NewsDesk::all().post(NewsKind::warning, text_of(slow));
+    }
   }
   wait();
 }
 
-// Renumbers the report of a rank of this host by the group.
-std::optional<Failure> HostsCommunicator::trouble_inside() {
-  std::optional<Failure> why = inner_->trouble();
-  if (!why || why->given) return why;
-  why = renumbered(*why, hosts_.ranks_on(hosts_.host()));
-  why->text = hosts_.text(hosts_.host()) + ": " + why->text;
+std::optional<Fault> HostsCommunicator::trouble_inside() {
+  std::optional<Fault> why = inner_->trouble();
+  if (why && !why->given) why = hosts_.at_home(*why);
   return why;
 }
 
 // The same to whoever is in a call, of which it is: its number is that of the ring inside.
-std::optional<Failure> HostsCommunicator::trouble_in_call() {
-  std::optional<Failure> why = trouble_inside();
-  if (why && !why->given) why->about.seq = now_.call.seq;
+std::optional<Fault> HostsCommunicator::trouble_in_call() {
+  std::optional<Fault> why = trouble_inside();
+  if (why && !why->given) why->seq = now_.call.seq;
   return why;
 }
 
 // Tells if another rank of this host waited for this one, which itself waits for another host.
-bool HostsCommunicator::is_late(const std::optional<Failure>& inside) const {
+bool HostsCommunicator::is_late(const std::optional<Fault>& inside) const {
   return inside && inside->cause == Cause::timed_out && !inside->given &&
-         inside->about.rank == rank();
+         inside->rank == rank();
 }
 
 // Why another rank has given up, if one has; or this one, by abort().
-std::optional<Failure> HostsCommunicator::told() {
+std::optional<Fault> HostsCommunicator::told() {
   {
     std::lock_guard lock(state_);
     if (failure_) return failure_;
@@ -406,16 +407,13 @@ void HostsCommunicator::look_around_if_due(Clock::time_point start, Clock::time_
     look_out();
     return failed() || enough();
   };
-  if (const auto found = difference(telegraph_.call_roll(kRollCall, over))) throw Differ(*found);
+  if (const auto found = difference(telegraph_.call_roll(kRollCall, over)))
+    throw Ended{*found, true};
   due = Clock::now() + (due - start);
 }
 
 void HostsCommunicator::abort(const std::string& reason) {
-  Failure mine;
-  mine.cause = Cause::aborted;
-  mine.reporter = rank();
-  mine.about.rank = rank();
-  mine.text = "aborted by " + hosts_.text_of_rank(rank()) + ": " + reason;
+  const Fault mine = hosts_.at_home(aborted_by(rank(), reason));
   {
     std::lock_guard lock(state_);
     if (!failure_) failure_ = mine, failed_at_ = Clock::now();
@@ -475,10 +473,14 @@ void HostsCommunicator::leave_engines() {
   engines_.clear();
 }
 
-// ---- Failures
+// ---- Faults
 
-std::string HostsCommunicator::here() const {
-  return hosts_.text_of_rank(rank()) + ", in " + now_.text + ",";
+Fault HostsCommunicator::fault(Event event, int about) const {
+  Fault f = fault_of(event, rank(), about, now_.call.seq);
+  f.mine.call = {now_.call.seq, now_.call.words};
+  f.mine.call.is_there = 1;
+  f.timeout_ns = std::chrono::nanoseconds(now_.timeout).count();
+  return hosts_.at_home(f);
 }
 
 // Hosts of which no rank has answered.
@@ -502,120 +504,103 @@ std::string HostsCommunicator::hosts_text(const std::vector<int>& which) const {
 }
 
 // A rank that is in a call of this one's number, and in another one.
-std::optional<HostsCommunicator::Differ> HostsCommunicator::difference(const Roll& roll) const {
+std::optional<Fault> HostsCommunicator::difference(const Roll& roll) const {
   for (size_t r = 0; r < roll.size(); ++r)
-    if (roll[r] && roll[r]->seq == now_.call.seq && roll[r]->phase != now_.text)
-      return Differ{int(r), roll[r]->phase};
+    if (roll[r] && roll[r]->seq == now_.call.seq && *roll[r] != now_.call)
+      return differs(int(r), *roll[r]);
   return {};
 }
 
-Failure HostsCommunicator::differs(const Differ& found) const {
-  return {Cause::mismatch,
-          rank(),
-          {found.rank, now_.call.seq, ""},
-          "ranks of one group make different calls: " + hosts_.text_of_rank(found.rank) +
-              " calls " + found.call + ", and " + hosts_.text_of_rank(rank()) + " calls " +
-              now_.text + ". Make the same calls in the same order on every rank"};
+Fault HostsCommunicator::differs(int other, const CallAt& theirs) const {
+  Fault f = fault(Event::hosts_mismatch, other);
+  f.theirs.call = {theirs.seq, theirs.words};
+  f.theirs.call.is_there = 1;
+  return f;
 }
 
-Failure HostsCommunicator::lost(const std::string& engine_says) {
+// Adds to what an engine says of a broken connection which hosts are lost.
+Fault HostsCommunicator::lost(const Fault& broken) {
   const Roll roll = telegraph_.call_roll(kRollCall);
   if (const auto why = told()) return *why;
-  if (const auto found = difference(roll)) return differs(*found);
+  if (const auto found = difference(roll)) return *found;
   std::vector<int> gone = absent(roll);
   // Where all hosts are, a rank is not, and another one of its host knows of it.
   if (gone.empty())
     if (const auto why = telegraph_.hear(kReasonComes)) return *why;
   const bool asked = telegraph_.store_answers();
   if (!asked && gone.size() > 1) gone.clear();  // one of them, and the others cannot answer
-  const int about = gone.empty() ? -1 : hosts_.ranks_on(gone.front()).front();
-  const std::string which = gone.empty() ? "another host" : hosts_text(gone);
-  const std::string why =
-      !asked         ? "; nor does the store answer in which the ranks have met: its process has "
-                       "ended or is busy, or the network is cut"
-      : gone.empty() ? ", though all still answer through the store"
-                     : ": no rank there answers. They have ended, or the network is cut";
-  return {Cause::peer_lost,
-          rank(),
-          {about, now_.call.seq, ""},
-          here() + " lost the connection to " + which + why +
-              ". The engine says: " + printable(engine_says, kEngineSays)};
+  const Event event = !asked         ? Event::network_cut
+                      : gone.empty() ? Event::host_unreachable
+                                     : Event::host_silent;
+  Fault f = fault(event, gone.empty() ? -1 : hosts_.ranks_on(gone.front()).front());
+  f.hosts = gone.empty() ? "" : hosts_text(gone);
+  f.evidence = broken.evidence;
+  return f;
 }
 
-Failure HostsCommunicator::late() {
+Fault HostsCommunicator::late() {
   const Roll roll = telegraph_.call_roll(kRollCall);
   if (const auto why = telegraph_.heard()) return *why;
-  if (const auto found = difference(roll)) return differs(*found);
+  if (const auto found = difference(roll)) return *found;
   std::vector<int> behind = absent(roll);
-  std::string why = ": no rank there waits in this group, or the network is cut";
+  Event event = Event::host_absent;
   if (behind.empty()) {
     for (int h = 0; h < hosts_.count(); ++h)
       for (const int r : hosts_.ranks_on(h))
         if (roll[size_t(r)] && roll[size_t(r)]->seq < now_.call.seq &&
             (behind.empty() || behind.back() != h))
           behind.push_back(h);
-    if (!behind.empty()) why = ", which answers from an earlier call";
+    event = behind.empty() ? Event::network_slow : Event::host_behind;
     // The other host knows which of its ranks is late.
-    else if (const auto reason = telegraph_.hear(kReasonComes)) return *reason;
+    if (behind.empty())
+      if (const auto reason = telegraph_.hear(kReasonComes)) return *reason;
   }
-  if (!telegraph_.store_answers()) why += "; the store where the ranks have met does not answer";
-  const int about = behind.empty() ? -1 : hosts_.ranks_on(behind.front()).front();
-  return {Cause::timed_out,
-          rank(),
-          {about, now_.call.seq, ""},
-          here() + " waited for " + in_seconds(now_.timeout) + ", the timeout, for " +
-              (behind.empty() ? "other hosts, which all answer: the network is slow, or loses what "
-                                "the engine sends"
-                              : hosts_text(behind) + why)};
+  Fault f = fault(event, behind.empty() ? -1 : hosts_.ranks_on(behind.front()).front());
+  f.hosts = behind.empty() ? "" : hosts_text(behind);
+  f.store_is_silent = !telegraph_.store_answers();
+  return f;
 }
 
 // Inside, ranks that make different calls are seen by their steps. What the calls are, they say
 // themselves.
-Failure HostsCommunicator::in_calls(const Failure& why) {
+Fault HostsCommunicator::in_calls(const Fault& why) {
   if (why.cause != Cause::mismatch || why.given) return why;
-  const auto found = difference(telegraph_.call_roll(kCallsCome));
-  return found ? differs(*found) : why;
+  return difference(telegraph_.call_roll(kCallsCome)).value_or(why);
 }
 
-// Turns a failure of a call into the report for the group.
-Failure HostsCommunicator::reason_of(std::exception_ptr error) {
-  const auto inside = [&](Cause cause, const Error& e) {
+// Turns an exception of a call into the fault of the group.
+Fault HostsCommunicator::reason_of(std::exception_ptr error) {
+  const auto inside = [&] {
     if (auto why = trouble_in_call()) return *why;
-    return renumbered(Failure{cause, hosts_.local(), e.facts, e.what()},
-                      hosts_.ranks_on(hosts_.host()));
+    return hosts_.at_home(fault_of(error, rank()));
   };
   try {
     std::rethrow_exception(error);
-  } catch (const Told& t) {
-    return in_calls(t.why);
-  } catch (const Late&) {
-    return late();
-  } catch (const Differ& d) {
-    return differs(d);
-  } catch (const EngineFailed& e) {
-    return lost(e.text);
-  } catch (const NoEngine& e) {
-    return {Cause::failed, rank(), {rank(), now_.call.seq, ""}, e.text};
-  } catch (const MismatchError& e) {
-    return in_calls(inside(Cause::mismatch, e));
-  } catch (const TimeoutError& e) {
+  } catch (const Ended& e) {
+    if (!e.own) return in_calls(e.fault);
+    if (e.fault.event == Event::network_slow) return late();
+    if (e.fault.event == Event::host_unreachable) return lost(e.fault);
+    return e.fault;
+  } catch (const MismatchError&) {
+    return in_calls(inside());
+  } catch (const TimeoutError&) {
     // The late rank inside may itself wait for another host.
-    const Failure why = inside(Cause::timed_out, e);
-    if (why.given || why.about.rank < 0) return why;
-    const bool waits = telegraph_.call_roll(kRollCall)[size_t(why.about.rank)].has_value();
+    const Fault why = inside();
+    if (why.given || why.rank < 0 || why.rank >= ranks()) return why;
+    const bool waits = telegraph_.call_roll(kRollCall)[size_t(why.rank)].has_value();
     return waits || !telegraph_.store_answers() ? late() : why;
-  } catch (const PeerLostError& e) {
-    return inside(Cause::peer_lost, e);
-  } catch (const Error& e) {
-    return inside(Cause::failed, e);
+  } catch (const Error&) {
+    return inside();
   } catch (const std::exception& e) {
-    return {Cause::failed, rank(), {rank(), now_.call.seq, ""}, here() + " failed: " + what_of(e)};
+    Fault f = fault(Event::exception, rank());
+    f.evidence = what_of(e);
+    return f;
   }
 }
 
 // The first reason is everybody's.
-Failure HostsCommunicator::settle(const Failure& mine) {
-  const Failure first = telegraph_.tell(mine, kStoreAnswers);
+Fault HostsCommunicator::settle(const Fault& mine) {
+  const Fault first = telegraph_.tell(mine, kStoreAnswers);
   inner_->give_up(first);
   std::lock_guard lock(state_);
   if (!failure_) failure_ = first, failed_at_ = Clock::now();
@@ -624,28 +609,24 @@ Failure HostsCommunicator::settle(const Failure& mine) {
 
 void HostsCommunicator::fail(std::exception_ptr error) {
   // Ranks that give up at the same time answer each other.
-  telegraph_.watch(now_.call.seq, now_.text);
-  const Failure first = settle(reason_of(error));
+  telegraph_.watch(now_.call);
+  const Fault first = settle(reason_of(error));
   telegraph_.rest();
-  const std::vector<int>& ranks = hosts_.ranks_on(hosts_.host());
   try {
     // Otherwise another rank knew better: here it may look as if one of this host had failed.
     if (first.cause == Cause::failed) std::rethrow_exception(error);
-  } catch (const NoEngine& e) {
-    throw RendezvousError(e.text);
-  } catch (const SharedMemoryError& e) {
-    throw SharedMemoryError(renumbered(e.what(), ranks));
-  } catch (const TransportError& e) {
-    throw TransportError(renumbered(e.what(), ranks));
-  } catch (const RendezvousError& e) {
-    throw RendezvousError(renumbered(e.what(), ranks));
+  } catch (const Ended& e) {
+    if (e.fault.event == Event::no_engine)
+      throw RendezvousError(text_of(e.fault), facts_of(e.fault));
+  } catch (const TransportError&) {
+    throw;
+  } catch (const RendezvousError&) {
+    throw;
   } catch (...) {
     // All ranks raise the same for anything later.
   }
-  const std::string place = hosts_.text_of_rank(rank());
-  const bool own = first.text.find(place) != std::string::npos;
-  if (own) throw_as(first.cause, first.text, first.about);
-  throw_told(first, place + " was in " + now_.text);
+  const bool own = first.reporter == rank() || first.rank == rank();
+  throw_fault(first, "", own ? "" : text_of(fault(Event::here)));
 }
 
 void bind_hosts_communicator(py::module_& m) {

@@ -87,10 +87,10 @@ class HostsCommunicator final : public Runner {
     return std::make_shared<Telegraph>(connector(store_), prefix_ + "/" + name, hosts_);
   }
   // The first failure of the group that was told, if it has come here.
-  std::optional<Failure> heard() const { return telegraph_.heard(); }
+  std::optional<Fault> heard() const { return telegraph_.heard(); }
   // Calls this once such a failure comes, on a thread of its own. Null: no more; returns when it
   // does not run.
-  void on_told(std::function<void(const Failure&)> call) {
+  void on_told(std::function<void(const Fault&)> call) {
     std::lock_guard lock(told_);
     on_told_ = std::move(call);
   }
@@ -105,28 +105,17 @@ class HostsCommunicator final : public Runner {
   void close(double patience_s) override;
 
  private:
-  // What a rank that waits between hosts finds out: another has given up; nobody has come in time;
-  // ranks of different hosts make different calls; or an engine has failed, or cannot be made.
-  struct Told {
-    Failure why;
-  };
-  struct Late {};
-  struct Differ {
-    int rank;
-    std::string call;
-  };
-  struct EngineFailed {
-    std::string text;
-  };
-  struct NoEngine {
-    std::string text;
+  // The end of a wait between hosts. `own`: this rank has found it, and asks the others before it
+  // is told; else somebody has told it.
+  struct Ended {
+    Fault fault;
+    bool own = false;
   };
   // The call that this rank is in.
   struct Now {
     c10::Device device = at::kCPU;
     Milliseconds timeout{0};
-    ringkern::Call call;
-    std::string text;  // of it
+    CallAt call;  // none: the group is being made
     Clock::time_point since = Clock::now();
   };
 
@@ -165,33 +154,34 @@ class HostsCommunicator final : public Runner {
   void await(const WorkPtr& work);
   Crossing crossing_on(c10::Device device) const;
   static CallWords words_between_hosts(const Task& task, const Wish& wish);
-  std::optional<Failure> trouble_inside();
-  std::optional<Failure> trouble_in_call();
-  bool is_late(const std::optional<Failure>& inside) const;
-  std::optional<Failure> told();
+  std::optional<Fault> trouble_inside();
+  std::optional<Fault> trouble_in_call();
+  bool is_late(const std::optional<Fault>& inside) const;
+  std::optional<Fault> told();
   void throw_if_over(Clock::time_point start);
-  // Returns what throws Told, ten times a second, if one of these, which has not made its first
+  // Returns what throws Ended, ten times a second, if one of these, which has not made its first
   // call, is gone.
   std::function<void()> look_for_gone(const std::vector<int>& ranks);
   void look_around_if_due(Clock::time_point start, Clock::time_point& due,
                           const std::function<bool()>& enough);
-  using Roll = std::vector<std::optional<Telegraph::Whereabouts>>;
-  std::optional<Differ> difference(const Roll& roll) const;
+  using Roll = std::vector<std::optional<CallAt>>;
+  std::optional<Fault> difference(const Roll& roll) const;
 
   void check_callable();
   void check_healthy();
   bool in_callback() const;
   void end_in_callback();
   bool forked() const { return ::getpid() != born_in_; }
-  Failure reason_of(std::exception_ptr error);
-  Failure lost(const std::string& engine_says);
-  Failure late();
-  Failure differs(const Differ& found) const;
-  Failure in_calls(const Failure& why);
+  Fault reason_of(std::exception_ptr error);
+  Fault lost(const Fault& broken);
+  Fault late();
+  Fault differs(int rank, const CallAt& theirs) const;
+  Fault in_calls(const Fault& why);
   std::vector<int> absent(const Roll& roll) const;
   std::string hosts_text(const std::vector<int>& which) const;
-  std::string here() const;
-  Failure settle(const Failure& mine);
+  // A fault that this rank finds in the call that it is in; `about`: another rank.
+  Fault fault(Event event, int about = -1) const;
+  Fault settle(const Fault& mine);
   // How an exception of a call is told: as this group's first failure.
   [[noreturn]] void fail(std::exception_ptr error);
   void leave_engines();
@@ -206,7 +196,7 @@ class HostsCommunicator final : public Runner {
   const c10::intrusive_ptr<c10d::Store> store_;
   const std::string prefix_;  // in it
   std::mutex told_;           // guards what follows
-  std::function<void(const Failure&)> on_told_;
+  std::function<void(const Fault&)> on_told_;
   Telegraph telegraph_;
   Roster roster_;
   Callers callers_;
@@ -218,7 +208,7 @@ class HostsCommunicator final : public Runner {
   std::atomic<int> posted_{0};  // asynchronous calls that have not run
   std::unique_ptr<Worker> worker_;
   std::mutex state_;  // guards what follows
-  std::optional<Failure> failure_;
+  std::optional<Fault> failure_;
   Clock::time_point failed_at_;
   bool closed_ = false;
 };

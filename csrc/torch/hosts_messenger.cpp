@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "fault/render.h"
 #include "torch/engine_work.h"
 #include "torch/hosts_communicator.h"
 #include "torch/messenger.h"
@@ -34,8 +35,8 @@ class HostsMessenger final : public Carrier {
     cpu_ = &group.flat(at::kCPU).backend();
     slots_ = &group.flat(at::kCPU).slots();
     sent_ = std::make_unique<std::atomic<uint32_t>[]>(size_t(hosts_->ranks()));
-    group.on_told([this](const Failure& why) {
-      if (why.cause == Cause::aborted) inside_->abort(why.text);
+    group.on_told([this](const Fault& why) {
+      if (why.cause == Cause::aborted) inside_->abort(text_of(why));
       under_way_.abort(
           [&](const EngineWork& work) { return EngineWork::ends(why, work.is_collective()); });
     });
@@ -53,14 +54,9 @@ class HostsMessenger final : public Carrier {
       throw UsageError("the messages of " + hosts_->text_of_rank(hosts_->rank()) +
                        " are closed: make a new group, or destroy this one later");
     const bool collective = (tag & kCollectiveTag) != 0;
-    if (const auto why = ended(collective))
-      throw AbortedError("the messages of " + hosts_->text_of_rank(hosts_->rank()) +
-                             " have ended: " + why->text,
-                         {why->about.rank, why->about.seq, ""});
-    if (const auto first = late_->heard())
-      throw AbortedError("the messages of " + hosts_->text_of_rank(hosts_->rank()) +
-                             " have ended: " + first->text,
-                         {first->reporter});
+    const std::string me = "the messages of " + hosts_->text_of_rank(hosts_->rank());
+    if (const auto why = ended(collective)) throw_unusable(me + " have ended: ", *why);
+    if (const auto first = late_->heard()) throw_unusable(me + " have ended: ", *first);
     if (call.device.is_cpu() && collective)
       return post_both_ways(std::move(call), tag, wish, timeout);
     if (call.device.is_cpu())
@@ -110,27 +106,25 @@ class HostsMessenger final : public Carrier {
     const WorkPtr whole = post_by_slots(std::move(call), engine_tag(tag), true, timeout);
     if (near.transfers.empty()) return whole;
     const WorkPtr inside = inside_->post(std::move(near), tag, wish, timeout);
-    return c10::make_intrusive<BothWays>(inside, whole, hosts_->rank(), group_.listen());
+    return c10::make_intrusive<BothWays>(inside, whole, group_.listen());
   }
 
   // The results are those of the call as a whole. What fails inside the host, where nobody knows of
   // the group, is told to it, or is what the group was told.
   class BothWays final : public JointWork {
    public:
-    BothWays(const WorkPtr& inside, WorkPtr whole, int rank,
-             std::unique_ptr<Telegraph::Listening> group)
-        : JointWork({inside, whole}), whole_(std::move(whole)), rank_(rank),
-          group_(std::move(group)) {}
+    BothWays(const WorkPtr& inside, WorkPtr whole, std::unique_ptr<Telegraph::Listening> group)
+        : JointWork({inside, whole}), whole_(std::move(whole)), group_(std::move(group)) {}
     std::vector<at::Tensor> result() override { return whole_->result(); }
     bool wait(std::chrono::milliseconds timeout) override {
       try {
         JointWork::wait(timeout);
       } catch (const ErrorInTorch& e) {
         const Error& error = e.error();
-        if (e.is("CollectiveMismatchError"))
-          group_->tell({Cause::mismatch, rank_, error.facts, error.what()}, kReasonComes);
+        if (error.facts.fault && error.facts.fault->cause == Cause::mismatch)
+          group_->tell(*error.facts.fault, kReasonComes);
         else if (const auto told = group_->hear(kReasonComes))
-          called_by_torch([&] { throw_told(*told, error.what()); });
+          called_by_torch([&] { throw_fault(*told, "", error.what()); });
         throw;
       }
       return true;
@@ -138,7 +132,6 @@ class HostsMessenger final : public Carrier {
 
    private:
     const WorkPtr whole_;
-    const int rank_;
     const std::unique_ptr<Telegraph::Listening> group_;
   };
 
@@ -177,15 +170,21 @@ class HostsMessenger final : public Carrier {
     }
     return uint64_t(moved_of(t.buffer.scalar_type())) | collective << 32;
   }
-  static std::string text_of_word(uint64_t what, int64_t bytes) {
-    static constexpr const char* kNames[] = {"a message", "gather", "scatter", "all_to_all"};
-    const uint64_t collective = what >> 32;
-    return std::string(collective < std::size(kNames) ? kNames[collective] : "?") + " of " +
-           moved_text(int(what & 0xff), bytes);
+  Fault mismatch(int source, const Header& theirs, uint64_t what, int64_t bytes) const {
+    Fault f = fault_of(Event::message_mismatch, hosts_->rank(), source);
+    f.message.is_there = 1;
+    f.message.peer = source;
+    f.message.kind = uint32_t(what >> 32);
+    f.message.dtype = int32_t(what & 0xff);
+    f.message.bytes = bytes;
+    f.message.their_kind = uint32_t(theirs.what >> 32);
+    f.message.their_dtype = int32_t(theirs.what & 0xff);
+    f.message.their_bytes = theirs.bytes;
+    return hosts_->at_home(f);
   }
 
   // Why the group has come to its end, or at least its collectives, as far as was told.
-  std::optional<Failure> ended(bool collective) const {
+  std::optional<Fault> ended(bool collective) const {
     auto why = group_.heard();
     if (why && !EngineWork::ends(*why, collective)) why.reset();
     return why;
@@ -249,12 +248,7 @@ class HostsMessenger final : public Carrier {
     EngineMessage::Rest rest;
     at::Tensor place = to;
     if (header.what != what || header.bytes != to.numel()) {
-      rest.error = std::make_exception_ptr(MismatchError(
-          hosts_->text_of_rank(source) + " sent " + text_of_word(header.what, header.bytes) +
-              " to " + hosts_->text_of_rank(hosts_->rank()) + ", which expects " +
-              text_of_word(what, to.numel()) +
-              ": the two ends of a message must agree on its size and dtype",
-          Facts{source}));
+      rest.error = error_of(mismatch(source, header, what, to.numel()));
       // The data are received all the same: the rank that sent them waits until somebody does.
       place = at::empty({std::max<int64_t>(header.bytes, 0)}, at::kByte);
     }

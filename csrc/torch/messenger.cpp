@@ -10,7 +10,6 @@
 #include <mutex>
 #include <utility>
 
-#include "comm/hosts.h"
 #include "comm/worker.h"
 #include "cpu/courier.h"
 #include "torch/calls.h"
@@ -24,9 +23,9 @@ class Messenger final : public Carrier {
   Messenger(std::shared_ptr<Store> store, std::string name, Seat seat, Milliseconds timeout,
             std::vector<int> numbers)
       : store_(std::move(store)), name_(std::move(name)), seat_(seat), timeout_(timeout),
-        numbers_(std::move(numbers)),
+        names_{std::move(numbers)},
         courier_(std::make_unique<cpu::Courier>(store_, name_ + "/cpu", seat.rank, seat.ranks,
-                                                timeout)) {}
+                                                timeout, names_)) {}
 
   // On CUDA transfers are matched in order, and not by tags.
   WorkPtr post(Call call, uint64_t tag, const Wish& wish, Milliseconds timeout) override {
@@ -48,9 +47,9 @@ class Messenger final : public Carrier {
       m.protocol = protocol_of(wish, c10::DeviceType::CPU, m.bytes);
       m.data = const_cast<void*>(t.buffer.const_data_ptr());  // of what is sent, only read
       m.timeout = timeout;
-      m.done = [work, sends = t.sends, numbers = numbers_](std::exception_ptr error, int source) {
+      m.done = [work, sends = t.sends](std::exception_ptr error, int source) {
         if (!sends) work->set_source(source);
-        work->end_part(error && !numbers.empty() ? renumbered(error, numbers) : error);
+        work->end_part(error);
       };
       messages.push_back(std::move(m));
     }
@@ -82,9 +81,9 @@ class Messenger final : public Carrier {
   // each other first do not wait for each other.
   struct Pair {
     Pair(c10::Device d, const std::shared_ptr<Store>& store, const std::string& name, int place,
-         Milliseconds timeout)
+         Milliseconds timeout, RankNames names)
         : where(d), device(pair_device_for(d, place, timeout)), stream(make_stream(d)),
-          comm(store, name, place, 2, timeout) {}
+          comm(store, name, place, 2, timeout, std::move(names)) {}
 
     const c10::Device where;
     const Device device;
@@ -130,7 +129,8 @@ class Messenger final : public Carrier {
     if (!pair) {
       const std::string name =
           name_ + "/" + std::to_string(ends.first) + ">" + std::to_string(ends.second);
-      pair = std::make_shared<Pair>(device, store_, name, transfer.sends ? 0 : 1, timeout_);
+      const RankNames both{{names_.number(ends.first), names_.number(ends.second)}};
+      pair = std::make_shared<Pair>(device, store_, name, transfer.sends ? 0 : 1, timeout_, both);
     }
     if (pair->where != device)
       throw py::value_error("tensor is on " + device.str() + ", and rank " +
@@ -210,7 +210,7 @@ class Messenger final : public Carrier {
   const std::string name_;
   const Seat seat_;
   const Milliseconds timeout_;
-  const std::vector<int> numbers_;
+  const RankNames names_;
   Worker tellers_;
   const std::unique_ptr<cpu::Courier> courier_;
   std::mutex mutex_;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "comm/news.h"
+#include "fault/render.h"
 #include "torch/bindings.h"
 #include "torch/devices.h"
 #include "torch/errors.h"
@@ -19,6 +20,23 @@ namespace ringkern::torch_ext {
 
 PyObject* as_text(const std::string& text) {
   return PyUnicode_DecodeUTF8(text.data(), Py_ssize_t(text.size()), "replace");
+}
+
+PyObject* as_dict(const Fault& fault) try {
+  const std::vector<FaultField> fields = fields_of(fault);
+  py::dict dict;
+  for (const auto& [name, value] : fields) {
+    py::object made = py::none();
+    if (const auto* const text = std::get_if<std::string>(&value))
+      made = py::reinterpret_steal<py::object>(as_text(*text));
+    else if (const auto* const number = std::get_if<int64_t>(&value)) made = py::int_(*number);
+    else if (const auto* const seconds = std::get_if<double>(&value)) made = py::float_(*seconds);
+    if (!made || PyDict_SetItemString(dict.ptr(), name, made.ptr()) != 0) return nullptr;
+  }
+  return dict.release().ptr();
+} catch (py::error_already_set& e) {
+  e.restore();
+  return nullptr;
 }
 
 namespace {
@@ -39,7 +57,8 @@ bool set_fact(PyObject* error, const char* name, PyObject* value) {
 bool set_facts(PyObject* error, const Facts& about) {
   return (about.rank < 0 || set_fact(error, "rank", PyLong_FromLong(about.rank))) &&
          (about.seq == 0 || set_fact(error, "seq", PyLong_FromUnsignedLongLong(about.seq))) &&
-         (about.phase.empty() || set_fact(error, "phase", as_text(about.phase)));
+         (about.phase.empty() || set_fact(error, "phase", as_text(about.phase))) &&
+         (!about.fault || set_fact(error, "_fault", as_dict(*about.fault)));
 }
 
 // The name in `ringkern.errors`.
@@ -75,7 +94,6 @@ class TorchError final : public torch::PyTorchError, public ErrorInTorch {
 
   void raise() const { raise_in_python(error_, class_name_); }
   const Error& error() const override { return error_; }
-  bool is(const std::string& class_name) const override { return class_name == class_name_; }
 
   PyObject* python_type() override {
     PyObject* const type = PyObject_GetAttrString(python_errors, class_name_);

@@ -10,6 +10,7 @@
 
 #include "comm/news.h"
 #include "comm/watch.h"
+#include "fault/render.h"
 #include "torch/errors.h"
 
 namespace ringkern::torch_ext {
@@ -20,6 +21,12 @@ inline py::object text_of_peer(const std::string& text) {
   auto decoded = py::reinterpret_steal<py::object>(as_text(text));
   if (!decoded) throw py::error_already_set();
   return decoded;
+}
+
+inline py::object fault_for_python(const Fault& fault) {
+  auto dict = py::reinterpret_steal<py::object>(as_dict(fault));
+  if (!dict) throw py::error_already_set();
+  return dict;
 }
 
 // What to add to CLOCK_MONOTONIC for the time since 1970, in ns.
@@ -56,7 +63,8 @@ inline py::list recorded_calls_for_python() {
     for (const ringkern::Call& call : r.calls) calls.append(call_for_python(call, offset));
     rings.append(py::dict("name"_a = r.name, "device"_a = r.device, "rank"_a = r.rank,
                           "ranks"_a = r.ranks, "timeout_ms"_a = r.timeout_ms,
-                          "failure"_a = text_of_peer(r.failure), "key"_a = r.key,
+                          "failure"_a = r.failure ? fault_for_python(*r.failure) : py::none(),
+                          "key"_a = r.key,
                           "calls"_a = calls));
   }
   return rings;

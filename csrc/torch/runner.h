@@ -48,6 +48,4 @@ class Carrier {
   virtual void wait_for_exchanges() = 0;
 };
 
-using cpu::kCollectiveTag;
-
 }  // namespace ringkern::torch_ext

@@ -103,8 +103,8 @@ TEST_CASE("a second meeting that fails is no loss") {
     if (answers) accept();  // and hangs up
     else listener.reset();
     std::this_thread::sleep_for(Milliseconds(50));
-    send_message(first, std::string("\0rank 1: enough", 15), -1);
-    CHECK_EQ(zero.told(1), std::string("rank 1: enough"));
+    send_message(first, to_bytes(aborted_by(1, "enough")), -1);
+    CHECK_EQ(zero.told(1), std::string("aborted by rank 1: enough"));
     zero.check_nothing_lost();
     ::shutdown(first.get(), SHUT_RDWR);
     CHECK_EQ(zero.lost(1), std::string("gone"));

@@ -112,8 +112,8 @@ TEST_CASE("a rank that has left cannot be met") {
   CHECK_CONTAINS(zero.lost(1), text);
 }
 
-void all_are_told_the_reason(bool by_loss) {
-  const std::string said = std::string("rank 0: enough ?") + (by_loss ? " (of a loss)" : "");
+TEST_CASE("all ranks are told the reason of an end") {
+  const std::string said = "aborted by rank 0: enough ?";
   const auto store = new_store();
   Party zero(store, 0, 4), one(store, 1, 4), two(store, 2, 4), three(store, 3, 4);
   const Fd stranger = knock(store, 0, 4);  // who is in before rank 2
@@ -123,8 +123,8 @@ void all_are_told_the_reason(bool by_loss) {
   zero.wait_met(2);
   one.wait_met(0);
   two.wait_met(0);
-  zero.doorman->tell_all({"enough\n\x01", by_loss});
-  zero.doorman->tell_all({"and again", !by_loss});
+  zero.doorman->tell_all(aborted_by(0, "enough\n\x01"));
+  zero.doorman->tell_all(aborted_by(0, "and again"));
   CHECK_EQ(one.told(0), said);
   CHECK_EQ(two.told(0), said);
   three.doorman->knock_at(0);  // who comes later, too
@@ -202,10 +202,6 @@ TEST_CASE("a peer's address is checked") {
 
 TEST_CASE("all ranks may knock at once") {
   for (const int ranks : {2, 3, 8}) all_knock_at_once(ranks);
-}
-
-TEST_CASE("all ranks are told the reason of an end") {
-  for (const bool by_loss : {false, true}) all_are_told_the_reason(by_loss);
 }
 
 TEST_CASE("both ranks are told that one has no memory to offer") {

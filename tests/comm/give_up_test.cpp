@@ -3,8 +3,8 @@
 #include <latch>
 #include <optional>
 
-#include "comm/hosts.h"
 #include "comm/waiting_ranks.h"
+#include "fault/render.h"
 
 using namespace ringkern;
 using namespace ringkern::test;
@@ -12,8 +12,13 @@ using namespace ringkern::test;
 namespace {
 
 // Of a rank that is none of the ring's.
-Failure elsewhere(Cause cause) {
-  return {cause, 19, Facts{17, 23, "waited"}, "rank 17 on host b died"};
+Fault elsewhere(Cause cause) {
+  constexpr Event events[] = {Event::none,            Event::quoted_abort, Event::quoted_timeout,
+                              Event::quoted_mismatch, Event::quoted_loss,  Event::quoted_failure};
+  Fault f = fault_of(events[int(cause)], 19, 17, 23);
+  CHECK(f.cause == cause);
+  f.evidence = "rank 17 on host b died";
+  return f;
 }
 
 void until(const std::function<bool()>& come) {
@@ -39,7 +44,8 @@ TEST_CASE("when a rank gives up, all waits end with its class and text") {
       r.wait(10);
     });
     for (int rank = 0; rank < 2; ++rank)
-      CHECK_EQ(texts[size_t(rank)], kind + " 17 23: rank 17 on host b died. Here: rank ? waited.");
+      CHECK_EQ(texts[size_t(rank)],
+               kind + " 17 23: rank 17 on host b died. Here: rank ? waited.");
     CHECK_EQ(texts[2],
              std::string("AbortedError 17 23: communicator 'group' became unusable just now: rank "
                          "17 on host b died"));
@@ -70,21 +76,19 @@ TEST_CASE("ranks without a call see that one gave up") {
     looked.arrive_and_wait();
     if (r.comm.rank() == 1) r.comm.give_up(elsewhere(Cause::peer_lost));
     until([&] { return r.comm.trouble().has_value(); });
-    const Failure found = *r.comm.trouble();
+    const Fault found = *r.comm.trouble();
     CHECK(found.cause == Cause::peer_lost);
     CHECK(found.given);
     CHECK_EQ(found.reporter, 19);
-    CHECK_EQ(found.about.rank, 17);
-    CHECK_EQ(found.about.seq, uint64_t(23));
-    CHECK_EQ(found.text, std::string("rank 17 on host b died"));
-    // And stays what it is, in the numbers of whoever gave it.
-    CHECK_EQ(renumbered(found, std::vector<int>(100, 7)).text, found.text);
+    CHECK_EQ(found.rank, 17);
+    CHECK_EQ(found.seq, uint64_t(23));
+    CHECK_EQ(text_of(found), std::string("rank 17 on host b died"));
   });
   for (const std::string& text : texts) CHECK_EQ(text, std::string());
 }
 
 // Another rank has left, which only one has noticed, whose call needs it.
-TEST_CASE("ranks without a call see that another was lost") {
+TEST_CASE("ranks without a call see that another was lost, by their numbers in the group") {
   std::latch looked(1), left(1);
   const auto texts = on_ranks(3, [&](Rank& r) {
     r.pass();
@@ -101,17 +105,17 @@ TEST_CASE("ranks without a call see that another was lost") {
       CHECK(!r.comm.trouble());
       looked.count_down();
       until([&] { return r.comm.trouble().has_value(); });
-      const Failure found = renumbered(*r.comm.trouble(), {10, 11, 12});
+      const Fault found = *r.comm.trouble();
       CHECK(found.cause == Cause::peer_lost);
       CHECK(!found.given);
       CHECK_EQ(found.reporter, 12);
-      CHECK_EQ(found.about.rank, 11);
-      CHECK_CONTAINS(found.text, "rank 11 (pid ");
-      CHECK_CONTAINS(found.text, "closed its communicator");
-      CHECK_CONTAINS(found.text, "and rank 12 made one more");
+      CHECK_EQ(found.rank, 11);
+      CHECK_CONTAINS(text_of(found), "rank 11 (pid ");
+      CHECK_CONTAINS(text_of(found), "closed its communicator");
+      CHECK_CONTAINS(text_of(found), "and rank 12 made one more");
     }
-  });
-  CHECK_CONTAINS(texts[2], "PeerLostError 1 2");
+  }, /*enqueues=*/false, RankNames{{10, 11, 12}});
+  CHECK_CONTAINS(texts[2], "PeerLostError 11 2");
 }
 
 TEST_CASE("the first reason stays") {
@@ -122,7 +126,7 @@ TEST_CASE("the first reason stays") {
     if (r.comm.rank() == 1) r.comm.abort("enough"), aborted.count_down();
     aborted.wait();
     r.comm.give_up(elsewhere(Cause::peer_lost));
-    CHECK_EQ(r.comm.trouble()->text, std::string("aborted by rank 1: enough"));
+    CHECK_EQ(text_of(*r.comm.trouble()), std::string("aborted by rank 1: enough"));
     r.wait(10);
   });
   for (const std::string& text : texts)
@@ -160,11 +164,11 @@ TEST_CASE("ranks that are connecting end when one gives up") {
 TEST_CASE("a rank alone may give up") {
   const auto texts = on_ranks(1, [&](Rank& r) {
     r.pass();
-    Failure odd = elsewhere(Cause::peer_lost);
-    odd.about.rank = -5;
+    Fault odd = elsewhere(Cause::peer_lost);
+    odd.rank = -5;
     r.comm.give_up(odd);
-    CHECK_EQ(r.comm.trouble()->about.rank, -1);
-    CHECK_EQ(r.comm.trouble()->text, odd.text);
+    CHECK_EQ(r.comm.trouble()->rank, -1);
+    CHECK_EQ(text_of(*r.comm.trouble()), text_of(odd));
     r.wait(10);
   });
   CHECK_CONTAINS(texts[0], "AbortedError -1 23: communicator 'group' became unusable");

@@ -88,61 +88,12 @@ TEST_CASE("long lists of ranks are shortened") {
   CHECK_EQ(ranks_text({}), std::string("no ranks"));
 }
 
-TEST_CASE("numbers of ranks in a text become those of the group") {
-  const Ranks ranks{4, 5, 11, 107};
-  const auto is = [&](const std::string& local, const std::string& group) {
-    CHECK_EQ(renumbered(local, ranks), group);
-  };
-  is("rank 2 (pid 2) died (killed by signal 1) during seq=2 sum float32[2], in which rank 0 had "
-     "been for 2.0 s",
-     "rank 11 (pid 2) died (killed by signal 1) during seq=2 sum float32[2], in which rank 4 had "
-     "been for 2.0 s");
-  is("Rank 0's memory, of rank 1, 2 s ago; rank 3",
-     "Rank 4's memory, of rank 5, 2 s ago; rank 107");
-  is("", "");
-  is("rank", "rank");
-  is("rank ", "rank ");
-  is("rank 1", "rank 5");
-  is("no ranks. 2 ranks. 1 rank. rank x rank ? frank 1 rank_1 my_rank 1",
-     "no ranks. 2 ranks. 1 rank. rank x rank ? frank 1 rank_1 my_rank 1");
-  // What is no rank of this ring stays.
-  is("rank 4 rank 12345678901234567890 rank 99 and ranks 1, 4",
-     "rank 4 rank 12345678901234567890 rank 99 and ranks 5, 4");
-  is("did not come: rank 1 3; came but did not finish connecting: rank 2; rank 0 waited",
-     "did not come: rank 5 107; came but did not finish connecting: rank 11; rank 4 waited");
-  is("ranks 0, 2 and 3 differ, Ranks 1, 2, and 3, too; ranks 0, 1 and 61 more",
-     "ranks 4, 11 and 107 differ, Ranks 5, 11, and 107, too; ranks 4, 5 and 61 more");
-  // What each of them does, as a call that timed out says.
-  is("waited 0.5 s. Per rank: 0 in seq=2 for 1.0 s; 1 has made no call; 3 done with seq=1 2.0 s "
-     "ago. The rest; 1 is none",
-     "waited 0.5 s. Per rank: 4 in seq=2 for 1.0 s; 5 has made no call; 107 done with seq=1 2.0 s "
-     "ago. The rest; 1 is none");
-  is("(broadcast float32[1] root=1)", "(broadcast float32[1] root=5)");
-  is("(broadcast float32[1] root 1)", "(broadcast float32[1] root 1)");  // of all hosts
-  is("ranks disagree on the root: rank 0 has 1 (seq=1 broadcast), rank 1 has 0 (seq=1 broadcast).",
-     "ranks disagree on the root: rank 4 has 5 (seq=1 broadcast), rank 5 has 4 (seq=1 broadcast).");
-  is("ranks disagree on numel: rank 0 has 1 (x), rank 1 has 0 (x)",
-     "ranks disagree on numel: rank 4 has 1 (x), rank 5 has 0 (x)");
-  // What is in the group's numbers already.
+TEST_CASE("a fault has the hosts of its ranks") {
   const Hosts hosts(0, {0, 0, 1, 1}, {"a", "b"});
-  is(hosts.text_of_rank(1) + " died, and so did " + hosts.text(1) + ". Here: rank 1 waited.",
-     "rank 1 on host a died, and so did host b (ranks 2, 3). Here: rank 5 waited.");
-  CHECK_EQ(renumbered("rank 1", {}), std::string("rank 1"));
-}
-
-TEST_CASE("failures name ranks by their numbers in the group") {
-  Failure f{Cause::peer_lost, 0, Facts{1, 7, "rank 1"}, "rank 1 died"};
-  const Failure g = renumbered(f, {4, 5});
-  CHECK(g.cause == Cause::peer_lost);
-  CHECK_EQ(g.reporter, 4);
-  CHECK_EQ(g.about.rank, 5);
-  CHECK_EQ(g.about.seq, uint64_t(7));
-  CHECK_EQ(g.text, std::string("rank 5 died"));
-  f.about.rank = -1;
-  CHECK_EQ(renumbered(f, {4, 5}).about.rank, -1);
-  f.given = true;  // the text of whoever gave it to the ring
-  CHECK_EQ(renumbered(f, {4, 5}).text, std::string("rank 1 died"));
-  CHECK_EQ(renumbered(f, {4, 5}).reporter, 0);
+  const Fault f = hosts.at_home(fault_of(Event::abort, 1, 3));
+  CHECK_EQ(f.mine.host.text(), std::string("a"));
+  CHECK_EQ(f.theirs.host.text(), std::string("b"));
+  CHECK(hosts.at_home(fault_of(Event::abort, -1, 4)).theirs.host.empty());
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include "comm/doorman.h"
 #include "comm/ring_of_threads.h"
+#include "fault/render.h"
 
 namespace ringkern::test {
 
@@ -59,9 +60,9 @@ class Party {
       lost_.emplace(peer, text_of(why));
       changed_.notify_all();
     };
-    calls.told = [this](int peer, const LastWord& word) {
+    calls.told = [this](int peer, const Fault& why) {
       std::lock_guard lock(mutex_);
-      told_.emplace(peer, word.reason + (word.by_loss ? " (of a loss)" : ""));
+      told_.emplace(peer, ringkern::text_of(why));
       changed_.notify_all();
     };
     doorman.emplace(store, "group", rank, ranks, terms, calls);

@@ -17,20 +17,21 @@ TEST_CASE("a store that blocks holds nobody") {
   gate.shut();
   group.stores[0]->use = [&](const std::string&) { gate.pass(); };
   CHECK(group[0].store_answers());
-  group[0].watch(5, "between hosts");
+  group[0].watch(call_at(5));
   until([&] { return gate.waiting() == 1; });
   CHECK(!group[0].heard());
-  CHECK_EQ(group[0].tell(lost(0, 3), Milliseconds(10)).text, std::string("rank 3 on host b died"));
+  CHECK_EQ(text_of(group[0].tell(lost(0, 3), Milliseconds(10))),
+           std::string("rank 3 on host b died"));
   CHECK(!group[0].hear(Milliseconds(10)));
   const auto places = group[0].call_roll(Milliseconds(10));
   CHECK(places[0] && !places[1] && !places[2] && !places[3]);
   until([&] { return !group[0].store_answers(); });
-  group[0].watch(6, "between hosts");
+  group[0].watch(call_at(6));
   group[0].rest();
   CHECK(!group[2].hear(Milliseconds(200)));
   // When it answers again, what was to be told is told, also after the wait is over.
   gate.shut(false);
-  CHECK_EQ(group[2].hear(kForEver)->about.rank, 3);
+  CHECK_EQ(group[2].hear(kForEver)->rank, 3);
   until([&] { return group[0].heard() && group[0].store_answers(); });
 }
 
@@ -48,8 +49,8 @@ TEST_CASE("a telegraph ends although its store blocks") {
     store = odd;
     group.ranks[0] = group.telegraph(
         0, [held = std::shared_ptr<Store>(odd)] { return held; },
-        [](const Failure&) { FAIL("it is over, and hears something"); });
-    const Telegraph::Listening listening(group[0], 1, "reduce");
+        [](const Fault&) { FAIL("it is over, and hears something"); });
+    const Telegraph::Listening listening(group[0], call_at(1));
     until([&] { return gate->waiting() == 1; });
     group[0].tell(lost(0, 3), Milliseconds(10));
   }
@@ -73,7 +74,7 @@ TEST_CASE("a connection that blocks holds nobody") {
       gate->pass();
       return nullptr;
     });
-    CHECK_EQ(group[0].tell(lost(0, 3), Milliseconds(10)).about.rank, 3);
+    CHECK_EQ(group[0].tell(lost(0, 3), Milliseconds(10)).rank, 3);
     until([&] { return gate->waiting() == 1 && !group[0].store_answers(); });
   }
   gate->shut(false);
@@ -90,10 +91,10 @@ TEST_CASE("a connection that fails is tried again") {
     if (n == 2) return nullptr;
     return group.stores[0];
   });
-  CHECK_EQ(group[0].tell(lost(0, 3), kForEver).about.rank, 3);
+  CHECK_EQ(group[0].tell(lost(0, 3), kForEver).rank, 3);
   CHECK_EQ(tries, 3);
   CHECK(group[0].store_answers());
-  CHECK_EQ(group[2].hear(kForEver)->about.rank, 3);
+  CHECK_EQ(group[2].hear(kForEver)->rank, 3);
 }
 
 // In each place where it can: nothing comes out, and nothing is said twice.
@@ -106,9 +107,9 @@ TEST_CASE("a store that throws is asked again") {
       if (++asked == (n > 6 ? 1 : n)) throw std::runtime_error("reset by peer");
     };
     group.ranks[0] = group.telegraph(0, [&] { return ++connected, group.stores[0]; });
-    group[2].watch(2, "reduce");
+    group[2].watch(call_at(2));
     CHECK(group[0].call_roll(kForEver)[2].has_value());
-    CHECK_EQ(group[0].tell(lost(0, 3), kForEver).about.rank, 3);
+    CHECK_EQ(group[0].tell(lost(0, 3), kForEver).rank, 3);
     CHECK_EQ(connected, 2);
     CHECK_EQ(group.count("bell") % (int64_t(1) << 32), int64_t(1));
     until([&] { return group[2].heard().has_value(); });
@@ -120,9 +121,9 @@ TEST_CASE("a store that throws for good does not answer") {
   Group group;
   for (auto& store : group.stores)
     store->use = [](const std::string&) { throw std::runtime_error("reset by peer"); };
-  group[0].watch(1, "reduce");
+  group[0].watch(call_at(1));
   until([&] { return !group[0].store_answers(); });
-  CHECK_EQ(group[0].tell(lost(0, 3), Milliseconds(300)).about.rank, 3);
+  CHECK_EQ(group[0].tell(lost(0, 3), Milliseconds(300)).rank, 3);
   CHECK(!group[0].hear(Milliseconds(10)));
   CHECK(!group[0].call_roll(Milliseconds(300))[2]);
   CHECK(!group[0].heard());
@@ -139,12 +140,12 @@ TEST_CASE("a word that was announced may be lost") {
     if (how == "set") gate.pass();
   };
   std::thread first([&] {
-    CHECK_EQ(group[0].tell(lost(0, 3, "the first"), Milliseconds(100)).text,
+    CHECK_EQ(text_of(group[0].tell(lost(0, 3, "the first"), Milliseconds(100))),
              std::string("the first"));
   });
   until([&] { return gate.waiting() == 1; });
-  CHECK_EQ(group[2].tell(lost(2, 1, "the second"), kForEver).text, std::string("the second"));
-  CHECK_EQ(group[3].hear(kForEver)->text, std::string("the second"));
+  CHECK_EQ(text_of(group[2].tell(lost(2, 1, "the second"), kForEver)), std::string("the second"));
+  CHECK_EQ(text_of(*group[3].hear(kForEver)), std::string("the second"));
   first.join();
   gate.shut(false);
 }

@@ -13,6 +13,7 @@
 #include "check.h"
 #include "comm/memory_store.h"
 #include "comm/telegraph.h"
+#include "fault/render.h"
 
 namespace ringkern::test {
 
@@ -95,7 +96,7 @@ struct Group {
     }
   }
   std::unique_ptr<Telegraph> telegraph(int rank, std::function<std::shared_ptr<Store>()> connect,
-                                       std::function<void(const Failure&)> hears = nullptr) {
+                                       std::function<void(const Fault&)> hears = nullptr) {
     std::vector<std::string> names;
     for (const int host : hosts_of)
       if (host == int(names.size())) names.emplace_back(1, char('a' + host));
@@ -117,8 +118,15 @@ struct Group {
   std::vector<std::unique_ptr<Telegraph>> ranks;
 };
 
-inline Failure lost(int reporter, int rank, const std::string& text = "rank 3 on host b died") {
-  return {Cause::peer_lost, reporter, Facts{rank, 17, "reduce"}, text};
+inline Fault lost(int reporter, int rank, const std::string& text = "rank 3 on host b died") {
+  Fault f = fault_of(Event::quoted_loss, reporter, rank, 17);
+  f.evidence = text;
+  return f;
+}
+
+// A call of so many elements.
+inline CallAt call_at(uint64_t seq, int64_t count = 1) {
+  return {seq, words_of(Collective::reduce, {}, Algorithm::ring, Protocol::simple, 0, count)};
 }
 
 }  // namespace ringkern::test

@@ -45,8 +45,9 @@ struct FakeTransport final : Transport {
 };
 
 struct Rank {
-  Rank(const std::shared_ptr<Store>& store, int rank, int ranks, bool enqueues = false)
-      : comm(store, "group", rank, ranks, kLong) {
+  Rank(const std::shared_ptr<Store>& store, int rank, int ranks, bool enqueues = false,
+       RankNames names = {})
+      : comm(store, "group", rank, ranks, kLong, std::move(names)) {
     device.name = "cpu";
     device.make_transport = [] { return std::make_unique<FakeTransport>(); };
     device.make_executor = [=](const Segments&) {
@@ -68,10 +69,11 @@ struct Rank {
 
 // One thread a rank; what each threw.
 inline std::vector<std::string> on_ranks(int ranks, const std::function<void(Rank&)>& body,
-                                         bool enqueues = false) {
+                                         bool enqueues = false, RankNames names = {}) {
   const auto store = std::make_shared<MemoryStore>();
   std::vector<std::unique_ptr<Rank>> all;
-  for (int r = 0; r < ranks; ++r) all.push_back(std::make_unique<Rank>(store, r, ranks, enqueues));
+  for (int r = 0; r < ranks; ++r) 
+    all.push_back(std::make_unique<Rank>(store, r, ranks, enqueues, names));
   std::vector<std::string> texts(static_cast<size_t>(ranks));
   std::vector<std::thread> threads;
   for (int r = 0; r < ranks; ++r)

@@ -6,8 +6,9 @@
 
 #include <latch>
 
-#include "comm/story.h"
+#include "comm/diagnosis.h"
 #include "comm/waiting_ranks.h"
+#include "fault/render.h"
 
 using namespace ringkern;
 using namespace ringkern::test;
@@ -134,21 +135,24 @@ TEST_CASE("a late rank is named") {
   zero.begin(words);
   two.begin(words);
   CHECK_EQ(late_rank(zero, 2).value_or(-1), 1);
-  const Failure f = timed_out(zero, TimeoutError("nothing came.", {2, 2, "waited"}));
-  CHECK_EQ(f.about.rank, 1);
-  CHECK_CONTAINS(f.text, "seq=2 nothing came. Waiting for rank 1 (pid " +
-                             std::to_string(::getpid()) +
-                             "), which has not made this call; its last was seq=1 all_reduce sum "
-                             "float32[0], which ended ");
-  CHECK_CONTAINS(f.text, " s ago; its process is ");
-  CHECK_CONTAINS(f.text, ". Per rank: 0 in seq=2 for ");
-  CHECK_CONTAINS(f.text, "; 1 done with seq=1 ");
-  CHECK_CONTAINS(f.text, "; 2 in seq=2 for ");
+  const WaitReport report{Verdict::timed_out, WaitFor::data, Protocol::ll, 0, 2, 7, 6};
+  const Fault f = timed_out(zero, failed_wait(report, 0, 2, 2, words, 1'000'000'000, {}));
+  CHECK_EQ(f.rank, 1);
+  CHECK_EQ(f.wait.peer, 2);
+  CHECK_CONTAINS(text_of(f), "seq=2 all_reduce sum float32[0] over simple: rank 0 waited for data "
+                             "from rank 2 (wants step 7, has seen 6) and nothing came for 1.0 s, "
+                             "the timeout. Waiting for rank 1 (pid " +
+                                 std::to_string(::getpid()) +
+                                 "), which has not made this call; its last was seq=1 all_reduce "
+                                 "sum float32[0], which ended ");
+  CHECK_CONTAINS(text_of(f), " s ago; its process is ");
+  CHECK_CONTAINS(text_of(f), ". Per rank: 0 in seq=2 for ");
+  CHECK_CONTAINS(text_of(f), "; 1 done with seq=1 ");
+  CHECK_CONTAINS(text_of(f), "; 2 in seq=2 for ");
   CHECK(zero.fail(f));
-  CHECK(!two.fail(Failure{Cause::aborted, 2, Facts{}, "too late"}));
+  CHECK(!two.fail(aborted_by(2, "too late")));
   CHECK(two.failure()->cause == Cause::timed_out);
-  CHECK_EQ(two.failure()->text, f.text);
-  CHECK_EQ(two.failure()->about.phase, std::string("waited"));
+  CHECK_EQ(text_of(*two.failure()), text_of(f));
 }
 
 // A rank keeps the last calls; what is older, and what is half written, is not shown.

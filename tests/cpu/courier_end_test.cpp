@@ -30,18 +30,18 @@ TEST_CASE("an abort reaches every rank") {
       r.store->set("waits", "");
       check_message(r, m, "AbortedError",
                     {"rank 3 waited for a message from rank 2 (tag 2",
-                     "The reason: rank 0 was aborted: enough"});
+                     "The reason: aborted by rank 0: enough"});
       r.store->set("done", "");
     } else if (r.rank == 0) {
       const size_t m = r.box.receive(1, 2, 1);
       r.store->get("waits", kLong);
       r.courier.abort("enough");
       r.courier.abort("and again");
-      check_message(r, m, "AbortedError", {"The reason: rank 0 was aborted: enough"});
-      CHECK_CONTAINS(refusal(r), "rank 0 was aborted: enough");
+      check_message(r, m, "AbortedError", {"The reason: aborted by rank 0: enough"});
+      CHECK_CONTAINS(refusal(r), "aborted by rank 0: enough");
     }
     r.store->get("done", kLong);
-    CHECK_CONTAINS(refusal(r), "rank 0 was aborted: enough");
+    CHECK_CONTAINS(refusal(r), "aborted by rank 0: enough");
   });
 }
 
@@ -51,7 +51,7 @@ void who_waits_for_a_first_message_learns_of_the_end(bool aborts) {
     if (r.rank == 0) {
       const size_t m = r.box.receive(1, 1, 1);
       r.store->set("waits", "");
-      if (aborts) check_message(r, m, "AbortedError", {"rank 1 was aborted: enough"});
+      if (aborts) check_message(r, m, "AbortedError", {"aborted by rank 1: enough"});
       else {
         const auto outcome = r.box.outcome(m);  // by how far they were
         CHECK(outcome.kind == "PeerLostError" || outcome.kind == "TransportError");
@@ -72,7 +72,7 @@ TEST_CASE("a peer that comes late learns of an abort") {
   const auto store = std::make_shared<MemoryStore>();
   Rank zero(store, 0, 2), one(store, 1, 2);
   zero.courier.abort("enough");
-  check_message(one, one.box.receive(0, 1, 1), "AbortedError", {"rank 0 was aborted: enough"});
+  check_message(one, one.box.receive(0, 1, 1), "AbortedError", {"aborted by rank 0: enough"});
 }
 
 void what_was_sent_outlives_the_sender(bool met_before) {
@@ -210,7 +210,7 @@ TEST_CASE("abort and close tell the reason") {
     const size_t m = one.box.receive(0, 2, 1);
     zero.courier.abort("enough");
     zero.courier.close();
-    check_message(one, m, "AbortedError", {"rank 0 was aborted: enough"});
+    check_message(one, m, "AbortedError", {"aborted by rank 0: enough"});
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include "check.h"
 #include "cpu/ll.h"
+#include "fault/render.h"
 
 using namespace ringkern;
 using namespace ringkern::cpu;
@@ -163,7 +164,7 @@ TEST_CASE("damaged headers are refused") {
     CHECK(office[0].mail.step());
     if (!office[0].mail.failed()) CHECK(m->done && m->error.empty());
     else CHECK_EQ(m->done, dtype != 0);
-    return office[0].mail.failure().reason;
+    return office[0].mail.failed() ? text_of(*office[0].mail.failure()) : std::string();
   };
   CHECK_EQ(receive(2, 0), std::string());
   CHECK_EQ(receive(3, 0), std::string("the header of a message from rank 1 to rank 0 is damaged "
@@ -192,9 +193,9 @@ TEST_CASE("messages expire") {
   CHECK_CONTAINS(soon->error,
                  "rank 0 waited for a message from rank 1 (tag 2, 1 bytes) and "
                  "nothing came for 1.0 s, the timeout of 1.0 s. Did rank 1 send it");
-  CHECK_EQ(soon->error, zero.mail.failure().reason);
-  zero.mail.abort({"enough"});
-  for (const Shared& m : {later, never, any}) CHECK_CONTAINS(m->error, "The reason: enough");
+  CHECK_EQ(soon->error, text_of(*zero.mail.failure()));
+  zero.mail.abort(aborted_by(1, "enough"));
+  for (const Shared& m : {later, never, any}) CHECK_CONTAINS(m->error, "The reason: aborted by rank 1: enough");
   CHECK_EQ(any->source, kAnySource);
   CHECK_EQ(later->source, 2);
 }

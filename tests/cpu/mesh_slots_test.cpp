@@ -59,7 +59,8 @@ TEST_CASE("a round is shown with its call") {
     auto never = Wait::Clock::time_point::max();
     Wait wait(bell, 0, std::chrono::seconds(1), never);
     WaitReport report;
-    MeshCall call{peers, 0, 2, round, 0, reducer, bytes, bytes, wait, report};
+    const RankNames names;
+    MeshCall call{peers, 0, 2, round, 0, reducer, bytes, bytes, wait, report, names};
     const DirectPlan plan = DirectPlan::make(task.algorithm, 2, task.count, sizeof(float),
                                              MeshGeometry::kSlotBytes, 1, MeshGeometry::kAhead);
     Trap::set();

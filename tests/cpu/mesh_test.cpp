@@ -221,7 +221,7 @@ void who_sleeps_for_a_part_is_rung(bool comes) {
   }
   bool timed_out = false;
   CHECK_CONTAINS(text_of(errors[0], timed_out),
-                 "all_reduce int8[1000] over two_shot, simple: rank 0 waited for data from rank 1 "
+                 "all_reduce sum int8[1000] over two_shot, simple: rank 0 waited for data from rank 1 "
                  "(wants step 1, has seen 0) and nothing came for 0.2 s");
   CHECK(timed_out);
 }
@@ -265,7 +265,7 @@ void a_task_is_told_once_that_it_rests(const Way& way) {
 }
 
 void a_timeout_names_the_peer(const Way& way) {
-  const std::string over = "all_reduce int8[10] over " + std::string(name_of(way.algorithm)) +
+  const std::string over = "all_reduce sum int8[10] over " + std::string(name_of(way.algorithm)) +
                            ", " + name_of(way.protocol) + ": rank ";
   for (const int ranks : {2, 3, 5}) {
     const int absent = ranks / 2;

@@ -159,7 +159,7 @@ TEST_CASE("an abort ends every wait") {
         for (int r = 0; r < 4; ++r) {
           CHECK_CONTAINS(texts[size_t(r)], "aborted");
           if (sleeping)
-            CHECK_CONTAINS(texts[size_t(r)], "all_reduce int8[100000] over " +
+            CHECK_CONTAINS(texts[size_t(r)], "all_reduce sum int8[100000] over " +
                                                  std::string(name_of(protocol)) + ": rank " +
                                                  std::to_string(r) + " waited for ");
         }
@@ -201,7 +201,9 @@ TEST_CASE("a timeout names the peer") {
       ThreadRing three(3, g, std::chrono::milliseconds(200));
       texts = without_one(three, 1, task_over(protocol, collective), 1000, timed_out, [] {});
       CHECK(timed_out);  // one of the two; it then aborts the other
-      CHECK_CONTAINS(texts[0], std::string(name_of(collective)) + " int8[1000] over ");
+      CHECK_CONTAINS(texts[0], collective == Collective::broadcast
+                                   ? "broadcast int8[1000] root=0 over "
+                                   : "all_reduce sum int8[1000] over ");
       CHECK_CONTAINS(texts[0],
                      "rank 0 waited for a free slot at rank 1 (wants step 1, has seen 0)");
       CHECK_CONTAINS(texts[2], "rank 2 waited for data from rank 1 (wants step 1, has seen 0)");

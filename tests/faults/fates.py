@@ -45,6 +45,7 @@ def error_of(call: Callable[[], object]) -> dict[str, Any]:
             "seq": error.seq,
             "phase": error.phase,
             "text": str(error),
+            "fault": error.fault.to_dict() if error.fault else None,
         }
 
 

@@ -77,8 +77,8 @@ class BusyRank {
       ++met;
     };
     calls.lost = [this](int, std::exception_ptr why) { lost += why != nullptr; };
-    calls.told = [](int who, const LastWord& word) {
-      if (who == 0) FAIL(word.reason);  // not so: it can still be reached
+    calls.told = [](int who, const Fault& why) {
+      if (who == 0) FAIL(text_of(why));  // not so: it can still be reached
     };
     doorman_.emplace(store_, "group", 0, 3, terms(), calls);
     zero_ = read_address(store_->get("ringkern/group/3/0/address/0", kLong), 0,

@@ -350,7 +350,7 @@ def test_a_message_that_its_receiver_does_not_expect(
         found = pool.run(_message, sent, expected, dtype, source, before, timeout_s=ALL_S)
         kind, text, took = found[-1]
         assert kind == "CollectiveMismatchError", text
-        wanted = f"sent a message of {4 * sent} bytes of float32 to rank 3 on host b, which expects"
+        wanted = f"sent {4 * sent} bytes of float32 to rank 3 on host b, which expects"
         assert wanted in text
         print(f"{took:.2f} s: {text}")
 

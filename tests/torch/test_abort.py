@@ -167,7 +167,7 @@ def _never_called(rank: int, size: int, protocol: str, n: int) -> list[str]:
 @pytest.mark.parametrize(("protocol", "n"), [("simple", 5), ("ll", 5), ("ll128", 3_000_000)])
 def test_a_rank_that_never_calls(ranks: Pool, protocol: str, n: int) -> None:
     (first, second, third), (late,) = ranks(2).run(_never_called, protocol, n)
-    assert f"all_reduce float32[{n}] over {protocol}: rank 0 waited for" in first
+    assert f"all_reduce sum float32[{n}] over {protocol}: rank 0 waited for" in first
     assert "rank 1" in first
     assert "nothing came for 1.0 s" in first
     assert "Waiting for rank 1 (pid " in first

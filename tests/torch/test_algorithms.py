@@ -130,7 +130,7 @@ def test_the_error_of_one_who_waits_names_the_way(ranks: Pool) -> None:
             continue
         seen.add((algorithm, protocol, way))
         text = ranks(2).run(_lonely, n, algorithm, protocol)[0]
-        told = f"seq=2 all_reduce float32[{n}] over {over(way)}: rank 0 waited for "
+        told = f"seq=2 all_reduce sum float32[{n}] over {over(way)}: rank 0 waited for "
         assert text.startswith(told)
 
 
@@ -255,5 +255,5 @@ def test_algorithm_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         for text in own.run(_by_default)[0]:
             # The protocol is the processor's choice.
             assert re.search(
-                r"all_reduce float32\[10000\] over one_shot, (simple|ll): rank 0 waited for", text
+                r"all_reduce sum float32\[10000\] over one_shot, (simple|ll): rank 0 waited for", text
             )

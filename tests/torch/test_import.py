@@ -99,8 +99,12 @@ def test_all_is_documented_and_there() -> None:
 def test_errors_are_one_family() -> None:
     errors = ringkern.errors
     base = errors.RingKernError
-    classes = [value for value in vars(errors).values() if isinstance(value, type)]
-    assert all(issubclass(cls, base) and cls.__doc__ for cls in classes)
+    exceptions = [
+        value
+        for value in vars(errors).values()
+        if isinstance(value, type) and issubclass(value, Exception)
+    ]
+    assert all(issubclass(cls, base) and cls.__doc__ for cls in exceptions)
     assert issubclass(base, RuntimeError)
     assert issubclass(errors.CollectiveTimeoutError, TimeoutError)
     assert issubclass(errors.SharedMemoryError, errors.TransportError)

@@ -446,7 +446,7 @@ def test_a_rank_that_does_not_come(ranks: Pool, n: int) -> None:
     text = ranks(2).run(_timed_out, n)[0]
     way = ", ".join(reference.way_of("all_reduce", 2, 4 * n))
     assert text.startswith(
-        f"seq=2 all_reduce float32[{n}] over {way}: rank 0 waited for data from rank 1"
+        f"seq=2 all_reduce sum float32[{n}] over {way}: rank 0 waited for data from rank 1"
     )
 
 

@@ -50,7 +50,7 @@ RING = {"name": "ringkern/0", "key": "", "device": "cpu", "rank": 0, "ranks": 4,
 
 def ring(call: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     """As C++ gives it, with one call."""
-    return RING | {"failure": "", "calls": [CALL | (call or {})]} | changes
+    return RING | {"failure": None, "calls": [CALL | (call or {})]} | changes
 
 
 @pytest.mark.parametrize(
@@ -112,9 +112,10 @@ def test_every_collective_is_in_the_form() -> None:
 def test_rings_of_one_name_are_told_apart() -> None:
     """As the ring that failed, and the one that took its place."""
     first, third = (ring(key=f"ringkern/ringkern/0/cpu/4/{n}") for n in (0, 2))
-    record = recorder.flight_record([first | {"failure": "rank 2 died"}, third], 0)
+    record = recorder.flight_record([first | {"failure": {"cause": "peer_lost", "text": "rank 2 died", "rank": 2}}, third], 0)
     assert list(record["pg_config"]) == ["ringkern/0/cpu", "ringkern/0/cpu #3"]
     assert record["failures"] == {"ringkern/0/cpu": "rank 2 died"}
+    assert record["faults"]["ringkern/0/cpu"]["rank"] == 2
     # Those of one rank are counted nowhere.
     record = recorder.flight_record([ring(), ring(device="cuda:1"), ring()], 0)
     assert list(record["pg_config"]) == ["ringkern/0/cpu", "ringkern/0/cuda", "ringkern/0/cpu #2"]
