@@ -43,8 +43,8 @@ void throw_if_at_odds(const Control& control) {
 Communicator::Communicator(std::shared_ptr<Store> store, std::string name, int rank, int ranks,
                            Milliseconds timeout, RankNames names)
     : store_(std::move(store)), name_(std::move(name)), rank_(rank), ranks_(ranks),
-      timeout_(timeout), names_(std::move(names)), born_in_(int(getpid())), generation_(watch_forks()),
-      worker_(std::make_unique<Worker>()) {
+      timeout_(timeout), names_(std::move(names)), born_in_(int(getpid())),
+      generation_(watch_forks()), worker_(std::make_unique<Worker>()) {
   if (ranks < 1 || ranks > kMaxRanks)
     throw UsageError("a communicator has 1 to " + std::to_string(kMaxRanks) + " ranks, not " +
                      std::to_string(ranks));

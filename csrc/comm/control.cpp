@@ -74,8 +74,8 @@ Control::~Control() { delete alone_; }
 
 void Control::map(int peer, int fd) {
   check_memory_of(peer, fd, sizeof(Page), names);
-  pages_[size_t(peer)] = static_cast<Page*>(mappings_.map(
-      fd, 0, sizeof(Page), "mmap of the control page of " + names.text(peer)));
+  pages_[size_t(peer)] = static_cast<Page*>(
+      mappings_.map(fd, 0, sizeof(Page), "mmap of the control page of " + names.text(peer)));
   if (peer == 0) first_to_fail_ = &pages_[0]->first_to_fail;
 }
 

@@ -50,7 +50,7 @@ std::optional<Fault> mismatch_in(const Control& control, uint64_t seq) {
     const Call& usual = calls.at(right);
     if (call.alike(usual)) continue;
     Fault f = found(control, Event::mismatch, wrong, seq);
-    f.mine = seen(control, right);  // this rank, or the first that has what most have
+    f.mine = seen(control, right);            // this rank, or the first that has what most have
     f.whole = call.part_of != usual.part_of;  // what the ranks' programs call
     f.mine.call = seen(control, usual, f.whole != 0);
     f.theirs.call = seen(control, call, f.whole != 0);
@@ -121,7 +121,8 @@ Fault timed_out(const Control& control, Fault f) {
   const auto late = late_rank(control, seq);
   const int rank = late ? *late : control.names.rank(f.rank);
   f.rank = control.names.number(rank);
-  const CallSeen call = f.mine.call;
+  CallSeen call = f.mine.call;
+  if (const auto found = control.call(control.rank, f.seq)) call = seen(control, *found);
   f.mine = seen(control, control.rank);
   f.mine.call = call;
   if (rank >= 0) f.theirs = seen(control, rank);

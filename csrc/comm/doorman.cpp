@@ -29,8 +29,7 @@ void hang_up(const Fd& socket) { ::shutdown(socket.get(), SHUT_RDWR); }
 Doorman::Doorman(std::shared_ptr<Store> store, const std::string& name, int rank, int ranks,
                  const Terms& terms, PeerCalls calls, RankNames names)
     : store_(std::move(store)), rank_(rank), ranks_(ranks), names_(std::move(names)), terms_(terms),
-      calls_(std::move(calls)),
-      address_(my_address(terms, random_id())),
+      calls_(std::move(calls)), address_(my_address(terms, random_id())),
       prefix_(unique_prefix(*store_, name, {rank, ranks})),
       listener_(listen_on(socket_name(address_.socket))), bell_(make_bell()) {
   store_->set(key("address", rank_), to_bytes(address_));
@@ -164,7 +163,8 @@ bool Doorman::hear(Line& line) {
     }
     calls_.lost(line.peer, std::current_exception());
     // The peer has met this rank, for all it knows: an end of file alone would not say why.
-    if (line.stage != Line::Stage::stranger) say(line, fault(Event::cannot_exchange, e.what(), line.peer));
+    if (line.stage != Line::Stage::stranger)
+      say(line, fault(Event::cannot_exchange, e.what(), line.peer));
   }
   return false;
 }
@@ -242,11 +242,12 @@ bool Doorman::run(Errand& errand) {
     errand.pause = std::min(errand.pause * 3 / 2 + Milliseconds(1), kLongestPause);
     if (!errand.address) {
       if (store_->add(key("present", peer), 0) == 0) return false;
-      errand.address =
-          read_address(store_->get(key("address", peer), kStoreAnswers), peer, address_, rank_, names_);
+      errand.address = read_address(store_->get(key("address", peer), kStoreAnswers), peer,
+                                    address_, rank_, names_);
       check_reachable(address_, rank_, *errand.address, peer, names_);
     }
-    const std::string name = names_.text(peer) + " (pid " + std::to_string(errand.address->pid) + ")";
+    const std::string name =
+        names_.text(peer) + " (pid " + std::to_string(errand.address->pid) + ")";
     std::optional<Fd> socket;
     try {
       socket = connect_to(socket_name(errand.address->socket));
@@ -254,7 +255,8 @@ bool Doorman::run(Errand& errand) {
       const std::string text = names_.text(rank_) + " cannot connect to " + name + ": " + e.what() +
                                ". Either that process has ended or left the group, or the two are "
                                "in different network namespaces (docker: --network=host)";
-      if (e.code() == std::errc::connection_refused) throw PeerLostError(text, {names_.number(peer)});
+      if (e.code() == std::errc::connection_refused)
+        throw PeerLostError(text, {names_.number(peer)});
       throw TransportError(text);
     }
     if (!socket) return false;

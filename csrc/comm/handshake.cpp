@@ -84,10 +84,9 @@ void check_terms(const Hello& mine, const Hello& theirs, const RankNames& names)
   static_assert(kProtocols == 3, "every protocol's slot_bytes is compared above");
   const std::string remedy = ": all ranks of a group need the same devices and settings";
   if (text(mine.device) != text(theirs.device))
-    throw RendezvousError(
-        disagreement("device", mine.from, text(mine.device), theirs.from, text(theirs.device),
-                     names) +
-        remedy);
+    throw RendezvousError(disagreement("device", mine.from, text(mine.device), theirs.from,
+                                       text(theirs.device), names) +
+                          remedy);
   for (const Field& f : fields)
     if (f.mine != f.theirs)
       throw RendezvousError(disagreement(f.name, mine.from, std::to_string(f.mine), theirs.from,
@@ -239,8 +238,9 @@ std::string read_passed_on(const std::string& bytes, const Hello& mine, int owne
   std::memcpy(&p, bytes.data(), std::min(bytes.size(), sizeof p));
   if (!is_greeting(bytes, mine.session) || bytes.size() < sizeof p ||
       bytes.size() - sizeof p != p.offer_bytes || p.owner != owner)
-    throw RendezvousError(names.text(from) + " should have passed the offer of " + names.text(owner) +
-                          " to " + names.text(mine.from) + ", and sent something else");
+    throw RendezvousError(names.text(from) + " should have passed the offer of " +
+                          names.text(owner) + " to " + names.text(mine.from) +
+                          ", and sent something else");
   return bytes.substr(sizeof p);
 }
 

@@ -188,13 +188,14 @@ struct Task {
   int root = 0;                                   // of a broadcast, a reduce or a message
   mutable Algorithm algorithm = Algorithm::ring;  // of an all-reduce; all else has the ring
   void* stream = nullptr;
-  Milliseconds timeout{0};  // for each wait on a CPU; 0: the executor's
+  Milliseconds timeout{0};  // for each wait; 0: the executor's
   // Where it is open, the communicator chooses algorithm and protocol, by what its ranks have
   // agreed on.
   Choice choice = Choice::none;
-  mutable uint64_t seq = 0;      // on its ring, from 1: the communicator counts; 0: nobody does
-  mutable uint64_t history = 0;  // as in CallLine
-  mutable bool rested = false;   // a wait took more than some microseconds; the executor says so
+  mutable uint64_t seq = 0;        // on its ring, from 1: the communicator counts; 0: nobody does
+  mutable uint64_t history = 0;    // as in CallLine
+  mutable bool rested = false;     // a wait took more than some microseconds; the executor says so
+  mutable bool under_way = false;  // its end is to be read from Executor::progress()
   // Called on a CPU, if at all, when a wait takes more than some microseconds, and once only.
   void (*rests)(void* with) = nullptr;
   void* with = nullptr;
@@ -241,6 +242,12 @@ class Executor {
   virtual void abort() = 0;
   // Returns when everything that was enqueued has ended; false if it has not within `patience`.
   virtual bool drain(Milliseconds /*patience*/) { return true; }
+  // How far what was enqueued has come, as the device has shown without being asked. Any thread.
+  struct Progress {
+    uint64_t done = 0;  // the number of the last task that was under way and has ended well
+    std::optional<Fault> failed{};
+  };
+  virtual Progress progress() const { return {}; }
 };
 
 }  // namespace ringkern

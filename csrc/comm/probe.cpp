@@ -190,7 +190,8 @@ std::optional<std::string> ProbeWords::difference(int writer, int reader,
 void check_probed(const ProbedLink& link, const ProbeWords& words, int rank, Milliseconds patience,
                   const ProbeNames& names) {
   const auto fail = [&](const std::string& text) {
-    throw TransportError(text + ". " + names.remedy, {words.names().number(link.peer), 0, "probed its links"});
+    throw TransportError(text + ". " + names.remedy,
+                         {words.names().number(link.peer), 0, "probed its links"});
   };
   const std::string late = " did not arrive within " + in_seconds(patience);
   const auto check = [&](int reader, const uint64_t* found, const std::string& what) {

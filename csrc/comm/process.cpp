@@ -79,7 +79,8 @@ ProcessEnd how_it_ended(int pidfd, int64_t pid) {
     (void)::poll(&ended, 1, kUntilItHasEnded);
   }
   const Stat stat = stat_of(pid);
-  if (stat.state == 'Z') return {ProcessEnd::status, stat.exit_code};  // nobody has waited for it yet
+  if (stat.state == 'Z')
+    return {ProcessEnd::status, stat.exit_code};  // nobody has waited for it yet
   PidfdInfo info{};
   info.mask = kPidfdInfoExit;
   if (pidfd >= 0 && ::ioctl(pidfd, kPidfdGetInfo, &info) == 0 && (info.mask & kPidfdInfoExit) != 0)

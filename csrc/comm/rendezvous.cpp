@@ -205,7 +205,8 @@ void Exchange::pass_round() {
     owner = (owner + back) % place_.size;
     auto [received, message] =
         await_message(prev_.socket, place_.prev, "to pass the offer of " + name_of(owner));
-    if (received == Received::broken) throw RendezvousError(not_whole(place_.prev, place_.rank, place_.names));
+    if (received == Received::broken)
+      throw RendezvousError(not_whole(place_.prev, place_.rank, place_.names));
     const Hello mine = my_hello(terms_, session_, place_.size, place_.rank, place_.prev);
     message.bytes = read_passed_on(message.bytes, mine, owner, place_.prev, place_.names);
     others_.push_back(std::move(message));
@@ -233,7 +234,8 @@ std::pair<Received, Message> Exchange::await_message(const Fd& socket, int rank,
 }
 
 void Exchange::take_greeting(Met& from, int rank, Received received, Message&& message) const {
-  if (received == Received::broken) throw RendezvousError(not_whole(rank, place_.rank, place_.names));
+  if (received == Received::broken)
+    throw RendezvousError(not_whole(rank, place_.rank, place_.names));
   const Hello mine = my_hello(terms_, session_, place_.size, place_.rank, rank);
   Greeting greeting = read_greeting(message.bytes, mine, rank, place_.names);
   from.hello = greeting.hello;
@@ -305,8 +307,8 @@ Neighbours join_ring(
 
 void check_same_user(const Fd& socket, const std::string& here, const std::string& name) {
   if (const uid_t theirs = peer_uid(socket), mine = own_uid(); theirs != mine)
-    throw TransportError(here + " runs as user " + std::to_string(mine) + ", " +
-                         name + " as user " + std::to_string(theirs) +
+    throw TransportError(here + " runs as user " + std::to_string(mine) + ", " + name +
+                         " as user " + std::to_string(theirs) +
                          ": memory is shared between "
                          "processes of one user only; start all ranks as the same user, in one "
                          "user namespace");

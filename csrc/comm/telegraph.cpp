@@ -389,7 +389,7 @@ Fault Telegraph::tell(Fault mine, Milliseconds patience) {
 }
 std::optional<Fault> Telegraph::hear(Milliseconds patience) { return clerk_->hear(patience); }
 std::vector<std::optional<CallAt>> Telegraph::call_roll(Milliseconds patience,
-                                                             const std::function<bool()>& enough) {
+                                                        const std::function<bool()>& enough) {
   return clerk_->call_roll(patience, enough);
 }
 bool Telegraph::store_answers() const { return clerk_->store_answers(); }

@@ -85,7 +85,7 @@ class Telegraph {
   // the store: allow more than a second. `enough`, if any, is asked now and then: true ends it,
   // too, but one rank of a host does not: it waits for all ranks.
   std::vector<std::optional<CallAt>> call_roll(Milliseconds patience,
-                                                    const std::function<bool()>& enough = nullptr);
+                                               const std::function<bool()>& enough = nullptr);
   // False: for more than a second it has been asked in vain.
   bool store_answers() const;
 

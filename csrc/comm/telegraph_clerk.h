@@ -95,9 +95,9 @@ class Telegraph::Clerk : public std::enable_shared_from_this<Clerk> {
   bool watching_ = false, in_call_ = false;
   bool idle_ = false;  // the thread, until somebody wakes it
   CallAt where_;
-  int listeners_ = 0;            // the call among them
-  Clock::time_point began_;      // when one of these came and no other was there
-  int waiting_ = 0;              // callers, for something that the store says
+  int listeners_ = 0;          // the call among them
+  Clock::time_point began_;    // when one of these came and no other was there
+  int waiting_ = 0;            // callers, for something that the store says
   std::optional<Fault> mine_;  // to be told
   std::shared_ptr<Roll> roll_;
   Milliseconds pause_{0};

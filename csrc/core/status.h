@@ -21,6 +21,9 @@ struct WaitReport {
   int32_t peer = -1;    // whom it waited for, where that is not a neighbour on the ring
   uint64_t wanted = 0;  // the step that had to be reached
   uint64_t seen = 0;    // the step that was last seen
+  // On a device, whose host reads this later: the call (Task::seq), and the timeout that applied.
+  uint64_t seq = 0;
+  uint64_t timeout_ns = 0;
 };
 
 }  // namespace ringkern

@@ -123,8 +123,7 @@ int64_t Arena::bytes_committed() const {
   return granules * kGranule;
 }
 
-std::shared_ptr<PeerArena> PeerArena::of(int peer, int fd, int64_t bytes,
-                                         const RankNames& names) {
+std::shared_ptr<PeerArena> PeerArena::of(int peer, int fd, int64_t bytes, const RankNames& names) {
   check_memory_of(peer, fd, bytes, names);
   static std::mutex mutex;
   static auto* const known = new std::map<std::pair<dev_t, ino_t>, std::weak_ptr<PeerArena>>;
@@ -138,9 +137,8 @@ std::shared_ptr<PeerArena> PeerArena::of(int peer, int fd, int64_t bytes,
   if (arena == nullptr) {
     const int own = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
     if (own < 0)
-      throw TransportError("the memory for tensors of " + names.text(peer) +
-                           " cannot be kept: " + std::generic_category().message(errno) +
-                           " (ulimit -n)");
+      throw TransportError("the memory for tensors of " + names.text(peer) + " cannot be kept: " +
+                           std::generic_category().message(errno) + " (ulimit -n)");
     entry = arena = std::make_shared<PeerArena>(own, bytes);
   }
   return arena;

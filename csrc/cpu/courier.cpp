@@ -119,7 +119,8 @@ void Courier::Body::check(const Message& m) const {
   if (m.peer == rank_) throw UsageError(what + "itself");
   const bool anyone = !m.sends && m.peer == kAnySource && ranks_ > 1;
   if (!anyone && (m.peer < 0 || m.peer >= ranks_))
-    throw UsageError(what + names_.text(m.peer) + ": there are " + std::to_string(ranks_) + " ranks");
+    throw UsageError(what + names_.text(m.peer) + ": there are " + std::to_string(ranks_) +
+                     " ranks");
   if (m.bytes < 0) throw UsageError("a message cannot have " + std::to_string(m.bytes) + " bytes");
   if (m.bytes > 0 && m.data == nullptr)
     throw UsageError("a message of " + std::to_string(m.bytes) + " bytes needs data");
@@ -132,7 +133,8 @@ void Courier::Body::post(std::vector<Message> messages) {
   std::lock_guard lock(mutex_);
   if (closed_) throw UsageError("the messages of group '" + name_ + "' are closed");
   if (poisoned_)
-    throw_unusable("the messages of group '" + name_ + "' became unusable " + ago(poisoned_at_) + ": ",
+    throw_unusable("the messages of group '" + name_ + "' became unusable " + ago(poisoned_at_) +
+                       ": ",
                    *poisoned_);
   if (messages.empty()) return;
   unfinished_ += messages.size();

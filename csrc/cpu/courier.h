@@ -39,8 +39,8 @@ class Courier {
  public:
   // Leaves this rank's address in the store and starts; does not wait for anybody. `name` is the
   // same on all ranks and may be used again for a later courier.
-  Courier(std::shared_ptr<Store> store, std::string name, int rank, int ranks,
-          Milliseconds timeout, RankNames names = {});
+  Courier(std::shared_ptr<Store> store, std::string name, int rank, int ranks, Milliseconds timeout,
+          RankNames names = {});
   ~Courier();
   Courier(const Courier&) = delete;
   Courier& operator=(const Courier&) = delete;

@@ -36,7 +36,8 @@ void* ShmTransport::map(const Offer& offer, int peer) {
   check_memory_of(peer, offer.fd, bytes_, names_);
   if (arenas_ != nullptr && arenas_->mine != nullptr && offer.second_fd >= 0) {
     if (arenas_->of.size() <= size_t(peer)) arenas_->of.resize(size_t(peer) + 1);
-    arenas_->of[size_t(peer)] = PeerArena::of(peer, offer.second_fd, arenas_->mine->bytes(), names_);
+    arenas_->of[size_t(peer)] =
+        PeerArena::of(peer, offer.second_fd, arenas_->mine->bytes(), names_);
   }
   return mappings_.map(offer.fd, 0, bytes_, "mmap of the memory of " + names_.text(peer));
 }

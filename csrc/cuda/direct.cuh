@@ -60,7 +60,9 @@ class LLMesh {
     st_shared(&post.prev, reinterpret_cast<LinkCounters*>(prev + links));
     st_shared(&post.mailbox, rank.mailbox);
     st_shared(&post.failed, rank.failed);
+    st_shared(&post.ended, rank.ended);
     st_shared(&post.timeout_ns, args.timeout_ns);
+    st_shared(&post.seq, args.seq);
     st_shared(&post.channel, channel);
     st_shared(&post.poisoned, &mine->poisoned.value);
   }
@@ -341,6 +343,7 @@ direct_kernel(RK_ARGUMENT DirectArgs args) {
   Verdict verdict = mesh.begin();
   if (verdict == Verdict::ok) verdict = run_direct(args.plan, channel, mesh);
   mesh.end(verdict);
+  tell_end(post, verdict, args.plan.channels);
 }
 
 }  // namespace ringkern::cuda

@@ -36,6 +36,7 @@ class Engine final : public Executor {
   bool enqueues() const override { return true; }
   void abort() override { launcher_.abort(); }
   bool drain(Milliseconds patience) override { return launcher_.drain(patience); }
+  Progress progress() const override { return launcher_.progress(); }
 
  private:
   Launcher launcher_;

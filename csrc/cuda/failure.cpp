@@ -2,15 +2,16 @@
 
 namespace ringkern::cuda {
 
-void throw_failure(const WaitReport& report, int rank, int ranks, Milliseconds timeout,
-                   const RingOrders& orders, const RankNames& names) {
+Fault fault_in(const WaitReport& report, int rank, int ranks, const RingOrders& orders,
+               const RankNames& names) {
   const bool data = report.what == WaitFor::data;
   const int neighbour =
       data ? orders.prev(report.channel, rank, ranks) : orders.next(report.channel, rank, ranks);
   const int peer = report.peer >= 0 ? report.peer : neighbour;
-  Fault f = failed_wait(report, rank, peer, 0, {}, std::chrono::nanoseconds(timeout).count(), names);
+  Fault f = failed_wait(report, rank, peer, report.seq, {}, int64_t(report.timeout_ns), names);
+  f.mine.call.is_there = 0;  // a device knows its number alone
   f.waits = kWaitsOnDevice;
-  throw_wait(f);
+  return f;
 }
 
 }  // namespace ringkern::cuda

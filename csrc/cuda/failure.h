@@ -1,12 +1,11 @@
-// What is said of a wait that failed on the device.
+// A wait that failed on the device, as its rank has reported it.
 #pragma once
 
 #include "comm/ports.h"
 
 namespace ringkern::cuda {
 
-// Throws TimeoutError or AbortedError, with who waited for whom.
-[[noreturn]] void throw_failure(const WaitReport& report, int rank, int ranks, Milliseconds timeout,
-                                const RingOrders& orders = {}, const RankNames& names = {});
+Fault fault_in(const WaitReport& report, int rank, int ranks, const RingOrders& orders = {},
+               const RankNames& names = {});
 
 }  // namespace ringkern::cuda

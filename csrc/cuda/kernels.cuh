@@ -35,10 +35,11 @@ ring_kernel(RK_ARGUMENT LaunchArgs args) {
   RK_SHARED(Post, post);
   Ends<P> ends(args, rank, channel, post);
   typename LinkOf<P, A>::type link(ends, arithmetic);
-  // Do it, and remember how far I came.
+  // Do it, remember how far I came, and say so.
   Verdict verdict = ends.begin();
   if (verdict == Verdict::ok) verdict = run_schedule(args.plan, rank.rank, channel, link);
   ends.end(verdict);
+  tell_end(post, verdict, args.plan.channels);
 }
 
 template <Protocol P>

@@ -24,11 +24,13 @@ inline constexpr int kPlanWorkers = workers_of(kMaxThreads);
 // Written over the counters that a neighbour polls by a rank that gives up; no step gets so far.
 inline constexpr uint64_t kPoisoned = ~uint64_t(0);
 
-// Host memory that the device sees. The first wait of a rank that fails fills in the report, its
+// Host memory that the device sees, of one rank. The first wait that fails fills in the report, its
 // verdict last.
 struct Mailbox {
   uint32_t aborted;  // by the host: every wait of this rank ends
   alignas(kCacheLine) WaitReport report;
+  // The number of the last call whose blocks have all ended well.
+  alignas(kCacheLine) uint64_t done;
 };
 
 // One rank of this launch.
@@ -42,6 +44,7 @@ struct RankArgs {
   std::byte* const* all = nullptr;  // by rank, this one's among them; in device memory
   Mailbox* mailbox = nullptr;
   uint32_t* failed = nullptr;  // in device memory; once set, every launch of this rank ends at once
+  uint32_t* ended = nullptr;   // beside it: blocks of this launch that have; 0 between launches
 };
 
 // Block b runs channel b % plan.channels of ranks[b / plan.channels].
@@ -50,6 +53,7 @@ struct LaunchArgs {
   Geometry geometry;
   Reduction reduction;
   uint64_t timeout_ns = 0;  // for each wait; 0: none
+  uint64_t seq = 0;         // of the call, for the host to read when it has ended; 0: nobody does
   RankArgs ranks[kMaxLocalRanks];
 };
 // The same for the direct all-reduces.
@@ -60,6 +64,7 @@ struct DirectArgs {
   MeshGeometry mesh;
   Reduction reduction;
   uint64_t timeout_ns = 0;
+  uint64_t seq = 0;
   RankArgs ranks[kMaxLocalRanks];
 };
 // The same round the ring with a clock.

@@ -20,6 +20,7 @@ class LaunchOrder {
 
   // Around a launch on `stream`.
   void follow_last(cudaStream_t stream);
+  bool capturing() const { return capturing_; }  // whether it becomes part of a graph
   void note_last(cudaStream_t stream);
 
   // Makes `stream` follow the last launch outside of captures.

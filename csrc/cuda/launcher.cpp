@@ -52,10 +52,11 @@ void Launcher::check_neighbours() const {
       for (const int peer :
            {orders_.next(channel, seat.rank, ranks_), orders_.prev(channel, seat.rank, ranks_)})
         if (size_t(peer) >= seat.segments.all.size() || seat.segments.all[size_t(peer)] == nullptr)
-          throw TransportError(seat.segments.names.text(seat.rank) + " and " + seat.segments.names.text(peer) +
-                               " are neighbours on a ring, and device " + std::to_string(device_) +
-                               " of " + seat.segments.names.text(seat.rank) + " has no access to the memory of " +
+          throw TransportError(seat.segments.names.text(seat.rank) + " and " +
                                seat.segments.names.text(peer) +
+                               " are neighbours on a ring, and device " + std::to_string(device_) +
+                               " of " + seat.segments.names.text(seat.rank) +
+                               " has no access to the memory of " + seat.segments.names.text(peer) +
                                ". Take an order of the ranks in which neighbours "
                                "have (see nvidia-smi topo -p2p r)");
 }
@@ -153,6 +154,7 @@ void Launcher::check_task(const Task& task) const {
 }
 
 void Launcher::run(std::span<const Task> tasks) {
+  for (const Task& each : tasks) each.under_way = false;
   const Task& task = tasks.front();
   throw_if_failed(task);
   check_task(task);
@@ -163,15 +165,17 @@ void Launcher::run(std::span<const Task> tasks) {
   const auto stream = static_cast<cudaStream_t>(task.stream);
   const DType dtype = task.reduction.dtype;
   const Combine combine = task.reduction.combine;
+  bool under_way = false;
   if (task.algorithm == Algorithm::ring) {
     Plan plan = Plan::make(task.collective, task.protocol, ranks_, task.count, size_of(dtype),
                            kPlanWorkers, geometry_, shape.channels, task.root);
     plan.orders = orders_;
     if (task.timeline != nullptr)
-      return launch(timed_kernel_for(task.protocol), timed_arguments(tasks, plan), shape.threads,
-                    stream);
-    launch(kernel_for(task.protocol, dtype, combine), arguments<LaunchArgs>(tasks, plan),
-           shape.threads, stream);
+      under_way = launch(timed_kernel_for(task.protocol), timed_arguments(tasks, plan),
+                         shape.threads, stream);
+    else
+      under_way = launch(kernel_for(task.protocol, dtype, combine),
+                         arguments<LaunchArgs>(tasks, plan), shape.threads, stream);
   } else {
     const DirectPlan plan =
         DirectPlan::make(task.algorithm, ranks_, task.count, size_of(dtype),
@@ -179,16 +183,18 @@ void Launcher::run(std::span<const Task> tasks) {
     DirectArgs args = arguments<DirectArgs>(tasks, plan);
     args.orders = orders_;
     args.mesh = mesh_;
-    launch(direct_kernel_for(dtype, combine), args, shape.threads, stream);
+    under_way = launch(direct_kernel_for(dtype, combine), args, shape.threads, stream);
   }
+  for (const Task& each : tasks) each.under_way = under_way;
 }
 
 template <class Args>
-void Launcher::launch(const void* kernel, Args args, int threads, cudaStream_t stream) {
+bool Launcher::launch(const void* kernel, Args args, int threads, cudaStream_t stream) {
   const auto blocks = unsigned(args.plan.channels) * unsigned(seats_.size());
   void* parameters[] = {&args};
   try {
     order_.follow_last(stream);
+    if (order_.capturing()) args.seq = 0;
     check(cudaLaunchKernel(kernel, dim3(blocks), dim3(unsigned(threads)), parameters, 0, stream),
           "cudaLaunchKernel");
     order_.note_last(stream);
@@ -197,6 +203,7 @@ void Launcher::launch(const void* kernel, Args args, int threads, cudaStream_t s
     abort();  // the others must not wait for what was not launched
     throw;
   }
+  return args.seq > 0;
 }
 
 TimedArgs Launcher::timed_arguments(std::span<const Task> tasks, const Plan& plan) const {
@@ -208,11 +215,14 @@ TimedArgs Launcher::timed_arguments(std::span<const Task> tasks, const Plan& pla
 
 template <class Args, class P>
 Args Launcher::arguments(std::span<const Task> tasks, const P& plan) const {
+  const Task& task = tasks.front();
+  const std::chrono::nanoseconds timeout = task.timeout.count() > 0 ? task.timeout : timeout_;
   Args args;
   args.plan = plan;
   args.geometry = geometry_;
-  args.reduction = tasks.front().reduction;
-  args.timeout_ns = uint64_t(std::chrono::nanoseconds(timeout_).count());
+  args.reduction = task.reduction;
+  args.timeout_ns = uint64_t(timeout.count());
+  args.seq = task.seq;
   for (size_t i = 0; i < seats_.size(); ++i) {
     const Segments& s = seats_[i].segments;
     auto* mine = static_cast<std::byte*>(s.mine);
@@ -225,7 +235,8 @@ Args Launcher::arguments(std::span<const Task> tasks, const P& plan) const {
                      static_cast<std::byte*>(s.prev),
                      tables_ + i * size_t(ranks_),
                      &mailboxes_[i],
-                     &tail->failed};
+                     &tail->failed,
+                     &tail->ended};
   }
   return args;
 }
@@ -254,8 +265,14 @@ void Launcher::throw_if(Verdict verdict) {
     WaitReport& r = mailboxes_[i].report;
     if (std::atomic_ref<Verdict>(r.verdict).load(std::memory_order_acquire) != verdict) continue;
     abort();
-    throw_failure(r, seats_[i].rank, ranks_, timeout_, orders_, seats_[i].segments.names);
+    throw_wait(fault_of(i));
   }
+}
+
+// What the seat has reported.
+Fault Launcher::fault_of(size_t seat) const {
+  const Segments& segments = seats_[seat].segments;
+  return fault_in(mailboxes_[seat].report, seats_[seat].rank, ranks_, orders_, segments.names);
 }
 
 void Launcher::throw_if_failed(const Task& task) {
@@ -316,6 +333,25 @@ void Launcher::poison_others() {
       }
     }
   }
+}
+
+Executor::Progress joined(const Executor::Progress& a, const Executor::Progress& b) {
+  const bool cause = b.failed && b.failed->cause == Cause::timed_out;
+  return {std::min(a.done, b.done), cause || !a.failed ? b.failed : a.failed};
+}
+
+Executor::Progress Launcher::progress() const {
+  const auto of = [this](size_t seat) {
+    Mailbox& mailbox = mailboxes_[seat];
+    Executor::Progress p;
+    p.done = std::atomic_ref(mailbox.done).load(std::memory_order_acquire);
+    const Verdict verdict = std::atomic_ref(mailbox.report.verdict).load(std::memory_order_acquire);
+    if (verdict != Verdict::ok) p.failed = fault_of(seat);
+    return p;
+  };
+  Executor::Progress all = of(0);
+  for (size_t i = 1; i < seats_.size(); ++i) all = joined(all, of(i));
+  return all;
 }
 
 bool Launcher::drain(Milliseconds patience) {

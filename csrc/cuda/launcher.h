@@ -16,6 +16,7 @@ namespace ringkern::cuda {
 // What lies behind the FIFOs and the mesh in a rank's segment.
 struct SegmentTail {
   alignas(kCacheLine) uint32_t failed;
+  uint32_t ended;
 };
 constexpr int64_t tail_offset(const Geometry& g, int ranks) {
   return g.bytes() + MeshGeometry::make(ranks, g.channels).bytes();
@@ -31,6 +32,10 @@ struct Seat {
   Segments segments;
 };
 
+// Returns how far two have come together: no further than either, and failed as the one that is the
+// cause, a deadline that has passed.
+Executor::Progress joined(const Executor::Progress& a, const Executor::Progress& b);
+
 // Nothing of `run` allocates, synchronises or takes a lock.
 class Launcher {
  public:
@@ -44,7 +49,9 @@ class Launcher {
   Launcher& operator=(const Launcher&) = delete;
 
   // One task for each seat; they differ in `in` and `out` only. Throws what an earlier launch
-  // failed of, as soon as it is known.
+  // failed of, as soon as it is known. Leaves them `under_way` where their number will be posted:
+  // not where nothing is to be done, nor by a ring of one, nor in a graph, which may be replayed
+  // often or never.
   void run(std::span<const Task> tasks);
   // Throws UsageError where a task is none that these ranks have kernels for.
   void check_task(const Task& task) const;
@@ -56,16 +63,21 @@ class Launcher {
   // Returns when all launches have ended, which each does by its deadline; false if they have not
   // within `patience`.
   bool drain(Milliseconds patience);
+  // Reads how far all seats have come, as the device has posted it; takes no lock and asks the
+  // device nothing.
+  Executor::Progress progress() const;
 
  private:
+  Fault fault_of(size_t seat) const;
   void claim_memory();
   void check_resident() const;
   void run_alone(const Task& task);
   template <class Args, class P>
   Args arguments(std::span<const Task> tasks, const P& plan) const;
   TimedArgs timed_arguments(std::span<const Task> tasks, const Plan& plan) const;
+  // Returns whether the number of the call will be posted.
   template <class Args>
-  void launch(const void* kernel, Args args, int threads, cudaStream_t stream);
+  bool launch(const void* kernel, Args args, int threads, cudaStream_t stream);
   void claim_tables();
   void check_neighbours() const;
   void poison_others();

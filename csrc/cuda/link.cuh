@@ -36,6 +36,18 @@ RK_DEVICE void poison_links(LinkCounters* next, LinkCounters* prev) {
   }
 }
 
+// Tells the host which call has ended. Each of a rank's `blocks` comes here at its end, with its
+// verdict, and the last one speaks; all that they did precedes the word. A block that gave up does
+// not count, so that its call is never said to have ended.
+RK_DEVICE void tell_end(const Post& post, Verdict verdict, int blocks) {
+  if (verdict != Verdict::ok || !is_poster()) return;
+  const uint64_t seq = Post::get(post.seq);
+  if (seq == 0) return;
+  const auto others = uint32_t(blocks - 1);
+  if (others > 0 && count_round(Post::get(post.ended), others) != others) return;
+  st_release(&Post::get(post.mailbox)->done, seq);
+}
+
 // Where this rank reads and writes, and how far it has come. Every thread keeps the counters; they
 // are loaded when the kernel starts and stored when it ends, so that a replayed launch goes on
 // where the last one stopped. `AnyPost`: a Post, or one with a clock (cuda/timed.cuh).
@@ -67,7 +79,9 @@ class Ends {
     st_shared(&post.prev, reinterpret_cast<LinkCounters*>(prev + counters));
     st_shared(&post.mailbox, rank.mailbox);
     st_shared(&post.failed, rank.failed);
+    st_shared(&post.ended, rank.ended);
     st_shared(&post.timeout_ns, args.timeout_ns);
+    st_shared(&post.seq, args.seq);
     st_shared(&post.channel, channel);
   }
 

@@ -148,6 +148,7 @@ void LocalRing::run(std::span<const Task> tasks) {
   if (int(tasks.size()) != ranks_)
     throw UsageError("a ring of " + std::to_string(ranks_) + " ranks takes as many tasks, not " +
                      std::to_string(tasks.size()));
+  for (const Task& task : tasks) task.under_way = false;
   for (Part& part : parts_) part.launcher->check_task(tasks.front());
   // Two rings on the same devices, used by two threads: were they launched in one order here and in
   // another there, each could wait behind the other.
@@ -155,17 +156,23 @@ void LocalRing::run(std::span<const Task> tasks) {
   std::unique_lock turn(order, std::defer_lock);
   const bool several = parts_.size() > 1;
   if (several) turn.lock();
+  bool under_way = true;
   try {
     if (several) throw_if_failed(tasks.front());  // before any is launched; a launcher looks itself
     for (Part& part : parts_) {
       std::array<Task, kMaxLocalRanks> seated;
-      for (size_t i = 0; i < part.ranks.size(); ++i) seated[i] = tasks[size_t(part.ranks[i])];
+      for (size_t i = 0; i < part.ranks.size(); ++i) {
+        seated[i] = tasks[size_t(part.ranks[i])];
+        seated[i].seq = tasks.front().seq;
+      }
       part.launcher->run({seated.data(), part.ranks.size()});
+      under_way = under_way && seated[0].under_way;
     }
   } catch (...) {
     abort();  // kernels on other devices must not wait for what was not launched
     throw;
   }
+  for (const Task& task : tasks) task.under_way = under_way;
 }
 
 void LocalRing::throw_if_failed(const Task& task) {
@@ -176,6 +183,12 @@ void LocalRing::throw_if_failed(const Task& task) {
 
 void LocalRing::abort() {
   for (Part& part : parts_) part.launcher->abort();
+}
+
+Executor::Progress LocalRing::progress() const {
+  Executor::Progress all = parts_.front().launcher->progress();
+  for (const Part& part : parts_) all = joined(all, part.launcher->progress());
+  return all;
 }
 
 bool LocalRing::drain(Milliseconds patience) {

@@ -20,10 +20,12 @@ class LocalRing {
   LocalRing& operator=(const LocalRing&) = delete;
 
   // A task for each rank, in order; they differ in `in`, `out` and `stream` only, and those of one
-  // device have one stream. Launches on all devices, or throws; what was launched then ends.
+  // device have one stream. The number of the call is the first one's. Launches on all devices, or
+  // throws; what was launched then ends.
   void run(std::span<const Task> tasks);
   void abort();
   bool drain(Milliseconds patience);
+  Executor::Progress progress() const;  // as far as all ranks have come
   int ranks() const { return ranks_; }
   const Geometry& geometry() const { return geometry_; }
 

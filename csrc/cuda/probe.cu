@@ -47,6 +47,7 @@ RK_KERNEL(kProbeThreads, 1) probe(RK_ARGUMENT ProbeArgs args) {
     st_shared(&post.mailbox, &link.scratch->mailbox);
     st_shared(&post.failed, &link.scratch->failed);
     st_shared(&post.timeout_ns, args.timeout_ns);
+    st_shared(&post.seq, 0);
     st_shared(&post.channel, 0);
   }
   barrier_or(kWholeBlock, thread_count(), false);

@@ -111,6 +111,9 @@ RK_DEVICE uint32_t ld_relaxed(const uint32_t* p) {
 RK_DEVICE void st_release(uint32_t* p, uint32_t v) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" :: "l"(global_address(p)), "r"(v) : "memory");
 }
+RK_DEVICE void st_release(uint64_t* p, uint64_t v) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" :: "l"(global_address(p)), "l"(v) : "memory");
+}
 RK_DEVICE void st_relaxed(uint64_t* p, uint64_t v) {
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" :: "l"(global_address(p)), "l"(v) : "memory");
 }
@@ -122,6 +125,15 @@ RK_DEVICE bool claim(uint32_t* p) {
   asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], 0, 1;"
                : "=r"(old) : "l"(global_address(p)) : "memory");
   return old == 0;
+}
+
+// Counts from 0 to `last`, and then from 0 again; returns the count before. All that those
+// did who have counted precedes what the caller does next.
+RK_DEVICE uint32_t count_round(uint32_t* p, uint32_t last) {
+  uint32_t old;
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+               : "=r"(old) : "l"(global_address(p)), "r"(last) : "memory");
+  return old;
 }
 
 // ---- LL: two 64-bit words, each whole, in one access

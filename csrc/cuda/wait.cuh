@@ -35,7 +35,9 @@ struct Post {
   LinkCounters* prev;
   Mailbox* mailbox;
   uint32_t* failed;
+  uint32_t* ended;
   uint64_t timeout_ns;
+  uint64_t seq;
   int64_t channel;
 
   // Fields are read anew each time, and by no other way than this.
@@ -71,6 +73,8 @@ RK_DEVICE void record(const Post& post, Verdict verdict, WaitFor what, Protocol 
   if (peer >= 0) st_weak<sizeof report->peer>(&report->peer, uint64_t(peer));
   st_weak<sizeof report->wanted>(&report->wanted, wanted);
   st_weak<sizeof report->seen>(&report->seen, seen);
+  st_weak<sizeof report->seq>(&report->seq, Post::get(post.seq));
+  st_weak<sizeof report->timeout_ns>(&report->timeout_ns, Post::get(post.timeout_ns));
   st_release(reinterpret_cast<uint32_t*>(&report->verdict), uint32_t(verdict));
 }
 

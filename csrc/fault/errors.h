@@ -13,9 +13,9 @@ namespace ringkern {
 
 // What an error is about, as far as it is known.
 struct Facts {
-  int rank = -1;        // whose fault it is, or who was waited for; -1: nobody's
-  uint64_t seq = 0;     // of the call, counted from 1; 0: none
-  std::string phase{};  // how far this rank had come in it
+  int rank = -1;                         // whose fault it is, or who was waited for; -1: nobody's
+  uint64_t seq = 0;                      // of the call, counted from 1; 0: none
+  std::string phase{};                   // how far this rank had come in it
   std::shared_ptr<const Fault> fault{};  // null where the group goes on
 };
 

@@ -36,7 +36,8 @@ void clean(RankSeen& seen) {
 }  // namespace
 
 const char* name_of(Cause cause) {
-  constexpr const char* kNames[] = {"none", "aborted", "timed_out", "mismatch", "peer_lost", "failed"};
+  constexpr const char* kNames[] = {"none",     "aborted",   "timed_out",
+                                    "mismatch", "peer_lost", "failed"};
   return size_t(cause) < std::size(kNames) ? kNames[size_t(cause)] : "failed";
 }
 const char* name_of(Event event) { return kRows[size_t(event)].name; }

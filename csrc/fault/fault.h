@@ -150,7 +150,7 @@ struct Fault {
   RankSeen theirs{};  // the rank
   // What the reporter waited for, and for how long.
   uint32_t waits = 0;  // 0: for nothing; 1, or kWaitsOnDevice: there are channels
-  WaitReport wait{};  // the peer in the group's numbers
+  WaitReport wait{};   // the peer in the group's numbers
   int64_t timeout_ns = 0;
   MessageSeen message{};
   uint32_t whole = 0;  // calls over several hosts are compared, not their steps inside a host

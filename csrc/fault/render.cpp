@@ -125,8 +125,7 @@ std::string message_of(const Fault& f) {
                             : engine     ? "waited to send a message to "
                                          : "waited for room to send a message to ";
   return waits + peer_of(f) +
-         (engine ? ""
-                 : " (" + tag_text(m.tag) + ", " + std::to_string(m.bytes) + " bytes)");
+         (engine ? "" : " (" + tag_text(m.tag) + ", " + std::to_string(m.bytes) + " bytes)");
 }
 
 std::string arrived(const Fault& f) {
@@ -135,6 +134,13 @@ std::string arrived(const Fault& f) {
     text += (i == 0 ? "What has come from " : ", from ") + rank_text(f.message.arrived_from[i]) +
             " has " + tag_text(f.message.arrived_tag[i]);
   return text.empty() ? text : text + ".";
+}
+
+std::string call_over(const Fault& f) {
+  if (f.mine.call.is_there != 0) return text_of(f.mine.call) + " over " + way_of(f.mine.call.words);
+  const std::string over = std::string(" over ") + name_of(f.wait.protocol);
+  return f.seq == 0 ? "an earlier collective" + over
+                    : "seq=" + std::to_string(f.seq) + " a collective" + over;
 }
 
 // What stands for a {name}.
@@ -149,16 +155,10 @@ constexpr std::pair<std::string_view, Filler> kFillers[] = {
     {"call", [](const Fault& f) { return text_of(f.mine.call); }},
     {"their_call", [](const Fault& f) { return text_of(f.theirs.call); }},
     {"their_calls", [](const Fault& f) { return last_calls(f.theirs); }},
-    {"call_over",
-     [](const Fault& f) {
-       return f.mine.call.is_there == 0 ? std::string("an earlier collective over ") +
-                                              name_of(f.wait.protocol)
-                                        : text_of(f.mine.call) + " over " + way_of(f.mine.call.words);
-     }},
+    {"call_over", call_over},
     {"message", message_of},
     {"peer", peer_of},
-    {"moved",
-     [](const Fault& f) { return std::string(f.message.sends != 0 ? "moved" : "came"); }},
+    {"moved", [](const Fault& f) { return std::string(f.message.sends != 0 ? "moved" : "came"); }},
     {"arrived", arrived},
     {"tag",
      [](const Fault& f) { return f.mine.host.empty() ? tag_text(f.message.tag) : std::string(); }},
@@ -171,9 +171,7 @@ constexpr std::pair<std::string_view, Filler> kFillers[] = {
     {"wait", [](const Fault& f) { return text_of_wait(f); }},
     {"waited", [](const Fault& f) { return seconds_text(f.mine.call.age_ns); }},
     {"timeout",
-     [](const Fault& f) {
-       return f.timeout_ns == 0 ? std::string() : seconds_text(f.timeout_ns);
-     }},
+     [](const Fault& f) { return f.timeout_ns == 0 ? std::string() : seconds_text(f.timeout_ns); }},
     {"whereabouts", whereabouts},
     {"condition", [](const Fault& f) { return condition(f.theirs); }},
     {"standings", standings},
@@ -191,8 +189,7 @@ constexpr std::pair<std::string_view, Filler> kFillers[] = {
     {"field", [](const Fault& f) { return pair_of(f).difference.field; }},
     {"value", [](const Fault& f) { return pair_of(f).difference.a; }},
     {"other_value", [](const Fault& f) { return pair_of(f).difference.b; }},
-    {"here",
-     [](const Fault& f) { return rank_of(f.mine) + ", in " + text_of(f.mine.call) + ","; }},
+    {"here", [](const Fault& f) { return rank_of(f.mine) + ", in " + text_of(f.mine.call) + ","; }},
     {"hosts", [](const Fault& f) { return f.hosts.empty() ? "another host" : f.hosts.text(); }},
     {"store",
      [](const Fault& f) {
@@ -264,15 +261,17 @@ std::vector<FaultField> fields_of(const Fault& f) {
       {"exit_code", known(ended && (status & 0x7f) == 0, int64_t((status >> 8) & 0xff))},
       {"reporter", rank(f.reporter)},
       {"seq", known(f.seq != 0, int64_t(f.seq))},
-      {"collective",
-       known(call, std::string(names_of(f.mine.call.words.what).collective))},
+      {"collective", known(call, std::string(names_of(f.mine.call.words.what).collective))},
       {"call", text(text_of(f.mine.call))},
       {"their_call", text(text_of(f.theirs.call))},
       {"field", text(d.field)},
       {"value", text(d.a)},
       {"other_value", text(d.b)},
-      {"peer", f.waits != 0 ? rank(f.wait.peer) : message ? rank(f.message.peer) : Value()},
-      {"waits_for", known(f.waits != 0, std::string(f.wait.what == WaitFor::data ? "data" : "credit"))},
+      {"peer", f.waits != 0 ? rank(f.wait.peer)
+               : message    ? rank(f.message.peer)
+                            : Value()},
+      {"waits_for",
+       known(f.waits != 0, std::string(f.wait.what == WaitFor::data ? "data" : "credit"))},
       {"channel", known(f.waits != 0, int64_t(f.wait.channel))},
       {"wanted", known(f.waits != 0, int64_t(f.wait.wanted))},
       {"seen", known(f.waits != 0, int64_t(f.wait.seen))},
@@ -368,8 +367,8 @@ std::string text_of_wait(const Fault& f) {
          (f.wait.what == WaitFor::data ? "data from " : "a free slot at ") + "rank " +
          std::to_string(f.wait.peer) +
          (f.waits == kWaitsOnDevice ? " on channel " + std::to_string(f.wait.channel) : "") +
-         " (wants step " + std::to_string(f.wait.wanted) +
-         ", has seen " + std::to_string(f.wait.seen) + ")";
+         " (wants step " + std::to_string(f.wait.wanted) + ", has seen " +
+         std::to_string(f.wait.seen) + ")";
 }
 
 std::string seconds_text(int64_t ns) {

@@ -176,8 +176,7 @@ class EngineWork final : public RingWork {
     }
     const bool late = said.find("imed out") != std::string::npos;
     // First: other messages end by it, and ask after it.
-    if (late && limit_.late)
-      limit_.late->tell(fault_in(m, Event::engine_late, said), kReasonComes);
+    if (late && limit_.late) limit_.late->tell(fault_in(m, Event::engine_late, said), kReasonComes);
     const auto why = told();
     try {
       if (why) throw_fault(*why, "", text_of(fault_in(m, Event::engine_waits, said)));

@@ -384,8 +384,7 @@ std::optional<Fault> HostsCommunicator::trouble_in_call() {
 
 // Tells if another rank of this host waited for this one, which itself waits for another host.
 bool HostsCommunicator::is_late(const std::optional<Fault>& inside) const {
-  return inside && inside->cause == Cause::timed_out && !inside->given &&
-         inside->rank == rank();
+  return inside && inside->cause == Cause::timed_out && !inside->given && inside->rank == rank();
 }
 
 // Why another rank has given up, if one has; or this one, by abort().

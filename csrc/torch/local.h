@@ -30,6 +30,10 @@ class WholeRing final : public Executor {
   }
   void abort() override { ring_.abort(); }
   bool drain(Milliseconds patience) override { return ring_.drain(patience); }
+  Progress progress() const override {
+    if constexpr (requires { ring_.progress(); }) return ring_.progress();
+    else return {};  // its calls have ended when they return
+  }
 
  private:
   Ring ring_;

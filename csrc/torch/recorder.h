@@ -64,8 +64,7 @@ inline py::list recorded_calls_for_python() {
     rings.append(py::dict("name"_a = r.name, "device"_a = r.device, "rank"_a = r.rank,
                           "ranks"_a = r.ranks, "timeout_ms"_a = r.timeout_ms,
                           "failure"_a = r.failure ? fault_for_python(*r.failure) : py::none(),
-                          "key"_a = r.key,
-                          "calls"_a = calls));
+                          "key"_a = r.key, "calls"_a = calls));
   }
   return rings;
 }

@@ -13,8 +13,9 @@ namespace {
 
 // Of a rank that is none of the ring's.
 Fault elsewhere(Cause cause) {
-  constexpr Event events[] = {Event::none,            Event::quoted_abort, Event::quoted_timeout,
-                              Event::quoted_mismatch, Event::quoted_loss,  Event::quoted_failure};
+  constexpr Event events[] = {Event::none,           Event::quoted_abort,
+                              Event::quoted_timeout, Event::quoted_mismatch,
+                              Event::quoted_loss,    Event::quoted_failure};
   Fault f = fault_of(events[int(cause)], 19, 17, 23);
   CHECK(f.cause == cause);
   f.evidence = "rank 17 on host b died";
@@ -44,8 +45,7 @@ TEST_CASE("when a rank gives up, all waits end with its class and text") {
       r.wait(10);
     });
     for (int rank = 0; rank < 2; ++rank)
-      CHECK_EQ(texts[size_t(rank)],
-               kind + " 17 23: rank 17 on host b died. Here: rank ? waited.");
+      CHECK_EQ(texts[size_t(rank)], kind + " 17 23: rank 17 on host b died. Here: rank ? waited.");
     CHECK_EQ(texts[2],
              std::string("AbortedError 17 23: communicator 'group' became unusable just now: rank "
                          "17 on host b died"));
@@ -90,31 +90,34 @@ TEST_CASE("ranks without a call see that one gave up") {
 // Another rank has left, which only one has noticed, whose call needs it.
 TEST_CASE("ranks without a call see that another was lost, by their numbers in the group") {
   std::latch looked(1), left(1);
-  const auto texts = on_ranks(3, [&](Rank& r) {
-    r.pass();
-    if (r.comm.rank() == 1) {
-      looked.wait();
-      r.comm.close();
-      left.count_down();
-    }
-    if (r.comm.rank() == 2) {
-      left.wait();
-      r.wait(10);
-    }
-    if (r.comm.rank() == 0) {
-      CHECK(!r.comm.trouble());
-      looked.count_down();
-      until([&] { return r.comm.trouble().has_value(); });
-      const Fault found = *r.comm.trouble();
-      CHECK(found.cause == Cause::peer_lost);
-      CHECK(!found.given);
-      CHECK_EQ(found.reporter, 12);
-      CHECK_EQ(found.rank, 11);
-      CHECK_CONTAINS(text_of(found), "rank 11 (pid ");
-      CHECK_CONTAINS(text_of(found), "closed its communicator");
-      CHECK_CONTAINS(text_of(found), "and rank 12 made one more");
-    }
-  }, /*enqueues=*/false, RankNames{{10, 11, 12}});
+  const auto texts = on_ranks(
+      3,
+      [&](Rank& r) {
+        r.pass();
+        if (r.comm.rank() == 1) {
+          looked.wait();
+          r.comm.close();
+          left.count_down();
+        }
+        if (r.comm.rank() == 2) {
+          left.wait();
+          r.wait(10);
+        }
+        if (r.comm.rank() == 0) {
+          CHECK(!r.comm.trouble());
+          looked.count_down();
+          until([&] { return r.comm.trouble().has_value(); });
+          const Fault found = *r.comm.trouble();
+          CHECK(found.cause == Cause::peer_lost);
+          CHECK(!found.given);
+          CHECK_EQ(found.reporter, 12);
+          CHECK_EQ(found.rank, 11);
+          CHECK_CONTAINS(text_of(found), "rank 11 (pid ");
+          CHECK_CONTAINS(text_of(found), "closed its communicator");
+          CHECK_CONTAINS(text_of(found), "and rank 12 made one more");
+        }
+      },
+      /*enqueues=*/false, RankNames{{10, 11, 12}});
   CHECK_CONTAINS(texts[2], "PeerLostError 11 2");
 }
 

@@ -44,7 +44,7 @@ TEST_CASE("a word comes as it was told") {
   CHECK_EQ(heard.reporter, 0);
   CHECK_EQ(heard.rank, 3);
   CHECK_EQ(heard.seq, uint64_t(17));
-    CHECK_EQ(text_of(heard), text_of(told));
+  CHECK_EQ(text_of(heard), text_of(told));
 }
 
 // Who waits for a better reason than its own need not be in a long wait.

@@ -72,7 +72,7 @@ inline std::vector<std::string> on_ranks(int ranks, const std::function<void(Ran
                                          bool enqueues = false, RankNames names = {}) {
   const auto store = std::make_shared<MemoryStore>();
   std::vector<std::unique_ptr<Rank>> all;
-  for (int r = 0; r < ranks; ++r) 
+  for (int r = 0; r < ranks; ++r)
     all.push_back(std::make_unique<Rank>(store, r, ranks, enqueues, names));
   std::vector<std::string> texts(static_cast<size_t>(ranks));
   std::vector<std::thread> threads;

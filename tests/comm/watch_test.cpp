@@ -139,12 +139,13 @@ TEST_CASE("a late rank is named") {
   const Fault f = timed_out(zero, failed_wait(report, 0, 2, 2, words, 1'000'000'000, {}));
   CHECK_EQ(f.rank, 1);
   CHECK_EQ(f.wait.peer, 2);
-  CHECK_CONTAINS(text_of(f), "seq=2 all_reduce sum float32[0] over simple: rank 0 waited for data "
-                             "from rank 2 (wants step 7, has seen 6) and nothing came for 1.0 s, "
-                             "the timeout. Waiting for rank 1 (pid " +
-                                 std::to_string(::getpid()) +
-                                 "), which has not made this call; its last was seq=1 all_reduce "
-                                 "sum float32[0], which ended ");
+  CHECK_CONTAINS(text_of(f),
+                 "seq=2 all_reduce sum float32[0] over simple: rank 0 waited for data "
+                 "from rank 2 (wants step 7, has seen 6) and nothing came for 1.0 s, "
+                 "the timeout. Waiting for rank 1 (pid " +
+                     std::to_string(::getpid()) +
+                     "), which has not made this call; its last was seq=1 all_reduce "
+                     "sum float32[0], which ended ");
   CHECK_CONTAINS(text_of(f), " s ago; its process is ");
   CHECK_CONTAINS(text_of(f), ". Per rank: 0 in seq=2 for ");
   CHECK_CONTAINS(text_of(f), "; 1 done with seq=1 ");

@@ -195,7 +195,8 @@ TEST_CASE("messages expire") {
                  "nothing came for 1.0 s, the timeout of 1.0 s. Did rank 1 send it");
   CHECK_EQ(soon->error, text_of(*zero.mail.failure()));
   zero.mail.abort(aborted_by(1, "enough"));
-  for (const Shared& m : {later, never, any}) CHECK_CONTAINS(m->error, "The reason: aborted by rank 1: enough");
+  for (const Shared& m : {later, never, any})
+    CHECK_CONTAINS(m->error, "The reason: aborted by rank 1: enough");
   CHECK_EQ(any->source, kAnySource);
   CHECK_EQ(later->source, 2);
 }

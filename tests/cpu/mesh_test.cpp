@@ -220,9 +220,10 @@ void who_sleeps_for_a_part_is_rung(bool comes) {
     return;
   }
   bool timed_out = false;
-  CHECK_CONTAINS(text_of(errors[0], timed_out),
-                 "all_reduce sum int8[1000] over two_shot, simple: rank 0 waited for data from rank 1 "
-                 "(wants step 1, has seen 0) and nothing came for 0.2 s");
+  CHECK_CONTAINS(
+      text_of(errors[0], timed_out),
+      "all_reduce sum int8[1000] over two_shot, simple: rank 0 waited for data from rank 1 "
+      "(wants step 1, has seen 0) and nothing came for 0.2 s");
   CHECK(timed_out);
 }
 

@@ -44,6 +44,8 @@ struct FakeRuntime {
   std::set<std::pair<int, int>> broken;  // from, to: what is written there goes nowhere
   bool busy = false;                     // no probe ends
   int corrupt = -1;                      // one bit of what is written there is another
+  unsigned long long capture = 0;  // that all streams but the default one are part of; 0: none
+  int capture_queries = 0;
   cudaError_t last = cudaSuccess;
 
   // On which device `at` lies; -1: nowhere.
@@ -186,14 +188,17 @@ cudaError_t cudaStreamQuery(cudaStream_t) {
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* status,
-                                     unsigned long long*
+                                     unsigned long long* id
 #if CUDART_VERSION >= 13000
                                      ,
                                      cudaGraph_t*, const cudaGraphNode_t**,
                                      const cudaGraphEdgeData**, size_t*
 #endif
 ) {
-  return *status = cudaStreamCaptureStatusNone, cudaSuccess;
+  ++runtime.capture_queries;
+  *status = runtime.capture != 0 ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  *id = runtime.capture;
+  return cudaSuccess;
 }
 
 // ---- kernels

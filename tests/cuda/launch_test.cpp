@@ -172,27 +172,32 @@ TEST_CASE("a first call in a graph says what to do") {
 
 TEST_CASE("a failed wait says who waited for whom") {
   WaitReport r{Verdict::timed_out, WaitFor::data, Protocol::ll, 3, -1, 17, 16};
-  const Milliseconds timeout(2500);
-  CHECK_THROWS(TimeoutError, "ll: rank 0 waited for data from rank 3 on channel 3 (wants step 17",
-               throw_failure(r, 0, 4, timeout));
-  CHECK_THROWS(TimeoutError, "nothing came for 2.5 s", throw_failure(r, 0, 4, timeout));
+  r.timeout_ns = 2'500'000'000;
+  CHECK_THROWS(TimeoutError,
+               "an earlier collective over ll: rank 0 waited for data from rank 3 on channel 3 "
+               "(wants step 17",
+               throw_wait(fault_in(r, 0, 4)));
+  CHECK_THROWS(TimeoutError, "nothing came for 2.5 s, the timeout.", throw_wait(fault_in(r, 0, 4)));
+  r.seq = 12;
+  CHECK_THROWS(TimeoutError, "seq=12 a collective over ll: rank 0 waited for data from rank 3",
+               throw_wait(fault_in(r, 0, 4)));
   r.verdict = Verdict::aborted;
   r.what = WaitFor::credit;
   CHECK_THROWS(AbortedError, "rank 3 waited for a free slot at rank 0",
-               throw_failure(r, 3, 4, timeout));
+               throw_wait(fault_in(r, 3, 4)));
   // The ring of channel 3 is that of channel 1: 0 1 3 2.
   RingOrders orders = test::the_order({0, 3, 1, 2});
   const int second[] = {0, 1, 3, 2};
   CHECK(orders.add(second, 4));
   CHECK_THROWS(AbortedError, "rank 3 waited for a free slot at rank 2 on channel 3",
-               throw_failure(r, 3, 4, timeout, orders));
+               throw_wait(fault_in(r, 3, 4, orders)));
   r.what = WaitFor::data;
   CHECK_THROWS(AbortedError, "rank 3 waited for data from rank 1 on channel 3",
-               throw_failure(r, 3, 4, timeout, orders));
+               throw_wait(fault_in(r, 3, 4, orders)));
   r.what = WaitFor::credit;
   r.peer = 1;  // a direct all-reduce says whom
   CHECK_THROWS(AbortedError, "rank 3 waited for a free slot at rank 1",
-               throw_failure(r, 3, 4, timeout));
+               throw_wait(fault_in(r, 3, 4)));
 }
 
 }  // namespace

@@ -83,7 +83,7 @@ TEST_CASE("links are probed before there is a ring") {
   runtime.broken = {{1, 2}};  // CUDA says that they reach each other
   CHECK_THROWS(TransportError,
                "what rank 3 (cuda:1, PCI 0000:01:00.0) wrote into the memory of rank 1 (cuda:2, "
-               "PCI 0000:02:00.0) did not arrive within 0.5 s: there is nothing of 2944 bytes. "
+               "PCI 0000:02:00.0) did not arrive within 0.5 s: there is nothing of 2816 bytes. "
                "CUDA says that the two GPUs reach each other's memory, and data do not",
                make());
   CHECK(runtime.memory.empty());
@@ -91,7 +91,7 @@ TEST_CASE("links are probed before there is a ring") {
   runtime.corrupt = 0;
   CHECK_THROWS(TransportError,
                "into the memory of rank 0 (cuda:0, PCI 0000:00:00.0) is wrong: 1 "
-               "of 2944 bytes differ, the first of them in word 5",
+               "of 2816 bytes differ, the first of them in word 5",
                make());
   runtime = {};
   runtime.busy = true;

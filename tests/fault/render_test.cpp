@@ -8,7 +8,8 @@ using namespace ringkern;
 
 namespace {
 
-CallSeen call(uint64_t seq, Collective collective, int64_t count, int root = 0, bool ended = false) {
+CallSeen call(uint64_t seq, Collective collective, int64_t count, int root = 0,
+              bool ended = false) {
   CallSeen seen;
   seen.seq = seq;
   seen.words = words_of(collective, {}, Algorithm::ring, Protocol::simple, root, count);
@@ -51,15 +52,292 @@ struct Golden {
   Event event;
   const char* text;
 };
-#define RK_GOLDEN(event, text) {Event::event, text}
 const Golden kGolden[] = {
-#include "golden.inc"
+    {Event::abort, "aborted by rank 3: enough"},
+    {Event::exception, "rank 3 failed in seq=17 all_reduce sum float32[1024]: enough"},
+    {Event::wait_timeout,
+     "seq=17 all_reduce sum float32[1024] over simple: rank 1 waited for data from rank 3 (wants "
+     "step 7, has seen 6) and nothing came for 30.0 s, the timeout. Waiting for rank 3 (pid "
+     "103), which has not made this call; its last was seq=16 all_gather float32[8], which ended "
+     "5.1 s ago; its process is stopped by a signal (state T). Per rank: 1 in seq=17 for 5.1 s; "
+     "3 done with seq=16 5.1 s ago; 5 has left after seq=12; 7 has made no call. The "
+     "communicator 'default_pg' is unusable now, on all ranks: close it and make a new one."},
+    {Event::late,
+     "group 'default_pg': rank 1 has waited 5.1 s in seq=17 all_reduce sum float32[1024] for "
+     "rank 3 (pid 103), which has not made this call; its last was seq=16 all_gather float32[8], "
+     "which ended 5.1 s ago; its process is stopped by a signal (state T). The call fails after "
+     "30.0 s without progress."},
+    {Event::wait_aborted,
+     "seq=17 all_reduce sum float32[1024] over simple: rank 1 waited for data from rank 3 (wants "
+     "step 7, has seen 6) when the ring was aborted."},
+    {Event::mismatch,
+     "seq=17: ranks disagree on the collective: rank 1 has all_reduce (seq=17 all_reduce sum "
+     "float32[1024]), rank 3 has broadcast (seq=17 broadcast float32[1024] root=2). Last calls "
+     "of rank 1: seq=17 all_reduce sum float32[1024]; of rank 3: seq=15 all_reduce sum "
+     "float32[8], seq=16 all_gather float32[8]. All ranks must make the same calls in the same "
+     "order, of tensors of the same size. The communicator 'default_pg' is unusable now, on all "
+     "ranks: close it and make a new one."},
+    {Event::left,
+     "rank 3 (pid 103) closed its communicator, or its program ended normally, after seq=16, and "
+     "rank 1 made one more: seq=17 all_reduce sum float32[1024]. Last calls of rank 3: seq=15 "
+     "all_reduce sum float32[8], seq=16 all_gather float32[8]. All ranks must make the same "
+     "calls in the same order, of tensors of the same size. The communicator 'default_pg' is "
+     "unusable now, on all ranks: close it and make a new one."},
+    {Event::died_in_call,
+     "rank 3 (pid 103) died (killed by signal 9 (Killed)) during seq=17 all_reduce sum "
+     "float32[1024], in which rank 1 had been for 5.1 s. Last calls of rank 3: seq=15 all_reduce "
+     "sum float32[8], seq=16 all_gather float32[8]. The results of a call that was in progress "
+     "are undefined. The communicator 'default_pg' is unusable now, on all ranks: close it and "
+     "make a new one."},
+    {Event::died_between_calls,
+     "rank 3 (pid 103) died (killed by signal 9 (Killed)); rank 1 was in no call. Last calls of "
+     "rank 3: seq=15 all_reduce sum float32[8], seq=16 all_gather float32[8]. The results of a "
+     "call that was in progress are undefined. The communicator 'default_pg' is unusable now, on "
+     "all ranks: close it and make a new one."},
+    {Event::died_early,
+     "rank 3 (pid 103) died before its first call (killed by signal 9 (Killed)). Look at the log "
+     "of that rank"},
+    {Event::left_early,
+     "rank 3 (pid 103) closed its communicator, or its program ended normally, before its first "
+     "call"},
+    {Event::unreachable, "rank 1 cannot be reached by others any more: enough"},
+    {Event::deaf, "rank 1 cannot accept connections: enough"},
+    {Event::cannot_exchange, "rank 1 cannot exchange messages with rank 3: enough"},
+    {Event::quoted_loss, "enough"},
+    {Event::quoted_timeout, "enough"},
+    {Event::quoted_mismatch, "enough"},
+    {Event::quoted_abort, "enough"},
+    {Event::quoted_failure, "enough"},
+    {Event::here, "rank 1 was in seq=17 all_reduce sum float32[1024]"},
+    {Event::idle, "rank 1 was in no call"},
+    {Event::hosts_late,
+     "rank 1, in seq=17 all_reduce sum float32[1024], has waited for other hosts for 30.0 s"},
+    {Event::hosts_mismatch,
+     "ranks of one group make different calls: rank 3 calls seq=17 broadcast float32[1024] "
+     "root=2, and rank 1 calls seq=17 all_reduce sum float32[1024]. Make the same calls in the "
+     "same order on every rank"},
+    {Event::host_silent,
+     "rank 1, in seq=17 all_reduce sum float32[1024], lost the connection to host b (ranks 2, "
+     "3): no rank there answers. They have ended, or the network is cut. The engine says: enough"},
+    {Event::host_unreachable,
+     "rank 1, in seq=17 all_reduce sum float32[1024], lost the connection to host b (ranks 2, "
+     "3), though all still answer through the store. The engine says: enough"},
+    {Event::network_cut,
+     "rank 1, in seq=17 all_reduce sum float32[1024], lost the connection to host b (ranks 2, "
+     "3); nor does the store answer in which the ranks have met: its process has ended or is "
+     "busy, or the network is cut. The engine says: enough"},
+    {Event::host_absent,
+     "rank 1, in seq=17 all_reduce sum float32[1024], waited for 30.0 s, the timeout, for host b "
+     "(ranks 2, 3): no rank there waits in this group, or the network is cut"},
+    {Event::host_behind,
+     "rank 1, in seq=17 all_reduce sum float32[1024], waited for 30.0 s, the timeout, for host b "
+     "(ranks 2, 3), which answers from an earlier call"},
+    {Event::network_slow,
+     "rank 1, in seq=17 all_reduce sum float32[1024], waited for 30.0 s, the timeout, for other "
+     "hosts, which all answer: the network is slow, or loses what the engine sends"},
+    {Event::no_engine, "rank 3 has no engine between the hosts: enough"},
+    {Event::send_timeout,
+     "rank 1 waited for room to send a message to rank 3 (tag 5, 40 bytes) and nothing moved for "
+     "30.0 s, the timeout of 30.0 s. Did rank 3 receive it, with this tag and size? The messages "
+     "of this group are unusable now; make a new group."},
+    {Event::receive_timeout,
+     "rank 1 waited for a message from rank 3 (tag 5, 40 bytes) and nothing came for 30.0 s, the "
+     "timeout of 30.0 s. Did rank 3 send it, with this tag? What has come from rank 3 has tag 6, "
+     "from rank 5 has in a collective. The messages of this group are unusable now; make a new "
+     "group."},
+    {Event::exchange_timeout,
+     "rank 1 waited for a message from rank 3 (tag 5, 40 bytes) and nothing came for 30.0 s, the "
+     "timeout of 30.0 s. Did rank 3 make the same call? What has come from rank 3 has tag 6, "
+     "from rank 5 has in a collective. The messages of this group are unusable now; make a new "
+     "group."},
+    {Event::peer_absent,
+     "rank 1 waited for a message from rank 3 (tag 5, 40 bytes), and rank 3 did not come within "
+     "the timeout of 30.0 s. Does it run, and has it made this group? The messages of this group "
+     "are unusable now; make a new group."},
+    {Event::peer_gone,
+     "rank 1 waited for a message from rank 3 (tag 5, 40 bytes), and rank 3 has ended or left "
+     "the group. Look for the first error among the ranks"},
+    {Event::all_gone,
+     "rank 1 waited for a message from rank 3 (tag 5, 40 bytes), and all others have ended or "
+     "left the group"},
+    {Event::message_mismatch,
+     "rank 3 sent 48 bytes of float64 to rank 1 (tag 5), which expects 40 bytes of float32: the "
+     "two ends of a message must agree on its size and dtype"},
+    {Event::message_aborted,
+     "rank 1 waited for a message from rank 3 (tag 5, 40 bytes) when the messages of its group "
+     "were aborted, here or by another rank. They are unusable now; make a new group. The reason:"},
+    {Event::messages_closed, "rank 1 closed its messages before they had finished"},
+    {Event::link_damaged, "the memory that rank 1 shares with rank 3 is damaged"},
+    {Event::header_damaged,
+     "the header of a message from rank 3 to rank 1 is damaged (tag 5, 48 bytes of float64, "
+     "protocol enough)"},
+    {Event::no_room_aside,
+     "rank 1 has no memory to keep a message of 48 bytes of float64 from rank 3 (tag 5) aside "
+     "until it is received. Receive messages in the order in which they are sent"},
+    {Event::engine_late,
+     "rank 1 waited for a message from rank 3 (tag 5, 40 bytes), and nothing came for 30.0 s, "
+     "the timeout. The messages of this group are unusable now; make a new group. The engine "
+     "between the hosts says: enough"},
+    {Event::engine_waits, "rank 1 waited for a message from rank 3 (tag 5, 40 bytes)"},
+    {Event::engine_ended,
+     "rank 1 waited for a message from rank 3 (tag 5, 40 bytes) when messages of its group came "
+     "to their end:"},
+    {Event::engine_lost,
+     "rank 1 waited for a message from rank 3 (tag 5, 40 bytes). The engine between the hosts "
+     "says: enough"},
+    {Event::engine_aborted,
+     "rank 1 waited for a message from rank 3 (tag 5, 40 bytes). The engine between the hosts "
+     "says: enough"},
+    {Event::unsaid,
+     "another rank has failed, and has ended or lost the store before it could say why."},
+    {Event::unreadable,
+     "another rank has failed, and what it told of it cannot be read: 'enough'. Install the same "
+     "ringkern for all ranks."},
 };
 
 TEST_CASE("every sentence reads as it should") {
+  CHECK_EQ(std::size(kGolden), size_t(kEvents - 1));
+  for (const auto& [event, text] : kGolden) {
+    Fault f = whole(event);
+    f.message.sends = event == Event::send_timeout;
+    CHECK_EQ(text_of(f), std::string(text));
+    CHECK_EQ(text_of(read_fault(to_bytes(f))), std::string(text));  // as another rank says it
+  }
+}
+
+TEST_CASE("what is not known is left out") {
   for (int event = 1; event < kEvents; ++event) {
-    Fault f = whole(Event(event));
-    std::printf("%s|%s\n", name_of(Event(event)), text_of(f).c_str());
+    const std::string text = text_of(fault_of(Event(event), 1));
+    CHECK(text.find_first_of("{}[]") == std::string::npos);
+  }
+  Fault f = whole(Event::wait_timeout);
+  f.theirs.on_page = 0;
+  f.ranks = 0;
+  for (RankStands& one : f.stands) one = {};
+  f.group = "";
+  CHECK_EQ(text_of(f),
+           std::string("seq=17 all_reduce sum float32[1024] over simple: rank 1 waited for data "
+                       "from rank 3 (wants step 7, has seen 6) and nothing came for 30.0 s, the "
+                       "timeout."));
+  f.mine.call = {};
+  f.waits = kWaitsOnDevice;
+  CHECK_CONTAINS(text_of(f),
+                 "seq=17 a collective over simple: rank 1 waited for data from rank 3 "
+                 "on channel 0 (wants step 7");
+  f.seq = 0;
+  CHECK_CONTAINS(text_of(f), "an earlier collective over simple: ");
+}
+
+TEST_CASE("between hosts each rank is named with its host") {
+  Fault f = whole(Event::hosts_mismatch);
+  f.mine.host = "a";
+  f.theirs.host = "b";
+  CHECK_CONTAINS(text_of(f),
+                 "rank 3 on host b calls seq=17 broadcast float32[1024] root=2, and "
+                 "rank 1 on host a calls");
+  f.event = Event::engine_lost;
+  f.message.sends = 1;
+  CHECK_EQ(text_of(f),
+           std::string("rank 1 on host a waited to send a message to rank 3 on host b. The engine "
+                       "between the hosts says: enough"));
+}
+
+TEST_CASE("a process may end in several ways") {
+  CHECK_EQ(text_of(ProcessEnd{}), std::string("how is not known"));
+  CHECK_EQ(text_of(ProcessEnd{ProcessEnd::status, 3 << 8, 0}), std::string("exit code 3"));
+  CHECK_EQ(text_of(ProcessEnd{ProcessEnd::status, 11, 0}),
+           std::string("killed by signal 11 (Segmentation fault)"));
+  CHECK_EQ(text_of(ProcessEnd{ProcessEnd::still_runs, 0, 'R'}),
+           std::string("its process is running, and has closed its connections"));
+}
+
+TEST_CASE("the first field in which calls differ is named") {
+  const auto words = [](Collective c, DType d, Combine o, int64_t n, int root = 0,
+                        Algorithm a = Algorithm::ring, Protocol p = Protocol::simple) {
+    Reduction r;
+    r.dtype = d;
+    r.combine = o;
+    return words_of(c, r, a, p, root, n);
+  };
+  const CallWords usual = words(Collective::all_reduce, DType::f32, Combine::sum, 10);
+  const auto field = [&](const CallWords& other) { return difference(usual, other).field; };
+  CHECK_EQ(field(words(Collective::reduce, DType::f32, Combine::sum, 10)), "the collective");
+  CHECK_EQ(field(words(Collective::all_reduce, DType::f16, Combine::max, 11)), "dtype");
+  CHECK_EQ(field(words(Collective::all_reduce, DType::f32, Combine::max, 11)), "op");
+  CHECK_EQ(field(words(Collective::all_reduce, DType::f32, Combine::sum, 11, 1)), "numel");
+  CHECK_EQ(field(words(Collective::all_reduce, DType::f32, Combine::sum, 10, 1)), "the root");
+  CHECK_EQ(field(words(Collective::all_reduce, DType::f32, Combine::sum, 10, 0, Algorithm::one_shot,
+                       Protocol::ll)),
+           "algorithm");
+  CHECK_EQ(field(words(Collective::all_reduce, DType::f32, Combine::sum, 10, 0, Algorithm::ring,
+                       Protocol::ll)),
+           "protocol");
+  CHECK_EQ(field(usual), "a call before their last 16");
+}
+
+TEST_CASE("roots are in the group's numbers") {
+  const RankNames names{{4, 5, 11}};
+  const CallWords broadcast = words_of(Collective::broadcast, {}, Algorithm::ring, {}, 2, 1);
+  CHECK_EQ(text_of(1, names.words(broadcast)), "seq=1 broadcast float32[1] root=11");
+  CallWords over_hosts = broadcast;
+  over_hosts.what |= kSpansHosts;  // these have it already
+  CHECK_EQ(text_of(1, names.words(over_hosts)), "seq=1 broadcast float32[1] root=2");
+  CHECK_EQ(names.rank(11), 2);
+  CHECK_EQ(names.rank(2), -1);
+  CHECK_EQ(RankNames().rank(2), 2);
+}
+
+// ---- from another process -----------------------------------------------------------------------
+
+TEST_CASE("a fault from another process is within bounds") {
+  std::string bytes = to_bytes(whole(Event::mismatch));
+  for (const size_t cut : {size_t(0), size_t(1), bytes.size() - 1})
+    CHECK(read_fault(bytes.substr(0, cut)).event == Event::unreadable);
+  CHECK(read_fault(bytes + "x").event == Event::unreadable);
+  Fault odd = whole(Event::abort);
+  odd.event = Event(kEvents);
+  CHECK(read_fault(to_bytes(odd)).event == Event::unsaid);
+  odd.event = Event::none;  // as if nothing had failed
+  CHECK(read_fault(to_bytes(odd)).event == Event::unsaid);
+  odd = whole(Event::abort);
+  odd.cause = Cause::none;
+  CHECK(read_fault(to_bytes(odd)).cause == Cause::aborted);
+  odd.rank = odd.reporter = odd.mine.rank = odd.theirs.rank = odd.wait.peer = 1 << 24;
+  odd.message.peer = odd.message.arrived_from[0] = odd.stands[0].rank = INT32_MIN;
+  odd.ranks = INT32_MAX;
+  odd.wait.protocol = Protocol(77);
+  std::memset(odd.evidence.bytes, 0x1b, sizeof odd.evidence.bytes);  // and no end
+  std::memset(odd.group.bytes, '\n', sizeof odd.group.bytes);
+  std::memset(odd.hosts.bytes, 0xff, sizeof odd.hosts.bytes);
+  std::memset(odd.theirs.host.bytes, 1, sizeof odd.theirs.host.bytes);
+  const Fault f = read_fault(to_bytes(odd));
+  for (const int rank : {f.rank, f.reporter, f.mine.rank, f.theirs.rank, f.wait.peer,
+                         f.message.peer, f.message.arrived_from[0], f.stands[0].rank})
+    CHECK_EQ(rank, -1);
+  CHECK_EQ(f.ranks, kMaxRanks);
+  CHECK(f.wait.protocol == Protocol::simple);
+  CHECK_EQ(f.evidence.text(), std::string(sizeof f.evidence.bytes - 1, '?'));
+  CHECK_EQ(f.group.text(), std::string(sizeof f.group.bytes - 1, ' '));
+  CHECK_EQ(f.hosts.text(), std::string(sizeof f.hosts.bytes - 1, '?'));
+  CHECK_EQ(f.theirs.host.text(), std::string(sizeof f.theirs.host.bytes - 1, '?'));
+}
+
+// Whatever the bytes are, there is a sentence, of printable characters.
+TEST_CASE("any bytes make a sentence") {
+  const std::string good = to_bytes(whole(Event::mismatch));
+  uint64_t state = 1;
+  for (int i = 0; i < 20'000; ++i) {
+    std::string bytes = good;
+    for (int n = 0; n < 40; ++n) {
+      state = state * 6364136223846793005 + 1442695040888963407;
+      bytes[sizeof(uint32_t) + (state >> 33) % (bytes.size() - sizeof(uint32_t))] =
+          char(state >> 20);
+    }
+    const Fault f = read_fault(bytes);
+    const std::string text = text_of(f);
+    CHECK(text.size() < 20'000);
+    CHECK(std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~'; }));
+    (void)fields_of(f);
   }
 }
 

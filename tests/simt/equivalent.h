@@ -32,6 +32,10 @@ inline constexpr Equivalent kEquivalent[] = {
     {"simple.cuh perform: empty chunk skipped", "all", kBothSkip},
     {"ll.cuh perform: empty chunk skipped", "all", kBothSkip},
     {"ll128.cuh perform: empty chunk skipped", "all", kBothSkip},
+    {"wait.cuh record: protocol not recorded", "simple",
+     "Simple is what a report says of which nobody has said anything else"},
+    {"wait.cuh record: peer not recorded", "simple ll ll128",
+     "whom a rank waits for on the ring, the host knows: only a direct all-reduce says"},
     {"wait.cuh wait: syncwarp dropped", "simple",
      "the barrier of the workers follows each wait of Simple, and orders more"},
     {"timed.cuh wait: syncwarp dropped", "simple ll",
@@ -50,7 +54,6 @@ struct Rare {
 inline constexpr Rare kRare[] = {
     {"direct.cuh stage: agree dropped", "direct", 421},
     {"kernels.cuh ring_kernel: verdict == Verdict::ok always", "simple", 266},
-    {"link.cuh Ends: head != kPoisoned always", "ll128", 1012},
     {"link.cuh begin: failed_ != 0 never", "simple", 266},
     {"link.cuh wait_slots: ahead one more if for_data", "ll", 266},
     {"link.cuh wait_slots: poll: !for_data taken for granted", "ll", 2040},
@@ -59,11 +62,14 @@ inline constexpr Rare kRare[] = {
      "st_relaxed(&Post::get(post_.next)->tail.value, sent_ + 1) before the fence",
      "ll", 2040},
     {"ll.cuh rewrites: ll_rewrites_slot never", "ll", 327},
-    {"ll.cuh move_lines: wait_slots not for data", "ll", 477},
+    {"ll.cuh move_lines: wait_slots not for data", "ll", 2040},
     {"simple.cuh perform: verdict != Verdict::ok ignored", "simple", 4578},
     {"wait.cuh look: ld_relaxed(Post::get(post.failed)) != 0 ignored", "simple", 596},
-    {"wait.cuh look: ld_relaxed(Post::get(post.failed)) != 0 ignored", "ll", 261},
     {"wait.cuh look: ld_relaxed(Post::get(post.failed)) != 0 ignored", "direct", 764},
+    {"wait.cuh record: channel not recorded", "simple", 1904},
+    {"wait.cuh record: channel not recorded", "ll", 1777},
+    {"wait.cuh record: channel not recorded", "ll128", 2750},
+    {"wait.cuh record: channel not recorded", "direct", 1892},
 };
 
 }  // namespace simt

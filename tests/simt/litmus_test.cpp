@@ -98,6 +98,12 @@ auto get_acquire(int i, uint64_t* Arena::* p) {
   return [=](const Arena& w) { seen[i] = ld_acquire(w.*p); };
 }
 
+auto count(int i, uint64_t* Arena::* p, uint32_t last = 9, bool ordered = true) {
+  return [=](const Arena& w) {
+    seen[i] = machine().count_round(reinterpret_cast<uint32_t*>(w.*p), last, ordered);
+  };
+}
+
 template <class... F>
 Program program(F... f) {
   return [=](const Arena& w) {
@@ -195,6 +201,36 @@ TEST_CASE("loads and stores are ordered as PTX says") {
        {program(set(x, 1)), program(set(y, 1)), program(get(0, x), fence_sc(), get(1, y)),
         program(get(2, y), fence_sc(), get(3, x))},
        [] { return stale_message() && seen[2] == 1 && seen[3] == 0; },
+       never},
+  };
+  for (const Shape& s : shapes) check_shape(s);
+}
+
+// The end of a launch: the last block to count knows all that the others did.
+TEST_CASE("who counts knows what was done before") {
+  using enum Shape::Expected;
+  const Program first = program(set(x, 1), count(2, y));
+  const Shape shapes[] = {
+      {"count, count", {first, program(count(0, y), get(1, x))}, stale_message, never},
+      {"count relaxed, count",
+       {program(set(x, 1), count(2, y, 9, false)), program(count(0, y), get(1, x))},
+       stale_message,
+       sometimes},
+      {"count, count relaxed",
+       {first, program(count(0, y, 9, false), get(1, x))},
+       stale_message,
+       sometimes},
+      {"count, count, count",
+       {first, program(count(3, y)), program(count(0, y), get(1, x))},
+       [] { return seen[0] == 2 && seen[1] == 0; },
+       never},
+      {"three count to 1",
+       {program(count(0, y, 1)), program(count(1, y, 1)), program(count(2, y, 1))},
+       [] { return seen[0] + seen[1] + seen[2] != 1 || last_y != 1; },
+       never},
+      {"two count to 1",
+       {program(count(0, y, 1)), program(count(1, y, 1))},
+       [] { return seen[0] + seen[1] != 1 || last_y != 0; },
        never},
   };
   for (const Shape& s : shapes) check_shape(s);

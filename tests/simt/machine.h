@@ -110,6 +110,7 @@ class Machine {
   void load(const void* at, void* to, int bytes, Order order);
   void store(void* at, const void* from, int bytes, Order order);
   bool claim(uint32_t* at);
+  uint32_t count_round(uint32_t* at, uint32_t last, bool ordered);
   void fence();
   void fence_sc();
   void meet(Meeting kind);

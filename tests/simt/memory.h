@@ -189,6 +189,8 @@ class Memory {
   void consume(Agent& a);
   // Atomic; true if the word was 0, which then is 1.
   bool claim(Agent& a, uint32_t* at);
+  // Atomic; counts from 0 to `last` and then from 0 again. `ordered`: acquires and releases.
+  uint32_t count_round(Agent& a, uint32_t* at, uint32_t last, bool ordered);
   void fence(Agent& a);
   // As fence, and all that do it agree on an order.
   void fence_sc(Agent& a);
@@ -219,6 +221,7 @@ class Memory {
   uint64_t pick(const Agent& a, uint64_t first, int count);
   uint64_t value_of(Agent& a, uint64_t index, uint64_t time, Order order, const void* at);
   void settle(const Agent& a, uint64_t index);
+  uint32_t newest(Agent& a, uint32_t* at);
   void put_off(Agent& a, Pending p, uint64_t offset, const void* from, int bytes, int atom);
   void wait_to_commit(Agent& a, Pending p);
   void commit(Agent& a, size_t i);

@@ -45,7 +45,8 @@ bool keeps_clock(const Mutant& m) { return m.file == std::string("timed.cuh"); }
 bool concerns(const Mutant& m, int form) {
   const std::string file = m.file;
   if (m.rule == std::string("poisons") && std::string(m.kind).starts_with("no poison"))
-    return true;  // in several files
+    return true;                                           // in several files
+  if (m.function == std::string("tell_end")) return true;  // of the links, and of others
   for (int f = 0; f < kForms; ++f)
     if (file == name_of_form(f) + std::string(".cuh")) return form == f;
   const bool of_rings = file == "kernels.cuh" || file == "link.cuh" || keeps_clock(m);

@@ -20,6 +20,12 @@ bool Machine::claim(uint32_t* at) {
   wake_sleepers();
   return first;
 }
+uint32_t Machine::count_round(uint32_t* at, uint32_t last, bool ordered) {
+  step();
+  const uint32_t before = memory_.count_round(*current_, at, last, ordered);
+  wake_sleepers();
+  return before;
+}
 void Machine::fence() {
   step();
   memory_.fence(*current_);

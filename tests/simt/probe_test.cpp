@@ -68,6 +68,13 @@ void check_link(const Rings& rings, const Trial& trial, int rank, int peer) {
   uint64_t answer;
   machine().memory().read(rings.at(rank, peer, 1) + kWords + kCacheLine / 8, &answer, 8);
   CHECK_EQ(answer, answered ? word(peer, rank, kWords) : 0);
+  if (peer != trial.absent) return;
+  const auto* scratch =
+      reinterpret_cast<const ProbeScratch*>(rings.at(rank, peer, 1) + kWords + kCacheLine / 8);
+  WaitReport report;
+  machine().memory().read(&scratch->mailbox.report, &report, sizeof report);
+  CHECK(report.verdict == Verdict::timed_out && report.timeout_ns == 1'000'000);
+  CHECK_EQ(report.seq, uint64_t(0));  // of no call
 }
 
 void run(uint64_t seed, const Trial& trial) {

@@ -133,6 +133,7 @@ void Ring::make_segments() {
     mailboxes_.push_back(memory().add("the mailbox" + of, Kind::shared, r, sizeof(Mailbox)));
     memory().write(mailboxes_.back(), &empty, sizeof empty);
     failed_.push_back(memory().add("the word 'failed'" + of, Kind::shared, r, sizeof(uint32_t)));
+    ended_.push_back(memory().add("the word 'ended'" + of, Kind::shared, r, sizeof(uint32_t)));
   }
   for (int r = 0; first_step_ != 0 && r < ranks_; ++r)
     for (int c = 0; c < geometry_.channels; ++c)
@@ -220,6 +221,11 @@ void Ring::add_call() {
     cover("root", root == 0 ? "0" : root == ranks_ - 1 ? "last" : "other");
     cover("null", int(call.nulls));
   }
+  // Not a matter of the seed's draws, either.
+  if ((settings_.seed + calls_.size()) % 5 != 0) call.seq = calls_.size() + 1;
+  cover("number", int(call.seq != 0));
+  if (!calls_.empty() && calls_.back().plan.channels != p.channels)
+    cover("channels", p.channels == 1 ? "fewer than before" : "more than before");
   if (p.count <= 1) cover("count", p.count);
   if (!call.direct) {
     if (p.count == p.chunk - 1) cover("count", "chunk - 1");
@@ -321,6 +327,7 @@ Args Ring::arguments(const Call& call, const std::vector<int>& ranks) const {
   args.geometry = geometry_;
   args.reduction = call.reduction;
   args.timeout_ns = timeout_ns_;
+  args.seq = call.seq;
   for (size_t i = 0; i < ranks.size(); ++i) {
     const auto r = size_t(ranks[i]);
     args.ranks[i] = {int(r),
@@ -331,7 +338,8 @@ Args Ring::arguments(const Call& call, const std::vector<int>& ranks) const {
                      numbered ? segments_[(r + size_t(ranks_) - 1) % size_t(ranks_)] : nullptr,
                      direct || !numbered ? reinterpret_cast<std::byte**>(tables_[r]) : nullptr,
                      reinterpret_cast<Mailbox*>(mailboxes_[r]),
-                     reinterpret_cast<uint32_t*>(failed_[r])};
+                     reinterpret_cast<uint32_t*>(failed_[r]),
+                     reinterpret_cast<uint32_t*>(ended_[r])};
   }
   return args;
 }
@@ -361,9 +369,8 @@ void Ring::start_next(int seat) {
   launch.channels = call.plan.channels;
   do launch.threads = random_.one_of(kThreads);
   while (launch.threads > threads_);
-  launch.done = [this, seat, &launch] {
-    for (const int r : launch.ranks)
-      if (!gave_up(r)) ++completed_[size_t(r)];
+  launch.done = [this, i, seat, &launch] {
+    for (const int r : launch.ranks) end_call(i, r);
     start_next(seat);
   };
   machine().start(launch);

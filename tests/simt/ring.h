@@ -53,6 +53,7 @@ struct Call {
   Reduction reduction;
   bool in_place = false;
   bool nulls = false;  // in place of what a rank does not read or write
+  uint64_t seq = 0;    // 0: as in a graph, where nobody counts
   // Of each rank: what it holds, and where. A rank without an output has one that must stay.
   std::vector<std::vector<std::byte>> input, expected;
   std::vector<std::byte*> in, out;
@@ -93,6 +94,9 @@ class Ring {
   void corrupt();
   void look_at_report();
   void check_report(int rank, const WaitReport& report) const;
+  void check_peer(int rank, const WaitReport& report) const;
+  void end_call(size_t call, int rank);
+  void look_at_progress(int rank);
   void check_results();
   void check_output(size_t call, int rank) const;
   void check_input(size_t call, int rank) const;
@@ -153,10 +157,12 @@ class Ring {
   uint64_t first_step_ = 0;  // where the counters start
   uint64_t timeout_ns_ = 0;
   Settings settings_;
-  std::vector<std::byte*> segments_, mailboxes_, failed_, tables_;
+  std::vector<std::byte*> segments_, mailboxes_, failed_, ended_, tables_;
   std::vector<Call> calls_;
   std::vector<size_t> next_call_;  // of each seat: a rank, or all of them
   std::vector<size_t> completed_;  // calls, of each rank
+  std::vector<uint64_t> posted_;   // the numbers of the last ones that had one ...
+  std::vector<uint64_t> seen_;     // ... and those of which the host knows
   std::deque<Launch> launches_;
   std::deque<LaunchArgs> arguments_;
   std::deque<DirectArgs> direct_arguments_;

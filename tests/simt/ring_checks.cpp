@@ -11,6 +11,8 @@ void Ring::run() {
   plan_trouble();
   next_call_.assign(size_t(ranks_), 0);
   completed_.assign(size_t(ranks_), 0);
+  posted_.assign(size_t(ranks_), 0);
+  seen_.assign(size_t(ranks_), 0);
   for (int seat = 0; seat < (together_ ? 1 : ranks_); ++seat) start_next(seat);
   machine().run();
   if (wish_.trouble == Trouble::none) check_results();
@@ -69,6 +71,7 @@ uint64_t Ring::make_trouble() {
     case Trouble::corrupted: corrupt(); break;
   }
   look_at_report();
+  for (int r = 0; r < ranks_; ++r) look_at_progress(r);
   // Who has ended passes no word on: where one has stopped, the host may have to abort them all,
   // one after the other, when nobody can go on.
   const int living = ranks_ - 1 - int(third_ >= 0);
@@ -156,6 +159,8 @@ WaitReport Ring::report_of(int rank) {
   memory().load(host, &at->peer, &r.peer, sizeof r.peer, Order::weak);
   memory().load(host, &at->wanted, &r.wanted, sizeof r.wanted, Order::weak);
   memory().load(host, &at->seen, &r.seen, sizeof r.seen, Order::weak);
+  memory().load(host, &at->seq, &r.seq, sizeof r.seq, Order::weak);
+  memory().load(host, &at->timeout_ns, &r.timeout_ns, sizeof r.timeout_ns, Order::weak);
   return r;
 }
 
@@ -169,6 +174,49 @@ void Ring::look_at_report() {
       (r.what == WaitFor::data && r.wanted != r.seen + 1))
     throw Failure("report", "rank " + std::to_string(rank) + " says it wanted step " +
                                 std::to_string(r.wanted) + " and saw " + std::to_string(r.seen));
+}
+
+// Takes note that a launch of the rank has ended, and checks that it has told the number of its
+// call, if that has one, unless the rank gave up; and that the next launch counts blocks from 0.
+void Ring::end_call(size_t call, int rank) {
+  const auto r = size_t(rank);
+  const bool well = !gave_up(rank);
+  if (well) ++completed_[r];
+  if (well && calls_[call].seq != 0) posted_[r] = calls_[call].seq;
+  const uint64_t done = read(&reinterpret_cast<Mailbox*>(mailboxes_[r])->done);
+  const std::string who = "rank " + std::to_string(rank) + ", call " + std::to_string(call) + ": ";
+  if (done != posted_[r])
+    throw Failure("progress", who + "the host reads number " + std::to_string(done) + ", not " +
+                                  std::to_string(posted_[r]));
+  if (well && read(reinterpret_cast<uint32_t*>(ended_[r])) != 0)
+    throw Failure("progress", who + "the blocks of the next launch are not counted from 0");
+  look_at_progress(rank);
+}
+
+// Looks as the host may at any time: with the number comes all that the call has written.
+void Ring::look_at_progress(int rank) {
+  const auto r = size_t(rank);
+  Agent& host = memory().host();
+  uint64_t done = 0;
+  memory().load(host, &reinterpret_cast<Mailbox*>(mailboxes_[r])->done, &done, sizeof done,
+                Order::acquire);
+  if (done == seen_[r] || *wish_.trouble == Trouble::corrupted) return;
+  seen_[r] = done;
+  if (done == 0 || done > calls_.size())
+    throw Failure("progress", "there is no call " + std::to_string(done));
+  const Call& call = calls_[done - 1];
+  const std::vector<std::byte>& expected = call.expected[r];
+  std::vector<std::byte> found(call.out[r] == nullptr ? 0 : expected.size());
+  for (size_t i = 0; i < found.size();) {
+    const std::byte* at = call.out[r] + i;
+    const int n = found.size() - i >= 8 && uint64_t(at) % 8 == 0 ? 8 : 1;
+    memory().load(host, at, &found[i], n, Order::weak);
+    i += size_t(n);
+  }
+  if (!std::equal(found.begin(), found.end(), expected.begin()))
+    throw Failure("progress", "rank " + std::to_string(rank) + " has told that call " +
+                                  std::to_string(done) + " has ended, and its output is not there");
+  cover("progress", "seen");
 }
 
 // Who has given up has said so: on the ring to its neighbours, in every protocol; and if that was
@@ -204,8 +252,19 @@ void Ring::check_hearsay() const {
       }
 }
 
-// Only a direct all-reduce names somebody: a rank that may be waited for.
 void Ring::check_report(int rank, const WaitReport& report) const {
+  check_peer(rank, report);
+  const Call& call = calls_.at(completed_[size_t(rank)]);
+  if (report.seq != call.seq || report.timeout_ns != timeout_ns_ ||
+      report.protocol != call.plan.protocol || report.channel >= call.plan.channels)
+    throw Failure("report",
+                  "rank " + std::to_string(rank) + " says that call " + std::to_string(report.seq) +
+                      " failed after " + std::to_string(report.timeout_ns) + " ns, over " +
+                      name_of(report.protocol) + " on channel " + std::to_string(report.channel));
+}
+
+// Only a direct all-reduce names somebody: a rank that may be waited for.
+void Ring::check_peer(int rank, const WaitReport& report) const {
   const auto direct = [](const Call& call) { return call.direct.has_value(); };
   const bool all = std::all_of(calls_.begin(), calls_.end(), direct);
   const bool any = std::any_of(calls_.begin(), calls_.end(), direct);
@@ -324,7 +383,15 @@ void Ring::check_survivors() {
                                   " gave up and left no report, or the other way round");
     if (!gave_up(r) && completed_[size_t(r)] < calls_.size())
       throw Failure("report", "rank " + std::to_string(r) + " neither ended nor gave up");
-    if (gave_up(r) && *wish_.trouble != Trouble::corrupted) check_word(r);
+    if (gave_up(r) && *wish_.trouble != Trouble::corrupted) {
+      check_word(r);
+      // So has the block whose wait is reported, on its channel.
+      const int c = report.channel;
+      if (report.verdict != Verdict::ok &&
+          read(&counters(next_of(c, r), c, report.protocol)->tail.value) != kPoisoned)
+        throw Failure("report", "rank " + std::to_string(r) + " says it gave up on channel " +
+                                    std::to_string(c) + ", which did not");
+    }
     timed_out = timed_out || report.verdict == Verdict::timed_out;
     any = any || gave_up(r);
   }

@@ -39,6 +39,11 @@ CALLS: dict[str, list[Rule]] = {
     "st_relaxed": [Rule("weak", WEAK_STORE), Rule("dropped", "void()")],
     "fence_acq_rel": [Rule("dropped", "void()")],
     "claim": [Rule("by everyone", "true")],
+    "count_round": [
+        Rule("relaxed", "count_round_relaxed({0}, {1})"),
+        Rule("never from 0 again", "~uint32_t(0)", 1),
+        Rule("from the end", "({1} - count_round({0}, {1}))"),
+    ],
     "ld_relaxed16": [Rule("weak", "ld_weak16({0})")],
     "st_relaxed16": [Rule("weak", "st_weak16({0}, {1})")],
     "ld_line16": [Rule("weak", "ld_weak16({0})")],
@@ -66,7 +71,7 @@ ORDERS_NOTHING = {
     "ld_weak16": "weak already: ordered by what CALLS weakens",
     "st_weak16": "weak already",
     "ld_weak": "weak already",
-    "st_weak": "weak already; the counters that a launch leaves have a rule, `counters`",
+    "st_weak": "weak already; what a launch leaves has rules, `counters` and `reports`",
     "ld_shared": "ordered by the barrier at the beginning, an `agree`",
     "st_shared": "ordered by the barrier at the beginning, an `agree`",
     "global_address": "an address",
@@ -216,6 +221,14 @@ def counters(s: Source) -> Iterator[Choice]:
             yield Choice(call, last, kind, "void()")
 
 
+def reports(s: Source) -> Iterator[Choice]:
+    """A field of the report of a wait that failed is not filled in."""
+    for call in s.calls("st_weak"):
+        if s.function_at(call).name == "record":
+            field = s.text(*s.arguments(call)[0]).rpartition("->")[2]
+            yield Choice(call, s.match(s.find("(", call)), f"{field} not recorded", "void()")
+
+
 def empty_chunks(s: Source) -> Iterator[Choice]:
     """A step without data is not taken: by either side, or by the one that sends."""
     for f in s.functions:
@@ -240,7 +253,8 @@ def early_stores(s: Source) -> Iterator[Choice]:
 
 
 STRUCTURES = [
-    *(polls, flags, reloads, poisons, aborts, off_by_one, counters, empty_chunks, early_stores),
+    *(polls, flags, reloads, poisons, aborts, off_by_one, counters, reports, empty_chunks),
+    early_stores,
 ]
 
 

@@ -73,7 +73,8 @@ void Memory::put_off(Agent& a, Pending p, uint64_t offset, const void* from, int
   }
 }
 
-bool Memory::claim(Agent& a, uint32_t* at) {
+// Returns the value that an atomic operation finds.
+uint32_t Memory::newest(Agent& a, uint32_t* at) {
   region_of(a, at, 4, /*store=*/false);
   const uint64_t index = offset_of(at) / 8;
   check_cells(a, at, 4, /*store=*/true, Order::relaxed);
@@ -81,11 +82,37 @@ bool Memory::claim(Agent& a, uint32_t* at) {
   for (size_t i = 0; i < a.buffer.size();)
     if (covers(a.buffer[i], index)) commit(a, i), i = 0;
     else ++i;
+  return uint32_t(cell(index).latest().value >> (8 * (offset_of(at) % 8)));
+}
+
+bool Memory::claim(Agent& a, uint32_t* at) {
+  if (newest(a, at) != 0) return false;
   const int shift = 8 * int(offset_of(at) % 8);
-  if (uint32_t(cell(index).latest().value >> shift) != 0) return false;
   ++now_;
-  put(index, uint64_t(1) << shift, low_bytes(4) << shift, a.epoch(), a.released);
+  put(offset_of(at) / 8, uint64_t(1) << shift, low_bytes(4) << shift, a.epoch(), a.released);
   return true;
+}
+
+uint32_t Memory::count_round(Agent& a, uint32_t* at, uint32_t last, bool ordered) {
+  if (ordered) drain_known(a);
+  const uint32_t before = newest(a, at);
+  const uint64_t index = offset_of(at) / 8;
+  const Message found = cell(index).latest().message;
+  if (found && ordered) {
+    Join join(clocks_);
+    join.add(a.known);
+    join.add(found);
+    a.known = join.result();
+  } else if (found) {
+    a.observed.push_back(found);
+  }
+  const int shift = 8 * int(offset_of(at) % 8);
+  const uint64_t after = before >= last ? 0 : before + 1;
+  const Message message = ordered ? Message{a.known, a.epoch()} : a.released;
+  ++now_;
+  put(index, after << shift, low_bytes(4) << shift, a.epoch(), message);
+  if (ordered) a.tick();
+  return before;
 }
 
 void Memory::fence(Agent& a) {

@@ -71,6 +71,9 @@ RK_DEVICE uint32_t ld_relaxed(const uint32_t* p) {
 RK_DEVICE void st_release(uint32_t* p, uint32_t v) {
   simt::machine().store(p, &v, 4, simt::Order::release);
 }
+RK_DEVICE void st_release(uint64_t* p, uint64_t v) {
+  simt::machine().store(p, &v, 8, simt::Order::release);
+}
 RK_DEVICE void st_relaxed(uint64_t* p, uint64_t v) {
   simt::machine().store(p, &v, 8, simt::Order::relaxed);
 }
@@ -79,6 +82,13 @@ RK_DEVICE void fence_acq_rel() { simt::machine().fence(); }
 RK_DEVICE bool claim(uint32_t* p) {
   simt::machine().self().gave_up = true;
   return simt::machine().claim(p);
+}
+RK_DEVICE uint32_t count_round(uint32_t* p, uint32_t last) {
+  return simt::machine().count_round(p, last, /*ordered=*/true);
+}
+// For mutants.
+RK_DEVICE uint32_t count_round_relaxed(uint32_t* p, uint32_t last) {
+  return simt::machine().count_round(p, last, /*ordered=*/false);
 }
 
 // ---- LL

@@ -1,0 +1,234 @@
+// The number and the timeout that a launch is told, and how the host reads how far it has come;
+// over a runtime that only takes note of what it is asked for.
+#include "check.h"
+
+#if RK_WITH_CUDA
+
+#include "cuda/engine.h"
+#include "cuda/fake_runtime.h"
+#include "cuda/local.h"
+
+using namespace ringkern;
+using namespace ringkern::cuda;
+using test::Launch;
+using test::runtime;
+
+namespace {
+
+const std::vector<int> kDevices = {0, 1, 0};
+constexpr Milliseconds kTimeout{1000};
+constexpr uint64_t kTimeoutNs = 1'000'000'000;
+
+// Returns the tasks of a call. A communicator sees, and numbers, the first one alone.
+std::vector<Task> tasks_of(uint64_t seq, int64_t count = 1000) {
+  std::vector<Task> tasks(kDevices.size());
+  for (size_t r = 0; r < tasks.size(); ++r) {
+    tasks[r].in = tasks[r].out = reinterpret_cast<void*>((r + 1) << 20);
+    tasks[r].stream = reinterpret_cast<void*>(size_t(kDevices[r] + 1) << 4);
+    tasks[r].count = count;
+  }
+  tasks.front().seq = seq;
+  return tasks;
+}
+
+// Each kind of launch: round the ring, the same with a clock, and direct.
+constexpr int kKinds = 3;
+Timeline nowhere;
+std::vector<Task> tasks_of_kind(int kind, uint64_t seq) {
+  std::vector<Task> tasks = tasks_of(seq);
+  for (Task& task : tasks) {
+    if (kind == 1) task.timeline = &nowhere;
+    if (kind == 2) task.algorithm = Algorithm::one_shot, task.protocol = Protocol::ll;
+  }
+  return tasks;
+}
+
+uint64_t seq_of(const Launch& l) { return l.direct ? l.direct->seq : l.args.seq; }
+uint64_t timeout_of(const Launch& l) { return l.direct ? l.direct->timeout_ns : l.args.timeout_ns; }
+
+bool all_under_way(const std::vector<Task>& tasks) {
+  int n = 0;
+  for (const Task& task : tasks) n += task.under_way;
+  CHECK(n == 0 || n == int(tasks.size()));
+  return n > 0;
+}
+
+// Returns each rank's, after a launch of all.
+std::map<int, Mailbox*> mailboxes() {
+  std::map<int, Mailbox*> all;
+  for (const Launch& launch : runtime.launches)
+    for (unsigned i = 0; i < launch.blocks / unsigned(launch.channels()); ++i)
+      all[launch.ranks()[i].rank] = launch.ranks()[i].mailbox;
+  return all;
+}
+
+TEST_CASE("every launch is told its call's number and timeout") {
+  for (int kind = 0; kind < kKinds; ++kind) {
+    runtime = {};
+    LocalRing ring(kDevices, kTimeout);
+    std::vector<Task> tasks = tasks_of_kind(kind, 17);
+    ring.run(tasks);
+    CHECK(all_under_way(tasks));
+    for (Task& task : tasks) task.timeout = Milliseconds(250);
+    tasks.front().seq = 18;
+    ring.run(tasks);
+    REQUIRE(runtime.launches.size() == 4);
+    for (size_t i = 0; i < 4; ++i) {
+      CHECK_EQ(seq_of(runtime.launches[i]), i < 2 ? 17u : 18u);
+      CHECK_EQ(timeout_of(runtime.launches[i]), i < 2 ? kTimeoutNs : 250'000'000);
+    }
+  }
+}
+
+// Beside the word that says that the rank has failed, and no other rank's.
+TEST_CASE("every rank counts its blocks for itself") {
+  runtime = {};
+  LocalRing ring(kDevices, kTimeout);
+  ring.run(tasks_of(1));
+  std::set<const uint32_t*> words;
+  for (const Launch& launch : runtime.launches)
+    for (unsigned i = 0; i < launch.blocks / unsigned(launch.channels()); ++i) {
+      const RankArgs& rank = launch.ranks()[i];
+      CHECK(rank.ended == rank.failed + 1 && *rank.ended == 0);
+      CHECK_EQ(runtime.device_of(reinterpret_cast<std::byte*>(rank.ended)), launch.device);
+      words.insert(rank.ended);
+    }
+  CHECK_EQ(words.size(), kDevices.size());
+}
+
+TEST_CASE("a call that posts no number is not under way") {
+  runtime = {};
+  LocalRing ring(kDevices, kTimeout);
+  std::vector<Task> tasks = tasks_of(0);  // nobody counts
+  ring.run(tasks);
+  CHECK(!all_under_way(tasks));
+  CHECK_EQ(runtime.launches.size(), size_t(2));
+  tasks = tasks_of(1, 0);
+  for (const Task& task : tasks) task.under_way = true;  // of the call before
+  ring.run(tasks);
+  CHECK(!all_under_way(tasks));
+  CHECK_EQ(runtime.launches.size(), size_t(2));
+  for (const Task& task : tasks) task.under_way = true, task.seq = 2;
+  runtime.refuses = 1;
+  for (Task& task : tasks) task.count = 1000;
+  CHECK_THROWS(TransportError, "cudaLaunchKernel", ring.run(tasks));
+  CHECK(!all_under_way(tasks));
+}
+
+TEST_CASE("a ring of one has ended when its stream has") {
+  runtime = {};
+  Engine engine({}, default_geometry(), 0, 1, 0, kTimeout);
+  float x = 1;
+  Task task;
+  task.in = task.out = &x;
+  task.count = 1;
+  task.seq = 5;
+  task.under_way = true;  // of the call before
+  engine.run(task);
+  CHECK(!task.under_way);
+  CHECK_EQ(engine.progress().done, uint64_t(0));
+  CHECK(!engine.progress().failed);
+}
+
+// One query of the runtime a launch, as always.
+TEST_CASE("a captured launch posts nothing") {
+  for (int kind = 0; kind < kKinds; ++kind) {
+    runtime = {};
+    LocalRing ring(kDevices, kTimeout);
+    for (const unsigned long long capture : {7, 0, 8}) {
+      runtime.launches.clear();
+      runtime.capture = capture;
+      runtime.capture_queries = 0;
+      std::vector<Task> tasks = tasks_of_kind(kind, 3);
+      ring.run(tasks);
+      REQUIRE(runtime.launches.size() == 2);
+      CHECK_EQ(runtime.capture_queries, 2);
+      CHECK_EQ(all_under_way(tasks), capture == 0);
+      for (const Launch& launch : runtime.launches) {
+        CHECK_EQ(seq_of(launch), capture == 0 ? 3u : 0u);
+        CHECK_EQ(timeout_of(launch), kTimeoutNs);
+      }
+    }
+  }
+}
+
+TEST_CASE("the slowest rank says how far a call has come") {
+  runtime = {};
+  LocalRing ring(kDevices, kTimeout);
+  CHECK_EQ(ring.progress().done, uint64_t(0));
+  CHECK(!ring.progress().failed);
+  ring.run(tasks_of(1));
+  auto of = mailboxes();
+  REQUIRE(of.size() == 3);
+  for (auto& [rank, mailbox] : of) mailbox->done = 10;
+  CHECK_EQ(ring.progress().done, uint64_t(10));
+  for (auto& [rank, mailbox] : of) {
+    mailbox->done = 9;
+    CHECK_EQ(ring.progress().done, uint64_t(9));
+    mailbox->done = 10;
+  }
+  CHECK(!ring.progress().failed);
+}
+
+// A rank whose deadline has passed is the cause of others that were aborted, wherever it sits.
+TEST_CASE("the cause goes before what came of it") {
+  runtime = {};
+  LocalRing ring(kDevices, kTimeout);
+  ring.run(tasks_of(1));
+  auto of = mailboxes();
+  REQUIRE(of.size() == 3);
+  for (int r = 0; r < 3; ++r)
+    of[r]->report = {Verdict::ok, WaitFor::credit, Protocol::ll, r, -1, 17, 16, 4, kTimeoutNs};
+  CHECK(!ring.progress().failed);  // no word counts before the verdict
+  for (int one = 0; one < 3; ++one) {
+    of[one]->report.verdict = Verdict::aborted;
+    REQUIRE(ring.progress().failed.has_value());
+    const Fault fault = *ring.progress().failed;
+    const WaitReport found = fault.wait;
+    CHECK(fault.cause == Cause::aborted && fault.seq == 4 && fault.reporter == one);
+    CHECK(found.verdict == Verdict::aborted && found.what == WaitFor::credit);
+    CHECK(found.protocol == Protocol::ll && found.channel == one && found.wanted == 17);
+    CHECK(found.seen == 16 && found.seq == 4 && found.timeout_ns == kTimeoutNs);
+    of[one]->report.verdict = Verdict::ok;
+  }
+  for (int one = 0; one < 3; ++one) {
+    for (int r = 0; r < 3; ++r)
+      of[r]->report.verdict = r == one ? Verdict::timed_out : Verdict::aborted;
+    const WaitReport found = ring.progress().failed.value().wait;
+    CHECK(found.verdict == Verdict::timed_out && found.channel == one);
+  }
+  // It does not become an error of this call, which asks nobody anything.
+  CHECK_THROWS(TimeoutError, "seq=4 a collective over ll: rank 2 waited for a free slot",
+               ring.run(tasks_of(2)));
+}
+
+TEST_CASE("an executor passes on what its launches show") {
+  runtime = {};
+  std::byte here{};
+  Segments s;
+  s.mine = s.next = s.prev = &here;
+  s.all = {&here, &here, &here};
+  Engine engine(s, default_geometry(), 1, 3, 0, kTimeout);
+  const Executor& executor = engine;
+  Task task = tasks_of(9)[0];
+  engine.run(task);
+  CHECK(task.under_way);
+  REQUIRE(runtime.launches.size() == 1);
+  Mailbox* mailbox = runtime.launches[0].args.ranks[0].mailbox;
+  mailbox->done = 9;
+  CHECK_EQ(executor.progress().done, uint64_t(9));
+  mailbox->report.verdict = Verdict::aborted;
+  CHECK(executor.progress().failed.has_value());
+  mailbox->report.verdict = Verdict::ok;
+  task.count = 0;
+  engine.run(task);
+  CHECK(!task.under_way);
+}
+
+}  // namespace
+
+#else
+TEST_CASE("without CUDA kernels") {
+  std::puts("built without CUDA kernels: there is nothing to test");
+}
+#endif
