@@ -24,7 +24,7 @@ import ringkern_autoload
 from . import _C, news, recorder
 from .arguments import way_asked
 from .choose import tables
-from .config import timeout_seconds
+from .config import ON_FAULT, config, timeout_seconds
 from .hosts import engine_names, find_hosts, over_hosts
 
 
@@ -39,15 +39,20 @@ class Options:
     Attributes:
         inter_host: what joins the hosts of a group on several, as for
             :class:`ringkern.Communicator`.
+        on_fault: what becomes of this process when the group fails: ``"raise"`` or ``"exit"``;
+            ``None``: as ``RINGKERN_ON_FAULT`` says.
 
     Raises:
-        ValueError: there is no such ``inter_host``.
+        ValueError: there is no such ``inter_host`` or ``on_fault``.
     """
 
     inter_host: str | None = None
+    on_fault: str | None = None
 
     def __post_init__(self) -> None:
         engine_names(self.inter_host)
+        if self.on_fault not in (None, *ON_FAULT):
+            raise ValueError(f"on_fault is {self.on_fault!r}; accepted: {', '.join(ON_FAULT)}")
 
 
 def create(options: Any, backend_options: object = None) -> dist.distributed_c10d.Backend:
@@ -71,7 +76,7 @@ def create(options: Any, backend_options: object = None) -> dist.distributed_c10
             "enable_reconfigure=True was given; the backend 'ringkern' cannot replace ranks of a "
             "group: leave it out, and restart all ranks after a failure, or use Gloo or NCCL"
         )
-    inter_host = _inter_host(backend_options)
+    asked = _asked(backend_options)
     size, rank = options.group_size, options.group_rank
     name = f"backend/{options.group_id}"
     ranks = options.global_ranks_in_group  # none: of the default group
@@ -82,7 +87,7 @@ def create(options: Any, backend_options: object = None) -> dist.distributed_c10
     joined: dict[str, Any] = {}
     if hosts.count > 1:
         recorder.remember_hosts(name, hosts)
-        joined = over_hosts(inter_host, options.store, name, rank, seconds, hosts)
+        joined = over_hosts(asked.inter_host, options.store, name, rank, seconds, hosts)
     in_a_ring = len(hosts.ranks_on(hosts.host_of[rank]))
     return _C.make_backend(
         options.store,
@@ -94,13 +99,14 @@ def create(options: Any, backend_options: object = None) -> dist.distributed_c10
         *way_asked("auto", "auto", "auto", "auto"),
         {device: tables.table(device, in_a_ring) for device in tables.DEVICES},
         roster,
+        on_fault=config.on_fault if asked.on_fault is None else asked.on_fault,
         **joined,
     )
 
 
-def _inter_host(backend_options: object) -> str | None:
+def _asked(backend_options: object) -> Options:
     if backend_options is None:
-        return None
+        return Options()
     if not isinstance(backend_options, Options):
         raise TypeError(
             f"pg_options is {type(backend_options).__name__}; the backend 'ringkern' has "
@@ -108,7 +114,7 @@ def _inter_host(backend_options: object) -> str | None:
             "RINGKERN_PROTOCOL, RINGKERN_DETERMINISTIC and RINGKERN_ACCUMULATE in the environment "
             "are for all its calls"
         )
-    return backend_options.inter_host
+    return backend_options
 
 
 ringkern_autoload.register()

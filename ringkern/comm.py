@@ -110,6 +110,7 @@ class Communicator:
             self._c = _C.HostsCommunicator(store, name, rank, timeout_s=seconds, **joined)
         else:
             self._c = _C.Communicator(store, name, rank, size, seconds)
+        self._c.set_on_fault(config.on_fault)
         self._c.set_roster(roster)
         in_a_ring = len(hosts.ranks_on(hosts.host_of[rank]))
         for device in tables.DEVICES:

@@ -30,6 +30,8 @@ ENGINES = {"cpu": "gloo", "cuda": "nccl"}
 
 # A wait is counted in milliseconds.
 SHORTEST_TIMEOUT_S = 0.001
+# What a process does once a ring of it has failed.
+ON_FAULT = ("raise", "exit")
 # Characters of a name that is to fit into errors.
 LONGEST_HOST = 64
 
@@ -46,6 +48,7 @@ class Config:
     accumulate: str = "auto"
     host: str = ""
     inter_host: str | None = None
+    on_fault: str = ""
 
     @property
     def leaves_all_open(self) -> bool:
@@ -99,6 +102,12 @@ def _timeout(text: str) -> float:
             f"RINGKERN_TIMEOUT={text!r}: give a number of seconds, {SHORTEST_TIMEOUT_S} or more"
         )
     return seconds
+
+
+def _on_fault(text: str) -> str:
+    if text not in ON_FAULT:
+        raise ValueError(f"RINGKERN_ON_FAULT={text!r}: choose one of {', '.join(ON_FAULT)}")
+    return text
 
 
 def _dump_dir(text: str) -> Path:
@@ -175,6 +184,15 @@ _READ_AT_IMPORT = (
         "its group",
         field="timeout_s",
         parse=_timeout,
+    ),
+    Variable(
+        "RINGKERN_ON_FAULT",
+        "raise on CPUs, exit on CUDA",
+        ", ".join(ON_FAULT),
+        "what becomes of a process when a ring of it fails: calls raise, or the process ends, once "
+        "the failure is reported, so that no program goes on with undefined results",
+        field="on_fault",
+        parse=_on_fault,
     ),
     Variable(
         "RINGKERN_DUMP_DIR",

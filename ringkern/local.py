@@ -34,7 +34,7 @@ from . import _C
 from .arguments import Op, SupportsDLPack, as_tensor, protocol_name, reduce_op, way_asked
 from .choose import tables
 from .comm import open_rings
-from .config import timeout_seconds
+from .config import config, timeout_seconds
 from .errors import CommUsageError, RingKernError
 from .groups import untraced
 
@@ -74,7 +74,9 @@ class Ring:
         self._devices = tuple(_device(device) for device in devices)
         _check_cuda(self._devices)
         self._pid = os.getpid()
-        self._c = _C.LocalRing([str(device) for device in self._devices], timeout_s)
+        self._c = _C.LocalRing(
+            [str(device) for device in self._devices], timeout_s, config.on_fault
+        )
         self._c.set_table(tables.table(self._devices[0].type, self.size))
         open_rings.add(self)
 

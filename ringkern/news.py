@@ -81,7 +81,9 @@ def _tell(kind: str, text: str) -> None:
     if kind == "warning":
         _logger.warning(text)
         return
-    if kind == "failure":
+    if kind == "report":
+        _logger.error(text)  # once among all ranks, though nobody may look
+    elif kind == "failure":
         _logger.info(text)  # who calls next gets it as an exception
     if config.dump_dir is None:
         return

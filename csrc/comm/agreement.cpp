@@ -4,6 +4,7 @@
 #include <charconv>
 
 #include "comm/news.h"
+#include "fault/render.h"
 
 namespace ringkern {
 namespace {
@@ -14,22 +15,6 @@ constexpr Milliseconds kLongest = std::chrono::hours(24 * 365);  // a deadline t
 
 constexpr int64_t kRefused = int64_t(1) << 32;
 const char* const kFormed = "formed";
-const std::string kLost = "lost ";
-
-// A verdict against the ring: its text, or "lost 3 " and then the text.
-std::string verdict_of(const Agreement::Reason& reason) {
-  return (reason.lost < 0 ? "" : kLost + std::to_string(reason.lost) + " ") + reason.text;
-}
-Agreement::Reason reason_in(const std::string& verdict) {
-  Agreement::Reason reason{printable(verdict)};
-  if (!verdict.starts_with(kLost)) return reason;
-  const char* const begin = verdict.data() + kLost.size();
-  const auto [end, error] = std::from_chars(begin, verdict.data() + verdict.size(), reason.lost);
-  if (error == std::errc() && *end == ' ') reason.text = printable(end + 1);
-  else reason.lost = -1;
-  return reason;
-}
-
 }  // namespace
 
 std::optional<Fault> Roster::find_gone(Store& store) const {
@@ -147,11 +132,12 @@ void Agreement::agree() {
   store_.add(key("stage", rank_), 1);
   if (store_.add(key("votes"), 1) == size_) return store_.set(key("verdict"), kFormed);
   const std::string verdict = get(key("verdict"), "all ranks to finish");
-  if (verdict != kFormed) throw Lost(reason_in(verdict).text);
+  if (verdict == kFormed) return;
+  const Fault why = read_fault(verdict);
+  throw Lost(text_of(why), facts_of(why));
 }
 
-std::optional<Agreement::Reason> Agreement::refuse(const std::string& reason, int lost) {
-  const Reason mine{names_.text(rank_) + " could not join the ring: " + printable(reason), lost};
+std::optional<Fault> Agreement::refuse(const Fault& mine) {
   try {
     const int64_t votes = store_.add(key("votes"), kRefused);
     if (votes == kRefused + size_) {
@@ -161,12 +147,12 @@ std::optional<Agreement::Reason> Agreement::refuse(const std::string& reason, in
     // Only the first to refuse can tell from the sum whether it came too late: votes for the ring
     // are counted after a refusal, too.
     if (votes < 2 * kRefused) {
-      store_.set(key("verdict"), verdict_of(mine));
+      store_.set(key("verdict"), to_bytes(mine));
       return mine;
     }
     const std::string verdict = store_.get(key("verdict"), kVerdictGrace);
     if (verdict == kFormed) return std::nullopt;
-    return reason_in(verdict);
+    return read_fault(verdict);
   } catch (const std::exception&) {
     // A store that is gone, or a rank that died before it gave its reason: this one's will do.
   }

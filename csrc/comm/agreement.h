@@ -35,8 +35,8 @@ struct Roster {
   Milliseconds left_of(Milliseconds timeout) const;
 };
 
-// A wait ended for a reason that lies with other ranks, and they may know it better. Where its
-// facts name a rank, that rank is lost.
+// The end of a wait whose reason lies with other ranks, who may know it better. Where its facts name
+// a rank, that rank is lost.
 struct Lost : RendezvousError {
   using RendezvousError::RendezvousError;
 };
@@ -61,16 +61,11 @@ class Agreement {
   void look_closer(std::function<void()> closer) { closer_ = std::move(closer); }
   void look(const std::string& waiting_for);
 
-  // Votes for the ring and waits until all have. Throws Lost with the reason of who voted against.
+  // Votes for the ring and waits until all have. Throws Lost with the fault of who voted against.
   void agree();
-  // Votes against; `lost`: the rank that has died or left, if that is why. Returns the reason that
-  // all ranks get, which is that of the first to refuse; or nothing if it is too late: all have
-  // voted for the ring, and it is made.
-  struct Reason {
-    std::string text;
-    int lost = -1;
-  };
-  std::optional<Reason> refuse(const std::string& reason, int lost = -1);
+  // Votes against. Returns the fault that all ranks get, which is that of the first to refuse; or
+  // nothing if it is too late: all have voted for the ring, and it is made.
+  std::optional<Fault> refuse(const Fault& mine);
 
  private:
   std::string key(const std::string& name) const { return prefix_ + "/" + name; }

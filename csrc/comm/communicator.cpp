@@ -198,7 +198,7 @@ void Communicator::run_on(Ring& ring, const Task& task, const std::function<void
     poison(mine);
     throw;
   }
-  control.end(task.rested ? coarse_now() : 0);
+  if (!task.under_way) control.end(task.rested ? coarse_now() : 0);
 }
 
 // A wait of this rank has failed: for a reason of its own, or for one that another rank gives. What
@@ -214,6 +214,7 @@ void Communicator::fail(Ring& ring, const Fault* mine, const Error& here) {
   if (!found && here.facts.fault) found = *here.facts.fault;
   if (!found) found = failed_call(control, control.last_seq(), here.what());
   poison(*found);
+  if (ring.outcome) ring.outcome->fail(*found);
   Fault first = *found;
   if (first.seq == 0) first.seq = here.facts.seq;
   const bool own = mine != nullptr && found->reporter == names_.number(rank_) && !found->given;
@@ -223,6 +224,7 @@ void Communicator::fail(Ring& ring, const Fault* mine, const Error& here) {
 // Of all ranks, for this reason unless there was another.
 void Communicator::end_waits(Ring& ring, const Fault& why) const {
   ring.control->fail(why);
+  if (ring.outcome) ring.outcome->fail(why);
   ring.executor->abort();
 }
 
@@ -234,8 +236,13 @@ bool Communicator::take_reason(const Fault& why) {
   return true;
 }
 
+// The rank that has found a fault reports it though nobody asks. An abort is somebody's wish, and
+// what is quoted is raised here.
 void Communicator::tell(const Fault& why) const {
-  NewsDesk::all().post(NewsKind::failure, "communicator '" + name_ + "': " + text_of(why));
+  const bool reports =
+      why.reporter == names_.number(rank_) && why.event != Event::abort && !is_quoted(why.event);
+  NewsDesk::all().post(reports ? NewsKind::report : NewsKind::failure,
+                       "communicator '" + name_ + "': " + text_of(why));
 }
 
 void Communicator::poison(const Fault& why) {

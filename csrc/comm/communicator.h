@@ -12,6 +12,7 @@
 #include <string>
 
 #include "comm/agreement.h"
+#include "comm/outcome.h"
 #include "comm/ports.h"
 #include "comm/rendezvous.h"
 #include "comm/watch.h"
@@ -29,6 +30,9 @@ struct Device {
   std::function<RingOrders(const std::vector<std::string>& buses)> arrange;
   std::function<std::unique_ptr<Transport>()> make_transport;
   std::function<std::unique_ptr<Executor>(const Segments&)> make_executor;
+  // Called once a ring of it has failed, on a thread of the library; `here`: this rank has aborted
+  // it. May end the process. May be null.
+  std::function<void(const Fault& why, bool here)> after_fault = nullptr;
 };
 
 // Devices that are given to it outlive it.
@@ -60,6 +64,12 @@ class Communicator {
   bool connected(const Device& device);
   // Takes over what is known of the ranks already; before the first call.
   void set_roster(Roster roster);
+  // What becomes of the calls that were enqueued on this device; null before the first, and on a
+  // CPU. `before` of a call may ask: then the call has its number, `last_seq` of the same.
+  std::shared_ptr<Outcome> outcome_on(const Device& device);
+  uint64_t last_seq_on(const Device& device);
+  // Throws the error of a call that was enqueued and has failed, as far as devices have shown.
+  void check_enqueued();
   // What calls there are chosen from; before the ranks are connected, as far as this rank knows.
   WayTable ways_on(const Device& device);
 
@@ -93,6 +103,7 @@ class Communicator {
     std::unique_ptr<Control> control;
     std::unique_ptr<Transport> transport;
     std::unique_ptr<Executor> executor;
+    std::shared_ptr<Outcome> outcome;  // where it enqueues; else null
     std::unique_ptr<Watch> watch;
     bool enqueues = false;
     WayTable ways;

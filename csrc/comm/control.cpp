@@ -106,6 +106,27 @@ std::vector<Call> Control::last_calls(int of, size_t most) const {
   return calls;
 }
 
+void Control::end_through(uint64_t seq, int64_t now) {
+  for (int i = 0; i < kCallLines; ++i) {
+    CallLine& line = lines_[i];
+    const uint64_t found = load(line.seq, std::memory_order_acquire);
+    int64_t open = 0;
+    if (found == 0 || found > seq ||
+        !std::atomic_ref(line.ended).compare_exchange_strong(open, now))
+      continue;
+    // The line may have become that of a later call meanwhile.
+    int64_t mine = now;
+    if (load(line.seq, std::memory_order_seq_cst) != found)
+      std::atomic_ref(line.ended).compare_exchange_strong(mine, 0);
+  }
+}
+
+std::optional<Call> Control::open_call(int of) const {
+  for (const Call& call : last_calls(of))
+    if (call.ended == 0) return call;
+  return {};
+}
+
 void Control::beat() {
   now_.store(coarse_now(), std::memory_order_relaxed);
   store(pages_[size_t(rank)]->last_beat, now_.load(std::memory_order_relaxed));

@@ -86,10 +86,15 @@ class Control {
     std::atomic_ref(line.ended).store(now != 0 ? now : line.started, std::memory_order_release);
   }
 
+  // The same for calls up to that one, which a device has shown to be done. The watch's thread.
+  void end_through(uint64_t seq, int64_t now);
+
   // The rest from any thread.
   uint64_t last_seq() const { return seq_.load(std::memory_order_acquire); }
   // That call, unless kCallLines have followed.
   std::optional<Call> call(int rank, uint64_t seq) const;
+  // The first call that a rank has not ended, of those that it shows.
+  std::optional<Call> open_call(int rank) const;
   // The last calls, the oldest first; may lack what is just being written.
   std::vector<Call> last_calls(int rank, size_t most = kCallLines) const;
 

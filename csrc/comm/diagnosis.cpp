@@ -106,12 +106,11 @@ std::optional<Fault> find_departed(const Control& control) {
 }
 
 Fault peer_lost(const Control& control, int peer, const ProcessEnd& end) {
-  const auto calls = control.last_calls(control.rank, 1);
-  const bool waits = !calls.empty() && calls[0].ended == 0;
-  Fault f = found(control, waits ? Event::died_in_call : Event::died_between_calls, peer,
-                  waits ? calls[0].seq : 0);
+  const auto open = control.open_call(control.rank);
+  Fault f = found(control, open ? Event::died_in_call : Event::died_between_calls, peer,
+                  open ? open->seq : 0);
   f.theirs.end = end;
-  if (waits) f.mine.call = seen(control, calls[0]);
+  if (open) f.mine.call = seen(control, *open);
   return f;
 }
 
@@ -159,7 +158,8 @@ std::optional<int> late_rank(const Control& control, uint64_t seq) {
   uint64_t farthest = seq;
   for (int r = 0; r < control.ranks; ++r) {
     const auto calls = control.last_calls(r, 1);
-    const uint64_t at = calls.empty() ? 0 : calls[0].seq;
+    const auto open = control.open_call(r);  // on a device, calls that were made later may wait
+    const uint64_t at = open ? open->seq : calls.empty() ? 0 : calls[0].seq;
     if (r != control.rank && at < farthest) farthest = at, late = r;
   }
   for (int r = 0; r < control.ranks && !late; ++r) {

@@ -80,6 +80,29 @@ bool Communicator::connected(const Device& device) {
   return rings_.contains(device.name);
 }
 
+std::shared_ptr<Outcome> Communicator::outcome_on(const Device& device) {
+  std::lock_guard lock(state_);
+  const auto found = rings_.find(device.name);
+  return found == rings_.end() ? nullptr : found->second.outcome;
+}
+
+uint64_t Communicator::last_seq_on(const Device& device) {
+  std::lock_guard lock(state_);
+  const auto found = rings_.find(device.name);
+  return found == rings_.end() ? 0 : found->second.control->last_seq();
+}
+
+void Communicator::check_enqueued() {
+  std::vector<std::pair<std::shared_ptr<Outcome>, uint64_t>> all;
+  {
+    std::lock_guard lock(state_);
+    for (const auto& [name, ring] : rings_)
+      if (ring.outcome) all.emplace_back(ring.outcome, ring.control->last_seq());
+  }
+  for (const auto& [outcome, seq] : all)
+    if (const auto error = outcome->error_of(seq)) std::rethrow_exception(error);
+}
+
 WayTable Communicator::ways_on(const Device& device) {
   std::lock_guard lock(state_);
   const auto found = rings_.find(device.name);
@@ -120,13 +143,19 @@ Communicator::Ring Communicator::connect(const Device& device) {
   const auto equip = [&] {
     ring.executor = device.make_executor(segments);
     ring.enqueues = ring.executor->enqueues();
-    ring.watch = std::make_unique<Watch>(
-        Watched{name_, device.name, timeout_, ring.control.get(),
-                [this, executor = ring.executor.get()](const Fault& failure) {
-                  poison(failure);
-                  executor->abort();
-                },
-                key});
+    Executor* const executor = ring.executor.get();
+    if (ring.enqueues) ring.outcome = std::make_shared<Outcome>(*executor);
+    Watched watched{name_, device.name, timeout_, ring.control.get(), nullptr, nullptr, key};
+    watched.failed = [this, executor, outcome = ring.outcome,
+                      after = device.after_fault](const Fault& why) {
+      poison(why);
+      if (outcome) outcome->fail(why);
+      executor->abort();
+      if (after) after(why, why.event == Event::abort && why.reporter == names_.number(rank_));
+    };
+    watched.if_alone = device.after_fault != nullptr;
+    if (ring.enqueues) watched.progress = [executor] { return executor->progress(); };
+    ring.watch = std::make_unique<Watch>(std::move(watched));
   };
   const auto map = [&](const std::vector<Offer>& offers, const std::string& word) {
     const Word of_rank_0 = word_in(word, rank_, ranks_, names_);
@@ -162,7 +191,7 @@ Communicator::Ring Communicator::connect(const Device& device) {
     check_healthy();
     if (Clock::now() < next_look) return;
     next_look = Clock::now() + kLookEvery;
-    if (const auto gone = roster.find_gone(*store_)) throw Lost(text_of(*gone), {gone->rank});
+    if (const auto gone = roster.find_gone(*store_)) throw Lost(text_of(*gone), facts_of(*gone));
   });
   key = unique_prefix(store, name_ + "/" + device.terms.device, place);
   const auto word = [&](const std::vector<std::string>& buses) {
@@ -225,6 +254,7 @@ void Communicator::dissolve(Ring& ring, Milliseconds patience) const {
     ring.executor->drain(Milliseconds::max());
   }
   ring.watch.reset();
+  if (ring.outcome) ring.outcome->close();
   ring.executor.reset();
   if (ring.transport == nullptr || !ring.transport->unmap()) return;
   if (!part_from(ring.neighbours, ranks_, kPartingTimeout)) ring.transport->abandon();

@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <cerrno>
+#include <thread>
 
 namespace ringkern {
 namespace {
@@ -53,11 +54,25 @@ std::optional<News> NewsDesk::next() {
       if (!news_.empty()) {
         News first = std::move(news_.front());
         news_.pop_front();
+        asked_ = false;
         return first;
       }
       if (closed_) return std::nullopt;
+      asked_ = true;
     }
     ::sem_wait(&changes_);  // a signal ends it, too; then there is no harm in looking again
+  }
+}
+
+bool NewsDesk::told_within(std::chrono::milliseconds patience) {
+  const auto end = std::chrono::steady_clock::now() + patience;
+  for (;;) {
+    {
+      std::lock_guard lock(mutex_);
+      if (news_.empty() && asked_) return true;
+    }
+    if (std::chrono::steady_clock::now() >= end) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
 }
 

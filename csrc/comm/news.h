@@ -5,6 +5,7 @@
 #include <semaphore.h>
 
 #include <atomic>
+#include <chrono>
 #include <deque>
 #include <mutex>
 #include <optional>
@@ -12,7 +13,9 @@
 
 namespace ringkern {
 
-enum class NewsKind { warning, failure, dump };  // dump: somebody wants the recorded calls written
+// failure: another rank has found it; report: this one has. dump: somebody wants the recorded calls
+// written.
+enum class NewsKind { warning, failure, report, dump };
 
 struct News {
   NewsKind kind;
@@ -37,6 +40,8 @@ class NewsDesk {
   static void ask_for_dump() noexcept;
   // Waits for the next; nothing once closed and empty. For one reader.
   std::optional<News> next();
+  // Waits until the reader has taken all and asks for more; false if it has not within `patience`.
+  bool told_within(std::chrono::milliseconds patience);
   void open();
   void close();  // ends `next`; what is posted later is kept
 
@@ -49,6 +54,7 @@ class NewsDesk {
   std::mutex mutex_;  // guards what follows
   std::deque<News> news_;
   bool closed_ = false;
+  bool asked_ = false;  // the reader waits for the next
 };
 
 }  // namespace ringkern

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "comm/agreement.h"
+#include "fault/render.h"
 
 namespace ringkern {
 namespace {
@@ -270,6 +271,15 @@ Neighbours Exchange::take() {
           {place_.prev, prev_.hello.pid, std::move(prev_.socket)}};
 }
 
+// The fault for which a rank votes against the ring; `is_lost`: the rank that it names is.
+Fault refusal(const Place& place, bool is_lost = false) {
+  Fault f = fault_of(std::current_exception(), place.names.number(place.rank));
+  if (!is_quoted(f.event)) return f;
+  f.event = is_lost ? Event::lost_joining : Event::cannot_join;
+  f.cause = cause_of(f.event);
+  return f;
+}
+
 }  // namespace
 
 Neighbours join_ring(
@@ -289,17 +299,14 @@ Neighbours join_ring(
             [&](const std::string& waiting_for) { agreement.look(waiting_for); });
     agreement.agree();
   } catch (const Lost& lost) {
-    const auto reason = agreement.refuse(lost.what(), lost.facts.rank);
-    if (reason && reason->lost >= 0) throw PeerLostError(reason->text, {reason->lost});
-    if (reason) throw RendezvousError(reason->text);
+    const auto reason = agreement.refuse(refusal(place, lost.facts.rank >= 0));
+    if (reason && reason->cause == Cause::peer_lost) throw_fault(*reason);
+    if (reason) throw RendezvousError(text_of(*reason), facts_of(*reason));
   } catch (const std::system_error& e) {
-    agreement.refuse(e.what());
+    agreement.refuse(refusal(place));
     throw TransportError(place.names.text(place.rank) + " cannot join the ring: " + e.what());
-  } catch (const std::exception& e) {
-    agreement.refuse(e.what());
-    throw;
   } catch (...) {
-    agreement.refuse("unknown error");
+    agreement.refuse(refusal(place));
     throw;
   }
   return exchange.take();

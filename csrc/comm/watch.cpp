@@ -10,6 +10,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <system_error>
 #include <thread>
 
@@ -26,6 +27,7 @@ constexpr Milliseconds kTick{200};
 constexpr Milliseconds kPatience[] = {Milliseconds(5000), Milliseconds(30000)};
 constexpr Milliseconds kAgain{60000};
 constexpr size_t kMostFailed = 8;
+constexpr Milliseconds kReasonComes{1000};
 
 // A process that a socket leads to, whoever holds copies of that socket. Empty where the system has
 // no such thing, or does not let this process see the other one.
@@ -47,8 +49,9 @@ struct Line {
 struct Entry {
   Watched ring;
   std::vector<Line> lines;
-  bool told = false;       // that it has failed
-  uint64_t slow_seq = 0;   // the call that takes long,
+  bool told = false;                           // that it has failed
+  std::optional<Clock::time_point> gave_up{};  // when its device was seen to have
+  uint64_t slow_seq = 0;                       // the call that takes long,
   int64_t slow_since = 0;  // when the watch first saw it, in ns of coarse_now(),
   size_t warnings = 0;     // and how often that was said
 };
@@ -88,8 +91,7 @@ class Watchman {
 
   uint64_t add(Watched ring) {
     std::lock_guard lifecycle(lifecycle_);
-    const bool alone = ring.control->ranks == 1;
-    if (!alone && !thread_.joinable()) start();
+    if (needs_watch(ring) && !thread_.joinable()) start();
     std::lock_guard lock(mutex_);
     const uint64_t number = ++last_number_;
     entries_.emplace(number, Entry{std::move(ring), {}});
@@ -148,7 +150,10 @@ class Watchman {
   }
   bool any_to_watch() const {
     return std::any_of(entries_.begin(), entries_.end(),
-                       [](const auto& e) { return e.second.ring.control->ranks > 1; });
+                       [](const auto& e) { return needs_watch(e.second.ring); });
+  }
+  static bool needs_watch(const Watched& ring) {
+    return ring.control->ranks > 1 || ring.progress != nullptr || ring.if_alone;
   }
 
   void work() {
@@ -202,8 +207,22 @@ class Watchman {
   void tick(Entry& entry) {
     entry.ring.control->beat();
     if (entry.told) return;
+    if (entry.ring.progress) follow(entry);
     look(entry);
     if (!entry.told) warn_if_slow(entry);
+  }
+
+  // Notes which calls a device has done, and why it did not go on.
+  void follow(Entry& entry) {
+    Control& control = *entry.ring.control;
+    const Executor::Progress progress = entry.ring.progress();
+    control.end_through(progress.done, coarse_now());
+    if (!progress.failed || control.failed()) return;
+    // Who ended the wait of this rank says why at about the same time.
+    if (!entry.gave_up) entry.gave_up = Clock::now();
+    if (progress.failed->cause == Cause::aborted && Clock::now() - *entry.gave_up < kReasonComes)
+      return;
+    control.fail(timed_out(control, *progress.failed));
   }
 
   void look(Entry& entry) {
@@ -221,8 +240,8 @@ class Watchman {
 
   void warn_if_slow(Entry& entry) {
     const Control& control = *entry.ring.control;
-    const auto call = control.call(control.rank, control.last_seq());
-    if (!call || call->ended != 0) return;
+    const auto call = control.open_call(control.rank);
+    if (!call) return;
     // Not from the call's own start, which is the watch's last look at the clock: in a process that
     // was stopped and goes on, that was before.
     if (call->seq != entry.slow_seq)

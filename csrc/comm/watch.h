@@ -22,7 +22,10 @@ struct Watched {
   Control* control = nullptr;
   // The ring has failed, here or elsewhere. Once, on the watch's thread.
   std::function<void(const Fault&)> failed;
-  std::string key;  // as in RingRecord
+  // How far a device has come; null where calls have ended when they return.
+  std::function<Executor::Progress()> progress;
+  std::string key;        // as in RingRecord
+  bool if_alone = false;  // a ring of one rank, too
 };
 
 // While it lives the ring is looked after. Throws where there can be no thread for it.

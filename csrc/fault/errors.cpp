@@ -15,6 +15,10 @@ Event quoted(const Error& e) {
 
 }  // namespace
 
+bool is_quoted(Event event) {
+  return event >= Event::quoted_loss && event <= Event::quoted_failure;
+}
+
 Facts facts_of(const Fault& fault, const std::string& phase) {
   return {fault.rank, fault.seq, phase, std::make_shared<const Fault>(fault)};
 }
@@ -66,6 +70,10 @@ Fault fault_of(const std::exception_ptr& error, int reporter) {
   } catch (const std::exception& e) {
     Fault f = fault_of(Event::quoted_failure, reporter);
     f.evidence = std::string(e.what());
+    return f;
+  } catch (...) {
+    Fault f = fault_of(Event::quoted_failure, reporter);
+    f.evidence = std::string("unknown error");
     return f;
   }
 }

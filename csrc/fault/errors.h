@@ -61,6 +61,9 @@ std::exception_ptr error_of(const Fault& fault);
 // The error of a rank that `why` has stopped in what `here` describes: with the class and the facts
 // of a loss, or else as AbortedError.
 std::exception_ptr error_quoting(const Fault& here, const Fault& why);
+// Returns true for an event that stands for an exception of this rank, of which only the text is
+// known.
+bool is_quoted(Event event);
 // Returns what a rank posts for an exception of its own: the fault that it carries, or its text.
 Fault fault_of(const std::exception_ptr& error, int reporter);
 // Throws AbortedError, which quotes the fault behind `prefix`.

@@ -35,6 +35,8 @@
     "{person} died before its first call ({how}). Look at the log of that rank")                   \
   X(left_early, peer_lost,                                                                         \
     "{person} closed its communicator, or its program ended normally, before its first call")      \
+  X(cannot_join, failed, "{reporter} could not join the ring: {evidence}")                         \
+  X(lost_joining, peer_lost, "{reporter} could not join the ring: {evidence}")                     \
   X(unreachable, failed, "{reporter} cannot be reached by others any more: {evidence}")            \
   X(deaf, failed, "{reporter} cannot accept connections: {evidence}")                              \
   X(cannot_exchange, failed, "{reporter} cannot exchange messages with {rank}: {evidence}")        \

@@ -217,7 +217,7 @@ WorkPtr RingBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOpt
 c10::intrusive_ptr<c10d::Backend> make_backend(
     c10::intrusive_ptr<c10d::Store> store, const std::string& name, int rank, int size,
     const std::vector<int64_t>& global_ranks, double timeout_s, const Wish& wish,
-    const std::map<std::string, WayTables::Lists>& tables, Roster roster,
+    const std::map<std::string, WayTables::Lists>& tables, Roster roster, OnFault policy,
     const std::vector<int>& host_of, const std::vector<std::string>& host_names, py::object engine,
     const HostsCommunicator::Crossings& crossings) {
   std::unique_ptr<Runner> ring;
@@ -235,6 +235,8 @@ c10::intrusive_ptr<c10d::Backend> make_backend(
                                      "backend/pairs", milliseconds(timeout_s));
     ring = std::move(over_hosts);
   }
+  ring->set_on_fault(policy);
+  messenger->set_on_fault(policy);
   const WithoutGil no_gil;
   return c10::make_intrusive<RingBackend>(std::move(store), rank, size, global_ranks, timeout_s,
                                           wish, tables, std::move(ring), std::move(messenger));
@@ -249,17 +251,20 @@ void bind_backend(py::module_& m) {
          const std::vector<int64_t>& global_ranks, double timeout_s, const std::string& algorithm,
          const std::string& protocol, bool in_rank_order, bool wide,
          const std::map<std::string, WayTables::Lists>& tables, const RosterParts& roster,
-         const std::vector<int>& host_of, const std::vector<std::string>& host_names,
-         py::object engine, const HostsCommunicator::Crossings& crossings) {
+         const std::string& on_fault, const std::vector<int>& host_of,
+         const std::vector<std::string>& host_names, py::object engine,
+         const HostsCommunicator::Crossings& crossings) {
         return make_backend(std::move(store), name, rank, size, global_ranks, timeout_s,
                             Wish::of(algorithm, protocol, in_rank_order, wide), tables,
-                            roster_of(roster), host_of, host_names, std::move(engine), crossings);
+                            roster_of(roster), on_fault_of(on_fault), host_of, host_names,
+                            std::move(engine), crossings);
       },
       py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("size"), py::arg("global_ranks"),
       py::arg("timeout_s"), py::arg("algorithm"), py::arg("protocol"), py::arg("in_rank_order"),
       py::arg("wide"), py::arg("tables"), py::arg("roster") = RosterParts(),
-      py::arg("host_of") = std::vector<int>(), py::arg("host_names") = std::vector<std::string>(),
-      py::arg("engine") = py::none(), py::arg("crossings") = HostsCommunicator::Crossings());
+      py::arg("on_fault") = "", py::arg("host_of") = std::vector<int>(),
+      py::arg("host_names") = std::vector<std::string>(), py::arg("engine") = py::none(),
+      py::arg("crossings") = HostsCommunicator::Crossings());
   m.def(
       "close_backends",
       [](double patience_s) { OpenBackends::all().close(milliseconds(patience_s)); },

@@ -120,6 +120,10 @@ class BackendBase : public c10d::Backend {
     }
     for (const c10::Stream& stream : streams) stream.synchronize();
     messenger_->wait_for_exchanges();
+    called_by_torch([&] {
+      ring_->check_enqueued();
+      messenger_->check_enqueued();
+    });
   }
 
   Call begin(c10d::OpType type, const char* title, const Tensors& ins, Tensors outs) {

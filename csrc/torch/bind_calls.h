@@ -13,6 +13,10 @@ template <class C>
 void bind_calls(py::class_<C>& bound) {
   bound.def("set_table", &C::set_table, py::arg("device"), py::arg("lists"))
       .def(
+          "set_on_fault",
+          [](C& c, const std::string& policy) { c.set_on_fault(on_fault_of(policy)); },
+          py::arg("policy"))
+      .def(
           "set_roster", [](C& c, const RosterParts& roster) { c.set_roster(roster_of(roster)); },
           py::arg("roster"))
       .def(

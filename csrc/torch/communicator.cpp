@@ -111,10 +111,13 @@ WorkPtr TorchCommunicator::launch_uninterrupted(Call call, const Wish& wish, boo
   const c10::OptionalStreamGuard stream_guard(stream);
   const c10::OptionalDeviceGuard device_guard(on.is_cpu() ? std::nullopt : std::optional(on));
   auto work = c10::make_intrusive<RingWork>(std::move(call), 1);
+  uint64_t seq = 0;
   for (Task task : tasks) {
     task.stream = current_stream(on);
     if (!comm_->run_now(device, task)) comm_->run(device, task);
+    if (task.under_way) seq = task.seq;
   }
+  if (seq > 0) work->follow(comm_->outcome_on(device), seq);
   work->end_part(nullptr);
   return work;
 }
@@ -140,7 +143,9 @@ const Device& TorchCommunicator::device_on(c10::Device device) {
   std::lock_guard lock(devices_mutex_);
   auto found = devices_.find(device);
   if (found == devices_.end()) {
-    found = devices_.emplace(device, device_for(device, rank(), ranks(), comm_->timeout())).first;
+    found =
+        devices_.emplace(device, device_for(device, rank(), ranks(), comm_->timeout(), on_fault_))
+            .first;
     found->second.ways = tables_.of(device.type());
   }
   return found->second;

@@ -53,6 +53,13 @@ class TorchCommunicator final : public Runner {
   ~TorchCommunicator() override;
 
   void set_roster(Roster roster) override { comm_->set_roster(std::move(roster)); }
+  void set_on_fault(OnFault policy) override { on_fault_ = policy; }
+  void check_enqueued() override { comm_->check_enqueued(); }
+  // Tells the work what becomes of its calls, the last of which was enqueued just now.
+  void follow(RingWork& work, c10::Device on) {
+    const Device& device = device_on(on);
+    work.follow(comm_->outcome_on(device), comm_->last_seq_on(device));
+  }
   // Before the first call on such a device.
   void set_table(const std::string& device, const WayTables::Lists& lists) override {
     tables_.set(device, lists);
@@ -166,6 +173,7 @@ class TorchCommunicator final : public Runner {
   Callers callers_;
   std::atomic<const Device*> cpu_{nullptr};  // once there was a call on it
   WayTables tables_;
+  OnFault on_fault_ = OnFault::by_device;
   std::mutex devices_mutex_;
   std::unordered_map<c10::Device, Device> devices_;  // outlives the communicator that uses them
   std::unique_ptr<Communicator> comm_;

@@ -12,6 +12,7 @@
 #include "comm/communicator.h"
 #include "cpu/engine.h"
 #include "cpu/shm.h"
+#include "torch/on_fault.h"
 #if RK_WITH_CUDA
 #include "cuda/device.h"
 #include "cuda/engine.h"
@@ -76,12 +77,16 @@ inline Device cuda_device(int index, int rank, int ranks, Milliseconds timeout,
                                      "(see ringkern.build_info())."));
 }
 
-inline Device device_for(c10::Device device, int rank, int ranks, Milliseconds timeout) {
-  if (device.is_cpu()) return cpu_device(rank, ranks, timeout);
+inline Device device_for(c10::Device device, int rank, int ranks, Milliseconds timeout,
+                         OnFault policy) {
+  Device made;
+  if (device.is_cpu()) made = cpu_device(rank, ranks, timeout);
 #if RK_WITH_CUDA
-  if (device.is_cuda()) return cuda_device(device.index(), rank, ranks, timeout);
+  else if (device.is_cuda()) made = cuda_device(device.index(), rank, ranks, timeout);
 #endif
-  throw_no_kernels(device);
+  else throw_no_kernels(device);
+  made.after_fault = after_fault(policy, device.type());
+  return made;
 }
 
 // A stream of ringkern's own, as torch knows those that it did not make: by their address. torch's
@@ -97,9 +102,13 @@ inline c10::Stream make_stream(c10::Device device) {
 
 // What a link between a pair of ranks is made of: `place` 0 sends and 1 receives. A rank may have
 // many, so they are smaller than those of the ring.
-inline Device pair_device_for(c10::Device device, int place, Milliseconds timeout) {
+inline Device pair_device_for(c10::Device device, int place, Milliseconds timeout, OnFault policy) {
 #if RK_WITH_CUDA
-  if (device.is_cuda()) return cuda_device(device.index(), place, 2, timeout, /*channels=*/4);
+  if (device.is_cuda()) {
+    Device made = cuda_device(device.index(), place, 2, timeout, /*channels=*/4);
+    made.after_fault = after_fault(policy, device.type());
+    return made;
+  }
 #endif
   throw_no_kernels(device);
 }

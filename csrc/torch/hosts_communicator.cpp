@@ -270,6 +270,7 @@ WorkPtr HostsCommunicator::launch_uninterrupted(Call call, const Wish& wish, boo
   const c10::OptionalDeviceGuard device_guard(on.is_cpu() ? std::nullopt : std::optional(on));
   worker_->drain();  // asynchronous calls came first
   run_tasks(tasks, wish, timeout);
+  if (!on.is_cpu()) inner_->follow(*work, on);
   work->end_part(nullptr);
   return work;
 }

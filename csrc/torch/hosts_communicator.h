@@ -42,6 +42,8 @@ class HostsCommunicator final : public Runner {
     inner_->set_roster(roster.of(hosts_.ranks_on(hosts_.host())));
     roster_ = std::move(roster);
   }
+  void set_on_fault(OnFault policy) override { inner_->set_on_fault(policy); }
+  void check_enqueued() override { inner_->check_enqueued(); }
   void set_table(const std::string& device, const WayTables::Lists& lists) override {
     inner_->set_table(device, lists);
   }

@@ -77,6 +77,7 @@ class HostsMessenger final : public Carrier {
   }
   // On CUDA nothing goes inside: the current stream waits for what the engine has.
   void wait_for_exchanges() override {}
+  void set_on_fault(OnFault policy) override { inside_->set_on_fault(policy); }
 
  private:
   // Engines have tags of 31 bits, of which collectives take some, in turn.

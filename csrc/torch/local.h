@@ -80,12 +80,14 @@ class TorchLocalRing {
   using Tensors = std::vector<at::Tensor>;
 
   // Throws where the ring cannot be: there is no such device, or no room on it.
-  TorchLocalRing(const std::vector<std::string>& devices, double timeout_s)
+  TorchLocalRing(const std::vector<std::string>& devices, double timeout_s,
+                 const std::string& on_fault)
       : devices_(parse_devices(devices)),
         comm_(std::make_unique<Communicator>(std::make_shared<MemoryStore>(),
                                              "local ring of " + std::to_string(ranks()), 0, 1,
                                              milliseconds(timeout_s))) {
     ring_.name = ring_.terms.device = "local";
+    ring_.after_fault = after_fault(on_fault_of(on_fault), devices_.front().type());
     ring_.make_executor = [this, timeout = comm_->timeout()](const Segments&) {
       return whole_ring(devices_, timeout);
     };
@@ -226,8 +228,8 @@ class TorchLocalRing {
 inline void bind_local(py::module_& m) {
   using Tensors = TorchLocalRing::Tensors;
   py::class_<TorchLocalRing>(m, "LocalRing")
-      .def(py::init<const std::vector<std::string>&, double>(), py::arg("devices"),
-           py::arg("timeout_s"))
+      .def(py::init<const std::vector<std::string>&, double, const std::string&>(),
+           py::arg("devices"), py::arg("timeout_s"), py::arg("on_fault") = "")
       .def("set_table", &TorchLocalRing::set_table, py::arg("lists"))
       .def(
           "all_reduce",

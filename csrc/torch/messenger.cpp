@@ -5,6 +5,7 @@
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <map>
 #include <mutex>
@@ -29,7 +30,8 @@ class Messenger final : public Carrier {
 
   // On CUDA transfers are matched in order, and not by tags.
   WorkPtr post(Call call, uint64_t tag, const Wish& wish, Milliseconds timeout) override {
-    if (!call.device.is_cpu()) return enqueue(std::move(call), wish, (tag & kCollectiveTag) != 0);
+    if (!call.device.is_cpu())
+      return enqueue(std::move(call), wish, timeout, (tag & kCollectiveTag) != 0);
     const std::vector<Transfer> transfers = call.transfers;
     // A callback may wait for the next message, which the courier's thread has to move.
     auto work = c10::make_intrusive<RingWork>(
@@ -47,9 +49,11 @@ class Messenger final : public Carrier {
       m.protocol = protocol_of(wish, c10::DeviceType::CPU, m.bytes);
       m.data = const_cast<void*>(t.buffer.const_data_ptr());  // of what is sent, only read
       m.timeout = timeout;
-      m.done = [work, sends = t.sends](std::exception_ptr error, int source) {
+      m.done = [this, work, sends = t.sends](std::exception_ptr error, int source) {
         if (!sends) work->set_source(source);
         work->end_part(error);
+        if (const auto after = after_fault(on_fault_, c10::DeviceType::CPU); error && after)
+          after(fault_of(error, -1), aborted_);
       };
       messages.push_back(std::move(m));
     }
@@ -58,6 +62,7 @@ class Messenger final : public Carrier {
   }
 
   void abort(const std::string& reason) override {
+    aborted_ = true;
     courier_->abort(reason);
     for (const auto& pair : pairs()) pair->comm.abort(reason);
   }
@@ -70,6 +75,10 @@ class Messenger final : public Carrier {
       pair->comm.close(std::max(left, Milliseconds(0)));
     }
   }
+  void set_on_fault(OnFault policy) override { on_fault_ = policy; }
+  void check_enqueued() override {
+    for (const auto& pair : pairs()) pair->comm.check_enqueued();
+  }
   void wait_for_exchanges() override {
     for (const auto& pair : pairs()) pair->wait_for_exchanges();
   }
@@ -81,8 +90,8 @@ class Messenger final : public Carrier {
   // each other first do not wait for each other.
   struct Pair {
     Pair(c10::Device d, const std::shared_ptr<Store>& store, const std::string& name, int place,
-         Milliseconds timeout, RankNames names)
-        : where(d), device(pair_device_for(d, place, timeout)), stream(make_stream(d)),
+         Milliseconds timeout, OnFault policy, RankNames names)
+        : where(d), device(pair_device_for(d, place, timeout, policy)), stream(make_stream(d)),
           comm(store, name, place, 2, timeout, std::move(names)) {}
 
     const c10::Device where;
@@ -130,7 +139,8 @@ class Messenger final : public Carrier {
       const std::string name =
           name_ + "/" + std::to_string(ends.first) + ">" + std::to_string(ends.second);
       const RankNames both{{names_.number(ends.first), names_.number(ends.second)}};
-      pair = std::make_shared<Pair>(device, store_, name, transfer.sends ? 0 : 1, timeout_, both);
+      pair = std::make_shared<Pair>(device, store_, name, transfer.sends ? 0 : 1, timeout_,
+                                    on_fault_, both);
     }
     if (pair->where != device)
       throw py::value_error("tensor is on " + device.str() + ", and rank " +
@@ -141,7 +151,8 @@ class Messenger final : public Carrier {
 
   // A message goes at once if it can. A link that is not there yet is made on its own thread: made
   // here, in the order of the calls, ranks that send to each other would wait in a circle.
-  c10::intrusive_ptr<RingWork> enqueue(Call call, const Wish& wish, bool collective) {
+  c10::intrusive_ptr<RingWork> enqueue(Call call, const Wish& wish, Milliseconds timeout,
+                                       bool collective) {
     const c10::Device device = call.device;
     const c10::DeviceGuard device_guard(device);
     const c10::impl::VirtualGuardImpl impl(device.type());
@@ -161,8 +172,12 @@ class Messenger final : public Carrier {
     if (transfers.empty()) work->end_part(nullptr);
     for (size_t i = 0; i < transfers.size(); ++i) {
       const std::shared_ptr<Pair>& pair = links[i];
-      const Task task = task_of(transfers[i], *pair, wish);
-      const auto before = [called, pair] { called->block(pair->stream); };
+      Task task = task_of(transfers[i], *pair, wish);
+      task.timeout = timeout;
+      const auto before = [called, pair, work] {
+        called->block(pair->stream);
+        work->follow(pair->comm.outcome_on(pair->device), pair->comm.last_seq_on(pair->device));
+      };
       const auto done = [work, pair, collective,
                          copies = transfers[i].copies](std::exception_ptr error) {
         const c10::StreamGuard guard(pair->stream);
@@ -211,6 +226,8 @@ class Messenger final : public Carrier {
   const Seat seat_;
   const Milliseconds timeout_;
   const RankNames names_;
+  OnFault on_fault_ = OnFault::by_device;
+  std::atomic<bool> aborted_{false};  // by this rank
   Worker tellers_;
   const std::unique_ptr<cpu::Courier> courier_;
   std::mutex mutex_;

@@ -1,8 +1,10 @@
 // Calls into the interpreter: to raise errors (torch/errors.h), to run the handlers of signals
 // (torch/signals.h), and to ask for the order of a ring (torch/devices.h).
 #include <torch/csrc/Exceptions.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -12,6 +14,7 @@
 #include "torch/bindings.h"
 #include "torch/devices.h"
 #include "torch/errors.h"
+#include "torch/on_fault.h"
 #include "torch/signals.h"
 
 namespace ringkern::torch_ext {
@@ -178,6 +181,20 @@ void translate_errors() {
   if (!method) throw py::error_already_set();
   base.attr("__init__") = method;
   py::register_exception_translator(&translate);
+}
+
+// ---- The end of a process
+
+void exit_for(const Fault& why) {
+  constexpr Milliseconds kIsLogged{2000};
+  constexpr int kStatus = 1;
+  const std::string text =
+      "ringkern: this process ends, as RINGKERN_ON_FAULT or its default on CUDA "
+      "says: " +
+      text_of(why) + "\n";
+  (void)NewsDesk::all().told_within(kIsLogged);
+  (void)!::write(STDERR_FILENO, text.data(), text.size());
+  std::_Exit(kStatus);
 }
 
 // ---- Handlers of signals

@@ -73,6 +73,7 @@ inline const char* kind_name(NewsKind kind) {
   switch (kind) {
     case NewsKind::warning: return "warning";
     case NewsKind::failure: return "failure";
+    case NewsKind::report: return "report";
     case NewsKind::dump: return "dump";
   }
   return "?";

@@ -8,6 +8,7 @@
 #include "comm/agreement.h"
 #include "cpu/courier.h"
 #include "torch/choice.h"
+#include "torch/on_fault.h"
 #include "torch/work.h"
 
 namespace ringkern::torch_ext {
@@ -20,6 +21,10 @@ class Runner {
 
   // Takes over what is known of the ranks already; before the first call.
   virtual void set_roster(Roster roster) = 0;
+  // What becomes of the process when a ring fails; before the first call.
+  virtual void set_on_fault(OnFault policy) = 0;
+  // Throws what a call that was enqueued on a device has failed of, as far as devices have shown.
+  virtual void check_enqueued() = 0;
   // Before the first call on such a device.
   virtual void set_table(const std::string& device, const WayTables::Lists& lists) = 0;
   // Runs the tasks of a call; `timeout`: for each wait; 0: the communicator's. Synchronous on a
@@ -46,6 +51,9 @@ class Carrier {
   // Waits until CUDA has done the collectives. Leaves out links whose last call is a message of the
   // user's: its other end may be posted after the barrier that calls this.
   virtual void wait_for_exchanges() = 0;
+  // The same as the runner's.
+  virtual void set_on_fault(OnFault policy) = 0;
+  virtual void check_enqueued() {}
 };
 
 }  // namespace ringkern::torch_ext

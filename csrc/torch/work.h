@@ -10,11 +10,13 @@
 #include <atomic>
 #include <condition_variable>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "comm/outcome.h"
 #include "torch/errors.h"
 #include "torch/signals.h"
 #include "torch/tensors.h"
@@ -101,16 +103,34 @@ class RingWork : public c10d::Work {
     if (last) complete();
   }
 
-  // True where the future is done, too. CUDA: when the device has done it.
-  bool isCompleted() override {
+  // CUDA: what becomes of the call with this number, which was enqueued.
+  void follow(std::shared_ptr<Outcome> outcome, uint64_t seq) {
+    if (!outcome) return;
     std::lock_guard lock(state_);
+    outcomes_.emplace_back(std::move(outcome), seq);
+  }
+
+  // True where the future is done, too. CUDA: when the device has done it, or it has failed there.
+  bool isCompleted() override {
+    const bool failed = exception() != nullptr;
+    std::lock_guard lock(state_);
+    if (failed) return true;
     for (const c10::Event& event : events_)
       if (!event.query()) return false;
     return ended_;
   }
+  // CUDA: a failure on the device, too, once the device has shown it.
   std::exception_ptr exception() const override {
-    std::lock_guard lock(state_);
-    return ended_ ? error_ : nullptr;
+    std::vector<std::pair<std::shared_ptr<Outcome>, uint64_t>> outcomes;
+    {
+      std::lock_guard lock(state_);
+      if (!ended_) return nullptr;
+      if (error_) return error_;
+      outcomes = outcomes_;
+    }
+    for (const auto& [outcome, seq] : outcomes)
+      if (const auto error = outcome->error_of(seq)) return for_torch(error);
+    return nullptr;
   }
   bool isSuccess() const override { return !exception(); }
   // CUDA: the current stream waits for what is enqueued on others, once all is.
@@ -120,6 +140,8 @@ class RingWork : public c10d::Work {
     all_ended_.wait(lock, [this] { return ended_; });
     const c10::impl::VirtualGuardImpl impl(device_.type());
     for (const c10::Event& event : events_) event.block(impl.getStream(device_));
+    lock.unlock();
+    if (const auto error = exception()) std::rethrow_exception(error);
   }
   void blockCurrentStream() override { synchronize(); }
   bool wait(std::chrono::milliseconds timeout) override {
@@ -254,7 +276,8 @@ class RingWork : public c10d::Work {
   std::atomic<int> source_{-1};
   std::vector<c10::Event> events_;  // CUDA: of the streams that the parts are on
   std::vector<c10::Stream> streams_;
-  std::mutex ending_;  // guards what follows
+  std::vector<std::pair<std::shared_ptr<Outcome>, uint64_t>> outcomes_;  // with the call's number
+  std::mutex ending_;                                                    // guards what follows
   Abort abort_;
   bool over_ = false;
 };

@@ -13,6 +13,7 @@ import contextlib
 import gc
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -206,6 +207,8 @@ def killed_midway(rank: int, size: int, folder: Path) -> None:
         print(type(error).__name__, error, file=sys.stderr)
 
 
+REPORT = re.compile(r"communicator '[^']*': ")
+
 # ---- running them -------------------------------------------------------------------------------
 
 
@@ -236,7 +239,11 @@ def run(scenario: Callable[..., None], size: int, folder: Path) -> list[dict[str
             for late in running:
                 os.kill(late, signal.SIGKILL)
     for rank in range(size):
-        ranks[rank]["stderr"] = (folder / f"stderr{rank}").read_text()
+        lines = (folder / f"stderr{rank}").read_text().splitlines(keepends=True)
+        # What the library reports of itself, apart from what the rank says.
+        reports = [line for line in lines if REPORT.match(line)]
+        (folder / f"reports{rank}").write_text("".join(reports))
+        ranks[rank]["stderr"] = "".join(line for line in lines if line not in reports)
     return ranks
 
 

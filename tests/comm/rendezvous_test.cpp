@@ -10,6 +10,7 @@
 #include "comm/news.h"
 #include "comm/ring_of_threads.h"
 #include "cpu/shm.h"
+#include "fault/render.h"
 
 using namespace ringkern;
 using namespace ringkern::test;
@@ -273,19 +274,25 @@ TEST_CASE("a late rank learns of the failure and meets the others again") {
   check_all(on_threads(2, [&](int rank) { return call(rank, Milliseconds(20000)); }), "", "");
 }
 
+Fault refusal(int rank, const std::string& why, int lost = -1) {
+  Fault f = fault_of(lost < 0 ? Event::cannot_join : Event::lost_joining, rank, lost);
+  f.evidence = why;
+  return f;
+}
+
 // The rank that is lost is named to all, whoever refuses.
 TEST_CASE("a lost rank is part of the verdict") {
   MemoryStore store;
   Agreement a(store, "lost", 0, 3, Milliseconds(20000)),
       b(store, "lost", 2, 3, Milliseconds(20000));
-  CHECK_EQ(a.refuse("rank 1 died", 1).value().lost, 1);
-  const auto reason = b.refuse("another rank gave up").value();
-  CHECK_EQ(reason.lost, 1);
-  CHECK_EQ(reason.text, std::string("rank 0 could not join the ring: rank 1 died"));
-  for (const char* const not_whole :
-       {"lost ", "lost x", "lost 1", "lost -1 x", "lost 99999999999 x"}) {
+  CHECK_EQ(a.refuse(refusal(0, "rank 1 died", 1)).value().rank, 1);
+  const Fault reason = b.refuse(refusal(2, "another rank gave up")).value();
+  CHECK_EQ(reason.rank, 1);
+  CHECK(reason.cause == Cause::peer_lost);
+  CHECK_EQ(text_of(reason), std::string("rank 0 could not join the ring: rank 1 died"));
+  for (const std::string& not_whole : {std::string("lost 1"), to_bytes(reason).substr(1)}) {
     store.set("lost/verdict", not_whole);
-    CHECK(b.refuse("another rank gave up").value().lost < 0);
+    CHECK(b.refuse(refusal(2, "another rank gave up")).value().event == Event::unreadable);
   }
 }
 
@@ -295,17 +302,17 @@ TEST_CASE("votes have one outcome") {
   Agreement a(store, "late", 0, 2, Milliseconds(20000)), b(store, "late", 1, 2, Milliseconds(1));
   CHECK_THROWS(Lost, "no ring of 2 ranks", b.agree());
   const std::string reason = "rank 1 could not join the ring: out of time";
-  CHECK_EQ(b.refuse("out of time").value().text, reason);
+  CHECK_EQ(text_of(b.refuse(refusal(1, "out of time")).value()), reason);
   CHECK_THROWS(Lost, reason, a.agree());
-  CHECK_EQ(a.refuse("lost", 1).value().text, reason);
-  CHECK_EQ(a.refuse("lost", 1).value().lost, -1);
+  CHECK_EQ(text_of(a.refuse(refusal(0, "lost", 1)).value()), reason);
+  CHECK_EQ(a.refuse(refusal(0, "lost", 1)).value().rank, -1);
 
   // Once all have voted for it, the ring is made.
   Agreement c(store, "made", 0, 2, Milliseconds(1)), d(store, "made", 1, 2, Milliseconds(20000));
   CHECK_THROWS(Lost, "no ring of 2 ranks", c.agree());
   d.agree();
-  CHECK(!c.refuse("out of time"));
-  CHECK(!c.refuse("and again"));
+  CHECK(!c.refuse(refusal(0, "out of time")));
+  CHECK(!c.refuse(refusal(0, "and again")));
 }
 
 TEST_CASE("ranks see each other's memory") {

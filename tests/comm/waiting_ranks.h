@@ -4,6 +4,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -18,10 +19,29 @@ inline constexpr Milliseconds kLong{20000};
 
 inline std::atomic<int> in_a_wait{0};
 
+// What a device shows, as a test says; it shows nothing before.
+struct Shown {
+  std::atomic<bool> shows{false};
+  std::mutex mutex;
+  Executor::Progress progress;
+
+  void done(uint64_t seq) {
+    std::lock_guard lock(mutex);
+    progress.done = seq;
+  }
+  void fail(Verdict verdict, uint64_t seq, int peer) {
+    const WaitReport report{verdict, WaitFor::data, Protocol::simple, 2, peer, 7, 6};
+    std::lock_guard lock(mutex);
+    progress.failed = failed_wait(report, 0, peer, seq, {}, 1'500'000'000, {});
+  }
+};
+
 // A call lasts until it is aborted; an empty one, or one that is enqueued, no time.
 struct FakeExecutor final : Executor {
-  explicit FakeExecutor(bool enqueues) : enqueues_(enqueues) {}
+  FakeExecutor(bool enqueues, std::shared_ptr<Shown> shown)
+      : enqueues_(enqueues), shown_(std::move(shown)) {}
   void run(const Task& task) override {
+    task.under_way = enqueues_ && shown_->shows && task.count > 0;
     if (enqueues_ || task.count == 0) return;
     ++in_a_wait;
     while (!aborted_) std::this_thread::sleep_for(Milliseconds(1));
@@ -29,7 +49,12 @@ struct FakeExecutor final : Executor {
   }
   bool enqueues() const override { return enqueues_; }
   void abort() override { aborted_ = true; }
+  Progress progress() const override {
+    std::lock_guard lock(shown_->mutex);
+    return shown_->progress;
+  }
   const bool enqueues_;
+  const std::shared_ptr<Shown> shown_;
   std::atomic<bool> aborted_{false};
 };
 
@@ -50,8 +75,8 @@ struct Rank {
       : comm(store, "group", rank, ranks, kLong, std::move(names)) {
     device.name = "cpu";
     device.make_transport = [] { return std::make_unique<FakeTransport>(); };
-    device.make_executor = [=](const Segments&) {
-      return std::make_unique<FakeExecutor>(enqueues);
+    device.make_executor = [enqueues, shown = shown](const Segments&) {
+      return std::make_unique<FakeExecutor>(enqueues, shown);
     };
   }
   // A call that ends at once.
@@ -63,6 +88,7 @@ struct Rank {
     comm.run(device, task);
   }
 
+  const std::shared_ptr<Shown> shown = std::make_shared<Shown>();
   Device device;
   Communicator comm;
 };

@@ -100,6 +100,8 @@ const Golden kGolden[] = {
     {Event::left_early,
      "rank 3 (pid 103) closed its communicator, or its program ended normally, before its first "
      "call"},
+    {Event::cannot_join, "rank 1 could not join the ring: enough"},
+    {Event::lost_joining, "rank 1 could not join the ring: enough"},
     {Event::unreachable, "rank 1 cannot be reached by others any more: enough"},
     {Event::deaf, "rank 1 cannot accept connections: enough"},
     {Event::cannot_exchange, "rank 1 cannot exchange messages with rank 3: enough"},

@@ -24,6 +24,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import ringkern
+from ringkern.backend import Options
 from ringkern.errors import RingKernError
 from tests.comm.exits import join, own, reduce_in_group, serve
 from tests.faults.lives import leave_note, reduces, wait_for
@@ -114,6 +115,39 @@ def os_exit(rank: int, size: int, folder: Path) -> None:
             wait_for(folder / f"said{witness_of_it}")
         sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     _leaves(rank, size, folder, lambda: os._exit(3))
+
+
+# ---- programs that never look at what has become of a call ---------------------------------------
+
+
+def never_looks(rank: int, size: int, folder: Path) -> None:
+    """`plan`: ``on_fault`` of the group, and what the victim does."""
+    on_fault, deed = (folder / "plan").read_text().split()
+    dist.init_process_group(
+        "ringkern",
+        init_method=f"file://{folder}/never",
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=NEVER_S),
+        pg_options=Options(on_fault=on_fault),
+    )
+    x = torch.ones(10)
+    dist.all_reduce(x)
+    if rank == VICTIM:
+        if deed == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif deed == "message":
+            dist.send(x[:5], 0)
+        else:
+            dist.group.WORLD._get_backend(torch.device("cpu")).abort()
+        time.sleep(3)
+        os._exit(0)
+    works = [dist.irecv(x, VICTIM)] if deed == "message" else [dist.all_reduce(x, async_op=True)]
+    end = time.monotonic() + (60 if on_fault == "exit" else 2)
+    while time.monotonic() < end and not (deed == "message" and rank != 0):
+        time.sleep(0.01)
+    leave_note(folder / f"done{rank}", str(len(works)))
+    os._exit(0)  # nobody waits for them
 
 
 # ---- a rank that is stopped ---------------------------------------------------------------------

@@ -42,6 +42,11 @@ def told(outcome: list[dict[str, Any]], folder: Path, *ranks: int) -> list[dict[
     return [json.loads((folder / f"said{rank}").read_text()) for rank in ranks]
 
 
+def reports(folder: Path, rank: int) -> list[str]:
+    """What the library has reported on standard error of a rank, unasked."""
+    return (folder / f"reports{rank}").read_text().splitlines(keepends=True)
+
+
 # ---- a rank that ends ---------------------------------------------------------------------------
 
 
@@ -75,6 +80,8 @@ def test_kill_9_during_a_call(scenarios: Scenario, tmp_path: Path) -> None:
         assert "collective" not in fault or fault["collective"] == "all_reduce"
         assert fault["text"] in one["first"]["text"]
     assert any(one["first"]["kind"] == "PeerLostError" for one in said)
+    (report,) = [line for rank in (0, 2) for line in reports(tmp_path, rank)]
+    assert report == f"communicator 'ringkern/0': {said[0]['first']['fault']['text']}\n"
     for one in said:
         if one["first"]["kind"] == "PeerLostError":
             assert "waited for" in one["first"]["phase"], one
@@ -102,6 +109,38 @@ def test_a_rank_that_ends_without_leaving(scenarios: Scenario, tmp_path: Path) -
         assert "died" in _heard_of_rank_1(said)
         assert said["first"]["fault"]["exit_code"] == 3
         assert "signal" not in said["first"]["fault"]
+
+
+# ---- programs that never look at what has become of a call ---------------------------------------
+
+
+@pytest.mark.parametrize("deed", ["killed", "aborts", "message"])
+def test_a_program_that_never_looks_ends(
+    scenarios: Scenario, tmp_path: Path, deed: str
+) -> None:
+    """It cannot go on with what a failed call has left, where the group is to exit."""
+    (tmp_path / "plan").write_text(f"exit {deed}")
+    outcome = scenarios("never_looks", 3, tmp_path)
+    concerned = [0] if deed == "message" else [0, 2]
+    for rank in concerned:
+        assert outcome[rank]["status"] == 1, outcome[rank]
+        assert "this process ends, as RINGKERN_ON_FAULT" in outcome[rank]["stderr"]
+        assert "rank 1" in outcome[rank]["stderr"]
+        assert not (tmp_path / f"done{rank}").exists()
+    if deed == "killed":
+        assert len([line for rank in concerned for line in reports(tmp_path, rank)]) == 1
+    if deed == "aborts":
+        assert outcome[1]["status"] == 0, "it has ended the group itself, and goes on"
+
+
+def test_a_program_that_never_looks_goes_on_where_calls_raise(
+    scenarios: Scenario, tmp_path: Path
+) -> None:
+    (tmp_path / "plan").write_text("raise killed")
+    outcome = scenarios("never_looks", 3, tmp_path)
+    for rank in (0, 2):
+        assert outcome[rank] == {"status": 0, "stderr": ""}
+    assert len([line for rank in (0, 2) for line in reports(tmp_path, rank)]) == 1
 
 
 # ---- a rank that is stopped ---------------------------------------------------------------------
@@ -204,11 +243,10 @@ def test_a_rank_that_ends_before_its_first_call(
     for said in told(outcome, tmp_path, 0, 2):
         first, again = said["first"], said["again"]
         assert (first["kind"], first["rank"]) == ("PeerLostError", 1), first
-        if first["fault"]["event"] != "quoted_loss":
-            assert (first["fault"]["event"], first["fault"]["pid"]) == (event, int(pid)), first
+        assert (first["fault"]["event"], first["fault"]["pid"]) == (event, int(pid)), first
         assert again["kind"] == "CommAbortedError"
         for text in (first["text"], again["text"]):
-            assert re.search(rf"rank 1 (on host b )?\(pid {pid}\)", text), text
+            assert re.search(rf"rank 1 (on host [ab] )?\(pid {pid}\)", text), text
             assert "before its first call" in text
         assert said["took"] < SOON_S
 

@@ -33,7 +33,7 @@ def load(path: str) -> ctypes.PyDLL:
 
     sys.meta_path.insert(0, Finder)
     library = ctypes.PyDLL(path)
-    library.fake_tensor.restype = ctypes.py_object
+    library.fake_tensor.restype = library.fake_work.restype = ctypes.py_object
     library.fake_touched.restype = ctypes.c_long
     library.fake_set_stream.argtypes = ctypes.c_int, ctypes.c_long
     return library
@@ -41,7 +41,7 @@ def load(path: str) -> ctypes.PyDLL:
 
 FAKE = load(str(Path(sys.argv[1]).resolve()))
 from ringkern.backend import create  # noqa: E402
-from ringkern.errors import CommAbortedError  # noqa: E402
+from ringkern.errors import CollectiveTimeoutError, CommAbortedError  # noqa: E402
 
 dist.Backend.backend_capability["ringkern"] = ["cpu", "cuda"]  # as where torch has CUDA
 ON_WAIT = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_long)
@@ -166,6 +166,27 @@ def test_the_barrier_of_the_ring_comes_after_the_device() -> None:
         dist.all_reduce(FAKE.fake_tensor(1), async_op=True).wait()
         check(False)
         check(True)
+
+
+def test_a_work_tells_what_the_device_shows() -> None:
+    """Also of the last call of a program, behind which nobody makes another one."""
+    FAKE.fake_done(1)
+    works = [FAKE.fake_work(seq) for seq in (1, 2)]
+    for work in works:
+        work.wait()
+        assert work.is_success()
+    FAKE.fake_fail(2)
+    good, bad = works
+    good.wait()
+    assert good.is_success()
+    assert bad.is_completed()
+    assert not bad.is_success()
+    for tell in (bad.wait, bad.synchronize, bad.block_current_stream):
+        with pytest.raises(CollectiveTimeoutError) as caught:
+            tell()
+        assert caught.value.fault is not None
+        assert (caught.value.fault.event, caught.value.fault.seq) == ("wait_timeout", 2)
+        assert caught.value.seq == 2
 
 
 class TwoRanks:

@@ -7,8 +7,10 @@
 #include <array>
 #include <atomic>
 #include <list>
+#include <optional>
 
 #include "cuda/fake_runtime.h"
+#include "torch/work.h"
 
 namespace {
 
@@ -65,12 +67,38 @@ C10_REGISTER_GUARD_IMPL(CUDA, FakeGuard)
 
 }  // namespace
 
+// A device whose calls end when the test says so.
+class FakeDevice final : public ringkern::Executor {
+ public:
+  void run(const ringkern::Task&) override {}
+  void abort() override {}
+  Progress progress() const override { return {done, failed}; }
+  uint64_t done = 0;
+  std::optional<ringkern::Fault> failed;
+};
+FakeDevice fake_device;
+
 #define RK_EXPORT extern "C" __attribute__((visibility("default")))
 
 RK_EXPORT long fake_touched() { return touched; }
 RK_EXPORT void fake_set_devices(int devices) { runtime.devices = devices; }
 RK_EXPORT void fake_on_wait(void (*told)(int, long)) { waits = told; }
 RK_EXPORT void fake_set_stream(int device, long stream) { current_streams[device] = stream; }
+// A work of a call on a device, which has been enqueued and is the `seq`-th of its ring.
+RK_EXPORT PyObject* fake_work(long seq) {
+  ringkern::torch_ext::Call call;
+  call.type = c10d::OpType::ALLREDUCE;
+  call.device = c10::Device(c10::kCUDA, 0);
+  auto work = c10::make_intrusive<ringkern::torch_ext::RingWork>(std::move(call), 1);
+  work->follow(std::make_shared<ringkern::Outcome>(fake_device), uint64_t(seq));
+  work->end_part(nullptr);
+  return py::cast(c10::intrusive_ptr<c10d::Work>(std::move(work))).release().ptr();
+}
+RK_EXPORT void fake_done(long seq) { fake_device.done = uint64_t(seq); }
+RK_EXPORT void fake_fail(long seq) {
+  const ringkern::WaitReport report{ringkern::Verdict::timed_out};
+  fake_device.failed = ringkern::failed_wait(report, 0, 1, uint64_t(seq), {}, 1, {});
+}
 RK_EXPORT PyObject* fake_tensor(int device) {
   static std::list<std::array<float, 16>> memory;
   const c10::Device on(c10::kCUDA, c10::DeviceIndex(device));

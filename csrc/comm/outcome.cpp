@@ -1,0 +1,32 @@
+#include "comm/outcome.h"
+
+namespace ringkern {
+
+void Outcome::look() {
+  if (executor_ == nullptr) return;
+  const Executor::Progress progress = executor_->progress();
+  done_ = progress.done;
+  if (!why_) why_ = progress.failed;
+}
+
+std::exception_ptr Outcome::error_of(uint64_t seq) {
+  std::lock_guard lock(mutex_);
+  look();
+  return why_ && seq > done_ ? ringkern::error_of(*why_) : nullptr;
+}
+
+void Outcome::fail(const Fault& why) {
+  std::lock_guard lock(mutex_);
+  look();
+  // What the device alone has said names no rank's doings, and no call.
+  if (!why_ || !told_) why_ = why;
+  told_ = true;
+}
+
+void Outcome::close() {
+  std::lock_guard lock(mutex_);
+  look();
+  executor_ = nullptr;
+}
+
+}  // namespace ringkern

@@ -1,0 +1,35 @@
+// The outcome of calls that a ring has enqueued on a device, for whoever holds a work of one.
+#pragma once
+
+#include <exception>
+#include <mutex>
+#include <optional>
+
+#include "comm/ports.h"
+
+namespace ringkern {
+
+// Outlives the ring.
+class Outcome {
+ public:
+  explicit Outcome(const Executor& of) : executor_(&of) {}
+
+  // Returns the error in which a call ends, or null: it has ended well, or goes on. Asks the device
+  // nothing. Any thread.
+  std::exception_ptr error_of(uint64_t seq);
+  // Ends all calls that have not ended well; the first reason stays.
+  void fail(const Fault& why);
+  // The executor ends.
+  void close();
+
+ private:
+  void look();  // with the lock
+
+  std::mutex mutex_;
+  const Executor* executor_;
+  uint64_t done_ = 0;
+  std::optional<Fault> why_;
+  bool told_ = false;  // by the ring, and not by the device alone
+};
+
+}  // namespace ringkern

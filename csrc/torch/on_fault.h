@@ -1,0 +1,40 @@
+// The policy for a ring that has failed: the rank goes on and raises, or its process ends.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <pybind11/pytypes.h>
+
+#include <functional>
+#include <string>
+
+#include "comm/communicator.h"
+
+namespace ringkern::torch_ext {
+
+enum class OnFault { by_device, raise, exit };
+
+// Throws ValueError where the text is none of "", "raise" and "exit".
+inline OnFault on_fault_of(const std::string& text) {
+  if (text.empty()) return OnFault::by_device;
+  if (text == "raise") return OnFault::raise;
+  if (text == "exit") return OnFault::exit;
+  throw pybind11::value_error("on_fault is '" + text + "'; accepted: raise, exit");
+}
+
+// Reports the fault, gives Python's thread a moment to log it and to write the last calls, and ends
+// the process: nothing that was to follow the failed call runs.
+[[noreturn]] void exit_for(const Fault& why);
+
+// Returns what a Device calls after a fault; null: nothing. By device: a program that enqueues on
+// CUDA may never look at what has become of it, and would go on with undefined gradients. A rank
+// that has aborted its ring itself goes on.
+inline std::function<void(const Fault&, bool)> after_fault(OnFault policy, c10::DeviceType type) {
+  const bool exits =
+      policy == OnFault::exit || (policy == OnFault::by_device && type == c10::DeviceType::CUDA);
+  if (!exits) return nullptr;
+  return [](const Fault& why, bool here) {
+    if (!here) exit_for(why);
+  };
+}
+
+}  // namespace ringkern::torch_ext

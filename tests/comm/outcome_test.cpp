@@ -1,0 +1,183 @@
+// Calls that a device does after they have returned: what the ring notices of them without asking
+// the device, and who is told. Devices are what a test says that they show.
+#include "comm/outcome.h"
+
+#include <latch>
+
+#include "comm/diagnosis.h"
+#include "comm/news.h"
+#include "comm/waiting_ranks.h"
+#include "fault/render.h"
+
+using namespace ringkern;
+using namespace ringkern::test;
+
+namespace {
+
+constexpr Milliseconds kSoon{5000};  // a watch looks every 0.2 s
+
+bool within(Milliseconds time, const std::function<bool()>& come) {
+  const auto end = Clock::now() + time;
+  while (!come() && Clock::now() < end) std::this_thread::sleep_for(Milliseconds(1));
+  return come();
+}
+
+Fault fault_in(const std::exception_ptr& error) {
+  REQUIRE(error != nullptr);
+  return fault_of(error, -1);
+}
+
+// Posts since the last time.
+std::vector<News> news_so_far() {
+  std::vector<News> all;
+  NewsDesk::all().close();
+  while (auto one = NewsDesk::all().next()) all.push_back(*one);
+  NewsDesk::all().open();
+  return all;
+}
+
+TEST_CASE("the last call of a program fails on the device of one rank, and all are told") {
+  (void)news_so_far();
+  std::latch enqueued(3), over(3);
+  std::atomic<int> after{0}, after_here{0};
+  const auto texts = on_ranks(
+      3,
+      [&](Rank& r) {
+        r.shown->shows = true;
+        r.device.after_fault = [&](const Fault& why, bool here) {
+          CHECK(why.cause == Cause::timed_out);
+          ++(here ? after_here : after);
+        };
+        r.wait(10);  // call 1, which ends well
+        r.wait(10);  // and the last one
+        r.shown->done(1);
+        const auto outcome = r.comm.outcome_on(r.device);
+        REQUIRE(outcome != nullptr);
+        CHECK(!outcome->error_of(1) && !outcome->error_of(2));
+        enqueued.arrive_and_wait();
+        if (r.comm.rank() == 0) {
+          r.shown->fail(Verdict::timed_out, 2, 1);
+          // At once, to who asks.
+          const Fault f = fault_in(outcome->error_of(2));
+          CHECK(f.event == Event::wait_timeout && f.seq == 2 && f.rank == 1);
+          CHECK_THROWS(TimeoutError, "waited for data from rank 1", r.comm.check_enqueued());
+        }
+        REQUIRE(within(kSoon, [&] { return r.comm.failed(); }));
+        REQUIRE(within(kSoon, [&] { return outcome->error_of(2) != nullptr; }));
+        CHECK(!outcome->error_of(1));  // it had ended before
+        const Fault f = fault_in(outcome->error_of(2));
+        CHECK(f.event == Event::wait_timeout && f.seq == 2 && f.reporter == 0);
+        CHECK_EQ(f.timeout_ns, 1'500'000'000);
+        CHECK(f.mine.call.is_there);  // which the device does not know
+        CHECK_EQ(f.ranks, 3);
+        CHECK_THROWS(TimeoutError, "seq=2 all_reduce sum float32[10] over simple",
+                     r.comm.check_enqueued());
+        over.arrive_and_wait();
+        r.comm.close();
+        CHECK(fault_in(outcome->error_of(2)).seq == 2);  // a work may be kept for longer
+      },
+      /*enqueues=*/true);
+  for (const std::string& text : texts) CHECK_EQ(text, std::string());
+  CHECK_EQ(after, 3);
+  CHECK_EQ(after_here, 0);
+  int reports = 0, failures = 0;
+  for (const News& one : news_so_far()) {
+    reports += one.kind == NewsKind::report;
+    failures += one.kind == NewsKind::failure;
+  }
+  CHECK_EQ(reports, 1);  // by the rank that has found it
+  CHECK_EQ(failures, 2);
+}
+
+// Whoever ends the waits of others says why; if nobody does, that is what is told.
+TEST_CASE("a device that was aborted gives the reason of the rank that gave up") {
+  for (const bool somebody_says : {true, false}) {
+    std::latch enqueued(2), over(2);
+    on_ranks(
+        2,
+        [&](Rank& r) {
+          r.shown->shows = true;
+          r.wait(10);
+          enqueued.arrive_and_wait();
+          if (r.comm.rank() == 1) {
+            r.shown->fail(Verdict::aborted, 1, 0);
+          } else if (somebody_says) {
+            std::this_thread::sleep_for(Milliseconds(400));  // the watch of rank 1 has looked
+            CHECK(!r.comm.failed());
+            r.shown->fail(Verdict::timed_out, 1, 1);
+          }
+          const auto outcome = r.comm.outcome_on(r.device);
+          REQUIRE(within(kSoon, [&] { return r.comm.failed(); }));
+          const Event event = somebody_says ? Event::wait_timeout : Event::wait_aborted;
+          REQUIRE(within(kSoon, [&] { return fault_in(outcome->error_of(1)).event == event; }));
+          over.arrive_and_wait();
+        },
+        /*enqueues=*/true);
+  }
+}
+
+TEST_CASE("the rank that aborts goes on, and the others are told") {
+  std::latch enqueued(2), over(2);
+  std::atomic<int> after{0}, after_here{0};
+  on_ranks(
+      2,
+      [&](Rank& r) {
+        r.device.after_fault = [&](const Fault&, bool here) { ++(here ? after_here : after); };
+        r.shown->shows = true;
+        r.wait(10);
+        enqueued.arrive_and_wait();
+        if (r.comm.rank() == 1) r.comm.abort("enough");
+        REQUIRE(within(kSoon, [&] { return after + after_here == 2; }));
+        over.arrive_and_wait();
+      },
+      /*enqueues=*/true);
+  CHECK_EQ(after, 1);
+  CHECK_EQ(after_here, 1);
+}
+
+TEST_CASE("an enqueued call has ended when the device shows it") {
+  Control zero(0, 2), one(1, 2);
+  zero.map(1, one.fd());
+  one.map(0, zero.fd());
+  const CallWords words = words_of(Task{});
+  for (Control* c : {&zero, &one})
+    for (int i = 0; i < 3; ++i) c->begin(words);
+  CHECK_EQ(zero.open_call(0)->seq, uint64_t(1));
+  CHECK(!late_rank(zero, 1));  // both are at work on it
+  zero.end_through(2, 77);
+  CHECK_EQ(zero.open_call(0)->seq, uint64_t(3));
+  CHECK_EQ(zero.call(0, 2)->ended, 77);
+  zero.end_through(2, 88);
+  CHECK_EQ(zero.call(0, 2)->ended, 77);
+  CHECK_EQ(late_rank(zero, 3).value_or(-1), 1);  // which has made the call, and is at the first
+  one.end_through(3, 99);
+  CHECK(!late_rank(zero, 3));
+  CHECK(!one.open_call(1));
+}
+
+// Captured, empty, or on a device that shows nothing: it has ended when it returns.
+TEST_CASE("a call that the device will not show is not waited for") {
+  on_ranks(
+      1,
+      [&](Rank& r) {
+        r.wait(10);
+        r.pass();
+        for (const RingRecord& record : recorded_calls())
+          for (const Call& call : record.calls) CHECK(record.failure || call.ended != 0);
+      },
+      /*enqueues=*/true);
+}
+
+TEST_CASE("a rank alone on its device is watched, too") {
+  on_ranks(
+      1,
+      [&](Rank& r) {
+        r.shown->shows = true;
+        r.wait(10);
+        r.shown->fail(Verdict::timed_out, 1, 0);
+        REQUIRE(within(kSoon, [&] { return r.comm.failed(); }));
+      },
+      /*enqueues=*/true);
+}
+
+}  // namespace
