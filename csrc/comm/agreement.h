@@ -35,8 +35,8 @@ struct Roster {
   Milliseconds left_of(Milliseconds timeout) const;
 };
 
-// The end of a wait whose reason lies with other ranks, who may know it better. Where its facts name
-// a rank, that rank is lost.
+// The end of a wait whose reason lies with other ranks, who may know it better. A rank that its
+// facts name is lost.
 struct Lost : RendezvousError {
   using RendezvousError::RendezvousError;
 };

@@ -14,7 +14,7 @@ std::optional<Fault> find_mismatch(const Control& control);
 std::optional<Fault> find_departed(const Control& control);
 // A rank that has ended and not left.
 Fault peer_lost(const Control& control, int peer, const ProcessEnd& end);
-// Adds to a wait of this rank that has timed out what all ranks do, and blames the one that is late.
+// Adds to a wait of this rank that has failed what all ranks do, and blames the one that is late.
 Fault timed_out(const Control& control, Fault wait);
 // A call of this rank that has ended in an exception of its own.
 Fault failed_call(const Control& control, uint64_t seq, const std::string& what);

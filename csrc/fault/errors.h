@@ -51,7 +51,7 @@ struct MismatchError : Error {  // ranks make different calls where they should 
 
 // Facts of a fault; `phase`: of the rank that raises it.
 Facts facts_of(const Fault& fault, const std::string& phase = {});
-// Throws the error of the fault's cause. `here`: a sentence to append, about the rank that raises it.
+// Throws the error of the fault's cause. `here`: a sentence to append, of the rank that raises it.
 [[noreturn]] void throw_fault(const Fault& fault, const std::string& phase = {},
                               const std::string& here = {});
 // The same for a wait of this rank: its phase is the wait.

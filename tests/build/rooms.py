@@ -59,7 +59,12 @@ WORDS = (
     Word("the environment", r"\b((secure_)?getenv|setenv|putenv|environ)\b", r"\w+"),
     Word("printing", r"\b(v?f?printf|f?puts|putchar|perror|syslog)\s*\(", r"\w+"),
     Word("printing", r"\bstd::(cout|cerr|clog|print(ln)?)\b", r"\w+"),
-    Word("ending the process", r"(\bstd|(?<!\w))::(_?_?exit|_Exit|quick_exit|abort)\s*\(", r"\w+"),
+    Word(
+        "ending the process",
+        r"(\bstd|(?<!\w))::(_?_?exit|_Exit|quick_exit|abort)\s*\(",
+        r"\w+",
+        frozenset({"torch/python.cpp"}),  # RINGKERN_ON_FAULT=exit
+    ),
     Word("allocation", r"\bnew\b|\b(malloc|calloc|realloc|free)\s*\(", r"core|reduce"),
     Word("a spin", r"\b(__builtin_ia32_pause|rest)\s*\(", r"core|reduce|cpu|cuda", MAY_SPIN),
 )

@@ -115,9 +115,7 @@ def test_a_rank_that_ends_without_leaving(scenarios: Scenario, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("deed", ["killed", "aborts", "message"])
-def test_a_program_that_never_looks_ends(
-    scenarios: Scenario, tmp_path: Path, deed: str
-) -> None:
+def test_a_program_that_never_looks_ends(scenarios: Scenario, tmp_path: Path, deed: str) -> None:
     """It cannot go on with what a failed call has left, where the group is to exit."""
     (tmp_path / "plan").write_text(f"exit {deed}")
     outcome = scenarios("never_looks", 3, tmp_path)

@@ -254,6 +254,5 @@ def test_algorithm_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(Ranks(2)) as own:
         for text in own.run(_by_default)[0]:
             # The protocol is the processor's choice.
-            assert re.search(
-                r"all_reduce sum float32\[10000\] over one_shot, (simple|ll): rank 0 waited for", text
-            )
+            told = r"all_reduce sum float32\[10000\] over one_shot, (simple|ll): rank 0 waited for"
+            assert re.search(told, text)

@@ -26,9 +26,7 @@ pytestmark = pytest.mark.quick
 
 SUM = dist.ReduceOp.SUM
 NEVER = timedelta(seconds=600)  # what ends before has not ended by it
-CLASSES = [
-    c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, RingKernError)
-]
+CLASSES = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, RingKernError)]
 
 
 def caught(call: Callable[..., Any], *arguments: Any) -> RingKernError:

@@ -112,7 +112,8 @@ def test_every_collective_is_in_the_form() -> None:
 def test_rings_of_one_name_are_told_apart() -> None:
     """As the ring that failed, and the one that took its place."""
     first, third = (ring(key=f"ringkern/ringkern/0/cpu/4/{n}") for n in (0, 2))
-    record = recorder.flight_record([first | {"failure": {"cause": "peer_lost", "text": "rank 2 died", "rank": 2}}, third], 0)
+    fault = {"cause": "peer_lost", "text": "rank 2 died", "rank": 2}
+    record = recorder.flight_record([first | {"failure": fault}, third], 0)
     assert list(record["pg_config"]) == ["ringkern/0/cpu", "ringkern/0/cpu #3"]
     assert record["failures"] == {"ringkern/0/cpu": "rank 2 died"}
     assert record["faults"]["ringkern/0/cpu"]["rank"] == 2
