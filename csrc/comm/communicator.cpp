@@ -214,7 +214,7 @@ void Communicator::fail(Ring& ring, const Fault* mine, const Error& here) {
   if (!found && here.facts.fault) found = *here.facts.fault;
   if (!found) found = failed_call(control, control.last_seq(), here.what());
   poison(*found);
-  if (ring.outcome) ring.outcome->fail(*found);
+  if (ring.enqueued) ring.enqueued->fail(*found);
   Fault first = *found;
   if (first.seq == 0) first.seq = here.facts.seq;
   const bool own = mine != nullptr && found->reporter == names_.number(rank_) && !found->given;
@@ -224,7 +224,7 @@ void Communicator::fail(Ring& ring, const Fault* mine, const Error& here) {
 // Of all ranks, for this reason unless there was another.
 void Communicator::end_waits(Ring& ring, const Fault& why) const {
   ring.control->fail(why);
-  if (ring.outcome) ring.outcome->fail(why);
+  if (ring.enqueued) ring.enqueued->fail(why);
   ring.executor->abort();
 }
 

@@ -12,7 +12,7 @@
 #include <string>
 
 #include "comm/agreement.h"
-#include "comm/outcome.h"
+#include "comm/enqueued.h"
 #include "comm/ports.h"
 #include "comm/rendezvous.h"
 #include "comm/watch.h"
@@ -66,7 +66,7 @@ class Communicator {
   void set_roster(Roster roster);
   // What becomes of the calls that were enqueued on this device; null before the first, and on a
   // CPU. `before` of a call may ask: then the call has its number, `last_seq` of the same.
-  std::shared_ptr<Outcome> outcome_on(const Device& device);
+  std::shared_ptr<EnqueuedCalls> enqueued_on(const Device& device);
   uint64_t last_seq_on(const Device& device);
   // Throws the error of a call that was enqueued and has failed, as far as devices have shown.
   void check_enqueued();
@@ -103,7 +103,7 @@ class Communicator {
     std::unique_ptr<Control> control;
     std::unique_ptr<Transport> transport;
     std::unique_ptr<Executor> executor;
-    std::shared_ptr<Outcome> outcome;  // where it enqueues; else null
+    std::shared_ptr<EnqueuedCalls> enqueued;  // where it enqueues; else null
     std::unique_ptr<Watch> watch;
     bool enqueues = false;
     WayTable ways;

@@ -80,10 +80,10 @@ bool Communicator::connected(const Device& device) {
   return rings_.contains(device.name);
 }
 
-std::shared_ptr<Outcome> Communicator::outcome_on(const Device& device) {
+std::shared_ptr<EnqueuedCalls> Communicator::enqueued_on(const Device& device) {
   std::lock_guard lock(state_);
   const auto found = rings_.find(device.name);
-  return found == rings_.end() ? nullptr : found->second.outcome;
+  return found == rings_.end() ? nullptr : found->second.enqueued;
 }
 
 uint64_t Communicator::last_seq_on(const Device& device) {
@@ -93,14 +93,14 @@ uint64_t Communicator::last_seq_on(const Device& device) {
 }
 
 void Communicator::check_enqueued() {
-  std::vector<std::pair<std::shared_ptr<Outcome>, uint64_t>> all;
+  std::vector<std::pair<std::shared_ptr<EnqueuedCalls>, uint64_t>> all;
   {
     std::lock_guard lock(state_);
     for (const auto& [name, ring] : rings_)
-      if (ring.outcome) all.emplace_back(ring.outcome, ring.control->last_seq());
+      if (ring.enqueued) all.emplace_back(ring.enqueued, ring.control->last_seq());
   }
-  for (const auto& [outcome, seq] : all)
-    if (const auto error = outcome->error_of(seq)) std::rethrow_exception(error);
+  for (const auto& [enqueued, seq] : all)
+    if (const auto error = enqueued->error_of(seq)) std::rethrow_exception(error);
 }
 
 WayTable Communicator::ways_on(const Device& device) {
@@ -144,12 +144,12 @@ Communicator::Ring Communicator::connect(const Device& device) {
     ring.executor = device.make_executor(segments);
     ring.enqueues = ring.executor->enqueues();
     Executor* const executor = ring.executor.get();
-    if (ring.enqueues) ring.outcome = std::make_shared<Outcome>(*executor);
+    if (ring.enqueues) ring.enqueued = std::make_shared<EnqueuedCalls>(*executor);
     Watched watched{name_, device.name, timeout_, ring.control.get(), nullptr, nullptr, key};
-    watched.failed = [this, executor, outcome = ring.outcome,
+    watched.failed = [this, executor, enqueued = ring.enqueued,
                       after = device.after_fault](const Fault& why) {
       poison(why);
-      if (outcome) outcome->fail(why);
+      if (enqueued) enqueued->fail(why);
       executor->abort();
       if (after) after(why, why.event == Event::abort && why.reporter == names_.number(rank_));
     };
@@ -254,7 +254,7 @@ void Communicator::dissolve(Ring& ring, Milliseconds patience) const {
     ring.executor->drain(Milliseconds::max());
   }
   ring.watch.reset();
-  if (ring.outcome) ring.outcome->close();
+  if (ring.enqueued) ring.enqueued->close();
   ring.executor.reset();
   if (ring.transport == nullptr || !ring.transport->unmap()) return;
   if (!part_from(ring.neighbours, ranks_, kPartingTimeout)) ring.transport->abandon();

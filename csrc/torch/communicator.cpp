@@ -117,7 +117,7 @@ WorkPtr TorchCommunicator::launch_uninterrupted(Call call, const Wish& wish, boo
     if (!comm_->run_now(device, task)) comm_->run(device, task);
     if (task.under_way) seq = task.seq;
   }
-  if (seq > 0) work->follow(comm_->outcome_on(device), seq);
+  if (seq > 0) work->follow(comm_->enqueued_on(device), seq);
   work->end_part(nullptr);
   return work;
 }

@@ -58,7 +58,7 @@ class TorchCommunicator final : public Runner {
   // Tells the work what becomes of its calls, the last of which was enqueued just now.
   void follow(RingWork& work, c10::Device on) {
     const Device& device = device_on(on);
-    work.follow(comm_->outcome_on(device), comm_->last_seq_on(device));
+    work.follow(comm_->enqueued_on(device), comm_->last_seq_on(device));
   }
   // Before the first call on such a device.
   void set_table(const std::string& device, const WayTables::Lists& lists) override {

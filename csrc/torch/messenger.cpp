@@ -176,7 +176,7 @@ class Messenger final : public Carrier {
       task.timeout = timeout;
       const auto before = [called, pair, work] {
         called->block(pair->stream);
-        work->follow(pair->comm.outcome_on(pair->device), pair->comm.last_seq_on(pair->device));
+        work->follow(pair->comm.enqueued_on(pair->device), pair->comm.last_seq_on(pair->device));
       };
       const auto done = [work, pair, collective,
                          copies = transfers[i].copies](std::exception_ptr error) {

@@ -189,8 +189,8 @@ void exit_for(const Fault& why) {
   constexpr Milliseconds kIsLogged{2000};
   constexpr int kStatus = 1;
   const std::string text =
-      "ringkern: this process ends, as RINGKERN_ON_FAULT or its default on CUDA "
-      "says: " +
+      "ringkern: ending this process because a group of it has failed (with "
+      "RINGKERN_ON_FAULT=raise it would go on): " +
       text_of(why) + "\n";
   (void)NewsDesk::all().told_within(kIsLogged);
   (void)!::write(STDERR_FILENO, text.data(), text.size());

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/outcome.h"
+#include "comm/enqueued.h"
 #include "torch/errors.h"
 #include "torch/signals.h"
 #include "torch/tensors.h"
@@ -104,10 +104,10 @@ class RingWork : public c10d::Work {
   }
 
   // CUDA: what becomes of the call with this number, which was enqueued.
-  void follow(std::shared_ptr<Outcome> outcome, uint64_t seq) {
-    if (!outcome) return;
+  void follow(std::shared_ptr<EnqueuedCalls> enqueued, uint64_t seq) {
+    if (!enqueued) return;
     std::lock_guard lock(state_);
-    outcomes_.emplace_back(std::move(outcome), seq);
+    enqueued_.emplace_back(std::move(enqueued), seq);
   }
 
   // True where the future is done, too. CUDA: when the device has done it, or it has failed there.
@@ -121,15 +121,15 @@ class RingWork : public c10d::Work {
   }
   // CUDA: a failure on the device, too, once the device has shown it.
   std::exception_ptr exception() const override {
-    std::vector<std::pair<std::shared_ptr<Outcome>, uint64_t>> outcomes;
+    std::vector<Followed> calls;
     {
       std::lock_guard lock(state_);
       if (!ended_) return nullptr;
       if (error_) return error_;
-      outcomes = outcomes_;
+      calls = enqueued_;
     }
-    for (const auto& [outcome, seq] : outcomes)
-      if (const auto error = outcome->error_of(seq)) return for_torch(error);
+    for (const auto& [enqueued, seq] : calls)
+      if (const auto error = enqueued->error_of(seq)) return for_torch(error);
     return nullptr;
   }
   bool isSuccess() const override { return !exception(); }
@@ -182,6 +182,8 @@ class RingWork : public c10d::Work {
   void set_source(int rank) { source_ = rank; }
 
  private:
+  using Followed = std::pair<std::shared_ptr<EnqueuedCalls>, uint64_t>;  // with the call's number
+
   void note_stream() {
     if (device_.is_cpu()) return;
     const c10::impl::VirtualGuardImpl impl(device_.type());
@@ -276,8 +278,8 @@ class RingWork : public c10d::Work {
   std::atomic<int> source_{-1};
   std::vector<c10::Event> events_;  // CUDA: of the streams that the parts are on
   std::vector<c10::Stream> streams_;
-  std::vector<std::pair<std::shared_ptr<Outcome>, uint64_t>> outcomes_;  // with the call's number
-  std::mutex ending_;                                                    // guards what follows
+  std::vector<Followed> enqueued_;
+  std::mutex ending_;  // guards what follows
   Abort abort_;
   bool over_ = false;
 };

@@ -133,6 +133,15 @@ def test_who_must_be_named_when_a_peer_is_missing() -> None:
     assert missing_peer.judge([("nothing", "", 3.0), absent, timeout])
 
 
+def test_how_ranks_end_that_never_ask() -> None:
+    assert missing_peer.judge_ends([(1, 3.4), (0, 0.0), (1, 5.0)]) == []
+    assert missing_peer.judge_ends([(1, 3.4), (0, 0.0), (0, 13.0)]) == [
+        "rank 2 ended with 0 after 13.0 s"
+    ]
+    for end in ((None, 60.0), (1, 0.1), (1, 12.0), (-9, 3.4)):
+        assert len(missing_peer.judge_ends([end, (0, 0.0)])) == 1
+
+
 def test_processes_count_as_their_slowest() -> None:
     line = {"contender": "ringkern/ll", "size_bytes": 1000, "wrong": 0}
     first = {**line, "hot_times_us": [1.0, 5.0, 2.0], "cold_times_us": [4.0]}

@@ -122,7 +122,10 @@ def test_a_program_that_never_looks_ends(scenarios: Scenario, tmp_path: Path, de
     concerned = [0] if deed == "message" else [0, 2]
     for rank in concerned:
         assert outcome[rank]["status"] == 1, outcome[rank]
-        assert "this process ends, as RINGKERN_ON_FAULT" in outcome[rank]["stderr"]
+        assert (
+            "ringkern: ending this process because a group of it has failed"
+            in outcome[rank]["stderr"]
+        )
         assert "rank 1" in outcome[rank]["stderr"]
         assert not (tmp_path / f"done{rank}").exists()
     if deed == "killed":

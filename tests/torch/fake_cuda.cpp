@@ -90,7 +90,7 @@ RK_EXPORT PyObject* fake_work(long seq) {
   call.type = c10d::OpType::ALLREDUCE;
   call.device = c10::Device(c10::kCUDA, 0);
   auto work = c10::make_intrusive<ringkern::torch_ext::RingWork>(std::move(call), 1);
-  work->follow(std::make_shared<ringkern::Outcome>(fake_device), uint64_t(seq));
+  work->follow(std::make_shared<ringkern::EnqueuedCalls>(fake_device), uint64_t(seq));
   work->end_part(nullptr);
   return py::cast(c10::intrusive_ptr<c10d::Work>(std::move(work))).release().ptr();
 }

@@ -1,4 +1,4 @@
-// The outcome of calls that a ring has enqueued on a device, for whoever holds a work of one.
+// The calls that a ring has enqueued on a device, for whoever holds a work of one.
 #pragma once
 
 #include <exception>
@@ -10,9 +10,9 @@
 namespace ringkern {
 
 // Outlives the ring.
-class Outcome {
+class EnqueuedCalls {
  public:
-  explicit Outcome(const Executor& of) : executor_(&of) {}
+  explicit EnqueuedCalls(const Executor& of) : executor_(&of) {}
 
   // Returns the error in which a call ends, or null: it has ended well, or goes on. Asks the device
   // nothing. Any thread.

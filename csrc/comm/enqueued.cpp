@@ -1,21 +1,21 @@
-#include "comm/outcome.h"
+#include "comm/enqueued.h"
 
 namespace ringkern {
 
-void Outcome::look() {
+void EnqueuedCalls::look() {
   if (executor_ == nullptr) return;
   const Executor::Progress progress = executor_->progress();
   done_ = progress.done;
   if (!why_) why_ = progress.failed;
 }
 
-std::exception_ptr Outcome::error_of(uint64_t seq) {
+std::exception_ptr EnqueuedCalls::error_of(uint64_t seq) {
   std::lock_guard lock(mutex_);
   look();
   return why_ && seq > done_ ? ringkern::error_of(*why_) : nullptr;
 }
 
-void Outcome::fail(const Fault& why) {
+void EnqueuedCalls::fail(const Fault& why) {
   std::lock_guard lock(mutex_);
   look();
   // What the device alone has said names no rank's doings, and no call.
@@ -23,7 +23,7 @@ void Outcome::fail(const Fault& why) {
   told_ = true;
 }
 
-void Outcome::close() {
+void EnqueuedCalls::close() {
   std::lock_guard lock(mutex_);
   look();
   executor_ = nullptr;
