@@ -51,21 +51,21 @@ TEST_CASE("the last call of a program fails on the device of one rank, and all a
         r.wait(10);  // call 1, which ends well
         r.wait(10);  // and the last one
         r.shown->done(1);
-        const auto enqueued = r.comm.enqueued_on(r.device);
-        REQUIRE(enqueued != nullptr);
-        CHECK(!enqueued->error_of(1) && !enqueued->error_of(2));
+        const auto calls = r.comm.enqueued_on(r.device);
+        REQUIRE(calls != nullptr);
+        CHECK(!calls->error_of(1) && !calls->error_of(2));
         enqueued.arrive_and_wait();
         if (r.comm.rank() == 0) {
           r.shown->fail(Verdict::timed_out, 2, 1);
           // At once, to who asks.
-          const Fault f = fault_in(enqueued->error_of(2));
+          const Fault f = fault_in(calls->error_of(2));
           CHECK(f.event == Event::wait_timeout && f.seq == 2 && f.rank == 1);
           CHECK_THROWS(TimeoutError, "waited for data from rank 1", r.comm.check_enqueued());
         }
         REQUIRE(within(kSoon, [&] { return r.comm.failed(); }));
-        REQUIRE(within(kSoon, [&] { return enqueued->error_of(2) != nullptr; }));
-        CHECK(!enqueued->error_of(1));  // it had ended before
-        const Fault f = fault_in(enqueued->error_of(2));
+        REQUIRE(within(kSoon, [&] { return calls->error_of(2) != nullptr; }));
+        CHECK(!calls->error_of(1));  // it had ended before
+        const Fault f = fault_in(calls->error_of(2));
         CHECK(f.event == Event::wait_timeout && f.seq == 2 && f.reporter == 0);
         CHECK_EQ(f.timeout_ns, 1'500'000'000);
         CHECK(f.mine.call.is_there);  // which the device does not know
@@ -74,7 +74,7 @@ TEST_CASE("the last call of a program fails on the device of one rank, and all a
                      r.comm.check_enqueued());
         over.arrive_and_wait();
         r.comm.close();
-        CHECK(fault_in(enqueued->error_of(2)).seq == 2);  // a work may be kept for longer
+        CHECK(fault_in(calls->error_of(2)).seq == 2);  // a work may be kept for longer
       },
       /*enqueues=*/true);
   for (const std::string& text : texts) CHECK_EQ(text, std::string());
@@ -106,10 +106,10 @@ TEST_CASE("a device that was aborted gives the reason of the rank that gave up")
             CHECK(!r.comm.failed());
             r.shown->fail(Verdict::timed_out, 1, 1);
           }
-          const auto enqueued = r.comm.enqueued_on(r.device);
+          const auto calls = r.comm.enqueued_on(r.device);
           REQUIRE(within(kSoon, [&] { return r.comm.failed(); }));
           const Event event = somebody_says ? Event::wait_timeout : Event::wait_aborted;
-          REQUIRE(within(kSoon, [&] { return fault_in(enqueued->error_of(1)).event == event; }));
+          REQUIRE(within(kSoon, [&] { return fault_in(calls->error_of(1)).event == event; }));
           over.arrive_and_wait();
         },
         /*enqueues=*/true);
