@@ -148,7 +148,8 @@ Fault late_in(const Control& control, const Call& call, int late, Milliseconds w
               Milliseconds timeout) {
   Fault f = found(control, Event::late, late, call.seq);
   f.mine.call = seen(control, call);
-  f.mine.call.age_ns = std::chrono::nanoseconds(waited).count();
+  f.mine.call.age_ns =
+      std::chrono::nanoseconds(std::chrono::floor<std::chrono::seconds>(waited)).count();
   f.timeout_ns = std::chrono::nanoseconds(timeout).count();
   return f;
 }

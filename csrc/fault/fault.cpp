@@ -1,5 +1,6 @@
 #include "fault/fault.h"
 
+#include <array>
 #include <iterator>
 
 namespace ringkern {
@@ -8,6 +9,8 @@ namespace {
 // Ranks of whatever group this is: its size is not known here.
 constexpr int kMostNumbered = 1 << 24;
 constexpr size_t kMostShown = 40;
+
+constexpr size_t kWords = (sizeof(Fault) + 7) / 8, kBits = (kWords + 7) / 8;
 
 struct Row {
   const char* name;
@@ -85,10 +88,34 @@ Fault checked(Fault f) {
   return f;
 }
 
+// Most of a fault is zero: a bit for each word says which words follow. A store may be a file, with
+// little room.
+std::string to_bytes(const Fault& fault) {
+  std::array<uint64_t, kWords> words{};
+  std::memcpy(words.data(), &fault, sizeof fault);
+  std::string bits(kBits, 0), rest;
+  for (size_t i = 0; i < kWords; ++i) {
+    if (words[i] == 0) continue;
+    bits[i / 8] = char(bits[i / 8] | 1 << i % 8);
+    rest.append(reinterpret_cast<const char*>(&words[i]), sizeof words[i]);
+  }
+  return bits + rest;
+}
+
 Fault read_fault(const std::string& bytes) {
+  std::array<uint64_t, kWords> words{};
+  size_t at = kBits;
+  bool whole = bytes.size() >= kBits;
+  for (size_t i = 0; i < kWords && whole; ++i) {
+    if ((bytes[i / 8] >> i % 8 & 1) == 0) continue;
+    whole = bytes.size() - at >= sizeof words[i];
+    if (!whole) break;
+    std::memcpy(&words[i], bytes.data() + at, sizeof words[i]);
+    at += sizeof words[i];
+  }
   Fault f;
-  if (bytes.size() == sizeof f) std::memcpy(static_cast<void*>(&f), bytes.data(), sizeof f);
-  if (bytes.size() == sizeof f && f.size == sizeof f) return checked(f);
+  std::memcpy(static_cast<void*>(&f), words.data(), sizeof f);
+  if (whole && at == bytes.size() && f.size == sizeof f) return checked(f);
   f = fault_of(Event::unreadable, -1);
   f.evidence = printable(bytes, kMostShown);
   return f;

@@ -114,7 +114,7 @@ struct RankSeen {
 
 // A rank's place in a list of all.
 struct RankStands {
-  int32_t rank = -1;
+  int32_t rank = 0;
   uint32_t left = 0;  // after its last call
   CallSeen last{};
 };
@@ -183,6 +183,7 @@ inline Fault aborted_by(int rank, const std::string& reason) {
 Fault failed_wait(const WaitReport& report, int rank, int peer, uint64_t seq, CallWords words,
                   int64_t timeout_ns, const RankNames& names);
 
+std::string to_bytes(const Fault& fault);
 // Reads what another process has written: numbers that are out of range become none, and texts
 // printable. What cannot be read is a fault, too (Event::unreadable).
 Fault read_fault(const std::string& bytes);

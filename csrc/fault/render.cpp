@@ -69,8 +69,8 @@ std::string condition(const RankSeen& seen) {
 
 std::string standings(const Fault& f) {
   std::string text;
-  for (const RankStands& one : f.stands) {
-    if (one.rank < 0) continue;
+  for (int i = 0; i < std::min(f.ranks, Fault::kRanks); ++i) {
+    const RankStands& one = f.stands[i];
     const CallSeen& last = one.last;
     const std::string seq = "seq=" + std::to_string(last.seq), age = seconds_text(last.age_ns);
     text += (text.empty() ? "" : "; ") + std::to_string(one.rank);
