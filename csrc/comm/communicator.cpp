@@ -239,8 +239,8 @@ bool Communicator::take_reason(const Fault& why) {
 // The rank that has found a fault reports it though nobody asks. An abort is somebody's wish, and
 // what is quoted is raised here.
 void Communicator::tell(const Fault& why) const {
-  const bool reports =
-      why.reporter == names_.number(rank_) && why.event != Event::abort && !is_quoted(why.event);
+  const bool mine = ranks_ == 1 || why.reporter == names_.number(rank_);
+  const bool reports = mine && why.event != Event::abort && !is_quoted(why.event);
   NewsDesk::all().post(reports ? NewsKind::report : NewsKind::failure,
                        "communicator '" + name_ + "': " + text_of(why));
 }

@@ -64,8 +64,8 @@ class Communicator {
   bool connected(const Device& device);
   // Takes over what is known of the ranks already; before the first call.
   void set_roster(Roster roster);
-  // What becomes of the calls that were enqueued on this device; null before the first, and on a
-  // CPU. `before` of a call may ask: then the call has its number, `last_seq` of the same.
+  // Returns the calls that were enqueued on this device; null before the first, and on a CPU. In
+  // `before` of a call `last_seq_on` is its number.
   std::shared_ptr<EnqueuedCalls> enqueued_on(const Device& device);
   uint64_t last_seq_on(const Device& device);
   // Throws the error of a call that was enqueued and has failed, as far as devices have shown.

@@ -124,7 +124,8 @@ Fault timed_out(const Control& control, Fault f) {
   if (const auto found = control.call(control.rank, f.seq)) call = seen(control, *found);
   f.mine = seen(control, control.rank);
   f.mine.call = call;
-  if (rank >= 0) f.theirs = seen(control, rank);
+  // A rank of one process is none of this ring's, which has one for all.
+  if (rank >= 0 && rank < control.ranks) f.theirs = seen(control, rank);
   f.group = control.name;
   f.ranks = control.ranks;
   for (int r = 0; r < std::min(control.ranks, Fault::kRanks); ++r) {

@@ -26,7 +26,7 @@ Fault late_in(const Control& control, const Call& call, int late, Milliseconds w
 // The rank that others wait for in this call, if it can be told: one that has not made it, or whose
 // process does not run. The one that is farthest behind.
 std::optional<int> late_rank(const Control& control, uint64_t seq);
-// What its page and the system show of a rank.
+// Returns what its page and the system show of a rank.
 RankSeen seen(const Control& control, int rank);
 
 }  // namespace ringkern

@@ -18,7 +18,7 @@ std::exception_ptr EnqueuedCalls::error_of(uint64_t seq) {
 void EnqueuedCalls::fail(const Fault& why) {
   std::lock_guard lock(mutex_);
   look();
-  // What the device alone has said names no rank's doings, and no call.
+  // The device alone has named no call, and no rank's doings.
   if (!why_ || !told_) why_ = why;
   told_ = true;
 }

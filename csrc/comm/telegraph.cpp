@@ -30,7 +30,7 @@ constexpr int64_t kMostWords = 8;    // that are looked for
 // One counter for both, so that one question tells whether there is anything new.
 constexpr int64_t kOneWord = 1, kOneRoll = int64_t(1) << 32;
 
-// What a rank says to a roll call, which are counted from 1.
+// An answer to a roll call; these are counted from 1.
 struct Answer {
   int64_t roll = 0;
   CallAt where;

@@ -11,7 +11,7 @@
 
 namespace ringkern {
 
-// What an error is about, as far as it is known.
+// The subject of an error, as far as it is known.
 struct Facts {
   int rank = -1;                         // whose fault it is, or who was waited for; -1: nobody's
   uint64_t seq = 0;                      // of the call, counted from 1; 0: none

@@ -121,13 +121,13 @@ struct RankStands {
 
 // A message between two ranks.
 struct MessageSeen {
-  uint32_t is_there = 0, sends = 0, in_collective = 0;
+  uint32_t is_there = 0, sends = 0;
   uint32_t kind = 0, their_kind = 0;  // of kMessageKinds
   int32_t peer = -1;                  // -1: any rank
   uint64_t tag = 0;
   int64_t bytes = 0, their_bytes = 0;
   int32_t dtype = 0, their_dtype = 0;  // indices of kMoved
-  // What has come and nobody has asked for.
+  // Messages that have come and nobody has asked for.
   static constexpr int kArrived = 4;
   int32_t arrived_from[kArrived] = {-1, -1, -1, -1};
   uint64_t arrived_tag[kArrived]{};
@@ -138,6 +138,7 @@ inline constexpr uint64_t kCollectiveTag = uint64_t(1) << 63;
 
 inline constexpr uint32_t kWaitsOnDevice = 2;
 
+// Not known, or of no concern: as it is by default.
 struct Fault {
   uint32_t size = sizeof(Fault);  // of another version, it differs
   Cause cause = Cause::none;
@@ -148,7 +149,7 @@ struct Fault {
   uint64_t seq = 0;   // of the call, from 1; 0: none
   RankSeen mine{};    // the reporter
   RankSeen theirs{};  // the rank
-  // What the reporter waited for, and for how long.
+  // The wait of the reporter.
   uint32_t waits = 0;  // 0: for nothing; 1, or kWaitsOnDevice: there are channels
   WaitReport wait{};   // the peer in the group's numbers
   int64_t timeout_ns = 0;

@@ -47,7 +47,7 @@ const CallSeen* last_of(const RankSeen& seen) {
   return last;
 }
 
-// What a late rank does: "has made it, and has done seq=17 ...".
+// Returns what a late rank does: "has made it, and has done seq=17 ...".
 std::string whereabouts(const Fault& f) {
   if (f.theirs.on_page == 0) return "";
   const CallSeen* const last = last_of(f.theirs);

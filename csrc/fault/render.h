@@ -46,7 +46,7 @@ Difference difference(const CallWords& a, const CallWords& b);
 std::string text_of_state(char state);
 // "killed by signal 9 (Killed)".
 std::string text_of(const ProcessEnd& end);
-// What a wait was for: "waited for data from rank 1 (wants step 3, has seen 2)".
+// Returns what a wait was for: "waited for data from rank 1 (wants step 3, has seen 2)".
 std::string text_of_wait(const Fault& fault);
 // "2.3 s".
 std::string seconds_text(int64_t ns);

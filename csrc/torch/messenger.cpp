@@ -67,6 +67,7 @@ class Messenger final : public Carrier {
     for (const auto& pair : pairs()) pair->comm.abort(reason);
   }
   void close(Milliseconds patience) override {
+    aborted_ = true;  // what is left is ended by this rank
     const auto end = Clock::now() + patience;
     courier_->close(patience);
     tellers_.drain(patience);
@@ -227,7 +228,7 @@ class Messenger final : public Carrier {
   const Milliseconds timeout_;
   const RankNames names_;
   OnFault on_fault_ = OnFault::by_device;
-  std::atomic<bool> aborted_{false};  // by this rank
+  std::atomic<bool> aborted_{false};  // by this rank, or closed
   Worker tellers_;
   const std::unique_ptr<cpu::Courier> courier_;
   std::mutex mutex_;

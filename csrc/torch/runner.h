@@ -21,9 +21,9 @@ class Runner {
 
   // Takes over what is known of the ranks already; before the first call.
   virtual void set_roster(Roster roster) = 0;
-  // What becomes of the process when a ring fails; before the first call.
+  // Sets what becomes of the process when a ring fails; before the first call.
   virtual void set_on_fault(OnFault policy) = 0;
-  // Throws what a call that was enqueued on a device has failed of, as far as devices have shown.
+  // Throws the error of a call that was enqueued on a device, as far as devices have shown.
   virtual void check_enqueued() = 0;
   // Before the first call on such a device.
   virtual void set_table(const std::string& device, const WayTables::Lists& lists) = 0;

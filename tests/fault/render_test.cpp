@@ -41,7 +41,7 @@ Fault whole(Event event) {
   f.stands[1] = {3, 0, call(16, Collective::all_gather, 8, 0, true)};
   f.stands[2] = {5, 1, call(12, Collective::all_gather, 8, 0, true)};
   f.stands[3] = {7, 0, {}};
-  f.message = {1, 0, 0, 0, 0, 3, 5, 40, 48, 1, 2, {3, 5, -1, -1}, {6, kCollectiveTag}};
+  f.message = {1, 0, 0, 0, 3, 5, 40, 48, 1, 2, {3, 5, -1, -1}, {6, kCollectiveTag}};
   f.group = "default_pg";
   f.hosts = "host b (ranks 2, 3)";
   f.evidence = "enough";

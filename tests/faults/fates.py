@@ -133,6 +133,12 @@ def never_looks(rank: int, size: int, folder: Path) -> None:
     )
     x = torch.ones(10)
     dist.all_reduce(x)
+    if deed == "closes":
+        works = [dist.irecv(x, VICTIM)] if rank == 0 else []
+        dist.destroy_process_group()
+        time.sleep(1)
+        assert len(works) == (rank == 0)
+        return
     if rank == VICTIM:
         if deed == "killed":
             os.kill(os.getpid(), signal.SIGKILL)

@@ -134,6 +134,13 @@ def test_a_program_that_never_looks_ends(scenarios: Scenario, tmp_path: Path, de
         assert outcome[1]["status"] == 0, "it has ended the group itself, and goes on"
 
 
+def test_a_program_that_closes_its_group_goes_on(scenarios: Scenario, tmp_path: Path) -> None:
+    """With a message that nobody sends."""
+    (tmp_path / "plan").write_text("exit closes")
+    outcome = scenarios("never_looks", 3, tmp_path)
+    assert [rank["status"] for rank in outcome] == [0, 0, 0], outcome
+
+
 def test_a_program_that_never_looks_goes_on_where_calls_raise(
     scenarios: Scenario, tmp_path: Path
 ) -> None:
