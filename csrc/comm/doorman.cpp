@@ -21,6 +21,8 @@ constexpr Milliseconds kLongestPause{100};
 // What has been set is there; a store that takes longer is in trouble.
 constexpr Milliseconds kStoreAnswers{10000};
 
+static_assert(sizeof(Fault) + sizeof(Fault) / 64 + 8 <= kMaxMessage, "it goes in one message");
+
 // A forked child may hold a copy of the descriptor, and closing alone would leave the socket open.
 void hang_up(const Fd& socket) { ::shutdown(socket.get(), SHUT_RDWR); }
 
