@@ -36,6 +36,14 @@ std::vector<News> news_so_far() {
   return all;
 }
 
+// Whether the record of a rank says that the device has done the call.
+bool shows(int rank, uint64_t seq) {
+  for (const RingRecord& record : recorded_calls())
+    for (const Call& call : record.calls)
+      if (!record.failure && record.rank == rank && call.seq == seq) return call.ended != 0;
+  return false;
+}
+
 TEST_CASE("the last call of a program fails on the device of one rank, and all are told") {
   (void)news_so_far();
   std::latch enqueued(3), over(3);
@@ -54,6 +62,7 @@ TEST_CASE("the last call of a program fails on the device of one rank, and all a
         const auto calls = r.comm.enqueued_on(r.device);
         REQUIRE(calls != nullptr);
         CHECK(!calls->error_of(1) && !calls->error_of(2));
+        REQUIRE(within(kSoon, [&] { return shows(r.comm.rank(), 1) && !shows(r.comm.rank(), 2); }));
         enqueued.arrive_and_wait();
         if (r.comm.rank() == 0) {
           r.shown->fail(Verdict::timed_out, 2, 1);
@@ -117,6 +126,7 @@ TEST_CASE("a device that was aborted gives the reason of the rank that gave up")
 }
 
 TEST_CASE("the rank that aborts goes on, and the others are told") {
+  (void)news_so_far();
   std::latch enqueued(2), over(2);
   std::atomic<int> after{0}, after_here{0};
   on_ranks(
@@ -133,6 +143,20 @@ TEST_CASE("the rank that aborts goes on, and the others are told") {
       /*enqueues=*/true);
   CHECK_EQ(after, 1);
   CHECK_EQ(after_here, 1);
+  for (const News& one : news_so_far()) CHECK(one.kind != NewsKind::report);  // it was wanted
+}
+
+TEST_CASE("the first reason stays, and so does what a device has shown at its end") {
+  const auto shown = std::make_shared<Shown>();
+  const FakeExecutor device(/*enqueues=*/true, shown);
+  EnqueuedCalls calls(device);
+  shown->done(3);
+  calls.close();
+  shown->done(9);  // nobody looks any more
+  calls.fail(aborted_by(1, "first"));
+  calls.fail(aborted_by(1, "second"));
+  CHECK(!calls.error_of(3));
+  CHECK_EQ(fault_in(calls.error_of(4)).evidence.text(), std::string("first"));
 }
 
 TEST_CASE("an enqueued call has ended when the device shows it") {
