@@ -218,7 +218,7 @@ class Watchman {
     const Executor::Progress progress = entry.ring.progress();
     control.end_through(progress.done, coarse_now());
     if (!progress.failed || control.failed()) return;
-    // Who ended the wait of this rank says why at about the same time.
+    // The rank that ended this one's wait says why at about the same time.
     if (!entry.gave_up) entry.gave_up = Clock::now();
     if (progress.failed->cause == Cause::aborted && Clock::now() - *entry.gave_up < kReasonComes)
       return;

@@ -269,7 +269,7 @@ void Launcher::throw_if(Verdict verdict) {
   }
 }
 
-// What the seat has reported.
+// Returns what the seat has reported.
 Fault Launcher::fault_of(size_t seat) const {
   const Segments& segments = seats_[seat].segments;
   return fault_in(mailboxes_[seat].report, seats_[seat].rank, ranks_, orders_, segments.names);

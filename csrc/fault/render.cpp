@@ -116,8 +116,8 @@ std::string peer_of(const Fault& f) {
   return f.theirs.rank == f.message.peer ? rank_of(f.theirs) : rank_text(f.message.peer);
 }
 
-// What a rank waits for: "waited for a message from rank 1 (tag 3, 40 bytes)". An engine between
-// hosts shows neither tag nor size.
+// Returns what a rank waits for: "waited for a message from rank 1 (tag 3, 40 bytes)". An engine
+// between hosts shows neither tag nor size.
 std::string message_of(const Fault& f) {
   const MessageSeen& m = f.message;
   const bool engine = !f.mine.host.empty();
@@ -143,7 +143,7 @@ std::string call_over(const Fault& f) {
                     : "seq=" + std::to_string(f.seq) + " a collective" + over;
 }
 
-// What stands for a {name}.
+// The functions that fill in a {name}.
 using Filler = std::string (*)(const Fault&);
 constexpr std::pair<std::string_view, Filler> kFillers[] = {
     {"group", [](const Fault& f) { return f.group.text(); }},
