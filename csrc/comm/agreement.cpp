@@ -82,7 +82,7 @@ void Agreement::look(const std::string& waiting_for) {
   closer_();
   const double waited = std::chrono::duration<double>(Clock::now() - start_).count();
   if (overdue())
-    throw Lost("no ring of " + std::to_string(size_) + " ranks within " + in_seconds(timeout_) +
+    throw Lost("no ring of " + std::to_string(size_) + " ranks within " + seconds_text(timeout_) +
                who_is_late(waiting_for) +
                ". All ranks must make this call, each within the timeout of the others");
   if (waited >= patience_) {
@@ -90,7 +90,8 @@ void Agreement::look(const std::string& waiting_for) {
     NewsDesk::all().post(NewsKind::warning,
                          "'" + prefix_ + "': no ring of " + std::to_string(size_) +
                              " ranks yet, after " + std::to_string(int(waited)) + " s" +
-                             who_is_late(waiting_for) + ". It fails after " + in_seconds(timeout_));
+                             who_is_late(waiting_for) + ". It fails after " +
+                             seconds_text(timeout_));
   }
 }
 

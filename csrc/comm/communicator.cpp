@@ -176,7 +176,8 @@ void Communicator::run_on(Ring& ring, const Task& task, const std::function<void
   if (!usable_) [[unlikely]]
     check_healthy();  // abort() may have come before the ring was there
   choose(task, ring.ways);
-  task.seq = control.begin(words_of(task), task.part_of);
+  task.words = words_of(task);
+  task.seq = control.begin(task.words, task.part_of);
   task.history = control.history();
   try {
     if (before) before();

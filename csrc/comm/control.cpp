@@ -169,7 +169,6 @@ std::optional<uint64_t> Control::departed_after(int of) const {
 
 bool Control::fail(const Fault& fault) {
   std::lock_guard lock(failing_);
-  if (failed()) return false;
   Fault& mine = pages_[size_t(rank)]->fault;
   if (mine.event == Event::none) mine = fault;
   uint64_t nobody = 0;

@@ -30,6 +30,7 @@ struct Call {
 
   bool alike(const Call& other) const { return words == other.words && history == other.history; }
 };
+
 // CLOCK_MONOTONIC, in ns, some milliseconds behind: five times as quick as the exact one.
 inline int64_t coarse_now() {
   timespec t;
@@ -70,8 +71,10 @@ class Control {
     set(line.started, ranks == 1 ? coarse_now() : now_.load(std::memory_order_relaxed),
         std::memory_order_relaxed);  // alone it has no watch
     set(line.ended, int64_t(0), std::memory_order_relaxed);
-    set(line.whole_what, part_of.what, std::memory_order_relaxed);
-    set(line.whole_count, part_of.count, std::memory_order_relaxed);
+    if (part_of.what != 0 || line.whole_what != 0) {
+      set(line.whole_what, part_of.what, std::memory_order_relaxed);
+      set(line.whole_count, part_of.count, std::memory_order_relaxed);
+    }
     if (part_of.what != 0) history_ = history_of(history_, part_of);
     history_ = history_of(history_, words);
     set(line.history, history_, std::memory_order_relaxed);

@@ -211,7 +211,7 @@ void Doorman::answered(Line& line, Received received, Message& message) {
   const std::string name = names_.text(line.peer);
   if (received == Received::closed)
     throw PeerLostError(name + " ended before it answered " + names_.text(rank_) +
-                            ". Look for the first error among the ranks",
+                            ". Look for the first error in the logs of the ranks",
                         {names_.number(line.peer)});
   const Greeting greeting = read_greeting(message.bytes, my_hello_to(line), line.peer, names_);
   if (received == Received::broken) throw RendezvousError(not_whole(line.peer, rank_, names_));

@@ -20,18 +20,14 @@
 #include "core/status.h"
 #include "core/timeline.h"
 #include "fault/errors.h"
+#include "fault/render.h"
 
 namespace ringkern {
 
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 
-// As "30.0 s".
-inline std::string in_seconds(std::chrono::nanoseconds t) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f s", double(t.count()) / 1e9);
-  return text;
-}
+inline std::string seconds_text(std::chrono::nanoseconds t) { return seconds_text(t.count()); }
 
 inline std::string mib(double bytes) {
   char text[32];
@@ -193,6 +189,7 @@ struct Task {
   // agreed on.
   Choice choice = Choice::none;
   mutable uint64_t seq = 0;        // on its ring, from 1: the communicator counts; 0: nobody does
+  mutable CallWords words{};       // its own, where it is counted
   mutable uint64_t history = 0;    // as in CallLine
   mutable bool rested = false;     // a wait took more than some microseconds; the executor says so
   mutable bool under_way = false;  // its end is to be read from Executor::progress()

@@ -193,7 +193,7 @@ void check_probed(const ProbedLink& link, const ProbeWords& words, int rank, Mil
     throw TransportError(text + ". " + names.remedy,
                          {words.names().number(link.peer), 0, "probed its links"});
   };
-  const std::string late = " did not arrive within " + in_seconds(patience);
+  const std::string late = " did not arrive within " + seconds_text(patience);
   const auto check = [&](int reader, const uint64_t* found, const std::string& what) {
     const auto wrong = words.difference(link.peer, reader, {found, found + link.words});
     if (!wrong) return;

@@ -228,7 +228,7 @@ std::pair<Received, Message> Exchange::await_message(const Fd& socket, int rank,
     const Received received = receive_message(socket, message);
     if (received == Received::closed)
       throw Lost(name + " ended before it answered " + name_of(place_.rank) +
-                     ". Look for the first error among the ranks",
+                     ". Look for the first error in the logs of the ranks",
                  {place_.names.number(rank)});
     if (received != Received::nothing_yet) return {received, std::move(message)};
   }

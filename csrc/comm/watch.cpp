@@ -196,7 +196,7 @@ class Watchman {
       });
       for (const Line& line : ended) {
         Control& control = *entry.ring.control;
-        if (!control.departed_after(line.peer) && !control.failed())
+        if (!control.departed_after(line.peer))
           control.fail(peer_lost(control, line.peer,
                                  how_it_ended(line.process.get(), control.pid_of(line.peer))));
         look(entry);
@@ -217,7 +217,7 @@ class Watchman {
     Control& control = *entry.ring.control;
     const Executor::Progress progress = entry.ring.progress();
     control.end_through(progress.done, coarse_now());
-    if (!progress.failed || control.failed()) return;
+    if (!progress.failed) return;
     // The rank that ended this one's wait says why at about the same time.
     if (!entry.gave_up) entry.gave_up = Clock::now();
     if (progress.failed->cause == Cause::aborted && Clock::now() - *entry.gave_up < kReasonComes)

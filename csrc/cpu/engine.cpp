@@ -113,7 +113,7 @@ Verdict Engine::run_ring(const Task& task, const Reducer& reducer, Wait& wait, W
                             static_cast<const std::byte*>(task.in),
                             static_cast<std::byte*>(task.out),
                             report,
-                            SameCall(prev_calls, task.seq, words_of(task), task.history)};
+                            SameCall(prev_calls, task.seq, task.words, task.history)};
   return run_protocol(context, plan, rank_, task.timeline);
 }
 

@@ -93,10 +93,7 @@ Fault Mail::fault(Event event, const Message& m, int peer) const {
 Fault Mail::overdue(const Message& m) const {
   if (m.peer != kAnySource && !peers_[size_t(m.peer)].met)
     return fault(Event::peer_absent, m, m.peer);
-  const Event event = (m.tag & kCollectiveTag) != 0 ? Event::exchange_timeout
-                      : m.sends                     ? Event::send_timeout
-                                                    : Event::receive_timeout;
-  Fault f = fault(event, m, m.peer);
+  Fault f = fault(Event::message_timeout, m, m.peer);
   int named = 0;
   for (const Arrival& a : arrivals_) {
     if (m.sends || a.taker || (m.peer != kAnySource && a.from != m.peer)) continue;

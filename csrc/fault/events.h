@@ -8,9 +8,8 @@
   X(abort, aborted, "aborted by {rank}: {evidence}")                                              \
   X(exception, failed, "{rank} failed[ in {call}]: {evidence}")                                   \
   X(wait_timeout, timed_out,                                                                      \
-    "{call_over}: {reporter} {wait} and nothing came for {timeout}, the timeout."                 \
-    "[ Waiting for {person}, which {whereabouts}; {condition}.][ Per rank: {standings}.]"         \
-    "[ {unusable}]")                                                                              \
+    "{call_over}: {reporter} {wait} and nothing came for {timeout}, the timeout.[ Waiting for "   \
+    "{person}, which {whereabouts}; {condition}.][ Per rank: {standings}.][ {unusable}]")         \
   X(late, none,                                                                                   \
     "group '{group}': {reporter} has waited {waited} in {call} for {person}, which "              \
     "{whereabouts}; {condition}. The call fails after {timeout} without progress.")               \
@@ -18,21 +17,20 @@
   X(mismatch, mismatch,                                                                           \
     "seq={seq}: ranks disagree on {field}: {first} has {value} ({first_call}), {second} has "     \
     "{other_value} ({second_call}). Last calls of {first}: {first_calls}; of {second}: "          \
-    "{second_calls}. All ranks must make the same calls in the same order, of tensors of the "    \
+    "{second_calls}. All ranks must make the same calls in the same order, with tensors of the "  \
     "same size. {unusable}")                                                                      \
   X(left, peer_lost,                                                                              \
     "{person} closed its communicator, or its program ended normally, after {after}, and "        \
-    "{reporter} made one more: {call}. Last calls of {rank}: {their_calls}. All ranks must make " \
-    "the same calls in the same order, of tensors of the same size. {unusable}")                  \
+    "{reporter} made one more: {call}. Last calls of {rank}: {their_calls}. All ranks must "      \
+    "make the same calls in the same order, with tensors of the same size. {unusable}")           \
   X(died_in_call, peer_lost,                                                                      \
-    "{person} died ({how}) during {call}, in which {reporter} had been for {waited}. Last calls " \
-    "of {rank}: {their_calls}. The results of a call that was in progress are undefined. "        \
-    "{unusable}")                                                                                 \
+    "{person} died ({how}) during {call}; {reporter} had been in it for {waited}. Last calls "    \
+    "of {rank}: {their_calls}. The results of calls in progress are undefined. {unusable}")       \
   X(died_between_calls, peer_lost,                                                                \
-    "{person} died ({how}); {reporter} was in no call. Last calls of {rank}: {their_calls}. The " \
-    "results of a call that was in progress are undefined. {unusable}")                           \
+    "{person} died ({how}); {reporter} was in no call. Last calls of {rank}: {their_calls}. "     \
+    "The results of calls in progress are undefined. {unusable}")                                 \
   X(died_early, peer_lost,                                                                        \
-    "{person} died before its first call ({how}). Look at the log of that rank")                  \
+    "{person} died before its first call ({how}). See the log of that rank")                      \
   X(left_early, peer_lost,                                                                        \
     "{person} closed its communicator, or its program ended normally, before its first call")     \
   X(cannot_join, failed, "{reporter} could not join the ring: {evidence}")                        \
@@ -49,73 +47,64 @@
   X(idle, none, "{reporter} was in no call")                                                      \
   X(hosts_late, none, "{here} has waited for other hosts for {timeout}")                          \
   X(hosts_mismatch, mismatch,                                                                     \
-    "ranks of one group make different calls: {rank} calls {their_call}, and {reporter} calls "   \
-    "{call}. Make the same calls in the same order on every rank")                                \
+    "ranks of one group make different calls: {rank} makes {their_call}, and {reporter} makes "   \
+    "{call}. All ranks must make the same calls in the same order, with tensors of the same "     \
+    "size.")                                                                                      \
   X(host_silent, peer_lost,                                                                       \
     "{here} lost the connection to {hosts}: no rank there answers. They have ended, or the "      \
     "network is cut. The engine says: {evidence}")                                                \
   X(host_unreachable, peer_lost,                                                                  \
-    "{here} lost the connection to {hosts}, though all still answer through the store. The "      \
+    "{here} lost the connection to {hosts}, though all its ranks answer through the store. The "  \
     "engine says: {evidence}")                                                                    \
   X(network_cut, peer_lost,                                                                       \
-    "{here} lost the connection to {hosts}; nor does the store answer in which the ranks have "   \
-    "met: its process has ended or is busy, or the network is cut. The engine says: {evidence}")  \
+    "{here} lost the connection to {hosts}, and the store through which the ranks met does not "  \
+    "answer: its process has ended or is busy, or the network is cut. The engine says: "          \
+    "{evidence}")                                                                                 \
   X(host_absent, timed_out,                                                                       \
-    "{here} waited for {timeout}, the timeout, for {hosts}: no rank there waits in this group, "  \
-    "or the network is cut[; {store}]")                                                           \
+    "{here} waited for {timeout}, the timeout, for {hosts}: no rank there is in a call of this "  \
+    "group, or the network is cut[; {store}]")                                                    \
   X(host_behind, timed_out,                                                                       \
     "{here} waited for {timeout}, the timeout, for {hosts}, which answers from an earlier "       \
     "call[; {store}]")                                                                            \
   X(network_slow, timed_out,                                                                      \
-    "{here} waited for {timeout}, the timeout, for other hosts, which all answer: the network is " \
-    "slow, or loses what the engine sends")                                                       \
+    "{here} waited for {timeout}, the timeout, for other hosts, which all answer: the network "   \
+    "is slow, or loses data of the engine")                                                       \
   X(no_engine, failed, "{rank} has no engine between the hosts: {evidence}")                      \
-  X(send_timeout, timed_out,                                                                      \
-    "{reporter} {message} and nothing moved for {timeout}, the timeout of {timeout}. Did {peer} " \
-    "receive it, with this tag and size? The messages of this group are unusable now; make a new " \
-    "group.")                                                                                     \
-  X(receive_timeout, timed_out,                                                                   \
-    "{reporter} {message} and nothing came for {timeout}, the timeout of {timeout}. Did {peer} "  \
-    "send it, with this tag?[ {arrived}] The messages of this group are unusable now; make a new " \
-    "group.")                                                                                     \
-  X(exchange_timeout, timed_out,                                                                  \
-    "{reporter} {message} and nothing {moved} for {timeout}, the timeout of {timeout}. Did "      \
-    "{peer} make the same call?[ {arrived}] The messages of this group are unusable now; make a " \
-    "new group.")                                                                                 \
+  X(message_timeout, timed_out,                                                                   \
+    "{reporter} {message} and nothing {moved} for {timeout}, the timeout. {question}[ "           \
+    "{arrived}] {messages_unusable}.")                                                            \
   X(peer_absent, timed_out,                                                                       \
-    "{reporter} {message}, and {peer} did not come within the timeout of {timeout}. Does it run, " \
-    "and has it made this group? The messages of this group are unusable now; make a new group.") \
+    "{reporter} {message}, and {peer} did not come within the timeout of {timeout}. Is it "       \
+    "running, and has it made this group? {messages_unusable}.")                                  \
   X(peer_gone, peer_lost,                                                                         \
-    "{reporter} {message}, and {peer} has ended or left the group. Look for the first error "     \
-    "among the ranks")                                                                            \
-  X(all_gone, peer_lost,                                                                          \
-    "{reporter} {message}, and all others have ended or left the group")                          \
+    "{reporter} {message}, and {peer} has ended or left the group. Look for the first error in "  \
+    "the logs of the ranks")                                                                      \
+  X(all_gone, peer_lost, "{reporter} {message}, and all others have ended or left the group")     \
   X(message_mismatch, mismatch,                                                                   \
-    "{rank} sent {their_data} to {reporter}[ ({tag})], which expects {data}: the two ends of a "  \
-    "message must agree on its size and dtype")                                                   \
+    "{rank} sent {their_data} to {reporter}[ ({tag})], which expects {data}: sender and "         \
+    "receiver of a message must agree on its size and dtype")                                     \
   X(message_aborted, aborted,                                                                     \
-    "{reporter} {message} when the messages of its group were aborted, here or by another rank. " \
-    "They are unusable now; make a new group. The reason: ")                                      \
+    "{reporter} {message} when the messages of its group were aborted, here or by another "       \
+    "rank. They are unusable now; make a new group. The reason: ")                                \
   X(messages_closed, failed, "{reporter} closed its messages before they had finished")           \
   X(link_damaged, failed, "the memory that {reporter} shares with {rank} is damaged")             \
   X(header_damaged, failed,                                                                       \
-    "the header of a message from {rank} to {reporter} is damaged ({tag}, {their_data}, protocol " \
-    "{evidence})")                                                                                \
+    "the header of a message from {rank} to {reporter} is damaged ({tag}, {their_data}, "         \
+    "protocol {evidence})")                                                                       \
   X(no_room_aside, failed,                                                                        \
-    "{reporter} has no memory to keep a message of {their_data} from {rank} ({tag}) aside until " \
+    "{reporter} has no memory left to keep a message of {their_data} from {rank} ({tag}) until "  \
     "it is received. Receive messages in the order in which they are sent")                       \
   X(engine_late, timed_out,                                                                       \
-    "{reporter} {message}[, and nothing {moved} for {timeout}, the timeout. The messages of this " \
-    "group are unusable now; make a new group]. The engine between the hosts says: {evidence}")   \
+    "{reporter} {message}[, and nothing {moved} for {timeout}, the timeout. "                     \
+    "{messages_unusable}]. The engine between the hosts says: {evidence}")                        \
   X(engine_waits, none, "{reporter} {message}")                                                   \
-  X(engine_ended, none,                                                                           \
-    "{reporter} {message} when messages of its group came to their end: ")                        \
+  X(engine_ended, none, "{reporter} {message} when the messages of its group ended: ")            \
   X(engine_lost, peer_lost,                                                                       \
     "{reporter} {message}. The engine between the hosts says: {evidence}")                        \
   X(engine_aborted, aborted,                                                                      \
     "{reporter} {message}. The engine between the hosts says: {evidence}")                        \
   X(unsaid, failed,                                                                               \
-    "another rank has failed, and has ended or lost the store before it could say why.")          \
+    "another rank failed, and ended or lost the store before it could report why.")               \
   X(unreadable, failed,                                                                           \
-    "another rank has failed, and what it told of it cannot be read: '{evidence}'. Install the "  \
-    "same ringkern for all ranks.")
+    "another rank failed, and its report cannot be read: '{evidence}'. Install the same "         \
+    "version of ringkern for all ranks.")

@@ -128,6 +128,13 @@ std::string message_of(const Fault& f) {
          (engine ? "" : " (" + tag_text(m.tag) + ", " + std::to_string(m.bytes) + " bytes)");
 }
 
+std::string question(const Fault& f) {
+  const char* const deed = (f.message.tag & kCollectiveTag) != 0 ? " make the same call?"
+                           : f.message.sends != 0 ? " receive it, with this tag and size?"
+                                                  : " send it, with this tag?";
+  return "Did " + peer_of(f) + deed;
+}
+
 std::string arrived(const Fault& f) {
   std::string text;
   for (int i = 0; i < MessageSeen::kArrived && f.message.arrived_from[i] >= 0; ++i)
@@ -159,7 +166,12 @@ constexpr std::pair<std::string_view, Filler> kFillers[] = {
     {"message", message_of},
     {"peer", peer_of},
     {"moved", [](const Fault& f) { return std::string(f.message.sends != 0 ? "moved" : "came"); }},
+    {"question", question},
     {"arrived", arrived},
+    {"messages_unusable",
+     [](const Fault&) {
+       return std::string("The messages of this group are unusable now; make a new group");
+     }},
     {"tag",
      [](const Fault& f) { return f.mine.host.empty() ? tag_text(f.message.tag) : std::string(); }},
     {"data",
@@ -194,7 +206,7 @@ constexpr std::pair<std::string_view, Filler> kFillers[] = {
     {"store",
      [](const Fault& f) {
        return std::string(
-           f.store_is_silent != 0 ? "the store where the ranks have met does not answer" : "");
+           f.store_is_silent != 0 ? "the store through which the ranks met does not answer" : "");
      }},
     {"unusable",
      [](const Fault& f) {

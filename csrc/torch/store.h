@@ -136,7 +136,7 @@ class WatchedStore final : public c10d::PrefixStore {
       if (!state_->look) return PrefixStore::wait(keys, timeout);
       if (Clock::now() - start >= state_->timeout)
         C10_THROW_ERROR(DistStoreError,
-                        "no answer in the store within " + in_seconds(state_->timeout));
+                        "no answer in the store within " + seconds_text(state_->timeout));
       look();
       std::this_thread::sleep_for(pause);
       pause = std::min(2 * pause, kLongestPause);

@@ -50,8 +50,8 @@ TEST_CASE("a peer's answer is checked") {
     CHECK(!zero.met(1));
   };
   play([](const Fd&, const Address&, Hello) {},
-       "PeerLostError rank 1 ended before it answered rank 0. Look for the first error among the "
-       "ranks");
+       "PeerLostError rank 1 ended before it answered rank 0. Look for the first error in the "
+       "logs of the ranks");
   play([](const Fd& s, const Address&, Hello) { send_message(s, "what?", -1); },
        "RendezvousError the greeting of rank 1 does not belong");
   play(

@@ -123,7 +123,7 @@ void what_others_tell_of_a_loss_is_a_loss() {
                  "when the messages of its group "
                  "were aborted",
                  "The reason: rank 1 waited for a message from rank 2 (tag 3",
-                 "Look for the first error among the ranks"});
+                 "Look for the first error in the logs of the ranks"});
 }
 
 TEST_CASE("a receive from any source fails when nobody is left") {

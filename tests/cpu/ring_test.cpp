@@ -238,12 +238,13 @@ TEST_CASE("another call of the previous rank is not taken") {
                 /*root=*/1};
       const CallWords words = words_of(task);
       for (int r = 0; r < 3; ++r)
-        ring.line(r, 1) = {1, words.what ^ uint64_t(r == other), words.count, 0, 0, 0};
+        ring.line(r, 1) = {1, words.what ^ uint64_t(r == other), words.count, 0, 0, 0, 0, 0};
       const auto errors = ring.on_threads([&](int rank) {
         if (rank == 2) return;  // the last of the chain, which takes what rank 0 passes on
         Task mine = task;
         mine.in = mine.out = data.data() + 10 * rank;
         mine.seq = 1;
+        mine.words = words;
         ring.engine(rank).run(mine);
       });
       CHECK(!errors[1]);

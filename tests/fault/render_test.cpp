@@ -57,46 +57,45 @@ const Golden kGolden[] = {
     {Event::exception, "rank 3 failed in seq=17 all_reduce sum float32[1024]: enough"},
     {Event::wait_timeout,
      "seq=17 all_reduce sum float32[1024] over simple: rank 1 waited for data from rank 3 (wants "
-     "step 7, has seen 6) and nothing came for 30.0 s, the timeout. Waiting for rank 3 (pid "
-     "103), which has not made this call; its last was seq=16 all_gather float32[8], which ended "
-     "5.1 s ago; its process is stopped by a signal (state T). Per rank: 1 in seq=17 for 5.1 s; "
-     "3 done with seq=16 5.1 s ago; 5 has left after seq=12; 7 has made no call. The "
-     "communicator 'default_pg' is unusable now, on all ranks: close it and make a new one."},
+     "step 7, has seen 6) and nothing came for 30.0 s, the timeout. Waiting for rank 3 (pid 103), "
+     "which has not made this call; its last was seq=16 all_gather float32[8], which ended 5.1 s "
+     "ago; its process is stopped by a signal (state T). Per rank: 1 in seq=17 for 5.1 s; 3 done "
+     "with seq=16 5.1 s ago; 5 has left after seq=12; 7 has made no call. The communicator "
+     "'default_pg' is unusable now, on all ranks: close it and make a new one."},
     {Event::late,
-     "group 'default_pg': rank 1 has waited 5.1 s in seq=17 all_reduce sum float32[1024] for "
-     "rank 3 (pid 103), which has not made this call; its last was seq=16 all_gather float32[8], "
-     "which ended 5.1 s ago; its process is stopped by a signal (state T). The call fails after "
-     "30.0 s without progress."},
+     "group 'default_pg': rank 1 has waited 5.1 s in seq=17 all_reduce sum float32[1024] for rank "
+     "3 (pid 103), which has not made this call; its last was seq=16 all_gather float32[8], which "
+     "ended 5.1 s ago; its process is stopped by a signal (state T). The call fails after 30.0 s "
+     "without progress."},
     {Event::wait_aborted,
      "seq=17 all_reduce sum float32[1024] over simple: rank 1 waited for data from rank 3 (wants "
      "step 7, has seen 6) when the ring was aborted."},
     {Event::mismatch,
      "seq=17: ranks disagree on the collective: rank 1 has all_reduce (seq=17 all_reduce sum "
-     "float32[1024]), rank 3 has broadcast (seq=17 broadcast float32[1024] root=2). Last calls "
-     "of rank 1: seq=17 all_reduce sum float32[1024]; of rank 3: seq=15 all_reduce sum "
-     "float32[8], seq=16 all_gather float32[8]. All ranks must make the same calls in the same "
-     "order, of tensors of the same size. The communicator 'default_pg' is unusable now, on all "
-     "ranks: close it and make a new one."},
+     "float32[1024]), rank 3 has broadcast (seq=17 broadcast float32[1024] root=2). Last calls of "
+     "rank 1: seq=17 all_reduce sum float32[1024]; of rank 3: seq=15 all_reduce sum float32[8], "
+     "seq=16 all_gather float32[8]. All ranks must make the same calls in the same order, with "
+     "tensors of the same size. The communicator 'default_pg' is unusable now, on all ranks: "
+     "close it and make a new one."},
     {Event::left,
      "rank 3 (pid 103) closed its communicator, or its program ended normally, after seq=16, and "
      "rank 1 made one more: seq=17 all_reduce sum float32[1024]. Last calls of rank 3: seq=15 "
-     "all_reduce sum float32[8], seq=16 all_gather float32[8]. All ranks must make the same "
-     "calls in the same order, of tensors of the same size. The communicator 'default_pg' is "
-     "unusable now, on all ranks: close it and make a new one."},
+     "all_reduce sum float32[8], seq=16 all_gather float32[8]. All ranks must make the same calls "
+     "in the same order, with tensors of the same size. The communicator 'default_pg' is unusable "
+     "now, on all ranks: close it and make a new one."},
     {Event::died_in_call,
      "rank 3 (pid 103) died (killed by signal 9 (Killed)) during seq=17 all_reduce sum "
-     "float32[1024], in which rank 1 had been for 5.1 s. Last calls of rank 3: seq=15 all_reduce "
-     "sum float32[8], seq=16 all_gather float32[8]. The results of a call that was in progress "
-     "are undefined. The communicator 'default_pg' is unusable now, on all ranks: close it and "
-     "make a new one."},
+     "float32[1024]; rank 1 had been in it for 5.1 s. Last calls of rank 3: seq=15 all_reduce sum "
+     "float32[8], seq=16 all_gather float32[8]. The results of calls in progress are undefined. "
+     "The communicator 'default_pg' is unusable now, on all ranks: close it and make a new one."},
     {Event::died_between_calls,
      "rank 3 (pid 103) died (killed by signal 9 (Killed)); rank 1 was in no call. Last calls of "
-     "rank 3: seq=15 all_reduce sum float32[8], seq=16 all_gather float32[8]. The results of a "
-     "call that was in progress are undefined. The communicator 'default_pg' is unusable now, on "
-     "all ranks: close it and make a new one."},
+     "rank 3: seq=15 all_reduce sum float32[8], seq=16 all_gather float32[8]. The results of "
+     "calls in progress are undefined. The communicator 'default_pg' is unusable now, on all "
+     "ranks: close it and make a new one."},
     {Event::died_early,
-     "rank 3 (pid 103) died before its first call (killed by signal 9 (Killed)). Look at the log "
-     "of that rank"},
+     "rank 3 (pid 103) died before its first call (killed by signal 9 (Killed)). See the log of "
+     "that rank"},
     {Event::left_early,
      "rank 3 (pid 103) closed its communicator, or its program ended normally, before its first "
      "call"},
@@ -115,56 +114,46 @@ const Golden kGolden[] = {
     {Event::hosts_late,
      "rank 1, in seq=17 all_reduce sum float32[1024], has waited for other hosts for 30.0 s"},
     {Event::hosts_mismatch,
-     "ranks of one group make different calls: rank 3 calls seq=17 broadcast float32[1024] "
-     "root=2, and rank 1 calls seq=17 all_reduce sum float32[1024]. Make the same calls in the "
-     "same order on every rank"},
+     "ranks of one group make different calls: rank 3 makes seq=17 broadcast float32[1024] "
+     "root=2, and rank 1 makes seq=17 all_reduce sum float32[1024]. All ranks must make the same "
+     "calls in the same order, with tensors of the same size."},
     {Event::host_silent,
-     "rank 1, in seq=17 all_reduce sum float32[1024], lost the connection to host b (ranks 2, "
-     "3): no rank there answers. They have ended, or the network is cut. The engine says: enough"},
+     "rank 1, in seq=17 all_reduce sum float32[1024], lost the connection to host b (ranks 2, 3): "
+     "no rank there answers. They have ended, or the network is cut. The engine says: enough"},
     {Event::host_unreachable,
-     "rank 1, in seq=17 all_reduce sum float32[1024], lost the connection to host b (ranks 2, "
-     "3), though all still answer through the store. The engine says: enough"},
+     "rank 1, in seq=17 all_reduce sum float32[1024], lost the connection to host b (ranks 2, 3), "
+     "though all its ranks answer through the store. The engine says: enough"},
     {Event::network_cut,
-     "rank 1, in seq=17 all_reduce sum float32[1024], lost the connection to host b (ranks 2, "
-     "3); nor does the store answer in which the ranks have met: its process has ended or is "
+     "rank 1, in seq=17 all_reduce sum float32[1024], lost the connection to host b (ranks 2, 3), "
+     "and the store through which the ranks met does not answer: its process has ended or is "
      "busy, or the network is cut. The engine says: enough"},
     {Event::host_absent,
      "rank 1, in seq=17 all_reduce sum float32[1024], waited for 30.0 s, the timeout, for host b "
-     "(ranks 2, 3): no rank there waits in this group, or the network is cut"},
+     "(ranks 2, 3): no rank there is in a call of this group, or the network is cut"},
     {Event::host_behind,
      "rank 1, in seq=17 all_reduce sum float32[1024], waited for 30.0 s, the timeout, for host b "
      "(ranks 2, 3), which answers from an earlier call"},
     {Event::network_slow,
      "rank 1, in seq=17 all_reduce sum float32[1024], waited for 30.0 s, the timeout, for other "
-     "hosts, which all answer: the network is slow, or loses what the engine sends"},
+     "hosts, which all answer: the network is slow, or loses data of the engine"},
     {Event::no_engine, "rank 3 has no engine between the hosts: enough"},
-    {Event::send_timeout,
-     "rank 1 waited for room to send a message to rank 3 (tag 5, 40 bytes) and nothing moved for "
-     "30.0 s, the timeout of 30.0 s. Did rank 3 receive it, with this tag and size? The messages "
-     "of this group are unusable now; make a new group."},
-    {Event::receive_timeout,
+    {Event::message_timeout,
      "rank 1 waited for a message from rank 3 (tag 5, 40 bytes) and nothing came for 30.0 s, the "
-     "timeout of 30.0 s. Did rank 3 send it, with this tag? What has come from rank 3 has tag 6, "
-     "from rank 5 has in a collective. The messages of this group are unusable now; make a new "
-     "group."},
-    {Event::exchange_timeout,
-     "rank 1 waited for a message from rank 3 (tag 5, 40 bytes) and nothing came for 30.0 s, the "
-     "timeout of 30.0 s. Did rank 3 make the same call? What has come from rank 3 has tag 6, "
-     "from rank 5 has in a collective. The messages of this group are unusable now; make a new "
-     "group."},
+     "timeout. Did rank 3 send it, with this tag? What has come from rank 3 has tag 6, from rank "
+     "5 has in a collective. The messages of this group are unusable now; make a new group."},
     {Event::peer_absent,
      "rank 1 waited for a message from rank 3 (tag 5, 40 bytes), and rank 3 did not come within "
-     "the timeout of 30.0 s. Does it run, and has it made this group? The messages of this group "
-     "are unusable now; make a new group."},
+     "the timeout of 30.0 s. Is it running, and has it made this group? The messages of this "
+     "group are unusable now; make a new group."},
     {Event::peer_gone,
-     "rank 1 waited for a message from rank 3 (tag 5, 40 bytes), and rank 3 has ended or left "
-     "the group. Look for the first error among the ranks"},
+     "rank 1 waited for a message from rank 3 (tag 5, 40 bytes), and rank 3 has ended or left the "
+     "group. Look for the first error in the logs of the ranks"},
     {Event::all_gone,
      "rank 1 waited for a message from rank 3 (tag 5, 40 bytes), and all others have ended or "
      "left the group"},
     {Event::message_mismatch,
-     "rank 3 sent 48 bytes of float64 to rank 1 (tag 5), which expects 40 bytes of float32: the "
-     "two ends of a message must agree on its size and dtype"},
+     "rank 3 sent 48 bytes of float64 to rank 1 (tag 5), which expects 40 bytes of float32: "
+     "sender and receiver of a message must agree on its size and dtype"},
     {Event::message_aborted,
      "rank 1 waited for a message from rank 3 (tag 5, 40 bytes) when the messages of its group "
      "were aborted, here or by another rank. They are unusable now; make a new group. The reason:"},
@@ -174,37 +163,47 @@ const Golden kGolden[] = {
      "the header of a message from rank 3 to rank 1 is damaged (tag 5, 48 bytes of float64, "
      "protocol enough)"},
     {Event::no_room_aside,
-     "rank 1 has no memory to keep a message of 48 bytes of float64 from rank 3 (tag 5) aside "
+     "rank 1 has no memory left to keep a message of 48 bytes of float64 from rank 3 (tag 5) "
      "until it is received. Receive messages in the order in which they are sent"},
     {Event::engine_late,
-     "rank 1 waited for a message from rank 3 (tag 5, 40 bytes), and nothing came for 30.0 s, "
-     "the timeout. The messages of this group are unusable now; make a new group. The engine "
-     "between the hosts says: enough"},
+     "rank 1 waited for a message from rank 3 (tag 5, 40 bytes), and nothing came for 30.0 s, the "
+     "timeout. The messages of this group are unusable now; make a new group. The engine between "
+     "the hosts says: enough"},
     {Event::engine_waits, "rank 1 waited for a message from rank 3 (tag 5, 40 bytes)"},
     {Event::engine_ended,
-     "rank 1 waited for a message from rank 3 (tag 5, 40 bytes) when messages of its group came "
-     "to their end:"},
+     "rank 1 waited for a message from rank 3 (tag 5, 40 bytes) when the messages of its group "
+     "ended:"},
     {Event::engine_lost,
      "rank 1 waited for a message from rank 3 (tag 5, 40 bytes). The engine between the hosts "
      "says: enough"},
     {Event::engine_aborted,
      "rank 1 waited for a message from rank 3 (tag 5, 40 bytes). The engine between the hosts "
      "says: enough"},
-    {Event::unsaid,
-     "another rank has failed, and has ended or lost the store before it could say why."},
+    {Event::unsaid, "another rank failed, and ended or lost the store before it could report why."},
     {Event::unreadable,
-     "another rank has failed, and what it told of it cannot be read: 'enough'. Install the same "
+     "another rank failed, and its report cannot be read: 'enough'. Install the same version of "
      "ringkern for all ranks."},
 };
 
 TEST_CASE("every sentence reads as it should") {
   CHECK_EQ(std::size(kGolden), size_t(kEvents - 1));
   for (const auto& [event, text] : kGolden) {
-    Fault f = whole(event);
-    f.message.sends = event == Event::send_timeout;
+    const Fault f = whole(event);
     CHECK_EQ(text_of(f), std::string(text));
     CHECK_EQ(text_of(read_fault(to_bytes(f))), std::string(text));  // as another rank says it
   }
+}
+
+TEST_CASE("a late message asks what the other rank has done") {
+  Fault f = whole(Event::message_timeout);
+  f.message.sends = 1;
+  CHECK_CONTAINS(text_of(f),
+                 "rank 1 waited for room to send a message to rank 3 (tag 5, 40 bytes) and nothing "
+                 "moved for 30.0 s, the timeout. Did rank 3 receive it, with this tag and size?");
+  f.message.tag = kCollectiveTag;
+  CHECK_CONTAINS(text_of(f), "the timeout. Did rank 3 make the same call?");
+  f.message.sends = 0;
+  CHECK_CONTAINS(text_of(f), "the timeout. Did rank 3 make the same call?");
 }
 
 TEST_CASE("what is not known is left out") {
@@ -234,8 +233,8 @@ TEST_CASE("between hosts each rank is named with its host") {
   f.mine.host = "a";
   f.theirs.host = "b";
   CHECK_CONTAINS(text_of(f),
-                 "rank 3 on host b calls seq=17 broadcast float32[1024] root=2, and "
-                 "rank 1 on host a calls");
+                 "rank 3 on host b makes seq=17 broadcast float32[1024] root=2, and "
+                 "rank 1 on host a makes");
   f.event = Event::engine_lost;
   f.message.sends = 1;
   CHECK_EQ(text_of(f),
