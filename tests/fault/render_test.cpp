@@ -287,6 +287,18 @@ TEST_CASE("roots are in the group's numbers") {
   CHECK_EQ(RankNames().rank(2), 2);
 }
 
+TEST_CASE("a wait is in the group's numbers, and so is the root of its call") {
+  const RankNames names{{4, 5, 11}};
+  const CallWords broadcast = words_of(Collective::broadcast, {}, Algorithm::ring, {}, 2, 1);
+  const WaitReport report{Verdict::timed_out, WaitFor::data, Protocol::simple, 0, 1, 7, 6};
+  const Fault f = failed_wait(report, 0, 1, 3, broadcast, 30'000'000'000, names);
+  CHECK_EQ(text_of(f),
+           std::string("seq=3 broadcast float32[1] root=11 over simple: rank 4 waited for data "
+                       "from rank 5 (wants step 7, has seen 6) and nothing came for 30.0 s, the "
+                       "timeout."));
+  CHECK(f.event == Event::wait_timeout && f.rank == 5 && f.wait.peer == 5 && f.reporter == 4);
+}
+
 // ---- from another process -----------------------------------------------------------------------
 
 TEST_CASE("a fault from another process is within bounds") {
