@@ -33,7 +33,7 @@ constexpr int64_t kOneWord = 1, kOneRoll = int64_t(1) << 32;
 // An answer to a roll call; these are counted from 1.
 struct Answer {
   int64_t roll = 0;
-  CallAt where;
+  CallsAt where;
 };
 
 }  // namespace
@@ -70,7 +70,7 @@ void Telegraph::Clerk::leave() {
 
 void Telegraph::Clerk::watch(const CallAt& call) {
   std::lock_guard lock(mutex_);
-  where_ = call;
+  where_.begin(call);
   if (std::exchange(watching_, true)) return;
   start();
   hurry();
@@ -83,7 +83,7 @@ void Telegraph::Clerk::rest() {
 
 void Telegraph::Clerk::begin_call(const CallAt& call) {
   std::lock_guard lock(mutex_);
-  where_ = call;
+  where_.begin(call);
   in_call_ = true;
   listen_from_now_on();
 }
@@ -388,8 +388,8 @@ Fault Telegraph::tell(Fault mine, Milliseconds patience) {
   return clerk_->tell(std::move(mine), patience);
 }
 std::optional<Fault> Telegraph::hear(Milliseconds patience) { return clerk_->hear(patience); }
-std::vector<std::optional<CallAt>> Telegraph::call_roll(Milliseconds patience,
-                                                        const std::function<bool()>& enough) {
+std::vector<std::optional<CallsAt>> Telegraph::call_roll(Milliseconds patience,
+                                                         const std::function<bool()>& enough) {
   return clerk_->call_roll(patience, enough);
 }
 bool Telegraph::store_answers() const { return clerk_->store_answers(); }

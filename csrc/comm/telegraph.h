@@ -6,6 +6,7 @@
 // thread asks it, and everybody else waits for that thread no longer than they want to.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -24,6 +25,22 @@ struct CallAt {
   CallWords words{};
 
   bool operator==(const CallAt&) const = default;
+};
+
+// The call in which a rank waits, and the last ones that it has begun: ranks that make different
+// calls may have gone on to later ones.
+struct CallsAt : CallAt {
+  std::array<CallAt, kCallLines> last{};  // by number
+
+  void begin(const CallAt& call) {
+    static_cast<CallAt&>(*this) = call;
+    last[call.seq % kCallLines] = call;
+  }
+  // Returns the call of that number, if it is among the last; else null.
+  const CallAt* find(uint64_t number) const {
+    const CallAt& found = last[number % kCallLines];
+    return number != 0 && found.seq == number ? &found : nullptr;
+  }
 };
 
 class Telegraph {
@@ -80,12 +97,12 @@ class Telegraph {
   // Waits until something was told, as by a rank that knows better what is wrong.
   std::optional<Fault> hear(Milliseconds patience);
 
-  // Returns, by rank, the call in which it waits, if it does, and answers. Lasts for `patience`,
+  // Returns, by rank, the call in which it waits, if it does, and its last, if it answers. Lasts for `patience`,
   // or until ranks of all other hosts have answered, or a failure was told. Ranks answer when they
   // next look at the store: allow more than a second. `enough`, if any, is asked now and then: true
   // ends it, too, but one rank of a host does not: it waits for all ranks.
-  std::vector<std::optional<CallAt>> call_roll(Milliseconds patience,
-                                               const std::function<bool()>& enough = nullptr);
+  std::vector<std::optional<CallsAt>> call_roll(Milliseconds patience,
+                                                const std::function<bool()>& enough = nullptr);
   // False: for more than a second it has been asked in vain.
   bool store_answers() const;
 

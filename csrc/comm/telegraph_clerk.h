@@ -22,7 +22,7 @@ namespace ringkern {
 class Telegraph::Clerk : public std::enable_shared_from_this<Clerk> {
  public:
   using Connect = std::function<std::shared_ptr<Store>()>;
-  using Places = std::vector<std::optional<CallAt>>;  // by rank
+  using Places = std::vector<std::optional<CallsAt>>;  // by rank
   using Hears = std::function<void(const Fault&)>;
 
   Clerk(Connect connect, std::string prefix, Hosts hosts, Hears hears)
@@ -94,7 +94,7 @@ class Telegraph::Clerk : public std::enable_shared_from_this<Clerk> {
   Hears hears_;
   bool watching_ = false, in_call_ = false;
   bool idle_ = false;  // the thread, until somebody wakes it
-  CallAt where_;
+  CallsAt where_;
   int listeners_ = 0;          // the call among them
   Clock::time_point began_;    // when one of these came and no other was there
   int waiting_ = 0;            // callers, for something that the store says

@@ -125,7 +125,7 @@ std::unique_ptr<Engine> HostsCommunicator::make_engine_over(const std::vector<in
     return std::make_unique<Engine>(
         std::move(backend), std::move(slots), theirs, [this](const WorkPtr& work) { await(work); },
         [this, ranks](int place, const ringkern::Call& theirs) {
-          throw Ended{differs(ranks[size_t(place)], {theirs.seq, theirs.words}), true};
+          throw Ended{differs(ranks[size_t(place)], now_.call, {theirs.seq, theirs.words}), true};
         });
   } catch (const py::error_already_set& e) {
     Signals::keep(e);
@@ -503,16 +503,27 @@ std::string HostsCommunicator::hosts_text(const std::vector<int>& which) const {
   return text;
 }
 
-// A rank that is in a call of this one's number, and in another one.
+// The first call that this rank and another one have made differently. Either may be in a later one
+// by now, which the other waits for in vain.
 std::optional<Fault> HostsCommunicator::difference(const Roll& roll) const {
-  for (size_t r = 0; r < roll.size(); ++r)
-    if (roll[r] && roll[r]->seq == now_.call.seq && *roll[r] != now_.call)
-      return differs(int(r), *roll[r]);
+  const auto& mine = roll[size_t(rank())];
+  if (!mine) return {};
+  for (uint64_t seq = mine->seq > kCallLines ? mine->seq - kCallLines + 1 : 1; seq <= mine->seq;
+       ++seq)
+    for (size_t r = 0; r < roll.size(); ++r) {
+      const CallAt* const theirs = roll[r] ? roll[r]->find(seq) : nullptr;
+      const CallAt* const here = mine->find(seq);
+      if (theirs != nullptr && here != nullptr && *theirs != *here)
+        return differs(int(r), *here, *theirs);
+    }
   return {};
 }
 
-Fault HostsCommunicator::differs(int other, const CallAt& theirs) const {
+Fault HostsCommunicator::differs(int other, const CallAt& mine, const CallAt& theirs) const {
   Fault f = fault(Event::hosts_mismatch, other);
+  f.seq = mine.seq;
+  f.mine.call.seq = mine.seq;
+  f.mine.call.words = mine.words;
   f.theirs.call = {theirs.seq, theirs.words};
   f.theirs.call.is_there = 1;
   return f;

@@ -166,7 +166,7 @@ class HostsCommunicator final : public Runner {
   std::function<void()> look_for_gone(const std::vector<int>& ranks);
   void look_around_if_due(Clock::time_point start, Clock::time_point& due,
                           const std::function<bool()>& enough);
-  using Roll = std::vector<std::optional<CallAt>>;
+  using Roll = std::vector<std::optional<CallsAt>>;
   std::optional<Fault> difference(const Roll& roll) const;
 
   void check_callable();
@@ -177,7 +177,7 @@ class HostsCommunicator final : public Runner {
   Fault reason_of(std::exception_ptr error);
   Fault lost(const Fault& broken);
   Fault late();
-  Fault differs(int rank, const CallAt& theirs) const;
+  Fault differs(int rank, const CallAt& mine, const CallAt& theirs) const;
   Fault in_calls(const Fault& why);
   std::vector<int> absent(const Roll& roll) const;
   std::string hosts_text(const std::vector<int>& which) const;

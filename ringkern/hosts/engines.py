@@ -227,9 +227,10 @@ def _missing(engine: str) -> str:
 
 def _gloo(store: dist.Store, place: int, ranks: list[int], timeout: timedelta, key: str) -> Any:
     made = _class("gloo", dist.is_gloo_available(), "ProcessGroupGloo", "BackendGloo")
-    # Gloo waits five times as long for a rank that should connect to it, and has died. To connect
-    # to one that listens takes no time; who does not listen yet is waited for in the store.
-    connecting = max(timeout / 5, min(timeout, timedelta(seconds=5)))
+    # Gloo waits five times as long for a rank that should connect to it, and has died, and nobody
+    # can end that. To connect to one that listens takes no time; who does not listen yet is waited
+    # for in the store.
+    connecting = min(timeout, timedelta(seconds=5))
     found = made(store, place, len(ranks), timeout=connecting)
     found._set_default_timeout(timeout)
     return found

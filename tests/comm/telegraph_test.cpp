@@ -168,6 +168,22 @@ TEST_CASE("a rank that waits answers a roll call") {
   CHECK(places[4] == call_at(6));
 }
 
+TEST_CASE("an answer to a roll call has the rank's last calls") {
+  Group group({0, 1});
+  for (uint64_t seq = 1; seq <= 20; ++seq) group[1].watch(call_at(seq, int64_t(100 + seq)));
+  group[0].watch(call_at(7));
+  const auto places = group[0].call_roll(kForEver);
+  REQUIRE(places[1].has_value());
+  CHECK_EQ(places[1]->seq, uint64_t(20));
+  for (uint64_t seq = 5; seq <= 20; ++seq) {
+    REQUIRE(places[1]->find(seq) != nullptr);
+    CHECK(*places[1]->find(seq) == call_at(seq, int64_t(100 + seq)));
+  }
+  CHECK(places[1]->find(4) == nullptr);  // too long ago
+  CHECK(places[1]->find(21) == nullptr);
+  CHECK(places[0]->find(7) != nullptr && places[0]->find(0) == nullptr);
+}
+
 TEST_CASE("a rank that does not wait is missed in a roll call") {
   Group group({0, 0, 1, 1, 2});
   group[3].watch(call_at(5));

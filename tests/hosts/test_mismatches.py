@@ -279,6 +279,25 @@ def test_a_rank_makes_two_calls_in_another_order(ranks: Pool, name: str) -> None
         _check(ranks(TWO_BY_TWO).run(_swap, name, before, [3], timeout_s=ALL_S))
 
 
+def _another_root(rank: int, size: int, root: int) -> Told:
+    """The last rank alone waits for its rail; the others go on to the next call."""
+    group = dist.new_group(timeout=timedelta(seconds=30), backend="ringkern")
+    broadcast = _broadcast(100, root if rank == size - 1 else 0)
+    made: list[object] = []
+    try:
+        steps = [_all_reduce(10), broadcast, _all_reduce(10), _barrier]
+        return *_error(lambda: [made.append(step(group)) for step in steps]), len(made)
+    finally:
+        dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize(("names", "root"), [("aabb", 3), ("aabb", 1), ("abab", 3), ("abab", 2)])
+def test_a_rank_that_waits_for_its_rail_makes_another_call(
+    ranks: Pool, names: str, root: int
+) -> None:
+    _check(ranks(names).run(_another_root, root, timeout_s=ALL_S))
+
+
 # ---- messages, which are matched by their ends ---------------------------------------------------
 
 MANY_BYTES = 100_000
