@@ -1,7 +1,7 @@
-"""The tables of README.md that say what the code and the results say: made from those.
+"""The tables of README.md, and of a page of docs/, that say what the code and the results say.
 
-The page has room for them, between ``<!-- generated: NAME -->`` and ``<!-- end -->``, so that a
-file viewer shows them. (Pages of ``docs/`` are filled when the site is built, by
+A page has room for them, between ``<!-- generated: NAME -->`` and ``<!-- end -->``, so that a
+file viewer shows them. (Other pages of ``docs/`` are filled when the site is built, by
 ``docs/_ext/made_from_code``.)
 
 ``python -m tests.docs.generated --update`` fills it; without ``--update`` it says if it is old.
@@ -20,8 +20,10 @@ from ringkern.config import variables
 from ringkern.tools import COMMANDS
 from tests.docs.blocks import ROOT
 from tests.docs.extensions import made_from_code
+from tests.faults import matrix
 
 PAGE = ROOT / "README.md"
+PAGES = [PAGE, ROOT / "docs" / "design" / "reliability.md"]
 
 _ROOM = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -100,6 +102,17 @@ def conditions() -> str:
     )
 
 
+def faults() -> str:
+    """Who is told of each fault, by which error, how soon; and the conditions of that run."""
+    run = matrix.load()
+    found = run["machine"]
+    return (
+        table(["fault of rank 3", "when", *matrix.HOSTS], matrix.rows(run))
+        + f"\nMachine: {found['cpu']}, {found['cores']} cores, {run['date'][:10]}, torch "
+        f"{found['torch']}. Command: {code(run['command'])}.\n"
+    )
+
+
 def _run(file: str = RUN) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((ROOT / file).read_text())
     return found
@@ -124,6 +137,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "commands": commands,
     "figures": figures,
     "conditions": conditions,
+    "faults": faults,
 }
 
 
@@ -137,15 +151,17 @@ def filled(text: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """0 where the page is, or now is, as it is to be."""
-    text = PAGE.read_text()
-    new = filled(text)
-    if "--update" in arguments:
-        PAGE.write_text(new)
-    elif new != text:
-        print("README.md is not what the code says: python -m tests.docs.generated --update")
-        return 1
-    return 0
+    """0 where the pages are, or now are, as they are to be."""
+    old = False
+    for page in PAGES:
+        text = page.read_text()
+        new = filled(text)
+        if "--update" in arguments:
+            page.write_text(new)
+        elif new != text:
+            print(f"{page.name} is not what the code says: python -m tests.docs.generated --update")
+            old = True
+    return int(old)
 
 
 if __name__ == "__main__":

@@ -73,6 +73,33 @@ def witness(rank: int, folder: Path) -> None:
     tell(rank, folder, first=first, again=again)
 
 
+# ---- ranks that make different calls ------------------------------------------------------------
+
+
+def differing(x: torch.Tensor, field: str, odd: bool) -> torch.Tensor:
+    """Returns the tensor; of the odd rank, one that differs in the field."""
+    if odd and field == "numel":
+        return torch.ones(x.numel() + 1)
+    return x.double() if odd and field == "dtype" else x
+
+
+def odd_call(
+    communicator: ringkern.Communicator, field: str, odd: bool, x: torch.Tensor | None = None
+) -> Callable[..., Any]:
+    """Returns what makes an all-reduce; of the odd rank, a call that differs in the field."""
+    x = differing(torch.ones(100) if x is None else x, field, odd)
+    if odd and field == "the collective":
+        return lambda **how: communicator.all_gather(torch.ones(communicator.size * 100), x, **how)
+    op = dist.ReduceOp.MAX if odd and field == "op" else dist.ReduceOp.SUM
+    ways = {"protocol": "ll" if odd and field == "protocol" else "simple"}
+    if field == "algorithm":
+        ways["algorithm"] = "two_shot" if odd else "ring"
+    if field == "accumulate":
+        x = x.bfloat16()
+        ways |= {"algorithm": "two_shot", "accumulate": "float32" if odd else "dtype"}
+    return lambda **how: communicator.all_reduce(x, op, **ways, **how)
+
+
 # ---- a rank that ends ---------------------------------------------------------------------------
 
 

@@ -293,24 +293,8 @@ ODD = 2  # the rank that differs
 Call = Callable[..., Any]
 
 
-def _tensors(field: str, odd: bool) -> torch.Tensor:
-    return torch.ones(
-        101 if odd and field == "numel" else 100,
-        dtype=torch.float64 if odd and field == "dtype" else torch.float32,
-    )
-
-
-def _by_communicator(communicator: ringkern.Communicator, field: str, odd: bool) -> Call:
-    x = _tensors(field, odd)
-    if odd and field == "the collective":
-        return lambda **how: communicator.all_gather(torch.ones(300), x, **how)
-    op = dist.ReduceOp.MAX if odd and field == "op" else dist.ReduceOp.SUM
-    protocol = "ll" if odd and field == "protocol" else "simple"
-    return lambda **how: communicator.all_reduce(x, op, protocol=protocol, **how)
-
-
 def _by_group(group: dist.ProcessGroup, field: str, odd: bool) -> Call:
-    x = _tensors(field, odd)
+    x = fates.differing(torch.ones(100), field, odd)
     if odd and field == "the collective":
         return lambda **how: dist.all_gather_into_tensor(torch.ones(300), x, group, **how)
     op = dist.ReduceOp.MAX if odd and field == "op" else dist.ReduceOp.SUM
@@ -335,7 +319,7 @@ def _differs_on_a_communicator(
     with ringkern.Communicator(timeout=NEVER) as communicator:
         communicator.all_reduce(torch.ones(10))
         dist.barrier()
-        errors = _errors(_by_communicator(communicator, field, rank == ODD), async_op)
+        errors = _errors(fates.odd_call(communicator, field, rank == ODD), async_op)
     with ringkern.Communicator() as communicator:
         x = values(rank)
         communicator.all_reduce(x)

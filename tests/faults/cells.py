@@ -1,0 +1,249 @@
+"""Runs a cell of the failure matrix: a fault of rank 3 of four; tests.faults.matrix starts it.
+
+Each rank that lives to tell writes how and when it was told: ``said<rank>`` in the folder. The
+victim writes when the fault began: ``fault``. Times are those of the machine's one clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import ringkern
+from tests.comm.exits import serve
+from tests.faults.fates import odd_call
+from tests.faults.lives import leave_note, wait_for
+from tests.hosts.fates import Done, Plan, Ring, error_of, store_of
+
+VICTIM = 3
+LARGE = 64_000_000  # elements of a call that lasts until the fault has come
+LATE_S = 6.5  # more than the 5 s after which a rank warns, less than the timeout of that cell
+AFTER_S = 0.5  # between these calls: more than a watch takes to notice that calls differ
+HEARD_S = 3.0  # a watch reports a failure within this time, or not at all
+
+Call = Callable[[bool], dist.Work | None]  # async_op
+
+
+@dataclass(frozen=True)
+class Cell(Plan):
+    """A fault, and when and where it comes.
+
+    Attributes:
+        fault: a name of DEEDS, or ``"mismatch: FIELD"``.
+        when: ``"in a call"``, ``"between calls"``, ``"idle"`` or ``"in the last call"``.
+    """
+
+    fault: str = ""
+    when: str = ""
+
+
+class Heard(logging.Handler):
+    """Records what the library logs, and when."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.at: dict[str, float] = {}  # by kind, the first one
+        logger = logging.getLogger("ringkern")
+        logger.addHandler(self)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        kind = "warning" if record.levelno == logging.WARNING else "failure"
+        self.at.setdefault(kind, time.monotonic())
+
+    def failure(self) -> dict[str, Any] | None:
+        """Waits for a report of a failure; returns it in the form of an error."""
+        end = time.monotonic() + HEARD_S
+        while "failure" not in self.at:
+            if time.monotonic() > end:
+                return None
+            time.sleep(0.001)
+        [fault] = ringkern.dump()["faults"].values()
+        return {"at": self.at["failure"], "kind": "log", "fault": fault}
+
+
+# ---- faults -------------------------------------------------------------------------------------
+
+
+def _stop(ring: Ring) -> None:
+    """Stops this process until rank 0 continues it."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _late(ring: Ring) -> None:
+    """Stops this process for a while, so that it is late wherever it is."""
+    command = f"sleep {LATE_S}; kill -CONT {os.getpid()}"
+    subprocess.Popen(["sh", "-c", command])
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _abort(ring: Ring) -> None:
+    assert ring.communicator is not None
+    ring.communicator.abort("on purpose")
+
+
+def _raise(ring: Ring) -> None:
+    assert ring.communicator is not None
+    with ring.communicator:
+        raise LookupError("on purpose")
+
+
+DEEDS: dict[str, Callable[[Ring], object]] = {
+    "kill": lambda ring: os.kill(os.getpid(), signal.SIGKILL),
+    "os._exit": lambda ring: os._exit(3),
+    "sys.exit": lambda ring: sys.exit(3),
+    "exception": _raise,
+    "abort": _abort,
+    "stop": _stop,
+    "timeout": lambda ring: time.sleep(2 * SOON_S),
+    "late": _late,
+}
+SOON_S = 2.0
+# Of the cells that reach it.
+TIMEOUT_S = {"stop": SOON_S, "timeout": SOON_S, "mismatch: the root": SOON_S}
+
+
+# ---- a rank -------------------------------------------------------------------------------------
+
+
+def _calls(cell: Cell, rank: int, ring: Ring) -> list[Call]:
+    """Returns the call in which the fault comes, and one behind it, in which it may be told."""
+    odd = rank == VICTIM
+    _, _, field = cell.fault.partition(": ")
+    x = torch.ones(100)
+    if field == "the root":
+        calls = [partial(dist.broadcast, x, VICTIM if odd else 0), partial(dist.all_reduce, x)]
+    elif field == "order":
+        calls = [
+            odd_call(ring.communicator, "the collective", odd ^ late) for late in (False, True)
+        ]
+    else:
+        large = torch.ones(LARGE) if cell.fault in DEEDS and cell.when == "in a call" else x
+        calls = [
+            odd_call(ring.communicator, field, odd, large),
+            odd_call(ring.communicator, "", odd),
+        ]
+    if cell.when == "in the last call":
+        calls = calls[:1]
+    return [lambda async_op, call=call: call(async_op=async_op) for call in calls]
+
+
+def _error(calls: list[Call]) -> dict[str, Any] | None:
+    """Returns the error of the first of these calls that fails."""
+    remaining = iter(calls)
+
+    def call() -> None:
+        for one in remaining:
+            one(False)
+            return time.sleep(AFTER_S)
+        raise Done
+
+    since = time.monotonic()
+    with contextlib.suppress(Done):
+        return error_of(call) | {"since": since}
+    return None
+
+
+def _seen(call: Call, heard: Heard) -> dict[str, Any] | None:
+    """Makes the last call of a program, and looks at its Work until it has ended."""
+    works: list[dist.Work] = []
+
+    def look() -> None:
+        if not works:
+            works.append(call(True))
+        if works[0].is_completed():
+            works[0].wait()
+            raise Done
+
+    with contextlib.suppress(Done):
+        return error_of(look)
+    return heard.failure()
+
+
+def _told(cell: Cell, calls: list[Call], heard: Heard) -> dict[str, Any] | None:
+    """Returns how a rank is told of a fault that has come, or is about to come."""
+    if cell.when == "in the last call":
+        return _seen(calls[0], heard)
+    report = heard.failure() if cell.when == "idle" else None
+    error = _error(calls)
+    if error is None or cell.when != "idle":
+        return error
+    if report is None:
+        return {**error, "by": "the next call"}
+    return {**error, "by": "a report", "at": report["at"], "since": 0.0}
+
+
+def _befallen(
+    cell: Cell, ring: Ring, calls: list[Call], heard: Heard, folder: Path
+) -> dict[str, Any] | None:
+    """Is the victim; returns what it is told, if it lives to be told."""
+    if cell.when == "in a call" and cell.fault in DEEDS:
+        work = calls[0](True)
+        time.sleep(0.05)
+        assert work is not None
+        assert not work.is_completed(), "the call was over before the fault came"
+        calls = [lambda _: work.wait() and None, *calls[1:]]
+    else:
+        time.sleep(0.3)  # all others are in the call
+    leave_note(folder / "fault", str(time.monotonic()))
+    if cell.fault in DEEDS:
+        DEEDS[cell.fault](ring)
+    return _told(cell, calls, heard)
+
+
+def _wait_for(rank: int, folder: Path, note: str = "said") -> None:
+    """Waits for a note of this rank, or for its end."""
+    pid = wait_for(folder / f"pid{rank}")
+    while not (folder / f"{note}{rank}").exists() and Path(f"/proc/{pid}").exists():
+        time.sleep(0.01)
+
+
+def cell(rank: int, size: int, folder: Path) -> None:
+    plan = Cell.read(folder)
+    plan.settle(rank)
+    leave_note(folder / f"pid{rank}", str(os.getpid()))
+    heard = Heard()
+    ring = Ring(plan, rank, size, store_of(plan, rank, size, folder))
+    calls = _calls(plan, rank, ring)
+    for _ in range(3):
+        ring.all_reduce(torch.ones(10))
+    said = None
+    if rank == VICTIM:
+        with contextlib.suppress(LookupError):
+            said = _befallen(plan, ring, calls, heard, folder)
+    else:
+        said = _told(plan, calls, heard)
+    if said is None and "warning" in heard.at:
+        said = {"at": heard.at["warning"], "kind": "warning", "fault": {"event": "late"}}
+    leave_note(folder / f"said{rank}", json.dumps(said))
+    if rank != VICTIM:
+        for other in range(VICTIM):
+            wait_for(folder / f"said{other}")
+        pid = int(wait_for(folder / f"pid{VICTIM}"))
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+        _wait_for(VICTIM, folder)  # what it is told must not be that others have left
+    ring.close()
+    if rank == 0:  # it keeps the store, which others may still ask
+        for other in range(1, size):
+            _wait_for(other, folder, "closed")
+    leave_note(folder / f"closed{rank}", "")
+
+
+if __name__ == "__main__":
+    serve(globals())
