@@ -170,7 +170,7 @@ faults: build $(VENV)/.ready-test
 	$(BUILD)/faults_fuzz_test_cpp --handshakes $(HANDSHAKES) --seed $(FAULTS_SEED)
 	$(BUILD)/faults_syscalls_test_cpp --cases 0
 	RK_TEST_LIVES=$(LIVES) python -m pytest tests/faults/test_life_cycle.py -k many_lives -s
-	RK_TEST_LIVES=$(LIVES) python -m pytest tests/faults/test_ranks.py
+	RK_TEST_LIVES=$(LIVES) python -m pytest tests/faults/test_ranks.py tests/faults/test_matrix.py
 	python -m tests.faults.trainings --kills $(TRAINING_KILLS) --seed $(FAULTS_SEED)
 
 # In namespaces, where the machine permits them, and by name.
