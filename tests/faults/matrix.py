@@ -1,6 +1,6 @@
 """Runs every cell of the failure matrix: which ranks are told of a fault, by which error, how soon.
 
-    python -m tests.faults.matrix --out bench/results/DATE-faults.json
+    python -m tests.faults.matrix --out bench/results/2026-11-26-faults.json
 
 A cell is a fault of the last of four ranks, the moment at which it comes, and where the ranks are.
 Some cells have no meaning. sys.exit() in a call: the interpreter waits for the call, which the
@@ -80,7 +80,8 @@ def runner() -> Iterator[Run]:
             with tempfile.TemporaryDirectory() as folder:
                 replace(cell, names=HOSTS[where], place=place).write(Path(folder))
                 outcome = scenarios("cell", RANKS, Path(folder))
-                assert all(rank["status"] == 0 for rank in outcome[:VICTIM]), outcome
+                failed = [rank for rank in outcome[:VICTIM] if rank["status"] != 0]
+                assert not failed, (cell, where, outcome, os.listdir(folder))
                 return _read(Path(folder))
 
         yield run
