@@ -103,7 +103,7 @@ def conditions() -> str:
 
 
 def faults() -> str:
-    """Who is told of each fault, by which error, how soon; and the conditions of that run."""
+    """Returns a row for each fault and moment, and the conditions of that run."""
     run = matrix.load()
     found = run["machine"]
     return (

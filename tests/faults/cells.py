@@ -191,7 +191,7 @@ def _told(cell: Cell, calls: list[Call], heard: Heard) -> dict[str, Any] | None:
 def _befallen(
     cell: Cell, ring: Ring, calls: list[Call], heard: Heard, folder: Path
 ) -> dict[str, Any] | None:
-    """Is the victim; returns what it is told, if it lives to be told."""
+    """Brings the fault about in this process; returns what it is told, if it lives to be told."""
     if cell.when == "in a call" and cell.fault in DEEDS:
         work = calls[0](True)
         time.sleep(0.05)

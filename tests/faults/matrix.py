@@ -67,8 +67,11 @@ def cells() -> list[Cell]:
 
 @contextlib.contextmanager
 def runner() -> Iterator[Run]:
-    """``run(cell, where)``: the ranks that were told, and the seconds until the last of the others
-    was, from the fault on, or from the call that told it."""
+    """Yields ``run(cell, where)``.
+
+    It returns the ranks that were told, and the seconds until the last of the others was, from the
+    fault on, or from the call that told it.
+    """
     os.environ |= {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     with scenarios_of("tests.faults.cells") as scenarios, contextlib.ExitStack() as stack:
         nets: list[Net] = []
