@@ -191,6 +191,7 @@ def main() -> int:
     results: dict[str, Any] = {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": f"python -m tests.faults.matrix --repeats {args.repeats}",
+        "runs": 1,
         "machine": machine(),
         "ranks": RANKS,
         "victim": VICTIM,

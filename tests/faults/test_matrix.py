@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.faults.cells import Cell
-from tests.faults.matrix import HOSTS, Run, cells, essence, load, runner
+from tests.faults.matrix import HOSTS, Run, Told, cells, essence, load, runner
 from tests.faults.test_ranks import AT_LENGTH
 from tests.hosts.namespaces import why_not
 
@@ -43,5 +43,18 @@ def test_who_is_told_by_which_error(run: Run, cell: Cell, where: str) -> None:
     if where == "two namespaces" and (reason := why_not()) is not None:
         pytest.skip(reason)
     told, _ = run(cell, where)
-    expected = [essence(one) for one in RESULTS[cell.fault, cell.when][where]["told"]]
-    assert essence(told) in expected, told
+    assert any(_alike(told, one) for one in RESULTS[cell.fault, cell.when][where]["told"]), told
+
+
+def _alike(told: Told, expected: Told) -> bool:
+    """Compares classes, events and ranks."""
+    found, wanted = essence(told), essence(expected)
+    for one in (found, wanted):
+        # A rank that goes on in a call in which it was stopped may warn of its own wait.
+        if one.get("3", [""])[0] == "warning":
+            del one["3"]
+        for outcome in one.values():
+            # A rank that makes its next call when others have made theirs is told what they were.
+            if outcome[2] == "the next call":
+                outcome[0] = "CommAbortedError"
+    return found == wanted
