@@ -109,7 +109,7 @@ def faults() -> str:
     return (
         table(["fault of rank 3", "when", *matrix.HOSTS], matrix.rows(run))
         + f"\nMachine: {found['cpu']}, {found['cores']} cores, {run['date'][:10]}, torch "
-        f"{found['torch']}. Command, run {run['runs']} times: {code(run['command'])}.\n"
+        f"{found['torch']}. Command: {code(run['command'])}.\n"
     )
 
 

@@ -191,7 +191,6 @@ def main() -> int:
     results: dict[str, Any] = {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": f"python -m tests.faults.matrix --repeats {args.repeats}",
-        "runs": 1,
         "machine": machine(),
         "ranks": RANKS,
         "victim": VICTIM,
@@ -217,7 +216,9 @@ def main() -> int:
                     flush=True,
                 )
     if args.out is not None:
-        args.out.write_text(json.dumps(results, indent=1) + "\n")
+        lines = [json.dumps(cell) for cell in results.pop("cells")]
+        head = json.dumps(results, indent=1).removesuffix("\n}")
+        args.out.write_text(head + ',\n "cells": [\n  ' + ",\n  ".join(lines) + "\n ]\n}\n")
     return 0
 
 
