@@ -9,6 +9,7 @@
 
 #include "check.h"
 #include "comm/memory_store.h"
+#include "comm/news.h"
 
 using namespace ringkern;
 using namespace ringkern::test;
@@ -43,9 +44,21 @@ struct FakeDevice {
 };
 
 struct Alone : Communicator {
-  explicit Alone(Milliseconds timeout = kLong)
-      : Communicator(std::make_shared<MemoryStore>(), "alone", 0, 1, timeout) {}
+  explicit Alone(RankNames names = {})
+      : Communicator(std::make_shared<MemoryStore>(), "alone", 0, 1, kLong, std::move(names)) {}
 };
+
+// Returns what was posted since the last time: "failure report".
+std::string news_so_far() {
+  std::string kinds;
+  NewsDesk::all().close();
+  while (const auto one = NewsDesk::all().next())
+    kinds += (kinds.empty() ? "" : " ") + std::string(one->kind == NewsKind::report    ? "report"
+                                                      : one->kind == NewsKind::failure ? "failure"
+                                                                                       : "other");
+  NewsDesk::all().open();
+  return kinds;
+}
 
 Task numbered(int64_t number) {
   Task task;
@@ -249,6 +262,65 @@ TEST_CASE("a communicator is unusable after a failed call") {
   CHECK_THROWS(AbortedError, "became unusable just now: nobody came", c.run(cpu.device, {}));
   CHECK_EQ(cpu.calls, 2);
   c.close();  // and the turn is not taken
+}
+
+// It is raised here; nobody need report it.
+TEST_CASE("an exception that is quoted is no report") {
+  for (const bool waits : {false, true}) {
+    FakeDevice cpu;
+    cpu.call = [](const Task&) { throw TimeoutError("nobody came"); };
+    if (!waits)
+      cpu.device.make_executor = [](const Segments&) -> std::unique_ptr<Executor> {
+        throw std::runtime_error("no memory");
+      };
+    Alone c(RankNames{{7}});
+    (void)news_so_far();
+    CHECK_THROWS(std::runtime_error, waits ? "nobody came" : "no memory", c.run(cpu.device, {}));
+    CHECK_EQ(news_so_far(), "failure");
+    REQUIRE(c.failed());
+    const Fault f = *c.trouble();
+    CHECK(f.event == (waits ? Event::quoted_timeout : Event::quoted_failure) && f.reporter == 7);
+    CHECK_EQ(f.evidence.text(), waits ? "nobody came" : "no memory");
+  }
+}
+
+TEST_CASE("an exception of a call ends the ring and is reported") {
+  FakeDevice cpu;
+  Alone c(RankNames{{7}});
+  c.run(cpu.device, {});
+  cpu.call = [](const Task&) { throw std::runtime_error("no memory"); };
+  (void)news_so_far();
+  CHECK_THROWS(std::runtime_error, "no memory", c.run(cpu.device, numbered(5)));
+  CHECK_EQ(news_so_far(), "report");
+  CHECK_EQ(cpu.aborts, 1);
+  REQUIRE(c.failed());
+  const Fault f = *c.trouble();
+  CHECK(f.event == Event::exception && f.rank == 7 && f.seq == 2 && f.mine.call.words.count == 5);
+  CHECK_EQ(f.evidence.text(), "no memory");
+}
+
+TEST_CASE("the first of two aborts counts, also before there is a ring") {
+  Alone c(RankNames{{7}});
+  (void)news_so_far();
+  c.abort("enough");
+  c.abort("more than enough");
+  CHECK_EQ(news_so_far(), "failure");
+  const Fault f = c.trouble().value();
+  CHECK(f.event == Event::abort && f.rank == 7 && f.reporter == 7);
+  CHECK_EQ(f.evidence.text(), "enough");
+}
+
+TEST_CASE("an abort while the ranks connect ends the first call") {
+  FakeDevice cpu;
+  Alone c;
+  const auto make = cpu.device.make_executor;
+  cpu.device.make_executor = [&](const Segments& segments) {
+    c.abort("enough");
+    return make(segments);
+  };
+  CHECK_THROWS(AbortedError, "aborted by rank 0: enough", c.run(cpu.device, {}));
+  CHECK_EQ(cpu.calls, 0);
+  CHECK_EQ(cpu.aborts, 1);
 }
 
 // A ring knows only that it was aborted; the communicator, why.

@@ -5,7 +5,6 @@
 #include <latch>
 
 #include "comm/diagnosis.h"
-#include "comm/news.h"
 #include "comm/waiting_ranks.h"
 #include "fault/render.h"
 
@@ -25,15 +24,6 @@ bool within(Milliseconds time, const std::function<bool()>& come) {
 Fault fault_in(const std::exception_ptr& error) {
   REQUIRE(error != nullptr);
   return fault_of(error, -1);
-}
-
-// Posts since the last time.
-std::vector<News> news_so_far() {
-  std::vector<News> all;
-  NewsDesk::all().close();
-  while (auto one = NewsDesk::all().next()) all.push_back(*one);
-  NewsDesk::all().open();
-  return all;
 }
 
 // Whether the record of a rank says that the device has done the call.
@@ -89,13 +79,9 @@ TEST_CASE("the last call of a program fails on the device of one rank, and all a
   for (const std::string& text : texts) CHECK_EQ(text, std::string());
   CHECK_EQ(after, 3);
   CHECK_EQ(after_here, 0);
-  int reports = 0, failures = 0;
-  for (const News& one : news_so_far()) {
-    reports += one.kind == NewsKind::report;
-    failures += one.kind == NewsKind::failure;
-  }
-  CHECK_EQ(reports, 1);  // by the rank that has found it
-  CHECK_EQ(failures, 2);
+  const auto news = news_so_far();
+  CHECK_EQ(count_of(news, NewsKind::report), 1);  // by the rank that has found it
+  CHECK_EQ(count_of(news, NewsKind::failure), 2);
 }
 
 // Whoever ends the waits of others says why; if nobody does, that is what is told.
@@ -118,7 +104,10 @@ TEST_CASE("a device that was aborted gives the reason of the rank that gave up")
           const auto calls = r.comm.enqueued_on(r.device);
           REQUIRE(within(kSoon, [&] { return r.comm.failed(); }));
           const Event event = somebody_says ? Event::wait_timeout : Event::wait_aborted;
-          REQUIRE(within(kSoon, [&] { return fault_in(calls->error_of(1)).event == event; }));
+          REQUIRE(within(kSoon, [&] {
+            const auto error = calls->error_of(1);
+            return error && fault_in(error).event == event;
+          }));
           over.arrive_and_wait();
         },
         /*enqueues=*/true);
@@ -136,14 +125,43 @@ TEST_CASE("the rank that aborts goes on, and the others are told") {
         r.shown->shows = true;
         r.wait(10);
         enqueued.arrive_and_wait();
-        if (r.comm.rank() == 1) r.comm.abort("enough");
+        if (r.comm.rank() == 1) {
+          r.comm.abort("enough");
+          const auto calls = r.comm.enqueued_on(r.device);
+          CHECK(fault_in(calls->error_of(1)).event == Event::abort);  // at once
+        }
         REQUIRE(within(kSoon, [&] { return after + after_here == 2; }));
+        std::this_thread::sleep_for(Milliseconds(500));  // the watch looks again
         over.arrive_and_wait();
       },
-      /*enqueues=*/true);
+      /*enqueues=*/true, RankNames{{10, 11}});
   CHECK_EQ(after, 1);
   CHECK_EQ(after_here, 1);
-  for (const News& one : news_so_far()) CHECK(one.kind != NewsKind::report);  // it was wanted
+  const auto news = news_so_far();
+  CHECK_EQ(count_of(news, NewsKind::report), 0);  // it was wanted
+  CHECK_EQ(count_of(news, NewsKind::failure), 2);
+}
+
+TEST_CASE("the rank that finds a fault reports it, by its number in the group") {
+  (void)news_so_far();
+  const RankNames names{{10, 11}};
+  std::latch enqueued(2), over(2);
+  on_ranks(
+      2,
+      [&](Rank& r) {
+        r.shown->shows = true;
+        r.wait(10);
+        enqueued.arrive_and_wait();
+        if (r.comm.rank() == 1) r.shown->fail(Verdict::timed_out, 1, 0, 1, names);
+        REQUIRE(within(kSoon, [&] { return r.comm.failed(); }));
+        const Fault f = *r.comm.trouble();
+        CHECK(f.reporter == 11 && f.rank == 10 && f.seq == 1);
+        over.arrive_and_wait();
+      },
+      /*enqueues=*/true, names);
+  const auto news = news_so_far();
+  CHECK_EQ(count_of(news, NewsKind::report), 1);
+  CHECK_EQ(count_of(news, NewsKind::failure), 1);
 }
 
 TEST_CASE("the first reason stays, and so does what a device has shown at its end") {
@@ -193,15 +211,27 @@ TEST_CASE("a call that the device will not show is not waited for") {
 }
 
 TEST_CASE("a rank alone on its device is watched, too") {
+  (void)news_so_far();
   on_ranks(
       1,
       [&](Rank& r) {
         r.shown->shows = true;
         r.wait(10);
-        r.shown->fail(Verdict::timed_out, 1, /*peer=*/5);  // a rank of this process
+        r.shown->fail(Verdict::timed_out, 1, /*peer=*/5, /*rank=*/2);  // ranks of this process
         REQUIRE(within(kSoon, [&] { return r.comm.failed(); }));
+        const Fault f = *r.comm.trouble();
+        CHECK(f.reporter == 2 && f.rank == 5 && !f.theirs.on_page);
       },
       /*enqueues=*/true);
+  CHECK_EQ(count_of(news_so_far(), NewsKind::report), 1);
+  // On a CPU, where something is to be done after a fault.
+  std::atomic<int> after{0};
+  on_ranks(1, [&](Rank& r) {
+    r.device.after_fault = [&](const Fault& why, bool here) { after += why.given && !here; };
+    r.pass();
+    r.comm.give_up(fault_of(Event::quoted_loss, 0, 1));
+    REQUIRE(within(kSoon, [&] { return after == 1; }));
+  });
 }
 
 }  // namespace

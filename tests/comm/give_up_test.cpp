@@ -139,6 +139,7 @@ TEST_CASE("the first reason stays") {
 
 // Who waits for ranks to come has no page yet.
 TEST_CASE("ranks that are connecting end when one gives up") {
+  const auto start = Clock::now();
   std::latch rank_0_comes(1);
   const auto texts = on_ranks(2, [&](Rank& r) {
     if (r.comm.rank() == 1) {
@@ -160,6 +161,19 @@ TEST_CASE("ranks that are connecting end when one gives up") {
     FAIL("nobody came, and no error");
   });
   CHECK_EQ(texts[0], std::string("TimeoutError 17 23: rank 17 on host b died"));
+  CHECK(Clock::now() - start < kLong / 2);  // not when its time is over
+}
+
+// Another process has the number of one that has ended.
+TEST_CASE("a rank that has ended before its first call is named") {
+  Rank r(std::make_shared<MemoryStore>(), 0, 2, /*enqueues=*/false, RankNames{{10, 11}});
+  Process gone = this_process();
+  ++gone.started;
+  r.comm.set_roster({{this_process(), gone}, {10, 11}});
+  CHECK_THROWS(PeerLostError, "rank 11 ", r.pass());
+  REQUIRE(r.comm.failed());
+  const Fault f = *r.comm.trouble();
+  CHECK(f.event == Event::died_early && f.rank == 11 && f.theirs.rank == 11);
 }
 
 // A ring of one rank has no page that others see, and a number that is not of the group is

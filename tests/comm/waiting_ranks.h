@@ -1,6 +1,7 @@
 // Ranks as threads, with communicators of their own, whose calls wait until they are aborted.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -12,12 +13,26 @@
 #include "check.h"
 #include "comm/communicator.h"
 #include "comm/memory_store.h"
+#include "comm/news.h"
 
 namespace ringkern::test {
 
 inline constexpr Milliseconds kLong{20000};
 
 inline std::atomic<int> in_a_wait{0};
+
+// Posts since the last time.
+inline std::vector<News> news_so_far() {
+  std::vector<News> all;
+  NewsDesk::all().close();
+  while (auto one = NewsDesk::all().next()) all.push_back(*one);
+  NewsDesk::all().open();
+  return all;
+}
+inline int count_of(const std::vector<News>& news, NewsKind kind) {
+  return int(
+      std::count_if(news.begin(), news.end(), [&](const News& n) { return n.kind == kind; }));
+}
 
 // What a device shows, as a test says; it shows nothing before.
 struct Shown {
@@ -29,10 +44,10 @@ struct Shown {
     std::lock_guard lock(mutex);
     progress.done = seq;
   }
-  void fail(Verdict verdict, uint64_t seq, int peer) {
+  void fail(Verdict verdict, uint64_t seq, int peer, int rank = 0, const RankNames& names = {}) {
     const WaitReport report{verdict, WaitFor::data, Protocol::simple, 2, peer, 7, 6};
     std::lock_guard lock(mutex);
-    progress.failed = failed_wait(report, 0, peer, seq, {}, 1'500'000'000, {});
+    progress.failed = failed_wait(report, rank, peer, seq, {}, 1'500'000'000, names);
   }
 };
 

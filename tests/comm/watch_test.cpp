@@ -2,6 +2,9 @@
 // threads, whose calls do what the test says.
 #include "comm/watch.h"
 
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <latch>
@@ -41,14 +44,21 @@ TEST_CASE("a mismatch names the field and the ranks") {
                    "bfloat16[10]).");
 }
 
-// Nobody waits for the data: the last to come sees it at once.
+// Nobody waits for the data: the last to come sees it at once, and so does who asks for a call.
 TEST_CASE("the last rank to come finds a mismatch of enqueued calls") {
   for (int i = 0; i < 20; ++i) {
     const auto texts = on_ranks(
         3,
         [](Rank& r) {
           r.pass();
-          r.wait(r.comm.rank() + 1);
+          try {
+            r.wait(r.comm.rank() + 1);
+          } catch (const MismatchError&) {
+            const auto error = r.comm.enqueued_on(r.device)->error_of(2);
+            REQUIRE(error != nullptr);
+            CHECK(fault_of(error, -1).event == Event::mismatch);
+            throw;
+          }
         },
         true);
     int found = 0;
@@ -104,6 +114,8 @@ TEST_CASE("all ranks give the first reason") {
       } catch (const AbortedError& e) {
         CHECK_CONTAINS(e.what(), "aborted by rank 1: enough. Here: rank ? waited.");
         CHECK_EQ(e.facts.rank, 1);
+        CHECK_EQ(e.facts.seq, uint64_t(2));  // of this rank's call: an abort has none
+        CHECK_EQ(e.facts.phase, "waited");
       }
     }
     aborted.arrive_and_wait();
@@ -118,6 +130,316 @@ TEST_CASE("all ranks give the first reason") {
     CHECK_CONTAINS(text,
                    "AbortedError 1 0: communicator 'group' became unusable just now: aborted "
                    "by rank 1: enough");
+}
+
+// ---- what a call throws -------------------------------------------------------------------------
+
+// A call of a rank, which ends in what `error` throws.
+void fail_in(Rank& r, const std::function<void()>& error) {
+  Task task;
+  task.count = 10;
+  r.comm.run(r.device, task, error);
+}
+
+const RankNames kNames{{10, 11}};
+
+Fault wait_of(int rank, int peer, uint64_t seq) {
+  const WaitReport report{Verdict::timed_out, WaitFor::data, Protocol::ll, 0, peer, 7, 6};
+  return failed_wait(report, rank, peer, seq, {}, 1'000'000'000, kNames);
+}
+
+// The others wait, and are told the same.
+TEST_CASE("what ends a call of a rank is raised by all") {
+  const std::tuple<std::function<void()>, Event, std::string> all[] = {
+      {[] { throw_wait(wait_of(1, 0, 2)); }, Event::wait_timeout, "TimeoutError 10 2: "},
+      {[] { throw_fault(fault_of(Event::message_mismatch, 11, 10)); }, Event::message_mismatch,
+       "MismatchError 10 2: "},
+      {[] { throw std::runtime_error("no memory"); }, Event::exception, "AbortedError 11 2: "}};
+  for (const auto& [error, event, raised] : all) {
+    (void)news_so_far();
+    in_a_wait = 0;
+    std::latch over(2);
+    const auto texts = on_ranks(
+        2,
+        [&, &error = error, &event = event](Rank& r) {
+          r.pass();
+          if (r.comm.rank() == 0) {
+            try {
+              r.wait(10);
+            } catch (...) {
+              over.arrive_and_wait();
+              throw;
+            }
+          }
+          while (in_a_wait == 0) std::this_thread::sleep_for(Milliseconds(1));
+          try {
+            fail_in(r, error);
+          } catch (const Error& e) {
+            CHECK(std::string(e.what()).find(" Here: ") == std::string::npos);  // it is its own
+          } catch (const std::runtime_error& e) {
+            CHECK_EQ(e.what(), std::string("no memory"));
+          }
+          CHECK(r.comm.failed());
+          over.arrive_and_wait();
+          const Fault f = *r.comm.trouble();
+          CHECK(f.event == event && f.reporter == 11);
+          if (f.event == Event::message_mismatch) return;
+          CHECK(f.mine.call.is_there && f.group.text() == "group");
+        },
+        /*enqueues=*/false, kNames);
+    CHECK_CONTAINS(texts[0], raised);
+    CHECK_CONTAINS(texts[0], " Here: rank ? waited.");
+    const auto news = news_so_far();
+    CHECK_EQ(count_of(news, NewsKind::report), 1);
+    CHECK_EQ(count_of(news, NewsKind::failure), 1);
+  }
+}
+
+// Two may find one each, and a group may have failed for a reason from outside.
+TEST_CASE("a rank that finds another reason says it after the first one") {
+  for (const bool outside : {false, true}) {
+    const auto texts = on_ranks(
+        2,
+        [&](Rank& r) {
+          r.pass();
+          if (r.comm.rank() == 0) return;
+          fail_in(r, [&] {
+            Fault first = fault_of(Event::quoted_loss, outside ? 11 : 12, 17, 23);
+            first.evidence = "rank 17 died";
+            if (outside) r.comm.give_up(first);
+            else r.comm.abort("enough");
+            throw_wait(wait_of(1, 0, 2));
+          });
+        },
+        /*enqueues=*/false, kNames);
+    CHECK_CONTAINS(texts[1], outside ? "PeerLostError 17 23: rank 17 died. Here: seq=2 all_reduce"
+                                     : "AbortedError 11 2: aborted by rank 11: enough");
+  }
+}
+
+// An executor that aborts its neighbours does so before its communicator can say why.
+TEST_CASE("a wait that another rank has ended has the reason that comes later") {
+  std::latch ended(1);
+  const auto texts = on_ranks(
+      2,
+      [&](Rank& r) {
+        r.pass();
+        if (r.comm.rank() == 1)
+          fail_in(r, [&] {
+            ended.count_down();
+            throw AbortedError("rank ? waited.");
+          });
+        ended.wait();
+        std::this_thread::sleep_for(Milliseconds(100));
+        r.comm.abort("enough");
+      },
+      /*enqueues=*/false, kNames);
+  CHECK_CONTAINS(texts[1], "AbortedError 10 0: aborted by rank 10: enough. Here: rank ? waited.");
+}
+
+TEST_CASE("a wait that was ended without a reason is the reason") {
+  for (const bool known : {false, true})
+    on_ranks(
+        1,
+        [&](Rank& r) {
+          CHECK_THROWS(AbortedError, "waited", fail_in(r, [&] {
+                         if (!known) throw AbortedError("rank ? waited.");
+                         Fault f = wait_of(0, 1, 1);
+                         f.event = Event::wait_aborted;
+                         f.cause = Cause::aborted;
+                         throw_wait(f);
+                       }));
+          const Fault f = *r.comm.trouble();
+          CHECK(f.event == (known ? Event::wait_aborted : Event::exception));
+          CHECK_EQ(f.reporter, 10);
+          CHECK_EQ(f.rank, known ? 11 : 10);
+          CHECK_EQ(f.seq, uint64_t(1));
+          CHECK(f.waits == known && f.mine.call.is_there);
+        },
+        /*enqueues=*/false, kNames);
+}
+
+// ---- the pages of all ranks ---------------------------------------------------------------------
+
+// Ranks 10, 11, ... of a group, on pages that all have mapped.
+struct Pages {
+  std::vector<std::unique_ptr<Control>> all;
+
+  explicit Pages(int ranks) {
+    RankNames names;
+    for (int r = 0; r < ranks; ++r) names.numbers.push_back(10 + r);
+    for (int r = 0; r < ranks; ++r)
+      all.push_back(std::make_unique<Control>(r, ranks, "group", names));
+    for (const auto& a : all)
+      for (const auto& b : all)
+        if (a != b) a->map(b->rank, b->fd());
+  }
+  Control& operator[](size_t rank) { return *all[rank]; }
+};
+
+CallWords words_of_count(int64_t count) {
+  Task task;
+  task.count = count;
+  return words_of(task);
+}
+
+TEST_CASE("a lost rank is told with the call that it was lost in") {
+  Pages ring(2);
+  ring[1].begin(words_of_count(1));
+  ring[1].end(coarse_now() - 7'000'000'000);
+  std::this_thread::sleep_for(Milliseconds(20));
+  const ProcessEnd end{ProcessEnd::status, 9};
+  Fault f = peer_lost(ring[0], 1, end);
+  CHECK(f.event == Event::died_between_calls && f.reporter == 10 && f.rank == 11 && f.seq == 0);
+  CHECK(f.mine.rank == 10 && f.theirs.rank == 11 && !f.mine.call.is_there);
+  CHECK(f.theirs.end.known == ProcessEnd::status && f.theirs.end.wait_status == 9);
+  CHECK(f.theirs.pid == ::getpid() && (f.theirs.state == 'R' || f.theirs.state == 'S'));
+  CHECK(f.theirs.last[0].age_ns >= 7'000'000'000 && f.theirs.silent_ns > 0);
+  CHECK_EQ(f.group.text(), "group");
+  ring[0].begin(words_of_count(1));
+  f = peer_lost(ring[0], 1, end);
+  CHECK(f.event == Event::died_in_call && f.seq == 1 && f.mine.call.seq == 1);
+}
+
+TEST_CASE("a rank that has left is told once this one has made another call") {
+  Pages ring(2);
+  for (Control* c : {&ring[0], &ring[1]}) c->begin(words_of_count(1)), c->end(0);
+  ring[1].depart();
+  CHECK(!find_departed(ring[0]) && !find_departed(ring[1]));
+  ring[0].begin(words_of_count(1));
+  const Fault f = find_departed(ring[0]).value();
+  CHECK(f.event == Event::left && f.reporter == 10 && f.rank == 11 && f.seq == 2);
+  CHECK(f.theirs.calls == 1 && f.mine.call.seq == 2);
+}
+
+TEST_CASE("a mismatch is found in an earlier call and blames who is alone with its call") {
+  Pages ring(2);
+  ring[0].begin(words_of_count(1));
+  ring[0].begin(words_of_count(1));
+  ring[1].begin(words_of_count(2));
+  for (Control* c : {&ring[0], &ring[1]}) {
+    const Fault f = find_mismatch(*c).value();
+    CHECK(f.event == Event::mismatch && f.seq == 1 && f.rank == 11 && f.theirs.rank == 11);
+    CHECK(f.mine.rank == 10 && f.reporter == 10 + c->rank && !f.whole);
+    CHECK(f.mine.call.words.count == 1 && f.theirs.call.words.count == 2);
+  }
+  // Steps that are alike, of calls that are not.
+  Pages inside(2);
+  CallWords whole = words_of_count(5);
+  whole.what |= kSpansHosts;
+  inside[0].begin(words_of_count(1), whole);
+  ++whole.count;
+  inside[1].begin(words_of_count(1), whole);
+  const Fault f = find_mismatch(inside[0]).value();
+  CHECK(f.whole && f.mine.call.seq == 0);
+  CHECK(f.mine.call.words.count == 5 && f.theirs.call.words.count == 6);
+}
+
+TEST_CASE("a wait that has failed shows where all ranks stand") {
+  Pages ring(3);
+  for (const auto& c : ring.all) c->begin(words_of_count(1));
+  const WaitReport report{Verdict::timed_out, WaitFor::data, Protocol::ll, 0, 2, 7, 6};
+  const auto wait = [&](uint64_t seq) {
+    return timed_out(ring[0], failed_wait(report, 0, 2, seq, {}, 1, ring[0].names));
+  };
+  Fault f = wait(1);  // for a rank that is at work
+  CHECK(f.rank == 12 && f.theirs.rank == 12 && f.theirs.on_page && f.mine.call.words.count == 1);
+  CHECK_EQ(f.group.text(), "group");
+  CHECK_EQ(f.ranks, 3);
+  ring[1].end(0);
+  ring[1].depart();
+  for (const size_t r : {0, 2}) ring[r].end(0), ring[r].begin(words_of_count(1));
+  f = wait(0);  // a device may not say of which call
+  CHECK(f.rank == 11 && f.theirs.rank == 11 && f.mine.rank == 10);
+  for (int r = 0; r < 3; ++r) CHECK(f.stands[r].rank == 10 + r && f.stands[r].left == (r == 1));
+  CHECK(f.stands[1].last.seq == 1 && f.stands[2].last.seq == 2);
+}
+
+TEST_CASE("a call that fails, or waits for long, is in the fault") {
+  Pages ring(2);
+  ring[0].begin(words_of_count(5));
+  Fault f = failed_call(ring[0], 1, "no memory");
+  CHECK(f.event == Event::exception && f.reporter == 10 && f.rank == 10 && f.seq == 1);
+  CHECK(f.evidence.text() == "no memory" && f.mine.call.words.count == 5);
+  f = late_in(ring[0], *ring[0].call(0, 1), 1, Milliseconds(5400), Milliseconds(30000));
+  CHECK(f.event == Event::late && f.reporter == 10 && f.rank == 11 && f.seq == 1);
+  CHECK(f.mine.call.seq == 1 && f.mine.call.age_ns == 5'000'000'000);
+  CHECK_EQ(f.timeout_ns, 30'000'000'000);
+}
+
+// A process that has made its call may be stopped, or have ended, and not be waited for yet.
+TEST_CASE("a rank whose process does not run is late") {
+  Control mine(0, 2);
+  int page[2];
+  REQUIRE(::pipe(page) == 0);
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    ::alarm(20);
+    Control theirs(1, 2);
+    theirs.begin(words_of_count(1));
+    const int fd = theirs.fd();
+    if (::write(page[1], &fd, sizeof fd) == sizeof fd) ::raise(SIGSTOP);
+    ::_exit(1);
+  }
+  int fd = -1, status = 0;
+  REQUIRE(::read(page[0], &fd, sizeof fd) == sizeof fd);
+  REQUIRE(::waitpid(child, &status, WUNTRACED) == child && WIFSTOPPED(status));
+  const Fd theirs(
+      ::open(("/proc/" + std::to_string(child) + "/fd/" + std::to_string(fd)).c_str(), O_RDWR));
+  mine.map(1, theirs.get());
+  mine.begin(words_of_count(1));
+  CHECK_EQ(late_rank(mine, 1).value_or(-1), 1);
+  CHECK_EQ(seen(mine, 1).pid, child);
+  ::kill(child, SIGKILL);
+  siginfo_t ended;
+  CHECK_EQ(::waitid(P_PID, id_t(child), &ended, WEXITED | WNOWAIT), 0);
+  CHECK_EQ(late_rank(mine, 1).value_or(-1), 1);
+  CHECK_EQ(::waitpid(child, &status, 0), child);
+  for (const int end : page) ::close(end);
+}
+
+TEST_CASE("a rank that is watched shows that it is alive") {
+  Control mine(0, 1);
+  Watched ring;
+  ring.control = &mine;
+  ring.if_alone = true;
+  const int64_t first = mine.last_beat_of(0);
+  const Watch watch(std::move(ring));
+  const auto end = Clock::now() + kLong;
+  while (mine.last_beat_of(0) == first && Clock::now() < end)
+    std::this_thread::sleep_for(Milliseconds(10));
+  CHECK(mine.last_beat_of(0) > first);
+}
+
+TEST_CASE("the last rings that have failed are kept, with the reason") {
+  for (int i = 0; i < 20; ++i)
+    on_ranks(1, [&](Rank& r) {
+      r.pass();
+      r.comm.abort(std::to_string(i));
+    });
+  const std::vector<RingRecord> kept = recorded_calls();
+  REQUIRE(kept.size() == 8);
+  for (size_t i = 0; i < kept.size(); ++i) {
+    REQUIRE(kept[i].failure.has_value());
+    CHECK_EQ(kept[i].failure->evidence.text(), std::to_string(12 + i));
+    CHECK_EQ(kept[i].calls.size(), size_t(1));
+  }
+}
+
+// Whoever compares the records of all would miss the calls that others show no more.
+TEST_CASE("a record has the calls that all ranks show") {
+  std::latch enqueued(2), looked(2);
+  on_ranks(
+      2,
+      [&](Rank& r) {
+        for (int i = 0; i < (r.comm.rank() == 0 ? 20 : 18); ++i) r.wait(10);
+        enqueued.arrive_and_wait();
+        for (const RingRecord& record : recorded_calls())
+          if (!record.failure) CHECK_EQ(record.calls.front().seq, uint64_t(5));
+        looked.arrive_and_wait();
+      },
+      /*enqueues=*/true);
 }
 
 TEST_CASE("a late rank is named") {
