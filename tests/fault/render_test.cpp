@@ -228,6 +228,32 @@ TEST_CASE("what is not known is left out") {
   CHECK_CONTAINS(text_of(f), "an earlier collective over simple: ");
 }
 
+TEST_CASE("a mismatch names the lower rank first") {
+  Fault f = whole(Event::mismatch);
+  std::swap(f.mine, f.theirs);
+  f.whole = 1;
+  CHECK_CONTAINS(text_of(f), "ranks disagree on the collective of the whole call: rank 1 has all_");
+  CHECK_CONTAINS(text_of(f), ", rank 3 has broadcast (seq=17 broadcast");
+}
+
+TEST_CASE("a device that does not know the call leaves its number to the ring") {
+  Fault f = whole(Event::wait_timeout);
+  f.seq = 0;
+  CHECK_CONTAINS(text_of(f), "Waiting for rank 3 (pid 103), which has not made this call; its");
+}
+
+TEST_CASE("a long list of ranks is cut") {
+  Fault f = whole(Event::wait_timeout);
+  f.ranks = Fault::kRanks + 8;
+  CHECK_CONTAINS(text_of(f), "; and 8 more. The communicator");
+}
+
+TEST_CASE("a message from another rank than the one that is blamed names its peer") {
+  Fault f = whole(Event::message_timeout);
+  f.theirs.rank = 4;
+  CHECK_CONTAINS(text_of(f), "rank 1 waited for a message from rank 3 (tag 5");
+}
+
 TEST_CASE("between hosts each rank is named with its host") {
   Fault f = whole(Event::hosts_mismatch);
   f.mine.host = "a";
@@ -299,6 +325,137 @@ TEST_CASE("a wait is in the group's numbers, and so is the root of its call") {
   CHECK(f.event == Event::wait_timeout && f.rank == 5 && f.wait.peer == 5 && f.reporter == 4);
 }
 
+TEST_CASE("a wait is there without a number, where its call is known") {
+  const CallWords broadcast = words_of(Collective::broadcast, {}, Algorithm::ring, {}, 2, 1);
+  const WaitReport report{Verdict::timed_out, WaitFor::data, Protocol::simple, 0, 1, 7, 6};
+  CHECK(failed_wait(report, 0, 1, 0, broadcast, 1, {}).mine.call.is_there);
+  CHECK(failed_wait(report, 0, 1, 3, {}, 1, {}).mine.call.is_there);
+  CHECK(!failed_wait(report, 0, 1, 0, {}, 1, {}).mine.call.is_there);
+}
+
+// ---- errors -------------------------------------------------------------------------------------
+
+TEST_CASE("a fault without a sentence of its own keeps the class of its exception") {
+  const Facts facts{3, 7, "waited"};
+  const std::pair<std::exception_ptr, Event> all[] = {
+      {std::make_exception_ptr(PeerLostError("enough", facts)), Event::quoted_loss},
+      {std::make_exception_ptr(TimeoutError("enough", facts)), Event::quoted_timeout},
+      {std::make_exception_ptr(MismatchError("enough", facts)), Event::quoted_mismatch},
+      {std::make_exception_ptr(AbortedError("enough", facts)), Event::quoted_abort},
+      {std::make_exception_ptr(RendezvousError("enough", facts)), Event::quoted_failure}};
+  for (const auto& [error, event] : all) {
+    const Fault f = fault_of(error, 5);
+    CHECK(f.event == event && f.cause == cause_of(event) && is_quoted(f.event));
+    CHECK(f.reporter == 5 && f.rank == 3 && f.seq == 7);
+    CHECK_EQ(f.evidence.text(), "enough");
+  }
+  const Fault other = fault_of(std::make_exception_ptr(std::runtime_error("enough")), 5);
+  CHECK(other.event == Event::quoted_failure && other.reporter == 5 && other.rank == -1);
+  CHECK_EQ(other.evidence.text(), "enough");
+  CHECK(!is_quoted(Event::cannot_exchange) && !is_quoted(Event::here));
+}
+
+// Returns the facts of the error that the call throws, which is of this class.
+template <class E>
+Facts thrown(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const E& e) {
+    return e.facts;
+  }
+  FAIL_CHECK("no error of this class");
+  return {};
+}
+
+TEST_CASE("an error has the class and the facts of its fault") {
+  const auto check = [](const Facts& facts, Event event, const std::string& phase) {
+    CHECK(facts.rank == 3 && facts.seq == 17 && facts.phase == phase);
+    REQUIRE(facts.fault != nullptr);
+    CHECK(facts.fault->event == event);
+  };
+  const Fault late = whole(Event::wait_timeout), aborted = whole(Event::wait_aborted);
+  const Fault died = whole(Event::died_in_call), failed = whole(Event::exception);
+  const Fault odd = whole(Event::mismatch);
+  check(thrown<TimeoutError>([&] { throw_fault(late, "waited"); }), late.event, "waited");
+  check(thrown<MismatchError>([&] { throw_fault(odd, "waited"); }), odd.event, "waited");
+  check(thrown<PeerLostError>([&] { throw_fault(died, "waited"); }), died.event, "waited");
+  check(thrown<AbortedError>([&] { throw_fault(failed, "waited"); }), failed.event, "waited");
+  check(thrown<TimeoutError>([&] { throw_wait(late); }), late.event, text_of_wait(late));
+  check(thrown<AbortedError>([&] { throw_wait(aborted); }), aborted.event, text_of_wait(late));
+  const Fault here = fault_of(Event::idle, 1);
+  for (const Fault& why : {late, failed})
+    check(thrown<AbortedError>([&] { std::rethrow_exception(error_quoting(here, why)); }),
+          why.event, "");
+  check(thrown<PeerLostError>([&] { std::rethrow_exception(error_quoting(here, died)); }),
+        died.event, "");
+  check(thrown<AbortedError>([&] { throw_unusable("group: ", late); }), late.event, "");
+}
+
+// ---- fields -------------------------------------------------------------------------------------
+
+// Returns the value of a field as text; empty: none.
+std::string field_of(const Fault& f, const std::string& name) {
+  for (const FaultField& field : fields_of(f)) {
+    if (field.name != name) continue;
+    if (const auto* text = std::get_if<std::string>(&field.value)) return *text;
+    if (const auto* number = std::get_if<int64_t>(&field.value)) return std::to_string(*number);
+    if (const auto* number = std::get_if<double>(&field.value)) return std::to_string(*number);
+    return "";
+  }
+  FAIL("there is no field " + name);
+}
+
+TEST_CASE("every field says what the fault holds") {
+  Fault f = whole(Event::mismatch);
+  f.mine.host = "a";
+  f.theirs.host = "b";
+  const std::pair<const char*, const char*> all[] = {
+      {"cause", "mismatch"},
+      {"event", "mismatch"},
+      {"group", "default_pg"},
+      {"rank", "3"},
+      {"host", "b"},
+      {"pid", "103"},
+      {"signal", "9"},
+      {"exit_code", ""},
+      {"reporter", "1"},
+      {"seq", "17"},
+      {"collective", "all_reduce"},
+      {"call", "seq=17 all_reduce sum float32[1024]"},
+      {"their_call", "seq=17 broadcast float32[1024] root=2"},
+      {"field", "the collective"},
+      {"value", "broadcast"},
+      {"other_value", "all_reduce"},
+      {"peer", "3"},
+      {"waits_for", "data"},
+      {"channel", "0"},
+      {"wanted", "7"},
+      {"seen", "6"},
+      {"tag", "5"},
+      {"waited_s", "5.100000"},
+      {"timeout_s", "30.000000"},
+      {"evidence", "enough"}};
+  for (const auto& [name, value] : all) CHECK_EQ(field_of(f, name), std::string(value));
+  f = Fault();
+  for (const auto& [name, value] : all)
+    if (std::string_view(name) != "cause" && std::string_view(name) != "event")
+      CHECK_EQ(field_of(f, name), std::string());
+  f = whole(Event::message_timeout);
+  f.theirs.end = {ProcessEnd::status, 3 << 8, kGone};
+  f.waits = 0;
+  f.wait.peer = 8;
+  f.message.tag = kCollectiveTag;
+  CHECK_EQ(field_of(f, "signal"), "");
+  CHECK_EQ(field_of(f, "exit_code"), "3");
+  CHECK_EQ(field_of(f, "peer"), "3");
+  CHECK_EQ(field_of(f, "waits_for"), "");
+  CHECK_EQ(field_of(f, "tag"), "");
+  f.waits = 1;
+  f.wait.what = WaitFor::credit;
+  CHECK_EQ(field_of(f, "peer"), "8");
+  CHECK_EQ(field_of(f, "waits_for"), "credit");
+}
+
 // ---- from another process -----------------------------------------------------------------------
 
 TEST_CASE("a fault from another process is within bounds") {
@@ -317,6 +474,7 @@ TEST_CASE("a fault from another process is within bounds") {
   odd.rank = odd.reporter = odd.mine.rank = odd.theirs.rank = odd.wait.peer = 1 << 24;
   odd.message.peer = odd.message.arrived_from[0] = odd.stands[0].rank = INT32_MIN;
   odd.ranks = INT32_MAX;
+  odd.theirs.end = {ProcessEnd::Known(77), 9, 'R'};
   odd.wait.protocol = Protocol(77);
   std::memset(odd.evidence.bytes, 0x1b, sizeof odd.evidence.bytes);  // and no end
   std::memset(odd.group.bytes, '\n', sizeof odd.group.bytes);
@@ -327,6 +485,7 @@ TEST_CASE("a fault from another process is within bounds") {
                          f.message.peer, f.message.arrived_from[0], f.stands[0].rank})
     CHECK_EQ(rank, -1);
   CHECK_EQ(f.ranks, kMaxRanks);
+  CHECK(f.theirs.end.known == ProcessEnd::nothing);
   CHECK(f.wait.protocol == Protocol::simple);
   CHECK_EQ(f.evidence.text(), std::string(sizeof f.evidence.bytes - 1, '?'));
   CHECK_EQ(f.group.text(), std::string(sizeof f.group.bytes - 1, ' '));
