@@ -31,8 +31,8 @@ struct Desk {
   std::vector<int> knocked;
   Mail mail;
 
-  Desk(int rank, int ranks)
-      : inbox(rank, ranks, message_geometry()),
+  Desk(int rank, int ranks, RankNames names = {})
+      : inbox(rank, ranks, message_geometry(), std::move(names)),
         mail(inbox, rank, ranks, kTimeout,
              {[this](int peer) { knocked.push_back(peer); },
               [](Message&& m, std::exception_ptr error, int source) { m.done(error, source); }}) {}
@@ -72,8 +72,8 @@ struct Desk {
 struct Office {
   std::vector<std::unique_ptr<Desk>> desks;
 
-  explicit Office(int ranks) {
-    for (int r = 0; r < ranks; ++r) desks.push_back(std::make_unique<Desk>(r, ranks));
+  explicit Office(int ranks, const RankNames& names = {}) {
+    for (int r = 0; r < ranks; ++r) desks.push_back(std::make_unique<Desk>(r, ranks, names));
     for (int a = 0; a < ranks; ++a)
       for (int b = 0; b < ranks; ++b)
         if (a != b) (*this)[a].inbox.open(b);
@@ -199,6 +199,41 @@ TEST_CASE("messages expire") {
     CHECK_CONTAINS(m->error, "The reason: aborted by rank 1: enough");
   CHECK_EQ(any->source, kAnySource);
   CHECK_EQ(later->source, 2);
+  CHECK(zero.mail.failure()->event == Event::message_timeout);  // the first reason stays
+}
+
+const RankNames kNames{{10, 11, 12}};
+
+TEST_CASE("a message that is late is told with what has come instead") {
+  Office office(3, kNames);
+  Desk& zero = office[0];
+  for (uint64_t tag = 1; tag <= 6; ++tag) office[1].send(0, tag, text(3, 'a'));
+  office[2].send(0, 8, text(3, 'b'));
+  const Shared taken = zero.receive(1, 1, 3);
+  Message late{false, 1, 9, Protocol::simple, nullptr, 0, {}, [](std::exception_ptr, int) {}};
+  late.dtype = 2;
+  zero.mail.add(std::move(late));
+  zero.receive(2, 7, 1);  // so that the other one is taken aside
+  office.run();
+  CHECK(taken->done);
+  zero.mail.expire(Clock::now() + kTimeout);
+  Fault f = zero.mail.failure().value();
+  CHECK(f.event == Event::message_timeout && f.reporter == 10 && f.rank == 11);
+  CHECK(f.message.is_there && !f.message.sends && f.message.peer == 11 && f.message.tag == 9);
+  CHECK(f.message.bytes == 0 && f.message.dtype == 2);
+  CHECK_EQ(f.timeout_ns, 1'000'000'000);
+  for (int i = 0; i < MessageSeen::kArrived; ++i)
+    CHECK(f.message.arrived_from[i] == 11 && f.message.arrived_tag[i] == uint64_t(i + 2));
+  // A message that is sent waits for nothing that has come.
+  Office second(2, kNames);
+  second[1].send(0, 8, text(3, 'b'));
+  second[0].add(false, 1, 7, text(1, 0), {}, Milliseconds::max());  // it is taken aside
+  second.run();
+  second[0].send(1, 1, text(8 << 20, 'x'));
+  second[0].run();
+  second[0].mail.expire(Clock::now() + kTimeout);
+  f = second[0].mail.failure().value();
+  CHECK(f.message.sends && f.message.tag == 1 && f.message.arrived_from[0] == -1);
 }
 
 // Time begins anew whenever something moves on the link: in the direction of the message, and for
@@ -272,6 +307,32 @@ TEST_CASE("the reason of a loss is told") {
   CHECK(office[0].mail.step());
   CHECK_EQ(sent->error, std::string("no memory"));
   CHECK_EQ(received->error, std::string("no memory"));
+}
+
+// Other ranks are told it, and would not know whose exception it is.
+TEST_CASE("an exception that ends a message names both ranks") {
+  for (const bool loss : {false, true}) {
+    Office office(3, kNames);
+    office[0].receive(1, 1, 1);
+    office[0].mail.lost(1, loss ? std::make_exception_ptr(PeerLostError("gone", {11}))
+                                : std::make_exception_ptr(SharedMemoryError("no memory")));
+    office[0].mail.step();
+    const Fault f = office[0].mail.failure().value();
+    CHECK(f.event == (loss ? Event::quoted_loss : Event::cannot_exchange));
+    CHECK(f.reporter == 10 && f.rank == 11);
+    CHECK_EQ(f.evidence.text(), loss ? "gone" : "no memory");
+  }
+}
+
+TEST_CASE("an abort ends a message that has come by half") {
+  Office office(2);
+  office[1].send(0, 1, text(8 << 20, 'x'));
+  office[1].run();
+  const Shared half = office[0].receive(1, 1, 8 << 20);
+  office[0].run();
+  CHECK(!half->done);
+  office[0].mail.abort(aborted_by(1, "enough"));
+  CHECK_CONTAINS(half->error, "The reason: aborted by rank 1: enough");
 }
 
 TEST_CASE("a peer is knocked at only once") {
