@@ -225,6 +225,35 @@ TEST_CASE("an executor passes on what its launches show") {
   CHECK(!task.under_way);
 }
 
+// Each ends the waits of its neighbours, too.
+TEST_CASE("an engine raises what its launches show, and what a launch fails with") {
+  for (const Verdict verdict : {Verdict::timed_out, Verdict::aborted, Verdict::ok}) {
+    runtime = {};
+    Segments s;
+    s.orders = {};
+    std::vector<std::byte> here(size_t(cuda::segment_bytes(default_geometry(), 3)));
+    s.mine = s.next = s.prev = here.data();
+    s.all = {here.data(), here.data(), here.data()};
+    Engine engine(s, default_geometry(), 1, 3, 0, kTimeout);
+    Task task = tasks_of(9)[0];
+    engine.run(task);
+    Mailbox* mailbox = runtime.launches[0].args.ranks[0].mailbox;
+    CHECK_EQ(mailbox->aborted, 0u);
+    mailbox->report = {verdict, WaitFor::data, Protocol::ll, 0, -1, 17, 16, 9, kTimeoutNs};
+    if (verdict == Verdict::timed_out)
+      CHECK_THROWS(TimeoutError, "rank 1 waited for data from rank 0", engine.run(task));
+    if (verdict == Verdict::aborted)
+      CHECK_THROWS(AbortedError, "rank 1 waited for data from rank 0", engine.run(task));
+    runtime.refuses = 0;
+    if (verdict == Verdict::ok) CHECK_THROWS(TransportError, "cudaLaunchKernel", engine.run(task));
+    CHECK_EQ(mailbox->aborted, 1u);
+    runtime.refuses = -1;
+    if (verdict == Verdict::ok)
+      CHECK_THROWS(AbortedError, "was aborted before all_reduce", engine.run(task));
+    CHECK_EQ(runtime.launches.size(), size_t(1));
+  }
+}
+
 }  // namespace
 
 #else
