@@ -195,26 +195,69 @@ TEST_CASE("what ends a call of a rank is raised by all") {
   }
 }
 
-// Two may find one each, and a group may have failed for a reason from outside.
+// Another rank may have found one, and a group may have failed for a reason from outside.
 TEST_CASE("a rank that finds another reason says it after the first one") {
   for (const bool outside : {false, true}) {
+    std::latch inside(1), given(1);
     const auto texts = on_ranks(
         2,
         [&](Rank& r) {
           r.pass();
-          if (r.comm.rank() == 0) return;
+          if (r.comm.rank() == 0) {
+            inside.wait();
+            if (!outside) r.comm.abort("enough");
+            given.count_down();
+            return;
+          }
           fail_in(r, [&] {
-            Fault first = fault_of(Event::quoted_loss, outside ? 11 : 12, 17, 23);
+            inside.count_down();
+            given.wait();
+            Fault first = fault_of(Event::quoted_loss, 11, 17, 23);
             first.evidence = "rank 17 died";
             if (outside) r.comm.give_up(first);
-            else r.comm.abort("enough");
             throw_wait(wait_of(1, 0, 2));
           });
         },
         /*enqueues=*/false, kNames);
-    CHECK_CONTAINS(texts[1], outside ? "PeerLostError 17 23: rank 17 died. Here: seq=2 all_reduce"
-                                     : "AbortedError 11 2: aborted by rank 11: enough");
+    CHECK_CONTAINS(texts[1], outside
+                                 ? "PeerLostError 17 23: rank 17 died. Here: seq=2 all_reduce"
+                                 : "AbortedError 10 2: aborted by rank 10: enough. Here: seq=2");
   }
+}
+
+// Answers late.
+struct SlowStore final : Store {
+  explicit SlowStore(std::shared_ptr<Store> of) : store(std::move(of)) {}
+  void set(const std::string& key, const std::string& value) override {
+    store->set(key, value);
+    std::this_thread::sleep_for(kDelay);
+  }
+  std::string get(const std::string& key, Milliseconds timeout) override {
+    const std::string value = store->get(key, timeout);
+    std::this_thread::sleep_for(kDelay);
+    return value;
+  }
+  int64_t add(const std::string& key, int64_t amount) override {
+    const int64_t sum = store->add(key, amount);
+    std::this_thread::sleep_for(kDelay);
+    return sum;
+  }
+  static constexpr Milliseconds kDelay{50};
+  const std::shared_ptr<Store> store;
+};
+
+// The others were quicker, and this call is one of those that they failed in.
+TEST_CASE("a rank that connects last raises what the others have failed for") {
+  const auto store = std::make_shared<MemoryStore>();
+  Rank zero(std::make_shared<SlowStore>(store), 0, 2, /*enqueues=*/false, kNames);
+  Rank one(store, 1, 2, /*enqueues=*/false, kNames);
+  std::thread other([&] {
+    CHECK_THROWS(MismatchError, "",
+                 fail_in(one, [] { throw_fault(fault_of(Event::message_mismatch, 11, 10)); }));
+  });
+  CHECK_THROWS(MismatchError, "", zero.wait(10));
+  CHECK(zero.comm.failed());
+  other.join();
 }
 
 // An executor that aborts its neighbours does so before its communicator can say why.
