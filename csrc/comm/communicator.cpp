@@ -173,8 +173,6 @@ void Communicator::run_on(Ring& ring, const Task& task, const std::function<void
     if (failure) poison(*failure);
     check_healthy();
   }
-  if (!usable_) [[unlikely]]
-    check_healthy();  // abort() may have come before the ring was there
   choose(task, ring.ways);
   task.words = words_of(task);
   task.seq = control.begin(task.words, task.part_of);

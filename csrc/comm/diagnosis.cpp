@@ -22,7 +22,7 @@ CallSeen seen(const Control& control, const Call& call, bool whole = false) {
 Fault found(const Control& control, Event event, int rank, uint64_t seq) {
   Fault f = fault_of(event, control.names.number(control.rank), control.names.number(rank), seq);
   f.mine = seen(control, control.rank);
-  if (rank >= 0) f.theirs = seen(control, rank);
+  f.theirs = seen(control, rank);
   f.group = control.name;
   return f;
 }
@@ -96,7 +96,7 @@ std::optional<Fault> find_mismatch(const Control& control) {
 std::optional<Fault> find_departed(const Control& control) {
   for (int r = 0; r < control.ranks; ++r) {
     const auto after = control.departed_after(r);
-    if (r == control.rank || !after || control.last_seq() <= *after) continue;
+    if (!after || control.last_seq() <= *after) continue;
     const uint64_t seq = *after + 1;
     Fault f = found(control, Event::left, r, seq);
     if (const auto mine = control.call(control.rank, seq)) f.mine.call = seen(control, *mine);

@@ -231,7 +231,6 @@ Milliseconds Telegraph::Clerk::pause(bool threw) {
 }
 
 void Telegraph::Clerk::take(Fault first) {
-  if (has_heard_) return;
   heard_ = std::move(first);
   has_heard_.store(true, std::memory_order_release);
   mine_.reset();
@@ -253,7 +252,6 @@ void Telegraph::Clerk::send() {
   written_ = true;
   std::lock_guard lock(mutex_);
   mine_.reset();
-  if (word_ == 1) take(fault_in(word));
 }
 
 void Telegraph::Clerk::listen() {
@@ -281,7 +279,6 @@ void Telegraph::Clerk::find_word(int64_t told) {
 // Its ranks are of this group, whoever has written it.
 Fault Telegraph::Clerk::fault_in(const std::string& word) const {
   Fault f = read_fault(word);
-  f.given = 1;
   for (int32_t* const rank : {&f.rank, &f.reporter})
     if (*rank >= hosts_.ranks()) *rank = -1;
   return f;
