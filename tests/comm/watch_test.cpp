@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -408,6 +409,26 @@ TEST_CASE("a call that fails, or waits for long, is in the fault") {
   CHECK(f.event == Event::late && f.reporter == 10 && f.rank == 11 && f.seq == 1);
   CHECK(f.mine.call.seq == 1 && f.mine.call.age_ns == 5'000'000'000);
   CHECK_EQ(f.timeout_ns, 30'000'000'000);
+}
+
+// The word that says who was first is on a page that other processes write to.
+TEST_CASE("a rank that does not exist was not the first to fail") {
+  Pages ring(2);
+  const size_t bytes = size_t(::lseek(ring[0].fd(), 0, SEEK_END));
+  void* const page =
+      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, ring[0].fd(), /*offset=*/0);
+  REQUIRE(page != MAP_FAILED);
+  auto* const words = static_cast<uint64_t*>(page);
+  const std::vector<uint64_t> before(words, words + bytes / sizeof *words);
+  CHECK(ring[1].fail(aborted_by(11, "enough")));
+  uint64_t* const first = std::mismatch(before.begin(), before.end(), words).second;
+  REQUIRE(first != words + before.size());
+  CHECK_EQ(*first, uint64_t(2));
+  for (const uint64_t odd : {uint64_t(3), UINT64_MAX}) {
+    *first = odd;
+    CHECK(ring[0].failed() && !ring[0].failure());
+  }
+  ::munmap(page, bytes);
 }
 
 // A process that has made its call may be stopped, or have ended, and not be waited for yet.
