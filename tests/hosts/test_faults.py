@@ -170,7 +170,11 @@ def test_a_host_is_killed(scenarios: Scenario, tmp_path: Path) -> None:
     """Its kernel closes the connections."""
     with Net(2) as net:
         fate = befall(scenarios, tmp_path, on(net, [2, 2]), 4, lambda: kill(tmp_path, 2, 3))
-    fate.check({0, 1}, "PeerLostError", host="b")
+    fate.check({0, 1}, "PeerLostError", event="host_silent", rank=2, host="b")
+    for said in fate.said.values():
+        fault = said["first"]["fault"]
+        assert "host b (ranks 2, 3)" in fault["text"]
+        assert fault.get("evidence"), "what the engine says"
 
 
 @namespaces
@@ -178,7 +182,16 @@ def test_the_host_that_keeps_the_store_is_killed(scenarios: Scenario, tmp_path: 
     with Net(2) as net:
         plan = on(net, [2, 2], clean_s=2.0)
         fate = befall(scenarios, tmp_path, plan, 4, lambda: kill(tmp_path, 0, 1))
-    fate.check({2, 3}, "PeerLostError", host="a", store_is_lost=True)
+    fate.check({2, 3}, "PeerLostError", event="network_cut", host="a", store_is_lost=True)
+
+
+@namespaces
+def test_one_of_three_hosts_is_killed_with_the_store(scenarios: Scenario, tmp_path: Path) -> None:
+    """Neither of the others answers: no host is named."""
+    with Net(3) as net:
+        plan = on(net, [1, 1, 1], clean_s=2.0)
+        fate = befall(scenarios, tmp_path, plan, 3, lambda: kill(tmp_path, 0))
+    fate.check({1, 2}, "PeerLostError", event="network_cut", host=None, store_is_lost=True)
 
 
 @namespaces
