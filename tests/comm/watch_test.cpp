@@ -11,6 +11,7 @@
 #include <latch>
 
 #include "comm/diagnosis.h"
+#include "comm/processes.h"
 #include "comm/waiting_ranks.h"
 #include "fault/render.h"
 
@@ -461,6 +462,26 @@ TEST_CASE("a rank whose process does not run is late") {
   CHECK_EQ(late_rank(mine, 1).value_or(-1), 1);
   CHECK_EQ(::waitpid(child, &status, 0), child);
   for (const int end : page) ::close(end);
+}
+
+TEST_CASE("the end of a process is told to the ranks that still call") {
+  const auto store = std::make_shared<SharedStore>();
+  on_processes(
+      2,
+      [&](int rank) {
+        Rank r(store, rank, 2);
+        r.pass();
+        if (rank == 1) ::raise(SIGKILL);
+        try {
+          r.wait(10);
+          FAIL("nobody came, and no error");
+        } catch (const Error&) {
+          const Fault f = r.comm.trouble().value();
+          CHECK(f.cause == Cause::peer_lost && f.reporter == 0 && f.rank == 1);
+          CHECK(f.theirs.end.known == ProcessEnd::status && f.theirs.end.wait_status == SIGKILL);
+        }
+      },
+      SIGKILL);
 }
 
 TEST_CASE("a rank that is watched shows that it is alive") {
