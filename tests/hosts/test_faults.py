@@ -170,7 +170,8 @@ def test_a_host_is_killed(scenarios: Scenario, tmp_path: Path) -> None:
     """Its kernel closes the connections."""
     with Net(2) as net:
         fate = befall(scenarios, tmp_path, on(net, [2, 2]), 4, lambda: kill(tmp_path, 2, 3))
-    fate.check({0, 1}, "PeerLostError", event="host_silent", rank=2, host="b")
+    lost = {"event": "host_silent", "rank": 2, "host": "b", "collective": "all_reduce"}
+    fate.check({0, 1}, "PeerLostError", **lost)
     for said in fate.said.values():
         fault = said["first"]["fault"]
         assert "host b (ranks 2, 3)" in fault["text"]
@@ -289,7 +290,10 @@ def test_a_wire_is_cut(scenarios: Scenario, tmp_path: Path, backend: bool) -> No
     everybody = {0, 1, 2, 3}
     fate.check(everybody, "CollectiveTimeoutError", store_is_lost=True)
     for rank, said in fate.said.items():
-        assert said["first"]["fault"]["host"] == "ba"[rank // 2], said["first"]
+        fault = said["first"]["fault"]
+        assert fault["host"] == "ba"[rank // 2], fault
+        # Rank 0 keeps the store.
+        assert ("the store " in fault["text"]) == (rank >= 2), fault
 
 
 @namespaces
