@@ -551,7 +551,6 @@ Fault HostsCommunicator::lost(const Fault& broken) {
 
 Fault HostsCommunicator::late() {
   const Roll roll = telegraph_.call_roll(kRollCall);
-  if (const auto why = telegraph_.heard()) return *why;
   if (const auto found = difference(roll)) return *found;
   std::vector<int> behind = absent(roll);
   Event event = Event::host_absent;
