@@ -512,7 +512,7 @@ TEST_CASE("the last rings that have failed are kept, with the reason") {
   }
 }
 
-// Whoever compares the records of all would miss the calls that others show no more.
+// A comparison of the records would miss the calls that another rank shows no more.
 TEST_CASE("a record has the calls that all ranks show") {
   std::latch enqueued(2), looked(2);
   on_ranks(

@@ -175,7 +175,7 @@ def test_a_host_is_killed(scenarios: Scenario, tmp_path: Path) -> None:
     for said in fate.said.values():
         fault = said["first"]["fault"]
         assert "host b (ranks 2, 3)" in fault["text"]
-        assert fault.get("evidence"), "what the engine says"
+        assert fault.get("evidence"), "the words of the engine"
 
 
 @namespaces
@@ -351,7 +351,7 @@ def test_a_rank_kills_itself(scenarios: Scenario, tmp_path: Path, where: str) ->
 @on_both
 def test_a_rank_sleeps(scenarios: Scenario, tmp_path: Path, where: str) -> None:
     fate = does(scenarios, tmp_path, where, "sleep", timeout_s=2.0)
-    fate.check({0, 1, 2, 3}, "CollectiveTimeoutError", **RANK_3)
+    fate.check({0, 1, 2, 3}, "CollectiveTimeoutError", seq=5, **RANK_3)
 
 
 @on_both
@@ -364,13 +364,24 @@ def test_a_host_makes_another_call(scenarios: Scenario, tmp_path: Path) -> None:
     """Its ranks agree with each other."""
     plan = Plan(names=NAMES, deeds={"1": "other size", "3": "other size"}, timeout_s=SOON_S)
     fate = befall(scenarios, tmp_path, plan, 4)
-    fate.check({0, 1, 2, 3}, "CollectiveMismatchError", field="numel")
+    fate.check({0, 1, 2, 3}, "CollectiveMismatchError", seq=5, field="numel")
+    for said in fate.said.values():
+        fault = said["first"]["fault"]
+        made = [f"seq=5 all_reduce sum float32[{n}]" for n in (1000, 1001)]
+        assert sorted([fault["call"], fault["their_call"]]) == made
 
 
 @on_both
 def test_a_rank_aborts(scenarios: Scenario, tmp_path: Path, where: str) -> None:
     fate = does(scenarios, tmp_path, where, "abort", backend=False)
     fate.check({0, 1, 2, 3}, "CommAbortedError", evidence="on purpose", **RANK_3)
+
+
+def test_the_only_rank_of_a_host_aborts(scenarios: Scenario, tmp_path: Path) -> None:
+    """Nobody else of its host can tell the others."""
+    plan = Plan(names="ab", deeds={"1": "abort"}, backend=False, timeout_s=SOON_S)
+    fate = befall(scenarios, tmp_path, plan, 2)
+    fate.check({0, 1}, "CommAbortedError", evidence="on purpose", rank=1, host="b")
 
 
 @on_both
