@@ -358,6 +358,11 @@ def test_a_rank_sleeps(scenarios: Scenario, tmp_path: Path, where: str) -> None:
 def test_a_rank_makes_another_call(scenarios: Scenario, tmp_path: Path, where: str) -> None:
     fate = does(scenarios, tmp_path, where, "other size")
     fate.check({0, 1, 2, 3}, "CollectiveMismatchError", field="numel")
+    for rank, said in fate.said.items():
+        first, fault = said["first"], said["first"]["fault"]
+        if first["kind"] == "CollectiveMismatchError":
+            adds = rank not in (fault["reporter"], fault["rank"])
+            assert (f" Here: rank {rank} on host " in first["text"]) == adds, first
 
 
 def test_a_host_makes_another_call(scenarios: Scenario, tmp_path: Path) -> None:
