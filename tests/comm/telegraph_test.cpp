@@ -293,7 +293,7 @@ TEST_CASE("a word about a rank that does not exist names nobody") {
 }
 
 TEST_CASE("a malformed answer to a roll call is none") {
-  const std::string good(4 * sizeof(uint64_t), '\1');
+  const std::string good(sizeof(int64_t) + sizeof(CallsAt), '\1');
   for (const std::string& answer : {std::string(), good.substr(1), good + "x"}) {
     Group group;
     group.write("at/2", answer);
