@@ -97,10 +97,10 @@ class Telegraph {
   // Waits until something was told, as by a rank that knows better what is wrong.
   std::optional<Fault> hear(Milliseconds patience);
 
-  // Returns, by rank, the call in which it waits, if it does, and its last, if it answers. Lasts for `patience`,
-  // or until ranks of all other hosts have answered, or a failure was told. Ranks answer when they
-  // next look at the store: allow more than a second. `enough`, if any, is asked now and then: true
-  // ends it, too, but one rank of a host does not: it waits for all ranks.
+  // Returns, by rank, the call in which it waits, if it does and answers, and its last ones. Lasts
+  // for `patience`, or until ranks of all other hosts have answered, or a failure was told. Ranks
+  // answer when they next look at the store: allow more than a second. `enough`, if any, is asked
+  // now and then: true ends it, too, but one rank of a host does not: it waits for all ranks.
   std::vector<std::optional<CallsAt>> call_roll(Milliseconds patience,
                                                 const std::function<bool()>& enough = nullptr);
   // False: for more than a second it has been asked in vain.
