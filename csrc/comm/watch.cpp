@@ -196,7 +196,8 @@ class Watchman {
       });
       for (const Line& line : ended) {
         Control& control = *entry.ring.control;
-        if (!control.departed_after(line.peer))
+        // How a process ended may take some ms to find out, in which this rank's wait goes on.
+        if (!control.departed_after(line.peer) && !control.failed())
           control.fail(peer_lost(control, line.peer,
                                  how_it_ended(line.process.get(), control.pid_of(line.peer))));
         look(entry);
