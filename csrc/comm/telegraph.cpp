@@ -231,6 +231,7 @@ Milliseconds Telegraph::Clerk::pause(bool threw) {
 }
 
 void Telegraph::Clerk::take(Fault first) {
+  first.given = 1;
   heard_ = std::move(first);
   has_heard_.store(true, std::memory_order_release);
   mine_.reset();
@@ -252,6 +253,7 @@ void Telegraph::Clerk::send() {
   written_ = true;
   std::lock_guard lock(mutex_);
   mine_.reset();
+  if (word_ == 1) take(fault_in(word));  // a slow store is not asked for it
 }
 
 void Telegraph::Clerk::listen() {
@@ -271,7 +273,6 @@ void Telegraph::Clerk::find_word(int64_t told) {
     if (const auto word = store_.find(key("word", n))) first = fault_in(*word);
   if (!first && waited < kAnyComes) return;
   if (!first) first = fault_of(Event::unsaid, -1);
-  first->given = 1;
   std::lock_guard lock(mutex_);
   take(*std::move(first));
 }

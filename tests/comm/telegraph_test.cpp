@@ -153,6 +153,18 @@ TEST_CASE("words are bounded and printable") {
 
 // ---- roll calls ---------------------------------------------------------------------------------
 
+TEST_CASE("who is first to tell does not wait for the store to say so") {
+  Gate gate;
+  Group group;
+  gate.shut();
+  group.stores[0]->use = [&](const std::string& how) {
+    if (how == "look" || how == "get") gate.pass();
+  };
+  const Fault first = group[0].tell(lost(0, 3), kForEver);
+  CHECK(first.rank == 3 && first.given);
+  gate.shut(false);
+}
+
 TEST_CASE("a rank that waits answers a roll call") {
   Group group({0, 0, 1, 1, 2});
   group[1].watch(call_at(4));
