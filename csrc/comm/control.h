@@ -71,7 +71,7 @@ class Control {
     set(line.started, ranks == 1 ? coarse_now() : now_.load(std::memory_order_relaxed),
         std::memory_order_relaxed);  // alone it has no watch
     set(line.ended, int64_t(0), std::memory_order_relaxed);
-    if (part_of.what != 0 || line.whole_what != 0) {
+    if (part_of.what != 0 || line.whole_what != 0) {  // most calls: two stores less
       set(line.whole_what, part_of.what, std::memory_order_relaxed);
       set(line.whole_count, part_of.count, std::memory_order_relaxed);
     }

@@ -508,14 +508,13 @@ std::string HostsCommunicator::hosts_text(const std::vector<int>& which) const {
 std::optional<Fault> HostsCommunicator::difference(const Roll& roll) const {
   const auto& mine = roll[size_t(rank())];
   if (!mine) return {};
-  for (uint64_t seq = mine->seq > kCallLines ? mine->seq - kCallLines + 1 : 1; seq <= mine->seq;
-       ++seq)
-    for (size_t r = 0; r < roll.size(); ++r) {
-      const CallAt* const theirs = roll[r] ? roll[r]->find(seq) : nullptr;
-      const CallAt* const here = mine->find(seq);
-      if (theirs != nullptr && here != nullptr && *theirs != *here)
+  for (uint64_t back = kCallLines; back-- > 0;) {
+    const CallAt* const here = mine->find(mine->seq - back);  // none before the first call
+    for (size_t r = 0; here != nullptr && r < roll.size(); ++r)
+      if (const CallAt* const theirs = roll[r] ? roll[r]->find(here->seq) : nullptr;
+          theirs != nullptr && *theirs != *here)
         return differs(int(r), *here, *theirs);
-    }
+  }
   return {};
 }
 
