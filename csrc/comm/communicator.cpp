@@ -24,9 +24,6 @@ int watch_forks() {
   return forks.load(std::memory_order_relaxed);
 }
 
-// Who ends the waits of others says why, on its page, at about the same time.
-constexpr Milliseconds kReasonComes{1000};
-
 // The communicator whose callback runs on this thread, which is then that communicator's own: what
 // waits for the thread there would wait for itself.
 thread_local const Communicator* calling_back = nullptr;

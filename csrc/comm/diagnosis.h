@@ -8,6 +8,9 @@
 
 namespace ringkern {
 
+// Who ends the waits of others says why, on its page, at about the same time.
+inline constexpr Milliseconds kReasonComes{1000};
+
 // Ranks that make different calls of the same number, of this rank's last ones.
 std::optional<Fault> find_mismatch(const Control& control);
 // A rank that has left though this one has made a call since.

@@ -1,5 +1,7 @@
 #include "comm/enqueued.h"
 
+#include "comm/diagnosis.h"
+
 namespace ringkern {
 
 void EnqueuedCalls::look() {
@@ -10,8 +12,11 @@ void EnqueuedCalls::look() {
 }
 
 std::exception_ptr EnqueuedCalls::error_of(uint64_t seq) {
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   look();
+  // A device knows whom it waited for, and not who is late, nor who has stopped it: the watch says.
+  changed_.wait_for(lock, 2 * kReasonComes,
+                    [&] { return !why_ || seq <= done_ || told_ || executor_ == nullptr; });
   return why_ && seq > done_ ? ringkern::error_of(*why_) : nullptr;
 }
 
@@ -21,12 +26,14 @@ void EnqueuedCalls::fail(const Fault& why) {
   // The device alone has named no call, and no rank's doings.
   if (!why_ || !told_) why_ = why;
   told_ = true;
+  changed_.notify_all();
 }
 
 void EnqueuedCalls::close() {
   std::lock_guard lock(mutex_);
   look();
   executor_ = nullptr;
+  changed_.notify_all();
 }
 
 }  // namespace ringkern

@@ -1,6 +1,7 @@
 // The calls that a ring has enqueued on a device, for whoever holds a work of one.
 #pragma once
 
+#include <condition_variable>
 #include <exception>
 #include <mutex>
 #include <optional>
@@ -15,7 +16,9 @@ class EnqueuedCalls {
   explicit EnqueuedCalls(const Executor& of) : executor_(&of) {}
 
   // Returns the error in which a call ends, or null: it has ended well, or goes on. Asks the device
-  // nothing. Any thread.
+  // nothing. Where a device has given up, waits for the watch to say why, which it does at its next
+  // tick, or, where another rank has ended the wait and says nothing, in 1.2 s; 2 s at most. Any
+  // thread but the watch's.
   std::exception_ptr error_of(uint64_t seq);
   // Ends all calls that have not ended well; the first reason stays.
   void fail(const Fault& why);
@@ -25,7 +28,8 @@ class EnqueuedCalls {
  private:
   void look();  // with the lock
 
-  std::mutex mutex_;
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
   const Executor* executor_;
   uint64_t done_ = 0;
   std::optional<Fault> why_;

@@ -27,7 +27,6 @@ constexpr Milliseconds kTick{200};
 constexpr Milliseconds kPatience[] = {Milliseconds(5000), Milliseconds(30000)};
 constexpr Milliseconds kAgain{60000};
 constexpr size_t kMostFailed = 8;
-constexpr Milliseconds kReasonComes{1000};
 
 // A process that a socket leads to, whoever holds copies of that socket. Empty where the system has
 // no such thing, or does not let this process see the other one.
@@ -219,7 +218,6 @@ class Watchman {
     const Executor::Progress progress = entry.ring.progress();
     control.end_through(progress.done, coarse_now());
     if (!progress.failed) return;
-    // The rank that ended this one's wait says why at about the same time.
     if (!entry.gave_up) entry.gave_up = Clock::now();
     if (progress.failed->cause == Cause::aborted && Clock::now() - *entry.gave_up < kReasonComes)
       return;

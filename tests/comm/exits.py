@@ -255,11 +255,14 @@ def serve(scenarios: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def scenarios_of(module: str) -> Iterator[Callable[[str, int, Path], list[dict[str, Any]]]]:
-    """``run(scenario, size, folder)``, in a process that serves that module's scenarios."""
+def scenarios_of(*module: str) -> Iterator[Callable[[str, int, Path], list[dict[str, Any]]]]:
+    """``run(scenario, size, folder)``, in a process that serves that module's scenarios.
+
+    ``module``: its name, behind that of a module that runs it, and with its arguments.
+    """
     with subprocess.Popen(
         # Newer Pythons warn of fork() beside threads, which is what is tested.
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-m", module],
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-m", *module],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

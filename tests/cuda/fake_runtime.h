@@ -1,5 +1,6 @@
 // A CUDA runtime that keeps its devices in host memory and launches nothing, but remembers what it
-// was asked for. It stands in for the real one wherever it is linked, kernels included.
+// was asked for; or hands it to a device that works (cuda/fake_device.h). It stands in for the real
+// one wherever it is linked, kernels included.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/fake_device.h"
 #include "cuda/probe.h"
 
 namespace ringkern::test {
@@ -47,6 +49,7 @@ struct FakeRuntime {
   unsigned long long capture = 0;  // that all streams but the default one are part of; 0: none
   int capture_queries = 0;
   cudaError_t last = cudaSuccess;
+  FakeDevice* device = nullptr;  // which works; null: copies are made at once, and launches never
 
   // On which device `at` lies; -1: nowhere.
   int device_of(const std::byte* at) const {
@@ -57,11 +60,26 @@ struct FakeRuntime {
 };
 inline FakeRuntime runtime;
 
+inline void later(std::function<void()> what) {
+  if (runtime.device != nullptr) runtime.device->later(std::move(what));
+  else what();
+}
+inline uint64_t asked() { return runtime.device != nullptr ? runtime.device->asked() : 0; }
+inline bool ended(uint64_t ticket) {
+  return runtime.device == nullptr || runtime.device->ended(ticket);
+}
+inline void wait_for(uint64_t ticket) {
+  if (runtime.device != nullptr) runtime.device->wait(ticket);
+}
+
 // The two halves of the kernel, of which the second needs the first of all others.
 inline void write_probe(const cuda::ProbeArgs& args) {
   for (const cuda::ProbeEnds& link : args.links) {
     if (link.theirs == nullptr) continue;
-    const int to = runtime.device_of(reinterpret_cast<const std::byte*>(link.theirs));
+    // No map is searched on the thread of a device.
+    const int to = runtime.device != nullptr
+                       ? 0
+                       : runtime.device_of(reinterpret_cast<const std::byte*>(link.theirs));
     if (runtime.broken.contains({runtime.current, to})) continue;
     std::memcpy(link.theirs, link.sends, size_t(args.words) * 8);
     if (to == runtime.corrupt) link.theirs[5] ^= 1;
@@ -74,12 +92,47 @@ inline void read_probe(const cuda::ProbeArgs& args) {
     if (link.theirs != nullptr) link.theirs[args.words] = link.sends[args.words];
   }
 }
+inline void end_probe(const cuda::ProbeArgs& args) {
+  for (const cuda::ProbeEnds& link : args.links)
+    if (link.mine != nullptr) link.scratch->answer = link.mine[args.words];
+}
 inline void end_probes() {
   for (const cuda::ProbeArgs& args : runtime.probes) read_probe(args);
-  for (const cuda::ProbeArgs& args : runtime.probes)
-    for (const cuda::ProbeEnds& link : args.links)
-      if (link.mine != nullptr) link.scratch->answer = link.mine[args.words];
+  for (const cuda::ProbeArgs& args : runtime.probes) end_probe(args);
   runtime.probes.clear();
+}
+// The same beside the kernels of other processes.
+inline void run_probe(const cuda::ProbeArgs& args) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(args.timeout_ns);
+  const auto over = [&] {
+    for (const cuda::ProbeEnds& link : args.links)
+      if (link.mine != nullptr && (link.mine[args.words - 1] == 0 || link.mine[args.words] == 0))
+        return false;
+    return true;
+  };
+  write_probe(args);
+  do {
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+    read_probe(args);
+  } while (!over() && std::chrono::steady_clock::now() < end);
+  end_probe(args);
+}
+
+// The launch of a device that works; a direct all-reduce goes round the ring there.
+inline void run_launch(const Launch& launch) {
+  cuda::LaunchArgs args = launch.args;
+  if (launch.direct) {
+    const cuda::DirectArgs& d = *launch.direct;
+    args.plan = Plan::make(Collective::all_reduce, Protocol::simple, d.plan.ranks, d.plan.count,
+                           size_of(d.reduction.dtype), cuda::kPlanWorkers, d.geometry);
+    args.plan.orders = d.orders;
+    args.geometry = d.geometry;
+    args.reduction = d.reduction;
+    args.timeout_ns = d.timeout_ns;
+    args.seq = d.seq;
+    args.ranks[0] = d.ranks[0];
+  }
+  FakeKernel(args, args.ranks[0]).run();
 }
 
 inline void* zeroed(size_t bytes) {
@@ -99,6 +152,7 @@ const void* probe_kernel() { return &test::runtime.probes; }
 
 extern "C" {
 
+using ringkern::test::later;
 using ringkern::test::runtime;
 using ringkern::test::zeroed;
 
@@ -128,12 +182,14 @@ cudaError_t cudaGetLastError() { return std::exchange(runtime.last, cudaSuccess)
 // ---- memory
 cudaError_t cudaMalloc(void** p, size_t bytes) {
   if (runtime.current == runtime.full) return runtime.last = cudaErrorMemoryAllocation;
-  runtime.memory[static_cast<std::byte*>(*p = zeroed(bytes))] = {runtime.current, bytes};
+  *p = runtime.device != nullptr ? runtime.device->claim(bytes) : zeroed(bytes);
+  runtime.memory[static_cast<std::byte*>(*p)] = {runtime.current, bytes};
   return cudaSuccess;
 }
 cudaError_t cudaFree(void* p) {
   runtime.memory.erase(static_cast<std::byte*>(p));
-  return std::free(p), cudaSuccess;
+  runtime.device != nullptr ? runtime.device->free(p) : std::free(p);
+  return cudaSuccess;
 }
 cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) {
   return *p = zeroed(bytes), cudaSuccess;
@@ -141,25 +197,33 @@ cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) {
 cudaError_t cudaFreeHost(void* p) { return std::free(p), cudaSuccess; }
 cudaError_t cudaMemset(void* p, int v, size_t n) { return std::memset(p, v, n), cudaSuccess; }
 cudaError_t cudaMemsetAsync(void* p, int v, size_t n, cudaStream_t) {
-  return std::memset(p, v, n), cudaSuccess;
+  return later([=] { std::memset(p, v, n); }), cudaSuccess;
 }
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* p) {
   *handle = {};
-  return std::memcpy(handle, &p, sizeof p), cudaSuccess;
+  if (runtime.device != nullptr) *handle = runtime.device->handle_of(p);
+  else std::memcpy(handle, &p, sizeof p);
+  return cudaSuccess;
 }
 cudaError_t cudaIpcOpenMemHandle(void** p, cudaIpcMemHandle_t handle, unsigned) {
   if (!runtime.opens) return runtime.last = cudaErrorInvalidDevice;
-  return std::memcpy(p, &handle, sizeof *p), cudaSuccess;
+  if (runtime.device == nullptr) return std::memcpy(p, &handle, sizeof *p), cudaSuccess;
+  return (*p = runtime.device->open(handle)) != nullptr ? cudaSuccess : cudaErrorInvalidValue;
 }
-cudaError_t cudaIpcCloseMemHandle(void*) { return cudaSuccess; }
+cudaError_t cudaIpcCloseMemHandle(void* p) {
+  if (runtime.device != nullptr) runtime.device->close(p);
+  return cudaSuccess;
+}
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t n, cudaMemcpyKind, cudaStream_t) {
-  return std::memcpy(to, from, n), cudaSuccess;
+  return later([=] { std::memcpy(to, from, n); }), cudaSuccess;
 }
 cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch,
                               size_t bytes, size_t rows, cudaMemcpyKind, cudaStream_t) {
-  for (size_t row = 0; row < rows; ++row)
-    std::memcpy(static_cast<std::byte*>(to) + row * to_pitch,
-                static_cast<const std::byte*>(from) + row * from_pitch, bytes);
+  later([=] {
+    for (size_t row = 0; row < rows; ++row)
+      std::memcpy(static_cast<std::byte*>(to) + row * to_pitch,
+                  static_cast<const std::byte*>(from) + row * from_pitch, bytes);
+  });
   return cudaSuccess;
 }
 
@@ -168,9 +232,17 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) {
   return *e = static_cast<cudaEvent_t>(zeroed(1)), cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t e) { return std::free(e), cudaSuccess; }
-cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
-cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+// An event holds the ticket of what was asked for before it.
+cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t) {
+  return *reinterpret_cast<uint64_t*>(e) = ringkern::test::asked(), cudaSuccess;
+}
+cudaError_t cudaEventQuery(cudaEvent_t e) {
+  const uint64_t ticket = *reinterpret_cast<uint64_t*>(e);
+  return ringkern::test::ended(ticket) ? cudaSuccess : cudaErrorNotReady;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t e) {
+  return ringkern::test::wait_for(*reinterpret_cast<uint64_t*>(e)), cudaSuccess;
+}
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned) {
   return *s = static_cast<cudaStream_t>(zeroed(1)), cudaSuccess;
 }
@@ -181,9 +253,11 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   return *least = 0, *greatest = -5, cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t s) { return std::free(s), cudaSuccess; }
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t) {
+  return ringkern::test::wait_for(ringkern::test::asked()), cudaSuccess;
+}
 cudaError_t cudaStreamQuery(cudaStream_t) {
-  if (runtime.busy) return cudaErrorNotReady;
+  if (runtime.busy || !ringkern::test::ended(ringkern::test::asked())) return cudaErrorNotReady;
   return ringkern::test::end_probes(), cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
@@ -211,6 +285,8 @@ cudaError_t cudaLaunchKernel(const void* kernel, dim3 blocks, dim3 threads, void
   if (runtime.current == runtime.refuses) return runtime.last = cudaErrorLaunchOutOfResources;
   if (kernel == &runtime.probes) {
     const auto& probe = *static_cast<ringkern::cuda::ProbeArgs*>(args[0]);
+    if (runtime.device != nullptr)
+      return later([probe] { ringkern::test::run_probe(probe); }), cudaSuccess;
     ringkern::test::write_probe(probe);
     runtime.probes.push_back(probe);
     return cudaSuccess;
@@ -221,6 +297,7 @@ cudaError_t cudaLaunchKernel(const void* kernel, dim3 blocks, dim3 threads, void
   if (kernel == &runtime.memory) launch.direct = *static_cast<ringkern::cuda::DirectArgs*>(args[0]);
   else launch.args = *static_cast<ringkern::cuda::LaunchArgs*>(args[0]);
   if (kernel == &runtime.launches) launch.timed = *static_cast<ringkern::cuda::TimedArgs*>(args[0]);
+  if (runtime.device != nullptr) later([launch] { ringkern::test::run_launch(launch); });
   return cudaSuccess;
 }
 

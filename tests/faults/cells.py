@@ -25,9 +25,10 @@ import torch.distributed as dist
 
 import ringkern
 from tests.comm.exits import serve
-from tests.faults.fates import odd_call
+from tests.faults.fates import Heard, odd_call
 from tests.faults.lives import leave_note, wait_for
 from tests.hosts.fates import Done, Plan, Ring, error_of, store_of
+from tests.torch.fake_cuda import fake, on_device
 
 VICTIM = 3
 LARGE = 64_000_000  # elements of a call that lasts until the fault has come
@@ -46,36 +47,37 @@ class Cell(Plan):
     Attributes:
         fault: a name of DEEDS, or ``"mismatch: FIELD"``.
         when: ``"in a call"``, ``"between calls"``, ``"idle"`` or ``"in the last call"``.
+        cuda: whether tensors lie on fake CUDA devices.
     """
 
     fault: str = ""
     when: str = ""
+    cuda: bool = False
 
 
-class Heard(logging.Handler):
-    """Records what the library logs, and when."""
+class OnDevice:
+    """A communicator, or torch.distributed, that is given what lies on a fake device."""
 
-    def __init__(self) -> None:
-        super().__init__(logging.INFO)
-        self.at: dict[str, float] = {}  # by kind, the first one
-        logger = logging.getLogger("ringkern")
-        logger.addHandler(self)
-        logger.setLevel(logging.INFO)
-        logger.propagate = False
+    def __init__(self, of: Any) -> None:
+        self.of = of
 
-    def emit(self, record: logging.LogRecord) -> None:
-        kind = "warning" if record.levelno == logging.WARNING else "failure"
-        self.at.setdefault(kind, time.monotonic())
+    def __getattr__(self, name: str) -> Any:
+        def call(*given: Any, **how: Any) -> Any:
+            moved = [on_device(x) if isinstance(x, torch.Tensor) else x for x in given]
+            return getattr(self.of, name)(*moved, **how)
 
-    def failure(self) -> dict[str, Any] | None:
-        """Waits for a report of a failure; returns it in the form of an error."""
-        end = time.monotonic() + HEARD_S
-        while "failure" not in self.at:
-            if time.monotonic() > end:
-                return None
-            time.sleep(0.001)
-        [fault] = ringkern.dump()["faults"].values()
-        return {"at": self.at["failure"], "kind": "log", "fault": fault}
+        return call if callable(getattr(self.of, name)) else getattr(self.of, name)
+
+
+def _failure(heard: Heard) -> dict[str, Any] | None:
+    """Waits for a report of a failure; returns it in the form of an error."""
+    end = time.monotonic() + HEARD_S
+    while "failure" not in heard.at:
+        if time.monotonic() > end:
+            return None
+        time.sleep(0.001)
+    [fault] = ringkern.dump()["faults"].values()
+    return {"at": heard.at["failure"], "kind": "log", "fault": fault}
 
 
 # ---- faults -------------------------------------------------------------------------------------
@@ -127,21 +129,33 @@ def _calls(cell: Cell, rank: int, ring: Ring) -> list[Call]:
     odd = rank == VICTIM
     _, _, field = cell.fault.partition(": ")
     x = torch.ones(100)
+    ranks: Any = ring.communicator or dist
+    if cell.cuda:
+        ranks = OnDevice(ranks)
     if field == "the root":
-        calls = [partial(dist.broadcast, x, VICTIM if odd else 0), partial(dist.all_reduce, x)]
+        calls = [partial(ranks.broadcast, x, VICTIM if odd else 0), partial(ranks.all_reduce, x)]
     elif field == "order":
-        calls = [
-            odd_call(ring.communicator, "the collective", odd ^ late) for late in (False, True)
-        ]
+        calls = [odd_call(ranks, "the collective", odd ^ late) for late in (False, True)]
     else:
         large = torch.ones(LARGE) if cell.fault in DEEDS and cell.when == "in a call" else x
-        calls = [
-            odd_call(ring.communicator, field, odd, large),
-            odd_call(ring.communicator, "", odd),
-        ]
+        calls = [odd_call(ranks, field, odd, large), odd_call(ranks, "", odd)]
     if cell.when == "in the last call":
         calls = calls[:1]
+    if cell.cuda:
+        return [partial(_enqueue, call) for call in calls]
     return [lambda async_op, call=call: call(async_op=async_op) for call in calls]
+
+
+def _enqueue(call: Callable[..., dist.Work], async_op: bool) -> dist.Work | None:
+    """Makes a call on a device, and else looks at its Work until it has ended."""
+    work = call(async_op=True)
+    return work if async_op else _wait(work)
+
+
+def _wait(work: dist.Work) -> None:
+    while not work.is_completed():
+        time.sleep(0.001)
+    work.wait()
 
 
 def _error(calls: list[Call]) -> dict[str, Any] | None:
@@ -162,25 +176,21 @@ def _error(calls: list[Call]) -> dict[str, Any] | None:
 
 def _seen(call: Call, heard: Heard) -> dict[str, Any] | None:
     """Makes the last call of a program, and looks at its Work until it has ended."""
-    works: list[dist.Work] = []
 
     def look() -> None:
-        if not works:
-            works.append(call(True))
-        if works[0].is_completed():
-            works[0].wait()
-            raise Done
+        _wait(call(True))
+        raise Done
 
     with contextlib.suppress(Done):
         return error_of(look)
-    return heard.failure()
+    return _failure(heard)
 
 
 def _told(cell: Cell, calls: list[Call], heard: Heard) -> dict[str, Any] | None:
     """Returns how a rank is told of a fault that has come, or is about to come."""
     if cell.when == "in the last call":
         return _seen(calls[0], heard)
-    report = heard.failure() if cell.when == "idle" else None
+    report = _failure(heard) if cell.when == "idle" else None
     error = _error(calls)
     if error is None or cell.when != "idle":
         return error
@@ -198,7 +208,7 @@ def _befallen(
         time.sleep(0.05)
         assert work is not None
         assert not work.is_completed(), "the call was over before the fault came"
-        calls = [lambda _: work.wait() and None, *calls[1:]]
+        calls = [lambda _: _wait(work), *calls[1:]]
     else:
         time.sleep(0.3)  # all others are in the call
     leave_note(folder / "fault", str(time.monotonic()))
@@ -218,11 +228,14 @@ def cell(rank: int, size: int, folder: Path) -> None:
     plan = Cell.read(folder)
     plan.settle(rank)
     leave_note(folder / f"pid{rank}", str(os.getpid()))
-    heard = Heard()
+    if plan.cuda:
+        fake().fake_start()
+    heard = Heard(logging.INFO)
     ring = Ring(plan, rank, size, store_of(plan, rank, size, folder))
     calls = _calls(plan, rank, ring)
     for n in (10, 10, MANY):
-        ring.all_reduce(torch.ones(n))
+        x = torch.ones(n)
+        ring.all_reduce(on_device(x) if plan.cuda else x)
     said = None
     if rank == VICTIM:
         with contextlib.suppress(LookupError):

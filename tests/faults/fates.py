@@ -29,6 +29,7 @@ from ringkern.errors import RingKernError
 from tests.comm.exits import join, own, reduce_in_group, serve
 from tests.faults.lives import leave_note, reduces, wait_for
 from tests.ranks import Named
+from tests.torch.fake_cuda import fake, on_device
 
 NEVER_S = 600.0  # what ends before has not ended by it
 VICTIM = 1
@@ -93,10 +94,10 @@ def odd_call(
     op = dist.ReduceOp.MAX if odd and field == "op" else dist.ReduceOp.SUM
     ways = {"protocol": "ll" if odd and field == "protocol" else "simple"}
     if field == "algorithm":
-        ways["algorithm"] = "two_shot" if odd else "ring"
+        ways = {"protocol": "ll", "algorithm": "one_shot" if odd else "ring"}
     if field == "accumulate":
         x = x.bfloat16()
-        ways |= {"algorithm": "two_shot", "accumulate": "float32" if odd else "dtype"}
+        ways = {"algorithm": "one_shot", "accumulate": "float32" if odd else "dtype"}
     return lambda **how: communicator.all_reduce(x, op, **ways, **how)
 
 
@@ -148,17 +149,20 @@ def os_exit(rank: int, size: int, folder: Path) -> None:
 
 
 def never_looks(rank: int, size: int, folder: Path) -> None:
-    """`plan`: ``on_fault`` of the group, and what the victim does."""
-    on_fault, deed = (folder / "plan").read_text().split()
+    """`plan`: ``on_fault`` of the group, what the victim does, and where: ``cpu`` or ``cuda``."""
+    on_fault, deed, device = (folder / "plan").read_text().split()
+    goes_on = on_fault == "raise" or (on_fault, device) == ("default", "cpu")
+    if device == "cuda":
+        fake().fake_start()
     dist.init_process_group(
         "ringkern",
         init_method=f"file://{folder}/never",
         rank=rank,
         world_size=size,
         timeout=timedelta(seconds=NEVER_S),
-        pg_options=Options(on_fault=on_fault),
+        pg_options=Options(on_fault=None if on_fault == "default" else on_fault),
     )
-    x = torch.ones(10)
+    x = torch.ones(10) if device == "cpu" else on_device(torch.ones(10))
     dist.all_reduce(x)
     if deed == "closes":
         works = [dist.irecv(x, VICTIM)] if rank == 0 else []
@@ -167,6 +171,8 @@ def never_looks(rank: int, size: int, folder: Path) -> None:
         assert len(works) == (rank == 0)
         return
     if rank == VICTIM:
+        if deed != "message":
+            time.sleep(0.3)  # all others are in their call
         if deed == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         elif deed == "message":
@@ -176,7 +182,7 @@ def never_looks(rank: int, size: int, folder: Path) -> None:
         time.sleep(3)
         os._exit(0)
     works = [dist.irecv(x, VICTIM)] if deed == "message" else [dist.all_reduce(x, async_op=True)]
-    end = time.monotonic() + (60 if on_fault == "exit" else 2)
+    end = time.monotonic() + (2 if goes_on else 60)
     while time.monotonic() < end and not (deed == "message" and rank != 0):
         time.sleep(0.01)
     leave_note(folder / f"done{rank}", str(len(works)))
@@ -187,14 +193,19 @@ def never_looks(rank: int, size: int, folder: Path) -> None:
 
 
 class Heard(logging.Handler):
-    """What is logged, as text."""
+    """Records what the library logs, and when."""
 
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
+    def __init__(self, level: int = logging.WARNING) -> None:
+        super().__init__(level)
         self.texts: list[str] = []
-        logging.getLogger("ringkern").addHandler(self)
+        self.at: dict[str, float] = {}  # by kind, the first one
+        logger = logging.getLogger("ringkern")
+        logger.addHandler(self)
+        logger.setLevel(level)
 
     def emit(self, record: logging.LogRecord) -> None:
+        kind = "warning" if record.levelno == logging.WARNING else "failure"
+        self.at.setdefault(kind, time.monotonic())
         self.texts.append(record.getMessage())
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -30,11 +31,15 @@ from typing import Any
 from ringkern.tools.bench.report import machine
 from tests.comm.exits import ROOT, scenarios_of
 from tests.faults.cells import DEEDS, TIMEOUT_S, VICTIM, Cell
-from tests.hosts.namespaces import Net, why_not
+from tests.hosts import namespaces
+from tests.hosts.namespaces import Net
+from tests.torch import fake_cuda
+from tests.torch.fake_cuda import over_fake
 
 RESULTS = "bench/results/2026-11-26-faults.json"
 RANKS = 4
-HOSTS = {"one host": "aaaa", "two hosts by name": "aabb", "two namespaces": "aabb"}
+CUDA = "fake CUDA devices"  # on one host
+HOSTS = {"one host": "aaaa", "two hosts by name": "aabb", "two namespaces": "aabb", CUDA: "aaaa"}
 WHEN = ("in a call", "between calls", "idle", "in the last call")
 FIELDS = ("the collective", "dtype", "op", "accumulate", "numel", "the root", "algorithm")
 FIELDS += ("protocol", "order")
@@ -73,21 +78,36 @@ def runner() -> Iterator[Run]:
     fault on, or from the call that told it.
     """
     os.environ |= {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    with scenarios_of("tests.faults.cells") as scenarios, contextlib.ExitStack() as stack:
-        nets: list[Net] = []
+    os.environ["RINGKERN_ON_FAULT"] = "raise"  # on CUDA, too, so that a rank lives to tell
+    with contextlib.ExitStack() as stack:
+
+        @functools.cache
+        def scenarios(cuda: bool) -> Any:
+            module = "tests.faults.cells"
+            return stack.enter_context(scenarios_of(*over_fake(module) if cuda else (module,)))
+
+        @functools.cache
+        def place() -> dict[str, Any]:
+            return asdict(stack.enter_context(Net(2)).place([2, 2]))
 
         def run(cell: Cell, where: str) -> tuple[Told, float]:
-            if where == "two namespaces" and not nets:
-                nets.append(stack.enter_context(Net(2)))
-            place = asdict(nets[0].place([2, 2])) if where == "two namespaces" else None
+            found = place() if where == "two namespaces" else None
             with tempfile.TemporaryDirectory() as folder:
-                replace(cell, names=HOSTS[where], place=place).write(Path(folder))
-                outcome = scenarios("cell", RANKS, Path(folder))
+                plan = replace(cell, names=HOSTS[where], place=found, cuda=where == CUDA)
+                plan.write(Path(folder))
+                outcome = scenarios(plan.cuda)("cell", RANKS, Path(folder))
                 failed = [rank for rank in outcome[:VICTIM] if rank["status"] != 0]
                 assert not failed, (cell, where, outcome, os.listdir(folder))
                 return _read(Path(folder))
 
         yield run
+
+
+def why_not(where: str) -> str | None:
+    """Returns why cells cannot be run in a place; None: they can."""
+    if where == "two namespaces":
+        return namespaces.why_not()
+    return fake_cuda.why_not() if where == CUDA else None
 
 
 def _read(folder: Path) -> tuple[Told, float]:
@@ -182,12 +202,14 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--repeats", type=int, default=1, help="of each cell in each place")
     parser.add_argument("--only", default="", help="cells whose fault has this text")
+    parser.add_argument("--where", nargs="+", choices=HOSTS, help="places; default: all")
     parser.add_argument("--out", type=Path, help="a file for the results, as JSON")
     args = parser.parse_args()
-    places = [*HOSTS]
-    if (reason := why_not()) is not None:
-        print(f"no namespaces: {reason}", flush=True)
-        places.remove("two namespaces")
+    places = args.where or [*HOSTS]
+    for where in [*places]:
+        if (reason := why_not(where)) is not None:
+            print(f"without {where}: {reason}", flush=True)
+            places.remove(where)
     results: dict[str, Any] = {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": f"python -m tests.faults.matrix --repeats {args.repeats}",

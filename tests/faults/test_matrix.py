@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from tests.faults.cells import Cell
-from tests.faults.matrix import HOSTS, Run, Told, cells, essence, load, runner
+from tests.faults.matrix import CUDA, HOSTS, Run, Told, cells, essence, load, runner, why_not
 from tests.faults.test_ranks import AT_LENGTH
-from tests.hosts.namespaces import why_not
 
 RESULTS = {(cell["fault"], cell["when"]): cell["where"] for cell in load()["cells"]}
 
@@ -27,7 +26,7 @@ def _cases() -> list[Any]:
     if AT_LENGTH:
         return [*itertools.product(cells(), HOSTS)]
     quick = [cell for cell in cells() if cell.fault != "late"]
-    return [*zip(quick[::3], itertools.cycle(["one host", "two hosts by name"]))]
+    return [*zip(quick[::3], itertools.cycle(["one host", "two hosts by name", CUDA]))]
 
 
 def test_the_results_have_every_cell() -> None:
@@ -40,7 +39,7 @@ def test_the_results_have_every_cell() -> None:
     [pytest.param(*case, id=f"{case[0].fault} {case[0].when}, {case[1]}") for case in _cases()],
 )
 def test_who_is_told_by_which_error(run: Run, cell: Cell, where: str) -> None:
-    if where == "two namespaces" and (reason := why_not()) is not None:
+    if (reason := why_not(where)) is not None:
         pytest.skip(reason)
     told, _ = run(cell, where)
     assert any(_alike(told, one) for one in RESULTS[cell.fault, cell.when][where]["told"]), told

@@ -20,6 +20,7 @@ from tests.comm.exits import scenarios_of
 from tests.faults import fates
 from tests.faults.fates import error_of
 from tests.ranks import Pool
+from tests.torch import fake_cuda
 from tests.torch.rings import ring
 from tests.torch.test_api import summed, values
 from tests.torch.test_backend_failures import made
@@ -114,10 +115,30 @@ def test_a_rank_that_ends_without_leaving(scenarios: Scenario, tmp_path: Path) -
 # ---- programs that never look at what has become of a call ---------------------------------------
 
 
+@pytest.fixture(scope="module")
+def on_cuda() -> Iterator[Scenario]:
+    if (reason := fake_cuda.why_not()) is not None:
+        pytest.skip(reason)
+    with scenarios_of(*fake_cuda.over_fake("tests.faults.fates")) as run:
+        yield run
+
+
 @pytest.mark.parametrize("deed", ["killed", "aborts", "message"])
 def test_a_program_that_never_looks_ends(scenarios: Scenario, tmp_path: Path, deed: str) -> None:
     """It cannot go on with what a failed call has left, where the group is to exit."""
-    (tmp_path / "plan").write_text(f"exit {deed}")
+    _never_looks_and_ends(scenarios, tmp_path, deed, f"exit {deed} cpu")
+
+
+@pytest.mark.parametrize("deed", ["killed", "aborts"])
+def test_a_program_that_never_looks_ends_on_cuda(
+    on_cuda: Scenario, tmp_path: Path, deed: str
+) -> None:
+    """The default there."""
+    _never_looks_and_ends(on_cuda, tmp_path, deed, f"default {deed} cuda")
+
+
+def _never_looks_and_ends(scenarios: Scenario, tmp_path: Path, deed: str, plan: str) -> None:
+    (tmp_path / "plan").write_text(plan)
     outcome = scenarios("never_looks", 3, tmp_path)
     concerned = [0] if deed == "message" else [0, 2]
     for rank in concerned:
@@ -136,16 +157,18 @@ def test_a_program_that_never_looks_ends(scenarios: Scenario, tmp_path: Path, de
 
 def test_a_program_that_closes_its_group_goes_on(scenarios: Scenario, tmp_path: Path) -> None:
     """With a message that nobody sends."""
-    (tmp_path / "plan").write_text("exit closes")
+    (tmp_path / "plan").write_text("exit closes cpu")
     outcome = scenarios("never_looks", 3, tmp_path)
     assert [rank["status"] for rank in outcome] == [0, 0, 0], outcome
 
 
+@pytest.mark.parametrize("plan", ["default killed cpu", "raise killed cpu", "raise killed cuda"])
 def test_a_program_that_never_looks_goes_on_where_calls_raise(
-    scenarios: Scenario, tmp_path: Path
+    request: pytest.FixtureRequest, tmp_path: Path, plan: str
 ) -> None:
-    (tmp_path / "plan").write_text("raise killed")
-    outcome = scenarios("never_looks", 3, tmp_path)
+    (tmp_path / "plan").write_text(plan)
+    run = request.getfixturevalue("on_cuda" if "cuda" in plan else "scenarios")
+    outcome = run("never_looks", 3, tmp_path)
     for rank in (0, 2):
         assert outcome[rank] == {"status": 0, "stderr": ""}
     assert len([line for rank in (0, 2) for line in reports(tmp_path, rank)]) == 1

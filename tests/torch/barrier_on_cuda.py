@@ -1,50 +1,32 @@
 """Checks which streams a barrier waits for, on fake CUDA devices.
 
-ctest runs it: ``python -m tests.torch.barrier_on_cuda build/dev/fake_cuda/_C.so``.
+ctest runs it, by tests.torch.fake_cuda.
 """
 
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
-from importlib.machinery import ModuleSpec
-from importlib.util import spec_from_file_location
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from ringkern.backend import create
+from ringkern.errors import CollectiveTimeoutError, CommAbortedError
+from tests.torch.fake_cuda import fake, on_device
+
 Wait = tuple[int, int]  # for a stream: its device, and its number there
-
-
-def load(path: str) -> ctypes.PyDLL:
-    """Make ``ringkern._C`` the extension over the fake runtime; return its own functions."""
-
-    class Finder:
-        @staticmethod
-        def find_spec(name: str, *_: object) -> ModuleSpec | None:
-            return spec_from_file_location(name, path) if name == "ringkern._C" else None
-
-    sys.meta_path.insert(0, Finder)
-    library = ctypes.PyDLL(path)
-    library.fake_tensor.restype = library.fake_work.restype = ctypes.py_object
-    library.fake_touched.restype = ctypes.c_long
-    library.fake_set_stream.argtypes = ctypes.c_int, ctypes.c_long
-    return library
-
-
-FAKE = load(str(Path(sys.argv[1]).resolve()))
-from ringkern.backend import create  # noqa: E402
-from ringkern.errors import CollectiveTimeoutError, CommAbortedError  # noqa: E402
-
-dist.Backend.backend_capability["ringkern"] = ["cpu", "cuda"]  # as where torch has CUDA
+FAKE = fake()
 ON_WAIT = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_long)
+
+
+def _tensor(device: int) -> torch.Tensor:
+    return on_device(torch.ones(16), device)
 
 
 @contextmanager
@@ -88,12 +70,12 @@ def test_a_group_on_the_cpu_leaves_cuda_alone() -> None:
 
 def test_current_and_side_streams_of_every_device_with_a_ring() -> None:
     with group():
-        dist.all_reduce(FAKE.fake_tensor(1))
+        dist.all_reduce(_tensor(1))
         for asynchronous in (False, True):
             with waits() as seen:
                 dist.barrier(async_op=asynchronous)
                 assert seen == [(1, 11)]
-        dist.all_reduce(FAKE.fake_tensor(2), async_op=True).wait()
+        dist.all_reduce(_tensor(2), async_op=True).wait()
         with waits() as seen:
             dist.barrier()
         currents = [(1, 11), (2, 12)]
@@ -108,7 +90,7 @@ def test_the_current_stream_is_that_of_the_calling_thread() -> None:
         dist.barrier()
 
     with group():
-        dist.all_reduce(FAKE.fake_tensor(1))
+        dist.all_reduce(_tensor(1))
         with waits() as seen, ThreadPoolExecutor(1) as thread:
             thread.submit(call).result()
         assert seen == [(1, 31)]
@@ -130,7 +112,7 @@ def test_devices_that_are_named_besides() -> None:
             with waits() as seen:
                 backend.barrier(named(device, ids)).wait()
             assert seen == [(where, 10 + where)], seen
-        dist.all_reduce(FAKE.fake_tensor(1))
+        dist.all_reduce(_tensor(1))
         with waits() as seen:
             world.barrier(named("cpu", [2])).wait()
             assert sorted(seen) == [(1, 11), (2, 12)]
@@ -163,7 +145,7 @@ def test_the_barrier_of_the_ring_comes_after_the_device() -> None:
 
     with group() as world:
         number = world._get_backend(torch.device("cpu"))._get_sequence_number_for_group
-        dist.all_reduce(FAKE.fake_tensor(1), async_op=True).wait()
+        dist.all_reduce(_tensor(1), async_op=True).wait()
         check(False)
         check(True)
 
@@ -215,10 +197,10 @@ class TwoRanks:
         return seen
 
     def receive(self) -> dist.Work:
-        return self.first.recv([FAKE.fake_tensor(1)], 1, 0)
+        return self.first.recv([_tensor(1)], 1, 0)
 
     def exchange(self) -> dist.Work:
-        own, out, given = (FAKE.fake_tensor(1) for _ in range(3))  # nothing can be copied there
+        own, out, given = (_tensor(1) for _ in range(3))  # nothing can be copied there
         return self.first.alltoall([own, out], [own, given])
 
     def abort(self) -> None:

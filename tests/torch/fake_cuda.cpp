@@ -4,9 +4,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <array>
 #include <atomic>
-#include <list>
 #include <optional>
 
 #include "cuda/fake_runtime.h"
@@ -49,15 +47,18 @@ class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
   void synchronizeStream(const c10::Stream& s) const override {
     ++touched;
     if (auto* told = waits.load()) told(s.device_index(), s.id());
+    ringkern::test::wait_for(ringkern::test::asked());
   }
 
   void record(void** event, const c10::Stream&, const c10::DeviceIndex,
               const c10::EventFlag) const override {
     ++touched;
-    *event = &runtime;
+    *event = reinterpret_cast<void*>(ringkern::test::asked());  // a ticket
   }
   void block(void*, const c10::Stream&) const override { ++touched; }
-  bool queryEvent(void*) const override { return ++touched, true; }
+  bool queryEvent(void* event) const override {
+    return ++touched, ringkern::test::ended(reinterpret_cast<uint64_t>(event));
+  }
 
  private:
   static c10::Device at(int index) { return {c10::kCUDA, c10::DeviceIndex(index)}; }
@@ -68,7 +69,7 @@ C10_REGISTER_GUARD_IMPL(CUDA, FakeGuard)
 }  // namespace
 
 // A device whose calls end when the test says so.
-class FakeDevice final : public ringkern::Executor {
+class ToldDevice final : public ringkern::Executor {
  public:
   void run(const ringkern::Task&) override {}
   void abort() override {}
@@ -76,7 +77,8 @@ class FakeDevice final : public ringkern::Executor {
   uint64_t done = 0;
   std::optional<ringkern::Fault> failed;
 };
-FakeDevice fake_device;
+ToldDevice told_device;
+const auto told_calls = std::make_shared<ringkern::EnqueuedCalls>(told_device);
 
 #define RK_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -90,19 +92,25 @@ RK_EXPORT PyObject* fake_work(long seq) {
   call.type = c10d::OpType::ALLREDUCE;
   call.device = c10::Device(c10::kCUDA, 0);
   auto work = c10::make_intrusive<ringkern::torch_ext::RingWork>(std::move(call), 1);
-  work->follow(std::make_shared<ringkern::EnqueuedCalls>(fake_device), uint64_t(seq));
+  work->follow(told_calls, uint64_t(seq));
   work->end_part(nullptr);
   return py::cast(c10::intrusive_ptr<c10d::Work>(std::move(work))).release().ptr();
 }
-RK_EXPORT void fake_done(long seq) { fake_device.done = uint64_t(seq); }
+RK_EXPORT void fake_done(long seq) { told_device.done = uint64_t(seq); }
 RK_EXPORT void fake_fail(long seq) {
   const ringkern::WaitReport report{ringkern::Verdict::timed_out};
-  fake_device.failed = ringkern::failed_wait(report, 0, 1, uint64_t(seq), {}, 1, {});
+  told_device.failed = ringkern::failed_wait(report, 0, 1, uint64_t(seq), {}, 1, {});
+  told_calls->fail(*told_device.failed);  // as the watch does
 }
-RK_EXPORT PyObject* fake_tensor(int device) {
-  static std::list<std::array<float, 16>> memory;
+// Returns a tensor on the device, of the same memory, as one on the CPU.
+RK_EXPORT PyObject* fake_tensor(PyObject* given, int device) {
+  const auto memory = py::cast<at::Tensor>(py::handle(given));
   const c10::Device on(c10::kCUDA, c10::DeviceIndex(device));
-  const auto options = at::TensorOptions().dtype(at::kFloat).device(on);
-  auto maker = at::for_blob(memory.emplace_back().data(), {16});
-  return py::cast(maker.options(options).target_device(on).make_tensor()).release().ptr();
+  auto maker = at::for_blob(memory.data_ptr(), memory.sizes());
+  // It is not used again before the device has come there, as torch's allocator sees to.
+  maker.deleter([memory](void*) { ringkern::test::later([memory] {}); });
+  maker.options(memory.options().device(on)).target_device(on);
+  return py::cast(maker.make_tensor()).release().ptr();
 }
+// Devices of this process work from here on, as one.
+RK_EXPORT void fake_start() { runtime.device = new ringkern::test::FakeDevice; }

@@ -1,0 +1,74 @@
+"""Runs a module over fake CUDA devices, of which torch knows: tests/torch/fake_cuda.cpp.
+
+python -m tests.torch.fake_cuda build/dev/fake_cuda/_C.so MODULE
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import runpy
+import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
+
+import torch
+import torch.distributed as dist
+
+from tests.cuda.resources import build_directory
+
+EXTENSION = build_directory() / "fake_cuda" / "_C.so"
+
+
+class Finder:
+    """Finds the extension over the fake runtime in place of ringkern's own."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+        return spec_from_file_location(name, self.path) if name == "ringkern._C" else None
+
+
+@functools.cache
+def fake() -> ctypes.PyDLL:
+    """Returns the extension's own functions."""
+    from ringkern import _C
+
+    library = ctypes.PyDLL(_C.__file__)
+    library.fake_tensor.argtypes = ctypes.py_object, ctypes.c_int
+    library.fake_tensor.restype = library.fake_work.restype = ctypes.py_object
+    library.fake_touched.restype = ctypes.c_long
+    library.fake_set_stream.argtypes = ctypes.c_int, ctypes.c_long
+    return library
+
+
+def on_device(x: torch.Tensor, device: int = 0) -> torch.Tensor:
+    """Returns a tensor of the same memory that lies on a fake device."""
+    tensor: torch.Tensor = fake().fake_tensor(x, device)
+    return tensor
+
+
+def over_fake(module: str) -> tuple[str, ...]:
+    """Returns the arguments of ``python -m`` that run a module over fake devices."""
+    return __name__, str(EXTENSION), module
+
+
+def why_not() -> str | None:
+    """Returns why there are no fake devices; None: there are."""
+    if EXTENSION.exists():
+        return None
+    return f"no {EXTENSION}: `make build ctest` makes it where nvcc is on the PATH"
+
+
+def main(path: str, module: str) -> None:
+    sys.meta_path.insert(0, Finder(path))
+    import ringkern  # noqa: F401  (registers the backend)
+
+    dist.Backend.backend_capability["ringkern"] = ["cpu", "cuda"]  # as where torch has CUDA
+    torch.cuda.get_device_capability = lambda *_: (9, 0)  # which dist.broadcast() asks for
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
