@@ -16,9 +16,9 @@ class EnqueuedCalls {
   explicit EnqueuedCalls(const Executor& of) : executor_(&of) {}
 
   // Returns the error in which a call ends, or null: it has ended well, or goes on. Asks the device
-  // nothing. Where a device has given up, waits for the watch to say why, which it does at its next
-  // tick, or, where another rank has ended the wait and says nothing, in 1.2 s; 2 s at most. Any
-  // thread but the watch's.
+  // nothing. Where a device has given up, waits until the watch says why: at its next tick, or
+  // after 1.2 s where another rank has ended the wait and says nothing; 2 s at most. Any thread but
+  // the watch's.
   std::exception_ptr error_of(uint64_t seq);
   // Ends all calls that have not ended well; the first reason stays.
   void fail(const Fault& why);

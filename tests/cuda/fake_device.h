@@ -232,11 +232,11 @@ class FakeDevice {
     }
   }
 
-  std::mutex mutex_;  // guards what follows, but for memory, which one thread at a time claims
+  std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   std::deque<std::function<void()>> queue_;
   uint64_t asked_ = 0, done_ = 0;
-  std::map<void*, Memory> mine_;
+  std::map<void*, Memory> mine_;  // of the thread that makes the ring alone
 };
 
 }  // namespace ringkern::test

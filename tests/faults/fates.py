@@ -193,7 +193,7 @@ def never_looks(rank: int, size: int, folder: Path) -> None:
 
 
 class Heard(logging.Handler):
-    """Records what the library logs, and when."""
+    """Handler that records what the library logs, and when."""
 
     def __init__(self, level: int = logging.WARNING) -> None:
         super().__init__(level)

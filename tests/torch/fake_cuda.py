@@ -21,7 +21,7 @@ EXTENSION = build_directory() / "fake_cuda" / "_C.so"
 
 
 class Finder:
-    """Finds the extension over the fake runtime in place of ringkern's own."""
+    """Import hook that finds the extension over the fake runtime in place of ringkern's own."""
 
     def __init__(self, path: str) -> None:
         self.path = path
