@@ -8,7 +8,7 @@
 
 namespace ringkern {
 
-// Who ends the waits of others says why, on its page, at about the same time.
+// The time within which a rank that has ended the waits of others has said why, on its page.
 inline constexpr Milliseconds kReasonComes{1000};
 
 // Ranks that make different calls of the same number, of this rank's last ones.

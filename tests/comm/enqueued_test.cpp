@@ -34,6 +34,13 @@ bool shows(int rank, uint64_t seq) {
   return false;
 }
 
+// Call 1, of all ranks.
+void enqueue_one(Rank& r, std::latch& by_all) {
+  r.shown->shows = true;
+  r.wait(10);
+  by_all.arrive_and_wait();
+}
+
 TEST_CASE("the last call of a program fails on the device of one rank, and all are told") {
   (void)news_so_far();
   std::latch enqueued(3), over(3);
@@ -92,9 +99,7 @@ TEST_CASE("a device that was aborted gives the reason of the rank that gave up")
     on_ranks(
         2,
         [&](Rank& r) {
-          r.shown->shows = true;
-          r.wait(10);
-          enqueued.arrive_and_wait();
+          enqueue_one(r, enqueued);
           if (r.comm.rank() == 1) {
             r.shown->fail(Verdict::aborted, 1, 0);
           } else if (somebody_says) {
@@ -121,9 +126,7 @@ TEST_CASE("the rank that aborts goes on, and the others are told") {
       2,
       [&](Rank& r) {
         r.device.after_fault = [&](const Fault&, bool here) { ++(here ? after_here : after); };
-        r.shown->shows = true;
-        r.wait(10);
-        enqueued.arrive_and_wait();
+        enqueue_one(r, enqueued);
         if (r.comm.rank() == 1) {
           r.comm.abort("enough");
           const auto calls = r.comm.enqueued_on(r.device);
@@ -148,9 +151,7 @@ TEST_CASE("the rank that finds a fault reports it, by its number in the group") 
   on_ranks(
       2,
       [&](Rank& r) {
-        r.shown->shows = true;
-        r.wait(10);
-        enqueued.arrive_and_wait();
+        enqueue_one(r, enqueued);
         if (r.comm.rank() == 1) r.shown->fail(Verdict::timed_out, 1, 0, 1, names);
         REQUIRE(within(kSoon, [&] { return r.comm.failed(); }));
         const Fault f = *r.comm.trouble();

@@ -27,6 +27,7 @@ from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from ringkern.tools.bench.report import machine
 from tests.comm.exits import ROOT, scenarios_of
@@ -77,9 +78,9 @@ def runner() -> Iterator[Run]:
     It returns the ranks that were told, and the seconds until the last of the others was, from the
     fault on, or from the call that told it.
     """
-    os.environ |= {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    os.environ["RINGKERN_ON_FAULT"] = "raise"  # on CUDA, too, so that a rank lives to tell
-    with contextlib.ExitStack() as stack:
+    # Calls raise on CUDA, too, so that a rank lives to tell.
+    how = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "RINGKERN_ON_FAULT": "raise"}
+    with mock.patch.dict(os.environ, how), contextlib.ExitStack() as stack:
 
         @functools.cache
         def scenarios(cuda: bool) -> Any:
@@ -87,13 +88,13 @@ def runner() -> Iterator[Run]:
             return stack.enter_context(scenarios_of(*over_fake(module) if cuda else (module,)))
 
         @functools.cache
-        def place() -> dict[str, Any]:
-            return asdict(stack.enter_context(Net(2)).place([2, 2]))
+        def net() -> Net:
+            return stack.enter_context(Net(2))
 
         def run(cell: Cell, where: str) -> tuple[Told, float]:
-            found = place() if where == "two namespaces" else None
+            place = asdict(net().place([2, 2])) if where == "two namespaces" else None
             with tempfile.TemporaryDirectory() as folder:
-                plan = replace(cell, names=HOSTS[where], place=found, cuda=where == CUDA)
+                plan = replace(cell, names=HOSTS[where], place=place, cuda=where == CUDA)
                 plan.write(Path(folder))
                 outcome = scenarios(plan.cuda)("cell", RANKS, Path(folder))
                 failed = [rank for rank in outcome[:VICTIM] if rank["status"] != 0]
