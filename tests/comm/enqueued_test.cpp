@@ -66,7 +66,7 @@ TEST_CASE("the last call of a program fails on the device of one rank, and all a
           // To who asks, by the next tick of the watch.
           const Fault f = fault_in(calls->error_of(2));
           CHECK(f.event == Event::wait_timeout && f.seq == 2 && f.rank == 1);
-          CHECK(f.mine.call.is_there);  // which the device does not know
+          CHECK(f.theirs.on_page);  // which the watch has looked at
           CHECK_THROWS(TimeoutError, "waited for data from rank 1", r.comm.check_enqueued());
         }
         REQUIRE(within(kSoon, [&] { return r.comm.failed(); }));
@@ -75,7 +75,7 @@ TEST_CASE("the last call of a program fails on the device of one rank, and all a
         const Fault f = fault_in(calls->error_of(2));
         CHECK(f.event == Event::wait_timeout && f.seq == 2 && f.reporter == 0);
         CHECK_EQ(f.timeout_ns, 1'500'000'000);
-        CHECK(f.mine.call.is_there);
+        CHECK(f.mine.call.is_there);  // which the device does not know
         CHECK_EQ(f.ranks, 3);
         CHECK_THROWS(TimeoutError, "seq=2 all_reduce sum float32[10] over simple",
                      r.comm.check_enqueued());
