@@ -13,21 +13,53 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstring>
-#include <deque>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
 
+#include "comm/worker.h"
 #include "core/schedule.h"
-#include "cpu/link.h"
+#include "cpu/simple.h"
 #include "cuda/launch.h"
 
 namespace ringkern::test {
+
+// The link of a rank on one channel, which waits as a kernel does.
+struct FakeContext : cpu::LinkContext {
+  template <class Ready>
+  Verdict until(WaitFor, Ready&& ready) {
+    const auto start = std::chrono::steady_clock::now();
+    for (int polls = 0;; ++polls) {
+      const bool come = ready();  // also where a counter is poisoned
+      if (come && !poisoned()) return Verdict::ok;
+      const Verdict verdict = look(std::chrono::steady_clock::now() - start);
+      if (verdict != Verdict::ok) return verdict;
+      if (polls < 100) std::this_thread::yield();
+      else std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+  }
+  Verdict wait_credit(Protocol p) {
+    return checked(until(WaitFor::credit, [&] { return ends.has_credit(); }), p, WaitFor::credit);
+  }
+
+  Verdict look(std::chrono::nanoseconds waited) {
+    if (std::atomic_ref(rank->mailbox->aborted).load() != 0 ||
+        std::atomic_ref(*rank->failed).load() != 0 || poisoned())
+      return Verdict::aborted;
+    const bool late = timeout_ns > 0 && uint64_t(waited.count()) >= timeout_ns;
+    return late ? Verdict::timed_out : Verdict::ok;
+  }
+  bool poisoned() {
+    return cpu::load_acquire(ends.mine.tail.value) == cuda::kPoisoned ||
+           cpu::load_acquire(ends.mine.head.value) == cuda::kPoisoned;
+  }
+
+  const cuda::RankArgs* rank;
+  uint64_t timeout_ns;
+};
 
 // A kernel of one rank.
 class FakeKernel {
@@ -36,86 +68,40 @@ class FakeKernel {
       : args_(args), rank_(rank), reducer_(args.reduction) {}
 
   void run() {
-    for (channel_ = 0; channel_ < args_.plan.channels; ++channel_) {
-      const bool dead = std::atomic_ref(*rank_.failed).load() != 0;
-      if (dead || run_schedule(args_.plan, rank_.rank, channel_, *this) != Verdict::ok)
+    for (channel_ = 0; channel_ < args_.plan.channels; ++channel_)
+      if (std::atomic_ref(*rank_.failed).load() != 0 || run_channel() != Verdict::ok)
         return poison_links();
-    }
     if (args_.seq > 0)
       std::atomic_ref(rank_.mailbox->done).store(args_.seq, std::memory_order_release);
   }
 
-  // Called by run_schedule.
-  Verdict perform(Verb verb, const Plan& plan, const Chunk& chunk) {
-    for (int i = 0; i < plan.slices(chunk.count); ++i) {
-      const Verdict verdict = perform(verb, chunk, plan.slice(chunk.count, i));
-      if (verdict != Verdict::ok) return verdict;
-    }
-    return Verdict::ok;
-  }
-
  private:
-  Verdict perform(Verb verb, const Chunk& chunk, const Slice& slice) {
-    LinkCounters& mine = counters(rank_.mine);
-    const uint64_t received = mine.received.value, sent = mine.sent.value;
-    Verdict verdict = Verdict::ok;
-    if (receives(verb)) verdict = wait(WaitFor::data, mine.tail.value, received + 1, 0);
-    if (verdict == Verdict::ok && sends(verb))
-      verdict = wait(WaitFor::credit, mine.head.value, sent + 1, uint64_t(args_.geometry.slots));
-    if (verdict != Verdict::ok) return verdict;
-    const int64_t bytes = reducer_.element_bytes();
-    cpu::Block block;
-    if (receives(verb)) block.incoming = slot(rank_.mine, received);
-    if (reads_input(verb)) block.in = rank_.in + (chunk.in + slice.first) * bytes;
-    if (copies(verb)) block.out = rank_.out + (chunk.out + slice.first) * bytes;
-    if (sends(verb)) block.to = slot(next(), sent);
-    block.count = slice.count;
-    cpu::move(reducer_, verb, block);
-    if (receives(verb)) cpu::store_release(counters(prev()).head.value, ++mine.received.value);
-    if (sends(verb)) cpu::store_release(counters(next()).tail.value, ++mine.sent.value);
-    return Verdict::ok;
+  Verdict run_channel() {
+    cpu::Wait::Clock::time_point unused;
+    cpu::Wait wait(nobody_, /*pauses=*/0, std::chrono::nanoseconds(0), unused);
+    WaitReport report;
+    const cpu::Ends ends(memory(rank_.mine), memory(next()), memory(prev()), args_.geometry,
+                         args_.plan.protocol);
+    cpu::SimpleLinkOver<FakeContext> link(
+        {{ends, wait, reducer_, rank_.in, rank_.out, report}, &rank_, args_.timeout_ns});
+    const Verdict verdict = run_schedule(args_.plan, rank_.rank, channel_, link);
+    if (verdict != Verdict::ok && std::atomic_ref(*rank_.failed).exchange(1) == 0) record(report);
+    return verdict;
   }
 
-  Verdict wait(WaitFor what, uint64_t& word, uint64_t step, uint64_t ahead) {
-    const auto start = std::chrono::steady_clock::now();
-    for (int polls = 0;; ++polls) {
-      const uint64_t seen = cpu::load_acquire(word);
-      if (seen != cuda::kPoisoned && seen + ahead >= step) return Verdict::ok;
-      const Verdict verdict = look(std::chrono::steady_clock::now() - start);
-      if (verdict != Verdict::ok) {
-        if (std::atomic_ref(*rank_.failed).exchange(1) == 0)
-          record(verdict, what, step - ahead, seen);
-        return verdict;
-      }
-      if (polls < 100) std::this_thread::yield();
-      else std::this_thread::sleep_for(std::chrono::microseconds(100));
-    }
-  }
-
-  Verdict look(std::chrono::nanoseconds waited) {
-    LinkCounters& mine = counters(rank_.mine);
-    if (std::atomic_ref(rank_.mailbox->aborted).load() != 0 ||
-        std::atomic_ref(*rank_.failed).load() != 0 ||
-        cpu::load_acquire(mine.tail.value) == cuda::kPoisoned ||
-        cpu::load_acquire(mine.head.value) == cuda::kPoisoned)
-      return Verdict::aborted;
-    const bool late = args_.timeout_ns > 0 && uint64_t(waited.count()) >= args_.timeout_ns;
-    return late ? Verdict::timed_out : Verdict::ok;
-  }
-
-  void record(Verdict verdict, WaitFor what, uint64_t wanted, uint64_t seen) {
+  void record(const WaitReport& found) {
     WaitReport& r = rank_.mailbox->report;
-    r.what = what, r.protocol = args_.plan.protocol, r.channel = channel_;
-    r.wanted = wanted, r.seen = seen == cuda::kPoisoned ? wanted - 1 : seen;
+    r.what = found.what, r.protocol = args_.plan.protocol, r.channel = channel_;
+    r.wanted = found.wanted, r.seen = found.seen == cuda::kPoisoned ? r.wanted - 1 : found.seen;
     r.seq = args_.seq, r.timeout_ns = args_.timeout_ns;
-    std::atomic_ref(r.verdict).store(verdict, std::memory_order_release);
+    std::atomic_ref(r.verdict).store(found.verdict, std::memory_order_release);
   }
 
   void poison_links() {
     for (channel_ = 0; channel_ < args_.geometry.channels; ++channel_)
       for (int p = 0; p < kProtocols; ++p) {
-        cpu::store_release(counters(next(), p).tail.value, cuda::kPoisoned);
-        cpu::store_release(counters(prev(), p).head.value, cuda::kPoisoned);
+        cpu::store_release(memory(next()).counters[p].tail.value, cuda::kPoisoned);
+        cpu::store_release(memory(prev()).counters[p].head.value, cuda::kPoisoned);
       }
   }
 
@@ -124,50 +110,37 @@ class FakeKernel {
   }
   std::byte* next() const { return neighbour(rank_.next, args_.plan.next(channel_, rank_.rank)); }
   std::byte* prev() const { return neighbour(rank_.prev, args_.plan.prev(channel_, rank_.rank)); }
-  LinkCounters& counters(std::byte* segment) const {
-    return counters(segment, int(args_.plan.protocol));
-  }
-  LinkCounters& counters(std::byte* segment, int protocol) const {
-    return *reinterpret_cast<LinkCounters*>(
-        segment + args_.geometry.counters_offset(channel_, Protocol(protocol)));
-  }
-  std::byte* slot(std::byte* segment, uint64_t step) const {
-    const Protocol p = args_.plan.protocol;
-    const auto index = int64_t(step % uint64_t(args_.geometry.slots));
-    return segment + args_.geometry.fifo_offset(channel_, p) +
-           index * args_.geometry.slot_bytes[int(p)];
+  // Of the channel; nobody sleeps there.
+  cpu::LinkMemory memory(std::byte* segment) {
+    std::byte* const at = segment + channel_ * args_.geometry.channel_bytes();
+    return {&nobody_, reinterpret_cast<LinkCounters*>(at), at + args_.geometry.counters_bytes()};
   }
 
   const cuda::LaunchArgs& args_;
   const cuda::RankArgs& rank_;
   const Reducer reducer_;
+  cpu::Bell nobody_{};
   int channel_ = 0;
 };
 
+// Never destroyed: its thread may outlive statics.
 class FakeDevice {
  public:
-  FakeDevice() {
-    std::thread([this] { work(); }).detach();
+  void later(std::function<void()> what) {
+    ++asked_;  // before it can be done
+    worker_.post(
+        [this, what = std::move(what)] {
+          what();
+          ++done_;
+          done_.notify_all();
+        },
+        [] {});
   }
-
-  // Returns a ticket.
-  uint64_t later(std::function<void()> what) {
-    std::lock_guard lock(mutex_);
-    queue_.push_back(std::move(what));
-    changed_.notify_all();
-    return ++asked_;
-  }
-  uint64_t asked() {
-    std::lock_guard lock(mutex_);
-    return asked_;
-  }
-  bool ended(uint64_t ticket) {
-    std::lock_guard lock(mutex_);
-    return done_ >= ticket;
-  }
-  void wait(uint64_t ticket) {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return done_ >= ticket; });
+  // Returns a ticket: what has been asked for so far.
+  uint64_t asked() const { return asked_; }
+  bool ended(uint64_t ticket) const { return done_ >= ticket; }
+  void wait(uint64_t ticket) const {
+    for (uint64_t done = done_; done < ticket; done = done_) done_.wait(done);
   }
 
   // ---- memory that other processes can open
@@ -217,25 +190,8 @@ class FakeDevice {
     return at;
   }
 
-  void work() {
-    std::unique_lock lock(mutex_);
-    for (;;) {
-      changed_.wait(lock, [this] { return !queue_.empty(); });
-      std::function<void()> what = std::move(queue_.front());
-      queue_.pop_front();
-      lock.unlock();
-      what();
-      what = nullptr;  // what it holds may be Python's, whose lock comes before this one
-      lock.lock();
-      ++done_;
-      changed_.notify_all();
-    }
-  }
-
-  std::mutex mutex_;  // guards what follows
-  std::condition_variable changed_;
-  std::deque<std::function<void()>> queue_;
-  uint64_t asked_ = 0, done_ = 0;
+  Worker worker_;
+  std::atomic<uint64_t> asked_{0}, done_{0};
   std::map<void*, Memory> mine_;  // of the thread that makes the ring alone
 };
 

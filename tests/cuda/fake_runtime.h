@@ -33,13 +33,13 @@ struct Launch {
 
 struct FakeRuntime {
   int devices = 3, current = 0;
-  int processors = 132, blocks_each = 2;  // of each device
-  bool peers = true;                      // have access to each other
-  std::set<std::pair<int, int>> apart;    // those that have none all the same
-  int refuses = -1;                       // the device on which every launch fails
-  int full = -1;                          // the device that has no memory left
-  bool opens = true;                      // the memory of other processes
-  std::map<std::byte*, std::pair<int, size_t>> memory;
+  int processors = 132, blocks_each = 2;                // of each device
+  bool peers = true;                                    // have access to each other
+  std::set<std::pair<int, int>> apart;                  // those that have none all the same
+  int refuses = -1;                                     // the device on which every launch fails
+  int full = -1;                                        // the device that has no memory left
+  bool opens = true;                                    // the memory of other processes
+  std::map<std::byte*, std::pair<int, size_t>> memory;  // but of a device that works
   std::set<std::pair<int, int>> access;
   std::vector<Launch> launches;
   std::vector<cuda::ProbeArgs> probes;   // that have written, and not received
@@ -76,13 +76,10 @@ inline void wait_for(uint64_t ticket) {
 inline void write_probe(const cuda::ProbeArgs& args) {
   for (const cuda::ProbeEnds& link : args.links) {
     if (link.theirs == nullptr) continue;
-    // No map is searched on the thread of a device.
-    const int to = runtime.device != nullptr
-                       ? 0
-                       : runtime.device_of(reinterpret_cast<const std::byte*>(link.theirs));
+    const int to = runtime.device_of(reinterpret_cast<const std::byte*>(link.theirs));
     if (runtime.broken.contains({runtime.current, to})) continue;
     std::memcpy(link.theirs, link.sends, size_t(args.words) * 8);
-    if (to == runtime.corrupt) link.theirs[5] ^= 1;
+    if (to >= 0 && to == runtime.corrupt) link.theirs[5] ^= 1;
   }
 }
 inline void read_probe(const cuda::ProbeArgs& args) {
@@ -182,14 +179,14 @@ cudaError_t cudaGetLastError() { return std::exchange(runtime.last, cudaSuccess)
 // ---- memory
 cudaError_t cudaMalloc(void** p, size_t bytes) {
   if (runtime.current == runtime.full) return runtime.last = cudaErrorMemoryAllocation;
-  *p = runtime.device != nullptr ? runtime.device->claim(bytes) : zeroed(bytes);
-  runtime.memory[static_cast<std::byte*>(*p)] = {runtime.current, bytes};
+  if (runtime.device != nullptr) return *p = runtime.device->claim(bytes), cudaSuccess;
+  runtime.memory[static_cast<std::byte*>(*p = zeroed(bytes))] = {runtime.current, bytes};
   return cudaSuccess;
 }
 cudaError_t cudaFree(void* p) {
+  if (runtime.device != nullptr) return runtime.device->free(p), cudaSuccess;
   runtime.memory.erase(static_cast<std::byte*>(p));
-  runtime.device != nullptr ? runtime.device->free(p) : std::free(p);
-  return cudaSuccess;
+  return std::free(p), cudaSuccess;
 }
 cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) {
   return *p = zeroed(bytes), cudaSuccess;

@@ -62,11 +62,13 @@ class OnDevice:
         self.of = of
 
     def __getattr__(self, name: str) -> Any:
+        found = getattr(self.of, name)
+
         def call(*given: Any, **how: Any) -> Any:
             moved = [on_device(x) if isinstance(x, torch.Tensor) else x for x in given]
-            return getattr(self.of, name)(*moved, **how)
+            return found(*moved, **how)
 
-        return call if callable(getattr(self.of, name)) else getattr(self.of, name)
+        return call if callable(found) else found
 
 
 def _failure(heard: Heard) -> dict[str, Any] | None:

@@ -33,9 +33,7 @@ from ringkern.tools.bench.report import machine
 from tests.comm.exits import ROOT, scenarios_of
 from tests.faults.cells import DEEDS, TIMEOUT_S, VICTIM, Cell
 from tests.hosts import namespaces
-from tests.hosts.namespaces import Net
 from tests.torch import fake_cuda
-from tests.torch.fake_cuda import over_fake
 
 RESULTS = "bench/results/2026-11-26-faults.json"
 RANKS = 4
@@ -85,11 +83,13 @@ def runner() -> Iterator[Run]:
         @functools.cache
         def scenarios(cuda: bool) -> Any:
             module = "tests.faults.cells"
-            return stack.enter_context(scenarios_of(*over_fake(module) if cuda else (module,)))
+            return stack.enter_context(
+                scenarios_of(*fake_cuda.over_fake(module) if cuda else (module,))
+            )
 
         @functools.cache
-        def net() -> Net:
-            return stack.enter_context(Net(2))
+        def net() -> namespaces.Net:
+            return stack.enter_context(namespaces.Net(2))
 
         def run(cell: Cell, where: str) -> tuple[Told, float]:
             place = asdict(net().place([2, 2])) if where == "two namespaces" else None

@@ -123,23 +123,32 @@ def on_cuda() -> Iterator[Scenario]:
         yield run
 
 
-@pytest.mark.parametrize("deed", ["killed", "aborts", "message"])
-def test_a_program_that_never_looks_ends(scenarios: Scenario, tmp_path: Path, deed: str) -> None:
-    """It cannot go on with what a failed call has left, where the group is to exit."""
-    _never_looks_and_ends(scenarios, tmp_path, deed, f"exit {deed} cpu")
+@pytest.fixture
+def never_looks(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], Any]:
+    def run(plan: str) -> list[dict[str, Any]]:
+        (tmp_path / "plan").write_text(plan)
+        scenarios = request.getfixturevalue("on_cuda" if "cuda" in plan else "scenarios")
+        outcome: list[dict[str, Any]] = scenarios("never_looks", 3, tmp_path)
+        return outcome
+
+    return run
 
 
-@pytest.mark.parametrize("deed", ["killed", "aborts"])
-def test_a_program_that_never_looks_ends_on_cuda(
-    on_cuda: Scenario, tmp_path: Path, deed: str
+@pytest.mark.parametrize(
+    ("on_fault", "deed", "device"),
+    [
+        ("exit", "killed", "cpu"),
+        ("exit", "aborts", "cpu"),
+        ("exit", "message", "cpu"),
+        ("default", "killed", "cuda"),
+        ("default", "aborts", "cuda"),
+    ],
+)
+def test_a_program_that_never_looks_ends(
+    never_looks: Callable[[str], Any], tmp_path: Path, on_fault: str, deed: str, device: str
 ) -> None:
-    """The default there."""
-    _never_looks_and_ends(on_cuda, tmp_path, deed, f"default {deed} cuda")
-
-
-def _never_looks_and_ends(scenarios: Scenario, tmp_path: Path, deed: str, plan: str) -> None:
-    (tmp_path / "plan").write_text(plan)
-    outcome = scenarios("never_looks", 3, tmp_path)
+    """It cannot go on with what a failed call has left, where the group is to exit."""
+    outcome = never_looks(f"{on_fault} {deed} {device}")
     concerned = [0] if deed == "message" else [0, 2]
     for rank in concerned:
         assert outcome[rank]["status"] == 1, outcome[rank]
@@ -155,20 +164,17 @@ def _never_looks_and_ends(scenarios: Scenario, tmp_path: Path, deed: str, plan: 
         assert outcome[1]["status"] == 0, "it has ended the group itself, and goes on"
 
 
-def test_a_program_that_closes_its_group_goes_on(scenarios: Scenario, tmp_path: Path) -> None:
+def test_a_program_that_closes_its_group_goes_on(never_looks: Callable[[str], Any]) -> None:
     """With a message that nobody sends."""
-    (tmp_path / "plan").write_text("exit closes cpu")
-    outcome = scenarios("never_looks", 3, tmp_path)
+    outcome = never_looks("exit closes cpu")
     assert [rank["status"] for rank in outcome] == [0, 0, 0], outcome
 
 
 @pytest.mark.parametrize("plan", ["default killed cpu", "raise killed cpu", "raise killed cuda"])
 def test_a_program_that_never_looks_goes_on_where_calls_raise(
-    request: pytest.FixtureRequest, tmp_path: Path, plan: str
+    never_looks: Callable[[str], Any], tmp_path: Path, plan: str
 ) -> None:
-    (tmp_path / "plan").write_text(plan)
-    run = request.getfixturevalue("on_cuda" if "cuda" in plan else "scenarios")
-    outcome = run("never_looks", 3, tmp_path)
+    outcome = never_looks(plan)
     for rank in (0, 2):
         assert outcome[rank] == {"status": 0, "stderr": ""}
     assert len([line for rank in (0, 2) for line in reports(tmp_path, rank)]) == 1
