@@ -7,18 +7,20 @@ find_package(Python3 REQUIRED COMPONENTS Interpreter)
 set(_simt ${CMAKE_CURRENT_SOURCE_DIR}/tests/simt)
 set(_mutated ${CMAKE_CURRENT_BINARY_DIR}/simt/mutated)
 
-# The flag of LL wraps within a few calls, and every poll in vain looks whether to give up.
+# What the simulator needs, whatever it runs.
 add_library(ringkern_simt_flags INTERFACE)
 target_link_libraries(ringkern_simt_flags INTERFACE ringkern_flags)
 target_include_directories(ringkern_simt_flags BEFORE INTERFACE
   ${_simt} ${CMAKE_CURRENT_SOURCE_DIR}/tests ${CMAKE_CURRENT_SOURCE_DIR}/csrc)
-target_compile_definitions(ringkern_simt_flags INTERFACE RK_LL_FLAG_BITS=4 RK_POLLS_PER_LOOK=1)
 target_compile_options(ringkern_simt_flags INTERFACE -fno-strict-aliasing)
 
+# The flag of LL wraps within a few calls, and every poll in vain looks whether to give up.
+set(_short RK_LL_FLAG_BITS=4 RK_POLLS_PER_LOOK=1)
 file(GLOB _machine CONFIGURE_DEPENDS ${_simt}/*.cpp)
 list(FILTER _machine EXCLUDE REGEX "_test\\.cpp$")
 add_library(ringkern_simt STATIC ${_machine})
 target_link_libraries(ringkern_simt PUBLIC ringkern_simt_flags)
+target_compile_definitions(ringkern_simt PUBLIC ${_short})
 
 # ---- the kernels, as they are and with mutants --------------------------------------------------
 file(GLOB _headers CONFIGURE_DEPENDS csrc/cuda/*.cuh)

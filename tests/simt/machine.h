@@ -56,6 +56,7 @@ struct Thread : Agent {
   int lane = 0;
   void* at = nullptr;
   uint64_t words[2] = {};
+  const void* instruction = nullptr;  // of a line's access, where that is known
 
   std::string name() const;
 };
@@ -109,6 +110,7 @@ class Machine {
   Thread& self() { return *current_; }
   void load(const void* at, void* to, int bytes, Order order);
   void store(void* at, const void* from, int bytes, Order order);
+  // By a thread that gives up.
   bool claim(uint32_t* at);
   uint32_t count_round(uint32_t* at, uint32_t last, bool ordered);
   void fence();
@@ -162,6 +164,18 @@ class Machine {
 inline Machine& machine() {
   static Machine& one = *new Machine;
   return one;
+}
+
+// Runs a kernel by its name on the host, for the thread that calls: its arguments are `bytes`. Null
+// where kernels are functions of the host; tests/ptx has another.
+inline void (*run_kernel)(const void* kernel, const void* arguments, size_t bytes) = nullptr;
+
+// What each thread of a launch calls; the arguments stay the caller's.
+template <class Args>
+std::function<void()> call_of(const void* kernel, const Args& args) {
+  if (run_kernel != nullptr) return [kernel, &args] { run_kernel(kernel, &args, sizeof args); };
+  const auto function = reinterpret_cast<void (*)(Args)>(const_cast<void*>(kernel));
+  return [function, &args] { function(args); };
 }
 
 }  // namespace simt

@@ -114,9 +114,14 @@ Region& Memory::region_of(const Agent& a, const void* at, int64_t bytes, bool st
     refuse("out of bounds");
   if (uint64_t(at) % uint64_t(bytes) != 0) refuse("misaligned");
   // What crosses between ranks is a store: a load would wait for its journey there and back.
-  if (r->rank != a.rank && r->rank >= 0 && a.rank >= 0 && (!store || r->kind == Kind::own))
+  if (r->rank != a.rank && r->rank >= 0 && a.rank >= 0 && (!store || r->kind != Kind::shared))
     refuse("not its own");
   return *r;
+}
+
+bool Memory::of_one_device(const void* at) const {
+  const Region* r = find(offset_of(at));
+  return r == nullptr || r->kind != Kind::shared;
 }
 
 std::string Memory::name_of(const void* at) const {

@@ -127,6 +127,7 @@ struct Cell {
 
 enum class Kind : uint8_t {
   own,     // used by its rank alone
+  device,  // by blocks of its rank at the same time
   shared,  // written by ranks and the host; read by its rank and the host
 };
 
@@ -171,6 +172,8 @@ class Memory {
   void write(void* at, const void* from, int64_t bytes);
   // "byte 64 of the segment of rank 1"
   std::string name_of(const void* at) const;
+  // Whether no other rank and no host uses what is there during a run.
+  bool of_one_device(const void* at) const;
   // A thread of the host's.
   Agent& host() { return host_; }
   // For the texts of failures; the second may be left empty.

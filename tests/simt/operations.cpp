@@ -16,6 +16,7 @@ void Machine::store(void* at, const void* from, int bytes, Order order) {
 }
 bool Machine::claim(uint32_t* at) {
   step();
+  current_->gave_up = true;
   const bool first = memory_.claim(*current_, at);
   wake_sleepers();
   return first;
@@ -142,6 +143,8 @@ void Machine::access_lines(Warp& w, bool store) {
   uint32_t line = 0;
   uint64_t address = 0;
   for (Thread* t : w.lanes) {
+    if (t->instruction != w.lanes[0]->instruction)
+      throw Failure("divergent", "lines are accessed by other instructions of the same warp");
     if (!store) {
       memory_.load_line(*t, t->at, t->words);
       continue;
@@ -156,6 +159,8 @@ void Machine::access_lines(Warp& w, bool store) {
 bool Machine::barrier(int id, int threads, bool predicate) {
   step(/*alone=*/false);
   Thread& t = *current_;
+  if (id < 0 || id >= int(std::size(t.block->barriers)))
+    throw Failure("divergent", "a barrier that does not exist");
   Block::Barrier& b = t.block->barriers[id];
   if (threads % kWarpSize != 0 || (!b.waiting.empty() && b.expected != threads))
     throw Failure("divergent", "a barrier for other numbers of threads, or not for whole warps");

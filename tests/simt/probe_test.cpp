@@ -23,14 +23,17 @@ struct Trial {
   std::pair<int, int> apart{-1, -1};  // the first does not reach the second
 };
 
-// As comm/probe.h lays it out: in a segment a slot for each writer, and two spares for each.
+// As comm/probe.h has it: a slot for each writer, and two spares for each, which no other rank uses.
 struct Rings {
-  std::vector<std::byte*> segments;
+  std::vector<std::byte*> segments, spares;
   std::deque<ProbeArgs> args;
   int ranks;
 
   uint64_t* at(int owner, int writer, int spare = 0) const {
-    return reinterpret_cast<uint64_t*>(segments[size_t(owner)] + (spare * ranks + writer) * kSlot);
+    const auto rank = size_t(owner);
+    return reinterpret_cast<uint64_t*>(spare == 0
+                                           ? segments[rank] + writer * kSlot
+                                           : spares[rank] + ((spare - 1) * ranks + writer) * kSlot);
   }
 };
 
@@ -92,16 +95,18 @@ void run(uint64_t seed, const Trial& trial) {
   m.reset(s, trial.ranks, trial.ranks - 1, threads);
   Rings rings;
   rings.ranks = trial.ranks;
-  for (int r = 0; r < trial.ranks; ++r)
-    rings.segments.push_back(m.memory().add("the segment of rank " + std::to_string(r),
-                                            simt::Kind::shared, r, 3 * trial.ranks * kSlot));
+  for (int r = 0; r < trial.ranks; ++r) {
+    const std::string of = " of rank " + std::to_string(r);
+    const int bytes = trial.ranks * kSlot;
+    rings.segments.push_back(m.memory().add("the segment" + of, simt::Kind::shared, r, bytes));
+    rings.spares.push_back(m.memory().add("the spares" + of, simt::Kind::device, r, 2 * bytes));
+  }
   std::deque<Launch> launches;
-  const auto kernel = reinterpret_cast<void (*)(ProbeArgs)>(const_cast<void*>(probe_kernel()));
   for (int r = 0; r < trial.ranks; ++r) {
     const ProbeArgs& args = rings.args.emplace_back(arguments(rings, trial, r));
     if (r == trial.absent) continue;
     Launch& launch = launches.emplace_back();
-    launch.kernel = [&args, kernel] { kernel(args); };
+    launch.kernel = simt::call_of(probe_kernel(), args);
     launch.ranks = {r};
     launch.channels = trial.ranks - 1;
     launch.threads = threads;

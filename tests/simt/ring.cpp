@@ -13,9 +13,6 @@ namespace simt {
 namespace {
 
 constexpr int kThreads[] = {32, 32, 32, 32, 64, 64, 96, 96, 128, 256};
-template <class Args>
-using Kernel = void (*)(Args);
-
 template <class T>
 std::vector<std::byte> bytes_of(const std::vector<T>& x) {
   const auto* p = reinterpret_cast<const std::byte*>(x.data());
@@ -132,8 +129,8 @@ void Ring::make_segments() {
         memory().add("the segment" + of, Kind::shared, r, geometry_.bytes() + mesh_.bytes()));
     mailboxes_.push_back(memory().add("the mailbox" + of, Kind::shared, r, sizeof(Mailbox)));
     memory().write(mailboxes_.back(), &empty, sizeof empty);
-    failed_.push_back(memory().add("the word 'failed'" + of, Kind::shared, r, sizeof(uint32_t)));
-    ended_.push_back(memory().add("the word 'ended'" + of, Kind::shared, r, sizeof(uint32_t)));
+    failed_.push_back(memory().add("the word 'failed'" + of, Kind::device, r, sizeof(uint32_t)));
+    ended_.push_back(memory().add("the word 'ended'" + of, Kind::device, r, sizeof(uint32_t)));
   }
   for (int r = 0; first_step_ != 0 && r < ranks_; ++r)
     for (int c = 0; c < geometry_.channels; ++c)
@@ -357,9 +354,7 @@ void Ring::start_next(int seat) {
     for (int r = 0; r < ranks_; ++r) launch.ranks.push_back(r);
   else launch.ranks = {seat};
   const auto of = [&]<class Args>(const void* kernel, std::deque<Args>& all) {
-    const Args& args = all.emplace_back(arguments<Args>(call, launch.ranks));
-    const auto function = reinterpret_cast<Kernel<Args>>(const_cast<void*>(kernel));
-    return [function, &args] { function(args); };
+    return call_of(kernel, all.emplace_back(arguments<Args>(call, launch.ranks)));
   };
   const auto [dtype, combine] = std::pair(call.reduction.dtype, call.reduction.combine);
   if (call.direct) launch.kernel = of(direct_kernel_for(dtype, combine), direct_arguments_);

@@ -78,11 +78,7 @@ RK_DEVICE void st_relaxed(uint64_t* p, uint64_t v) {
   simt::machine().store(p, &v, 8, simt::Order::relaxed);
 }
 RK_DEVICE void fence_acq_rel() { simt::machine().fence(); }
-// Called by who gives up.
-RK_DEVICE bool claim(uint32_t* p) {
-  simt::machine().self().gave_up = true;
-  return simt::machine().claim(p);
-}
+RK_DEVICE bool claim(uint32_t* p) { return simt::machine().claim(p); }
 RK_DEVICE uint32_t count_round(uint32_t* p, uint32_t last) {
   return simt::machine().count_round(p, last, /*ordered=*/true);
 }

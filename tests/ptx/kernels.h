@@ -1,0 +1,25 @@
+// The kernels of a program: each entry of the PTX files that it was built with.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "program.h"
+
+namespace ptx {
+
+struct Kernel {
+  std::string name;  // demangled
+  std::string path;  // of its file
+  EntryText entry;
+  std::unique_ptr<Program> program;  // once it was asked for
+};
+
+// By demangled name.
+std::map<std::string, Kernel>& kernels();
+// By its name without namespaces and arguments: "alone<float>". Raises Error if there is none, or
+// it has an instruction that is not supported.
+Kernel& kernel_named(const std::string& name);
+
+}  // namespace ptx

@@ -1,0 +1,45 @@
+// What instructions ask of the machine that runs them, for the thread that runs. simulated.cpp
+// answers with the simulated machine of tests/simt.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ptx::machine {
+
+// As the qualifiers say. `line`: volatile, 16 bytes a lane, by a whole warp.
+enum class Order : uint8_t { weak, relaxed, acquire, release, acq_rel, line };
+enum class Scope : uint8_t { cta, gpu, sys };
+struct Access {
+  Order order = Order::weak;
+  Scope scope = Scope::sys;
+};
+
+struct Place {
+  uint32_t thread, threads, block, blocks;
+};
+Place place();
+// The registers of the thread: as many words, which are its own until the kernel ends.
+uint64_t* registers(size_t count);
+std::byte* shared_memory(size_t bytes);
+
+// `instruction`: which it is, so that a line is known to be accessed by all lanes at one.
+void load(uint64_t at, void* to, int bytes, Access access, const void* instruction);
+void store(uint64_t at, const void* from, int bytes, Access access, const void* instruction);
+uint32_t compare_and_swap(uint64_t at, uint32_t expected, uint32_t desired, Access access);
+// Counts up to `last`, and from 0 again; returns the count before.
+uint32_t increment(uint64_t at, uint32_t last, Access access);
+void fence(Access access);
+void use_shared(const std::byte* at, bool store);
+
+// By all lanes of a warp.
+void sync_warp();
+bool all_lanes(bool p);
+uint32_t from_lane(uint32_t value, uint32_t lane);
+void rest();
+// By `threads` threads of the block; true if `p` is, for any.
+bool barrier(uint32_t id, uint32_t threads, bool p);
+
+uint64_t nanoseconds();
+
+}  // namespace ptx::machine

@@ -1,0 +1,56 @@
+// A kernel in PTX, ready to run: its statements as instructions over numbered slots.
+#pragma once
+
+#include "machine.h"
+#include "module.h"
+
+namespace ptx {
+
+struct Instruction;
+
+// What a thread has while it runs a kernel.
+struct Frame {
+  uint64_t* slots;          // registers, constants and special registers
+  const std::byte* params;  // the kernel's arguments
+  std::byte* shared;        // the block's
+  int64_t param_bytes, shared_bytes;
+};
+
+// Does an instruction and returns the next one; null: the thread ends.
+using Step = const Instruction* (*)(Frame&, const Instruction*);
+
+struct Instruction {
+  Step step = nullptr;
+  uint32_t to[4] = {}, from[6] = {};  // slots
+  int64_t offset = 0;                 // of an address, in bytes
+  const Instruction* target = nullptr;
+  machine::Access access;
+  uint8_t bytes = 0, count = 1;  // of each of `count` values in memory
+  int statement = 0;             // its index
+};
+
+class Program {
+ public:
+  // Raises Error if a statement is not supported, and names it.
+  explicit Program(Entry entry);
+  Program(Program&&) = default;
+
+  const Entry& entry() const { return entry_; }
+  // Runs the kernel, by the thread that calls. Raises Error if there are other than `bytes` of
+  // arguments. A Failure of the machine names the statement.
+  void run(const void* arguments, size_t bytes) const;
+  // How often each statement has been run by any thread, since the last call of `forget`.
+  const std::vector<uint64_t>& executed() const { return executed_; }
+  void forget() { executed_.assign(executed_.size(), 0); }
+
+ private:
+  friend class Decoder;
+  Entry entry_;
+  std::vector<Instruction> instructions_;
+  // Slots: registers, then these, then the special registers.
+  std::vector<uint64_t> constants_;
+  size_t registers_ = 0;
+  mutable std::vector<uint64_t> executed_;
+};
+
+}  // namespace ptx
