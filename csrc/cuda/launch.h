@@ -21,6 +21,13 @@ RK_HD constexpr int workers_of(int threads) { return threads >= 96 ? threads - 3
 // What plans are made for, whatever a launch takes: ranks that cut alike need not launch alike.
 inline constexpr int kPlanWorkers = workers_of(kMaxThreads);
 
+// After how many polls in vain a wait looks whether to give up. A look reads host memory over PCIe:
+// about 2 us, so not at every poll. A thousand polls take less than a millisecond.
+#ifndef RK_POLLS_PER_LOOK
+#define RK_POLLS_PER_LOOK 1024
+#endif
+inline constexpr uint32_t kPollsPerLook = RK_POLLS_PER_LOOK;
+
 // Written over the counters that a neighbour polls by a rank that gives up; no step gets so far.
 inline constexpr uint64_t kPoisoned = ~uint64_t(0);
 

@@ -11,12 +11,6 @@
 
 namespace ringkern::cuda {
 
-// A look reads host memory over PCIe: about 2 us, so not at every poll. A thousand polls take less
-// than a millisecond.
-#ifndef RK_POLLS_PER_LOOK
-#define RK_POLLS_PER_LOOK 1024
-#endif
-inline constexpr uint32_t kPollsPerLook = RK_POLLS_PER_LOOK;
 // After the first look, polls are spaced, so that a long wait leaves the L2 to those who work.
 inline constexpr uint32_t kRestNanoseconds = 40;
 

@@ -223,6 +223,7 @@ void Machine::wait_for_progress() {
     for (auto& block : blocks_)
       for (Warp& w : block->warps)
         if (w.asleep && w.lanes[0]->alive) sleepers.push_back(&w);
+    if (poll_again(sleepers)) continue;
     for (const Warp* w : sleepers)
       if (when_stuck) when_stuck(w->lanes[0]->rank);
     if (fire_event()) continue;
@@ -231,12 +232,30 @@ void Machine::wait_for_progress() {
       if (w->clock_was_read) {
         timed = true;
         w->asleep = false;
+        w->woken_in_vain = 0;
         memory_.woken().push_back(w);
       }
     if (!timed) throw Failure("deadlock", who_waits());
     clock_ += settings_.clock_jump;
     wake_sleepers();
   }
+}
+
+// Those that have not looked since the memory last changed may give up when they do.
+bool Machine::poll_again(const std::vector<Warp*>& sleepers) {
+  // Where each poll looks, so did the one before it slept.
+  const uint32_t most = settings_.polls_per_look == 1 ? 0 : settings_.polls_per_look;
+  bool any = false;
+  for (Warp* w : sleepers) {
+    if (w->vain_since != memory_.now()) w->vain_since = memory_.now(), w->woken_in_vain = 0;
+    if (w->woken_in_vain >= most) continue;
+    ++w->woken_in_vain;
+    any = true;
+    w->asleep = false;
+    w->seen.clear();
+    for (Thread* t : w->lanes) runnable_.push_back(t);
+  }
+  return any;
 }
 
 std::string Machine::who_waits() const {

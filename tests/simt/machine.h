@@ -22,6 +22,8 @@ struct Settings {
   int drain_every = 8;    // operations, in the mean, until a waiting store becomes visible
   int starved_rank = -1;  // seldom gets its turn
   uint64_t most_steps = 50'000'000;
+  // How often a wait polls in vain until it looks at the clock and whether to give up.
+  uint32_t polls_per_look = 1;
   uint64_t clock_jump = 0;  // nanoseconds that pass when nobody can go on
 };
 
@@ -65,6 +67,9 @@ struct Warp : Watch {
   Thread* lanes[kWarpSize] = {};
   Meeting meeting = Meeting::none;
   int arrived = 0, at_barrier = 0, gone = 0;
+  // Where a look comes after many polls: how often it was woken in vain, and the memory's time then.
+  uint32_t woken_in_vain = 0;
+  uint64_t vain_since = 0;
 };
 
 struct Block {
@@ -132,6 +137,7 @@ class Machine {
   void change_to(Thread* next);
   Thread* pick();
   void wait_for_progress();
+  bool poll_again(const std::vector<Warp*>& sleepers);
   bool fire_event();
   void leave(Thread& t);
   void finish(Launch& launch);

@@ -202,6 +202,8 @@ class Memory {
   void check_race(Agent& a, Shadow& shadow, const void* key, bool store, Order order,
                   const char* what);
 
+  // Goes on with each store that becomes visible.
+  uint64_t now() const { return now_; }
   // Makes one waiting store visible; false if there is none.
   bool drain_one();
   void drain(Agent& a);

@@ -110,13 +110,17 @@ void Machine::hold_meeting(Warp& w) {
         t->predicate = all;
         if (!all) t->lines.clear();  // will be polled again
       }
+      // A poll in vain: where rests begin after many of them, this is one.
+      if (!all && settings_.polls_per_look > 1) return rest(w);
       break;
     case Meeting::shuffle:
       for (int i = 0; i < kWarpSize; ++i) w.lanes[i]->value = values[i];
       break;
     case Meeting::line_load: access_lines(w, /*store=*/false); break;
     case Meeting::line_store: access_lines(w, /*store=*/true); break;
-    case Meeting::rest: return rest(w);
+    case Meeting::rest:
+      if (settings_.polls_per_look == 1) return rest(w);
+      break;
   }
   for (Thread* t : w.lanes) {
     t->together = true;

@@ -90,6 +90,7 @@ void run(uint64_t seed, const Trial& trial) {
   s.drain_every = int(random.one_of({1, 4, 32}));
   s.starved_rank = int(random.below(uint64_t(trial.ranks)));
   s.clock_jump = 300'000;
+  s.polls_per_look = kPollsPerLook;
   Machine& m = machine();
   const int threads = int(random.one_of({32, 64, kProbeThreads}));
   m.reset(s, trial.ranks, trial.ranks - 1, threads);
