@@ -5,18 +5,6 @@
 
 namespace ringkern::cuda {
 
-// 32 channels of 8 slots. The slots suit a block of 11 working warps: in Simple each moves two
-// tiles of 2 KiB, in LL each thread a line, in LL128 ten warps a unit. 14.9 MiB a rank, and 1.1 MiB
-// for the mesh. The same on every GPU, because the ranks of a ring must agree; not tuned by
-// measurement.
-constexpr Geometry default_geometry() {
-  Geometry g;
-  g.channels = 32;
-  g.slot_bytes[int(Protocol::simple)] = 44 << 10;
-  g.slot_bytes[int(Protocol::ll)] = kPlanWorkers * int64_t(sizeof(LLLine));
-  g.slot_bytes[int(Protocol::ll128)] = 10 << 10;
-  return g;
-}
 constexpr bool fits_in_16_mib() {
   for (int ranks = 1; ranks <= MeshGeometry::kMostRanks + 1; ++ranks)
     if (segment_bytes(default_geometry(), ranks) > 16 << 20) return false;

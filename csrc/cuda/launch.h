@@ -21,6 +21,19 @@ RK_HD constexpr int workers_of(int threads) { return threads >= 96 ? threads - 3
 // What plans are made for, whatever a launch takes: ranks that cut alike need not launch alike.
 inline constexpr int kPlanWorkers = workers_of(kMaxThreads);
 
+// 32 channels of 8 slots. The slots suit a block of 11 working warps: in Simple each moves two
+// tiles of 2 KiB, in LL each thread a line, in LL128 ten warps a unit. 14.9 MiB a rank, and 1.1 MiB
+// for the mesh. The same on every GPU, because the ranks of a ring must agree; not tuned by
+// measurement.
+constexpr Geometry default_geometry() {
+  Geometry g;
+  g.channels = 32;
+  g.slot_bytes[int(Protocol::simple)] = 44 << 10;
+  g.slot_bytes[int(Protocol::ll)] = kPlanWorkers * int64_t(sizeof(LLLine));
+  g.slot_bytes[int(Protocol::ll128)] = 10 << 10;
+  return g;
+}
+
 // After how many polls in vain a wait looks whether to give up. A look reads host memory over PCIe:
 // about 2 us, so not at every poll. A thousand polls take less than a millisecond.
 #ifndef RK_POLLS_PER_LOOK

@@ -13,6 +13,7 @@ namespace simt {
 namespace {
 
 constexpr int kThreads[] = {32, 32, 32, 32, 64, 64, 96, 96, 128, 256};
+constexpr int kShippedThreads[] = {cuda::kMaxThreads, cuda::kMaxThreads, 96, 256};
 template <class T>
 std::vector<std::byte> bytes_of(const std::vector<T>& x) {
   const auto* p = reinterpret_cast<const std::byte*>(x.data());
@@ -32,7 +33,9 @@ Ring::Ring(uint64_t seed, const Wish& wish, Coverage& coverage)
   // Whoever asks for none gets the seeds of a time before there were any.
   if (!wish_.direct) wish_.direct = random_.one_in(3);
   cover("trouble", name_of(*wish_.trouble));
-  choose_sizes();
+  if (wish_.shipped) choose_shipped_sizes();
+  else choose_sizes();
+  choose_start();
   if (*wish_.direct) choose_mesh();
   choose_orders(seed);
   choose_machine(seed);
@@ -60,6 +63,18 @@ void Ring::choose_sizes() {
   geometry_.slot_bytes[int(Protocol::simple)] = random_.one_of({64, 256, 1024, 2048, 4096});
   geometry_.slot_bytes[int(Protocol::ll)] = 16 * random_.one_of({2, 4, 32, 33, 70});
   geometry_.slot_bytes[int(Protocol::ll128)] = 1024 * random_.one_of({1, 1, 2});
+  channels_ = geometry_.channels;
+}
+
+void Ring::choose_shipped_sizes() {
+  geometry_ = default_geometry();
+  threads_ = cuda::kMaxThreads;
+  ranks_ = wish_.ranks.value_or(random_.one_of({2, 4, 8}));
+  channels_ = 4096 / (ranks_ * threads_);  // more threads are slow: a clock has a time for each
+  most_bytes_ = random_.one_in(8) ? 256 << 10 : 96 << 10;
+}
+
+void Ring::choose_start() {
   victim_ = int(random_.below(uint64_t(ranks_)));
   together_ = wish_.trouble != Trouble::killed && random_.one_in(3);
   const uint64_t starts[] = {0,
@@ -78,10 +93,14 @@ void Ring::choose_sizes() {
 }
 
 void Ring::choose_mesh() {
-  mesh_.ranks = ranks_;
-  mesh_.channels = geometry_.channels;
-  mesh_.slots = wish_.slots.value_or(random_.one_of({2, 2, 3}));
-  mesh_.slot_bytes = MeshGeometry::kSlotGrain * random_.one_of({1, 1, 2, 5});
+  if (wish_.shipped) {
+    mesh_ = MeshGeometry::make(ranks_, geometry_.channels);
+  } else {
+    mesh_.ranks = ranks_;
+    mesh_.channels = geometry_.channels;
+    mesh_.slots = wish_.slots.value_or(random_.one_of({2, 2, 3}));
+    mesh_.slot_bytes = MeshGeometry::kSlotGrain * random_.one_of({1, 1, 2, 5});
+  }
   mixed_in_ = random_.one_in(3);
   cover("mesh slots", mesh_.slots);
 }
@@ -119,7 +138,7 @@ void Ring::choose_machine(uint64_t seed) {
     timeout_ns_ = random_.one_of({kTimeout, kTimeout, kTimeout / 30'000, kTimeout / 250'000});
     settings_.clock_jump = timeout_ns_ / random_.one_of<uint64_t>({1, 4, 8});
   }
-  machine().reset(settings_, ranks_, geometry_.channels, threads_);
+  machine().reset(settings_, ranks_, channels_, threads_);
 }
 
 void Ring::make_segments() {
@@ -190,7 +209,7 @@ void Ring::add_call() {
   // The plan must be the same on all ranks, whatever threads each of them launches.
   const auto plan = [&](int64_t count) {
     Plan p = Plan::make(collective, protocol, ranks_, count, size_of(dtype), workers_of(threads_),
-                        geometry_, 1 + int(random_.below(uint64_t(geometry_.channels))), root);
+                        geometry_, 1 + int(random_.below(uint64_t(channels_))), root);
     p.orders = orders_;
     return p;
   };
@@ -365,6 +384,7 @@ void Ring::start_next(int seat) {
   launch.channels = call.plan.channels;
   do launch.threads = random_.one_of(kThreads);
   while (launch.threads > threads_);
+  if (wish_.shipped) launch.threads = random_.one_of(kShippedThreads);
   launch.done = [this, i, seat, &launch] {
     for (const int r : launch.ranks) end_call(i, r);
     start_next(seat);

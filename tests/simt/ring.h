@@ -40,6 +40,7 @@ struct Wish {
   std::optional<bool> clock;   // whether a call that can keep one does
   std::optional<Trouble> trouble;
   std::optional<int> ranks, channels, slots, orders, atom, line_atom;
+  bool shipped = false;  // slots and threads as they ship, and of the channels a few
   bool find_races = true;
   bool verbose = false;
 };
@@ -70,6 +71,8 @@ class Ring {
   void cover(const char* what, const std::string& value);
   void cover(const char* what, int64_t value);
   void choose_sizes();
+  void choose_shipped_sizes();
+  void choose_start();
   void choose_machine(uint64_t seed);
   void make_segments();
   void choose_mesh();
@@ -146,7 +149,7 @@ class Ring {
   Random kinds_;
   Coverage& coverage_;
   Wish wish_;                     // nothing left out
-  int ranks_ = 2, threads_ = 32;  // threads: the most of a block
+  int ranks_ = 2, channels_ = 1, threads_ = 32;  // channels of a launch, threads of a block: at most
   bool together_ = false;         // all ranks in one launch, as in one process
   bool mixed_in_ = false;         // other calls among the direct ones
   bool many_ = false;             // calls

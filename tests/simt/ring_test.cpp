@@ -18,7 +18,7 @@ constexpr const char* kUsage =
     "ring_test [--seeds N] [--first N] [--jobs N] [--seed N (this one, in detail)]\n"
     "  [--protocol simple|ll|ll128|mixed] [--direct 0|1]\n"
     "  [--trouble none|killed|aborted|corrupted] [--ranks N] [--slots N] [--orders N]\n"
-    "  [--atom 4|8|16] [--line-atom 8|16|128] [--races 0|1]";
+    "  [--atom 4|8|16] [--line-atom 8|16|128] [--races 0|1] [--shipped 0|1]";
 
 // What seeds must have tried when there are many.
 constexpr const char* kRequired[] = {"ranks 2",
@@ -173,6 +173,7 @@ Run parse_run(int argc, char** argv) {
   run.wish.atom = as_int("--atom");
   run.wish.line_atom = as_int("--line-atom");
   if (const auto direct = options.number("--direct")) run.wish.direct = *direct != 0;
+  run.wish.shipped = options.number("--shipped").value_or(0) != 0;
   run.wish.find_races = options.number("--races").value_or(1) != 0;
   run.wish.trouble = parse<Trouble>(options, "--trouble", [](Trouble t) { return name_of(t); }, 4);
   run.wish.protocol = parse<Protocol>(
