@@ -164,6 +164,12 @@ To convert(From a) {
   return To(a);
 }
 
+// To a register of 16 bits; see the decoder.
+template <class To, class From>
+int16_t convert_to_byte(From a) {
+  return To(a);
+}
+
 template <class T>
 bool eq(T a, T b) {
   return a == b;
@@ -199,6 +205,22 @@ T bfi(T field, T into, uint32_t first, uint32_t bits) {
   if (first >= kBits<T> || bits == 0) return into;
   const T mask = T((bits >= kBits<T> ? ~T(0) : T((T(1) << bits) - 1)) << first);
   return T((into & ~mask) | (T(field << first) & mask));
+}
+template <class T>
+T bfe(T a, uint32_t first, uint32_t bits) {
+  first &= 255, bits &= 255;
+  // Behind the field its last bit is repeated, or 0.
+  const uint32_t last = std::min(first + bits - 1, kBits<T> - 1);
+  T result = 0;
+  for (uint32_t i = 0; i < kBits<T> && bits > 0; ++i) {
+    const bool inside = i < bits && first + i < kBits<T>;
+    if (inside || std::is_signed_v<T>)
+      result = T(result | T((Unsigned<T>(a) >> (inside ? first + i : last) & 1) << i));
+  }
+  return result;
+}
+uint32_t shf_l_wrap(uint32_t low, uint32_t high, uint32_t n) {
+  return uint32_t((uint64_t(high) << 32 | low) << (n & 31) >> 32);
 }
 uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector) {
   const uint64_t all = uint64_t(b) << 32 | a;
@@ -355,6 +377,12 @@ Table make_table() {
   };
   integer(int16_t(), "s16"), integer(uint16_t(), "u16"), integer(int32_t(), "s32");
   integer(uint32_t(), "u32"), integer(int64_t(), "s64"), integer(uint64_t(), "u64");
+  const auto to_byte = [&]<class T>(T, const std::string& s) {
+    RK_OP("cvt.s8." + s, &convert_to_byte<int8_t, T>);
+    RK_OP("cvt.u8." + s, &convert_to_byte<uint8_t, T>);
+  };
+  to_byte(int16_t(), "s16"), to_byte(uint16_t(), "u16"), to_byte(int32_t(), "s32");
+  to_byte(uint32_t(), "u32"), to_byte(int64_t(), "s64"), to_byte(uint64_t(), "u64");
   const auto bits = [&]<class T>(T, const char* s) {
     bits_of<T>(table, s), moves_of<T>(table, s);
     RK_OP(std::string("setp.eq.") + s, &eq<T>);
@@ -374,6 +402,11 @@ Table make_table() {
   RK_OP("mul.hi.u64", &mul_hi_u64);
   RK_OP("bfi.b32", &bfi<uint32_t>);
   RK_OP("bfi.b64", &bfi<uint64_t>);
+  RK_OP("bfe.s64", &bfe<int64_t>);
+  RK_OP("bfe.u64", &bfe<uint64_t>);
+  RK_OP("bfe.s32", &bfe<int32_t>);
+  RK_OP("bfe.u32", &bfe<uint32_t>);
+  RK_OP("shf.l.wrap.b32", &shf_l_wrap);
   RK_OP("prmt.b32", &prmt);
   RK_OP("lop3.b32", &lop3);
   // All memory that a kernel is given is global: so is its generic address.

@@ -101,7 +101,8 @@ const void* direct_kernel_for(DType dtype, Combine combine) {
 }
 const void* alone_kernel(DType dtype) {
   return with_dtype(dtype, [](auto tag) -> const void* {
-    return &ptx::kernel_named("alone<" + type_name<typename decltype(tag)::type>() + ">");
+    const std::string type = type_name<typename decltype(tag)::type>();
+    return &ptx::kernel_named("alone<" + type + (type.ends_with('>') ? " >" : ">"));
   });
 }
 const void* probe_kernel() { return &ptx::kernel_named("probe"); }

@@ -164,24 +164,24 @@ class EntryParser {
 
   // `.pred p, q;` or `.b32 %r<10>;`. A name within braces hides one outside of them.
   void declare_registers() {
-    tokens_.word();  // its type: instructions have theirs
+    const std::string type = tokens_.word();
     do {
       const std::string name = tokens_.word();
       if (tokens_.take("<")) {
         const int64_t count = tokens_.number();
         tokens_.expect(">");
-        for (int64_t i = 0; i < count; ++i) declare(name + std::to_string(i));
+        for (int64_t i = 0; i < count; ++i) declare(name + std::to_string(i), type);
       } else {
-        declare(name);
+        declare(name, type);
       }
     } while (tokens_.take(","));
     tokens_.expect(";");
   }
-  void declare(const std::string& name) {
+  void declare(const std::string& name, const std::string& type) {
     std::string unique = name;
     if (scopes_.size() > 1) unique += "@" + std::to_string(entry_.registers.size());
     scopes_.back()[name] = unique;
-    entry_.registers.push_back(unique);
+    entry_.registers.push_back({unique, type});
   }
   std::string resolve(const std::string& name) const {
     for (auto scope = scopes_.rbegin(); scope != scopes_.rend(); ++scope)

@@ -31,6 +31,10 @@ struct Statement {
   int line = 0;
 };
 
+struct Register {
+  std::string name, type;  // "%r7", ".b32"
+};
+
 struct Variable {
   int64_t offset = 0, bytes = 0;
 };
@@ -42,7 +46,7 @@ struct Entry {
   int64_t param_bytes = 0, shared_bytes = 0;
   int most_threads = 0;   // .maxntid
   int blocks_per_sm = 0;  // .minnctapersm
-  std::vector<std::string> registers;
+  std::vector<Register> registers;
   std::vector<Statement> statements;
   std::map<std::string, size_t> labels;  // the index of the statement behind it
 };

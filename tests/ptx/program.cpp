@@ -172,9 +172,9 @@ class Decoder {
   explicit Decoder(Program& program) : p_(program), entry_(program.entry_) {}
 
   void decode() {
-    for (const std::string& r : entry_.registers)
-      if (!slots_.emplace(r, uint32_t(slots_.size())).second)
-        throw Error(entry_.name + ": the register '" + r + "' is declared twice");
+    for (const auto& [name, type] : entry_.registers)
+      if (!slots_.emplace(name, uint32_t(slots_.size())).second)
+        throw Error(entry_.name + ": the register '" + name + "' is declared twice");
     p_.registers_ = slots_.size();
     std::vector<size_t> begins;  // of each statement, the first of its instructions
     for (size_t s = 0; s < entry_.statements.size(); ++s) {
@@ -260,6 +260,10 @@ class Decoder {
     if (operation.step == nullptr) refuse("the instruction '" + s.opcode + "' is not known");
     i.step = operation.step;
     operands(s, i, operation.results, operation.operands);
+    // It is extended to the whole register.
+    const bool to_byte = words[0] == "cvt" && (words[1] == "s8" || words[1] == "u8");
+    if (to_byte && entry_.registers[i.to[0]].type != ".b16")
+      refuse("a byte in a register that has not 16 bits");
   }
 
   // ld.{volatile,relaxed,acquire}{.scope}.space{.v2,.v4}.type, and so for st.

@@ -41,7 +41,8 @@ Ring::Ring(uint64_t seed, const Wish& wish, Coverage& coverage)
   choose_machine(seed);
   make_segments();
   many_ = random_.one_in(8);
-  const int calls = 1 + int(random_.below(!many_ ? 4 : *wish_.direct ? 40 : 12));
+  int calls = 1 + int(random_.below(!many_ ? 4 : *wish_.direct ? 40 : 12));
+  if (wish_.operands) calls = 1, many_ = false;
   for (int i = 0; i < calls; ++i) add_call();
 }
 
@@ -174,6 +175,7 @@ void Ring::make_segments() {
 
 // Around the sizes at which something changes.
 int64_t Ring::choose_count(int64_t chunk, int64_t chunks, int64_t loop, int element, int parts) {
+  if (wish_.operands) return int64_t(wish_.operands(0).size()) / element;
   // Of several channels, the last one should have something to do now and then.
   const int64_t bytes =
       loop * element <= 8 << 10 && random_.one_in(3) ? loop * element + 16 : most_bytes_;
@@ -201,8 +203,11 @@ void Ring::add_call() {
       random_.one_in(2) ? Collective::all_reduce : Collective(random_.below(kCollectives));
   // A message goes to the next rank, and with two orders there would be two.
   if (collective == Collective::send_recv && orders_.count > 1) collective = Collective::broadcast;
-  const DType dtype = draw_dtype();
+  if (wish_.operands) collective = Collective::all_reduce;
+  // What is asked for takes the place of what was drawn, so that the rest of the seed stays.
+  const DType drawn = draw_dtype(), dtype = wish_.dtype.value_or(drawn);
   auto op = random_.one_in(2) ? Op::sum : Op(random_.below(kOps));
+  op = wish_.op.value_or(op);
   if (!accepts(op, kind_of(dtype))) op = Op::sum;
   call.reduction = Reduction::of(op, dtype, ranks_, 0.75);
   const int root = is_chain(collective) ? int(random_.below(uint64_t(ranks_))) : 0;
@@ -217,7 +222,7 @@ void Ring::add_call() {
   if (*wish_.direct && !(mixed_in_ && random_.one_in(2))) {
     choose_direct(call, size_of(dtype));
     // Not a matter of the seed: what it chooses next stays what it was.
-    const bool wide = call.plan.count % 2 == 0;
+    const bool wide = wish_.operands ? wish_.wide : call.plan.count % 2 == 0;
     call.reduction = Reduction::of(op, dtype, ranks_, 0.75, wide);
     if (call.reduction.wide) cover("wide", name_of(op));
   } else {
@@ -307,6 +312,8 @@ void Ring::fill(Call& call) {
   std::vector<std::vector<T>> in, out;
   for (int r = 0; r < ranks_; ++r) {
     in.push_back(numbers<T>(in_count, random));
+    if (wish_.operands)
+      std::memcpy(in.back().data(), wish_.operands(r).data(), size_t(in_count * e));
     const std::string of =
         " of rank " + std::to_string(r) + ", call " + std::to_string(calls_.size());
     const auto add = [&](const char* what, int64_t count) {

@@ -39,8 +39,13 @@ struct Wish {
   std::optional<bool> direct;  // whether there are direct all-reduces, perhaps among other calls
   std::optional<bool> clock;   // whether a call that can keep one does
   std::optional<Trouble> trouble;
+  std::optional<DType> dtype;
+  std::optional<Op> op;
   std::optional<int> ranks, channels, slots, orders, atom, line_atom;
   bool shipped = false;  // slots and threads as they ship, and of the channels a few
+  // What each rank holds; the only call is then an all-reduce of that.
+  std::function<std::vector<std::byte>(int rank)> operands;
+  bool wide = false;  // of that call, as Reduction has it
   bool find_races = true;
   bool verbose = false;
 };
@@ -148,11 +153,12 @@ class Ring {
   Random random_;
   Random kinds_;
   Coverage& coverage_;
-  Wish wish_;                     // nothing left out
-  int ranks_ = 2, channels_ = 1, threads_ = 32;  // channels of a launch, threads of a block: at most
-  bool together_ = false;         // all ranks in one launch, as in one process
-  bool mixed_in_ = false;         // other calls among the direct ones
-  bool many_ = false;             // calls
+  Wish wish_;  // nothing left out
+  int ranks_ = 2, channels_ = 1,
+      threads_ = 32;       // channels of a launch, threads of a block: at most
+  bool together_ = false;  // all ranks in one launch, as in one process
+  bool mixed_in_ = false;  // other calls among the direct ones
+  bool many_ = false;      // calls
   RingOrders orders_;
   Geometry geometry_;
   MeshGeometry mesh_;

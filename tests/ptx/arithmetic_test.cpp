@@ -1,0 +1,150 @@
+// What each kernel computes, as nvcc compiled it: every dtype, op, protocol and algorithm, to the
+// bit the same as the reference. Of bytes, all pairs; of larger types, those of the numbers at which
+// arithmetic changes, and random bits.
+#include <cstring>
+#include <random>
+
+#include "check.h"
+#include "cuda/model.h"
+#include "ptx/kernels.h"
+#include "reduce/dtype.h"
+#include "simt/ring.h"
+
+using namespace simt;
+
+namespace {
+
+constexpr size_t kSpecial = 2 * 7 * 4;
+
+// Of each sign, exponents and mantissas at both ends and in the middle. As integers: 0, 1, -1, the
+// smallest and the largest are among them.
+uint64_t special(size_t i, int bits, int exponent_bits) {
+  const int mantissa_bits = bits - 1 - exponent_bits;
+  const uint64_t top = (uint64_t(1) << exponent_bits) - 1, all = (uint64_t(1) << mantissa_bits) - 1;
+  const uint64_t exponents[] = {0, 1, top / 2 - 1, top / 2, top / 2 + 1, top - 1, top};
+  const uint64_t mantissas[] = {0, 1, all / 2 + 1, all};
+  return (i / 28) << (bits - 1) | exponents[i / 4 % 7] << mantissa_bits | mantissas[i % 4];
+}
+
+int exponent_bits_of(DType dtype) {
+  if (dtype == DType::f16) return 5;
+  return size_of(dtype) == 8 ? 11 : 8;
+}
+
+// What one of two ranks holds.
+std::vector<std::byte> operands(DType dtype, int rank) {
+  const auto bytes = size_t(size_of(dtype));
+  const size_t each = bytes == 1 ? 256 : kSpecial, random_count = bytes == 1 ? 0 : 4096;
+  std::mt19937_64 random(uint64_t(rank) + 1);
+  std::vector<std::byte> all((each * each + random_count) * bytes);
+  for (size_t i = 0; i < all.size() / bytes; ++i) {
+    const size_t mine = rank == 0 ? i % each : i / each % each;
+    uint64_t word = random();
+    if (bytes == 1) word = mine;
+    else if (i < each * each) word = special(mine, int(bytes) * 8, exponent_bits_of(dtype));
+    std::memcpy(all.data() + i * bytes, &word, bytes);
+  }
+  return all;
+}
+
+Coverage coverage;
+
+void check(Wish wish) {
+  wish.trouble = Trouble::none;
+  wish.ranks = 2;
+  wish.channels = 1;
+  wish.orders = 0;
+  wish.find_races = false;
+  const DType dtype = *wish.dtype;
+  wish.operands = [dtype](int rank) { return operands(dtype, rank); };
+  try {
+    Ring(1, wish, coverage).run();
+    for (const uint64_t seed : {6, 9})
+      if (wish.op == Op::sum) Ring(seed, wish, coverage).run();
+  } catch (const Failure& f) {
+    FAIL_CHECK(std::string(name_of(dtype)) + " " + name_of(*wish.op) + ": " + f.what());
+  }
+}
+
+template <class F>
+void for_each_reduction(F f) {
+  for (int d = 0; d < kDTypes; ++d)
+    for (int o = 0; o < kOps; ++o)
+      if (accepts(Op(o), kind_of(DType(d)))) f(DType(d), Op(o));
+}
+
+TEST_CASE("rings combine as the reference does") {
+  for (int p = 0; p < kProtocols; ++p)
+    for_each_reduction([&](DType dtype, Op op) {
+      Wish wish;
+      wish.protocol = Protocol(p), wish.direct = false, wish.clock = false;
+      wish.dtype = dtype, wish.op = op;
+      check(wish);
+      wish.clock = true;  // another kernel
+      if (dtype == DType::f32 && op == Op::sum) check(wish);
+    });
+}
+
+TEST_CASE("direct all-reduces combine as the reference does") {
+  for (const bool wide : {false, true})
+    for_each_reduction([&](DType dtype, Op op) {
+      if (wide && !Reduction::of(op, dtype, 2, 0.75, true).wide) return;
+      Wish wish;
+      wish.protocol = Protocol::ll, wish.direct = true;
+      wish.dtype = dtype, wish.op = op, wish.wide = wide;
+      check(wish);
+    });
+}
+
+TEST_CASE("a ring of one multiplies as the reference does") {
+  for (int d = 0; d < kDTypes; ++d)
+    for (const Op op : {Op::sum, Op::premul_sum}) {
+      const auto dtype = DType(d);
+      if (!accepts(op, kind_of(dtype))) continue;
+      const std::vector<std::byte> in = operands(dtype, 0);
+      Machine& m = machine();
+      m.reset({}, 1, 2, 64);
+      AloneArgs args;
+      std::byte* from = m.memory().add("the input", simt::Kind::own, 0, int64_t(in.size()));
+      m.memory().write(from, in.data(), int64_t(in.size()));
+      args.in = from;
+      args.out = m.memory().add("the output", simt::Kind::own, 0, int64_t(in.size()));
+      args.count = int64_t(in.size()) / size_of(dtype);
+      args.reduction = Reduction::of(op, dtype, 1, 0.75);
+      Launch launch{call_of(alone_kernel(dtype), args), {0}, 2, 64, nullptr, 0};
+      m.start(launch);
+      m.run();
+      std::vector<std::byte> out(in.size());
+      m.memory().read(args.out, out.data(), int64_t(out.size()));
+      with_dtype(dtype, [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        int wrong = 0;
+        for (size_t i = 0; i < out.size(); i += sizeof(T)) {
+          T x;
+          std::memcpy(&x, &in[i], sizeof x);
+          x = test::scaled(args.reduction, Reduction::Scale::multiply_input, x);
+          wrong += std::memcmp(&x, &out[i], sizeof x) != 0;
+        }
+        CHECK_EQ(wrong, 0);
+      });
+    }
+}
+
+// After the cases above, which run it by every way of asking for it.
+TEST_CASE("no kernel of a collective is left out") {
+  for (const char* way : {"aligned 0", "aligned 1", "in place 0", "in place 1",
+                          "one_shot more rounds", "two_shot more rounds"})
+    if (coverage[way] == 0) FAIL_CHECK(std::string("not tried: ") + way);
+  for (const auto& [name, kernel] : ptx::kernels())
+    if (name.find("::probe(") == std::string::npos && kernel.program == nullptr)
+      FAIL_CHECK(name + " was not run");
+  uint64_t statements = 0, run = 0;
+  for (const auto& [name, kernel] : ptx::kernels())
+    for (const uint64_t times :
+         kernel.program == nullptr ? std::vector<uint64_t>() : kernel.program->executed())
+      ++statements, run += times > 0;
+  std::printf("%zu kernels, of whose %lu statements %lu were run\n", ptx::kernels().size(),
+              static_cast<unsigned long>(statements), static_cast<unsigned long>(run));
+}
+
+}  // namespace
