@@ -65,4 +65,7 @@ find_package(CUDAToolkit REQUIRED)
 
 # Every compilation leaves ptxas's report of its kernels beside the object. Placed before a launcher
 # that the user asks for, such as ccache.
+if(RK_TESTS)
+  list(PREPEND CMAKE_CUDA_COMPILER_LAUNCHER --keep-ptx)
+endif()
 list(PREPEND CMAKE_CUDA_COMPILER_LAUNCHER sh ${CMAKE_CURRENT_LIST_DIR}/ptxas_report.sh)

@@ -1,42 +1,44 @@
 # The programs of tests/ptx: the kernels as nvcc compiles them, run from their PTX on the machine of
-# tests/simt. One for each GPU of the build, and one of which the flags of LL wrap, as in tests/simt.
+# tests/simt. For each GPU of the build, what the build itself gave to ptxas; and compiled once more
+# with the constants of tests/simt, so that flags of LL wrap.
 file(GLOB _kernels CONFIGURE_DEPENDS csrc/cuda/*.cu)
 file(GLOB _ptx CONFIGURE_DEPENDS tests/ptx/*.cpp)
 list(FILTER _ptx EXCLUDE REGEX "/kernels\\.cpp$|_test\\.cpp$")
 add_library(ringkern_ptx STATIC ${_ptx})
 target_link_libraries(ringkern_ptx PUBLIC ringkern_simt_flags)
 
-# As tests/simt has it, but for the constants that only a simulation changes.
+add_library(ringkern_ptx_short OBJECT ${_kernels})
+target_link_libraries(ringkern_ptx_short PRIVATE ringkern_flags)
+target_compile_definitions(ringkern_ptx_short PRIVATE ${_short})
+set_target_properties(ringkern_ptx_short PROPERTIES CUDA_PTX_COMPILATION ON
+  CUDA_ARCHITECTURES 90-virtual CUDA_COMPILER_LAUNCHER "")
+
+# The simulator with the constants that ship.
 add_library(ringkern_simt_shipped STATIC ${_machine})
 target_link_libraries(ringkern_simt_shipped PUBLIC ringkern_simt_flags)
 
 add_custom_target(ptx_tests)
-function(add_ptx_programs name arch simulator)
-  add_library(ringkern_ptx_${name} OBJECT ${_kernels})
-  target_link_libraries(ringkern_ptx_${name} PRIVATE ringkern_flags)
-  target_compile_definitions(ringkern_ptx_${name} PRIVATE
-    $<TARGET_PROPERTY:${simulator},COMPILE_DEFINITIONS>)
-  set_target_properties(ringkern_ptx_${name} PROPERTIES CUDA_PTX_COMPILATION ON
-    CUDA_ARCHITECTURES ${arch}-virtual CUDA_COMPILER_LAUNCHER "")
-  set(_list ${CMAKE_CURRENT_BINARY_DIR}/ptx/${name}.txt)
-  file(GENERATE OUTPUT ${_list} CONTENT "$<JOIN:$<TARGET_OBJECTS:ringkern_ptx_${name}>,\n>\n")
-  foreach(test ring probe arithmetic)
-    set(_target tests_ptx_${name}_${test}_test)
-    file(GLOB _test tests/*/${test}_test.cpp)
-    list(FILTER _test INCLUDE REGEX "/(simt|ptx)/")
-    add_executable(${_target} ${_test} tests/ptx/kernels.cpp)
-    target_compile_definitions(${_target} PRIVATE RK_PTX_FILES="${_list}")
-    target_link_libraries(${_target} PRIVATE ringkern_ptx ${simulator} ringkern_check)
-    add_dependencies(${_target} ringkern_ptx_${name})
-    add_dependencies(ptx_tests ${_target})
-    add_test(NAME ptx/${name}/${test} COMMAND ${_target} ${ARGN})
-    set_tests_properties(ptx/${name}/${test} PROPERTIES TIMEOUT 600)
-  endforeach()
+# A test, over the kernels in the files that a target made and whose names end so.
+function(add_ptx_test name source simulator kernels ending)
+  string(MAKE_C_IDENTIFIER tests_ptx_${name}_test _target)
+  add_executable(${_target} tests/${source}_test.cpp tests/ptx/kernels.cpp)
+  target_compile_definitions(${_target} PRIVATE RK_PTX_ENDING="${ending}"
+    RK_PTX_DIRECTORY="${CMAKE_CURRENT_BINARY_DIR}/CMakeFiles/${kernels}.dir/csrc/cuda")
+  target_link_libraries(${_target} PRIVATE ringkern_ptx ${simulator} ringkern_check)
+  add_dependencies(${_target} ${kernels})
+  add_dependencies(ptx_tests ${_target})
+  add_test(NAME ptx/${name} COMMAND ${_target} ${ARGN})
+  set_tests_properties(ptx/${name} PROPERTIES TIMEOUT 600)
 endfunction()
-add_ptx_programs(short 90 ringkern_simt)
+
+add_ptx_test(ring simt/ring ringkern_simt ringkern_ptx_short .ptx --seeds 1000)
+add_ptx_test(probe simt/probe ringkern_simt ringkern_ptx_short .ptx)
 string(REPLACE " " ";" _archs "${RK_CUDA_ARCH_NAMES}")
 foreach(arch IN LISTS _archs)
-  if(arch MATCHES "^sm_(.*)$")
-    add_ptx_programs(${arch} ${CMAKE_MATCH_1} ringkern_simt_shipped)
+  if(NOT arch MATCHES "^sm_")
+    continue() # the PTX of the one before, as it ships
   endif()
+  add_ptx_test(${arch}/arithmetic ptx/arithmetic ringkern_simt_shipped ringkern_core .cu.o.${arch}.ptx)
+  add_ptx_test(${arch}/ring simt/ring ringkern_simt_shipped ringkern_core .cu.o.${arch}.ptx
+    --shipped 1 --seeds 4)
 endforeach()

@@ -3,10 +3,10 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <memory>
-#include <sstream>
 #include <typeinfo>
 
 #include "cuda/probe.h"
@@ -30,15 +30,17 @@ std::string text_of(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// RK_PTX_FILES: a file that names those of PTX, a line each.
+// RK_PTX_DIRECTORY: where they are; RK_PTX_ENDING: how their names end.
 std::map<std::string, Kernel> read_kernels() {
   std::map<std::string, Kernel> all;
-  std::istringstream paths(text_of(RK_PTX_FILES));
-  for (std::string path; std::getline(paths, path);)
+  for (const auto& file : std::filesystem::directory_iterator(RK_PTX_DIRECTORY)) {
+    const std::string path = file.path();
+    if (!path.ends_with(RK_PTX_ENDING)) continue;
     for (auto& [mangled, entry] : split_entries(text_of(path))) {
       const std::string name = demangled(mangled.c_str());
       all[name] = {name, path, std::move(entry), nullptr};
     }
+  }
   return all;
 }
 
