@@ -42,3 +42,10 @@ foreach(arch IN LISTS _archs)
   add_ptx_test(${arch}/ring simt/ring ringkern_simt_shipped ringkern_core .cu.o.${arch}.ptx
     --shipped 1 --seeds 4)
 endforeach()
+if("sm_90" IN_LIST _archs)
+  add_ptx_test(costs ptx/costs ringkern_simt_shipped ringkern_core .cu.o.sm_90.ptx)
+  target_compile_definitions(tests_ptx_costs_test PRIVATE
+    RK_SOURCES="${CMAKE_CURRENT_SOURCE_DIR}")
+  set_tests_properties(ptx/costs PROPERTIES
+    SKIP_REGULAR_EXPRESSION "there is nothing to (test|run)")
+endif()

@@ -223,10 +223,11 @@ class Decoder {
       i.step = s.negated == branch ? &jump_if<true> : &jump_if<false>;
       i.from[0] = register_of(s.guard);
       if (branch) jumps_.emplace_back(p_.instructions_.size(), label_of(s));
-      else skips_.emplace_back(p_.instructions_.size(), p_.instructions_.size() + 2);
+      else
+        i.skips = true, skips_.emplace_back(p_.instructions_.size(), p_.instructions_.size() + 2);
       p_.instructions_.push_back(i);
       if (branch) return;
-      i.from[0] = 0;
+      i.from[0] = 0, i.skips = false;
     } else if (branch) {
       i.step = &jump;
       jumps_.emplace_back(p_.instructions_.size(), label_of(s));
@@ -410,6 +411,7 @@ void Program::run(const void* arguments, size_t bytes) const {
   try {
     while (i != nullptr) {
       ++executed_[size_t(i->statement)];
+      if (observer != nullptr) observer->see(f, *i, entry_.statements[size_t(i->statement)]);
       i = i->step(f, i);
     }
   } catch (const simt::Failure& failure) {

@@ -27,7 +27,14 @@ struct Instruction {
   machine::Access access;
   uint8_t bytes = 0, count = 1;  // of each of `count` values in memory
   int statement = 0;             // its index
+  bool skips = false;            // the guard of the next one
 };
+
+// Sees each instruction before a thread runs it, while it is set.
+struct Observer {
+  virtual void see(const Frame& frame, const Instruction& i, const Statement& s) = 0;
+};
+inline Observer* observer = nullptr;
 
 class Program {
  public:
