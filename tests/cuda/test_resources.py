@@ -185,6 +185,28 @@ def test_the_launcher_keeps_the_report_and_passes_on_the_rest(tmp_path: Path, st
     )
 
 
+def test_the_launcher_keeps_the_ptx_of_each_gpu_where_it_is_asked_to(tmp_path: Path) -> None:
+    # As nvcc names them, among other files, behind --keep-dir.
+    compiler = (
+        'while [ "$1" != --keep-dir ]; do shift; done\n'
+        'for arch in 80 100; do echo "of $arch" > "$2/x.compute_$arch.ptx"; done\n'
+        'echo more > "$2/x.cubin"\n'
+    )
+    (tmp_path / "nvcc").write_text(compiler)
+    (tmp_path / "x.cu.o.sm_90.ptx").write_text("of a GPU that is no longer asked for")
+    run = subprocess.run(
+        ["sh", SCRIPT, "--keep-ptx", "sh", "nvcc", "-c", "x.cu", "-o", "x.cu.o"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    kept = {path.name: path.read_text() for path in tmp_path.glob("*.ptx")}
+    assert kept == {"x.cu.o.sm_80.ptx": "of 80\n", "x.cu.o.sm_100.ptx": "of 100\n"}
+    assert not (tmp_path / "x.cu.o.kept").exists()
+
+
 def test_the_launcher_runs_what_makes_no_object(tmp_path: Path) -> None:
     run = subprocess.run(
         ["sh", SCRIPT, "echo", "V13"], cwd=tmp_path, capture_output=True, text=True, timeout=30
