@@ -23,7 +23,7 @@ function(add_ptx_test name source simulator kernels ending)
   string(MAKE_C_IDENTIFIER tests_ptx_${name}_test _target)
   add_executable(${_target} tests/${source}_test.cpp tests/ptx/kernels.cpp)
   target_compile_definitions(${_target} PRIVATE RK_PTX_ENDING="${ending}"
-    RK_PTX_DIRECTORY="${CMAKE_CURRENT_BINARY_DIR}/CMakeFiles/${kernels}.dir/csrc/cuda")
+    RK_PTX_DIRECTORY="${CMAKE_CURRENT_BINARY_DIR}/CMakeFiles/${kernels}.dir")
   target_link_libraries(${_target} PRIVATE ringkern_ptx ${simulator} ringkern_check)
   add_dependencies(${_target} ${kernels})
   add_dependencies(ptx_tests ${_target})
@@ -49,3 +49,10 @@ if("sm_90" IN_LIST _archs)
   set_tests_properties(ptx/costs PROPERTIES
     SKIP_REGULAR_EXPRESSION "there is nothing to (test|run)")
 endif()
+
+# What bench/gpu asks of a GPU.
+add_library(ringkern_ptx_bench OBJECT bench/gpu/litmus.cu bench/gpu/limits.cu)
+target_link_libraries(ringkern_ptx_bench PRIVATE ringkern_flags)
+set_target_properties(ringkern_ptx_bench PROPERTIES CUDA_PTX_COMPILATION ON
+  CUDA_ARCHITECTURES 90-virtual CUDA_COMPILER_LAUNCHER "")
+add_ptx_test(bench ptx/bench ringkern_simt_shipped ringkern_ptx_bench .ptx)

@@ -4,6 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <optional>
 
 namespace ptx::machine {
 
@@ -26,9 +28,11 @@ std::byte* shared_memory(size_t bytes);
 // `instruction`: which it is, so that a line is known to be accessed by all lanes at one.
 void load(uint64_t at, void* to, int bytes, Access access, const void* instruction);
 void store(uint64_t at, const void* from, int bytes, Access access, const void* instruction);
-uint32_t compare_and_swap(uint64_t at, uint32_t expected, uint32_t desired, Access access);
-// Counts up to `last`, and from 0 again; returns the count before.
-uint32_t increment(uint64_t at, uint32_t last, Access access);
+// Atomic: puts what `change` makes of the value there, if anything, and returns the value before.
+using Change = std::function<std::optional<uint64_t>(uint64_t before)>;
+uint64_t update(uint64_t at, int bytes, Access access, const Change& change);
+// Called by a thread whose wait has failed: it is those that compare and swap.
+void give_up();
 void fence(Access access);
 void use_shared(const std::byte* at, bool store);
 

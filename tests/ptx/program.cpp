@@ -87,12 +87,24 @@ const Instruction* store_shared(Frame& f, const Instruction* i) {
   return i + 1;
 }
 const Instruction* compare_and_swap(Frame& f, const Instruction* i) {
-  f.slots[i->to[0]] = machine::compare_and_swap(address(f, i), uint32_t(f.slots[i->from[1]]),
-                                                uint32_t(f.slots[i->from[2]]), i->access);
+  machine::give_up();
+  f.slots[i->to[0]] = machine::update(address(f, i), 4, i->access, [&](uint64_t before) {
+    const bool same = uint32_t(before) == uint32_t(f.slots[i->from[1]]);
+    return same ? std::optional(f.slots[i->from[2]]) : std::nullopt;
+  });
   return i + 1;
 }
+// Up to a last value, and then from 0 again.
 const Instruction* increment(Frame& f, const Instruction* i) {
-  f.slots[i->to[0]] = machine::increment(address(f, i), uint32_t(f.slots[i->from[1]]), i->access);
+  f.slots[i->to[0]] = machine::update(address(f, i), 4, i->access, [&](uint64_t before) {
+    return std::optional<uint64_t>(before >= uint32_t(f.slots[i->from[1]]) ? 0 : before + 1);
+  });
+  return i + 1;
+}
+const Instruction* add_to(Frame& f, const Instruction* i) {
+  f.slots[i->to[0]] = machine::update(address(f, i), 8, i->access, [&](uint64_t before) {
+    return std::optional(before + f.slots[i->from[1]]);
+  });
   return i + 1;
 }
 const Instruction* fence(Frame&, const Instruction* i) {
@@ -322,14 +334,19 @@ class Decoder {
     refuse("the type of '" + s.opcode + "' is not known");
   }
 
+  // atom{.order}{.scope}.global.operation.type; without them, relaxed and of the GPU.
   void decode_atomic(const Statement& s, const std::vector<std::string>& words, Instruction& i) {
-    if (words.size() != 6 || !order_or_scope(words[1], i.access) ||
-        !order_or_scope(words[2], i.access) || words[3] != "global")
-      refuse("the instruction '" + s.opcode + "' is not known");
-    const bool swap = words[4] == "cas" && words[5] == "b32";
+    i.access = {Order::relaxed, Scope::gpu};
+    size_t w = 1;
+    while (w < words.size() && order_or_scope(words[w], i.access)) ++w;
+    const std::string rest = s.opcode.substr(s.opcode.find(words.at(w == words.size() ? 0 : w)));
+    const bool swap = rest == "global.cas.b32";
     if (swap) i.step = &compare_and_swap;
-    else if (words[4] == "inc" && words[5] == "u32") i.step = &increment;
+    else if (rest == "global.inc.u32") i.step = &increment;
+    else if (rest == "global.add.u64") i.step = &add_to;
     else refuse("the instruction '" + s.opcode + "' is not known");
+    if (i.access.order != Order::relaxed && i.access.order != Order::acq_rel)
+      refuse("the instruction '" + s.opcode + "' is not known");
     if (s.operands.size() != (swap ? 4u : 3u)) refuse("other numbers of operands than expected");
     i.to[0] = register_of(s.operands[0][0].text);
     address(s.operands[1], i);

@@ -63,24 +63,16 @@ void store(uint64_t at, const void* from, int bytes, Access access, const void* 
   m().meet(simt::Meeting::line_store);
 }
 
-uint32_t compare_and_swap(uint64_t at, uint32_t expected, uint32_t desired, Access access) {
-  if (expected != 0 || desired != 1 || access.order != Order::relaxed)
-    throw simt::Failure("simulator", "knows only how a word is claimed, from 0 to 1, relaxed");
-  if (reaches(at, access)) return m().claim(pointer<uint32_t>(at)) ? 0 : 1;
-  uint32_t before;
-  m().load(pointer(at), &before, 4, simt::Order::weak);
-  if (before == 0) m().store(pointer(at), &desired, 4, simt::Order::weak);
-  return before;
-}
-uint32_t increment(uint64_t at, uint32_t last, Access access) {
+uint64_t update(uint64_t at, int bytes, Access access, const Change& change) {
   if (reaches(at, access))
-    return m().count_round(pointer<uint32_t>(at), last, access.order == Order::acq_rel);
-  uint32_t before;
-  m().load(pointer(at), &before, 4, simt::Order::weak);
-  const uint32_t after = before >= last ? 0 : before + 1;
-  m().store(pointer(at), &after, 4, simt::Order::weak);
+    return m().update(pointer(at), bytes, access.order == Order::acq_rel, change);
+  uint64_t before = 0;
+  m().load(pointer(at), &before, bytes, simt::Order::weak);
+  if (const std::optional<uint64_t> after = change(before))
+    m().store(pointer(at), &*after, bytes, simt::Order::weak);
   return before;
 }
+void give_up() { self().gave_up = true; }
 // What is narrower than the system orders nothing for other ranks.
 void fence(Access access) {
   if (access.scope == Scope::sys) m().fence();

@@ -115,8 +115,10 @@ class Machine {
   Thread& self() { return *current_; }
   void load(const void* at, void* to, int bytes, Order order);
   void store(void* at, const void* from, int bytes, Order order);
-  // By a thread that gives up.
+  uint64_t update(void* at, int bytes, bool ordered, const Memory::Change& change);
+  // By a thread that gives up: true for the first.
   bool claim(uint32_t* at);
+  // Counts from 0 to `last` and then from 0 again; returns the count before.
   uint32_t count_round(uint32_t* at, uint32_t last, bool ordered);
   void fence();
   void fence_sc();

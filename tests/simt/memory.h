@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <unordered_map>
@@ -190,10 +191,10 @@ class Memory {
   // The lines that were loaded have been used: they must not be overwritten until their writer
   // knows of it.
   void consume(Agent& a);
-  // Atomic; true if the word was 0, which then is 1.
-  bool claim(Agent& a, uint32_t* at);
-  // Atomic; counts from 0 to `last` and then from 0 again. `ordered`: acquires and releases.
-  uint32_t count_round(Agent& a, uint32_t* at, uint32_t last, bool ordered);
+  // Atomic: puts what `change` makes of the value there, if anything, and returns the value before.
+  // `ordered`: acquires and releases.
+  using Change = std::function<std::optional<uint64_t>(uint64_t before)>;
+  uint64_t update(Agent& a, void* at, int bytes, bool ordered, const Change& change);
   void fence(Agent& a);
   // As fence, and all that do it agree on an order.
   void fence_sc(Agent& a);
@@ -226,7 +227,7 @@ class Memory {
   uint64_t pick(const Agent& a, uint64_t first, int count);
   uint64_t value_of(Agent& a, uint64_t index, uint64_t time, Order order, const void* at);
   void settle(const Agent& a, uint64_t index);
-  uint32_t newest(Agent& a, uint32_t* at);
+  uint64_t newest(Agent& a, void* at, int bytes);
   void put_off(Agent& a, Pending p, uint64_t offset, const void* from, int bytes, int atom);
   void wait_to_commit(Agent& a, Pending p);
   void commit(Agent& a, size_t i);

@@ -14,18 +14,22 @@ void Machine::store(void* at, const void* from, int bytes, Order order) {
   memory_.store(*current_, at, from, bytes, order);
   wake_sleepers();
 }
-bool Machine::claim(uint32_t* at) {
+uint64_t Machine::update(void* at, int bytes, bool ordered, const Memory::Change& change) {
   step();
-  current_->gave_up = true;
-  const bool first = memory_.claim(*current_, at);
-  wake_sleepers();
-  return first;
-}
-uint32_t Machine::count_round(uint32_t* at, uint32_t last, bool ordered) {
-  step();
-  const uint32_t before = memory_.count_round(*current_, at, last, ordered);
+  const uint64_t before = memory_.update(*current_, at, bytes, ordered, change);
   wake_sleepers();
   return before;
+}
+bool Machine::claim(uint32_t* at) {
+  current_->gave_up = true;
+  return update(at, 4, /*ordered=*/false, [](uint64_t before) {
+           return before == 0 ? std::optional<uint64_t>(1) : std::nullopt;
+         }) == 0;
+}
+uint32_t Machine::count_round(uint32_t* at, uint32_t last, bool ordered) {
+  return uint32_t(update(at, 4, ordered, [&](uint64_t before) {
+    return std::optional<uint64_t>(before >= last ? 0 : before + 1);
+  }));
 }
 void Machine::fence() {
   step();

@@ -74,28 +74,20 @@ void Memory::put_off(Agent& a, Pending p, uint64_t offset, const void* from, int
 }
 
 // Returns the value that an atomic operation finds.
-uint32_t Memory::newest(Agent& a, uint32_t* at) {
-  region_of(a, at, 4, /*store=*/false);
+uint64_t Memory::newest(Agent& a, void* at, int bytes) {
+  region_of(a, at, bytes, /*store=*/false);
   const uint64_t index = offset_of(at) / 8;
-  check_cells(a, at, 4, /*store=*/true, Order::relaxed);
+  check_cells(a, at, bytes, /*store=*/true, Order::relaxed);
   settle(a, index);
   for (size_t i = 0; i < a.buffer.size();)
     if (covers(a.buffer[i], index)) commit(a, i), i = 0;
     else ++i;
-  return uint32_t(cell(index).latest().value >> (8 * (offset_of(at) % 8)));
+  return cell(index).latest().value >> (8 * (offset_of(at) % 8)) & low_bytes(bytes);
 }
 
-bool Memory::claim(Agent& a, uint32_t* at) {
-  if (newest(a, at) != 0) return false;
-  const int shift = 8 * int(offset_of(at) % 8);
-  ++now_;
-  put(offset_of(at) / 8, uint64_t(1) << shift, low_bytes(4) << shift, a.epoch(), a.released);
-  return true;
-}
-
-uint32_t Memory::count_round(Agent& a, uint32_t* at, uint32_t last, bool ordered) {
+uint64_t Memory::update(Agent& a, void* at, int bytes, bool ordered, const Change& change) {
   if (ordered) drain_known(a);
-  const uint32_t before = newest(a, at);
+  const uint64_t before = newest(a, at, bytes);
   const uint64_t index = offset_of(at) / 8;
   const Message found = cell(index).latest().message;
   if (found && ordered) {
@@ -106,11 +98,12 @@ uint32_t Memory::count_round(Agent& a, uint32_t* at, uint32_t last, bool ordered
   } else if (found) {
     a.observed.push_back(found);
   }
+  const std::optional<uint64_t> after = change(before);
+  if (!after) return before;
   const int shift = 8 * int(offset_of(at) % 8);
-  const uint64_t after = before >= last ? 0 : before + 1;
   const Message message = ordered ? Message{a.known, a.epoch()} : a.released;
   ++now_;
-  put(index, after << shift, low_bytes(4) << shift, a.epoch(), message);
+  put(index, *after << shift, low_bytes(bytes) << shift, a.epoch(), message);
   if (ordered) a.tick();
   return before;
 }
