@@ -38,9 +38,9 @@ foreach(arch IN LISTS _archs)
   if(NOT arch MATCHES "^sm_")
     continue() # the PTX of the one before, as it ships
   endif()
-  add_ptx_test(${arch}/arithmetic ptx/arithmetic ringkern_simt_shipped ringkern_core .cu.o.${arch}.ptx)
-  add_ptx_test(${arch}/ring simt/ring ringkern_simt_shipped ringkern_core .cu.o.${arch}.ptx
-    --shipped 1 --seeds 4)
+  set(_shipped ringkern_simt_shipped ringkern_core .cu.o.${arch}.ptx)
+  add_ptx_test(${arch}/arithmetic ptx/arithmetic ${_shipped})
+  add_ptx_test(${arch}/ring simt/ring ${_shipped} --shipped 1 --seeds 4)
 endforeach()
 if("sm_90" IN_LIST _archs)
   add_ptx_test(costs ptx/costs ringkern_simt_shipped ringkern_core .cu.o.sm_90.ptx)

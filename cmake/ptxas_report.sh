@@ -1,8 +1,8 @@
 #!/bin/sh
 # Runs nvcc, the arguments, and keeps beside the object what ptxas says of its kernels, as
 # OBJECT.ptxas, which tests/cuda/resources.py reads. All else on stderr goes on to the console.
-# Behind --keep-ptx it also keeps what ptxas was given, as OBJECT.sm_90.ptx and so on, which tests/ptx
-# runs. Tests alone ask for that: ccache would compile anew each time.
+# Behind --keep-ptx it also keeps what ptxas was given, as OBJECT.sm_90.ptx and so on, which
+# tests/ptx runs. Tests alone ask for that: ccache would compile anew each time.
 keep=
 [ "$1" = --keep-ptx ] && keep=yes && shift
 object= previous=

@@ -1,6 +1,6 @@
 // What each kernel computes, as nvcc compiled it: every dtype, op, protocol and algorithm, to the
-// bit the same as the reference. Of bytes, all pairs; of larger types, those of the numbers at which
-// arithmetic changes, and random bits.
+// bit the same as the reference. Of bytes, all pairs; of larger types, those of the numbers at
+// which arithmetic changes, and random bits.
 #include <cstring>
 #include <random>
 

@@ -67,7 +67,7 @@ struct Warp : Watch {
   Thread* lanes[kWarpSize] = {};
   Meeting meeting = Meeting::none;
   int arrived = 0, at_barrier = 0, gone = 0;
-  // Where a look comes after many polls: how often it was woken in vain, and the memory's time then.
+  // Where a look comes after many polls: how often it was woken in vain, and the time in memory.
   uint32_t woken_in_vain = 0;
   uint64_t vain_since = 0;
 };

@@ -23,7 +23,8 @@ struct Trial {
   std::pair<int, int> apart{-1, -1};  // the first does not reach the second
 };
 
-// As comm/probe.h has it: a slot for each writer, and two spares for each, which no other rank uses.
+// As comm/probe.h has it: a slot for each writer, and two spares for each, which no other rank
+// uses.
 struct Rings {
   std::vector<std::byte*> segments, spares;
   std::deque<ProbeArgs> args;
