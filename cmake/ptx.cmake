@@ -31,6 +31,7 @@ function(add_ptx_test name source simulator kernels ending)
   set_tests_properties(ptx/${name} PROPERTIES TIMEOUT 600)
 endfunction()
 
+add_ptx_test(program ptx/program ringkern_simt ringkern_ptx_short .ptx)
 add_ptx_test(ring simt/ring ringkern_simt ringkern_ptx_short .ptx --seeds 1000)
 add_ptx_test(probe simt/probe ringkern_simt ringkern_ptx_short .ptx)
 string(REPLACE " " ";" _archs "${RK_CUDA_ARCH_NAMES}")
