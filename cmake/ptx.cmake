@@ -3,7 +3,7 @@
 # with the constants of tests/simt, so that flags of LL wrap.
 file(GLOB _kernels CONFIGURE_DEPENDS csrc/cuda/*.cu)
 file(GLOB _ptx CONFIGURE_DEPENDS tests/ptx/*.cpp)
-list(FILTER _ptx EXCLUDE REGEX "/kernels\\.cpp$|_test\\.cpp$")
+list(FILTER _ptx EXCLUDE REGEX "/(kernels|kernel_for|host)\\.cpp$|_test\\.cpp$")
 add_library(ringkern_ptx STATIC ${_ptx})
 target_link_libraries(ringkern_ptx PUBLIC ringkern_simt_flags)
 
@@ -21,7 +21,8 @@ add_custom_target(ptx_tests)
 # A test, over the kernels in the files that a target made and whose names end so.
 function(add_ptx_test name source simulator kernels ending)
   string(MAKE_C_IDENTIFIER tests_ptx_${name}_test _target)
-  add_executable(${_target} tests/${source}_test.cpp tests/ptx/kernels.cpp)
+  add_executable(${_target} tests/${source}_test.cpp tests/ptx/kernels.cpp
+    tests/ptx/kernel_for.cpp)
   target_compile_definitions(${_target} PRIVATE RK_PTX_ENDING="${ending}"
     RK_PTX_DIRECTORY="${CMAKE_CURRENT_BINARY_DIR}/CMakeFiles/${kernels}.dir")
   target_link_libraries(${_target} PRIVATE ringkern_ptx ${simulator} ringkern_check)
@@ -57,3 +58,24 @@ target_link_libraries(ringkern_ptx_bench PRIVATE ringkern_flags)
 set_target_properties(ringkern_ptx_bench PROPERTIES CUDA_PTX_COMPILATION ON
   CUDA_ARCHITECTURES 90-virtual CUDA_COMPILER_LAUNCHER "")
 add_ptx_test(bench ptx/bench ringkern_simt_shipped ringkern_ptx_bench .ptx)
+
+# The same in the host's memory, for fake devices: the kernels that ship.
+set(_arch sm_90)
+if(NOT _arch IN_LIST _archs)
+  list(GET _archs 0 _arch)
+endif()
+set(_host ${_simt}/fiber.cpp tests/ptx/arithmetic.cpp tests/ptx/host.cpp tests/ptx/kernels.cpp
+  tests/ptx/module.cpp tests/ptx/program.cpp)
+add_library(ringkern_ptx_host STATIC ${_host})
+target_link_libraries(ringkern_ptx_host PRIVATE ringkern_simt_flags)
+target_compile_definitions(ringkern_ptx_host PRIVATE RK_PTX_ENDING=".cu.o.${_arch}.ptx"
+  RK_PTX_DIRECTORY="${CMAKE_CURRENT_BINARY_DIR}/CMakeFiles/ringkern_core.dir")
+
+# Over a kernel of its own.
+add_executable(tests_ptx_host_test tests/ptx/host_test.cpp ${_host})
+target_compile_definitions(tests_ptx_host_test PRIVATE RK_PTX_ENDING="/host_test.ptx"
+  RK_PTX_DIRECTORY="${CMAKE_CURRENT_SOURCE_DIR}/tests/ptx")
+target_link_libraries(tests_ptx_host_test PRIVATE ringkern_simt_flags ringkern_check)
+add_dependencies(ptx_tests tests_ptx_host_test)
+add_test(NAME ptx/host COMMAND tests_ptx_host_test)
+set_tests_properties(ptx/host PROPERTIES TIMEOUT 60)

@@ -1,4 +1,6 @@
-// The kernels of csrc/cuda as nvcc compiled them: what the host calls a kernel is a program in PTX.
+// The kernels of csrc/cuda as nvcc compiled them.
+#include "kernels.h"
+
 #include <cxxabi.h>
 
 #include <cstdio>
@@ -7,15 +9,8 @@
 #include <fstream>
 #include <iterator>
 #include <memory>
-#include <typeinfo>
-
-#include "cuda/probe.h"
-#include "kernels.h"
-#include "reduce/dtype.h"
-#include "simt/machine.h"
 
 namespace ptx {
-namespace {
 
 std::string demangled(const char* name) {
   int status = 0;
@@ -23,6 +18,8 @@ std::string demangled(const char* name) {
       abi::__cxa_demangle(name, nullptr, nullptr, &status), std::free);
   return status == 0 ? text.get() : name;
 }
+
+namespace {
 
 std::string text_of(const std::string& path) {
   std::ifstream file(path);
@@ -44,13 +41,10 @@ std::map<std::string, Kernel> read_kernels() {
   return all;
 }
 
-void run(const void* kernel, const void* arguments, size_t bytes) {
-  static_cast<const Kernel*>(kernel)->program->run(arguments, bytes);
+void make_program(Kernel& kernel) {
+  if (kernel.program == nullptr)
+    kernel.program = std::make_unique<Program>(parse_entry(kernel.entry.text, kernel.entry.line));
 }
-[[maybe_unused]] const bool kInstalled = [] {
-  simt::run_kernel = &run;
-  return true;
-}();
 
 }  // namespace
 
@@ -67,46 +61,15 @@ Kernel& kernel_named(const std::string& name) {
     if (kernel == nullptr && at != std::string::npos) kernel = &k;
   }
   if (kernel == nullptr) throw Error("no kernel " + name + " in the PTX");
-  if (kernel->program == nullptr)
-    kernel->program =
-        std::make_unique<Program>(parse_entry(kernel->entry.text, kernel->entry.line));
+  make_program(*kernel);
   return *kernel;
 }
 
+Kernel& kernel_called(const std::string& name) {
+  const auto found = kernels().find(name);
+  if (found == kernels().end()) throw Error("no kernel " + name + " in the PTX");
+  make_program(found->second);
+  return found->second;
+}
+
 }  // namespace ptx
-
-namespace ringkern::cuda {
-namespace {
-
-template <class T>
-std::string type_name() {
-  return ptx::demangled(typeid(T).name());
-}
-std::string protocol_name(Protocol p) { return "(ringkern::Protocol)" + std::to_string(int(p)); }
-std::string template_name(DType dtype, Combine combine) {
-  const std::string type =
-      with_dtype(dtype, [](auto tag) { return type_name<typename decltype(tag)::type>(); });
-  return type + ", " + (combine == Combine::sum ? "true" : "false") + ">";
-}
-
-}  // namespace
-
-const void* kernel_for(Protocol protocol, DType dtype, Combine combine) {
-  return &ptx::kernel_named("ring_kernel<" + protocol_name(protocol) + ", " +
-                            template_name(dtype, combine));
-}
-const void* timed_kernel_for(Protocol protocol) {
-  return &ptx::kernel_named("timed_kernel<" + protocol_name(protocol) + ">");
-}
-const void* direct_kernel_for(DType dtype, Combine combine) {
-  return &ptx::kernel_named("direct_kernel<" + template_name(dtype, combine));
-}
-const void* alone_kernel(DType dtype) {
-  return with_dtype(dtype, [](auto tag) -> const void* {
-    const std::string type = type_name<typename decltype(tag)::type>();
-    return &ptx::kernel_named("alone<" + type + (type.ends_with('>') ? " >" : ">"));
-  });
-}
-const void* probe_kernel() { return &ptx::kernel_named("probe"); }
-
-}  // namespace ringkern::cuda

@@ -21,5 +21,8 @@ std::map<std::string, Kernel>& kernels();
 // By its name without namespaces and arguments: "alone<float>". Raises Error if there is none, or
 // it has an instruction that is not supported.
 Kernel& kernel_named(const std::string& name);
+// The same by its whole demangled name.
+Kernel& kernel_called(const std::string& name);
+std::string demangled(const char* name);
 
 }  // namespace ptx

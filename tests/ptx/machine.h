@@ -1,5 +1,5 @@
 // What instructions ask of the machine that runs them, for the thread that runs. simulated.cpp
-// answers with the simulated machine of tests/simt.
+// answers with the simulated machine of tests/simt, host.cpp with the memory of this process.
 #pragma once
 
 #include <cstddef>

@@ -18,7 +18,7 @@
 namespace simt {
 namespace {
 
-Fiber* starting = nullptr;
+thread_local Fiber* starting = nullptr;
 
 #if defined(__SANITIZE_ADDRESS__)
 // ASan keeps a picture of each stack and has to be told which one is in use.
@@ -27,7 +27,7 @@ struct Extent {
   size_t bytes = 0;
 };
 Extent stack_of_thread() {
-  static const Extent extent = [] {
+  thread_local const Extent extent = [] {
     Extent e;
     pthread_attr_t attributes;
     pthread_getattr_np(pthread_self(), &attributes);

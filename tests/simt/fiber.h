@@ -1,4 +1,5 @@
-// Fibers: functions with a stack each, one of which runs at a time, all on one thread of the host.
+// Fibers: functions with a stack each, one of which runs at a time. Each stays on one thread of the
+// host.
 #pragma once
 
 #include <cstddef>
