@@ -1,9 +1,8 @@
-// A fake CUDA device that works: a thread does what is launched and copied, in the order in which
-// it was asked for, and its memory can be opened by other processes.
+// Fake CUDA devices that work: a thread of each does what is launched and copied there, in the order
+// in which it was asked for, and their memory can be opened by other processes.
 //
-// A launch moves its data as the kernels of Simple do, whatever its protocol and algorithm: through
-// the same FIFOs, counters and words for the host, one channel after the other. Unlike a GPU, the
-// device stops with its process.
+// What runs its kernels is given to it: tests/ptx/host.h has one. Unlike a GPU, the device stops with
+// its process.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,135 +11,42 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <chrono>
 #include <cstring>
 #include <functional>
 #include <map>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "comm/worker.h"
-#include "core/schedule.h"
-#include "cpu/simple.h"
-#include "cuda/launch.h"
 
 namespace ringkern::test {
 
-// The link of a rank on one channel, which waits as a kernel does.
-struct FakeContext : cpu::LinkContext {
-  template <class Ready>
-  Verdict until(WaitFor, Ready&& ready) {
-    const auto start = std::chrono::steady_clock::now();
-    for (int polls = 0;; ++polls) {
-      const bool come = ready();  // also where a counter is poisoned
-      if (come && !poisoned()) return Verdict::ok;
-      const Verdict verdict = look(std::chrono::steady_clock::now() - start);
-      if (verdict != Verdict::ok) return verdict;
-      if (polls < 100) std::this_thread::yield();
-      else std::this_thread::sleep_for(std::chrono::microseconds(100));
-    }
-  }
-  Verdict wait_credit(Protocol p) {
-    return checked(until(WaitFor::credit, [&] { return ends.has_credit(); }), p, WaitFor::credit);
-  }
-
-  Verdict look(std::chrono::nanoseconds waited) {
-    if (std::atomic_ref(rank->mailbox->aborted).load() != 0 ||
-        std::atomic_ref(*rank->failed).load() != 0 || poisoned())
-      return Verdict::aborted;
-    const bool late = timeout_ns > 0 && uint64_t(waited.count()) >= timeout_ns;
-    return late ? Verdict::timed_out : Verdict::ok;
-  }
-  bool poisoned() {
-    return cpu::load_acquire(ends.mine.tail.value) == cuda::kPoisoned ||
-           cpu::load_acquire(ends.mine.head.value) == cuda::kPoisoned;
-  }
-
-  const cuda::RankArgs* rank;
-  uint64_t timeout_ns;
-};
-
-// A kernel of one rank.
-class FakeKernel {
+// Never destroyed: their threads may outlive statics.
+class FakeDevices {
  public:
-  FakeKernel(const cuda::LaunchArgs& args, const cuda::RankArgs& rank)
-      : args_(args), rank_(rank), reducer_(args.reduction) {}
+  // Returns what runs a kernel, of which it is told the demangled name, to its end.
+  using LaunchOf = std::function<void()> (*)(const std::string& kernel, uint32_t blocks,
+                                             uint32_t threads, const void* arguments);
+  explicit FakeDevices(LaunchOf launch) : launch_of(launch) {}
+  const LaunchOf launch_of;
 
-  void run() {
-    for (channel_ = 0; channel_ < args_.plan.channels; ++channel_)
-      if (std::atomic_ref(*rank_.failed).load() != 0 || run_channel() != Verdict::ok)
-        return poison_links();
-    if (args_.seq > 0)
-      std::atomic_ref(rank_.mailbox->done).store(args_.seq, std::memory_order_release);
-  }
-
- private:
-  Verdict run_channel() {
-    cpu::Wait::Clock::time_point unused;
-    cpu::Wait wait(nobody_, /*pauses=*/0, std::chrono::nanoseconds(0), unused);
-    WaitReport report;
-    const cpu::Ends ends(memory(rank_.mine), memory(next()), memory(prev()), args_.geometry,
-                         args_.plan.protocol);
-    cpu::SimpleLinkOver<FakeContext> link(
-        {{ends, wait, reducer_, rank_.in, rank_.out, report}, &rank_, args_.timeout_ns});
-    const Verdict verdict = run_schedule(args_.plan, rank_.rank, channel_, link);
-    if (verdict != Verdict::ok && std::atomic_ref(*rank_.failed).exchange(1) == 0) record(report);
-    return verdict;
-  }
-
-  void record(const WaitReport& found) {
-    WaitReport& r = rank_.mailbox->report;
-    r.what = found.what, r.protocol = args_.plan.protocol, r.channel = channel_;
-    r.wanted = found.wanted, r.seen = found.seen == cuda::kPoisoned ? r.wanted - 1 : found.seen;
-    r.seq = args_.seq, r.timeout_ns = args_.timeout_ns;
-    std::atomic_ref(r.verdict).store(found.verdict, std::memory_order_release);
-  }
-
-  void poison_links() {
-    for (channel_ = 0; channel_ < args_.geometry.channels; ++channel_)
-      for (int p = 0; p < kProtocols; ++p) {
-        cpu::store_release(memory(next()).counters[p].tail.value, cuda::kPoisoned);
-        cpu::store_release(memory(prev()).counters[p].head.value, cuda::kPoisoned);
-      }
-  }
-
-  std::byte* neighbour(std::byte* numbered, int rank) const {
-    return args_.plan.orders.count == 0 ? numbered : rank_.all[rank];
-  }
-  std::byte* next() const { return neighbour(rank_.next, args_.plan.next(channel_, rank_.rank)); }
-  std::byte* prev() const { return neighbour(rank_.prev, args_.plan.prev(channel_, rank_.rank)); }
-  // Of the channel; nobody sleeps there.
-  cpu::LinkMemory memory(std::byte* segment) {
-    std::byte* const at = segment + channel_ * args_.geometry.channel_bytes();
-    return {&nobody_, reinterpret_cast<LinkCounters*>(at), at + args_.geometry.counters_bytes()};
-  }
-
-  const cuda::LaunchArgs& args_;
-  const cuda::RankArgs& rank_;
-  const Reducer reducer_;
-  cpu::Bell nobody_{};
-  int channel_ = 0;
-};
-
-// Never destroyed: its thread may outlive statics.
-class FakeDevice {
- public:
-  void later(std::function<void()> what) {
-    ++asked_;  // before it can be done
-    worker_.post(
-        [this, what = std::move(what)] {
+  void later(int device, std::function<void()> what) {
+    Queue& queue = queues_[device];
+    ++queue.asked;  // before it can be done
+    queue.worker.post(
+        [&queue, what = std::move(what)] {
           what();
-          ++done_;
-          done_.notify_all();
+          ++queue.done;
+          queue.done.notify_all();
         },
         [] {});
   }
-  // Returns a ticket: what has been asked for so far.
-  uint64_t asked() const { return asked_; }
-  bool ended(uint64_t ticket) const { return done_ >= ticket; }
+  // Returns a ticket: what a device has been asked for so far.
+  uint64_t asked(int device) const { return queues_[device].asked * kDevices + uint64_t(device); }
+  bool ended(uint64_t ticket) const { return done_of(ticket) >= ticket / kDevices; }
   void wait(uint64_t ticket) const {
-    for (uint64_t done = done_; done < ticket; done = done_) done_.wait(done);
+    const std::atomic<uint64_t>& now = done_of(ticket);
+    for (uint64_t done = now; done < ticket / kDevices; done = now) now.wait(done);
   }
 
   // ---- memory that other processes can open
@@ -190,8 +96,16 @@ class FakeDevice {
     return at;
   }
 
-  Worker worker_;
-  std::atomic<uint64_t> asked_{0}, done_{0};
+  static constexpr uint64_t kDevices = 8;
+  struct Queue {
+    std::atomic<uint64_t> asked{0}, done{0};
+    Worker worker;
+  };
+  const std::atomic<uint64_t>& done_of(uint64_t ticket) const {
+    return queues_[ticket % kDevices].done;
+  }
+
+  Queue queues_[kDevices];
   std::map<void*, Memory> mine_;  // of the thread that makes the ring alone
 };
 

@@ -1,16 +1,19 @@
 // A CUDA runtime that keeps its devices in host memory and launches nothing, but remembers what it
-// was asked for; or hands it to a device that works (cuda/fake_device.h). It stands in for the real
-// one wherever it is linked, kernels included.
+// was asked for; or hands it to devices that work (cuda/fake_device.h). It stands in for the real
+// one wherever it is linked.
 #pragma once
 
 #include <cuda_runtime_api.h>
+#include <cxxabi.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <optional>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -32,14 +35,15 @@ struct Launch {
 };
 
 struct FakeRuntime {
-  int devices = 3, current = 0;
+  int devices = 3;
+  static inline thread_local int current = 0;
   int processors = 132, blocks_each = 2;                // of each device
   bool peers = true;                                    // have access to each other
   std::set<std::pair<int, int>> apart;                  // those that have none all the same
   int refuses = -1;                                     // the device on which every launch fails
   int full = -1;                                        // the device that has no memory left
   bool opens = true;                                    // the memory of other processes
-  std::map<std::byte*, std::pair<int, size_t>> memory;  // but of a device that works
+  std::map<std::byte*, std::pair<int, size_t>> memory;  // but of devices that work
   std::set<std::pair<int, int>> access;
   std::vector<Launch> launches;
   std::vector<cuda::ProbeArgs> probes;   // that have written, and not received
@@ -49,7 +53,7 @@ struct FakeRuntime {
   unsigned long long capture = 0;  // that all streams but the default one are part of; 0: none
   int capture_queries = 0;
   cudaError_t last = cudaSuccess;
-  FakeDevice* device = nullptr;  // which works; null: copies are made at once, and launches never
+  FakeDevices* working = nullptr;  // null: copies are made at once, and launches never
 
   // On which device `at` lies; -1: nowhere.
   int device_of(const std::byte* at) const {
@@ -60,16 +64,23 @@ struct FakeRuntime {
 };
 inline FakeRuntime runtime;
 
-inline void later(std::function<void()> what) {
-  if (runtime.device != nullptr) runtime.device->later(std::move(what));
+// A device does all that it is asked for in one order, whatever the stream.
+inline void later(std::function<void()> what, int device = runtime.current) {
+  if (runtime.working != nullptr) runtime.working->later(device, std::move(what));
   else what();
 }
-inline uint64_t asked() { return runtime.device != nullptr ? runtime.device->asked() : 0; }
+inline uint64_t asked(int device = runtime.current) {
+  return runtime.working != nullptr ? runtime.working->asked(device) : 0;
+}
 inline bool ended(uint64_t ticket) {
-  return runtime.device == nullptr || runtime.device->ended(ticket);
+  return runtime.working == nullptr || runtime.working->ended(ticket);
 }
 inline void wait_for(uint64_t ticket) {
-  if (runtime.device != nullptr) runtime.device->wait(ticket);
+  if (runtime.working != nullptr) runtime.working->wait(ticket);
+}
+// What a device is asked for next comes after what was asked for before the ticket, of any device.
+inline void follow(uint64_t ticket, int device = runtime.current) {
+  later([ticket] { wait_for(ticket); }, device);
 }
 
 // The two halves of the kernel, of which the second needs the first of all others.
@@ -98,54 +109,20 @@ inline void end_probes() {
   for (const cuda::ProbeArgs& args : runtime.probes) end_probe(args);
   runtime.probes.clear();
 }
-// The same beside the kernels of other processes.
-inline void run_probe(const cuda::ProbeArgs& args) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(args.timeout_ns);
-  const auto over = [&] {
-    for (const cuda::ProbeEnds& link : args.links)
-      if (link.mine != nullptr && (link.mine[args.words - 1] == 0 || link.mine[args.words] == 0))
-        return false;
-    return true;
-  };
-  write_probe(args);
-  do {
-    std::this_thread::sleep_for(std::chrono::microseconds(100));
-    read_probe(args);
-  } while (!over() && std::chrono::steady_clock::now() < end);
-  end_probe(args);
-}
-
-// The launch of a device that works; a direct all-reduce goes round the ring there.
-inline void run_launch(const Launch& launch) {
-  cuda::LaunchArgs args = launch.args;
-  if (launch.direct) {
-    const cuda::DirectArgs& d = *launch.direct;
-    args.plan = Plan::make(Collective::all_reduce, Protocol::simple, d.plan.ranks, d.plan.count,
-                           size_of(d.reduction.dtype), cuda::kPlanWorkers, d.geometry);
-    args.plan.orders = d.orders;
-    args.geometry = d.geometry;
-    args.reduction = d.reduction;
-    args.timeout_ns = d.timeout_ns;
-    args.seq = d.seq;
-    args.ranks[0] = d.ranks[0];
-  }
-  FakeKernel(args, args.ranks[0]).run();
-}
 
 inline void* zeroed(size_t bytes) {
   const size_t whole = (bytes + 255) / 256 * 256;
   return std::memset(std::aligned_alloc(256, whole), 0, whole);
 }
 
-}  // namespace ringkern::test
+// The demangled name of each kernel, by the function that stands for it on the host. What nvcc adds to
+// a file tells them before main.
+inline std::map<const void*, std::string>& kernel_names() {
+  static std::map<const void*, std::string> names;
+  return names;
+}
 
-namespace ringkern::cuda {
-const void* kernel_for(Protocol, DType, Combine) { return &test::runtime; }
-const void* direct_kernel_for(DType, Combine) { return &test::runtime.memory; }
-const void* timed_kernel_for(Protocol) { return &test::runtime.launches; }
-const void* alone_kernel(DType) { return &test::runtime; }
-const void* probe_kernel() { return &test::runtime.probes; }
-}  // namespace ringkern::cuda
+}  // namespace ringkern::test
 
 extern "C" {
 
@@ -179,12 +156,12 @@ cudaError_t cudaGetLastError() { return std::exchange(runtime.last, cudaSuccess)
 // ---- memory
 cudaError_t cudaMalloc(void** p, size_t bytes) {
   if (runtime.current == runtime.full) return runtime.last = cudaErrorMemoryAllocation;
-  if (runtime.device != nullptr) return *p = runtime.device->claim(bytes), cudaSuccess;
+  if (runtime.working != nullptr) return *p = runtime.working->claim(bytes), cudaSuccess;
   runtime.memory[static_cast<std::byte*>(*p = zeroed(bytes))] = {runtime.current, bytes};
   return cudaSuccess;
 }
 cudaError_t cudaFree(void* p) {
-  if (runtime.device != nullptr) return runtime.device->free(p), cudaSuccess;
+  if (runtime.working != nullptr) return runtime.working->free(p), cudaSuccess;
   runtime.memory.erase(static_cast<std::byte*>(p));
   return std::free(p), cudaSuccess;
 }
@@ -198,17 +175,17 @@ cudaError_t cudaMemsetAsync(void* p, int v, size_t n, cudaStream_t) {
 }
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* p) {
   *handle = {};
-  if (runtime.device != nullptr) *handle = runtime.device->handle_of(p);
+  if (runtime.working != nullptr) *handle = runtime.working->handle_of(p);
   else std::memcpy(handle, &p, sizeof p);
   return cudaSuccess;
 }
 cudaError_t cudaIpcOpenMemHandle(void** p, cudaIpcMemHandle_t handle, unsigned) {
   if (!runtime.opens) return runtime.last = cudaErrorInvalidDevice;
-  if (runtime.device == nullptr) return std::memcpy(p, &handle, sizeof *p), cudaSuccess;
-  return (*p = runtime.device->open(handle)) != nullptr ? cudaSuccess : cudaErrorInvalidValue;
+  if (runtime.working == nullptr) return std::memcpy(p, &handle, sizeof *p), cudaSuccess;
+  return (*p = runtime.working->open(handle)) != nullptr ? cudaSuccess : cudaErrorInvalidValue;
 }
 cudaError_t cudaIpcCloseMemHandle(void* p) {
-  if (runtime.device != nullptr) runtime.device->close(p);
+  if (runtime.working != nullptr) runtime.working->close(p);
   return cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t n, cudaMemcpyKind, cudaStream_t) {
@@ -257,7 +234,9 @@ cudaError_t cudaStreamQuery(cudaStream_t) {
   if (runtime.busy || !ringkern::test::ended(ringkern::test::asked())) return cudaErrorNotReady;
   return ringkern::test::end_probes(), cudaSuccess;
 }
-cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t e, unsigned) {
+  return ringkern::test::follow(*reinterpret_cast<uint64_t*>(e)), cudaSuccess;
+}
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* status,
                                      unsigned long long* id
 #if CUDART_VERSION >= 13000
@@ -280,10 +259,14 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* n, const void*, i
 cudaError_t cudaLaunchKernel(const void* kernel, dim3 blocks, dim3 threads, void** args, size_t,
                              cudaStream_t stream) {
   if (runtime.current == runtime.refuses) return runtime.last = cudaErrorLaunchOutOfResources;
-  if (kernel == &runtime.probes) {
+  const std::string& name = ringkern::test::kernel_names().at(kernel);
+  const auto is = [&](const char* what) { return name.find(what) != std::string::npos; };
+  if (runtime.working != nullptr) {
+    later(runtime.working->launch_of(name, blocks.x, threads.x, args[0]));
+    return cudaSuccess;
+  }
+  if (is("::probe(")) {
     const auto& probe = *static_cast<ringkern::cuda::ProbeArgs*>(args[0]);
-    if (runtime.device != nullptr)
-      return later([probe] { ringkern::test::run_probe(probe); }), cudaSuccess;
     ringkern::test::write_probe(probe);
     runtime.probes.push_back(probe);
     return cudaSuccess;
@@ -291,11 +274,31 @@ cudaError_t cudaLaunchKernel(const void* kernel, dim3 blocks, dim3 threads, void
   auto& launch = runtime.launches.emplace_back();
   launch.device = runtime.current, launch.blocks = blocks.x, launch.threads = threads.x;
   launch.stream = stream;
-  if (kernel == &runtime.memory) launch.direct = *static_cast<ringkern::cuda::DirectArgs*>(args[0]);
+  if (is("::alone<")) return cudaSuccess;
+  if (is("::direct_kernel<")) launch.direct = *static_cast<ringkern::cuda::DirectArgs*>(args[0]);
   else launch.args = *static_cast<ringkern::cuda::LaunchArgs*>(args[0]);
-  if (kernel == &runtime.launches) launch.timed = *static_cast<ringkern::cuda::TimedArgs*>(args[0]);
-  if (runtime.device != nullptr) later([launch] { ringkern::test::run_launch(launch); });
+  if (is("::timed_kernel<")) launch.timed = *static_cast<ringkern::cuda::TimedArgs*>(args[0]);
   return cudaSuccess;
+}
+
+// ---- what nvcc calls
+void** __cudaRegisterFatBinary(void*) {
+  static void* none = nullptr;
+  return &none;
+}
+void __cudaRegisterFatBinaryEnd(void**) {}
+void __cudaUnregisterFatBinary(void**) {}
+void __cudaRegisterFunction(void**, const char* host, char*, const char* name, int, uint3*, uint3*,
+                            dim3*, dim3*, int*) {
+  char* text = abi::__cxa_demangle(name, nullptr, nullptr, nullptr);
+  ringkern::test::kernel_names()[host] = text;
+  std::free(text);
+}
+// Only by a kernel that is called as a function, which none is.
+cudaError_t __cudaPopCallConfiguration(dim3*, dim3*, size_t*, void*) { std::abort(); }
+cudaError_t __cudaGetKernel(cudaKernel_t*, const void*) { std::abort(); }
+cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void**, size_t, cudaStream_t) {
+  std::abort();
 }
 
 }  // extern "C"

@@ -32,6 +32,7 @@ from tests.torch.fake_cuda import fake, on_device
 
 VICTIM = 3
 LARGE = 64_000_000  # elements of a call that lasts until the fault has come
+LARGE_ON_DEVICE = 1_000_000  # of one on a fake device, which takes some seconds
 MANY = 300_000  # of one that travels over all rails: their engines connect before the fault
 LATE_S = 6.5  # more than the 5 s after which a rank warns, less than the timeout of that cell
 AFTER_S = 0.5  # between these calls: more than a watch takes to notice that calls differ
@@ -139,7 +140,9 @@ def _calls(cell: Cell, rank: int, ring: Ring) -> list[Call]:
     elif field == "order":
         calls = [odd_call(ranks, "the collective", odd ^ late) for late in (False, True)]
     else:
-        large = torch.ones(LARGE) if cell.fault in DEEDS and cell.when == "in a call" else x
+        large = x
+        if cell.fault in DEEDS and cell.when == "in a call":
+            large = torch.ones(LARGE_ON_DEVICE if cell.cuda else LARGE)
         calls = [odd_call(ranks, field, odd, large), odd_call(ranks, "", odd)]
     if cell.when == "in the last call":
         calls = calls[:1]
@@ -235,9 +238,12 @@ def cell(rank: int, size: int, folder: Path) -> None:
     heard = Heard(logging.INFO)
     ring = Ring(plan, rank, size, store_of(plan, rank, size, folder))
     calls = _calls(plan, rank, ring)
-    for n in (10, 10, MANY):
+    for n in (10, 10, 10 if plan.cuda else MANY):
         x = torch.ones(n)
-        ring.all_reduce(on_device(x) if plan.cuda else x)
+        if plan.cuda:  # it is over when the device says so
+            _enqueue(partial((ring.communicator or dist).all_reduce, on_device(x)), False)
+        else:
+            ring.all_reduce(x)
     said = None
     if rank == VICTIM:
         with contextlib.suppress(LookupError):

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "cuda/fake_runtime.h"
+#include "ptx/host.h"
 #include "torch/work.h"
 
 namespace {
@@ -47,15 +48,18 @@ class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
   void synchronizeStream(const c10::Stream& s) const override {
     ++touched;
     if (auto* told = waits.load()) told(s.device_index(), s.id());
-    ringkern::test::wait_for(ringkern::test::asked());
+    ringkern::test::wait_for(ringkern::test::asked(s.device_index()));
   }
 
-  void record(void** event, const c10::Stream&, const c10::DeviceIndex,
+  void record(void** event, const c10::Stream& s, const c10::DeviceIndex,
               const c10::EventFlag) const override {
     ++touched;
-    *event = reinterpret_cast<void*>(ringkern::test::asked());  // a ticket
+    *event = reinterpret_cast<void*>(ringkern::test::asked(s.device_index()));  // a ticket
   }
-  void block(void*, const c10::Stream&) const override { ++touched; }
+  void block(void* event, const c10::Stream& s) const override {
+    ++touched;
+    ringkern::test::follow(reinterpret_cast<uint64_t>(event), s.device_index());
+  }
   bool queryEvent(void* event) const override {
     return ++touched, ringkern::test::ended(reinterpret_cast<uint64_t>(event));
   }
@@ -104,13 +108,14 @@ RK_EXPORT void fake_fail(long seq) {
 }
 // Returns a tensor on the device, of the same memory, as one on the CPU.
 RK_EXPORT PyObject* fake_tensor(PyObject* given, int device) {
-  const auto memory = py::cast<at::Tensor>(py::handle(given));
+  // Apart from Python's tensor, so that the device's thread can let go of it without Python's lock.
+  const auto memory = py::cast<at::Tensor>(py::handle(given)).detach();
   const c10::Device on(c10::kCUDA, c10::DeviceIndex(device));
   auto maker = at::for_blob(memory.data_ptr(), memory.sizes());
   // It is not used again before the device has come there, as torch's allocator sees to.
-  maker.deleter([memory](void*) { ringkern::test::later([memory] {}); });
+  maker.deleter([memory, device](void*) { ringkern::test::later([memory] {}, device); });
   maker.options(memory.options().device(on)).target_device(on);
   return py::cast(maker.make_tensor()).release().ptr();
 }
-// Devices of this process work from here on, as one.
-RK_EXPORT void fake_start() { runtime.device = new ringkern::test::FakeDevice; }
+// The devices of this process work from here on.
+RK_EXPORT void fake_start() { runtime.working = new ringkern::test::FakeDevices(ptx::launch_of); }
