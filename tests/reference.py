@@ -20,6 +20,7 @@ with these rules:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -70,14 +71,16 @@ def bits_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def chunks_of(
-    collective: str, protocol: str, ranks: int, count: int, element_bytes: int
+    collective: str, protocol: str, ranks: int, count: int, element_bytes: int, **cut: int
 ) -> Iterator[Chunk]:
-    """How the CPU engine cuts an all-reduce or a reduce-scatter; ``count`` as for a Plan."""
-    plan = Plan(collective, protocol, ranks, count, element_bytes)
-    for loop in range(plan.loops):
-        for owner in range(ranks):
-            _, at, n = plan.chunk_of(0, loop, owner)
-            yield Chunk(owner, at, n)
+    """How an all-reduce or a reduce-scatter is cut; ``count`` as for a Plan.
+
+    ``cut``: what else a Plan takes; without it, as the CPU engine does.
+    """
+    plan = Plan(collective, protocol, ranks, count, element_bytes, **cut)
+    for channel, loop, owner in itertools.product(*map(range, (plan.channels, plan.loops, ranks))):
+        _, at, n = plan.chunk_of(channel, loop, owner)
+        yield Chunk(owner, at, n)
 
 
 class Way(NamedTuple):
@@ -116,12 +119,12 @@ def direct_all_reduce(inputs: list[torch.Tensor], op: str, factor: float = 1.0) 
 
 
 def ring_all_reduce(
-    inputs: list[torch.Tensor], op: str, protocol: str, factor: float = 1.0
+    inputs: list[torch.Tensor], op: str, protocol: str, factor: float = 1.0, **cut: int
 ) -> torch.Tensor:
-    """The result of every rank, round the ring."""
+    """The result of every rank, round the ring; ``cut`` as for `chunks_of`."""
     result = torch.empty_like(inputs[0])
     count, size = inputs[0].numel(), inputs[0].element_size()
-    for chunk in chunks_of("all_reduce", protocol, len(inputs), count, size):
+    for chunk in chunks_of("all_reduce", protocol, len(inputs), count, size, **cut):
         parts = [x[chunk.at : chunk.at + chunk.count] for x in inputs]
         part = _reduce_chunk(parts, chunk.owner, op, factor)
         result[chunk.at : chunk.at + chunk.count] = part

@@ -1,0 +1,91 @@
+"""Rings of processes on fake CUDA devices, over the kernels that ship: a launch runs their PTX in
+memory that the processes share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringkern import _C
+from tests.comm.exits import scenarios_of
+from tests.reference import DTYPES
+from tests.torch import fake_cuda
+from tests.torch.fake_ranks import VICTIM, Call, cut_of, write
+
+if (reason := fake_cuda.why_not()) is not None:
+    pytest.skip(reason, allow_module_level=True)
+
+Scenario = Callable[[str, int, Path], list[dict[str, Any]]]
+RING = [("ring", protocol) for protocol in _C.protocols]
+WAYS = [*RING, ("one_shot", "ll"), ("two_shot", "ll")]
+
+
+@pytest.fixture(scope="module")
+def scenarios() -> Iterator[Scenario]:
+    # Calls on CUDA end the process by default where one has failed.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RINGKERN_ON_FAULT", "raise")
+        with scenarios_of(*fake_cuda.over_fake("tests.torch.fake_ranks")) as run:
+            yield run
+
+
+def _run(scenarios: Scenario, size: int, folder: Path, calls: list[Call]) -> None:
+    write(folder, calls)
+    for rank in scenarios("calls", size, folder):
+        assert rank["status"] == 0, rank["stderr"]
+
+
+def test_these_are_all_ways_on_cuda() -> None:
+    assert sorted(WAYS) == sorted(_C.ways_on("cuda"))
+
+
+@pytest.mark.parametrize("way", WAYS, ids=" ".join)
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_every_dtype(scenarios: Scenario, tmp_path: Path, size: int, way: tuple[str, str]) -> None:
+    """Several calls in a row: the next one's counters and flags are those that one has left."""
+    calls = [Call(*way, dtype, n) for n in (1, 1000) for dtype in DTYPES]
+    calls += [Call(*way, "bfloat16", 999, op) for op in ("avg", "prod", "min", "max")]
+    calls += [Call(*way, "int32", 1001, "bxor", True), Call(*way, "float16", 1001, "max", True)]
+    _run(scenarios, size, tmp_path, calls)
+
+
+@pytest.mark.parametrize("protocol", _C.protocols)
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_around_chunks(scenarios: Scenario, tmp_path: Path, size: int, protocol: str) -> None:
+    """All channels, with chunks that just fill their slots, and with a second loop."""
+    dtype = "float32" if protocol == "ll128" else "bfloat16"
+    cut = cut_of(protocol, size, 1 << 26, dtype)
+    plan = _C.Plan("all_reduce", protocol, size, 1 << 26, DTYPES[dtype].itemsize, **cut)
+    full = plan.chunk * plan.channels * size
+    if protocol == "simple":  # so much that one call is enough, and on two ranks
+        counts = [full + 1] if size == 2 else [full // 8 + 1]
+    else:
+        counts = [full - 1, full, full + 1]
+    _run(scenarios, size, tmp_path, [Call("ring", protocol, dtype, n) for n in counts])
+
+
+@pytest.mark.parametrize("devices", [[0, 0], [0, 1], [1, 0, 1]], ids=str)
+def test_a_ring_in_one_process(scenarios: Scenario, tmp_path: Path, devices: list[int]) -> None:
+    """Launches on two devices run at the same time, as do the kernels that probe their links."""
+    calls = [Call(*way, dtype, 1001) for way in WAYS for dtype in ("bfloat16", "int64")]
+    write(tmp_path, calls)
+    (tmp_path / "devices").write_text(json.dumps(devices))
+    (outcome,) = scenarios("local_ring", 1, tmp_path)
+    assert outcome["status"] == 0, outcome["stderr"]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=" ".join)
+def test_kill_9_during_a_call(scenarios: Scenario, tmp_path: Path, way: tuple[str, str]) -> None:
+    """A kernel that waits for a rank that is gone ends, and its call says which rank that is."""
+    write(tmp_path, [Call(*way, "float32", 2000)])
+    outcome = scenarios("killed", 3, tmp_path)
+    assert [rank["status"] for rank in outcome] == [0, -9, 0], outcome
+    for rank in (0, 2):
+        said = json.loads((tmp_path / f"said{rank}").read_text())["first"]
+        assert (said["kind"], said["rank"]) == ("PeerLostError", VICTIM), said
+        assert said["fault"]["event"] == "died_in_call"
+        assert f"rank {VICTIM}" in said["text"]
