@@ -1,132 +1,16 @@
-// The kernel that probes links, on the simulated machine: what is written arrives whole on any
-// schedule, both sides say so, and where nobody writes, a wait ends.
-#include "cuda/probe.h"
-
-#include <deque>
-
+// The kernel that probes links, on the simulated machine.
 #include "check.h"
 #include "machine.h"
+#include "probing.h"
 
 using namespace simt;
-using namespace ringkern;
-using namespace ringkern::cuda;
 
 namespace {
-
-constexpr int kWords = 48, kTailWords = int(kCacheLine + sizeof(ProbeScratch)) / 8;
-constexpr int kSlot = (kWords + kTailWords) * 8;
-static_assert(kSlot % kCacheLine == 0);
-
-struct Trial {
-  int ranks = 2;
-  int absent = -1;                    // never launches
-  std::pair<int, int> apart{-1, -1};  // the first does not reach the second
-};
-
-// As comm/probe.h has it: a slot for each writer, and two spares for each, which no other rank
-// uses.
-struct Rings {
-  std::vector<std::byte*> segments, spares;
-  std::deque<ProbeArgs> args;
-  int ranks;
-
-  uint64_t* at(int owner, int writer, int spare = 0) const {
-    const auto rank = size_t(owner);
-    return reinterpret_cast<uint64_t*>(spare == 0
-                                           ? segments[rank] + writer * kSlot
-                                           : spares[rank] + ((spare - 1) * ranks + writer) * kSlot);
-  }
-};
-
-uint64_t word(int writer, int reader, int i) {
-  return uint64_t(writer + 1) << 40 | uint64_t(reader + 1) << 20 | uint64_t(i + 1);
-}
-
-ProbeArgs arguments(const Rings& rings, const Trial& trial, int rank) {
-  ProbeArgs args;
-  args.words = kWords;
-  args.timeout_ns = 1'000'000;
-  int links = 0;
-  for (int peer = 0; peer < trial.ranks; ++peer) {
-    if (peer == rank) continue;
-    ProbeEnds& link = args.links[links++];
-    if (trial.apart != std::pair(rank, peer)) link.theirs = rings.at(peer, rank);
-    if (trial.apart != std::pair(peer, rank)) link.mine = rings.at(rank, peer);
-    link.receives = rings.at(rank, peer, 1);
-    link.scratch = reinterpret_cast<ProbeScratch*>(link.receives + kWords + kCacheLine / 8);
-    link.sends = rings.at(rank, peer, 2);
-    for (int i = 0; i <= kWords; ++i) {
-      const uint64_t sent = word(rank, peer, i);
-      machine().memory().write(rings.at(rank, peer, 2) + i, &sent, 8);
-    }
-  }
-  return args;
-}
-
-void check_link(const Rings& rings, const Trial& trial, int rank, int peer) {
-  const bool arrives = peer != trial.absent && trial.apart != std::pair(peer, rank);
-  const bool answered = arrives && trial.apart != std::pair(rank, peer);
-  uint64_t found[kWords];
-  machine().memory().read(rings.at(rank, peer, 1), found, sizeof found);
-  for (int i = 0; i < kWords; ++i) CHECK_EQ(found[i], arrives ? word(peer, rank, i) : 0);
-  uint64_t answer;
-  machine().memory().read(rings.at(rank, peer, 1) + kWords + kCacheLine / 8, &answer, 8);
-  CHECK_EQ(answer, answered ? word(peer, rank, kWords) : 0);
-  if (peer != trial.absent) return;
-  const auto* scratch =
-      reinterpret_cast<const ProbeScratch*>(rings.at(rank, peer, 1) + kWords + kCacheLine / 8);
-  WaitReport report;
-  machine().memory().read(&scratch->mailbox.report, &report, sizeof report);
-  CHECK(report.verdict == Verdict::timed_out && report.timeout_ns == 1'000'000);
-  CHECK_EQ(report.seq, uint64_t(0));  // of no call
-}
-
-void run(uint64_t seed, const Trial& trial) {
-  Random random(seed);
-  Settings s;
-  s.seed = seed;
-  s.memory.stale = uint32_t(random.one_of({0, 16, 128, 224}));
-  s.memory.races = trial.absent < 0 ? Races::all : Races::mixed;
-  s.switch_every = int(random.one_of({1, 4, 16}));
-  s.drain_every = int(random.one_of({1, 4, 32}));
-  s.starved_rank = int(random.below(uint64_t(trial.ranks)));
-  s.clock_jump = 300'000;
-  s.polls_per_look = kPollsPerLook;
-  Machine& m = machine();
-  const int threads = int(random.one_of({32, 64, kProbeThreads}));
-  m.reset(s, trial.ranks, trial.ranks - 1, threads);
-  Rings rings;
-  rings.ranks = trial.ranks;
-  for (int r = 0; r < trial.ranks; ++r) {
-    const std::string of = " of rank " + std::to_string(r);
-    const int bytes = trial.ranks * kSlot;
-    rings.segments.push_back(m.memory().add("the segment" + of, simt::Kind::shared, r, bytes));
-    rings.spares.push_back(m.memory().add("the spares" + of, simt::Kind::device, r, 2 * bytes));
-  }
-  std::deque<Launch> launches;
-  for (int r = 0; r < trial.ranks; ++r) {
-    const ProbeArgs& args = rings.args.emplace_back(arguments(rings, trial, r));
-    if (r == trial.absent) continue;
-    Launch& launch = launches.emplace_back();
-    launch.kernel = simt::call_of(probe_kernel(), args);
-    launch.ranks = {r};
-    launch.channels = trial.ranks - 1;
-    launch.threads = threads;
-    m.start(launch);
-  }
-  m.run();
-  for (int r = 0; r < trial.ranks; ++r)
-    for (int peer = 0; peer < trial.ranks; ++peer)
-      if (r != peer && r != trial.absent) check_link(rings, trial, r, peer);
-}
 
 TEST_CASE("the probe's kernel passes good links and leaves out others") {
   for (uint64_t seed = 1; seed <= 300; ++seed) {
     try {
-      run(seed, {2});
-      run(seed, {3});
-      run(seed, {3, 1});
-      run(seed, {4, -1, {2, 0}});
+      for (const ProbeTrial& trial : kProbeTrials) run_probe(seed, trial);
     } catch (const Failure& f) {
       FAIL("seed " + std::to_string(seed) + ": " + f.what());
     }
