@@ -122,6 +122,7 @@ void Ring::choose_orders(uint64_t seed) {
 void Ring::choose_machine(uint64_t seed) {
   settings_.seed = seed;
   settings_.polls_per_look = kPollsPerLook;
+  settings_.most_steps = wish_.most_steps.value_or(settings_.most_steps);
   settings_.memory.atom = wish_.atom.value_or(8);
   settings_.memory.line_atom = wish_.line_atom.value_or(128);
   // Ranks that have given up leave data half-written; their neighbours may read it, and give up.

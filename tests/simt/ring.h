@@ -41,6 +41,7 @@ struct Wish {
   std::optional<Trouble> trouble;
   std::optional<DType> dtype;
   std::optional<Op> op;
+  std::optional<uint64_t> most_steps;
   std::optional<int> ranks, channels, slots, orders, atom, line_atom;
   bool shipped = false;  // slots and threads as they ship, and of the channels a few
   // What each rank holds; the only call is then an all-reduce of that.

@@ -1,0 +1,66 @@
+// The search for a seed that catches a mutant, of the source or of the PTX.
+#pragma once
+
+#include <functional>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "jobs.h"
+#include "ring.h"
+
+namespace simt {
+
+// What is asked of a seed, beside what `wish` asks for. `direct`: of direct all-reduces.
+inline Wish weakening(Wish wish, bool direct, uint64_t seed) {
+  wish.direct = direct;
+  if (direct) wish.mixed = true;
+  // More trouble than usual, and where it meets most others: there is much that only it shows.
+  if (seed % 3 != 0) wish.trouble = Trouble(1 + seed / 3 % 3);
+  if (seed % 3 == 2) wish.channels = wish.slots = 2;
+  // And where the flags of LL come back soonest: their period is a multiple of 3.
+  if (seed % 6 == 0) wish.slots = 3;
+  // Word of who gave up also goes round the ring; only with several ranks is that ever too late.
+  if (direct && seed % 4 == 1) wish.ranks = 5, wish.channels = 1;
+  return wish;
+}
+
+// Runs what a seed says; what it finds, or nothing.
+inline std::string found_by(uint64_t seed, bool in_detail, const std::function<void()>& run) {
+  try {
+    run();
+  } catch (const Failure& f) {
+    return (in_detail ? f.what() : f.kind) + " @" + std::to_string(seed);
+  }
+  return "";
+}
+inline std::string found_by_ring(uint64_t seed, Wish wish, bool in_detail) {
+  wish.verbose = in_detail;
+  Coverage coverage;
+  return found_by(seed, in_detail, [&] { Ring(seed, wish, coverage).run(); });
+}
+inline bool is_caught(const std::string& outcome) { return outcome.find('@') != outcome.npos; }
+
+// The outcome of each of `count` hunts, by as many processes as there are jobs. It stays empty where
+// a process died. `hunt` returns one line.
+inline std::vector<std::string> hunt_all(size_t count, int jobs,
+                                         const std::function<std::string(size_t)>& hunt) {
+  std::vector<std::string> outcomes(count);
+  run_jobs(
+      jobs,
+      [&](int job) {
+        std::ostringstream text;
+        for (size_t i = size_t(job); i < count; i += size_t(jobs))
+          text << i << " " << hunt(i) << "\n";
+        return text.str();
+      },
+      [&](int, const std::string& text) {
+        std::istringstream lines(text);
+        size_t i = 0;
+        for (std::string rest; lines >> i && std::getline(lines >> std::ws, rest);)
+          outcomes[i] = rest;
+      });
+  return outcomes;
+}
+
+}  // namespace simt
