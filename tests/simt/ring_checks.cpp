@@ -256,7 +256,8 @@ void Ring::check_report(int rank, const WaitReport& report) const {
   check_peer(rank, report);
   const Call& call = calls_.at(completed_[size_t(rank)]);
   if (report.seq != call.seq || report.timeout_ns != timeout_ns_ ||
-      report.protocol != call.plan.protocol || report.channel >= call.plan.channels)
+      report.protocol != call.plan.protocol || report.channel < 0 ||
+      report.channel >= call.plan.channels)
     throw Failure("report",
                   "rank " + std::to_string(rank) + " says that call " + std::to_string(report.seq) +
                       " failed after " + std::to_string(report.timeout_ns) + " ns, over " +
