@@ -34,6 +34,8 @@ uint64_t update(uint64_t at, int bytes, Access access, const Change& change);
 // Called by a thread whose wait has failed: it is those that compare and swap.
 void give_up();
 void fence(Access access);
+// How many accesses and fences there were whose scope did not reach all who use the place.
+inline uint64_t out_of_reach = 0;
 void use_shared(const std::byte* at, bool store);
 
 // By all lanes of a warp.

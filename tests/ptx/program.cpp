@@ -412,6 +412,9 @@ class Decoder {
 
 Program::Program(Entry entry) : entry_(std::move(entry)) { Decoder(*this).decode(); }
 
+// Of a thread; the machine sees no loop over registers alone.
+constexpr uint64_t kMostInstructions = 1 << 24;
+
 void Program::run(const void* arguments, size_t bytes) const {
   if (int64_t(bytes) != entry_.param_bytes)
     throw Error(entry_.name + " takes " + std::to_string(entry_.param_bytes) +
@@ -420,13 +423,16 @@ void Program::run(const void* arguments, size_t bytes) const {
   Frame f{machine::registers(constants + kSpecials), static_cast<const std::byte*>(arguments),
           machine::shared_memory(size_t(entry_.shared_bytes)), entry_.param_bytes,
           entry_.shared_bytes};
+  // Not what an earlier kernel left there: whoever reads what nobody wrote, does so in each run.
+  std::fill_n(f.slots, registers_, 0xA5A5A5A5A5A5A5A5u);
   std::copy(constants_.begin(), constants_.end(), f.slots + registers_);
   const auto [thread, threads, block, blocks] = machine::place();
   f.slots[constants] = thread, f.slots[constants + 1] = threads;
   f.slots[constants + 2] = block, f.slots[constants + 3] = blocks;
   const Instruction* i = instructions_.data();
   try {
-    while (i != nullptr) {
+    for (uint64_t left = kMostInstructions; i != nullptr; --left) {
+      if (left == 0) throw simt::Failure("livelock", "no end after so many instructions");
       ++executed_[size_t(i->statement)];
       if (observer != nullptr) observer->see(f, *i, entry_.statements[size_t(i->statement)]);
       i = i->step(f, i);

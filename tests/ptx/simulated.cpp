@@ -16,8 +16,10 @@ T* pointer(uint64_t at) {
 
 // Whether it is strong among all threads that use the place: a narrower scope does not reach them.
 bool reaches(uint64_t at, Access access) {
-  return access.scope == Scope::sys ||
-         (access.scope == Scope::gpu && m().memory().of_one_device(pointer(at)));
+  const bool all = access.scope == Scope::sys ||
+                   (access.scope == Scope::gpu && m().memory().of_one_device(pointer(at)));
+  out_of_reach += !all;
+  return all;
 }
 
 simt::Order order_of(uint64_t at, Access access) {
@@ -76,6 +78,7 @@ void give_up() { self().gave_up = true; }
 // What is narrower than the system orders nothing for other ranks.
 void fence(Access access) {
   if (access.scope == Scope::sys) m().fence();
+  else ++out_of_reach;
 }
 
 void sync_warp() { m().meet(simt::Meeting::sync); }

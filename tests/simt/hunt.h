@@ -41,8 +41,8 @@ inline std::string found_by_ring(uint64_t seed, Wish wish, bool in_detail) {
 }
 inline bool is_caught(const std::string& outcome) { return outcome.find('@') != outcome.npos; }
 
-// The outcome of each of `count` hunts, by as many processes as there are jobs. It stays empty where
-// a process died. `hunt` returns one line.
+// The outcome of each of `count` hunts, by as many processes as there are jobs. It stays empty
+// where a process died. `hunt` returns one line.
 inline std::vector<std::string> hunt_all(size_t count, int jobs,
                                          const std::function<std::string(size_t)>& hunt) {
   std::vector<std::string> outcomes(count);

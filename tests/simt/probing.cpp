@@ -1,5 +1,5 @@
-// Probes of links: what is written arrives whole on any schedule, both sides say so, and where nobody
-// writes, a wait ends.
+// Probes of links: what is written arrives whole on any schedule, both sides say so, and where
+// nobody writes, a wait ends.
 #include "probing.h"
 
 #include <deque>
@@ -18,7 +18,8 @@ constexpr int kWords = 48, kTailWords = int(kCacheLine + sizeof(ProbeScratch)) /
 constexpr int kSlot = (kWords + kTailWords) * 8;
 static_assert(kSlot % kCacheLine == 0);
 
-// As comm/probe.h has it: a slot for each writer, and two spares for each, which no other rank uses.
+// As comm/probe.h has it: a slot for each writer, and two spares for each, which no other rank
+// uses.
 struct Rings {
   std::vector<std::byte*> segments, spares;
   std::deque<ProbeArgs> args;
@@ -99,6 +100,7 @@ void run_probe(uint64_t seed, const ProbeTrial& trial) {
   s.starved_rank = int(random.below(uint64_t(trial.ranks)));
   s.clock_jump = 300'000;
   s.polls_per_look = kPollsPerLook;
+  s.most_steps = 2'000'000;
   Machine& m = machine();
   const int threads = int(random.one_of({32, 64, kProbeThreads}));
   m.reset(s, trial.ranks, trial.ranks - 1, threads);

@@ -59,6 +59,7 @@ void Ring::choose_sizes() {
   } while (ranks_ * geometry_.channels * threads_ >
            std::max(most_threads, wish_.ranks.value_or(2) * 2 * threads_));
   most_bytes_ = random_.one_in(64) ? 48 << 10 : random_.one_in(8) ? 6 << 10 : 1 << 10;
+  most_bytes_ = std::max(most_bytes_, wish_.most_bytes.value_or(0));
   const int slots[] = {2, 2, 3, ranks_, 8};
   geometry_.slots = wish_.slots.value_or(random_.one_of(slots));
   geometry_.slot_bytes[int(Protocol::simple)] = random_.one_of({64, 256, 1024, 2048, 4096});

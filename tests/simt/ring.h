@@ -42,6 +42,7 @@ struct Wish {
   std::optional<DType> dtype;
   std::optional<Op> op;
   std::optional<uint64_t> most_steps;
+  std::optional<int64_t> most_bytes;  // of a tensor, if that is more than the seed says
   std::optional<int> ranks, channels, slots, orders, atom, line_atom;
   bool shipped = false;  // slots and threads as they ship, and of the channels a few
   // What each rank holds; the only call is then an all-reduce of that.
