@@ -1,0 +1,168 @@
+// Mutants of the PTX that no seed can catch, each with the argument why; and those of which that is
+// not known.
+#pragma once
+
+namespace ptx {
+
+struct Equivalent {
+  const char* mutants;  // a pattern of the shell's, for "kernel: kind: place #which"
+  const char* argument;
+};
+
+// Of several kernels.
+inline constexpr char kName[] =
+    "the number of a barrier is a name: where all threads of a block meet at one alone, and none "
+    "can "
+    "be at another, any will do";
+inline constexpr char kLaterSync[] =
+    "another __syncwarp or barrier follows before what the warp has seen is used, and orders more";
+inline constexpr char kOwnLine[] =
+    "a lane uses the lines of LL that it has polled itself; what tells others of it is behind a "
+    "barrier";
+inline constexpr char kHeadStart[] =
+    "with what `head` is at the start a poll is saved; the padding behind it is 0, which promises "
+    "nothing, and `head` is then loaded";
+inline constexpr char kAnyOrders[] =
+    "asks whether there are orders: what lies behind their number, a part of the first of them, is "
+    "0 where there are none, and never where there are";
+inline constexpr char kPublishers[] =
+    "all other threads publish in place of one: behind the barrier and a fence of their own, and "
+    "the "
+    "same";
+inline constexpr char kRewritten[] =
+    "only steps that rewrite a slot store these lines: `tail` publishes them, and the reader, who "
+    "acquires it, does not poll them before";
+inline constexpr char kCutAlike[] = "all ranks cut a chunk in slices in another way, and all alike";
+inline constexpr char kIsData[] =
+    "a report says that data was waited for, as it does before: what is stored in the place of the "
+    "channel is then stored over";
+inline constexpr char kDivides[] =
+    "a number whose lower half is masked out is not 1: a division is done in 64 bits, always";
+inline constexpr char kOtherLanes[] =
+    "other lanes poll in place of one, and the warp waits for them as well";
+// Of the probe.
+inline constexpr char kNoAbort[] =
+    "nobody tells a probe to end: these words stay 0, and so does what lies behind them";
+inline constexpr char kOwnDeadline[] =
+    "a warp that does not see that another of its block has given up has a deadline of its own";
+inline constexpr char kNoReader[] = "the host does not read the report of a probe while it runs";
+inline constexpr char kZero[] =
+    "this is 0 in each probe's report, as before; what is stored in its place is 0, too, or is "
+    "stored over";
+inline constexpr char kSameReport[] = "all lanes wait for one word, and would report the same";
+inline constexpr char kNoResult[] = "the result of this barrier is not used";
+inline constexpr char kAnswer[] =
+    "the answer says nothing of memory: who gets it ends, and who gives it has used no memory of "
+    "another since";
+
+inline constexpr Equivalent kEquivalent[] = {
+    // What the next barrier is, decides whether the name of one matters.
+    {"simple: id 0 -> 1: barrier.cta.red.or.pred * selp.u32 1 0 r 0 #1", kName},
+    {"any: id 0 -> 1: barrier.cta.red.or.pred * selp.u32 1 0 r 0 #1", kName},
+    {"timed simple: id 0 -> 1: barrier.cta.red.or.pred * selp.u32 1 0 r 0 #1", kName},
+    {"ll: id 0 -> 1: *", kName},
+    {"ll128: id 0 -> 1: *", kName},
+    {"timed ll: id 0 -> 1: *", kName},
+    {"timed ll128: id 0 -> 1: *", kName},
+    {"direct: id 0 -> 1: *", kName},
+    {"probe: id 0 -> 1: *", kName},
+    {"simple: dropped: bar.warp.sync*", kLaterSync},
+    {"any: dropped: bar.warp.sync*", kLaterSync},
+    {"timed simple: dropped: bar.warp.sync*", kLaterSync},
+    {"timed ll: dropped: bar.warp.sync*", kLaterSync},
+    {"probe: dropped: bar.warp.sync*", kLaterSync},
+    // Before lines are stored; and two of the wait with a clock, which is followed by one more.
+    {"ll128: dropped: bar.warp.sync* #1", kLaterSync},
+    {"timed ll128: dropped: bar.warp.sync* #[124]", kLaterSync},
+    {"ll: dropped: bar.warp.sync* #2", kOwnLine},
+    {"direct: dropped: bar.warp.sync* #[23]", kOwnLine},
+    {"*: offset + 8: ld.acquire.sys.global.u64 (add.s64 add.s64 ld.param.u64 (r+312) mul.lo.s64 *",
+     kHeadStart},
+    {"direct: offset + 8: ld.acquire.sys.global.u64 (add.s64 add.s64 ld.param.u64 (r+24) *",
+     kHeadStart},
+    {"simple: offset + 8: ld.param.u32 (add.s64 param 12+76) #[456]", kAnyOrders},
+    {"simple: offset + 8: ld.param.u64 (add.s64 param 12+36) #1", kCutAlike},
+    {"simple: offset + 8: ld.param.u64 (add.s64 param 12+44) #1", kCutAlike},
+    {"*: inverted: bra if or.pred setp.ne.s32 %tid.x add.s32 r -1 and.pred setp.lt.u16 *",
+     kPublishers},
+    {"direct: inverted: bra if setp.ne.s32 %tid.x add.s32 %ntid.x -1 #[23]", kPublishers},
+    {"direct: offset + 8: st.global.u32 (add.s64 ld.shared.u64 (add.s32 r 56) 132) #[23]", kIsData},
+    {"ll: .relaxed -> weak: st.relaxed.sys.global.v2.u64 * #2", kRewritten},
+    {"ll: .sys -> .*: st.relaxed.sys.global.v2.u64 * #2", kRewritten},
+    {"timed ll: .relaxed -> weak: st.relaxed.sys.global.v2.u64 * #2", kRewritten},
+    {"timed ll: .sys -> .*: st.relaxed.sys.global.v2.u64 * #2", kRewritten},
+    {"*: constant + 1: setp.eq.s64 and.b64 or.b64 r r -4294967296 0 *", kDivides},
+    {"ll: inverted: bra if or.pred not.pred or.pred r r setp.ge.u64 *", kOtherLanes},
+    {"ll128: inverted: bra if or.pred setp.ne.s32 sub.s32 r r 1 setp.ge.u64 *", kOtherLanes},
+
+    {"probe: .relaxed -> weak: ld.relaxed.sys.global.u32 (ld.shared.u64 (add.s32 shared 56)) *",
+     kNoAbort},
+    {"probe: .sys -> .*: ld.relaxed.sys.global.u32 (ld.shared.u64 (add.s32 shared 56)) *",
+     kNoAbort},
+    {"probe: offset + 8: ld.relaxed.sys.global.u32 (ld.shared.u64 (add.s32 shared 56)) *",
+     kNoAbort},
+    {"probe: offset + 8: ld.shared.u64 (add.s32 shared 56) #[13]", kNoAbort},
+    {"probe: *: ld.relaxed.sys.global.u64 (ld.shared.u64 (add.s32 shared 32)) *", kNoAbort},
+    {"probe: *: ld.relaxed.sys.global.u64 (add.s64 ld.shared.u64 (add.s32 r 32) 128) *", kNoAbort},
+    {"probe: offset + 8: ld.relaxed.sys.global.u32 (ld.shared.u64 (add.s32 shared 64)) *",
+     kOwnDeadline},
+    {"probe: .release -> .relaxed: st.release.sys.global.u32 *", kNoReader},
+    {"probe: .sys -> .*: st.release.sys.global.u32 *", kNoReader},
+    {"probe: offset + 8: st.global.* (add.s64 ld.shared.u64 (add.s32 r 56) 13?) *", kZero},
+    {"probe: offset + 8: st.global.u32 (add.s64 ld.shared.u64 (add.s32 r 56) 140) *", kZero},
+    {"probe: offset + 8: st.global.u64 (add.s64 ld.shared.u64 (add.s32 r 56) 16?) *", kZero},
+    {"probe: offset + 8: ld.shared.u64 (add.s32 shared 88) *", kZero},
+    {"probe: inverted: bra if setp.ne.s32 %tid.x 0 #[35]", kPublishers},
+    {"probe: inverted: bra if setp.ne.s32 and.b32 %tid.x 31 0 #[13]", kOtherLanes},
+    {"probe: inverted: bra if setp.ne.s16 r 0 *", kSameReport},
+    {"probe: constant + 1: setp.ne.u32 0 0 *", kNoResult},
+    {"probe: dropped: barrier.cta.red.or.pred 0 %ntid.x setp.ne.u32 0 0 #3", kAnswer},
+    {"probe: dropped: barrier.cta.red.or.pred 0 %ntid.x setp.ne.u32 selp.u32 1 0 r 0 #2", kAnswer},
+    {"probe: *: fence.acq_rel.sys #2", kAnswer},
+    {"probe: .acquire -> .relaxed: ld.acquire.sys.global.u64 * shl.b64 *", kAnswer},
+};
+
+// Those that few seeds catch, or none: where a wait seldom fails, and what the simulation does not
+// look at. They are counted, and say nothing.
+inline constexpr const char* kOpen[] = {
+    // A wait for a round to be finished by others that fails, in a direct all-reduce.
+    "direct: *: ld.relaxed.sys.global.u* (*ld.shared.u64 (add.s32 *)*) #*",
+    "direct: *: atom.relaxed.gpu.global.cas.b32 * #1",
+    "direct: constant + 1: setp.ne.s32 atom.relaxed.gpu.global.cas.b32 *",
+    "direct: inverted: bra if setp.ne.s32 atom.relaxed.gpu.global.cas.b32 * #1",
+    "direct: *: st.*global.* (add.s64 ld.shared.u64 (add.s32 r 56) *) #*",
+    "direct: offset + 8: ld.shared.u64 (add.s32 shared *",
+    "direct: offset + 8: ld.shared.u64 (shared) #3",
+    "direct: from lane 1: * #1",
+    "direct: inverted: bra if setp.lt.u32 r 2 #1",
+    "direct: inverted: bra if setp.ne.s16 r 0 #1",
+    "direct: inverted: bra if setp.?[et].s32 sub.s32 %tid.x and.b32 r -32 0 #1",
+    "direct: dropped: barrier.* #2",
+    "direct: inverted: bra if setp.lt.s32 r ld.param.u32 (param+224) #3",
+    // Constants and divisions at lengths, and numbers of steps, which few seeds have.
+    "*: constant + 1: setp.*",
+    "direct: inverted: bra if setp.eq.s64 and.b64 or.b64 r r -4294967296 0 *",
+    "direct: inverted: bra if or.pred setp.lt.u64 and.b64 r 7 sub.s64 *",
+    "direct: offset + 8: ld.param.*",
+    "simple: offset + 8: ld.param.*",
+    "simple: inverted: bra if or.pred setp.ne.s64 and.b64 r 15 0 *",
+    "any: inverted: bra if setp.ne.s64 and.b64 or.b64 r r 15 0 *",
+    "any: inverted: bra if setp.* ld.param.u8 (param+257) *",
+    // Channel 1 gives up first, a block sees that another has, or a wait ends by one word alone.
+    "simple: offset + 8: st.global.u32 (add.s64 ld.shared.u64 (add.s32 r 56) 140) *",
+    "*: .acq_rel -> .relaxed: atom.acq_rel.gpu.global.inc.u32 *",
+    "*: offset + 8: ld.shared.u64 (add.s32 shared 56) *",
+    "*: offset + 8: ld.shared.u64 (add.s32 shared 64) *",
+    "*: offset + 8: ld.relaxed.sys.global.u* (*ld.shared.u64 (add.s32 *)*) *",
+    // Which lane reports: what it saw is not compared.
+    "ll: inverted: bra if setp.ne.s16 r 0 *",
+    "ll128: inverted: bra if setp.ne.s16 r 0 *",
+    "*: .release -> .relaxed: st.release.sys.global.u32 *",
+    // No timeline lacks room, and not all of its times are compared.
+    "timed *: offset + 8: ld.shared.u64 (add.s32 shared 1*",
+    "*: no time: *",
+    // A warp of a probe that gives up where another does not.
+    "probe: dropped: barrier.* selp.u32 1 0 r 0 #1",
+};
+
+}  // namespace ptx
