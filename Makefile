@@ -13,7 +13,7 @@
 # make model   its lock-free parts in every order, or very many: tests/faults/model/model.cpp
 # make coverage  lines of csrc that the C++ tests run
 # make simt    the CUDA kernels without a GPU, on a simulated one: docs/design/simulation.md
-# make ptx     the same from their PTX, as nvcc compiled them; needs nvcc
+# make ptx     the same from their PTX, as nvcc compiled them, and make ptx-mutants; both need nvcc
 # make readme  every command and block of README and quickstart, in a fresh clone
 # make matrix  builds and tests with every supported torch and Python: VERSIONS=2.11.0 for one
 # make gpu     proves and measures the CUDA kernels, where there is a GPU: bench/README.md
@@ -45,7 +45,7 @@ SOURCES := setup.py pyproject.toml CMakeLists.txt $(wildcard cmake/* build_backe
 CPP := $(call cpp_in,csrc tests)
 
 .PHONY: demo quick test all rest ctest pytest conformance build docs lint format bench faults hosts fuzz model \
-  coverage simt mutants ptx matrix gpu gpu-preflight sanitize readme dist hooks clean distclean FORCE
+  coverage simt mutants ptx ptx-mutants matrix gpu gpu-preflight sanitize readme dist hooks clean distclean FORCE
 .NOTPARALLEL:
 
 # A build for the tests serves the demo, too; from nothing it compiles what the demo needs.
@@ -228,6 +228,10 @@ simt: $(SIMT)/.built
 mutants: $(SIMT)/.built
 	$(SIMT)/tests_simt_mutants_test --seeds 3000
 
+ptx-mutants: build
+	cmake --build $(BUILD) --target tests_ptx_mutants_test
+	$(BUILD)/tests_ptx_mutants_test
+
 $(SIMT)/.built: $(VENV)/.ready-build $(SOURCES) $(wildcard tests/simt/*)
 	cmake -S . -B $(SIMT) -G Ninja -DRK_TESTS=ON -DRK_CUDA=OFF
 	cmake --build $(SIMT) --target simt_tests
@@ -240,8 +244,9 @@ ptx: build
 	cmake --build $(BUILD) --target ptx_tests
 	$(BUILD)/tests_ptx_ring_test --seeds $(SIMT_SEEDS) --jobs $$(nproc)
 	for ring in $(BUILD)/tests_ptx_sm_*_ring_test; do \
-	  $$ring --seeds 2000 --jobs $$(nproc) && \
-	  $$ring --shipped 1 --seeds $(PTX_SHAPES) --jobs $$(nproc) || exit 1; done
+	  gpu=$${ring%_ring_test}; $${gpu}_arithmetic_test --full 1 && \
+	  $${gpu}_ring_test --seeds 2000 --jobs $$(nproc) && \
+	  $${gpu}_ring_test --shipped 1 --seeds $(PTX_SHAPES) --jobs $$(nproc) || exit 1; done
 
 # Of what is committed, in a temporary folder, with whatever pip fetches.
 readme:

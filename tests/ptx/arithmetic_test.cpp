@@ -1,6 +1,6 @@
 // What each kernel computes, as nvcc compiled it: every dtype, op, protocol and algorithm, to the
-// bit the same as the reference. Of bytes, all pairs; of larger types, those of the numbers at
-// which arithmetic changes, and random bits.
+// bit the same as the reference. Of the floats of a byte, all pairs; of integers of a byte, with
+// `--full 1`; of other types, those of the numbers at which arithmetic changes, and random bits.
 #include <cstring>
 #include <random>
 
@@ -27,6 +27,7 @@ uint64_t special(size_t i, int bits, int exponent_bits) {
 }
 
 int exponent_bits_of(DType dtype) {
+  if (size_of(dtype) == 1) return 4;
   if (dtype == DType::f16) return 5;
   return size_of(dtype) == 8 ? 11 : 8;
 }
@@ -34,19 +35,22 @@ int exponent_bits_of(DType dtype) {
 // What one of two ranks holds.
 std::vector<std::byte> operands(DType dtype, int rank) {
   const auto bytes = size_t(size_of(dtype));
-  const size_t each = bytes == 1 ? 256 : kSpecial, random_count = bytes == 1 ? 0 : 4096;
+  const bool full = ringkern::test::arguments().size() == 3;  // --full 1
+  const bool all_pairs = bytes == 1 && (full || kind_of(dtype) == ringkern::Kind::floating);
+  const size_t each = all_pairs ? 256 : kSpecial, random_count = all_pairs ? 0 : full ? 16384 : 1024;
   std::mt19937_64 random(uint64_t(rank) + 1);
   std::vector<std::byte> all((each * each + random_count) * bytes);
   for (size_t i = 0; i < all.size() / bytes; ++i) {
     const size_t mine = rank == 0 ? i % each : i / each % each;
     uint64_t word = random();
-    if (bytes == 1) word = mine;
+    if (all_pairs) word = mine;
     else if (i < each * each) word = special(mine, int(bytes) * 8, exponent_bits_of(dtype));
     std::memcpy(all.data() + i * bytes, &word, bytes);
   }
   return all;
 }
 
+TAKES_OPTIONS;
 Coverage coverage;
 
 void check(Wish wish) {
