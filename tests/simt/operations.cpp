@@ -137,6 +137,7 @@ void Machine::rest(Warp& w) {
   for (Thread* t : w.lanes) t->together = true;
   if (memory_.outdated(w)) {
     w.forget();
+    w.woken_in_vain = 0;  // what its look has found may be old
     for (Thread* t : w.lanes)
       if (t != current_) runnable_.push_back(t);
     return;
