@@ -115,8 +115,8 @@ inline void* zeroed(size_t bytes) {
   return std::memset(std::aligned_alloc(256, whole), 0, whole);
 }
 
-// The demangled name of each kernel, by the function that stands for it on the host. What nvcc adds to
-// a file tells them before main.
+// The demangled name of each kernel, by the function that stands for it on the host. What nvcc adds
+// to a file tells them before main.
 inline std::map<const void*, std::string>& kernel_names() {
   static std::map<const void*, std::string> names;
   return names;

@@ -37,7 +37,8 @@ std::vector<std::byte> operands(DType dtype, int rank) {
   const auto bytes = size_t(size_of(dtype));
   const bool full = ringkern::test::arguments().size() == 3;  // --full 1
   const bool all_pairs = bytes == 1 && (full || kind_of(dtype) == ringkern::Kind::floating);
-  const size_t each = all_pairs ? 256 : kSpecial, random_count = all_pairs ? 0 : full ? 16384 : 1024;
+  const size_t each = all_pairs ? 256 : kSpecial;
+  const size_t random_count = all_pairs ? 0 : full ? 16384 : 1024;
   std::mt19937_64 random(uint64_t(rank) + 1);
   std::vector<std::byte> all((each * each + random_count) * bytes);
   for (size_t i = 0; i < all.size() / bytes; ++i) {

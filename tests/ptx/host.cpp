@@ -1,13 +1,14 @@
 // Instructions on the host's own memory. All blocks of a launch are resident: each CUDA thread is a
 // fiber, and the thread of the host that launches runs them all.
 //
-// ORDERING   an access is an atomic one of the host, by its order; one of 16 bytes is two words. What
-//            a barrier or a warp brings together is in the order of the one thread that runs it.
-// LINES      a line is stored word by word, upwards, each word by a release, and loaded by acquires.
-//            Another process may see half of it, but never its last word, the flag, before the rest.
-//            So what a warp loads after it has seen the flag is whole.
-// POLLING    a warp polls in vain when it votes so. When all that could go on have, the thread leaves
-//            the processor to other processes for a while, and then they poll again.
+// ORDERING   an access is an atomic one of the host, by its order; one of 16 bytes is two words.
+//            What a barrier or a warp brings together is in the order of the one thread that runs
+//            it.
+// LINES      a line is stored word by word, upwards, each word by a release, and loaded by
+//            acquires. Another process may see half of it, but never its last word, the flag,
+//            before the rest. So what a warp loads after it has seen the flag is whole.
+// POLLING    a warp polls in vain when it votes so. When all that could go on have, the thread
+//            leaves the processor to other processes for a while, and then they poll again.
 #include "host.h"
 
 #include <sched.h>

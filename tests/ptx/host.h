@@ -1,4 +1,5 @@
-// Launches of kernels from their PTX, in the memory of this process, which other processes map, too.
+// Launches of kernels from their PTX, in the memory of this process, which other processes map,
+// too.
 #pragma once
 
 #include <cstdint>

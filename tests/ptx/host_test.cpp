@@ -23,9 +23,9 @@ void note_and_open(int) {
   ::mprotect(page, page_bytes, PROT_READ | PROT_WRITE);
 }
 
-// A line is not stored at once, as on a GPU, but none of it comes before what lies below it: its flag
-// is the last word. Here the lines lie across two pages, and the first touch of the upper one shows
-// what has been stored by then.
+// A line is not stored at once, as on a GPU, but none of it comes before what lies below it: its
+// flag is the last word. Here the lines lie across two pages, and the first touch of the upper one
+// shows what has been stored by then.
 TEST_CASE("a line's words become visible upwards") {
   page_bytes = size_t(::sysconf(_SC_PAGESIZE));
   auto* lower = static_cast<std::byte*>(
