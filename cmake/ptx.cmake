@@ -34,7 +34,7 @@ function(add_ptx_test name source simulator kernels ending)
 endfunction()
 
 add_ptx_test(program ptx/program ringkern_simt ringkern_ptx_short .ptx)
-add_ptx_test(ring simt/ring ringkern_simt ringkern_ptx_short .ptx --seeds 1000)
+add_ptx_test(ring simt/ring ringkern_simt ringkern_ptx_short .ptx --seeds 600)
 add_ptx_test(probe simt/probe ringkern_simt ringkern_ptx_short .ptx)
 # A sample; `make mutants` runs all.
 add_ptx_test(mutants ptx/mutants ringkern_simt ringkern_ptx_short .ptx --every 16)
