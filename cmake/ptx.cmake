@@ -53,7 +53,7 @@ if("sm_90" IN_LIST _archs)
     RK_SOURCES="${CMAKE_CURRENT_SOURCE_DIR}")
 endif()
 
-# What bench/gpu asks of a GPU.
+# The kernels of bench/gpu.
 add_library(ringkern_ptx_bench OBJECT bench/gpu/litmus.cu bench/gpu/limits.cu)
 target_link_libraries(ringkern_ptx_bench PRIVATE ringkern_flags)
 set_target_properties(ringkern_ptx_bench PROPERTIES CUDA_PTX_COMPILATION ON

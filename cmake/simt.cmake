@@ -7,7 +7,7 @@ find_package(Python3 REQUIRED COMPONENTS Interpreter)
 set(_simt ${CMAKE_CURRENT_SOURCE_DIR}/tests/simt)
 set(_mutated ${CMAKE_CURRENT_BINARY_DIR}/simt/mutated)
 
-# What the simulator needs, whatever it runs.
+# The needs of the simulator, whatever it runs.
 add_library(ringkern_simt_flags INTERFACE)
 target_link_libraries(ringkern_simt_flags INTERFACE ringkern_flags)
 target_include_directories(ringkern_simt_flags BEFORE INTERFACE

@@ -1,8 +1,8 @@
 // Fake CUDA devices that work: a thread of each does what is launched and copied there, in the
 // order in which it was asked for, and their memory can be opened by other processes.
 //
-// What runs its kernels is given to it: tests/ptx/host.h has one. Unlike a GPU, the device stops
-// with its process.
+// A function that they are given runs their kernels: tests/ptx/host.h has one. Unlike a GPU, a
+// device stops with its process.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -78,7 +78,7 @@ inline bool ended(uint64_t ticket) {
 inline void wait_for(uint64_t ticket) {
   if (runtime.working != nullptr) runtime.working->wait(ticket);
 }
-// What a device is asked for next comes after what was asked for before the ticket, of any device.
+// Lets a device go on when another one has come to the ticket.
 inline void follow(uint64_t ticket, int device = runtime.current) {
   later([ticket] { wait_for(ticket); }, device);
 }
@@ -115,8 +115,8 @@ inline void* zeroed(size_t bytes) {
   return std::memset(std::aligned_alloc(256, whole), 0, whole);
 }
 
-// The demangled name of each kernel, by the function that stands for it on the host. What nvcc adds
-// to a file tells them before main.
+// The demangled name of each kernel, by the function that stands for it on the host. Code that
+// nvcc adds to a file tells them before main.
 inline std::map<const void*, std::string>& kernel_names() {
   static std::map<const void*, std::string> names;
   return names;

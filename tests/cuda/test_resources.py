@@ -186,7 +186,7 @@ def test_the_launcher_keeps_the_report_and_passes_on_the_rest(tmp_path: Path, st
 
 
 def test_the_launcher_keeps_the_ptx_of_each_gpu_where_it_is_asked_to(tmp_path: Path) -> None:
-    # As nvcc names them, among other files, behind --keep-dir.
+    # Named as by nvcc, among other files, behind --keep-dir.
     compiler = (
         'while [ "$1" != --keep-dir ]; do shift; done\n'
         'for arch in 80 100; do echo "of $arch" > "$2/x.compute_$arch.ptx"; done\n'

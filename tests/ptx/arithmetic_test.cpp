@@ -1,6 +1,7 @@
-// What each kernel computes, as nvcc compiled it: every dtype, op, protocol and algorithm, to the
-// bit the same as the reference. Of the floats of a byte, all pairs; of integers of a byte, with
-// `--full 1`; of other types, those of the numbers at which arithmetic changes, and random bits.
+// The arithmetic of each kernel, as nvcc compiled it: every dtype, op, protocol and algorithm, to
+// the bit the same as the reference. All pairs of the floats of a byte; with `--full 1`, of the
+// integers of a byte, too; of other types, those of the numbers at which arithmetic changes, and
+// random bits.
 #include <cstring>
 #include <random>
 
@@ -16,8 +17,8 @@ namespace {
 
 constexpr size_t kSpecial = 2 * 7 * 4;
 
-// Of each sign, exponents and mantissas at both ends and in the middle. As integers: 0, 1, -1, the
-// smallest and the largest are among them.
+// Numbers of each sign, with exponents and mantissas at both ends and in the middle. Read as
+// integers, 0, 1, -1, the smallest and the largest are among them.
 uint64_t special(size_t i, int bits, int exponent_bits) {
   const int mantissa_bits = bits - 1 - exponent_bits;
   const uint64_t top = (uint64_t(1) << exponent_bits) - 1, all = (uint64_t(1) << mantissa_bits) - 1;
@@ -32,7 +33,7 @@ int exponent_bits_of(DType dtype) {
   return size_of(dtype) == 8 ? 11 : 8;
 }
 
-// What one of two ranks holds.
+// The input of one of two ranks.
 std::vector<std::byte> operands(DType dtype, int rank) {
   const auto bytes = size_t(size_of(dtype));
   const bool full = ringkern::test::arguments().size() == 3;  // --full 1

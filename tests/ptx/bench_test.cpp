@@ -38,7 +38,7 @@ Launch launch(const std::string& kernel, const std::vector<uint64_t>& arguments,
 
 uint64_t address(const void* at) { return reinterpret_cast<uint64_t>(at); }
 
-// As litmus.cu has them.
+// The same as in litmus.cu.
 struct Counts {
   uint64_t loads = 0, changes = 0, mixed = 0, stale = 0;
 };

@@ -1,6 +1,6 @@
-// What a step costs a thread, counted while the kernels' PTX runs: a rank alone, whose neighbours
-// have sent all that it waits for, moves full slots of the size that ships. The counts depend on
-// nothing but the compiler's work; a larger one than in the table of the last release fails.
+// The cost of a step to a thread, counted while the kernels' PTX runs: a rank alone, whose
+// neighbours have sent all that it waits for, moves full slots of the size that ships. The counts
+// depend on nothing but the compiler's work; one that is larger than in the table fails.
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
@@ -26,7 +26,7 @@ struct Step {
   int instructions = 0, in_flight = 0, barriers = 0, votes = 0, fences = 0;
 };
 
-// Of one block.
+// A counter of one block's instructions.
 class Meter final : public ptx::Observer {
  public:
   Meter() { ptx::observer = this; }
@@ -188,7 +188,7 @@ std::vector<Row> measured() {
 }
 
 constexpr const char* kHead =
-    "# What a step of a full slot costs, as PTX has it, for sums of float32 by 384 threads on "
+    "# The cost of a step of a full slot, as PTX has it, for sums of float32 by 384 threads on "
     "sm_90:\n"
     "# instructions of a worker (of those that do most) and of the poster; bytes that a worker "
     "has\n"

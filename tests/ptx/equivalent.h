@@ -12,7 +12,7 @@ struct Equivalent {
   const char* argument;
 };
 
-// Of several kernels.
+// For several kernels.
 inline constexpr char kName[] =
     "the number of a barrier is a name: where all threads of a block meet at one alone, and none "
     "can "
@@ -43,7 +43,7 @@ inline constexpr char kDivides[] =
     "a number whose lower half is masked out is not 1: a division is done in 64 bits, always";
 inline constexpr char kOtherLanes[] =
     "other lanes poll in place of one, and the warp waits for them as well";
-// Of the probe.
+// For the probe.
 inline constexpr char kNoAbort[] =
     "nobody tells a probe to end: these words stay 0, and so does what lies behind them";
 inline constexpr char kOwnDeadline[] =
@@ -59,7 +59,7 @@ inline constexpr char kAnswer[] =
     "another since";
 
 inline constexpr Equivalent kEquivalent[] = {
-    // What the next barrier is, decides whether the name of one matters.
+    // The next barrier decides whether the name of one matters.
     {"simple: id 0 -> 1: barrier.cta.red.or.pred * selp.u32 1 0 r 0 #1", kName},
     {"any: id 0 -> 1: barrier.cta.red.or.pred * selp.u32 1 0 r 0 #1", kName},
     {"timed simple: id 0 -> 1: barrier.cta.red.or.pred * selp.u32 1 0 r 0 #1", kName},

@@ -2,8 +2,7 @@
 // fiber, and the thread of the host that launches runs them all.
 //
 // ORDERING   an access is an atomic one of the host, by its order; one of 16 bytes is two words.
-//            What a barrier or a warp brings together is in the order of the one thread that runs
-//            it.
+//            A barrier and a warp order nothing more: one thread of the host runs them all.
 // LINES      a line is stored word by word, upwards, each word by a release, and loaded by
 //            acquires. Another process may see half of it, but never its last word, the flag,
 //            before the rest. So what a warp loads after it has seen the flag is whole.
@@ -50,7 +49,7 @@ struct Thread {
   uint32_t index = 0;
   Warp* warp = nullptr;
   Block* block = nullptr;
-  // What it brings to a meeting or a barrier, and takes away.
+  // Brought to a meeting or a barrier, and taken away.
   bool predicate = false;
   uint32_t value = 0, lane = 0;
   uint64_t at = 0, words[2] = {};
@@ -242,7 +241,7 @@ class Grid {
   Thread* self_ = nullptr;
 };
 
-// Of the launch that this thread of the host runs.
+// The grid of the launch that this thread of the host runs.
 thread_local Grid* running = nullptr;
 Grid& grid() { return *running; }
 
@@ -319,7 +318,7 @@ void Grid::run(const Kernel& kernel, uint32_t blocks, uint32_t threads,
     error_ = failure.what();
   }
   if (error_.empty()) return;
-  // As the driver ends a context: nothing that the device has left can be relied upon.
+  // A driver would end the context: nothing that the device has left can be relied upon.
   std::fprintf(stderr, "%s: %s\n", kernel.name.c_str(), error_.c_str());
   std::abort();
 }

@@ -1,4 +1,4 @@
-// What the host's memory must do for kernels and cannot do as a GPU does.
+// Properties of the host's memory that kernels need and that a GPU has in another way.
 #include "host.h"
 
 #include <signal.h>

@@ -1,4 +1,4 @@
-// What the host calls a kernel is a program in PTX, on the simulated machine.
+// The kernels that the host asks for are programs in PTX, on the simulated machine.
 #include <typeinfo>
 
 #include "cuda/probe.h"

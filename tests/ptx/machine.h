@@ -1,5 +1,5 @@
-// What instructions ask of the machine that runs them, for the thread that runs. simulated.cpp
-// answers with the simulated machine of tests/simt, host.cpp with the memory of this process.
+// Functions that instructions ask of the machine, for the thread that runs. simulated.cpp answers
+// with the simulated machine of tests/simt, host.cpp with the memory of this process.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace ptx::machine {
 
-// As the qualifiers say. `line`: volatile, 16 bytes a lane, by a whole warp.
+// The qualifiers of an access. `line`: volatile, 16 bytes a lane, by a whole warp.
 enum class Order : uint8_t { weak, relaxed, acquire, release, acq_rel, line };
 enum class Scope : uint8_t { cta, gpu, sys };
 struct Access {

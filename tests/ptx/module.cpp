@@ -110,7 +110,7 @@ class EntryParser {
   }
 
  private:
-  // Of a declaration: `.align 8 .b8 name[64]`, `.u64 name`.
+  // Parses a declaration: `.align 8 .b8 name[64]`, `.u64 name`.
   void add(std::map<std::string, Variable>& variables, int64_t& bytes) {
     int64_t align = 1;
     if (tokens_.take(".align")) align = tokens_.number();

@@ -44,7 +44,7 @@ class Generator {
 
   // ---- Places: as the text computes them, since names of registers are the compiler's
 
-  // What defines the register, if one statement does.
+  // The statement that defines the register, if there is one.
   const Statement* definition(const std::string& name) const {
     const auto found = definitions_.find(name);
     return found != definitions_.end() && found->second.size() == 1 ? found->second[0] : nullptr;
@@ -88,7 +88,7 @@ class Generator {
     const size_t at = weaker.opcode.find(part + ".");
     if (at == std::string::npos) return;
     weaker.opcode.replace(at, part.size(), by);
-    // What is weak has no scope.
+    // A weak access has no scope.
     if (by.empty())
       for (const char* scope : {".sys", ".gpu", ".cta"})
         if (const size_t n = weaker.opcode.find(scope); n != std::string::npos)

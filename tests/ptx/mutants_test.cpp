@@ -72,7 +72,7 @@ bool is_left_out(const Form& form, const ptx::Mutant& m) {
                      m.place.starts_with("st.global")))
     return true;
   if (constant && m.statement % 16 != 0) return true;
-  // Of a report, in `record` of wait.cuh.
+  // The fields of a report, in `record` of wait.cuh.
   if (form.protocol && form.name != std::string("simple") && m.kind.starts_with("offset") &&
       m.place.find(" (add.s64 ld.shared.u64 (add.s32 r 56) ") != std::string::npos)
     return true;
@@ -124,7 +124,7 @@ std::string try_seed(const Form& form, uint64_t seed, bool in_detail) {
   wish.dtype = form.sum ? DType::f32 : kOtherType;
   wish.op = form.sum ? kSums[seed / 3 % 4] : kOthers[seed / 3 % 3];
   wish.most_steps = kMostSteps;
-  // What Simple moves at once takes a large slice.
+  // A whole tile of Simple takes a large slice.
   if (seed % 3 == 0 && form.protocol == Protocol::simple) wish.most_bytes = 16 << 10;
   return found_by_ring(seed, weakening(wish, !form.protocol, seed), in_detail);
 }
@@ -161,7 +161,7 @@ std::string hunt(const Candidate& c, uint64_t seeds) {
   return narrower && ptx::machine::out_of_reach == 0 ? kReaches : "survived";
 }
 
-// What is wrong with the outcome, if anything is.
+// A complaint about the outcome, or nothing.
 std::string judge(const Candidate& c, const std::string& outcome) {
   const bool argued = is_argued(c, outcome);
   if (outcome.empty()) return "its process died";

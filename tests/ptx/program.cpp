@@ -412,7 +412,7 @@ class Decoder {
 
 Program::Program(Entry entry) : entry_(std::move(entry)) { Decoder(*this).decode(); }
 
-// Of a thread; the machine sees no loop over registers alone.
+// A bound for each thread: the machine sees no loop over registers alone.
 constexpr uint64_t kMostInstructions = 1 << 24;
 
 void Program::run(const void* arguments, size_t bytes) const {

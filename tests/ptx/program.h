@@ -8,7 +8,7 @@ namespace ptx {
 
 struct Instruction;
 
-// What a thread has while it runs a kernel.
+// The state of a thread that runs a kernel.
 struct Frame {
   uint64_t* slots;          // registers, constants and special registers
   const std::byte* params;  // the kernel's arguments

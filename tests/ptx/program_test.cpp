@@ -1,4 +1,4 @@
-// What the parser and the decoder take, what they refuse, and that they say what it was; and the
+// Texts that the parser and the decoder take, and those that they refuse by name; and the
 // instructions whose result does not follow from their name.
 #include "ptx/program.h"
 #include "check.h"
@@ -17,7 +17,7 @@ std::string kernel(const std::string& body) {
 }
 Program program(const std::string& body) { return Program(parse_entry(kernel(body), 1)); }
 
-// What a thread leaves in the 8 bytes at %rd1.
+// The 8 bytes that a thread leaves at %rd1.
 uint64_t result(const std::string& body) {
   const Program p = program(body);
   simt::Machine& m = simt::machine();
@@ -30,7 +30,7 @@ uint64_t result(const std::string& body) {
   m.memory().read(at, &found, sizeof found);
   return found;
 }
-// Of an operation whose result is in %rd2.
+// The result of an operation, from %rd2.
 uint64_t of_64(const std::string& body) {
   return result("mov.u32 %r1, %tid.x;\nsetp.ne.u32 %p1, %r1, 0;\n" + body +
                 "\n@!%p1 st.global.u64 [%rd1], %rd2;");

@@ -14,7 +14,8 @@ T* pointer(uint64_t at) {
   return reinterpret_cast<T*>(at);
 }
 
-// Whether it is strong among all threads that use the place: a narrower scope does not reach them.
+// Returns whether it is strong among all threads that use the place: a narrower scope does not
+// reach them.
 bool reaches(uint64_t at, Access access) {
   const bool all = access.scope == Scope::sys ||
                    (access.scope == Scope::gpu && m().memory().of_one_device(pointer(at)));
@@ -75,7 +76,7 @@ uint64_t update(uint64_t at, int bytes, Access access, const Change& change) {
   return before;
 }
 void give_up() { self().gave_up = true; }
-// What is narrower than the system orders nothing for other ranks.
+// A fence of a narrower scope orders nothing for other ranks.
 void fence(Access access) {
   if (access.scope == Scope::sys) m().fence();
   else ++out_of_reach;

@@ -11,7 +11,7 @@
 
 namespace simt {
 
-// What is asked of a seed, beside what `wish` asks for. `direct`: of direct all-reduces.
+// Asks more of a seed than `wish` does. `direct`: of direct all-reduces.
 inline Wish weakening(Wish wish, bool direct, uint64_t seed) {
   wish.direct = direct;
   if (direct) wish.mixed = true;

@@ -241,9 +241,9 @@ void Machine::wait_for_progress() {
   }
 }
 
-// Those that have not looked since the memory last changed may give up when they do.
+// Wakes those that have not looked since the memory last changed: a look may end their wait.
 bool Machine::poll_again(const std::vector<Warp*>& sleepers) {
-  // Where each poll looks, so did the one before it slept.
+  // Where each poll looks, so did the last one.
   const uint32_t most = settings_.polls_per_look == 1 ? 0 : settings_.polls_per_look;
   bool any = false;
   for (Warp* w : sleepers) {

@@ -174,11 +174,11 @@ inline Machine& machine() {
   return one;
 }
 
-// Runs a kernel by its name on the host, for the thread that calls: its arguments are `bytes`. Null
-// where kernels are functions of the host; tests/ptx has another.
+// Runs a kernel, by what stands for it on the host, for the thread that calls. `bytes`: of its
+// arguments. Null where kernels are functions of the host; tests/ptx sets another.
 inline void (*run_kernel)(const void* kernel, const void* arguments, size_t bytes) = nullptr;
 
-// What each thread of a launch calls; the arguments stay the caller's.
+// Returns the function that each thread of a launch calls; the arguments stay the caller's.
 template <class Args>
 std::function<void()> call_of(const void* kernel, const Args& args) {
   if (run_kernel != nullptr) return [kernel, &args] { run_kernel(kernel, &args, sizeof args); };

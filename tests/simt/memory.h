@@ -173,7 +173,7 @@ class Memory {
   void write(void* at, const void* from, int64_t bytes);
   // "byte 64 of the segment of rank 1"
   std::string name_of(const void* at) const;
-  // Whether no other rank and no host uses what is there during a run.
+  // Returns whether no other rank and no host uses the place during a run.
   bool of_one_device(const void* at) const;
   // A thread of the host's.
   Agent& host() { return host_; }

@@ -116,7 +116,7 @@ int check_premises() {
   return wrong;
 }
 
-// What is wrong with the outcome, if anything is.
+// A complaint about the outcome, or nothing.
 std::string judge(const Mutant& m, int form, const std::string& outcome) {
   const bool argued = argument_for(m, form) != nullptr, caught = is_caught(outcome);
   if (outcome.empty()) return "its process died";

@@ -18,8 +18,7 @@ constexpr int kWords = 48, kTailWords = int(kCacheLine + sizeof(ProbeScratch)) /
 constexpr int kSlot = (kWords + kTailWords) * 8;
 static_assert(kSlot % kCacheLine == 0);
 
-// As comm/probe.h has it: a slot for each writer, and two spares for each, which no other rank
-// uses.
+// The memory of comm/probe.h: a slot for each writer, and two spares, which no other rank uses.
 struct Rings {
   std::vector<std::byte*> segments, spares;
   std::deque<ProbeArgs> args;
@@ -71,7 +70,7 @@ void check_link(const Rings& rings, const ProbeTrial& trial, int rank, int peer)
   read(&scratch->answer, answer);
   WaitReport report;
   read(&scratch->mailbox.report, report);
-  // Of who has stopped, what came may have come.
+  // Words of a rank that has stopped may have come.
   const bool stopped = peer == trial.killed;
   const bool comes = peer != trial.absent && trial.apart != std::pair(peer, rank);
   const bool arrives = stopped ? found[kWords - 1] != 0 : comes;

@@ -206,7 +206,7 @@ void Ring::add_call() {
   // A message goes to the next rank, and with two orders there would be two.
   if (collective == Collective::send_recv && orders_.count > 1) collective = Collective::broadcast;
   if (wish_.operands) collective = Collective::all_reduce;
-  // What is asked for takes the place of what was drawn, so that the rest of the seed stays.
+  // A wish takes the place of what was drawn, so that the rest of the seed stays.
   const DType drawn = draw_dtype(), dtype = wish_.dtype.value_or(drawn);
   auto op = random_.one_in(2) ? Op::sum : Op(random_.below(kOps));
   op = wish_.op.value_or(op);

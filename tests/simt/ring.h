@@ -45,7 +45,7 @@ struct Wish {
   std::optional<int64_t> most_bytes;  // of a tensor, if that is more than the seed says
   std::optional<int> ranks, channels, slots, orders, atom, line_atom;
   bool shipped = false;  // slots and threads as they ship, and of the channels a few
-  // What each rank holds; the only call is then an all-reduce of that.
+  // Returns the input of each rank; the only call is then an all-reduce of that.
   std::function<std::vector<std::byte>(int rank)> operands;
   bool wide = false;  // of that call, as Reduction has it
   bool find_races = true;
@@ -156,11 +156,11 @@ class Ring {
   Random kinds_;
   Coverage& coverage_;
   Wish wish_;  // nothing left out
-  int ranks_ = 2, channels_ = 1,
-      threads_ = 32;       // channels of a launch, threads of a block: at most
-  bool together_ = false;  // all ranks in one launch, as in one process
-  bool mixed_in_ = false;  // other calls among the direct ones
-  bool many_ = false;      // calls
+  int ranks_ = 2;
+  int channels_ = 1, threads_ = 32;  // of a launch, and of a block: at most
+  bool together_ = false;            // all ranks in one launch, as in one process
+  bool mixed_in_ = false;            // other calls among the direct ones
+  bool many_ = false;                // calls
   RingOrders orders_;
   Geometry geometry_;
   MeshGeometry mesh_;
