@@ -16,6 +16,7 @@ ELSEWHERE = {
     r"make (test|conformance)": "CI, in a fresh clone: .ci/run",
     r"make (ctest|pytest)( PYTEST_ARGS=\"[^\"]*\")?": "CI, as parts of make test",
     r"make (simt|mutants|lint|docs|readme)": "CI, by a job of its own",
+    r"make ptx(-mutants)?": "CI, a part of it in make test",
 }
 
 
