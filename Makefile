@@ -244,7 +244,7 @@ ptx: build
 	cmake --build $(BUILD) --target ptx_tests
 	$(BUILD)/tests_ptx_ring_test --seeds $(SIMT_SEEDS) --jobs $$(nproc)
 	for ring in $(BUILD)/tests_ptx_sm_*_ring_test; do \
-	  gpu=$${ring%_ring_test}; $${gpu}_arithmetic_test --full 1 && \
+	  gpu=$${ring%_ring_test}; $${gpu}_arithmetic_test --pairs all && \
 	  $${gpu}_ring_test --seeds 2000 --jobs $$(nproc) && \
 	  $${gpu}_ring_test --shipped 1 --seeds $(PTX_SHAPES) --jobs $$(nproc) || exit 1; done
 

@@ -3,9 +3,11 @@
 # with the constants of tests/simt, so that flags of LL wrap.
 file(GLOB _kernels CONFIGURE_DEPENDS csrc/cuda/*.cu)
 file(GLOB _ptx CONFIGURE_DEPENDS tests/ptx/*.cpp)
-list(FILTER _ptx EXCLUDE REGEX "/(kernels|kernel_for|host)\\.cpp$|_test\\.cpp$")
+list(FILTER _ptx EXCLUDE REGEX "/(kernel_for|host)\\.cpp$|_test\\.cpp$")
 add_library(ringkern_ptx STATIC ${_ptx})
 target_link_libraries(ringkern_ptx PUBLIC ringkern_simt_flags)
+add_library(ringkern_ptx_kernel_for OBJECT tests/ptx/kernel_for.cpp) # the simulator calls it
+target_link_libraries(ringkern_ptx_kernel_for PRIVATE ringkern_simt_flags)
 
 add_library(ringkern_ptx_short OBJECT ${_kernels})
 target_link_libraries(ringkern_ptx_short PRIVATE ringkern_flags)
@@ -17,14 +19,30 @@ set_target_properties(ringkern_ptx_short PROPERTIES CUDA_PTX_COMPILATION ON
 add_library(ringkern_simt_shipped STATIC ${_machine})
 target_link_libraries(ringkern_simt_shipped PUBLIC ringkern_simt_flags)
 
+# Tells a target in or below which directory its kernels are, and how the names of the files end.
+function(name_ptx target directory ending)
+  set(_file ${CMAKE_CURRENT_BINARY_DIR}/ptx/${target}.cpp)
+  file(CONFIGURE OUTPUT ${_file} CONTENT "#include \"ptx/kernels.h\"
+const char* const ptx::kDirectory = \"${directory}\";
+const char* const ptx::kEnding = \"${ending}\";
+")
+  target_sources(${target} PRIVATE ${_file})
+endfunction()
+
 add_custom_target(ptx_tests)
 # A test, over the kernels in the files that a target made and whose names end so.
 function(add_ptx_test name source simulator kernels ending)
+  # Compiled once for all GPUs.
+  string(MAKE_C_IDENTIFIER tests_${source}_over_${simulator} _objects)
+  if(NOT TARGET ${_objects})
+    add_library(${_objects} OBJECT tests/${source}_test.cpp)
+    target_link_libraries(${_objects} PRIVATE ringkern_ptx ${simulator} ringkern_check)
+    target_compile_definitions(${_objects} PRIVATE RK_SOURCES="${CMAKE_CURRENT_SOURCE_DIR}")
+  endif()
   string(MAKE_C_IDENTIFIER tests_ptx_${name}_test _target)
-  add_executable(${_target} tests/${source}_test.cpp tests/ptx/kernels.cpp
-    tests/ptx/kernel_for.cpp)
-  target_compile_definitions(${_target} PRIVATE RK_PTX_ENDING="${ending}"
-    RK_PTX_DIRECTORY="${CMAKE_CURRENT_BINARY_DIR}/CMakeFiles/${kernels}.dir")
+  add_executable(${_target} $<TARGET_OBJECTS:${_objects}>
+    $<TARGET_OBJECTS:ringkern_ptx_kernel_for>)
+  name_ptx(${_target} ${CMAKE_CURRENT_BINARY_DIR}/CMakeFiles/${kernels}.dir ${ending})
   target_link_libraries(${_target} PRIVATE ringkern_ptx ${simulator} ringkern_check)
   add_dependencies(${_target} ${kernels})
   add_dependencies(ptx_tests ${_target})
@@ -34,23 +52,25 @@ function(add_ptx_test name source simulator kernels ending)
 endfunction()
 
 add_ptx_test(program ptx/program ringkern_simt ringkern_ptx_short .ptx)
-add_ptx_test(ring simt/ring ringkern_simt ringkern_ptx_short .ptx --seeds 600)
+add_ptx_test(ring simt/ring ringkern_simt ringkern_ptx_short .ptx --seeds 300)
 add_ptx_test(probe simt/probe ringkern_simt ringkern_ptx_short .ptx)
-# A sample; `make mutants` runs all.
-add_ptx_test(mutants ptx/mutants ringkern_simt ringkern_ptx_short .ptx --every 16)
+# A sample; `make ptx-mutants` runs all.
+add_ptx_test(mutants ptx/mutants ringkern_simt ringkern_ptx_short .ptx --every 32)
 string(REPLACE " " ";" _archs "${RK_CUDA_ARCH_NAMES}")
 foreach(arch IN LISTS _archs)
   if(NOT arch MATCHES "^sm_")
     continue() # the PTX of the one before, as it ships
   endif()
   set(_shipped ringkern_simt_shipped ringkern_core .cu.o.${arch}.ptx)
-  add_ptx_test(${arch}/arithmetic ptx/arithmetic ${_shipped})
-  add_ptx_test(${arch}/ring simt/ring ${_shipped} --shipped 1 --seeds 4)
+  set(_pairs few)
+  if(arch STREQUAL "sm_90")
+    set(_pairs some)
+  endif()
+  add_ptx_test(${arch}/arithmetic ptx/arithmetic ${_shipped} --pairs ${_pairs})
+  add_ptx_test(${arch}/ring simt/ring ${_shipped} --shipped 1 --seeds 3)
 endforeach()
 if("sm_90" IN_LIST _archs)
   add_ptx_test(costs ptx/costs ringkern_simt_shipped ringkern_core .cu.o.sm_90.ptx)
-  target_compile_definitions(tests_ptx_costs_test PRIVATE
-    RK_SOURCES="${CMAKE_CURRENT_SOURCE_DIR}")
 endif()
 
 # The kernels of bench/gpu.
@@ -69,13 +89,12 @@ set(_host ${_simt}/fiber.cpp tests/ptx/arithmetic.cpp tests/ptx/host.cpp tests/p
   tests/ptx/module.cpp tests/ptx/program.cpp)
 add_library(ringkern_ptx_host STATIC ${_host})
 target_link_libraries(ringkern_ptx_host PRIVATE ringkern_simt_flags)
-target_compile_definitions(ringkern_ptx_host PRIVATE RK_PTX_ENDING=".cu.o.${_arch}.ptx"
-  RK_PTX_DIRECTORY="${CMAKE_CURRENT_BINARY_DIR}/CMakeFiles/ringkern_core.dir")
+name_ptx(ringkern_ptx_host ${CMAKE_CURRENT_BINARY_DIR}/CMakeFiles/ringkern_core.dir
+  .cu.o.${_arch}.ptx)
 
 # Over a kernel of its own.
 add_executable(tests_ptx_host_test tests/ptx/host_test.cpp ${_host})
-target_compile_definitions(tests_ptx_host_test PRIVATE RK_PTX_ENDING="/host_test.ptx"
-  RK_PTX_DIRECTORY="${CMAKE_CURRENT_SOURCE_DIR}/tests/ptx")
+name_ptx(tests_ptx_host_test ${CMAKE_CURRENT_SOURCE_DIR}/tests/ptx /host_test.ptx)
 target_link_libraries(tests_ptx_host_test PRIVATE ringkern_simt_flags ringkern_check)
 add_dependencies(ptx_tests tests_ptx_host_test)
 add_test(NAME ptx/host COMMAND tests_ptx_host_test)

@@ -1,7 +1,6 @@
 // The arithmetic of each kernel, as nvcc compiled it: every dtype, op, protocol and algorithm, to
-// the bit the same as the reference. All pairs of the floats of a byte; with `--full 1`, of the
-// integers of a byte, too; of other types, those of the numbers at which arithmetic changes, and
-// random bits.
+// the bit the same as the reference. `--pairs few`: of the numbers at which arithmetic changes;
+// some: also random bits, and all pairs of the floats of a byte; all: also of its integers.
 #include <cstring>
 #include <random>
 
@@ -36,20 +35,22 @@ int exponent_bits_of(DType dtype) {
 // The input of one of two ranks.
 std::vector<std::byte> operands(DType dtype, int rank) {
   const auto bytes = size_t(size_of(dtype));
-  const bool full = ringkern::test::arguments().size() == 3;  // --full 1
-  const bool all_pairs = bytes == 1 && (full || kind_of(dtype) == ringkern::Kind::floating);
+  const auto& words = ringkern::test::arguments();
+  const std::string pairs = words.size() == 3 ? words[2] : "some";
+  const bool all = pairs == "all", floating = kind_of(dtype) == ringkern::Kind::floating;
+  const bool all_pairs = bytes == 1 && (all || (pairs == "some" && floating));
   const size_t each = all_pairs ? 256 : kSpecial;
-  const size_t random_count = all_pairs ? 0 : full ? 16384 : 1024;
+  const size_t random_count = all_pairs || pairs == "few" ? 0 : all ? 16384 : 1024;
   std::mt19937_64 random(uint64_t(rank) + 1);
-  std::vector<std::byte> all((each * each + random_count) * bytes);
-  for (size_t i = 0; i < all.size() / bytes; ++i) {
+  std::vector<std::byte> made((each * each + random_count) * bytes);
+  for (size_t i = 0; i < made.size() / bytes; ++i) {
     const size_t mine = rank == 0 ? i % each : i / each % each;
     uint64_t word = random();
     if (all_pairs) word = mine;
     else if (i < each * each) word = special(mine, int(bytes) * 8, exponent_bits_of(dtype));
-    std::memcpy(all.data() + i * bytes, &word, bytes);
+    std::memcpy(made.data() + i * bytes, &word, bytes);
   }
-  return all;
+  return made;
 }
 
 TAKES_OPTIONS;

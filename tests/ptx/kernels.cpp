@@ -27,12 +27,11 @@ std::string text_of(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// RK_PTX_DIRECTORY: in or below which they are; RK_PTX_ENDING: how their names end.
 std::map<std::string, Kernel> read_kernels() {
   std::map<std::string, Kernel> all;
-  for (const auto& file : std::filesystem::recursive_directory_iterator(RK_PTX_DIRECTORY)) {
+  for (const auto& file : std::filesystem::recursive_directory_iterator(kDirectory)) {
     const std::string path = file.path();
-    if (!path.ends_with(RK_PTX_ENDING)) continue;
+    if (!path.ends_with(kEnding)) continue;
     for (auto& [mangled, entry] : split_entries(text_of(path))) {
       const std::string name = demangled(mangled.c_str());
       all[name] = {name, path, std::move(entry), nullptr};

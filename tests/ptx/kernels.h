@@ -16,6 +16,10 @@ struct Kernel {
   std::unique_ptr<Program> program;  // once it was asked for
 };
 
+// In or below which directory the files are, and how their names end; cmake/ptx.cmake says so.
+extern const char* const kDirectory;
+extern const char* const kEnding;
+
 // By demangled name.
 std::map<std::string, Kernel>& kernels();
 // By its name without namespaces and arguments: "alone<float>". Raises Error if there is none, or
