@@ -146,9 +146,9 @@ TEST_CASE("no kernel of a collective is left out") {
       FAIL_CHECK(name + " was not run");
   uint64_t statements = 0, run = 0;
   for (const auto& [name, kernel] : ptx::kernels())
-    for (const uint64_t times :
-         kernel.program == nullptr ? std::vector<uint64_t>() : kernel.program->executed())
-      ++statements, run += times > 0;
+    for (const uint8_t ran :
+         kernel.program == nullptr ? std::vector<uint8_t>() : kernel.program->executed())
+      ++statements, run += ran;
   std::printf("%zu kernels, of whose %lu statements %lu were run\n", ptx::kernels().size(),
               static_cast<unsigned long>(statements), static_cast<unsigned long>(run));
 }

@@ -18,7 +18,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
-#include <map>
 #include <mutex>
 #include <vector>
 
@@ -231,8 +230,7 @@ class Grid {
   std::vector<Thread*> ready_;
   std::vector<Warp*> polling_;
   bool progress_ = false;
-  int in_vain_ = 0;                            // rounds, in which all who could go on have polled
-  std::map<const Kernel*, Program> programs_;  // of its own: a program counts what it runs
+  int in_vain_ = 0;  // rounds, in which all who could go on have polled
   const Program* program_ = nullptr;
   const std::vector<std::byte>* arguments_ = nullptr;
   size_t live_ = 0;
@@ -285,10 +283,7 @@ void Grid::enter(void*) {
 
 void Grid::run(const Kernel& kernel, uint32_t blocks, uint32_t threads,
                const std::vector<std::byte>& arguments) {
-  auto program = programs_.find(&kernel);
-  if (program == programs_.end())
-    program = programs_.emplace(&kernel, parse_entry(kernel.entry.text, kernel.entry.line)).first;
-  program_ = &program->second;
+  program_ = kernel.program.get();
   arguments_ = &arguments;
   live_ = size_t(blocks) * threads;
   while (threads_.size() < live_) threads_.emplace_back();

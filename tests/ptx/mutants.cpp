@@ -127,11 +127,6 @@ class Generator {
   }
   void drop(const Statement& s) {
     if (starts(s.opcode, "fence.") || s.opcode == "bar.warp.sync") add("dropped", nothing());
-    if (!s.guard.empty() && !starts(s.opcode, "bra")) {
-      Statement always = s;
-      always.guard.clear();
-      add("guard dropped", always);
-    }
     if (!starts(s.opcode, "barrier.cta.red.or.pred")) return;
     Statement passed = s;
     passed.opcode = "mov.pred";

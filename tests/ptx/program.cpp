@@ -433,7 +433,7 @@ void Program::run(const void* arguments, size_t bytes) const {
   try {
     for (uint64_t left = kMostInstructions; i != nullptr; --left) {
       if (left == 0) throw simt::Failure("livelock", "no end after so many instructions");
-      ++executed_[size_t(i->statement)];
+      __atomic_store_n(&executed_[size_t(i->statement)], 1, __ATOMIC_RELAXED);
       if (observer != nullptr) observer->see(f, *i, entry_.statements[size_t(i->statement)]);
       i = i->step(f, i);
     }

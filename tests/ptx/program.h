@@ -46,9 +46,8 @@ class Program {
   // Runs the kernel, by the thread that calls. Raises Error if there are other than `bytes` of
   // arguments. A Failure of the machine names the statement.
   void run(const void* arguments, size_t bytes) const;
-  // How often each statement has been run by any thread, since the last call of `forget`.
-  const std::vector<uint64_t>& executed() const { return executed_; }
-  void forget() { executed_.assign(executed_.size(), 0); }
+  // Whether each statement has been run, by any thread: 1 or 0.
+  const std::vector<uint8_t>& executed() const { return executed_; }
 
  private:
   friend class Decoder;
@@ -57,7 +56,7 @@ class Program {
   // Slots: registers, then these, then the special registers.
   std::vector<uint64_t> constants_;
   size_t registers_ = 0;
-  mutable std::vector<uint64_t> executed_;
+  mutable std::vector<uint8_t> executed_;  // stored by several threads of the host
 };
 
 }  // namespace ptx
