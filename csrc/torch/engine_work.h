@@ -63,8 +63,6 @@ class EngineWork final : public RingWork {
     return collective || why.cause == Cause::aborted;
   }
 
-  bool is_collective() const { return collective_; }
-
   // Waits for the messages; whoever comes second waits for the first.
   void settle() {
     std::exception_ptr error;
@@ -94,11 +92,23 @@ class EngineWork final : public RingWork {
       self->settle();
     }).detach();
   }
-  void abort() override {
+  void abort() override { abort(false); }
+  // `goes_on`: other messages may follow these. Gloo stops reading a connection at data whose
+  // receive has been destroyed, and writing at a send that has: both stay until a last abort.
+  void abort(bool goes_on) {
     std::lock_guard lock(aborting_);
     aborted_ = true;
+    goes_on_ = goes_on;
+    if (!goes_on) left_.clear();
     for (const EngineMessage& m : messages_)
       if (m.work) m.work->abort();
+  }
+  void abort_for(const Fault& why) {
+    if (ends(why, collective_)) abort(why.cause != Cause::aborted);
+  }
+  bool has_left() {
+    std::lock_guard lock(aborting_);
+    return !left_.empty();
   }
 
   bool wait(std::chrono::milliseconds timeout) override {
@@ -134,6 +144,7 @@ class EngineWork final : public RingWork {
         }
     }
     if (!failed.empty()) return failure_of(m, failed);
+    m.rest = nullptr;
     if (found.error && group_ && collective_) tell(found.error);
     return found.error;
   }
@@ -172,6 +183,8 @@ class EngineWork final : public RingWork {
   std::exception_ptr failure_of(EngineMessage& m, const std::string& said) {
     {
       std::lock_guard lock(aborting_);
+      // Data of a call that has failed do not go to the user's tensor, where its rest comes.
+      if (goes_on_ && (m.sends || m.rest)) left_.push_back(m.work);
       m.work = nullptr;
     }
     const bool late = said.find("imed out") != std::string::npos;
@@ -216,7 +229,9 @@ class EngineWork final : public RingWork {
   std::unique_ptr<Telegraph::Listening> group_;  // until it has settled
   const bool collective_;
   std::once_flag once_;
-  std::mutex aborting_;  // guards the works of messages
+  std::mutex aborting_;  // guards the works of messages, and:
+  bool goes_on_ = false;
+  std::vector<WorkPtr> left_;  // aborted, while other messages may follow
   std::atomic<bool> settled_{false}, aside_{false}, aborted_{false};
 };
 
@@ -228,17 +243,20 @@ class UnderWay {
 
   void add(Work work) {
     std::lock_guard lock(mutex_);
-    std::erase_if(works_, [](const Work& w) { return w->settled(); });
+    std::erase_if(works_, [](const Work& w) { return w->settled() && !w->has_left(); });
     for (const Work& w : works_)
       if (w.use_count() == 1) w->settle_aside();  // whoever posted it waits no more
     works_.push_back(std::move(work));
   }
-  void abort(const std::function<bool(const EngineWork&)>& which = nullptr) {
-    for (const Work& work : all())
-      if (!which || which(*work)) work->abort();
+  void abort() {
+    for (const Work& work : all()) work->abort();
   }
-  // Whether all have come to their end by then.
-  bool settle_within(Milliseconds patience) {
+  // Aborts those that such a failure of the group ends.
+  void abort(const Fault& why) {
+    for (const Work& work : all()) work->abort_for(why);
+  }
+  // Waits until all have come to their end, for so long at most.
+  void settle_within(Milliseconds patience) {
     const std::vector<Work> works = all();
     for (const Work& work : works)
       if (!work->settled()) work->settle_aside();
@@ -247,7 +265,6 @@ class UnderWay {
       return std::all_of(works.begin(), works.end(), [](const Work& w) { return w->settled(); });
     };
     while (!done() && Clock::now() < end) std::this_thread::sleep_for(Milliseconds(1));
-    return done();
   }
 
  private:

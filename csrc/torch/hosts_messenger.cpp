@@ -37,8 +37,7 @@ class HostsMessenger final : public Carrier {
     sent_ = std::make_unique<std::atomic<uint32_t>[]>(size_t(hosts_->ranks()));
     group.on_told([this](const Fault& why) {
       if (why.cause == Cause::aborted) inside_->abort(text_of(why));
-      under_way_.abort(
-          [&](const EngineWork& work) { return EngineWork::ends(why, work.is_collective()); });
+      under_way_.abort(why);
     });
 #if RK_WITH_CUDA
     if (cuda::device_count() > 0) cuda_ = &group.flat(at::kCUDA).backend();
@@ -73,7 +72,8 @@ class HostsMessenger final : public Carrier {
     closed_ = true;  // the engines end soon
     inside_->close(patience);
     if (forked) return;  // who moves what is under way is in the parent
-    if (!under_way_.settle_within(patience)) under_way_.abort();
+    under_way_.settle_within(patience);
+    under_way_.abort();
   }
   // On CUDA nothing goes inside: the current stream waits for what the engine has.
   void wait_for_exchanges() override {}
@@ -206,7 +206,7 @@ class HostsMessenger final : public Carrier {
         c10::make_intrusive<EngineWork>(std::move(call), std::move(messages), hosts_,
                                         WaitLimit{timeout, late_}, group_.listen(), collective);
     under_way_.add(work);
-    if (ended(collective)) work->abort();  // it may have been told before
+    if (const auto why = ended(collective)) work->abort_for(*why);  // it may have been told before
     if (progresses) work->settle_aside();
     return work;
   }

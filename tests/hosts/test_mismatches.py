@@ -6,6 +6,7 @@ import functools
 import os
 import re
 import resource
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
@@ -402,6 +403,53 @@ def test_a_message_beside_an_exchange_that_fails(ranks: Pool) -> None:
     first, second = ranks("ab").run(_beside)
     assert {first[0], *second} == {"CollectiveMismatchError"}
     assert first[1] == "CollectiveTimeoutError"
+
+
+def _after_late_data(rank: int, size: int) -> str | None:
+    """Rank 1 sends its part of an exchange late, after the exchange has failed, then a message."""
+    group = dist.new_group(timeout=timedelta(seconds=15), backend="ringkern")
+    awake = dist.new_group([0, 2])
+    x, message, told = torch.zeros(3), None, None
+    pids = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
+    dist.all_gather(pids, torch.tensor([os.getpid()]))
+    exchange = torch.ones(size * (5 if rank == 2 else 10))
+
+    def call() -> None:
+        dist.all_to_all_single(torch.empty_like(exchange), exchange, group=group)
+
+    try:
+        if rank == 0:
+            message = dist.irecv(x, 1, group)
+        elif rank == 1:
+            own = dist.all_to_all_single(
+                torch.empty_like(exchange), exchange, group=group, async_op=True
+            )
+        dist.barrier()
+        if rank != 1:
+            try:
+                if rank == 2:
+                    os.kill(int(pids[1]), signal.SIGSTOP)
+                dist.barrier(awake)
+                told = _error(call)[0]
+                dist.barrier(awake)
+            finally:
+                if rank == 2:
+                    os.kill(int(pids[1]), signal.SIGCONT)
+        else:
+            told = _error(own.wait)[0]
+            dist.send(torch.ones(3), 0, group)
+        if message is not None:
+            message.wait()
+            assert x.tolist() == [1.0] * 3
+        dist.barrier()
+    finally:
+        dist.destroy_process_group(awake)
+        dist.destroy_process_group(group)
+    return told
+
+
+def test_a_message_after_data_for_an_exchange_that_has_failed(ranks: Pool) -> None:
+    assert ranks("abc").run(_after_late_data) == ["CollectiveMismatchError"] * 3
 
 
 def _no_memory(rank: int, size: int) -> str:
