@@ -1,8 +1,16 @@
-// Fake CUDA devices that work: a thread of each does what is launched and copied there, in the
-// order in which it was asked for, and their memory can be opened by other processes.
+// Fake CUDA devices that work: streams in hardware queues, events, graphs, blocks that need room on
+// a multiprocessor, and memory that other processes can open.
 //
-// A function that they are given runs their kernels: tests/ptx/host.h has one. Unlike a GPU, a
-// device stops with its process.
+// STREAMS    each goes by one of the device's hardware queues, in turn: 8, or as many as
+//            CUDA_DEVICE_MAX_CONNECTIONS says. What stands first in a queue holds up all behind
+//            it, also of other streams, until its own stream and the events before it let it
+//            begin, and a kernel until the last of its blocks is resident.
+// ROOM       a kernel takes so large a part of a multiprocessor for each block as its occupancy
+//            says. Of the kernels whose blocks wait, that of the first stream by priority, and then
+//            by time, gets what becomes free.
+// MEMORY     of memfd; unlike a GPU, a device stops with its process.
+//
+// A function that they are given runs their kernels: tests/ptx/host.h has one.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,43 +18,257 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <condition_variable>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
+#include <memory>
+#include <mutex>
+#include <set>
 #include <string>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "comm/worker.h"
+#include "ptx/host.h"
 
 namespace ringkern::test {
+
+// The room on a device's multiprocessors, and the kernels that wait for some.
+class Processors {
+ public:
+  explicit Processors(int processors) : free_(processors * kWhole) {}
+
+  class Room final : public ptx::Room {
+   public:
+    Room(Processors& of, const ptx::Launch& launch, int priority)
+        : of_(of), each_(kWhole / launch.blocks_each), left_(launch.blocks) {
+      const std::lock_guard lock(of_.mutex_);
+      place_ = {priority, of_.launches_++};
+      of_.waiting_.insert(place_);
+    }
+    bool take() override {
+      const std::lock_guard lock(of_.mutex_);
+      if (left_ == 0 || *of_.waiting_.begin() != place_ || of_.free_ < each_) return false;
+      of_.free_ -= each_;
+      if (--left_ == 0) {
+        of_.waiting_.erase(place_);
+        of_.all_taken_.notify_all();
+      }
+      return true;
+    }
+    void leave() override {
+      const std::lock_guard lock(of_.mutex_);
+      of_.free_ += each_;
+    }
+    void wait_until_resident() {
+      std::unique_lock lock(of_.mutex_);
+      of_.all_taken_.wait(lock, [this] { return left_ == 0; });
+    }
+
+   private:
+    Processors& of_;
+    const int each_;
+    uint32_t left_;  // blocks that have had no room yet
+    std::pair<int, uint64_t> place_;
+  };
+
+ private:
+  static constexpr int kWhole = 5040;  // parts of a multiprocessor: any number of blocks up to 10
+
+  std::mutex mutex_;
+  std::condition_variable all_taken_;
+  int free_;
+  uint64_t launches_ = 0;
+  std::set<std::pair<int, uint64_t>> waiting_;
+};
 
 // Never destroyed: their threads may outlive statics.
 class FakeDevices {
  public:
-  // Returns what runs a kernel, of which it is told the demangled name, to its end.
-  using LaunchOf = std::function<void()> (*)(const std::string& kernel, uint32_t blocks,
-                                             uint32_t threads, const void* arguments);
-  explicit FakeDevices(LaunchOf launch) : launch_of(launch) {}
-  const LaunchOf launch_of;
+  struct Stream;
+  struct Capture;
+  using StreamPtr = std::shared_ptr<Stream>;
+  using CapturePtr = std::shared_ptr<Capture>;
+  // What a stream had been asked for by then.
+  struct Ticket {
+    StreamPtr stream;
+    uint64_t number = 0;
+  };
+  struct Operation {
+    std::function<void()> copy;  // or else:
+    ptx::Launch launch;
+  };
+  struct Node {
+    StreamPtr on;
+    Operation what;
+    std::set<size_t> after;  // indices of nodes
+  };
+  struct Stream {
+    int device, priority;
+    Worker* queue;
+    std::atomic<uint64_t> asked{0}, done{0};
+    CapturePtr capture;      // that it takes part in
+    std::set<size_t> after;  // its nodes that the next one follows
+  };
+  struct Capture {
+    unsigned long long id;
+    StreamPtr origin;
+    cudaStreamCaptureMode mode;
+    std::thread::id by;
+    bool broken = false;
+    std::vector<Node> nodes;
+  };
+  struct Event {
+    int device;
+    Ticket ticket;
+    CapturePtr capture;
+    std::set<size_t> after;
+  };
+  struct Graph {
+    std::vector<Node> nodes;
+  };
 
-  void later(int device, std::function<void()> what) {
-    Queue& queue = queues_[device];
-    ++queue.asked;  // before it can be done
-    queue.worker.post(
-        [&queue, what = std::move(what)] {
-          what();
-          ++queue.done;
-          queue.done.notify_all();
+  FakeDevices(ptx::Kernels kernels, int processors) : kernels(kernels) {
+    const char* queues = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    queues_ = queues == nullptr ? 8 : std::clamp(std::atoi(queues), 1, 32);
+    for (Device& d : devices_) {
+      d.processors = std::make_unique<Processors>(processors);
+      d.queues = std::vector<Worker>(size_t(queues_));
+    }
+  }
+  const ptx::Kernels kernels;
+
+  // ---- streams
+
+  // Returns the stream of a device with this handle; a new one for a handle that it does not know.
+  StreamPtr stream(int device, cudaStream_t handle) {
+    const std::lock_guard lock(mutex_);
+    if (const auto made = made_.find(handle); made != made_.end()) return made->second;
+    StreamPtr& found = devices_[device].others[handle];
+    if (found == nullptr) found = new_stream(device, 0);
+    return found;
+  }
+  void make(int device, cudaStream_t handle, int priority) {
+    const std::lock_guard lock(mutex_);
+    made_[handle] = new_stream(device, priority);
+  }
+  void forget(cudaStream_t handle) {
+    const std::lock_guard lock(mutex_);
+    made_.erase(handle);
+  }
+  // A copy, or anything else that needs no multiprocessor.
+  void later(const StreamPtr& s, std::function<void()> copy) { submit(s, {std::move(copy), {}}); }
+  void launch(const StreamPtr& s, ptx::Launch launch) { submit(s, {nullptr, std::move(launch)}); }
+  // Calls it when a device has come to the end of all that it has been asked for.
+  void after_all(int device, std::function<void()> call) {
+    devices_[device].aside.post(
+        [all = all_on(device), call = std::move(call)] {
+          for (const Ticket& t : all) wait(t);
+          call();
         },
         [] {});
   }
-  // Returns a ticket: what a device has been asked for so far.
-  uint64_t asked(int device) const { return queues_[device].asked * kDevices + uint64_t(device); }
-  bool ended(uint64_t ticket) const { return done_of(ticket) >= ticket / kDevices; }
-  void wait(uint64_t ticket) const {
-    const std::atomic<uint64_t>& now = done_of(ticket);
-    for (uint64_t done = now; done < ticket / kDevices; done = now) now.wait(done);
+  static bool ended(const Ticket& t) { return t.stream == nullptr || t.stream->done >= t.number; }
+  static void wait(const Ticket& t) {
+    if (t.stream == nullptr) return;
+    std::atomic<uint64_t>& now = t.stream->done;
+    for (uint64_t done = now; done < t.number; done = now) now.wait(done);
+  }
+  static Ticket asked(const StreamPtr& s) { return {s, s->asked}; }
+  void wait_for_all(int device) const {
+    for (const Ticket& t : all_on(device)) wait(t);
+  }
+
+  // ---- events and graphs; they return what CUDA would
+
+  cudaError_t record(Event& e, const StreamPtr& s) {
+    const std::lock_guard lock(mutex_);
+    if (e.device != s->device) return cudaErrorInvalidResourceHandle;
+    e = {e.device, s->capture ? Ticket() : asked(s), s->capture, s->after};
+    return cudaSuccess;
+  }
+  cudaError_t follow(const StreamPtr& s, const Event& e) {
+    const std::lock_guard lock(mutex_);
+    if (e.capture == nullptr) {
+      if (e.ticket.stream == nullptr) return cudaSuccess;  // it was never recorded
+      if (s->capture != nullptr) return broken(*s->capture, cudaErrorStreamCaptureIsolation);
+      return enqueue_wait(s, e.ticket), cudaSuccess;
+    }
+    if (s->capture == nullptr) s->capture = e.capture;
+    if (s->capture != e.capture) return broken(*s->capture, cudaErrorStreamCaptureMerge);
+    s->after.insert(e.after.begin(), e.after.end());
+    return cudaSuccess;
+  }
+  unsigned long long capture_of(const StreamPtr& s) const {
+    const std::lock_guard lock(mutex_);
+    return s->capture == nullptr ? 0 : s->capture->id;
+  }
+  // Of a call that may wait for a device, or that no graph can have.
+  cudaError_t unsafe_call() {
+    const std::lock_guard lock(mutex_);
+    for (const CapturePtr& capture : captures_)
+      if (capture->mode == cudaStreamCaptureModeGlobal ||
+          (capture->mode == cudaStreamCaptureModeThreadLocal &&
+           capture->by == std::this_thread::get_id()))
+        return broken(*capture, cudaErrorStreamCaptureUnsupported);
+    return cudaSuccess;
+  }
+  cudaError_t begin_capture(const StreamPtr& s, cudaStreamCaptureMode mode) {
+    const std::lock_guard lock(mutex_);
+    if (s->capture != nullptr) return cudaErrorIllegalState;
+    s->capture = std::make_shared<Capture>(
+        Capture{++last_capture_, s, mode, std::this_thread::get_id(), false, {}});
+    captures_.insert(s->capture);
+    return cudaSuccess;
+  }
+  cudaError_t end_capture(const StreamPtr& s, Graph*& graph) {
+    const std::lock_guard lock(mutex_);
+    const CapturePtr capture = s->capture;
+    if (capture == nullptr) return cudaErrorIllegalState;
+    if (capture->origin != s) return broken(*capture, cudaErrorStreamCaptureUnmatched);
+    std::set<size_t> joined = s->after;  // and all before them
+    for (size_t i = capture->nodes.size(); i-- > 0;)
+      if (joined.contains(i))
+        joined.insert(capture->nodes[i].after.begin(), capture->nodes[i].after.end());
+    captures_.erase(capture);
+    for (const Device& d : devices_)
+      for (const StreamPtr& each : d.all)
+        if (each->capture == capture) each->capture = nullptr, each->after.clear();
+    graph = nullptr;
+    if (capture->broken) return cudaErrorStreamCaptureInvalidated;
+    if (joined.size() != capture->nodes.size()) return cudaErrorStreamCaptureUnjoined;
+    graph = new Graph{std::move(capture->nodes)};
+    return cudaSuccess;
+  }
+  // Returns a graph whose nodes are on streams of its own, one for each stream of the capture.
+  Graph* instantiate(const Graph& graph) {
+    const std::lock_guard lock(mutex_);
+    auto* exec = new Graph(graph);
+    std::map<StreamPtr, StreamPtr> own;
+    for (Node& node : exec->nodes) {
+      StreamPtr& mine = own[node.on];
+      if (mine == nullptr) mine = new_stream(node.on->device, node.on->priority);
+      node.on = mine;
+    }
+    return exec;
+  }
+  void replay(const Graph& exec, const StreamPtr& s) {
+    const std::lock_guard lock(mutex_);
+    const Ticket before = asked(s);
+    std::set<StreamPtr> used;
+    std::vector<Ticket> tickets;
+    for (const Node& node : exec.nodes) {
+      if (used.insert(node.on).second) enqueue_wait(node.on, before);
+      for (const size_t i : node.after) enqueue_wait(node.on, tickets[i]);
+      enqueue(node.on, node.what);
+      tickets.push_back(asked(node.on));
+    }
+    for (const StreamPtr& each : used) enqueue_wait(s, asked(each));
   }
 
   // ---- memory that other processes can open
@@ -81,6 +303,13 @@ class FakeDevices {
   void close(void* at) { ::munmap(at, mine_.extract(at).mapped().bytes); }
 
  private:
+  struct Device {
+    std::unique_ptr<Processors> processors;
+    std::vector<Worker> queues;
+    Worker aside;
+    std::map<cudaStream_t, StreamPtr> others;  // that were not made: the default stream
+    std::vector<StreamPtr> all;
+  };
   struct Memory {
     size_t bytes;
     int fd;
@@ -90,22 +319,70 @@ class FakeDevices {
     Memory memory;
   };
 
+  // The following are called with the lock held.
+  StreamPtr new_stream(int device, int priority) {
+    Device& d = devices_[device];
+    Worker& queue = d.queues[d.all.size() % d.queues.size()];
+    return d.all.emplace_back(new Stream{device, priority, &queue, {}, {}, {}, {}});
+  }
+  static cudaError_t broken(Capture& capture, cudaError_t error) {
+    capture.broken = true;
+    return error;
+  }
+  void enqueue_wait(const StreamPtr& s, const Ticket& t) {
+    if (t.stream != s) enqueue(s, {[t] { wait(t); }, {}});
+  }
+  void enqueue(const StreamPtr& s, Operation what) {
+    const uint64_t number = ++s->asked;
+    s->queue->post(
+        [this, s, number, what = std::move(what)] {
+          wait({s, number - 1});
+          if (what.copy == nullptr) return start(s, number, what.launch);
+          what.copy();
+          end(s, number);
+        },
+        [] {});
+  }
+
+  void submit(const StreamPtr& s, Operation what) {
+    const std::lock_guard lock(mutex_);
+    if (s->capture == nullptr) return enqueue(s, std::move(what));
+    std::vector<Node>& nodes = s->capture->nodes;
+    nodes.push_back({s, std::move(what), std::exchange(s->after, {nodes.size()})});
+  }
+  std::vector<Ticket> all_on(int device) const {
+    const std::lock_guard lock(mutex_);
+    std::vector<Ticket> all;
+    for (const StreamPtr& s : devices_[device].all) all.push_back(asked(s));
+    return all;
+  }
+  void start(const StreamPtr& s, uint64_t number, const ptx::Launch& launch) {
+    const auto room =
+        std::make_shared<Processors::Room>(*devices_[s->device].processors, launch, s->priority);
+    std::thread([s, number, launch, room] {
+      launch.run(*room);
+      end(s, number);
+    }).detach();
+    room->wait_until_resident();
+  }
+  static void end(const StreamPtr& s, uint64_t number) {
+    s->done = number;
+    s->done.notify_all();
+  }
+
   void* map(int fd, size_t bytes) {
     void* at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     mine_[at] = {bytes, -1};
     return at;
   }
 
-  static constexpr uint64_t kDevices = 8;
-  struct Queue {
-    std::atomic<uint64_t> asked{0}, done{0};
-    Worker worker;
-  };
-  const std::atomic<uint64_t>& done_of(uint64_t ticket) const {
-    return queues_[ticket % kDevices].done;
-  }
-
-  Queue queues_[kDevices];
+  static constexpr int kDevices = 8;
+  mutable std::mutex mutex_;  // of streams, events and captures
+  int queues_;
+  Device devices_[kDevices];
+  std::map<cudaStream_t, StreamPtr> made_;
+  std::set<CapturePtr> captures_;
+  unsigned long long last_capture_ = 0;
   std::map<void*, Memory> mine_;  // of the thread that makes the ring alone
 };
 

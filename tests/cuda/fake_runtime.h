@@ -64,23 +64,20 @@ struct FakeRuntime {
 };
 inline FakeRuntime runtime;
 
-// A device does all that it is asked for in one order, whatever the stream.
-inline void later(std::function<void()> what, int device = runtime.current) {
-  if (runtime.working != nullptr) runtime.working->later(device, std::move(what));
+inline FakeDevices::StreamPtr stream_of(cudaStream_t s, int device = runtime.current) {
+  return runtime.working->stream(device, s);
+}
+inline void later(cudaStream_t s, std::function<void()> what) {
+  if (runtime.working != nullptr) runtime.working->later(stream_of(s), std::move(what));
   else what();
 }
-inline uint64_t asked(int device = runtime.current) {
-  return runtime.working != nullptr ? runtime.working->asked(device) : 0;
+inline FakeDevices::Event& event_of(cudaEvent_t e) {
+  return *reinterpret_cast<FakeDevices::Event*>(e);
 }
-inline bool ended(uint64_t ticket) {
-  return runtime.working == nullptr || runtime.working->ended(ticket);
-}
-inline void wait_for(uint64_t ticket) {
-  if (runtime.working != nullptr) runtime.working->wait(ticket);
-}
-// Lets a device go on when another one has come to the ticket.
-inline void follow(uint64_t ticket, int device = runtime.current) {
-  later([ticket] { wait_for(ticket); }, device);
+// Of devices that work.
+inline cudaError_t unsafe_call() {
+  if (runtime.working == nullptr) return cudaSuccess;
+  return runtime.last = runtime.working->unsafe_call();
 }
 
 // The two halves of the kernel, of which the second needs the first of all others.
@@ -126,8 +123,12 @@ inline std::map<const void*, std::string>& kernel_names() {
 
 extern "C" {
 
+using ringkern::test::event_of;
+using ringkern::test::FakeDevices;
 using ringkern::test::later;
 using ringkern::test::runtime;
+using ringkern::test::stream_of;
+using ringkern::test::unsafe_call;
 using ringkern::test::zeroed;
 
 // ---- devices
@@ -135,7 +136,11 @@ cudaError_t cudaGetDeviceCount(int* n) { return *n = runtime.devices, cudaSucces
 cudaError_t cudaGetDevice(int* d) { return *d = runtime.current, cudaSuccess; }
 cudaError_t cudaSetDevice(int d) { return runtime.current = d, cudaSuccess; }
 cudaError_t cudaRuntimeGetVersion(int* v) { return *v = CUDART_VERSION, cudaSuccess; }
-cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+cudaError_t cudaDeviceSynchronize() {
+  if (const cudaError_t error = unsafe_call()) return error;
+  if (runtime.working != nullptr) runtime.working->wait_for_all(runtime.current);
+  return cudaSuccess;
+}
 cudaError_t cudaDeviceGetAttribute(int* v, cudaDeviceAttr, int) {
   return *v = runtime.processors, cudaSuccess;
 }
@@ -155,6 +160,7 @@ cudaError_t cudaGetLastError() { return std::exchange(runtime.last, cudaSuccess)
 
 // ---- memory
 cudaError_t cudaMalloc(void** p, size_t bytes) {
+  if (const cudaError_t error = unsafe_call()) return error;
   if (runtime.current == runtime.full) return runtime.last = cudaErrorMemoryAllocation;
   if (runtime.working != nullptr) return *p = runtime.working->claim(bytes), cudaSuccess;
   runtime.memory[static_cast<std::byte*>(*p = zeroed(bytes))] = {runtime.current, bytes};
@@ -166,12 +172,13 @@ cudaError_t cudaFree(void* p) {
   return std::free(p), cudaSuccess;
 }
 cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) {
+  if (const cudaError_t error = unsafe_call()) return error;
   return *p = zeroed(bytes), cudaSuccess;
 }
 cudaError_t cudaFreeHost(void* p) { return std::free(p), cudaSuccess; }
 cudaError_t cudaMemset(void* p, int v, size_t n) { return std::memset(p, v, n), cudaSuccess; }
-cudaError_t cudaMemsetAsync(void* p, int v, size_t n, cudaStream_t) {
-  return later([=] { std::memset(p, v, n); }), cudaSuccess;
+cudaError_t cudaMemsetAsync(void* p, int v, size_t n, cudaStream_t s) {
+  return later(s, [=] { std::memset(p, v, n); }), cudaSuccess;
 }
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* p) {
   *handle = {};
@@ -188,12 +195,12 @@ cudaError_t cudaIpcCloseMemHandle(void* p) {
   if (runtime.working != nullptr) runtime.working->close(p);
   return cudaSuccess;
 }
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t n, cudaMemcpyKind, cudaStream_t) {
-  return later([=] { std::memcpy(to, from, n); }), cudaSuccess;
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t n, cudaMemcpyKind, cudaStream_t s) {
+  return later(s, [=] { std::memcpy(to, from, n); }), cudaSuccess;
 }
 cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch,
-                              size_t bytes, size_t rows, cudaMemcpyKind, cudaStream_t) {
-  later([=] {
+                              size_t bytes, size_t rows, cudaMemcpyKind, cudaStream_t s) {
+  later(s, [=] {
     for (size_t row = 0; row < rows; ++row)
       std::memcpy(static_cast<std::byte*>(to) + row * to_pitch,
                   static_cast<const std::byte*>(from) + row * from_pitch, bytes);
@@ -203,41 +210,55 @@ cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_
 
 // ---- streams and events
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) {
-  return *e = static_cast<cudaEvent_t>(zeroed(1)), cudaSuccess;
+  *e = reinterpret_cast<cudaEvent_t>(new FakeDevices::Event{runtime.current, {}, {}, {}});
+  return cudaSuccess;
 }
-cudaError_t cudaEventDestroy(cudaEvent_t e) { return std::free(e), cudaSuccess; }
-// An event holds the ticket of what was asked for before it.
-cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t) {
-  return *reinterpret_cast<uint64_t*>(e) = ringkern::test::asked(), cudaSuccess;
+cudaError_t cudaEventDestroy(cudaEvent_t e) { return delete &event_of(e), cudaSuccess; }
+cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
+  if (runtime.working == nullptr) return cudaSuccess;
+  return runtime.last = runtime.working->record(event_of(e), stream_of(s));
 }
 cudaError_t cudaEventQuery(cudaEvent_t e) {
-  const uint64_t ticket = *reinterpret_cast<uint64_t*>(e);
-  return ringkern::test::ended(ticket) ? cudaSuccess : cudaErrorNotReady;
+  if (const cudaError_t error = unsafe_call()) return error;
+  return FakeDevices::ended(event_of(e).ticket) ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t e) {
-  return ringkern::test::wait_for(*reinterpret_cast<uint64_t*>(e)), cudaSuccess;
+  if (const cudaError_t error = unsafe_call()) return error;
+  return FakeDevices::wait(event_of(e).ticket), cudaSuccess;
 }
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned) {
-  return *s = static_cast<cudaStream_t>(zeroed(1)), cudaSuccess;
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* s, unsigned, int priority) {
+  *s = static_cast<cudaStream_t>(zeroed(1));
+  if (runtime.working != nullptr) runtime.working->make(runtime.current, *s, priority);
+  return cudaSuccess;
 }
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* s, unsigned flags, int) {
-  return cudaStreamCreateWithFlags(s, flags);
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned flags) {
+  return cudaStreamCreateWithPriority(s, flags, 0);
 }
 cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   return *least = 0, *greatest = -5, cudaSuccess;
 }
-cudaError_t cudaStreamDestroy(cudaStream_t s) { return std::free(s), cudaSuccess; }
-cudaError_t cudaStreamSynchronize(cudaStream_t) {
-  return ringkern::test::wait_for(ringkern::test::asked()), cudaSuccess;
+cudaError_t cudaStreamDestroy(cudaStream_t s) {
+  if (runtime.working != nullptr) runtime.working->forget(s);
+  return std::free(s), cudaSuccess;
 }
-cudaError_t cudaStreamQuery(cudaStream_t) {
-  if (runtime.busy || !ringkern::test::ended(ringkern::test::asked())) return cudaErrorNotReady;
-  return ringkern::test::end_probes(), cudaSuccess;
+cudaError_t cudaStreamSynchronize(cudaStream_t s) {
+  if (const cudaError_t error = unsafe_call()) return error;
+  if (runtime.working != nullptr) FakeDevices::wait(FakeDevices::asked(stream_of(s)));
+  return cudaSuccess;
 }
-cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t e, unsigned) {
-  return ringkern::test::follow(*reinterpret_cast<uint64_t*>(e)), cudaSuccess;
+cudaError_t cudaStreamQuery(cudaStream_t s) {
+  if (const cudaError_t error = unsafe_call()) return error;
+  if (runtime.busy) return cudaErrorNotReady;
+  if (runtime.working == nullptr) return ringkern::test::end_probes(), cudaSuccess;
+  return FakeDevices::ended(FakeDevices::asked(stream_of(s))) ? cudaSuccess : cudaErrorNotReady;
 }
-cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* status,
+cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) {
+  if (runtime.working == nullptr) return cudaSuccess;
+  return runtime.last = runtime.working->follow(stream_of(s), event_of(e));
+}
+
+// ---- graphs
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t s, cudaStreamCaptureStatus* status,
                                      unsigned long long* id
 #if CUDART_VERSION >= 13000
                                      ,
@@ -246,15 +267,43 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* stat
 #endif
 ) {
   ++runtime.capture_queries;
-  *status = runtime.capture != 0 ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   *id = runtime.capture;
+  if (runtime.working != nullptr) *id = runtime.working->capture_of(stream_of(s));
+  *status = *id != 0 ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   return cudaSuccess;
+}
+// The others take devices that work.
+cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode mode) {
+  return runtime.last = runtime.working->begin_capture(stream_of(s), mode);
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t* graph) {
+  auto*& made = *reinterpret_cast<FakeDevices::Graph**>(graph);
+  return runtime.last = runtime.working->end_capture(stream_of(s), made);
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
+  const auto& from = *reinterpret_cast<FakeDevices::Graph*>(graph);
+  *exec = reinterpret_cast<cudaGraphExec_t>(runtime.working->instantiate(from));
+  return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t s) {
+  runtime.working->replay(*reinterpret_cast<FakeDevices::Graph*>(exec), stream_of(s));
+  return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  return delete reinterpret_cast<FakeDevices::Graph*>(graph), cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+  return delete reinterpret_cast<FakeDevices::Graph*>(exec), cudaSuccess;
 }
 
 // ---- kernels
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, const void*) { return cudaSuccess; }
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* n, const void*, int, size_t) {
-  return *n = runtime.blocks_each, cudaSuccess;
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* n, const void* kernel, int threads,
+                                                          size_t) {
+  const std::string& name = ringkern::test::kernel_names().at(kernel);
+  *n = runtime.working == nullptr ? runtime.blocks_each
+                                  : runtime.working->kernels.occupancy(name, uint32_t(threads));
+  return cudaSuccess;
 }
 cudaError_t cudaLaunchKernel(const void* kernel, dim3 blocks, dim3 threads, void** args, size_t,
                              cudaStream_t stream) {
@@ -262,7 +311,10 @@ cudaError_t cudaLaunchKernel(const void* kernel, dim3 blocks, dim3 threads, void
   const std::string& name = ringkern::test::kernel_names().at(kernel);
   const auto is = [&](const char* what) { return name.find(what) != std::string::npos; };
   if (runtime.working != nullptr) {
-    later(runtime.working->launch_of(name, blocks.x, threads.x, args[0]));
+    const auto on = stream_of(stream);
+    if (on->device != runtime.current) return runtime.last = cudaErrorInvalidResourceHandle;
+    runtime.working->launch(on,
+                            runtime.working->kernels.launch(name, blocks.x, threads.x, args[0]));
     return cudaSuccess;
   }
   if (is("::probe(")) {

@@ -28,7 +28,8 @@ from tests.comm.exits import serve
 from tests.faults.fates import Heard, odd_call
 from tests.faults.lives import leave_note, wait_for
 from tests.hosts.fates import Done, Plan, Ring, error_of, store_of
-from tests.torch.fake_cuda import fake, on_device
+from tests.torch import fake_cuda
+from tests.torch.fake_cuda import on_device
 
 VICTIM = 3
 LARGE = 64_000_000  # elements of a call that lasts until the fault has come
@@ -234,7 +235,7 @@ def cell(rank: int, size: int, folder: Path) -> None:
     plan.settle(rank)
     leave_note(folder / f"pid{rank}", str(os.getpid()))
     if plan.cuda:
-        fake().fake_start()
+        fake_cuda.start()
     heard = Heard(logging.INFO)
     ring = Ring(plan, rank, size, store_of(plan, rank, size, folder))
     calls = _calls(plan, rank, ring)

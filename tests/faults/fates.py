@@ -29,7 +29,8 @@ from ringkern.errors import RingKernError
 from tests.comm.exits import join, own, reduce_in_group, serve
 from tests.faults.lives import leave_note, reduces, wait_for
 from tests.ranks import Named
-from tests.torch.fake_cuda import fake, on_device
+from tests.torch import fake_cuda
+from tests.torch.fake_cuda import on_device
 
 NEVER_S = 600.0  # what ends before has not ended by it
 VICTIM = 1
@@ -153,7 +154,7 @@ def never_looks(rank: int, size: int, folder: Path) -> None:
     on_fault, deed, device = (folder / "plan").read_text().split()
     goes_on = on_fault == "raise" or (on_fault, device) == ("default", "cpu")
     if device == "cuda":
-        fake().fake_start()
+        fake_cuda.start()
     dist.init_process_group(
         "ringkern",
         init_method=f"file://{folder}/never",

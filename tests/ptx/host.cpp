@@ -1,5 +1,6 @@
-// Instructions on the host's own memory. All blocks of a launch are resident: each CUDA thread is a
-// fiber, and the thread of the host that launches runs them all.
+// Instructions on the host's own memory. A block is resident from when it has found room until its
+// threads have ended: each CUDA thread is a fiber, and the thread of the host that launches runs
+// them all.
 //
 // ORDERING   an access is an atomic one of the host, by its order; one of 16 bytes is two words.
 //            A barrier and a warp order nothing more: one thread of the host runs them all.
@@ -13,6 +14,7 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -68,6 +70,7 @@ struct Block {
     std::vector<Thread*> waiting;
   };
   uint32_t index = 0, threads = 0, blocks = 0;
+  uint32_t live = 0;  // threads
   std::vector<Warp> warps;
   Barrier barriers[16];
   std::vector<std::byte> shared;
@@ -126,7 +129,7 @@ T update_word(uint64_t at, const machine::Change& change) {
 class Grid {
  public:
   void run(const Kernel& kernel, uint32_t blocks, uint32_t threads,
-           const std::vector<std::byte>& arguments);
+           const std::vector<std::byte>& arguments, Room& room);
   Thread& self() { return *self_; }
 
   void meet(Meeting kind) {
@@ -215,8 +218,18 @@ class Grid {
     return true;
   }
 
+  // While there is room for one of them.
+  void let_blocks_in(uint32_t threads) {
+    while (resident_ < blocks_.size() && room_->take()) {
+      let_in(blocks_[resident_++], threads);
+      progress_ = true;
+    }
+  }
+  void let_in(Block& block, uint32_t threads);
+
   void poll_again() {
-    if (polling_.empty()) throw Failure("deadlock", "nobody can go on");
+    if (polling_.empty() && resident_ == blocks_.size())
+      throw Failure("deadlock", "nobody can go on");
     in_vain_ = progress_ ? 0 : in_vain_ + 1;
     progress_ = false;
     if (in_vain_ > kYields) ::usleep(kPauseUs);
@@ -233,7 +246,9 @@ class Grid {
   int in_vain_ = 0;  // rounds, in which all who could go on have polled
   const Program* program_ = nullptr;
   const std::vector<std::byte>* arguments_ = nullptr;
-  size_t live_ = 0;
+  Room* room_ = nullptr;
+  size_t resident_ = 0;  // blocks that are, or were
+  size_t live_ = 0;      // threads that have not ended
   std::string error_;
   simt::Fiber main_;
   Thread* self_ = nullptr;
@@ -253,13 +268,13 @@ Idle& idle() {
   return all;
 }
 void run_on_idle_grid(const Kernel& kernel, uint32_t blocks, uint32_t threads,
-                      const std::vector<std::byte>& arguments) {
+                      const std::vector<std::byte>& arguments, Room& room) {
   std::unique_lock lock(idle().mutex);
   if (idle().grids.empty()) idle().grids.push_back(new Grid);
   running = idle().grids.back();
   idle().grids.pop_back();
   lock.unlock();
-  running->run(kernel, blocks, threads, arguments);
+  running->run(kernel, blocks, threads, arguments, room);
   lock.lock();
   idle().grids.push_back(running);
 }
@@ -275,37 +290,44 @@ void Grid::enter(void*) {
                std::to_string(g.self_->index) + ": " + error.what();
   }
   --g.live_;
+  if (--g.self_->block->live == 0) g.room_->leave();
   g.progress_ = true;
   Thread* ended = g.self_;
   g.self_ = g.next();
   simt::Fiber::change(ended->fiber, g.self_ ? g.self_->fiber : g.main_);
 }
 
+void Grid::let_in(Block& block, uint32_t threads) {
+  block.threads = block.live = threads;
+  block.blocks = uint32_t(blocks_.size());
+  block.warps.resize(threads / kWarp);
+  block.shared.assign(size_t(program_->entry().shared_bytes), std::byte(0xA5));
+  for (uint32_t i = 0; i < threads; ++i) {
+    Thread& t = threads_[size_t(block.index) * threads + i];
+    t.index = i;
+    t.block = &block;
+    t.warp = &block.warps[i / kWarp];
+    t.warp->lanes[i % kWarp] = &t;
+    t.fiber.prepare(&Grid::enter, nullptr);
+    ready_.push_back(&t);
+  }
+}
+
 void Grid::run(const Kernel& kernel, uint32_t blocks, uint32_t threads,
-               const std::vector<std::byte>& arguments) {
+               const std::vector<std::byte>& arguments, Room& room) {
   program_ = kernel.program.get();
   arguments_ = &arguments;
+  room_ = &room;
+  resident_ = 0;
   live_ = size_t(blocks) * threads;
   while (threads_.size() < live_) threads_.emplace_back();
   blocks_ = std::vector<Block>(blocks);
-  for (uint32_t b = 0; b < blocks; ++b) {
-    Block& block = blocks_[b];
-    block.index = b, block.threads = threads, block.blocks = blocks;
-    block.warps.resize(threads / kWarp);
-    block.shared.assign(size_t(program_->entry().shared_bytes), std::byte(0xA5));
-    for (uint32_t i = 0; i < threads; ++i) {
-      Thread& t = threads_[size_t(b) * threads + i];
-      t.index = i;
-      t.block = &block;
-      t.warp = &block.warps[i / kWarp];
-      t.warp->lanes[i % kWarp] = &t;
-      t.fiber.prepare(&Grid::enter, nullptr);
-      ready_.push_back(&t);
-    }
-  }
+  for (uint32_t b = 0; b < blocks; ++b) blocks_[b].index = b;
   try {
     while (live_ > 0 && error_.empty()) {
+      let_blocks_in(threads);
       if (ready_.empty()) poll_again();
+      if (ready_.empty()) continue;  // no block has room
       self_ = next();
       simt::Fiber::change(main_, self_->fiber);
     }
@@ -393,8 +415,26 @@ uint64_t nanoseconds() {
 
 }  // namespace machine
 
-std::function<void()> launch_of(const std::string& name, uint32_t blocks, uint32_t threads,
-                                const void* arguments) {
+namespace {
+
+// What a kernel takes of a multiprocessor with compute capability 8.0 to 10.0 (the CUDA C++
+// Programming Guide has the limits); a warp's registers are all in one of its four parts.
+struct Multiprocessor {
+  static constexpr int kThreads = 2048, kBlocks = 32, kParts = 4;
+  static constexpr int kRegisters = 65536, kRegistersAtOnce = 256, kSharedAtOnce = 1024;
+  static constexpr int kShared = 164 << 10;  // of the smallest, 8.0; a block costs 1 KiB more
+
+  static int blocks(int threads, int registers, int64_t shared_bytes) {
+    const int warps = threads / kWarp;
+    const int of_warp =
+        (registers * kWarp + kRegistersAtOnce - 1) / kRegistersAtOnce * kRegistersAtOnce;
+    const int by_registers = kRegisters / kParts / std::max(of_warp, 1) * kParts / warps;
+    const int by_shared = kShared / int(shared_bytes + kSharedAtOnce);
+    return std::min({kThreads / threads, kBlocks, by_registers, by_shared});
+  }
+};
+
+const Kernel& kernel_for(const std::string& name, uint32_t threads) {
   static std::mutex mutex;  // of the kernels, which are read when they are asked for
   const std::lock_guard lock(mutex);
   const Kernel& kernel = kernel_called(name);
@@ -402,10 +442,26 @@ std::function<void()> launch_of(const std::string& name, uint32_t blocks, uint32
   if (threads % kWarp != 0 || threads > uint32_t(entry.most_threads))
     throw Error(name + " takes whole warps of up to " + std::to_string(entry.most_threads) +
                 " threads, not " + std::to_string(threads));
+  return kernel;
+}
+
+}  // namespace
+
+Launch launch_of(const std::string& name, uint32_t blocks, uint32_t threads,
+                 const void* arguments) {
+  const Kernel& kernel = kernel_for(name, threads);
   const auto* bytes = static_cast<const std::byte*>(arguments);
-  return [&kernel, blocks, threads, given = std::vector(bytes, bytes + entry.param_bytes)] {
-    run_on_idle_grid(kernel, blocks, threads, given);
-  };
+  const std::vector given(bytes, bytes + kernel.program->entry().param_bytes);
+  return {blocks, blocks_each(name, threads), [&kernel, blocks, threads, given](Room& room) {
+            run_on_idle_grid(kernel, blocks, threads, given, room);
+          }};
+}
+
+int blocks_each(const std::string& name, uint32_t threads) {
+  const Kernel& kernel = kernel_for(name, threads);
+  const Entry& entry = kernel.program->entry();
+  if (kernel.registers == 0) return std::max(entry.blocks_per_sm, 1);
+  return Multiprocessor::blocks(int(threads), kernel.registers, entry.shared_bytes);
 }
 
 }  // namespace ptx

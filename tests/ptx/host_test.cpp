@@ -26,6 +26,12 @@ void note_and_open(int) {
 // A line is not stored at once, as on a GPU, but none of it comes before what lies below it: its
 // flag is the last word. Here the lines lie across two pages, and the first touch of the upper one
 // shows what has been stored by then.
+class Enough final : public ptx::Room {
+ public:
+  bool take() override { return true; }
+  void leave() override {}
+};
+
 TEST_CASE("a line's words become visible upwards") {
   page_bytes = size_t(::sysconf(_SC_PAGESIZE));
   auto* lower = static_cast<std::byte*>(
@@ -39,7 +45,8 @@ TEST_CASE("a line's words become visible upwards") {
     ::mprotect(page, page_bytes, PROT_READ);
     words_before = 0;
     const uint64_t at = uint64_t(page) - uint64_t(lanes * kLane);
-    ptx::launch_of("lines", 1, kLanes, &at)();
+    Enough room;
+    ptx::launch_of("lines", 1, kLanes, &at).run(room);
     CHECK_EQ(words_before, 2 * lanes);
     for (int i = 0; i < 2 * kLanes; ++i) CHECK_EQ(reinterpret_cast<uint64_t*>(at)[i], uint64_t(7));
   }

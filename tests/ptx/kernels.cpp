@@ -27,6 +27,23 @@ std::string text_of(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
+// The report of cmake/ptxas_report.sh on OBJECT.sm_90.ptx is OBJECT.ptxas.
+int registers_of(const std::string& mangled, const std::string& path) {
+  const size_t arch = path.rfind(".sm_");
+  if (arch == std::string::npos) return 0;
+  std::ifstream report(path.substr(0, arch) + ".ptxas");
+  const std::string name = path.substr(arch + 1, path.rfind('.') - arch - 1);
+  const std::string begins = "'" + mangled + "' for '" + name + "'";
+  bool here = false;
+  for (std::string line; std::getline(report, line);) {
+    if (line.find("Compiling entry function") != std::string::npos)
+      here = line.find(begins) != std::string::npos;
+    const size_t used = line.find("Used ");
+    if (here && used != std::string::npos) return std::stoi(line.substr(used + 5));
+  }
+  return 0;
+}
+
 std::map<std::string, Kernel> read_kernels() {
   std::map<std::string, Kernel> all;
   for (const auto& file : std::filesystem::recursive_directory_iterator(kDirectory)) {
@@ -34,7 +51,7 @@ std::map<std::string, Kernel> read_kernels() {
     if (!path.ends_with(kEnding)) continue;
     for (auto& [mangled, entry] : split_entries(text_of(path))) {
       const std::string name = demangled(mangled.c_str());
-      all[name] = {name, path, std::move(entry), nullptr};
+      all[name] = {name, path, std::move(entry), registers_of(mangled, path), nullptr};
     }
   }
   return all;

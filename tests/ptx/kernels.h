@@ -13,6 +13,7 @@ struct Kernel {
   std::string name;  // demangled
   std::string path;  // of its file
   EntryText entry;
+  int registers = 0;  // of a thread, as ptxas says beside the file; 0: nothing is there
   std::unique_ptr<Program> program;  // once it was asked for
 };
 

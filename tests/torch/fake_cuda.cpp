@@ -7,18 +7,23 @@
 #include <atomic>
 #include <optional>
 
+#include "cuda/device.h"
 #include "cuda/fake_runtime.h"
 #include "ptx/host.h"
 #include "torch/work.h"
 
 namespace {
 
+using ringkern::test::FakeDevices;
 using ringkern::test::runtime;
 
 std::atomic<long> touched = 0;  // calls of the guard
 // Called when the host waits for a stream of a device.
 std::atomic<void (*)(int, long)> waits = nullptr;
 thread_local long current_streams[8];
+cudaStream_t current_stream(int device) {
+  return reinterpret_cast<cudaStream_t>(current_streams[device]);
+}
 
 class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
  public:
@@ -38,6 +43,12 @@ class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
     ++touched;
     return c10::Stream(c10::Stream::UNSAFE, d, current_streams[d.index()]);
   }
+  c10::Stream getNewStream(c10::Device d, int priority) const override {
+    const ringkern::cuda::OnDevice guard(d.index());
+    cudaStream_t made = nullptr;
+    (void)cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, priority);
+    return c10::Stream(c10::Stream::UNSAFE, d, reinterpret_cast<c10::StreamId>(made));
+  }
   c10::Stream exchangeStream(c10::Stream s) const override {
     const c10::Stream before = getStream(s.device());
     return current_streams[s.device_index()] = s.id(), before;
@@ -48,23 +59,34 @@ class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
   void synchronizeStream(const c10::Stream& s) const override {
     ++touched;
     if (auto* told = waits.load()) told(s.device_index(), s.id());
-    ringkern::test::wait_for(ringkern::test::asked(s.device_index()));
+    if (runtime.working != nullptr) FakeDevices::wait(FakeDevices::asked(stream(s)));
   }
 
   void record(void** event, const c10::Stream& s, const c10::DeviceIndex,
               const c10::EventFlag) const override {
     ++touched;
-    *event = reinterpret_cast<void*>(ringkern::test::asked(s.device_index()));  // a ticket
+    if (*event == nullptr) *event = new FakeDevices::Event{s.device_index(), {}, {}, {}};
+    if (runtime.working != nullptr) check(runtime.working->record(of(*event), stream(s)));
   }
   void block(void* event, const c10::Stream& s) const override {
     ++touched;
-    ringkern::test::follow(reinterpret_cast<uint64_t>(event), s.device_index());
+    if (runtime.working != nullptr) check(runtime.working->follow(stream(s), of(event)));
   }
   bool queryEvent(void* event) const override {
-    return ++touched, ringkern::test::ended(reinterpret_cast<uint64_t>(event));
+    return ++touched, FakeDevices::ended(of(event).ticket);
+  }
+  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
+    delete static_cast<FakeDevices::Event*>(event);
   }
 
  private:
+  static FakeDevices::Event& of(void* event) { return *static_cast<FakeDevices::Event*>(event); }
+  static FakeDevices::StreamPtr stream(const c10::Stream& s) {
+    return ringkern::test::stream_of(reinterpret_cast<cudaStream_t>(s.id()), s.device_index());
+  }
+  static void check(cudaError_t error) {
+    TORCH_CHECK(error == cudaSuccess, "the fake runtime says ", int(error));
+  }
   static c10::Device at(int index) { return {c10::kCUDA, c10::DeviceIndex(index)}; }
 };
 
@@ -89,7 +111,9 @@ const auto told_calls = std::make_shared<ringkern::EnqueuedCalls>(told_device);
 RK_EXPORT long fake_touched() { return touched; }
 RK_EXPORT void fake_set_devices(int devices) { runtime.devices = devices; }
 RK_EXPORT void fake_on_wait(void (*told)(int, long)) { waits = told; }
-RK_EXPORT void fake_set_stream(int device, long stream) { current_streams[device] = stream; }
+RK_EXPORT long fake_set_stream(int device, long stream) {
+  return std::exchange(current_streams[device], stream);
+}
 // A work of a call on a device, which has been enqueued and is the `seq`-th of its ring.
 RK_EXPORT PyObject* fake_work(long seq) {
   ringkern::torch_ext::Call call;
@@ -113,9 +137,31 @@ RK_EXPORT PyObject* fake_tensor(PyObject* given, int device) {
   const c10::Device on(c10::kCUDA, c10::DeviceIndex(device));
   auto maker = at::for_blob(memory.data_ptr(), memory.sizes());
   // It is not used again before the device has come there, as torch's allocator sees to.
-  maker.deleter([memory, device](void*) { ringkern::test::later([memory] {}, device); });
+  maker.deleter([memory, device](void*) {
+    if (runtime.working != nullptr) runtime.working->after_all(device, [memory] {});
+  });
   maker.options(memory.options().device(on)).target_device(on);
   return py::cast(maker.make_tensor()).release().ptr();
 }
 // The devices of this process work from here on.
-RK_EXPORT void fake_start() { runtime.working = new ringkern::test::FakeDevices(ptx::launch_of); }
+RK_EXPORT void fake_start(int processors) {
+  runtime.processors = processors;
+  runtime.working = new FakeDevices({ptx::launch_of, ptx::blocks_each}, runtime.processors);
+}
+
+// What torch.cuda.CUDAGraph does, with the current streams of a device; they return CUDA's error.
+RK_EXPORT int fake_begin_capture(int device, int mode) {
+  const ringkern::cuda::OnDevice guard(device);
+  return cudaStreamBeginCapture(current_stream(device), cudaStreamCaptureMode(mode));
+}
+RK_EXPORT int fake_end_capture(int device, cudaGraphExec_t* exec) {
+  const ringkern::cuda::OnDevice guard(device);
+  cudaGraph_t graph = nullptr;
+  if (const cudaError_t error = cudaStreamEndCapture(current_stream(device), &graph)) return error;
+  (void)cudaGraphInstantiate(exec, graph, 0);
+  return cudaGraphDestroy(graph);
+}
+RK_EXPORT int fake_replay(int device, cudaGraphExec_t exec) {
+  const ringkern::cuda::OnDevice guard(device);
+  return cudaGraphLaunch(exec, current_stream(device));
+}

@@ -5,11 +5,13 @@ python -m tests.torch.fake_cuda build/dev/fake_cuda/_C.so MODULE
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib
 import runpy
 import sys
+from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
 
@@ -41,7 +43,51 @@ def fake() -> ctypes.PyDLL:
     library.fake_tensor.restype = library.fake_work.restype = ctypes.py_object
     library.fake_touched.restype = ctypes.c_long
     library.fake_set_stream.argtypes = ctypes.c_int, ctypes.c_long
+    library.fake_set_stream.restype = ctypes.c_long
+    library.fake_end_capture.argtypes = ctypes.c_int, ctypes.POINTER(ctypes.c_void_p)
+    library.fake_replay.argtypes = ctypes.c_int, ctypes.c_void_p
     return library
+
+
+def start(processors: int = 132) -> None:
+    """Lets the devices of this process work from here on, with so many multiprocessors each."""
+    fake().fake_start(processors)
+
+
+@contextlib.contextmanager
+def current(stream: torch.Stream) -> Iterator[None]:
+    """Makes a stream its device's current one in this thread, as torch.cuda.stream() does."""
+    device = stream.device.index
+    before = fake().fake_set_stream(device, stream.stream_id)
+    try:
+        yield
+    finally:
+        fake().fake_set_stream(device, before)
+
+
+class Graph:
+    """CUDA graph of what is asked of the current stream of a device, as torch.cuda.CUDAGraph."""
+
+    MODES = ("global", "thread_local", "relaxed")  # by CUDA's number
+
+    def __init__(self) -> None:
+        self._exec = ctypes.c_void_p()
+
+    @contextlib.contextmanager
+    def capture(self, device: int = 0, mode: str = "global") -> Iterator[None]:
+        self._check(fake().fake_begin_capture(device, self.MODES.index(mode)))
+        try:
+            yield
+        finally:
+            self._check(fake().fake_end_capture(device, ctypes.byref(self._exec)))
+
+    def replay(self, device: int = 0) -> None:
+        self._check(fake().fake_replay(device, self._exec))
+
+    @staticmethod
+    def _check(error: int) -> None:
+        if error != 0:
+            raise RuntimeError(f"CUDA error {error}")
 
 
 def on_device(x: torch.Tensor, device: int = 0) -> torch.Tensor:

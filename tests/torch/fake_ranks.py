@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -9,21 +10,27 @@ import time
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
 import ringkern
 from ringkern import _C, local
+from ringkern.errors import CommUsageError, TransportError
 from tests import reference
 from tests.comm.exits import serve
 from tests.faults.fates import error_of, tell
 from tests.faults.lives import leave_note, wait_for
-from tests.torch.fake_cuda import fake, on_device
+from tests.torch import fake_cuda
+from tests.torch.fake_cuda import Graph, current, fake, on_device
 from tests.torch.rings import any_bits, normal, same
 from tests.torch.sequences import OPS
 
 VICTIM = 1
+ROOM = 16  # multiprocessors, on which the blocks of one ring are resident, and no other
+FEW = 2  # for 4 channels of a rank
 TOLD_S = 10.0  # a watch looks several times a second
 WORKERS = 352  # threads of a block that a plan on CUDA is made for
 
@@ -71,10 +78,12 @@ def _read(folder: Path) -> list[Call]:
     return [Call(**call) for call in json.loads((folder / "plan").read_text())]
 
 
-def _join(rank: int, size: int, folder: Path) -> ringkern.Communicator:
-    fake().fake_start()
-    store = dist.FileStore(f"{folder}/store", size)
-    return ringkern.Communicator.from_store(store, rank, size, timeout=timedelta(seconds=50))
+def _join(
+    rank: int, size: int, folder: Path, name: str = "store", timeout_s: float = 50
+) -> ringkern.Communicator:
+    store = dist.FileStore(f"{folder}/{name}", size)
+    timeout = timedelta(seconds=timeout_s)
+    return ringkern.Communicator.from_store(store, rank, size, timeout=timeout)
 
 
 def _start(communicator: ringkern.Communicator, call: Call, x: torch.Tensor) -> dist.Work:
@@ -101,6 +110,7 @@ def _last_completed() -> int:
 
 def calls(rank: int, size: int, folder: Path) -> None:
     """Makes all calls of the plan before it looks at one."""
+    fake_cuda.start()
     plan = _read(folder)
     with _join(rank, size, folder) as communicator:
         inputs = [call.inputs(size, seed) for seed, call in enumerate(plan)]
@@ -118,7 +128,9 @@ def calls(rank: int, size: int, folder: Path) -> None:
 def local_ring(rank: int, size: int, folder: Path) -> None:
     """A ring of this process alone; ``devices`` in the folder has the device of each rank."""
     devices: list[int] = json.loads((folder / "devices").read_text())
-    fake().fake_start()
+    fake().fake_set_devices(max(devices) + 1)
+    # A process holds some 30,000 threads of CUDA.
+    fake_cuda.start(processors=FEW if len(devices) > 4 else 132)
     plan = _read(folder)
     inputs = [call.inputs(len(devices), seed) for seed, call in enumerate(plan)]
     results = [[x.clone() for x in given] for given in inputs]
@@ -130,8 +142,126 @@ def local_ring(rank: int, size: int, folder: Path) -> None:
         assert all(same(x, call.expected(given)) for x in tensors), call
 
 
+def two_rings(rank: int, size: int, folder: Path) -> None:
+    """Two rings on streams of their own, which the ranks launch in other orders.
+
+    ``processors`` in the folder: of a device. Too few for both: each rank holds the ring that the
+    other one waits for, until the timeout.
+    """
+    processors = int((folder / "processors").read_text())
+    fake_cuda.start(processors)
+    (call,) = _read(folder)
+    timeout_s = 50 if processors > ROOM else 3
+    rings = [_join(rank, size, folder, name, timeout_s) for name in "ab"]
+    streams = [torch.Stream(device="cuda:0") for _ in rings]
+    inputs = call.inputs(size, seed=0)
+    given = on_device(inputs[rank].clone())
+    for ring in rings:  # the first call makes the ring, and waits for the others
+        with current(streams[0]):
+            _wait(ring.all_reduce(given, protocol=call.protocol, async_op=True))
+    results = [inputs[rank].clone() for _ in rings]
+    works: list[Any] = [None, None]
+    for i in (0, 1) if rank % 2 == 0 else (1, 0):
+        with current(streams[i]):
+            works[i] = _start(rings[i], call, results[i])
+    said = [error_of(functools.partial(_wait, work)) for work in works]
+    (folder / f"said{rank}").write_text(json.dumps(said))
+    for ring in rings:
+        ring.close()
+    if not any(said):
+        assert all(same(x, call.expected(inputs)) for x in results)
+
+
+def two_streams(rank: int, size: int, folder: Path) -> None:
+    """One ring on two streams in turn, which do not wait for each other."""
+    fake_cuda.start()
+    plan = _read(folder)
+    streams = [torch.Stream(device="cuda:0") for _ in range(2)]
+    inputs = [call.inputs(size, seed) for seed, call in enumerate(plan)]
+    results = [x[rank].clone() for x in inputs]
+    with _join(rank, size, folder) as ring:
+        works = []
+        for i, (call, x) in enumerate(zip(plan, results)):
+            with current(streams[i % 2]):
+                works.append(_start(ring, call, x))
+        for call, work, x, given in zip(plan, works, results, inputs):
+            _wait(work)
+            assert same(x, call.expected(given)), call
+
+
+def graph(rank: int, size: int, folder: Path) -> None:
+    """A graph of two calls, on streams that fork and join, replayed among other calls."""
+    fake_cuda.start()
+    (call,) = _read(folder)
+    inputs = call.inputs(size, seed=0)
+    plain, first, second = (inputs[rank].clone() for _ in range(3))
+    stream, side = (torch.Stream(device="cuda:0") for _ in range(2))
+    recorded = Graph()
+    with _join(rank, size, folder) as ring, current(stream):
+        with (
+            pytest.raises(RuntimeError, match="CUDA error 901"),  # an invalid capture
+            Graph().capture(),
+            pytest.raises(TransportError, match="make one call before"),
+        ):
+            _start(ring, call, plain)
+        _wait(_start(ring, call, plain))
+        with recorded.capture():
+            _start(ring, call, first)
+            side.wait_event(stream.record_event())
+            with current(side):
+                _start(ring, call, second)
+            time.sleep(0.5)  # nor does the watch make a call that a capture does not allow
+            stream.wait_event(side.record_event())
+        assert same(first, inputs[rank]), "it was captured and has run"
+        expected = [call.expected(inputs)]
+        for _ in range(2):
+            expected.append(call.expected([expected[-1]] * size))
+        for i in range(3):
+            recorded.replay()
+            _wait(_start(ring, call, plain))
+            stream.synchronize()
+            assert same(first, expected[i])
+            assert same(second, expected[i])
+
+
+def graph_on_devices(rank: int, size: int, folder: Path) -> None:
+    """A graph of a ring on two devices: the stream of one waits for an event of the other."""
+    fake_cuda.start()
+    (call,) = _read(folder)
+    devices = [0, 1, 0]
+    inputs = call.inputs(len(devices), seed=0)
+    tensors = [x.clone() for x in inputs]
+    moved = [on_device(x, device) for x, device in zip(tensors, devices)]
+    here, there = (torch.Stream(device=f"cuda:{device}") for device in range(2))
+    recorded = Graph()
+    names = [f"cuda:{device}" for device in devices]
+    with local.Ring(names) as ring, current(here), current(there):
+        with recorded.capture():
+            there.wait_event(here.record_event())
+            ring.all_reduce(moved, OPS[call.op], protocol=call.protocol)
+            here.wait_event(there.record_event())
+        expected = call.expected(inputs)
+        for _ in range(3):
+            recorded.replay()
+            here.synchronize()
+            assert all(same(x, expected) for x in tensors)
+            expected = call.expected([expected] * len(devices))
+
+
+def too_small(rank: int, size: int, folder: Path) -> None:
+    """A device that cannot hold the blocks of a call at once."""
+    fake_cuda.start(processors=ROOM - 1)
+    (call,) = _read(folder)
+    with (
+        _join(rank, size, folder) as ring,
+        pytest.raises(CommUsageError, match="holds 30"),
+    ):
+        _start(ring, call, torch.ones(call.n))
+
+
 def killed(rank: int, size: int, folder: Path) -> None:
     """Rank 1 is killed while the others wait for it in a call on their devices."""
+    fake_cuda.start()
     (call,) = _read(folder)
     communicator = _join(rank, size, folder)
     x = torch.ones(call.n)

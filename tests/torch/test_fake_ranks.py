@@ -14,7 +14,7 @@ from ringkern import _C
 from tests.comm.exits import scenarios_of
 from tests.reference import DTYPES
 from tests.torch import fake_cuda
-from tests.torch.fake_ranks import VICTIM, Call, cut_of, write
+from tests.torch.fake_ranks import ROOM, VICTIM, Call, cut_of, write
 
 if (reason := fake_cuda.why_not()) is not None:
     pytest.skip(reason, allow_module_level=True)
@@ -33,9 +33,11 @@ def scenarios() -> Iterator[Scenario]:
             yield run
 
 
-def _run(scenarios: Scenario, size: int, folder: Path, calls: list[Call]) -> None:
+def _run(
+    scenarios: Scenario, size: int, folder: Path, calls: list[Call], name: str = "calls"
+) -> None:
     write(folder, calls)
-    for rank in scenarios("calls", size, folder):
+    for rank in scenarios(name, size, folder):
         assert rank["status"] == 0, rank["stderr"]
 
 
@@ -66,7 +68,7 @@ def test_around_chunks(scenarios: Scenario, tmp_path: Path, protocol: str) -> No
     _run(scenarios, size, tmp_path, [Call("ring", protocol, dtype, n) for n in counts])
 
 
-@pytest.mark.parametrize("devices", [[0, 0], [0, 1], [1, 0, 1]], ids=str)
+@pytest.mark.parametrize("devices", [[0, 0], [0, 1], [1, 0, 1], [*range(8)]], ids=str)
 def test_a_ring_in_one_process(scenarios: Scenario, tmp_path: Path, devices: list[int]) -> None:
     """Launches on two devices run at the same time, as do the kernels that probe their links."""
     calls = [Call(*way, dtype, 1001) for way in WAYS for dtype in ("bfloat16", "int64")]
@@ -74,6 +76,38 @@ def test_a_ring_in_one_process(scenarios: Scenario, tmp_path: Path, devices: lis
     (tmp_path / "devices").write_text(json.dumps(devices))
     (outcome,) = scenarios("local_ring", 1, tmp_path)
     assert outcome["status"] == 0, outcome["stderr"]
+
+
+@pytest.mark.parametrize("processors", [ROOM, 2 * ROOM])
+def test_two_rings_in_other_orders(scenarios: Scenario, tmp_path: Path, processors: int) -> None:
+    """They run side by side where there is room for both, and time out where there is not."""
+    (tmp_path / "processors").write_text(str(processors))
+    _run(scenarios, 2, tmp_path, [Call("ring", "ll", "float32", 100_000)], "two_rings")
+    for rank in range(2):
+        kinds = [
+            said and said["kind"] for said in json.loads((tmp_path / f"said{rank}").read_text())
+        ]
+        if processors > ROOM:
+            assert kinds == [None, None]
+        else:
+            assert "CollectiveTimeoutError" in kinds
+
+
+def test_one_ring_on_two_streams(scenarios: Scenario, tmp_path: Path) -> None:
+    _run(scenarios, 2, tmp_path, [Call(*way, "float32", 5000) for way in WAYS] * 2, "two_streams")
+
+
+@pytest.mark.parametrize("way", WAYS, ids=" ".join)
+def test_a_graph(scenarios: Scenario, tmp_path: Path, way: tuple[str, str]) -> None:
+    _run(scenarios, 2, tmp_path, [Call(*way, "float32", 2000)], "graph")
+
+
+def test_a_graph_over_two_devices(scenarios: Scenario, tmp_path: Path) -> None:
+    _run(scenarios, 1, tmp_path, [Call("ring", "ll", "float32", 2000)], "graph_on_devices")
+
+
+def test_a_device_that_is_too_small(scenarios: Scenario, tmp_path: Path) -> None:
+    _run(scenarios, 2, tmp_path, [Call("ring", "ll", "float32", 10)], "too_small")
 
 
 @pytest.mark.parametrize("way", WAYS, ids=" ".join)

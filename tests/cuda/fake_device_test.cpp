@@ -1,0 +1,268 @@
+// The fake devices' own rules: which work waits for which, as on a GPU.
+#include "check.h"
+
+#if RK_WITH_CUDA
+
+#include <chrono>
+#include <mutex>
+
+#include "cuda/fake_runtime.h"
+
+using namespace ringkern::test;
+
+namespace {
+
+// The names of what has begun and ended on a device: "a+" and "a-", or "a" for a copy.
+class Log {
+ public:
+  void add(const std::string& name) {
+    const std::lock_guard lock(mutex_);
+    text_ += (text_.empty() ? "" : " ") + name;
+  }
+  std::string text() {
+    const std::lock_guard lock(mutex_);
+    return text_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::string text_;
+};
+
+// A kernel of one block or several, which ends when it is told to.
+struct Kernel {
+  Kernel(Log& log, std::string name, uint32_t blocks = 1, int blocks_each = 1)
+      : log(log), name(std::move(name)),
+        launch{blocks, blocks_each, [this](ptx::Room& room) { run(room); }} {}
+  void run(ptx::Room& room) {
+    for (uint32_t b = 0; b < launch.blocks; ++b) {
+      while (!room.take()) std::this_thread::yield();
+      log.add(name + "+");
+      ++resident;
+      while (to_end <= b) std::this_thread::yield();
+      log.add(name + "-");
+      room.leave();
+    }
+  }
+  void end(uint32_t blocks = 1) { to_end += blocks; }
+  void wait_until_resident() const {
+    while (resident == 0) std::this_thread::yield();
+  }
+
+  Log& log;
+  const std::string name;
+  const ptx::Launch launch;
+  std::atomic<uint32_t> to_end{0}, resident{0};
+};
+
+constexpr std::chrono::milliseconds kNothingComes{20};
+void see_that_nothing_comes(Log& log, const std::string& text) {
+  std::this_thread::sleep_for(kNothingComes);
+  CHECK_EQ(log.text(), text);
+}
+
+cudaStream_t handle(size_t n) { return reinterpret_cast<cudaStream_t>(n * 16); }
+
+// Devices with so many hardware queues. They are left when a test ends: threads may hold them.
+FakeDevices& devices_of(int processors, const char* queues = nullptr) {
+  if (queues != nullptr) ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", queues, 1);
+  auto* devices = new FakeDevices({}, processors);
+  ::unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  return *devices;
+}
+
+TEST_CASE("a stream has an order, and two streams have none") {
+  FakeDevices& devices = devices_of(4);
+  const auto one = devices.stream(0, handle(1)), other = devices.stream(0, handle(2));
+  Log log;
+  Kernel a(log, "a"), b(log, "b");
+  devices.launch(one, a.launch);
+  a.wait_until_resident();
+  devices.later(one, [&] { log.add("copy"); });
+  devices.launch(other, b.launch);
+  b.wait_until_resident();
+  see_that_nothing_comes(log, "a+ b+");
+  const auto ticket = FakeDevices::asked(one);
+  CHECK(!FakeDevices::ended(ticket));
+  a.end();
+  FakeDevices::wait(ticket);
+  CHECK_EQ(log.text(), "a+ b+ a- copy");
+  b.end();
+  devices.wait_for_all(0);
+  CHECK_EQ(log.text(), "a+ b+ a- copy b-");
+}
+
+TEST_CASE("what is first in a hardware queue holds up other streams") {
+  FakeDevices& devices = devices_of(4, "1");
+  const auto one = devices.stream(0, handle(1)), other = devices.stream(0, handle(2));
+  Log log;
+  Kernel a(log, "a"), b(log, "b"), c(log, "c");
+  devices.launch(one, a.launch);
+  devices.launch(other, b.launch);  // beside it, since all of its blocks are resident
+  b.wait_until_resident();
+  devices.later(one, [&] { log.add("copy"); });
+  devices.launch(other, c.launch);  // behind the copy, which waits for its stream
+  b.end();
+  FakeDevices::wait({other, 1});
+  see_that_nothing_comes(log, "a+ b+ b-");
+  a.end(), c.end();
+  devices.wait_for_all(0);
+  CHECK_EQ(log.text(), "a+ b+ b- a- copy c+ c-");
+}
+
+TEST_CASE("streams have hardware queues in turn") {
+  FakeDevices& devices = devices_of(4, "2");
+  Log log;
+  Kernel a(log, "a", 1);
+  std::vector<FakeDevices::StreamPtr> streams;
+  for (size_t i = 0; i < 3; ++i) streams.push_back(devices.stream(0, handle(i + 1)));
+  devices.launch(streams[0], a.launch);
+  devices.later(streams[0], [&] { log.add("first"); });
+  devices.later(streams[2], [&] { log.add("third"); });
+  devices.later(streams[1], [&] { log.add("second"); });
+  FakeDevices::wait({streams[1], 1});
+  a.wait_until_resident();
+  std::this_thread::sleep_for(kNothingComes);
+  CHECK(log.text() == "a+ second" || log.text() == "second a+");
+  a.end();
+  devices.wait_for_all(0);
+  CHECK(log.text().ends_with("a- first third"));
+}
+
+TEST_CASE("a block waits for room, and other kernels behind it") {
+  FakeDevices& devices = devices_of(1);
+  devices.make(0, handle(1), 0), devices.make(0, handle(2), 0), devices.make(0, handle(3), -5);
+  Log log;
+  Kernel pair(log, "pair", 2, 1), later(log, "later", 1, 2), first(log, "first", 1, 2);
+  devices.launch(devices.stream(0, handle(1)), pair.launch);
+  pair.wait_until_resident();
+  devices.launch(devices.stream(0, handle(2)), later.launch);
+  devices.launch(devices.stream(0, handle(3)), first.launch);  // of a stream with priority
+  see_that_nothing_comes(log, "pair+");
+  pair.end();
+  first.wait_until_resident();  // in place of the other half of the pair, which needs all
+  see_that_nothing_comes(log, "pair+ pair- first+");
+  first.end();
+  while (pair.resident < 2) std::this_thread::yield();
+  see_that_nothing_comes(log, "pair+ pair- first+ first- pair+");
+  pair.end(), later.end();
+  devices.wait_for_all(0);
+  CHECK_EQ(log.text(), "pair+ pair- first+ first- pair+ pair- later+ later-");
+}
+
+TEST_CASE("an event holds up a stream of another device") {
+  FakeDevices& devices = devices_of(1);
+  const auto here = devices.stream(0, handle(1)), there = devices.stream(1, handle(2));
+  Log log;
+  Kernel a(log, "a");
+  FakeDevices::Event event{0, {}, {}, {}};
+  CHECK_EQ(devices.follow(there, event), cudaSuccess);  // it was never recorded
+  devices.launch(here, a.launch);
+  CHECK_EQ(devices.record(event, there), cudaErrorInvalidResourceHandle);  // of another device
+  CHECK_EQ(devices.record(event, here), cudaSuccess);
+  CHECK_EQ(devices.follow(there, event), cudaSuccess);
+  devices.later(there, [&] { log.add("copy"); });
+  devices.after_all(1, [&] { log.add("end"); });
+  a.wait_until_resident();
+  see_that_nothing_comes(log, "a+");
+  a.end();
+  devices.wait_for_all(1);
+  while (!log.text().ends_with("end")) std::this_thread::yield();
+  CHECK_EQ(log.text(), "a+ a- copy end");
+}
+
+TEST_CASE("a graph is replayed in the order of its streams and events") {
+  FakeDevices& devices = devices_of(1);
+  const auto one = devices.stream(0, handle(1)), other = devices.stream(0, handle(2));
+  Log log;
+  FakeDevices::Event fork{0, {}, {}, {}}, join = fork;
+  CHECK_EQ(devices.begin_capture(one, cudaStreamCaptureModeRelaxed), cudaSuccess);
+  CHECK_EQ(devices.begin_capture(one, cudaStreamCaptureModeRelaxed), cudaErrorIllegalState);
+  CHECK(devices.capture_of(one) != 0 && devices.capture_of(other) == 0);
+  devices.later(one, [&] { log.add("a"); });
+  devices.record(fork, one);
+  devices.follow(other, fork);
+  CHECK_EQ(devices.capture_of(other), devices.capture_of(one));
+  devices.later(other, [&] {
+    std::this_thread::sleep_for(kNothingComes);
+    log.add("b");
+  });
+  devices.record(join, other);
+  devices.follow(one, join);
+  devices.later(one, [&] { log.add("c"); });
+  FakeDevices::Graph* graph = nullptr;
+  CHECK_EQ(devices.end_capture(one, graph), cudaSuccess);
+  CHECK(devices.capture_of(one) == 0 && devices.capture_of(other) == 0);
+  CHECK_EQ(log.text(), "");
+  FakeDevices::Graph* exec = devices.instantiate(*graph);
+  devices.replay(*exec, other);
+  devices.later(other, [&] { log.add("d"); });
+  devices.replay(*exec, one);
+  devices.wait_for_all(0);
+  CHECK(log.text().starts_with("a b c "));
+  CHECK(log.text() == "a b c d a b c" || log.text() == "a b c a d b c" ||
+        log.text() == "a b c a b d c" || log.text() == "a b c a b c d");
+  delete exec, delete graph;
+}
+
+TEST_CASE("a capture that CUDA refuses makes no graph") {
+  FakeDevices& devices = devices_of(1);
+  const auto one = devices.stream(0, handle(1)), other = devices.stream(0, handle(2));
+  FakeDevices::Graph* graph = nullptr;
+  FakeDevices::Event event{0, {}, {}, {}};
+  CHECK_EQ(devices.end_capture(one, graph), cudaErrorIllegalState);
+
+  devices.record(event, other);
+  devices.begin_capture(one, cudaStreamCaptureModeRelaxed);
+  CHECK_EQ(devices.follow(one, event), cudaErrorStreamCaptureIsolation);  // from outside
+  CHECK_EQ(devices.end_capture(one, graph), cudaErrorStreamCaptureInvalidated);
+
+  devices.begin_capture(one, cudaStreamCaptureModeRelaxed);
+  devices.record(event, one);
+  devices.follow(other, event);
+  devices.later(other, [] {});
+  CHECK_EQ(devices.unsafe_call(), cudaSuccess);
+  CHECK_EQ(devices.end_capture(one, graph), cudaErrorStreamCaptureUnjoined);
+  CHECK(graph == nullptr);
+
+  devices.begin_capture(one, cudaStreamCaptureModeGlobal);
+  CHECK_EQ(devices.unsafe_call(), cudaErrorStreamCaptureUnsupported);
+  CHECK_EQ(devices.end_capture(one, graph), cudaErrorStreamCaptureInvalidated);
+  CHECK_EQ(devices.unsafe_call(), cudaSuccess);
+
+  devices.begin_capture(one, cudaStreamCaptureModeThreadLocal);
+  std::thread([&] { CHECK_EQ(devices.unsafe_call(), cudaSuccess); }).join();
+  CHECK_EQ(devices.unsafe_call(), cudaErrorStreamCaptureUnsupported);
+  CHECK_EQ(devices.end_capture(one, graph), cudaErrorStreamCaptureInvalidated);
+}
+
+TEST_CASE("the runtime asks devices that work") {
+  runtime = {};
+  runtime.working = &devices_of(1);
+  cudaStream_t stream = nullptr;
+  cudaEvent_t event = nullptr;
+  (void)cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+  (void)cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+  Log log;
+  Kernel a(log, "a");
+  runtime.working->launch(stream_of(stream), a.launch);
+  (void)cudaEventRecord(event, stream);
+  CHECK_EQ(cudaEventQuery(event), cudaErrorNotReady);
+  CHECK_EQ(cudaStreamQuery(stream), cudaErrorNotReady);
+  CHECK_EQ(cudaStreamQuery(nullptr), cudaSuccess);
+  a.end();
+  CHECK_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  CHECK_EQ(log.text(), "a+ a-");
+  CHECK_EQ(cudaEventQuery(event), cudaSuccess);
+
+  CHECK_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+  void* memory = nullptr;
+  CHECK_EQ(cudaMalloc(&memory, 16), cudaErrorStreamCaptureUnsupported);
+  cudaGraph_t graph = nullptr;
+  CHECK_EQ(cudaStreamEndCapture(stream, &graph), cudaErrorStreamCaptureInvalidated);
+  runtime = {};
+}
+
+}  // namespace
+
+#endif
