@@ -62,6 +62,14 @@ cudaStream_t make_stream(int device) {
   return stream;
 }
 
+unsigned long long capture_of(cudaStream_t stream) {
+  if (stream == nullptr) return 0;
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  unsigned long long id = 0;
+  check(cudaStreamGetCaptureInfo(stream, &status, &id), "cudaStreamGetCaptureInfo");
+  return status == cudaStreamCaptureStatusActive ? id : 0;
+}
+
 OnDevice::OnDevice(int device) {
   int current = -1;
   check(cudaGetDevice(&current), "cudaGetDevice");

@@ -29,6 +29,10 @@ void check_device(int device);
 // destroyed: allocators may have noted it.
 cudaStream_t make_stream(int device);
 
+// Returns the id of the capture that a stream takes part in; 0 for none. The default stream never
+// does, and must not be asked while another stream captures.
+unsigned long long capture_of(cudaStream_t stream);
+
 // Makes a device the thread's current one, until the end of the scope.
 class OnDevice {
  public:

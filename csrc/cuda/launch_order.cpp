@@ -5,19 +5,6 @@
 #include "cuda/device.h"
 
 namespace ringkern::cuda {
-namespace {
-
-// The id of the capture that `stream` takes part in; 0 for none. The default stream never does, and
-// must not be asked while another stream captures.
-unsigned long long capture_of(cudaStream_t stream) {
-  if (stream == nullptr) return 0;
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  unsigned long long id = 0;
-  check(cudaStreamGetCaptureInfo(stream, &status, &id), "cudaStreamGetCaptureInfo");
-  return status == cudaStreamCaptureStatusActive ? id : 0;
-}
-
-}  // namespace
 
 void LaunchOrder::claim() {
   check(cudaEventCreateWithFlags(&last_, cudaEventDisableTiming), "cudaEventCreate");

@@ -81,7 +81,13 @@ void TorchCommunicator::run(c10::Device on, Task task, const Wish& wish, Millise
   const Device& device = device_on(on);
   task.timeout = timeout;
   task.stream = current_stream(on);
-  if (!comm_->run_now(device, task)) comm_->run(device, task);
+  start(device, task);
+}
+
+void TorchCommunicator::start(const Device& device, const Task& task) {
+  if (comm_->run_now(device, task)) return;
+  if (task.stream != nullptr && !comm_->connected(device)) check_not_captured(task.stream);
+  comm_->run(device, task);
 }
 
 static std::vector<Task> tasks_of(const Call& call) {
@@ -114,7 +120,7 @@ WorkPtr TorchCommunicator::launch_uninterrupted(Call call, const Wish& wish, boo
   uint64_t seq = 0;
   for (Task task : tasks) {
     task.stream = current_stream(on);
-    if (!comm_->run_now(device, task)) comm_->run(device, task);
+    start(device, task);
     if (task.under_way) seq = task.seq;
   }
   if (seq > 0) work->follow(comm_->enqueued_on(device), seq);
@@ -132,7 +138,7 @@ WorkPtr TorchCommunicator::launch(c10d::OpType type, const at::Tensor& output, P
     const Callers::Scope no_gil(callers_);
     const c10::DeviceGuard device_guard(task.device);
     task.task.stream = current_stream(task.device);
-    if (!comm_->run_now(device, task.task)) comm_->run(device, task.task);
+    start(device, task.task);
     if (task.device.is_cpu()) cpu_ = &device;
     task.finish();
   });

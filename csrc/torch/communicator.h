@@ -149,6 +149,7 @@ class TorchCommunicator final : public Runner {
     }
   };
 
+  void start(const Device& device, const Task& task);
   WorkPtr launch_uninterrupted(Call call, const Wish& wish, bool async_op, Milliseconds timeout,
                                std::optional<c10::Stream> stream);
 

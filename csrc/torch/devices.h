@@ -100,6 +100,17 @@ inline c10::Stream make_stream(c10::Device device) {
   throw_no_kernels(device);
 }
 
+// Throws UsageError where a CUDA graph captures the stream, null on a CPU. The first call on a device
+// takes memory and waits for other ranks: a graph cannot hold it, and ring and capture would be lost.
+inline void check_not_captured([[maybe_unused]] void* stream) {
+#if RK_WITH_CUDA
+  if (stream != nullptr && cuda::capture_of(static_cast<cudaStream_t>(stream)) != 0)
+    throw UsageError(
+        "a CUDA graph is captured, and the first call takes device memory and waits for the other "
+        "ranks: make one call before the capture");
+#endif
+}
+
 // What a link between a pair of ranks is made of: `place` 0 sends and 1 receives. A rank may have
 // many, so they are smaller than those of the ring.
 inline Device pair_device_for(c10::Device device, int place, Milliseconds timeout, OnFault policy) {

@@ -161,7 +161,11 @@ class Messenger final : public Carrier {
     // Empty ones are known to be empty at both ends.
     std::erase_if(transfers, [](const Transfer& t) { return t.buffer.numel() == 0; });
     std::vector<std::shared_ptr<Pair>> links;
-    for (const Transfer& t : transfers) links.push_back(pair_for(t, device));
+    for (const Transfer& t : transfers) {
+      links.push_back(pair_for(t, device));
+      if (!links.back()->comm.connected(links.back()->device))
+        check_not_captured(current_stream(device));
+    }
     copy_all(std::exchange(call.copies, {}));  // a rank's own part, before all others
     for (const Transfer& t : transfers) {
       call.held.push_back(t.buffer);
