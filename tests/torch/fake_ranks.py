@@ -152,10 +152,12 @@ def local_ring(rank: int, size: int, folder: Path) -> None:
 def two_rings(rank: int, size: int, folder: Path) -> None:
     """Two rings on streams of their own, which the ranks launch in other orders.
 
-    ``processors`` in the folder: of a device. Too few for both: each rank holds the ring that the
-    other one waits for, until the timeout.
+    ``device`` in the folder: its multiprocessors and hardware queues. Where there is no room for
+    both, each rank runs the ring that the other one has no room for, until the timeout; then there
+    is room for the other ring.
     """
-    processors = int((folder / "processors").read_text())
+    processors, queues = json.loads((folder / "device").read_text())
+    os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = str(queues)
     fake_cuda.start(processors)
     (call,) = _read(folder)
     timeout_s = 50 if processors > ROOM else 3
@@ -171,6 +173,7 @@ def two_rings(rank: int, size: int, folder: Path) -> None:
     for i in (0, 1) if rank % 2 == 0 else (1, 0):
         with current(streams[i]):
             works[i] = _start(rings[i], call, results[i])
+        time.sleep(0.2)  # so that all of its blocks are resident
     kinds = [_outcome(work) for work in works]
     (folder / f"said{rank}").write_text(json.dumps(kinds))
     for ring in rings:
@@ -197,7 +200,7 @@ def two_streams(rank: int, size: int, folder: Path) -> None:
 
 
 def graph(rank: int, size: int, folder: Path) -> None:
-    """A graph of two calls, on streams that fork and join, replayed among other calls."""
+    """A graph of two calls on two streams, replayed among other calls."""
     fake_cuda.start()
     (call,) = _read(folder)
     inputs = call.inputs(size, seed=0)
@@ -209,9 +212,9 @@ def graph(rank: int, size: int, folder: Path) -> None:
             _start(ring, call, plain)
         _wait(_start(ring, call, plain))
         with recorded.capture():
-            _start(ring, call, first)
             side.wait_event(stream.record_event())
-            with current(side):
+            _start(ring, call, first)
+            with current(side):  # the ring lets it wait for the first
                 _start(ring, call, second)
             time.sleep(0.5)  # nor does the watch make a call that a capture does not allow
             stream.wait_event(side.record_event())
