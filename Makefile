@@ -11,6 +11,7 @@
 # make hosts   groups that span hosts, at length: random calls, faults, trainings
 # make fuzz    random calls of every kind on 1 to 3 hosts against NumPy: FUZZ_MINUTES, FUZZ_SEED
 # make model   its lock-free parts in every order, or very many: tests/faults/model/model.cpp
+# make litmus  the protocols under the axioms of PTX, by herd7: docs/design/memory_model.md
 # make coverage  lines of csrc that the C++ tests run
 # make simt    the CUDA kernels without a GPU, on a simulated one: docs/design/simulation.md
 # make ptx     the same from their PTX, as nvcc compiled them, and make ptx-mutants; both need nvcc
@@ -45,7 +46,7 @@ SOURCES := setup.py pyproject.toml CMakeLists.txt $(wildcard cmake/* build_backe
 CPP := $(call cpp_in,csrc tests)
 
 .PHONY: demo quick test all rest ctest pytest conformance build docs lint format bench faults hosts fuzz model \
-  coverage simt mutants ptx ptx-mutants matrix gpu gpu-preflight sanitize readme dist hooks clean distclean FORCE
+  coverage litmus simt mutants ptx ptx-mutants matrix gpu gpu-preflight sanitize readme dist hooks clean distclean FORCE
 .NOTPARALLEL:
 
 # A build for the tests serves the demo, too; from nothing it compiles what the demo needs.
@@ -197,6 +198,10 @@ model:
 	  tests/faults/model/model.cpp $(addprefix csrc/comm/,agreement.cpp news.cpp process.cpp) \
 	  -o build/model
 	build/model $(MODEL_RUNS)
+
+# It needs Python and herd7 alone; without herd7 it says so.
+litmus:
+	@$(PYTHON) -m tests.litmus.herd
 
 # The simulation runs the kernels, and no line of the host's. A test that fails here and not in
 # `make ctest` has met the cost of counting; the table is made all the same.

@@ -1,4 +1,4 @@
-"""The tables of README.md, and of a page of docs/, that say what the code and the results say.
+"""The tables of README.md, and of two pages of docs/, that say what the code and the results say.
 
 A page has room for them, between ``<!-- generated: NAME -->`` and ``<!-- end -->``, so that a
 file viewer shows them. (Other pages of ``docs/`` are filled when the site is built, by
@@ -21,9 +21,10 @@ from ringkern.tools import COMMANDS
 from tests.docs.blocks import ROOT
 from tests.docs.extensions import made_from_code
 from tests.faults import matrix
+from tests.litmus import herd
 
 PAGE = ROOT / "README.md"
-PAGES = [PAGE, ROOT / "docs" / "design" / "reliability.md"]
+PAGES = [PAGE, *(ROOT / "docs" / "design" / name for name in ("reliability.md", "memory_model.md"))]
 
 _ROOM = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -113,6 +114,17 @@ def faults() -> str:
     )
 
 
+def litmus() -> str:
+    """Returns a row for each litmus test of a protocol: what herd7 forbids, and what it allows."""
+    rows = []
+    for path in herd.files("protocols"):
+        link = f"[`{path.stem}`](../../{path.relative_to(ROOT).as_posix()})"
+        forms = [form for form in herd.forms(path) if form.name != herd.GOOD]
+        row = ["; ".join(f.name for f in forms if f.expected == said) for said in herd.VERDICTS]
+        rows.append([f"{herd.title(path)}: {link}", *row])
+    return table(["idiom, test", *herd.VERDICTS], rows)
+
+
 def _run(file: str = RUN) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((ROOT / file).read_text())
     return found
@@ -138,6 +150,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "figures": figures,
     "conditions": conditions,
     "faults": faults,
+    "litmus": litmus,
 }
 
 
