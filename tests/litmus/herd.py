@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-MISSING = "herd7 is not installed: https://github.com/herd/herdtools7, INSTALL.md"
+MISSING = "herd7 is not installed: opam install herdtools7, or https://github.com/herd/herdtools7"
 
 VERDICTS = ("Never", "Sometimes")
 GOOD = "the good outcome"  # of a protocol; that it is seen shows that not everything is forbidden
@@ -46,12 +46,12 @@ class Form:
 
 
 def files(room: str = "*") -> list[Path]:
-    """The files of `published` or of `protocols`, or of both."""
+    """Returns the files of `published` or of `protocols`, or of both."""
     return sorted(FOLDER.glob(f"{room}/*.litmus"))
 
 
 def title(path: Path) -> str:
-    """The first sentence of the comment."""
+    """Returns the first sentence of the comment."""
     found = re.search(r"\(\*\s*(.*?)\.(?=\s)", path.read_text(), re.DOTALL)
     if found is None:
         raise ValueError(f"{path}: no comment that begins with a sentence")
@@ -59,7 +59,7 @@ def title(path: Path) -> str:
 
 
 def forms(path: Path) -> list[Form]:
-    """The program of a file, and each weakened one.
+    """Returns the program of a file in each of its forms.
 
     Raises:
         ValueError: the file lists no form, or an edit does not fit the program.
@@ -111,8 +111,8 @@ def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.rstrip("; ").split("|")]
 
 
-def failures(asked: Iterable[Form]) -> list[str]:
-    """Runs all forms; a line for each of which herd7 says something else, or nothing.
+def failures(asked: Iterable[Form], model: Path = FOLDER / "ptx.cat") -> list[str]:
+    """Runs all; returns a line for each of which herd7 says something else, or nothing.
 
     Raises:
         FileNotFoundError: there is no herd7 on the PATH.
@@ -123,7 +123,7 @@ def failures(asked: Iterable[Form]) -> list[str]:
         for name, form in by_id.items():
             files.append(Path(folder, f"{name}.litmus"))
             files[-1].write_text(f"LISA {name}\n{form.program}")
-        command = ["herd7", "-bell", FOLDER / "ptx.bell", "-model", FOLDER / "ptx.cat", *files]
+        command = ["herd7", "-bell", FOLDER / "ptx.bell", "-model", model, *files]
         run = subprocess.run(command, capture_output=True, text=True, timeout=600)
     said = dict(_OBSERVATION.findall(run.stdout))
     wrong = [
@@ -135,7 +135,7 @@ def failures(asked: Iterable[Form]) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """1 where herd7 says something else; 0 also where there is no herd7."""
+    """Returns 1 where herd7 says something else; 0 also where there is no herd7."""
     if shutil.which("herd7") is None:
         print(f"skipped: {MISSING}")
         return 0
