@@ -2,12 +2,12 @@
 // a multiprocessor, and memory that other processes can open.
 //
 // STREAMS    each goes by one of the device's hardware queues, in turn: 8, or as many as
-//            CUDA_DEVICE_MAX_CONNECTIONS says. What stands first in a queue holds up all behind
-//            it, also of other streams, until its own stream and the events before it let it
-//            begin, and a kernel until the last of its blocks is resident.
+//            CUDA_DEVICE_MAX_CONNECTIONS says. The operation at the head of a queue holds up all
+//            behind it, also of other streams, until its own stream and the events before it let
+//            it begin, and a kernel until the last of its blocks is resident.
 // ROOM       a kernel takes so large a part of a multiprocessor for each block as its occupancy
-//            says. Of the kernels whose blocks wait, that of the first stream by priority, and then
-//            by time, gets what becomes free.
+//            says. Where several wait for room, the kernel of the stream with the highest priority,
+//            and then the oldest, gets what becomes free.
 // MEMORY     of memfd; unlike a GPU, a device stops with its process.
 //
 // A function that they are given runs their kernels: tests/ptx/host.h has one.
@@ -94,7 +94,7 @@ class FakeDevices {
   struct Capture;
   using StreamPtr = std::shared_ptr<Stream>;
   using CapturePtr = std::shared_ptr<Capture>;
-  // What a stream had been asked for by then.
+  // All operations of a stream up to a number.
   struct Ticket {
     StreamPtr stream;
     uint64_t number = 0;
@@ -208,7 +208,7 @@ class FakeDevices {
     const std::lock_guard lock(mutex_);
     return s->capture == nullptr ? 0 : s->capture->id;
   }
-  // Of a call that may wait for a device, or that no graph can have.
+  // Fails a call that may wait for a device, or that no graph can hold, during a capture.
   cudaError_t unsafe_call() {
     const std::lock_guard lock(mutex_);
     for (const CapturePtr& capture : captures_)

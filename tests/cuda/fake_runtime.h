@@ -74,7 +74,6 @@ inline void later(cudaStream_t s, std::function<void()> what) {
 inline FakeDevices::Event& event_of(cudaEvent_t e) {
   return *reinterpret_cast<FakeDevices::Event*>(e);
 }
-// Of devices that work.
 inline cudaError_t unsafe_call() {
   if (runtime.working == nullptr) return cudaSuccess;
   return runtime.last = runtime.working->unsafe_call();

@@ -417,8 +417,8 @@ uint64_t nanoseconds() {
 
 namespace {
 
-// What a kernel takes of a multiprocessor with compute capability 8.0 to 10.0 (the CUDA C++
-// Programming Guide has the limits); a warp's registers are all in one of its four parts.
+// A multiprocessor of compute capability 8.0, 9.0 or 10.0, by the CUDA C++ Programming Guide. The
+// registers of a warp are all in one of its four parts.
 struct Multiprocessor {
   static constexpr int kThreads = 2048, kBlocks = 32, kParts = 4;
   static constexpr int kRegisters = 65536, kRegistersAtOnce = 256, kSharedAtOnce = 1024;

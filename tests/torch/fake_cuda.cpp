@@ -149,7 +149,7 @@ RK_EXPORT void fake_start(int processors) {
   runtime.working = new FakeDevices({ptx::launch_of, ptx::blocks_each}, runtime.processors);
 }
 
-// What torch.cuda.CUDAGraph does, with the current streams of a device; they return CUDA's error.
+// The calls of torch.cuda.CUDAGraph, on the current stream of a device; they return CUDA's error.
 RK_EXPORT int fake_begin_capture(int device, int mode) {
   const ringkern::cuda::OnDevice guard(device);
   return cudaStreamBeginCapture(current_stream(device), cudaStreamCaptureMode(mode));
