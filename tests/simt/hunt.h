@@ -22,6 +22,14 @@ inline Wish weakening(Wish wish, bool direct, uint64_t seed) {
   if (seed % 6 == 0) wish.slots = 3;
   // Word of who gave up also goes round the ring; only with several ranks is that ever too late.
   if (direct && seed % 4 == 1) wish.ranks = 5, wish.channels = 1;
+  // Few waits for a slot fail, but where a rank does not say that it has read one.
+  wish.late = direct ? seed % 4 == 3 : seed % 16 == 11;
+  // Word that goes round the ring alone: one has stopped, and one waits in the call before.
+  if (direct && seed % 8 == 6) {
+    wish.chains = true;
+    wish.ranks = 3;
+    wish.trouble = Trouble::aborted;
+  }
   return wish;
 }
 

@@ -1,6 +1,7 @@
 #include "machine.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace simt {
 
@@ -27,6 +28,7 @@ void Machine::reset(const Settings& settings, int ranks, int channels, int threa
   history_.assign(size_t(ranks), Clock());
   blocks_.clear();
   runnable_.clear();
+  late_ = nullptr;
   live_.clear();
   ended_.clear();
   failure_.reset();
@@ -124,7 +126,7 @@ void Machine::run() {
     if (runnable_.empty()) wait_for_progress();
     if (runnable_.empty()) continue;  // an event has ended the rest
     current_ = pick();
-    Fiber::change(main_, current_->fiber);
+    if (current_ != nullptr) Fiber::change(main_, current_->fiber);
   }
   throw Failure(*failure_);
 }
@@ -140,6 +142,7 @@ void Machine::synchronise_host() {
 void Machine::kill(int rank) {
   std::erase_if(live_, [&](Launch* l) { return l->ranks.size() == 1 && l->ranks[0] == rank; });
   std::erase_if(runnable_, [&](Thread* t) { return t->rank == rank; });
+  if (late_ != nullptr && late_->rank == rank) late_ = nullptr;
   for (auto& t : threads_)
     if (t->alive && t->rank == rank) t->alive = false;
 }
@@ -159,6 +162,12 @@ bool Machine::fire_event() {
 
 // ---- Whose turn it is
 
+bool Machine::is_late(const Thread& t) const {
+  return t.rank == settings_.late_rank && t.channel == settings_.late_channel &&
+         t.index == t.block->threads - 1 && steps_ >= settings_.late_from;
+}
+
+// Null where only the late one could go on.
 Thread* Machine::pick() {
   size_t i = random_.below(runnable_.size());
   if (runnable_[i]->rank == settings_.starved_rank && !random_.one_in(16))
@@ -166,6 +175,10 @@ Thread* Machine::pick() {
   Thread* t = runnable_[i];
   runnable_[i] = runnable_.back();
   runnable_.pop_back();
+  if (is_late(*t)) {
+    late_ = t;
+    return runnable_.empty() ? nullptr : pick();
+  }
   until_switch_ = 1 + int(random_.below(uint64_t(2 * settings_.switch_every)));
   return t;
 }
@@ -212,7 +225,7 @@ void Machine::wake_sleepers() {
 }
 
 // Nobody can go on. What may still happen, in this order: a store becomes visible, an event, time
-// passes for those who have looked at the clock.
+// passes for those who have looked at the clock, the late one goes on.
 void Machine::wait_for_progress() {
   while (runnable_.empty() && !live_.empty()) {
     if (memory_.drain_one()) {
@@ -235,9 +248,12 @@ void Machine::wait_for_progress() {
         w->woken_in_vain = 0;
         memory_.woken().push_back(w);
       }
-    if (!timed) throw Failure("deadlock", who_waits());
     clock_ += settings_.clock_jump;
     wake_sleepers();
+    if (timed && (late_ == nullptr || settings_.clock_jump > 0)) continue;
+    if (late_ == nullptr) throw Failure("deadlock", who_waits());
+    runnable_.push_back(std::exchange(late_, nullptr));
+    settings_.late_rank = -1;
   }
 }
 

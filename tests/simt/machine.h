@@ -21,6 +21,10 @@ struct Settings {
   int switch_every = 8;   // operations of a thread, in the mean, until another goes on
   int drain_every = 8;    // operations, in the mean, until a waiting store becomes visible
   int starved_rank = -1;  // seldom gets its turn
+  // The last thread of a block, which posts: from a step on, it goes on only when nothing else can
+  // happen; then as all others do.
+  int late_rank = -1, late_channel = 0;
+  uint64_t late_from = 0;
   uint64_t most_steps = 50'000'000;
   // How often a wait polls in vain until it looks at the clock and whether to give up.
   uint32_t polls_per_look = 1;
@@ -103,6 +107,8 @@ class Machine {
   void run();
   // The host waits for what has ended: all of it happened before what the host does next.
   void synchronise_host();
+  // The late one could go on, and is of this rank.
+  bool holds(int rank) const { return late_ != nullptr && late_->rank == rank; }
   // The rank's threads stop where they are.
   void kill(int rank);
   // Called when nobody can go on, for the rank of each who sleeps; may throw Failure.
@@ -137,6 +143,7 @@ class Machine {
   void yield();
   void suspend();
   void change_to(Thread* next);
+  bool is_late(const Thread& t) const;
   Thread* pick();
   void wait_for_progress();
   bool poll_again(const std::vector<Warp*>& sleepers);
@@ -160,6 +167,7 @@ class Machine {
   Fiber main_;
   Thread* current_ = nullptr;
   std::vector<Thread*> runnable_;
+  Thread* late_ = nullptr;  // could run
   std::vector<Launch*> live_, ended_;
   std::unique_ptr<Failure> failure_;
   uint64_t steps_ = 0, clock_ = 0;

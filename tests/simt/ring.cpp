@@ -36,12 +36,13 @@ Ring::Ring(uint64_t seed, const Wish& wish, Coverage& coverage)
   if (wish_.shipped) choose_shipped_sizes();
   else choose_sizes();
   choose_start();
+  choose_late(seed);
   if (*wish_.direct) choose_mesh();
   choose_orders(seed);
   choose_machine(seed);
   make_segments();
-  many_ = random_.one_in(8);
-  int calls = 1 + int(random_.below(!many_ ? 4 : *wish_.direct ? 40 : 12));
+  many_ = random_.one_in(8) && !*wish_.late;
+  int calls = 1 + int(random_.below(*wish_.late ? 12 : !many_ ? 4 : *wish_.direct ? 40 : 12));
   if (wish_.operands) calls = 1, many_ = false;
   for (int i = 0; i < calls; ++i) add_call();
 }
@@ -53,6 +54,7 @@ void Ring::cover(const char* what, int64_t value) { cover(what, std::to_string(v
 void Ring::choose_sizes() {
   const int most_threads = random_.one_in(512) ? 4096 : random_.one_in(24) ? 512 : 256;
   threads_ = random_.one_of(kThreads);
+  if (wish_.late == true) threads_ = std::max(threads_, 96);
   do {
     ranks_ = wish_.ranks.value_or(2 + int(random_.below(random_.one_in(4) ? 7 : 3)));
     geometry_.channels = wish_.channels.value_or(random_.one_in(4) ? 2 : 1);
@@ -94,6 +96,22 @@ void Ring::choose_start() {
   cover("launches", together_ ? "of all ranks" : "of each rank");
 }
 
+// Then others wait for what it posts, and nothing else ends their wait than what should. From
+// numbers of its own, as the orders.
+void Ring::choose_late(uint64_t seed) {
+  Random random(~seed + 1);
+  const bool late = random.one_in(8);
+  if (!wish_.late) wish_.late = late;
+  cover("late", int(*wish_.late));
+  if (!*wish_.late) return;
+  // The others then wait for the one that stops.
+  const bool killed = *wish_.trouble == Trouble::killed;
+  settings_.late_rank = killed ? victim_ : int(random.below(uint64_t(ranks_)));
+  // The first channel can then come to the end of a call that the last one does not end.
+  settings_.late_channel = random.one_in(4) ? 0 : channels_ - 1;
+  settings_.late_from = random.below(random.one_of<uint64_t>({500, 2000, 10000}));
+}
+
 void Ring::choose_mesh() {
   if (wish_.shipped) {
     mesh_ = MeshGeometry::make(ranks_, geometry_.channels);
@@ -103,7 +121,7 @@ void Ring::choose_mesh() {
     mesh_.slots = wish_.slots.value_or(random_.one_of({2, 2, 3}));
     mesh_.slot_bytes = MeshGeometry::kSlotGrain * random_.one_of({1, 1, 2, 5});
   }
-  mixed_in_ = random_.one_in(3);
+  mixed_in_ = random_.one_in(3) || wish_.chains;
   cover("mesh slots", mesh_.slots);
 }
 
@@ -203,6 +221,7 @@ void Ring::add_call() {
   const auto protocol = wish_.mixed ? Protocol(random_.below(kProtocols)) : *wish_.protocol;
   auto collective =
       random_.one_in(2) ? Collective::all_reduce : Collective(random_.below(kCollectives));
+  if (wish_.chains && !is_chain(collective)) collective = Collective::broadcast;
   // A message goes to the next rank, and with two orders there would be two.
   if (collective == Collective::send_recv && orders_.count > 1) collective = Collective::broadcast;
   if (wish_.operands) collective = Collective::all_reduce;
@@ -344,8 +363,7 @@ Args Ring::arguments(const Call& call, const std::vector<int>& ranks) const {
   Args args;
   if constexpr (std::is_same_v<Args, TimedArgs>)
     for (size_t i = 0; i < ranks.size(); ++i)
-      args.timelines[i] = {reinterpret_cast<TimedVerb*>(call.rows[size_t(ranks[i])]),
-                           verbs_of(call.plan)};
+      args.timelines[i] = {reinterpret_cast<TimedVerb*>(call.rows[size_t(ranks[i])]), call.room};
   constexpr bool direct = std::is_same_v<Args, DirectArgs>;
   if constexpr (direct) args.plan = *call.direct, args.mesh = mesh_, args.orders = orders_;
   else args.plan = call.plan;
@@ -391,8 +409,10 @@ void Ring::start_next(int seat) {
     launch.kernel = of(timed_kernel_for(call.plan.protocol), timed_arguments_);
   else launch.kernel = of(kernel_for(call.plan.protocol, dtype, combine), arguments_);
   launch.channels = call.plan.channels;
+  // A poster has a warp of its own, or the rest of its block could not go on without it.
+  const int fewest = *wish_.late ? std::min(96, threads_) : 0;
   do launch.threads = random_.one_of(kThreads);
-  while (launch.threads > threads_);
+  while (launch.threads > threads_ || launch.threads < fewest);
   if (wish_.shipped) launch.threads = random_.one_of(kShippedThreads);
   launch.done = [this, i, seat, &launch] {
     for (const int r : launch.ranks) end_call(i, r);

@@ -37,12 +37,14 @@ struct Wish {
   std::optional<Protocol> protocol;
   bool mixed = false;          // each call has a protocol of its own
   std::optional<bool> direct;  // whether there are direct all-reduces, perhaps among other calls
+  bool chains = false;         // of which a rank can end the next one before others
   std::optional<bool> clock;   // whether a call that can keep one does
   std::optional<Trouble> trouble;
   std::optional<DType> dtype;
   std::optional<Op> op;
   std::optional<uint64_t> most_steps;
   std::optional<int64_t> most_bytes;  // of a tensor, if that is more than the seed says
+  std::optional<bool> late;           // whether the poster of a block is: Settings
   std::optional<int> ranks, channels, slots, orders, atom, line_atom;
   bool shipped = false;  // slots and threads as they ship, and of the channels a few
   // Returns the input of each rank; the only call is then an all-reduce of that.
@@ -66,6 +68,7 @@ struct Call {
   std::vector<std::vector<std::byte>> input, expected;
   std::vector<std::byte*> in, out;
   std::vector<std::byte*> rows;  // of each rank's timeline; none: its kernel has no clock
+  int64_t room = 0;              // of a channel's rows
 };
 
 class Ring {
@@ -80,6 +83,7 @@ class Ring {
   void choose_sizes();
   void choose_shipped_sizes();
   void choose_start();
+  void choose_late(uint64_t seed);
   void choose_machine(uint64_t seed);
   void make_segments();
   void choose_mesh();
@@ -105,6 +109,8 @@ class Ring {
   void look_at_report();
   void check_report(int rank, const WaitReport& report) const;
   void check_peer(int rank, const WaitReport& report) const;
+  void check_seen(int rank, const WaitReport& report) const;
+  void check_round(int rank, const WaitReport& report) const;
   void end_call(size_t call, int rank);
   void look_at_progress(int rank);
   void check_results();

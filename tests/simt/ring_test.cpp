@@ -18,7 +18,8 @@ constexpr const char* kUsage =
     "ring_test [--seeds N] [--first N] [--jobs N] [--seed N (this one, in detail)]\n"
     "  [--protocol simple|ll|ll128|mixed] [--direct 0|1]\n"
     "  [--trouble none|killed|aborted|corrupted] [--ranks N] [--slots N] [--orders N]\n"
-    "  [--atom 4|8|16] [--line-atom 8|16|128] [--races 0|1] [--shipped 0|1]";
+    "  [--atom 4|8|16] [--line-atom 8|16|128] [--races 0|1] [--shipped 0|1]\n"
+    "  [--late 0|1]";
 
 // What seeds must have tried when there are many.
 constexpr const char* kRequired[] = {"ranks 2",
@@ -90,7 +91,9 @@ constexpr const char* kRequired[] = {"ranks 2",
                                      "clock ll",
                                      "clock ll128",
                                      "clock for prev",
-                                     "clock for next"};
+                                     "clock for next",
+                                     "clock without room",
+                                     "late 1"};
 
 // And what the lists of types.h name.
 std::vector<std::string> required() {
@@ -173,6 +176,7 @@ Run parse_run(int argc, char** argv) {
   run.wish.atom = as_int("--atom");
   run.wish.line_atom = as_int("--line-atom");
   if (const auto direct = options.number("--direct")) run.wish.direct = *direct != 0;
+  if (const auto late = options.number("--late")) run.wish.late = *late != 0;
   run.wish.shipped = options.number("--shipped").value_or(0) != 0;
   run.wish.find_races = options.number("--races").value_or(1) != 0;
   run.wish.trouble = parse<Trouble>(options, "--trouble", [](Trouble t) { return name_of(t); }, 4);

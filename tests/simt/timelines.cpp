@@ -1,4 +1,6 @@
 // Calls whose kernels keep a clock, and what their rows must say.
+#include <algorithm>
+
 #include "core/trace.h"
 #include "ring.h"
 
@@ -10,24 +12,28 @@ void Ring::choose_clock(Call& call) {
       !call.direct && call.reduction.dtype == DType::f32 && call.reduction.combine == Combine::sum;
   if (!possible || !wish_.clock.value_or(calls_.size() % 4 != 3)) return;
   const Plan& plan = call.plan;
-  const int64_t bytes = plan.channels * verbs_of(plan) * int64_t(sizeof(TimedVerb));
+  // There is a row for each verb, or for the first ones.
+  const bool short_of = (settings_.seed + calls_.size()) % 4 == 1;
+  call.room = short_of ? verbs_of(plan) / 2 : verbs_of(plan);
+  const int64_t bytes = plan.channels * call.room * int64_t(sizeof(TimedVerb));
   for (int r = 0; r < ranks_; ++r)
     call.rows.push_back(
         memory().add("the timeline of rank " + std::to_string(r), Kind::own, r, bytes));
   cover("clock", name_of(plan.protocol));
+  if (short_of) cover("clock", "without room");
 }
 
 void Ring::check_timeline(const Call& call, size_t number) {
   const Plan& plan = call.plan;
   const auto row = [&](int rank, int channel, int64_t i) {
     const auto* rows = reinterpret_cast<const TimedVerb*>(call.rows[size_t(rank)]);
-    return read(rows + channel * verbs_of(plan) + i);
+    return read(rows + channel * call.room + i);
   };
   for (int r = 0; r < ranks_; ++r)
     for (int c = 0; c < plan.channels; ++c) {
       const std::vector<TraceEntry> verbs = trace(plan, r, c);
-      int64_t before = 0;
-      for (size_t i = 0; i < verbs.size(); ++i) {
+      int64_t before = 1;
+      for (size_t i = 0; i < std::min(verbs.size(), size_t(call.room)); ++i) {
         const TimedVerb t = row(r, c, int64_t(i));
         const TraceEntry& e = verbs[i];
         const auto wrong = [&](const std::string& what) {
