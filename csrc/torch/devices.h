@@ -100,8 +100,9 @@ inline c10::Stream make_stream(c10::Device device) {
   throw_no_kernels(device);
 }
 
-// Throws UsageError where a CUDA graph captures the stream, null on a CPU. The first call on a device
-// takes memory and waits for other ranks: a graph cannot hold it, and ring and capture would be lost.
+// Throws UsageError where a CUDA graph captures the stream; null: on a CPU. The first call on a
+// device takes memory and waits for other ranks, which a graph cannot hold: it would end ring and
+// capture.
 inline void check_not_captured([[maybe_unused]] void* stream) {
 #if RK_WITH_CUDA
   if (stream != nullptr && cuda::capture_of(static_cast<cudaStream_t>(stream)) != 0)

@@ -23,8 +23,8 @@ struct Launch {
   std::function<void(Room&)> run;
 };
 
-// Returns a launch with a copy of the arguments. `name`: demangled. Raises Error if there is no such
-// kernel, or it takes fewer threads.
+// Returns a launch with a copy of the arguments. `name`: demangled. Raises Error if there is no
+// such kernel, or it takes fewer threads.
 Launch launch_of(const std::string& name, uint32_t blocks, uint32_t threads, const void* arguments);
 // Returns how many blocks of it a multiprocessor holds at once, by the registers and the shared
 // memory that ptxas gave it; where nothing is known of those, as many as its bounds promise.
