@@ -183,7 +183,7 @@ class EngineWork final : public RingWork {
   std::exception_ptr failure_of(EngineMessage& m, const std::string& said) {
     {
       std::lock_guard lock(aborting_);
-      // Data of a call that has failed do not go to the user's tensor, where its rest comes.
+      // Not the rest, which would be written to the user's tensor after the call has failed.
       if (goes_on_ && (m.sends || m.rest)) left_.push_back(m.work);
       m.work = nullptr;
     }
