@@ -54,7 +54,7 @@ demo: $(if $(wildcard $(BUILD)/.built),build,build/.demo)
 	python examples/train_digits.py --ranks $(RANKS)
 
 # Processes of pytest; a file's tests share one. Tests mostly wait for ranks, as those of ctest do.
-JOBS ?= 4
+JOBS ?= 3
 SHORT = --label-exclude long
 CTEST = ctest --test-dir $(BUILD) --output-on-failure
 PARALLEL = python -m pytest --quiet -n $(JOBS) --dist loadfile
