@@ -55,7 +55,7 @@ add_ptx_test(program ptx/program ringkern_simt ringkern_ptx_short .ptx)
 add_ptx_test(ring simt/ring ringkern_simt ringkern_ptx_short .ptx --seeds 300)
 add_ptx_test(probe simt/probe ringkern_simt ringkern_ptx_short .ptx)
 # A sample; `make ptx-mutants` runs all.
-add_ptx_test(mutants ptx/mutants ringkern_simt ringkern_ptx_short .ptx --every 32)
+add_ptx_test(mutants ptx/mutants ringkern_simt ringkern_ptx_short .ptx --every 64)
 string(REPLACE " " ";" _archs "${RK_CUDA_ARCH_NAMES}")
 foreach(arch IN LISTS _archs)
   if(NOT arch MATCHES "^sm_")

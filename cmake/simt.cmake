@@ -68,5 +68,5 @@ if(RK_SANITIZE) # of the simulator, which is slower then; mutants would say noth
   add_simt_test(ring ringkern_simt_kernels --seeds 300)
 else()
   add_simt_test(ring ringkern_simt_kernels)
-  add_simt_test(mutants ringkern_simt_mutants --every 4) # a sample; `make mutants` runs all
+  add_simt_test(mutants ringkern_simt_mutants --every 8) # a sample; `make mutants` runs all
 endif()

@@ -378,7 +378,7 @@ def test_a_message_that_its_receiver_does_not_expect(
 def _beside(rank: int, size: int) -> list[str]:
     """A message is under way while an exchange fails, and another one comes to nothing later."""
     # The timeout also limits the first message, which a busy machine takes seconds to come to.
-    group = dist.new_group(timeout=timedelta(seconds=15), backend="ringkern")
+    group = dist.new_group(timeout=timedelta(seconds=8), backend="ringkern")
     kinds: list[str] = []
     try:
         x, work = torch.zeros(3), None

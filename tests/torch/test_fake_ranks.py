@@ -49,7 +49,8 @@ def test_these_are_all_ways_on_cuda() -> None:
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_every_dtype(scenarios: Scenario, tmp_path: Path, size: int, way: tuple[str, str]) -> None:
     """Several calls in a row: the next one's counters and flags are those that one has left."""
-    calls = [Call(*way, dtype, n) for n in (1, 1000) for dtype in DTYPES]
+    counts = [1000] if size == 3 else [1, 1000]
+    calls = [Call(*way, dtype, n) for n in counts for dtype in DTYPES]
     calls += [Call(*way, "bfloat16", 999, op) for op in ("avg", "prod", "min", "max")]
     calls += [Call(*way, "int32", 1001, "bxor", True), Call(*way, "float16", 1001, "max", True)]
     _run(scenarios, size, tmp_path, calls)
