@@ -135,10 +135,10 @@ class FakeDevices {
 
   FakeDevices(ptx::Kernels kernels, int processors) : kernels(kernels) {
     const char* queues = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-    queues_ = queues == nullptr ? 8 : std::clamp(std::atoi(queues), 1, 32);
+    const int count = queues == nullptr ? 8 : std::clamp(std::atoi(queues), 1, 32);
     for (Device& d : devices_) {
       d.processors = std::make_unique<Processors>(processors);
-      d.queues = std::vector<Worker>(size_t(queues_));
+      d.queues = std::vector<Worker>(size_t(count));
     }
   }
   const ptx::Kernels kernels;
@@ -378,7 +378,6 @@ class FakeDevices {
 
   static constexpr int kDevices = 8;
   mutable std::mutex mutex_;  // of streams, events and captures
-  int queues_;
   Device devices_[kDevices];
   std::map<cudaStream_t, StreamPtr> made_;
   std::set<CapturePtr> captures_;

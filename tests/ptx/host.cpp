@@ -445,6 +445,12 @@ const Kernel& kernel_for(const std::string& name, uint32_t threads) {
   return kernel;
 }
 
+int blocks_each(const Kernel& kernel, uint32_t threads) {
+  const Entry& entry = kernel.program->entry();
+  if (kernel.registers == 0) return std::max(entry.blocks_per_sm, 1);
+  return Multiprocessor::blocks(int(threads), kernel.registers, entry.shared_bytes);
+}
+
 }  // namespace
 
 Launch launch_of(const std::string& name, uint32_t blocks, uint32_t threads,
@@ -452,16 +458,13 @@ Launch launch_of(const std::string& name, uint32_t blocks, uint32_t threads,
   const Kernel& kernel = kernel_for(name, threads);
   const auto* bytes = static_cast<const std::byte*>(arguments);
   const std::vector given(bytes, bytes + kernel.program->entry().param_bytes);
-  return {blocks, blocks_each(name, threads), [&kernel, blocks, threads, given](Room& room) {
+  return {blocks, blocks_each(kernel, threads), [&kernel, blocks, threads, given](Room& room) {
             run_on_idle_grid(kernel, blocks, threads, given, room);
           }};
 }
 
 int blocks_each(const std::string& name, uint32_t threads) {
-  const Kernel& kernel = kernel_for(name, threads);
-  const Entry& entry = kernel.program->entry();
-  if (kernel.registers == 0) return std::max(entry.blocks_per_sm, 1);
-  return Multiprocessor::blocks(int(threads), kernel.registers, entry.shared_bytes);
+  return blocks_each(kernel_for(name, threads), threads);
 }
 
 }  // namespace ptx

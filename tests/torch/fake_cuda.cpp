@@ -150,9 +150,9 @@ RK_EXPORT void fake_start(int processors) {
 }
 
 // The calls of torch.cuda.CUDAGraph, on the current stream of a device; they return CUDA's error.
-RK_EXPORT int fake_begin_capture(int device, int mode) {
+RK_EXPORT int fake_begin_capture(int device) {
   const ringkern::cuda::OnDevice guard(device);
-  return cudaStreamBeginCapture(current_stream(device), cudaStreamCaptureMode(mode));
+  return cudaStreamBeginCapture(current_stream(device), cudaStreamCaptureModeGlobal);
 }
 RK_EXPORT int fake_end_capture(int device, cudaGraphExec_t* exec) {
   const ringkern::cuda::OnDevice guard(device);

@@ -68,14 +68,13 @@ def current(stream: torch.Stream) -> Iterator[None]:
 class Graph:
     """CUDA graph of what is asked of the current stream of a device, as torch.cuda.CUDAGraph."""
 
-    MODES = ("global", "thread_local", "relaxed")  # by CUDA's number
-
     def __init__(self) -> None:
         self._exec = ctypes.c_void_p()
 
     @contextlib.contextmanager
-    def capture(self, device: int = 0, mode: str = "global") -> Iterator[None]:
-        self._check(fake().fake_begin_capture(device, self.MODES.index(mode)))
+    def capture(self, device: int = 0) -> Iterator[None]:
+        """Captures in CUDA's global mode: no thread may make an unsafe call meanwhile."""
+        self._check(fake().fake_begin_capture(device))
         try:
             yield
         finally:
