@@ -18,8 +18,9 @@ if [ $keep ]; then
 fi
 "$@" 2>"$object.said"
 status=$?
+# For one architecture nvcc leaves it out of the name; the text has it.
 for ptx in "$object.kept"/*.ptx; do
-  [ -f "$ptx" ] && mv "$ptx" "$object.sm_${ptx##*.compute_}"
+  [ -f "$ptx" ] && mv "$ptx" "$object.$(sed -n 's/^\.target \([a-z0-9_]*\).*/\1/p' "$ptx").ptx"
 done
 rm -rf "$object.kept"
 report='^ptxas info|^ +[0-9]+ bytes stack frame,|^ +[0-9]+ bytes cumulative stack'

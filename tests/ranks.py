@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from multiprocessing.forkserver import _forkserver  # type: ignore[attr-defined]
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pytest
 import torch.distributed as dist
+
+if TYPE_CHECKING:
+    import pytest
 
 START_TIMEOUT_S = 120.0
 
@@ -64,6 +66,8 @@ def roots(*sizes: int) -> list[tuple[str, int]]:
 
 def grid(*sizes: int) -> pytest.MarkDecorator:
     """Runs a test in each of the `places`, which it has as ``hosts``."""
+    import pytest  # bench/gpu runs where there is none
+
     return pytest.mark.parametrize("hosts", places(*sizes))
 
 

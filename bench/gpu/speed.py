@@ -25,8 +25,9 @@ from bench.gpu.contest import LAUNCH, Settings
 from bench.gpu.part import WITHOUT_A_GPU, Context, Failed, write_json
 
 RANKS = (2, 4, 8)
-SIZES = tuple(8 * 8**i for i in range(10))  # 8 B, 64 B, 512 B, ..., 1 GiB
-QUICK_SIZES = (8, 4 << 10, 256 << 10, 16 << 20)
+SIZES = (8, 512, 8 << 10, 64 << 10, 256 << 10, *((1 << 20) * 4**i for i in range(5)))
+QUICK_SIZES = (8 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20)
+REHEARSED_SIZES = (8, 4 << 10, 256 << 10, 16 << 20)  # on a CPU
 STALL_SECONDS = 45.0  # without a new result: it hangs
 NO_TIME = "ended, for the part's time is over"
 
@@ -74,7 +75,11 @@ def contest(
 
     The text is what was wrong without NCCL, too, or "".
     """
-    sizes = QUICK_SIZES if context.quick or context.rehearsal else SIZES
+    sizes = SIZES
+    if context.rehearsal:
+        sizes = REHEARSED_SIZES
+    elif context.quick:
+        sizes = QUICK_SIZES
     gpu = context.machine["gpus"][0]
     results = context.work / "contest.jsonl"
     results.unlink(missing_ok=True)
