@@ -3,7 +3,8 @@
 Without NCCL, what a user gets by default, the ring over each of the three protocols and the direct
 algorithms compete in one process for each number of ranks. NCCL's protocol follows from its
 environment: with it there is a process for each protocol, in which it competes with ringkern's of
-the same name, and one in which both choose, and in which the direct algorithms compete, too.
+the same name, and one in which both choose, and in which the direct algorithms compete, too. A
+quick run has that last one alone, with all of ringkern's ways.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ RANKS = (2, 4, 8)
 SIZES = (8, 512, 8 << 10, 64 << 10, 256 << 10, *((1 << 20) * 4**i for i in range(5)))
 QUICK_SIZES = (8 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20)
 REHEARSED_SIZES = (8, 4 << 10, 256 << 10, 16 << 20)  # on a CPU
-STALL_SECONDS = 45.0  # without a new result: it hangs
+STALL_SECONDS, QUICK_STALL_SECONDS = 45.0, 20.0  # without a new result: it hangs
 NO_TIME = "ended, for the part's time is over"
 
 
@@ -40,7 +41,7 @@ def run(context: Context) -> None:
     notes: list[str] = []
     broken: list[str] = []
     groups: list[tuple[str, ...]] = [("auto", *WAYS)]
-    if context.nccl:
+    if context.nccl and not context.quick:
         groups = [("auto", *ALGORITHMS), *((protocol,) for protocol in PROTOCOLS)]
     contests = [(ranks, group) for group in groups for ranks in RANKS]
     for ranks, group in contests:
@@ -117,7 +118,9 @@ def run_contest(
         cwd=ROOT,
         env={**os.environ, **environment},
     )
-    stall = STALL_SECONDS * (WITHOUT_A_GPU if context.rehearsal else 1)
+    stall = QUICK_STALL_SECONDS if context.quick else STALL_SECONDS
+    if context.rehearsal:
+        stall = STALL_SECONDS * WITHOUT_A_GPU
     try:
         size, since = -1, time.monotonic()
         while process.poll() is None:
