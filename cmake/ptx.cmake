@@ -99,3 +99,10 @@ target_link_libraries(tests_ptx_host_test PRIVATE ringkern_simt_flags ringkern_c
 add_dependencies(ptx_tests tests_ptx_host_test)
 add_test(NAME ptx/host COMMAND tests_ptx_host_test)
 set_tests_properties(ptx/host PROPERTIES TIMEOUT 60)
+
+# What compute-sanitizer is given on a GPU (bench/gpu), on a fake device.
+add_executable(tests_ptx_sanitize_test tests/ptx/sanitize_test.cpp)
+target_link_libraries(tests_ptx_sanitize_test PRIVATE ringkern_ptx_host ringkern_core ringkern_check)
+add_dependencies(ptx_tests tests_ptx_sanitize_test)
+add_test(NAME ptx/sanitize COMMAND tests_ptx_sanitize_test)
+set_tests_properties(ptx/sanitize PROPERTIES TIMEOUT 120)

@@ -3,6 +3,7 @@
 // checked, too: what a tool slows down by a hundred also runs in another order.
 //
 // usage: sanitize [most ranks [large count [channels]]]
+// ctest runs it on a fake device.
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
@@ -24,12 +25,14 @@ using namespace ringkern::cuda;
 
 namespace {
 
+constexpr int kPoison = 0xa5;
+
 // Device memory of exactly so many bytes, so that an access beyond them is one that a tool sees.
 class Buffer {
  public:
   Buffer(int64_t bytes, int64_t offset) : bytes_(size_t(bytes)), offset_(size_t(offset)) {
     check(cudaMalloc(&memory_, bytes_ + offset_), "cudaMalloc");
-    check(cudaMemset(memory_, 0xa5, bytes_ + offset_), "cudaMemset");
+    check(cudaMemset(memory_, kPoison, bytes_ + offset_), "cudaMemset");
   }
   ~Buffer() { (void)cudaFree(memory_); }
   Buffer(const Buffer&) = delete;
@@ -90,6 +93,25 @@ struct Case {
   Protocol protocol;
   int64_t count, offset;
 };
+constexpr int kUnwritten = -1;
+
+// The value that rank `r` of `k` must have at place `i` of its output, by a collective of root 0.
+int expected_of(const Case& c, int k, int r, int64_t i) {
+  const auto sum_at = [k](int64_t at) {
+    int sum = 0;
+    for (int q = 0; q < k; ++q) sum += value_of(q, at);
+    return sum;
+  };
+  switch (c.collective) {
+    case Collective::all_reduce: return sum_at(i);
+    case Collective::reduce_scatter: return sum_at(r * c.count + i);
+    case Collective::all_gather: return value_of(int(i / c.count), i % c.count);
+    case Collective::broadcast: return value_of(0, i);
+    case Collective::reduce: return r == 0 ? sum_at(i) : kUnwritten;
+    case Collective::send_recv: return r == 1 ? value_of(0, i) : kUnwritten;
+  }
+  return kUnwritten;
+}
 
 template <class T>
 bool run_case(const Run& ring, int k, DType dtype, const Case& c) {
@@ -119,12 +141,9 @@ bool run_case(const Run& ring, int k, DType dtype, const Case& c) {
     std::vector<T> out(static_cast<size_t>(out_count));
     outputs[size_t(r)]->read(out.data());
     for (int64_t i = 0; i < out_count; ++i) {
-      int expected = 0;
-      if (c.collective == Collective::all_gather) expected = value_of(int(i / n), i % n);
-      else
-        for (int q = 0; q < k; ++q)
-          expected += value_of(q, c.collective == Collective::all_reduce ? i : r * n + i);
-      const T wanted = as<T>(expected);
+      const int expected = expected_of(c, k, r, i);
+      T wanted = as<T>(expected);
+      if (expected == kUnwritten) std::memset(&wanted, kPoison, sizeof wanted);
       if (std::memcmp(&out[size_t(i)], &wanted, sizeof wanted) == 0) continue;
       std::printf("WRONG: %s %s %s %s[%lld], start %lld: rank %d of %d, element %lld\n",
                   name_of(c.collective), name_of(c.algorithm), name_of(c.protocol),

@@ -26,6 +26,7 @@ from bench.gpu import (
 )
 from bench.gpu.part import Context, Failed, nvcc_command
 from ringkern.local import Ring
+from tests.ranks import Ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "bench/gpu"
@@ -131,6 +132,15 @@ def test_who_must_be_named_when_a_peer_is_missing() -> None:
     assert missing_peer.judge([aborted, absent, pre_empted])
     assert missing_peer.judge([aborted, absent, (*timeout[:2], 60.0)])
     assert missing_peer.judge([("nothing", "", 3.0), absent, timeout])
+
+
+def test_ranks_that_ask_raise_whatever_the_policy_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGKERN_ON_FAULT", "exit")
+    ranks = Ranks(2, timeout_s=40)
+    try:
+        assert missing_peer.judge(missing_peer.told_in_vain(ranks, "cpu", "simple")) == []
+    finally:
+        ranks.kill()
 
 
 def test_how_ranks_end_that_never_ask() -> None:
