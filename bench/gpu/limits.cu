@@ -127,9 +127,10 @@ void measure_launches() {
 
 // ---- Hops: two blocks answer each other, each polling memory of its own, as neighbours do
 
-enum class Hop { release, relaxed, fenced, ll, ll128 };
-constexpr int kHops = 5;
+enum class Hop { release, relaxed, acquired, fenced, ll, ll128 };
+constexpr int kHops = 6;
 constexpr const char* kHopNames[kHops] = {"st.release / ld.acquire", "relaxed",
+                                          "relaxed / ld.acquire",
                                           "fence + relaxed / ld.acquire (Simple)",
                                           "16-byte line (LL)", "128-byte line (LL128)"};
 constexpr uint64_t kMostPolls = 1 << 20;  // about a second: then the partner is not there
@@ -144,7 +145,7 @@ __device__ void post(uint64_t* to, uint64_t n) {
   const int lane = int(threadIdx.x);
   if constexpr (hop == Hop::release) {
     if (lane == 0) store_release(to, n);
-  } else if constexpr (hop == Hop::relaxed) {
+  } else if constexpr (hop == Hop::relaxed || hop == Hop::acquired) {
     if (lane == 0) st_relaxed(to, n);
   } else if constexpr (hop == Hop::fenced) {
     if (lane == 0) fence_acq_rel(), st_relaxed(to, n);
@@ -159,7 +160,7 @@ template <Hop hop>
 __device__ bool arrived(const uint64_t* mine, uint64_t n) {
   const int lane = int(threadIdx.x);
   bool ready = true;
-  if constexpr (hop == Hop::release || hop == Hop::fenced) {
+  if constexpr (hop == Hop::release || hop == Hop::acquired || hop == Hop::fenced) {
     if (lane == 0) ready = ld_acquire(mine) >= n;
   } else if constexpr (hop == Hop::relaxed) {
     if (lane == 0) ready = ld_relaxed(mine) >= n;
@@ -230,6 +231,7 @@ int main() {
   measure_launches();
   measure_hop<Hop::release>();
   measure_hop<Hop::relaxed>();
+  measure_hop<Hop::acquired>();
   measure_hop<Hop::fenced>();
   measure_hop<Hop::ll>();
   measure_hop<Hop::ll128>();

@@ -38,7 +38,7 @@ ring_kernel(RK_ARGUMENT LaunchArgs args) {
   // Do it, remember how far I came, and say so.
   Verdict verdict = ends.begin();
   if (verdict == Verdict::ok) verdict = run_schedule(args.plan, rank.rank, channel, link);
-  ends.end(verdict);
+  verdict = ends.end(verdict);
   tell_end(post, verdict, args.plan.channels);
 }
 

@@ -124,28 +124,44 @@ class Ends {
                 [&] { return for_data ? received_ : seen_; });
   }
 
-  // Ends a step: all threads come here with their verdicts and leave with one. If it is ok, the
-  // slot that was filled is published (`tail`: the flags are not in the data) and the slot that was
-  // read goes back. The barrier and the fence make what all threads did precede the counters
-  // (cumulativity).
+  // Ends a step, with what became of it on this thread. Where a counter is due, all threads meet:
+  // the slot that was filled is published (`tail`: the flags are not in the data), and the slots
+  // that were read go back. The barrier and the fence make what all threads did precede the
+  // counters (cumulativity); they take longer than a hop. So where the data carries the flags,
+  // slots go back by the half of a FIFO, and warps do not meet in between. A warp that gives up
+  // there takes the steps up to the next meeting and does nothing in them, see `gave_up`.
   RK_DEVICE Verdict complete(Verb verb, bool publish_tail, Verdict verdict) {
-    verdict = agree(kWholeBlock, thread_count(), verdict);
-    if (verdict != Verdict::ok) return verdict;
-    const bool tail = publish_tail && sends(verb), head = receives(verb);
-    if (is_poster() && (tail || head)) {
-      fence_acq_rel();
-      if (tail) st_relaxed(&Post::get(post_.next)->tail.value, sent_ + 1);
-      if (head) st_relaxed(&Post::get(post_.prev)->head.value, received_ + 1);
+    if (verdict != Verdict::ok) verdict_ = verdict;
+    const bool tail = publish_tail && sends(verb);
+    const bool head = receives(verb) && gives_back();
+    if (P == Protocol::simple || tail || head) {
+      verdict_ = agree(kWholeBlock, thread_count(), verdict_);
+      if (verdict_ != Verdict::ok) return verdict_;
+      if (is_poster() && (tail || head)) {
+        fence_acq_rel();
+        if (tail) st_relaxed(&Post::get(post_.next)->tail.value, sent_ + 1);
+        if (head) st_relaxed(&Post::get(post_.prev)->head.value, received_ + 1);
+      }
     }
     if (sends(verb)) ++sent_, to_index_ = to_index_ + 1 == slots() ? 0 : to_index_ + 1;
     if (receives(verb)) ++received_, from_index_ = from_index_ + 1 == slots() ? 0 : from_index_ + 1;
     return Verdict::ok;
   }
+  // Tells if a wait of this warp has failed since the threads last met.
+  RK_DEVICE bool gave_up() const { return P != Protocol::simple && verdict_ != Verdict::ok; }
 
-  // When the schedule has ended. A rank that gave up tells its neighbours where they poll, in every
-  // protocol: they would otherwise wait for it until their own deadline.
-  RK_DEVICE void end(Verdict verdict) const {
-    if (!is_poster()) return;
+  // When the schedule has ended; returns how, for all threads alike. A rank that gave up tells its
+  // neighbours where they poll, in every protocol: they would otherwise wait for it until their own
+  // deadline.
+  RK_DEVICE Verdict end(Verdict verdict) {
+    if (P != Protocol::simple && verdict == Verdict::ok)
+      verdict = agree(kWholeBlock, thread_count(), verdict_);
+    if (is_poster()) leave_word(verdict);
+    return verdict;
+  }
+
+ private:
+  RK_DEVICE void leave_word(Verdict verdict) const {
     if (verdict == Verdict::ok) {
       LinkCounters* mine = Post::get(post_.mine);
       st_weak<8>(&mine->sent.value, sent_);
@@ -154,8 +170,12 @@ class Ends {
     }
     poison_links(Post::get(post_.next) - int(P), Post::get(post_.prev) - int(P));
   }
+  // Tells if slots go back behind this step. Those that then are still kept are fewer than the other
+  // ones by one or more, which is enough for ranks that send and receive in turn.
+  RK_DEVICE bool gives_back() const {
+    return P == Protocol::simple || from_index_ + 1 == slots() / 2 || from_index_ + 1 == slots();
+  }
 
- private:
   static constexpr int kDataLane = 0, kCreditLane = 1;  // of a warp that waits for slots
 
   const Geometry& geometry_;
@@ -163,6 +183,7 @@ class Ends {
   uint32_t failed_;
   uint64_t sent_, received_;
   int from_index_, to_index_;  // the slots of the next step
+  Verdict verdict_ = Verdict::ok;
   uint64_t seen_ = 0;          // of the counter that this lane polls
 };
 

@@ -26,7 +26,7 @@ class LLLink {
 
   RK_DEVICE Verdict perform(Verb verb, const Plan&, const Chunk& chunk) {
     Verdict verdict = Verdict::ok;
-    if (is_worker()) verdict = move_lines(verb, chunk);
+    if (is_worker() && !ends_.gave_up()) verdict = move_lines(verb, chunk);
     return ends_.complete(verb, /*publish_tail=*/rewrites(ends_.sent()), verdict);
   }
 

@@ -31,7 +31,7 @@ class LL128Link {
 
   RK_DEVICE Verdict perform(Verb verb, const Plan&, const Chunk& chunk) {
     Verdict verdict = Verdict::ok;
-    if (is_worker()) verdict = move_units(verb, chunk);
+    if (is_worker() && !ends_.gave_up()) verdict = move_units(verb, chunk);
     return ends_.complete(verb, /*publish_tail=*/false, verdict);
   }
 

@@ -26,7 +26,7 @@ timed_kernel(RK_ARGUMENT TimedArgs args) {
   TimedLink<Link> timed(link, post);
   Verdict verdict = ends.begin();
   if (verdict == Verdict::ok) verdict = run_schedule(args.plan, rank.rank, channel, timed);
-  ends.end(verdict);
+  verdict = ends.end(verdict);
   tell_end(post, verdict, args.plan.channels);
 }
 
