@@ -146,8 +146,8 @@ bool run_case(const Run& ring, int k, DType dtype, const Case& c) {
       if (expected == kUnwritten) std::memset(&wanted, kPoison, sizeof wanted);
       if (std::memcmp(&out[size_t(i)], &wanted, sizeof wanted) == 0) continue;
       std::printf("WRONG: %s %s %s %s[%lld], start %lld: rank %d of %d, element %lld\n",
-                  name_of(c.collective), name_of(c.algorithm), name_of(c.protocol),
-                  name_of(dtype), static_cast<long long>(n), static_cast<long long>(c.offset), r, k,
+                  name_of(c.collective), name_of(c.algorithm), name_of(c.protocol), name_of(dtype),
+                  static_cast<long long>(n), static_cast<long long>(c.offset), r, k,
                   static_cast<long long>(i));
       return false;
     }
@@ -186,7 +186,7 @@ int main(int argc, char** argv) try {
           };
           for (int c = 0; c < kCollectives; ++c) run(Collective(c), Algorithm::ring);
           for (int a = 0; a < kAlgorithms; ++a)
-            if (direct_runs_over(Algorithm(a), Protocol(p)))
+            if (direct_runs_over(Algorithm(a), Protocol(p), /*one_device=*/true))
               run(Collective::all_reduce, Algorithm(a));
         }
   }

@@ -179,6 +179,13 @@ struct Tile {
   RK_DEVICE void store(std::byte* p) const {
     for_each([&](auto i) { st_weak16<i * kRow>(p, row[i]); });
   }
+  // Of the user's memory, so that the L2 keeps the FIFOs.
+  RK_DEVICE void load_user(const std::byte* p) {
+    for_each([&](auto i) { row[i] = ld_stream16<i * kRow>(p); });
+  }
+  RK_DEVICE void store_user(std::byte* p) const {
+    for_each([&](auto i) { st_stream16<i * kRow>(p, row[i]); });
+  }
 
   // f(0), f(1), ... as constants, so that a tile stays in registers and the places of its rows in
   // the instructions.
@@ -201,14 +208,15 @@ RK_DEVICE int move_tiles(const A& arithmetic, const Block& b) {
   RK_NO_UNROLL for (int first = warp_index() * Tile::kBytes; first < end; first += step) {
     const int at = first + 16 * lane_index();
     Tile value;
-    value.load((b.in != nullptr ? b.in : b.incoming) + at);
+    if (b.in != nullptr) value.load_user(b.in + at);
+    else value.load(b.incoming + at);
     if (b.in != nullptr && b.incoming != nullptr) {
       Tile incoming;
       incoming.load(b.incoming + at);
       Tile::for_each(
           [&](auto i) { value.row[i] = arithmetic.combine(incoming.row[i], value.row[i]); });
     }
-    if (b.out != nullptr) value.store(b.out + at);
+    if (b.out != nullptr) value.store_user(b.out + at);
     if (b.to != nullptr) value.store(b.to + at);
   }
   return end;

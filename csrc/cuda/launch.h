@@ -21,18 +21,24 @@ RK_HD constexpr int workers_of(int threads) { return threads >= 96 ? threads - 3
 // What plans are made for, whatever a launch takes: ranks that cut alike need not launch alike.
 inline constexpr int kPlanWorkers = workers_of(kMaxThreads);
 
-// 32 channels of 8 slots. The slots suit a block of 11 working warps: in Simple each moves two
-// tiles of 2 KiB, in LL each thread a line, in LL128 ten warps a unit. 14.9 MiB a rank, and 1.1 MiB
-// for the mesh. The same on every GPU, because the ranks of a ring must agree; not tuned by
-// measurement.
+// 32 channels of 4 slots. The slots suit a block of 11 working warps: in Simple each moves two
+// tiles of 2 KiB, in LL each thread four lines, in LL128 ten warps four units. 13.3 MiB a rank, and
+// 1.1 MiB for the mesh. The same on every GPU, because the ranks of a ring must agree. On an H100,
+// with ranks that share it, 8 slots were slower, because the FIFOs then leave the L2, and slots of
+// 22 or 88 KiB were no faster; between GPUs nothing was measured.
 constexpr Geometry default_geometry() {
   Geometry g;
   g.channels = 32;
+  g.slots = 4;
   g.slot_bytes[int(Protocol::simple)] = 44 << 10;
-  g.slot_bytes[int(Protocol::ll)] = kPlanWorkers * int64_t(sizeof(LLLine));
-  g.slot_bytes[int(Protocol::ll128)] = 10 << 10;
+  g.slot_bytes[int(Protocol::ll)] = 4 * kPlanWorkers * int64_t(sizeof(LLLine));
+  g.slot_bytes[int(Protocol::ll128)] = 40 << 10;
   return g;
 }
+
+// Bytes that the FIFOs of Simple take of a device, of all ranks of one launch: with more, what is
+// written into them goes out to memory and comes back (an H100 has 50 MB of L2).
+inline constexpr int64_t kFifoBudget = 22 << 20;
 
 // After how many polls in vain a wait looks whether to give up. A look reads host memory over PCIe:
 // about 2 us, so not at every poll. A thousand polls take less than a millisecond.
@@ -102,6 +108,19 @@ const void* kernel_for(Protocol protocol, DType dtype, Combine combine);
 const void* timed_kernel_for(Protocol protocol);
 // The same for the direct all-reduces, with one DirectArgs.
 const void* direct_kernel_for(DType dtype, Combine combine);
+
+// The all-reduce over the tensors themselves, of ranks that are all in one launch: takes one
+// InPlaceArgs, and a thread for each 16 bytes of a tensor.
+inline constexpr int kMostInPlaceThreads = 512;  // of a block
+struct InPlaceArgs {
+  Reduction reduction;
+  int64_t bytes = 0;  // of a rank's tensor
+  int ranks = 0;
+  bool aligned = false;  // all tensors allow an access of 16 bytes at their start
+  const std::byte* in[kMaxLocalRanks] = {};
+  std::byte* out[kMaxLocalRanks] = {};
+};
+const void* in_place_kernel(DType dtype, Combine combine);
 
 // A ring of one: out = in, multiplied where the reduction says so. Takes one AloneArgs.
 struct AloneArgs {

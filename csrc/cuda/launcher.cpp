@@ -136,11 +136,15 @@ void Launcher::check_task(const Task& task) const {
                      "with one");
   if (task.algorithm == Algorithm::ring) return;
   const std::string what = name_of(task.algorithm);
-  if (task.collective != Collective::all_reduce || !direct_runs_over(task.algorithm, task.protocol))
-    throw UsageError(std::string(name_of(task.collective)) + " by " + what + " over " +
-                     name_of(task.protocol) +
-                     " is not there: one_shot and two_shot run over LL on "
-                     "CUDA, and are all-reduces. Use protocol ll, or algorithm ring");
+  const bool one_device = int(seats_.size()) == ranks_;
+  if (task.collective != Collective::all_reduce ||
+      !direct_runs_over(task.algorithm, task.protocol, one_device))
+    throw UsageError(
+        std::string(name_of(task.collective)) + " by " + what + " over " + name_of(task.protocol) +
+        " is not there: on CUDA one_shot and two_shot are all-reduces and run over LL, "
+        "and two_shot over Simple where all ranks are in one process on one device. "
+        "Use protocol ll, or algorithm ring");
+  if (is_in_place(task.algorithm, task.protocol)) return;
   if (ranks_ > 1 && !mesh_.possible())
     throw UsageError(what + " on CUDA takes at most " + std::to_string(MeshGeometry::kMostRanks) +
                      " ranks, not " + std::to_string(ranks_) + ": use algorithm ring");
@@ -161,6 +165,7 @@ void Launcher::run(std::span<const Task> tasks) {
   if (task.count == 0) return;
   const OnDevice guard(device_);
   if (ranks_ == 1) return run_alone(task);
+  if (is_in_place(task.algorithm, task.protocol)) return run_in_place(tasks);
   const Shape shape = shape_of(task, ranks_, geometry_);
   const auto stream = static_cast<cudaStream_t>(task.stream);
   const DType dtype = task.reduction.dtype;
@@ -239,6 +244,30 @@ Args Launcher::arguments(std::span<const Task> tasks, const P& plan) const {
                      &tail->ended};
   }
   return args;
+}
+
+// It waits for nothing and touches no segment, so it needs no place behind other launches.
+void Launcher::run_in_place(std::span<const Task> tasks) {
+  const Task& task = tasks.front();
+  InPlaceArgs args;
+  args.reduction = task.reduction;
+  args.bytes = task.count * size_of(task.reduction.dtype);
+  args.ranks = ranks_;
+  uint64_t places = 0;
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    const auto rank = size_t(seats_[i].rank);
+    args.in[rank] = static_cast<const std::byte*>(tasks[i].in);
+    args.out[rank] = static_cast<std::byte*>(tasks[i].out);
+    places |= uint64_t(tasks[i].in) | uint64_t(tasks[i].out);
+  }
+  args.aligned = places % 16 == 0;
+  const int threads = in_place_threads(args.bytes);
+  const auto blocks = unsigned(div_up(args.bytes, int64_t(16) * threads));
+  void* parameters[] = {&args};
+  check(cudaLaunchKernel(in_place_kernel(task.reduction.dtype, task.reduction.combine),
+                         dim3(blocks), dim3(unsigned(threads)), parameters, 0,
+                         static_cast<cudaStream_t>(task.stream)),
+        "cudaLaunchKernel");
 }
 
 void Launcher::run_alone(const Task& task) {

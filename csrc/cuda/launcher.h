@@ -50,8 +50,8 @@ class Launcher {
 
   // One task for each seat; they differ in `in` and `out` only. Throws what an earlier launch
   // failed of, as soon as it is known. Leaves them `under_way` where their number will be posted:
-  // not where nothing is to be done, nor by a ring of one, nor in a graph, which may be replayed
-  // often or never.
+  // not where nothing is to be done, nor by a ring of one or over the tensors themselves, nor in a
+  // graph, which may be replayed often or never.
   void run(std::span<const Task> tasks);
   // Throws UsageError where a task is none that these ranks have kernels for.
   void check_task(const Task& task) const;
@@ -72,6 +72,7 @@ class Launcher {
   void claim_memory();
   void check_resident() const;
   void run_alone(const Task& task);
+  void run_in_place(std::span<const Task> tasks);
   template <class Args, class P>
   Args arguments(std::span<const Task> tasks, const P& plan) const;
   TimedArgs timed_arguments(std::span<const Task> tasks, const Plan& plan) const;

@@ -184,7 +184,7 @@ class Ends {
   uint64_t sent_, received_;
   int from_index_, to_index_;  // the slots of the next step
   Verdict verdict_ = Verdict::ok;
-  uint64_t seen_ = 0;          // of the counter that this lane polls
+  uint64_t seen_ = 0;  // of the counter that this lane polls
 };
 
 }  // namespace ringkern::cuda

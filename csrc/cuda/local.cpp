@@ -11,11 +11,13 @@
 namespace ringkern::cuda {
 namespace {
 
-int channels_for(int device, size_t ranks, int most) {
+// As many as the multiprocessors hold blocks of, and as the L2 holds FIFOs of.
+int channels_for(int device, int ranks, const Geometry& geometry) {
   int processors = 0;
   check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device),
         "cudaDeviceGetAttribute");
-  return std::clamp(processors * kBlocksPerSM / int(ranks), 1, most);
+  const auto cached = int(kFifoBudget / geometry.fifo_bytes(Protocol::simple));
+  return std::clamp(std::min(processors * kBlocksPerSM, cached) / ranks, 1, kMaxChannels);
 }
 
 int64_t segment_pitch(const Geometry& g, int ranks) {
@@ -67,9 +69,11 @@ LocalRing::LocalRing(const std::vector<int>& devices, Milliseconds timeout,
       throw UsageError("a local ring has 1 to " + std::to_string(kMaxLocalRanks) +
                        " ranks on a device, not " + std::to_string(part.ranks.size()) +
                        " as on device " + std::to_string(part.device));
+  geometry_.channels = kMaxChannels;
   for (const Part& part : parts_) {
     check_device(part.device);
-    geometry_.channels = channels_for(part.device, part.ranks.size(), geometry_.channels);
+    geometry_.channels =
+        std::min(geometry_.channels, channels_for(part.device, int(part.ranks.size()), geometry_));
   }
   for (int channel = 0; channel < orders_.period(); ++channel)
     for (int r = 0; r < ranks_; ++r) {

@@ -63,9 +63,14 @@ struct MeshGeometry {
       2 * DirectPlan::kGrainBytes * line_bytes(Protocol::ll) / line_data_bytes(Protocol::ll);
 };
 
-// Whether CUDA has the algorithm over this protocol.
-constexpr bool direct_runs_over(Algorithm a, Protocol p) {
-  return a != Algorithm::ring && p == Protocol::ll;
+// Tells if an all-reduce takes the tensors themselves, which one launch must have all of.
+constexpr bool is_in_place(Algorithm a, Protocol p) {
+  return a == Algorithm::two_shot && p == Protocol::simple;
+}
+// Tells if CUDA has the algorithm over this protocol. `one_device`: all ranks are in one process
+// and on one device.
+constexpr bool direct_runs_over(Algorithm a, Protocol p, bool one_device) {
+  return (a != Algorithm::ring && p == Protocol::ll) || (one_device && is_in_place(a, p));
 }
 
 }  // namespace ringkern::cuda

@@ -5,6 +5,7 @@
 //
 // Which access for which memory:
 //   weak       ordinary data: user tensors, and FIFO data that a counter publishes (Simple)
+//   stream     weak; user tensors, of which a call uses each byte once: the caches let go of it first
 //   relaxed    words that are published by themselves: counters, LL words; one 64-bit word is whole
 //   line       a warp's 128-byte lines (LL128); whole by virtue of the hardware, not of the model
 // Memory that the kernel writes, or that a peer does, is never read through the non-coherent path:
@@ -53,6 +54,19 @@ RK_DEVICE Words ld_weak16(const void* p) {
 template <int offset = 0>
 RK_DEVICE void st_weak16(void* p, Words v) {
   asm volatile("st.global.v2.u64 [%0+%3], {%1, %2};"
+               :: "l"(global_address(p)), "l"(v.lo), "l"(v.hi), "n"(offset) : "memory");
+}
+
+template <int offset = 0>
+RK_DEVICE Words ld_stream16(const void* p) {
+  Words v;
+  asm volatile("ld.global.cs.v2.u64 {%0, %1}, [%2+%3];"
+               : "=l"(v.lo), "=l"(v.hi) : "l"(global_address(p)), "n"(offset) : "memory");
+  return v;
+}
+template <int offset = 0>
+RK_DEVICE void st_stream16(void* p, Words v) {
+  asm volatile("st.global.cs.v2.u64 [%0+%3], {%1, %2};"
                :: "l"(global_address(p)), "l"(v.lo), "l"(v.hi), "n"(offset) : "memory");
 }
 

@@ -15,7 +15,10 @@ void for_each_kernel(F&& f) {
       for (const Combine c : {Combine::sum, Combine::prod}) f(kernel_for(Protocol(p), DType(d), c));
   for (int p = 0; p < kProtocols; ++p) f(timed_kernel_for(Protocol(p)));
   for (int d = 0; d < kDTypes; ++d) {
-    for (const Combine c : {Combine::sum, Combine::prod}) f(direct_kernel_for(DType(d), c));
+    for (const Combine c : {Combine::sum, Combine::prod}) {
+      f(direct_kernel_for(DType(d), c));
+      f(in_place_kernel(DType(d), c));
+    }
     f(alone_kernel(DType(d)));
   }
 }

@@ -36,11 +36,22 @@ struct Wish {
   }
 };
 
-// Whether the all-reduces that take no ring are there over a protocol.
-inline bool runs_over(c10::DeviceType device, Algorithm algorithm, Protocol protocol) {
+// Where the ranks of a ring are: on a kind of device. `one`: in one process, and on one CUDA device,
+// which then has one way more.
+struct Place {
+  c10::DeviceType device;
+  bool one = false;
+
+  Place(c10::DeviceType d, bool one_device = false)
+      : device(d), one(one_device && d == c10::DeviceType::CUDA) {}
+  std::string name() const { return c10::DeviceTypeName(device, true); }
+};
+
+// Tells if the all-reduces that take no ring are there over a protocol.
+inline bool runs_over(const Place& on, Algorithm algorithm, Protocol protocol) {
   if (algorithm == Algorithm::ring) return true;
-  return device == c10::DeviceType::CPU ? cpu::direct_runs_over(algorithm, protocol)
-                                        : protocol == Protocol::ll;
+  return on.device == c10::DeviceType::CPU ? cpu::direct_runs_over(algorithm, protocol)
+                                           : cuda::direct_runs_over(algorithm, protocol, on.one);
 }
 
 // Tells if a kind of device has a way of a collective between this many ranks.
@@ -50,15 +61,14 @@ inline bool has_way(c10::DeviceType device, Collective collective, const Way& wa
          (device == c10::DeviceType::CPU || cuda::MeshGeometry::make(ranks, 1).possible());
 }
 
-[[noreturn]] inline void throw_not_over(c10::DeviceType device, Algorithm algorithm,
-                                        Protocol protocol) {
+[[noreturn]] inline void throw_not_over(const Place& on, Algorithm algorithm, Protocol protocol) {
   std::string known;
   for (int p = 0; p < kProtocols; ++p)
-    if (runs_over(device, algorithm, Protocol(p)))
+    if (runs_over(on, algorithm, Protocol(p)))
       known += std::string(known.empty() ? "" : ", ") + name_of(Protocol(p));
   throw py::value_error(std::string("algorithm '") + name_of(algorithm) +
-                        "' does not run over protocol '" + name_of(protocol) + "' on " +
-                        c10::DeviceTypeName(device, true) + "; choose one of auto, " + known);
+                        "' does not run over protocol '" + name_of(protocol) + "' on " + on.name() +
+                        "; choose one of auto, " + known);
 }
 
 // The request that the ring cannot keep, in words; nullptr: there is none. It adds up each chunk in
@@ -80,7 +90,7 @@ inline const char* not_by_ring(const Task& task, const Wish& wish) {
 
 // A task's way as `wish` has it, or what it is to be chosen from. Throws ValueError where the
 // device does not have what is asked for.
-inline void choose_way(Task& task, const Wish& wish, c10::DeviceType device) {
+inline void choose_way(Task& task, const Wish& wish, const Place& on) {
   task.choice = Choice::none;
   if (task.collective != Collective::all_reduce) {
     if (wish.protocol) task.protocol = *wish.protocol;
@@ -92,16 +102,16 @@ inline void choose_way(Task& task, const Wish& wish, c10::DeviceType device) {
   std::optional<Algorithm> algorithm = wish.algorithm;
   if (direct && algorithm == Algorithm::ring) throw_not_by_ring(direct, wish, "algorithm='ring'");
   if (direct && !algorithm && wish.protocol) {
-    algorithm = runs_over(device, Algorithm::two_shot, *wish.protocol) ? Algorithm::two_shot
-                                                                       : Algorithm::one_shot;
-    if (!runs_over(device, *algorithm, *wish.protocol))
+    algorithm = runs_over(on, Algorithm::two_shot, *wish.protocol) ? Algorithm::two_shot
+                                                                   : Algorithm::one_shot;
+    if (!runs_over(on, *algorithm, *wish.protocol))
       throw_not_by_ring(direct, wish, std::string("protocol='") + name_of(*wish.protocol) + "'");
   }
   if (wish.protocol) {
     task.algorithm = algorithm.value_or(Algorithm::ring);
     task.protocol = *wish.protocol;
-    if (!runs_over(device, task.algorithm, task.protocol))
-      throw_not_over(device, task.algorithm, task.protocol);
+    if (!runs_over(on, task.algorithm, task.protocol))
+      throw_not_over(on, task.algorithm, task.protocol);
   } else {
     task.choice = algorithm ? choice_of(*algorithm)
                   : direct  ? Choice::in_rank_order
@@ -145,8 +155,8 @@ class WayTables {
   using Lists = std::map<std::string, std::vector<Row>>;
 
   // Throws ValueError where they are none.
-  void set(const std::string& device, const Lists& lists) {
-    const auto type = c10::Device(device).type();
+  void set(const std::string& device, const Lists& lists, bool one_device = false) {
+    const Place on(c10::Device(device).type(), one_device);
     WayTable table;
     for (const auto& [name, rows] : lists) {
       const Choice list = parse<Choice>(name, kChoices, "list");
@@ -157,15 +167,15 @@ class WayTables {
         const auto& [below, algorithm, protocol] = rows[r];
         const Way way{parse<Algorithm>(algorithm, kAlgorithms, "algorithm"),
                       parse<Protocol>(protocol, kProtocols, "protocol")};
-        if (!runs_over(type, way.algorithm, way.protocol))
-          throw_not_over(type, way.algorithm, way.protocol);
+        if (!runs_over(on, way.algorithm, way.protocol))
+          throw_not_over(on, way.algorithm, way.protocol);
         table.rows[int(list)][r] = {below, way};
       }
     }
     if (!table.valid())
       throw py::value_error("the rows of a list rise, and the last one is below " +
                             std::to_string(WayTable::kAnySize) + " bytes");
-    of_[index(type)] = table;
+    of_[index(on.device)] = table;
   }
 
   const WayTable& of(c10::DeviceType device) const { return of_[index(device)]; }

@@ -1,6 +1,7 @@
 // A ring whose ranks are all in this process, as Python sees it: lists of tensors in, one a rank.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -82,7 +83,7 @@ class TorchLocalRing {
   // Throws where the ring cannot be: there is no such device, or no room on it.
   TorchLocalRing(const std::vector<std::string>& devices, double timeout_s,
                  const std::string& on_fault)
-      : devices_(parse_devices(devices)),
+      : devices_(parse_devices(devices)), place_(place_of(devices_)),
         comm_(std::make_unique<Communicator>(std::make_shared<MemoryStore>(),
                                              "local ring of " + std::to_string(ranks()), 0, 1,
                                              milliseconds(timeout_s))) {
@@ -100,9 +101,7 @@ class TorchLocalRing {
     comm_.reset();
   }
 
-  void set_table(const WayTables::Lists& lists) {
-    tables_.set(c10::DeviceTypeName(devices_.front().type(), /*lower_case=*/true), lists);
-  }
+  void set_table(const WayTables::Lists& lists) { tables_.set(place_.name(), lists, place_.one); }
 
   void all_reduce(const Tensors& tensors, const c10d::ReduceOp& op, const Wish& wish) {
     check_places(tensors, "tensors");
@@ -144,6 +143,11 @@ class TorchLocalRing {
                               "; the ranks of a ring are all on the CPU, or all on CUDA devices");
     }
     return devices;
+  }
+
+  static Place place_of(const std::vector<c10::Device>& devices) {
+    const bool one = std::ranges::all_of(devices, [&](auto d) { return d == devices.front(); });
+    return {devices.front().type(), one};
   }
 
   void check_places(const Tensors& tensors, const std::string& list) const {
@@ -208,7 +212,7 @@ class TorchLocalRing {
       calls.push_back(prepare(collective, outs[r], ins[r], reductions[r], count));
       tasks.push_back(calls.back().task);
       // The communicator sees rank 0's task alone, so each rank's is chosen for here.
-      choose_way(tasks.back(), wish, devices_[r].type());
+      choose_way(tasks.back(), wish, place_);
       choose(tasks.back(), tables_.of(devices_[r].type()));
       tasks.back().choice = Choice::none;
       tasks.back().stream = current_stream(devices_[r]);
@@ -221,6 +225,7 @@ class TorchLocalRing {
   Callers callers_;
   WayTables tables_;
   const std::vector<c10::Device> devices_;
+  const Place place_;
   Device ring_;  // outlives the communicator that uses it
   std::unique_ptr<Communicator> comm_;
 };

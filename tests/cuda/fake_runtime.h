@@ -29,6 +29,7 @@ struct Launch {
   cuda::LaunchArgs args;
   std::optional<cuda::DirectArgs> direct;  // in place of args
   std::optional<cuda::TimedArgs> timed;    // besides args, where the kernel has a clock
+  std::optional<cuda::InPlaceArgs> in_place;
 
   int channels() const { return direct ? direct->plan.channels : args.plan.channels; }
   const cuda::RankArgs* ranks() const { return direct ? direct->ranks : args.ranks; }
@@ -330,6 +331,10 @@ cudaError_t cudaLaunchKernel(const void* kernel, dim3 blocks, dim3 threads, void
   launch.device = runtime.current, launch.blocks = blocks.x, launch.threads = threads.x;
   launch.stream = stream;
   if (is("::alone<")) return cudaSuccess;
+  if (is("::in_place<")) {
+    launch.in_place = *static_cast<ringkern::cuda::InPlaceArgs*>(args[0]);
+    return cudaSuccess;
+  }
   if (is("::direct_kernel<")) launch.direct = *static_cast<ringkern::cuda::DirectArgs*>(args[0]);
   else launch.args = *static_cast<ringkern::cuda::LaunchArgs*>(args[0]);
   if (is("::timed_kernel<")) launch.timed = *static_cast<ringkern::cuda::TimedArgs*>(args[0]);

@@ -250,6 +250,26 @@ TEST_CASE("a direct launch is told of everybody") {
   }
 }
 
+TEST_CASE("over the tensors themselves, one launch has all of them and waits for nobody") {
+  runtime = {};
+  const std::vector<int> devices(3, 1);
+  LocalRing ring(devices, kTimeout);
+  std::vector<Task> tasks = direct_tasks(devices, Algorithm::two_shot);
+  for (Task& task : tasks) task.protocol = Protocol::simple, task.seq = 7;
+  ring.run(tasks);
+  REQUIRE(runtime.launches.size() == 1 && runtime.launches[0].in_place);
+  const Launch& launch = runtime.launches[0];
+  const InPlaceArgs& args = *launch.in_place;
+  CHECK(launch.device == 1 && launch.stream == stream_of(1));
+  CHECK(args.ranks == 3 && args.bytes == 400'000 && args.aligned);
+  for (size_t r = 0; r < 3; ++r) CHECK(args.in[r] == in_of(r) && args.out[r] == out_of(r));
+  CHECK(int64_t(launch.blocks) * launch.threads * 16 >= args.bytes);
+  CHECK(!tasks[0].under_way);
+  tasks[2].out = static_cast<std::byte*>(tasks[2].out) + 8;
+  ring.run(tasks);
+  CHECK(!runtime.launches[1].in_place->aligned);
+}
+
 TEST_CASE("a collective that has no kernel is refused") {
   runtime = {};
   LocalRing ring(kDevices, kTimeout);
@@ -259,7 +279,7 @@ TEST_CASE("a collective that has no kernel is refused") {
         std::vector<Task> tasks = direct_tasks(kDevices, Algorithm(a));
         for (Task& task : tasks) task.collective = Collective(c), task.protocol = Protocol(p);
         if (Collective(c) == Collective::all_reduce && Protocol(p) == Protocol::ll) continue;
-        CHECK_THROWS(UsageError, "one_shot and two_shot run over LL on CUDA", ring.run(tasks));
+        CHECK_THROWS(UsageError, "all ranks are in one process on one device", ring.run(tasks));
       }
   const Reduction wide = Reduction::of(Op::sum, DType::bf16, 6, 1.0, /*wide=*/true);
   for (int c = 0; c < kCollectives; ++c) {

@@ -112,6 +112,7 @@ void run_ring(const std::vector<int>& devices, int count_of_orders) {
   std::mt19937_64 drawn(uint64_t(count_of_orders) + 1);
   const RingOrders orders = test::drawn_orders(count_of_orders, int(devices.size()), drawn);
   LocalRing ring(devices, Milliseconds(20000), orders);
+  const bool one_device = std::ranges::count(devices, devices[0]) == int(devices.size());
   for (int round = 0; round < 3; ++round)
     for (int p = 0; p < kProtocols; ++p)
       for (int d = 0; d < kDTypes; ++d)
@@ -130,10 +131,10 @@ void run_ring(const std::vector<int>& devices, int count_of_orders) {
           while (!accepts(call.op, kind_of(DType(d))));
           with_dtype(DType(d), [&](auto tag) {
             run_call<typename decltype(tag)::type>(ring, devices, DType(d), call, orders, random);
-            if (Protocol(p) != Protocol::ll) return;
             call.collective = Collective::all_reduce;
             for (const Algorithm algorithm : {Algorithm::one_shot, Algorithm::two_shot})
               for (const bool wide : {false, true}) {
+                if (!direct_runs_over(algorithm, Protocol(p), one_device)) continue;
                 call.algorithm = algorithm;
                 call.wide = wide;
                 run_call<typename decltype(tag)::type>(ring, devices, DType(d), call, orders,

@@ -102,6 +102,60 @@ TEST_CASE("direct all-reduces combine as the reference does") {
     });
 }
 
+// By the kernel that reads all inputs and writes all outputs, of which those of rank 0 are apart.
+void check_in_place(DType dtype, Op op, int ranks, bool wide, int64_t start) {
+  const Reduction reduction = Reduction::of(op, dtype, ranks, 0.75, wide);
+  if (wide && !reduction.wide) return;
+  constexpr int threads = 64;
+  std::vector<std::vector<std::byte>> in;
+  for (int r = 0; r < ranks; ++r) in.push_back(operands(dtype, r % 2));
+  InPlaceArgs args;
+  args.reduction = reduction;
+  args.bytes = int64_t(in[0].size());
+  args.ranks = ranks;
+  args.aligned = start == 0;
+  const auto blocks = int(div_up(args.bytes, 16 * threads));
+  Machine& m = machine();
+  m.reset({}, 1, blocks, threads);
+  for (int r = 0; r < ranks; ++r) {
+    const auto add = [&](const char* name) {
+      return m.memory().add(name, simt::Kind::own, 0, args.bytes + start) + start;
+    };
+    std::byte* from = add("the input");
+    m.memory().write(from, in[size_t(r)].data(), args.bytes);
+    args.in[r] = from;
+    args.out[r] = r == 0 ? add("the output") : from;
+  }
+  Launch launch{
+      call_of(in_place_kernel(dtype, reduction.combine), args), {0}, blocks, threads, nullptr, 0};
+  m.start(launch);
+  m.run();
+  with_dtype(dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    std::vector<std::vector<T>> inputs;
+    for (const auto& bytes : in) {
+      inputs.emplace_back(bytes.size() / sizeof(T));
+      std::memcpy(inputs.back().data(), bytes.data(), bytes.size());
+    }
+    const auto expected = test::direct_model(reduction, inputs);
+    for (int r = 0; r < ranks; ++r) {
+      std::vector<T> out(inputs[0].size());
+      m.memory().read(args.out[r], out.data(), args.bytes);
+      if (std::memcmp(out.data(), expected[size_t(r)].data(), size_t(args.bytes)) != 0)
+        FAIL_CHECK(std::string(name_of(dtype)) + " " + name_of(op) + (wide ? " in floats" : "") +
+                   ": rank " + std::to_string(r) + " of " + std::to_string(ranks) + " is wrong");
+    }
+  });
+}
+
+TEST_CASE("over the tensors themselves, ranks combine as the reference does") {
+  for (const bool wide : {false, true})
+    for_each_reduction([&](DType dtype, Op op) {
+      check_in_place(dtype, op, 2, wide, 0);
+      check_in_place(dtype, op, 9, wide, size_of(dtype) % 16);  // more than are loaded at once
+    });
+}
+
 TEST_CASE("a ring of one multiplies as the reference does") {
   for (int d = 0; d < kDTypes; ++d)
     for (const Op op : {Op::sum, Op::premul_sum}) {

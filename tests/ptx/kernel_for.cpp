@@ -46,6 +46,9 @@ const void* timed_kernel_for(Protocol protocol) {
 const void* direct_kernel_for(DType dtype, Combine combine) {
   return &ptx::kernel_named("direct_kernel<" + template_name(dtype, combine));
 }
+const void* in_place_kernel(DType dtype, Combine combine) {
+  return &ptx::kernel_named("in_place<" + template_name(dtype, combine));
+}
 const void* alone_kernel(DType dtype) {
   return with_dtype(dtype, [](auto tag) -> const void* {
     const std::string type = type_name<typename decltype(tag)::type>();

@@ -291,7 +291,7 @@ class Decoder {
       else if (word == "param" || word == "shared" || word == "global") space = word;
       else if (word == "v2") i.count = 2;
       else if (word == "v4") i.count = 4;
-      else if (word == "cg" && space == "global") continue;  // a hint
+      else if ((word == "cg" || word == "cs") && space == "global") continue;  // a hint
       else if (w + 1 == words.size()) type = word;
       else refuse("'." + word + "' of '" + s.opcode + "' is not known");
     }

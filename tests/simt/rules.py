@@ -70,6 +70,8 @@ CALLS: dict[str, list[Rule]] = {
 ORDERS_NOTHING = {
     "ld_weak16": "weak already: ordered by what CALLS weakens",
     "st_weak16": "weak already",
+    "ld_stream16": "weak already",
+    "st_stream16": "weak already",
     "ld_weak": "weak already",
     "st_weak": "weak already; what a launch leaves has rules, `counters` and `reports`",
     "ld_shared": "ordered by the barrier at the beginning, an `agree`",

@@ -44,6 +44,14 @@ template <int offset = 0>
 RK_DEVICE void st_weak16(void* p, Words v) {
   simt::machine().store(static_cast<char*>(p) + offset, &v, 16, simt::Order::weak);
 }
+template <int offset = 0>
+RK_DEVICE Words ld_stream16(const void* p) {
+  return ld_weak16<offset>(p);
+}
+template <int offset = 0>
+RK_DEVICE void st_stream16(void* p, Words v) {
+  st_weak16<offset>(p, v);
+}
 template <int bytes, int offset = 0>
 RK_DEVICE uint64_t ld_weak(const void* p) {
   static_assert(bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8);
