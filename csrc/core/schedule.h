@@ -83,13 +83,18 @@ RK_HD constexpr int first_step(Collective c, int r, int k, int root) {
 // Step j of the rank at position r, for k >= 2. The links of a chain are steps of a ring: those of
 // a broadcast of an all-gather, those of a reduce of a reduce-scatter.
 RK_HD constexpr Step step(Collective c, int r, int k, int j) {
+  // On a GPU a remainder in every step would cost a part of a hop.
+  const auto around = [k](int position) {
+    while (position < 0) position += k;
+    return position;
+  };
   if (c == Collective::all_gather || c == Collective::broadcast) {
-    const int owner = (r - j + k) % k;
+    const int owner = around(r - j);
     if (j == 0) return {Verb::copy_send, owner};          // my shard, to my output and to next
     if (j < k - 1) return {Verb::recv_copy_send, owner};  // the others', as they come by
     return {Verb::recv, owner};                           // next's shard stops here
   }
-  const int owner = (r - 1 - j + 2 * k) % k;
+  const int owner = around(r - 1 - j);
   if (j == 0) return {Verb::send, owner};
   if (c == Collective::send_recv) return {Verb::recv, owner};
   if (j < k - 1) return {Verb::recv_reduce_send, owner};

@@ -40,7 +40,11 @@ RK_HD constexpr int line_data_bytes(Protocol p) {
 inline constexpr uint64_t kLLFlagPeriod = (uint64_t(1) << RK_LL_FLAG_BITS) - 1;
 inline constexpr uint64_t kLLRewriteEvery = (kLLFlagPeriod + 1) / 2;
 
-RK_HD constexpr uint32_t ll_flag(uint64_t step) { return uint32_t(step % kLLFlagPeriod) + 1; }
+// step % kLLFlagPeriod + 1, without a division: 2^RK_LL_FLAG_BITS leaves 1.
+RK_HD constexpr uint32_t ll_flag(uint64_t step) {
+  while (step > kLLFlagPeriod) step = (step & kLLFlagPeriod) + (step >> RK_LL_FLAG_BITS);
+  return step == kLLFlagPeriod ? 1 : uint32_t(step) + 1;
+}
 RK_HD constexpr bool ll_rewrites_slot(uint64_t step, int slots) {
   return step % kLLRewriteEvery >= kLLRewriteEvery - uint64_t(slots);
 }

@@ -5,7 +5,8 @@
 //            so does line i of a part, where it is reduced, and line i of a chunk, where it is
 //            staged and collected; there it is counted from behind this rank's own part, so that
 //            not all begin with the same rank.
-// ORDERING   none between lines, as in ll.cuh: each word carries the flag of its round.
+// ORDERING   none between lines, as in ll.cuh: each word carries the flag of its round. A thread
+//            writes to the user's memory only where it has read, so warps meet once a round.
 // POLLING    the lines, in the rank's own segment: those of several ranks at once, so that they are
 //            waited for together. `finished`, a lane for each peer, and only when what it last saw
 //            is used up.
@@ -14,7 +15,9 @@
 //            be seen by the load before, and a load could return a line of a period ago. So a rank
 //            that has finished a round says so, behind a barrier and a fence; and a warp hears it
 //            with an acquire before its first line of the round that uses the slot again. Mostly
-//            that word is there already. Slots are rewritten whole twice a period, as in ll.cuh.
+//            that word is there already. Of the last round of a launch, the next launch says so when
+//            it begins, beside its work: at the end, the fence would hold up what comes behind the
+//            call. Slots are rewritten whole twice a period, as in ll.cuh.
 #pragma once
 
 #include "cuda/copy.cuh"
@@ -46,7 +49,7 @@ class LLMesh {
     failed_ = ld_relaxed(rank.failed);
     round_ = ld_weak<8>(&mine->finished.value);
     if (is_awaited(lane_index())) seen_ = ld_acquire(counter_of(rank.mine + offset, lane_index()));
-    slot_ = int(round_ % uint64_t(geometry_.slots));
+    slot_ = slot_of(round_, geometry_.slots);
     if (thread_index() < geometry_.ranks) {
       auto* peer = reinterpret_cast<std::byte*>(ld_weak<8>(&rank.all[thread_index()]));
       st_shared(&post.peers[thread_index()], peer + offset);
@@ -69,24 +72,24 @@ class LLMesh {
 
   // Whether this launch may begin. Makes `post` known to all threads.
   RK_DEVICE Verdict begin() const {
-    return agree(kWholeBlock, thread_count(), failed_ != 0 ? Verdict::aborted : Verdict::ok);
+    const Verdict verdict =
+        agree(kWholeBlock, thread_count(), failed_ != 0 ? Verdict::aborted : Verdict::ok);
+    if (verdict == Verdict::ok && is_poster()) say_finished();
+    return verdict;
   }
 
+  // A warp that gives up does nothing in the verbs that follow, until all meet in `complete`.
   RK_DEVICE Verdict stage(const DirectPlan& plan, const Span& chunk, int64_t) {
-    Verdict verdict = Verdict::ok;
-    if (is_worker()) verdict = stage_lines(plan, chunk);
-    return agree(kWholeBlock, thread_count(), verdict);
+    if (is_worker()) verdict_ = stage_lines(plan, chunk);
+    return Verdict::ok;
   }
-  RK_DEVICE Verdict reduce(const DirectPlan& plan, const Span& chunk, int64_t) {
-    Verdict verdict = Verdict::ok;
-    if (is_worker()) verdict = reduce_lines(plan, chunk);
-    verdict = agree(kWholeBlock, thread_count(), verdict);
-    return plan.algorithm == Algorithm::one_shot ? complete(verdict) : verdict;
+  RK_DEVICE Verdict reduce(const DirectPlan& plan, const Span& chunk, int64_t round) {
+    if (is_worker() && verdict_ == Verdict::ok) verdict_ = reduce_lines(plan, chunk);
+    return plan.algorithm == Algorithm::one_shot ? complete(plan, round) : Verdict::ok;
   }
-  RK_DEVICE Verdict collect(const DirectPlan& plan, const Span& chunk, int64_t) {
-    Verdict verdict = Verdict::ok;
-    if (is_worker()) verdict = collect_lines(plan, chunk);
-    return complete(agree(kWholeBlock, thread_count(), verdict));
+  RK_DEVICE Verdict collect(const DirectPlan& plan, const Span& chunk, int64_t round) {
+    if (is_worker() && verdict_ == Verdict::ok) verdict_ = collect_lines(plan, chunk);
+    return complete(plan, round);
   }
 
   // When the last round has ended. A rank that gave up tells everybody, wherever they poll.
@@ -211,21 +214,24 @@ class LLMesh {
     return Verdict::ok;
   }
 
-  // Ends a round: all threads come here from a barrier, with one verdict. If it is ok, all ranks
-  // are told that this one has read what they wrote, and has written what is its own.
-  RK_DEVICE Verdict complete(Verdict verdict) {
+  // Ends a round: all threads meet and leave with one verdict.
+  RK_DEVICE Verdict complete(const DirectPlan& plan, int64_t round) {
+    const Verdict verdict = agree(kWholeBlock, thread_count(), verdict_);
     if (verdict != Verdict::ok) return verdict;
-    if (is_poster()) {
-      fence_acq_rel();
-      RK_NO_UNROLL for (int p = 0; p < geometry_.ranks; ++p)
-        if (p != rank_) {
-          const int index = MeshGeometry::index(rank_, p);
-          const int64_t counter = MeshGeometry::peer_counter_offset(index);
-          st_relaxed(reinterpret_cast<uint64_t*>(peer(p) + counter), round_ + 1);
-        }
-    }
     ++round_, slot_ = slot_ + 1 == geometry_.slots ? 0 : slot_ + 1;
+    if (is_poster() && round + 1 < plan.rounds) say_finished();
     return Verdict::ok;
+  }
+  // Tells all ranks that this one has read what they wrote in the rounds before `round_`, and has
+  // written what is its own. What all threads did precedes it: by a barrier, or the end of a launch.
+  RK_DEVICE void say_finished() const {
+    fence_acq_rel();
+    RK_NO_UNROLL for (int p = 0; p < geometry_.ranks; ++p)
+      if (p != rank_) {
+        const int index = MeshGeometry::index(rank_, p);
+        const int64_t counter = MeshGeometry::peer_counter_offset(index);
+        st_relaxed(reinterpret_cast<uint64_t*>(peer(p) + counter), round_);
+      }
   }
 
   // ---- Lines
@@ -328,6 +334,7 @@ class LLMesh {
   uint64_t round_;
   int slot_;           // of the round
   uint64_t seen_ = 0;  // of the counter that this lane polls
+  Verdict verdict_ = Verdict::ok;
 };
 
 template <class T, bool sum>

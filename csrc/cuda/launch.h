@@ -22,8 +22,8 @@ RK_HD constexpr int workers_of(int threads) { return threads >= 96 ? threads - 3
 inline constexpr int kPlanWorkers = workers_of(kMaxThreads);
 
 // 32 channels of 4 slots. The slots suit a block of 11 working warps: in Simple each moves two
-// tiles of 2 KiB, in LL each thread four lines, in LL128 ten warps four units. 13.3 MiB a rank, and
-// 1.1 MiB for the mesh. The same on every GPU, because the ranks of a ring must agree. On an H100,
+// tiles of 2 KiB, in LL each thread four lines, in LL128 ten warps two units. 10.8 MiB a rank, and
+// 4 MiB for the mesh. The same on every GPU, because the ranks of a ring must agree. On an H100,
 // with ranks that share it, 8 slots were slower, because the FIFOs then leave the L2, and slots of
 // 22 or 88 KiB were no faster; between GPUs nothing was measured.
 constexpr Geometry default_geometry() {
@@ -32,7 +32,7 @@ constexpr Geometry default_geometry() {
   g.slots = 4;
   g.slot_bytes[int(Protocol::simple)] = 44 << 10;
   g.slot_bytes[int(Protocol::ll)] = 4 * kPlanWorkers * int64_t(sizeof(LLLine));
-  g.slot_bytes[int(Protocol::ll128)] = 40 << 10;
+  g.slot_bytes[int(Protocol::ll128)] = 20 << 10;
   return g;
 }
 

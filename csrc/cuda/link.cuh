@@ -48,6 +48,13 @@ RK_DEVICE void tell_end(const Post& post, Verdict verdict, int blocks) {
   st_release(&Post::get(post.mailbox)->done, seq);
 }
 
+// Of a step: step % slots. A division of 64 bits takes as long as a hop, and is left to FIFOs whose
+// slots are no power of two.
+RK_DEVICE int slot_of(uint64_t step, int slots) {
+  const auto n = uint64_t(slots);
+  return int((n & (n - 1)) == 0 ? step & (n - 1) : step % n);
+}
+
 // Where this rank reads and writes, and how far it has come. Every thread keeps the counters; they
 // are loaded when the kernel starts and stored when it ends, so that a replayed launch goes on
 // where the last one stopped. `AnyPost`: a Post, or one with a clock (cuda/timed.cuh).
@@ -66,8 +73,8 @@ class Ends {
     received_ = ld_weak<8>(&mine->received.value);
     const uint64_t head = ld_acquire(&mine->head.value);
     if (lane_index() == kCreditLane && head != kPoisoned) seen_ = head;
-    from_index_ = int(received_ % uint64_t(slots()));
-    to_index_ = int(sent_ % uint64_t(slots()));
+    from_index_ = slot_of(received_, slots());
+    to_index_ = slot_of(sent_, slots());
     if (thread_index() != 0) return;
     const int64_t fifo = geometry_.fifo_offset(channel, P);
     st_shared(&post.in, rank.in);

@@ -18,8 +18,8 @@ struct MeshCounters {
 // it has reduced.
 struct MeshGeometry {
   static constexpr int kMostRanks = 32;  // a lane polls for each
-  // With the FIFOs of cuda/engine.h, less than 16 MiB a rank.
-  static constexpr int64_t kChannelBytes = 34 << 10;
+  // With the FIFOs of cuda/launch.h, less than 16 MiB a rank.
+  static constexpr int64_t kChannelBytes = 128 << 10;
 
   int ranks = 1;
   int channels = 1;

@@ -7,16 +7,16 @@
 namespace ringkern::cuda {
 namespace {
 
-// What a channel should have to do before another one helps, and what a warp moves at once; bytes
-// of a chunk. A pass of the block's workers, or less where latency is the point; not measured.
+// Bytes of a chunk: that a channel should have before another one helps, and that a warp moves at
+// once. On an H100 no larger share of a channel was faster, for 2 to 8 ranks and 8 KiB to 1 MiB.
 struct Share {
   int64_t channel, warp;
 };
 constexpr Share share_of(Protocol p) {
   switch (p) {
-    case Protocol::simple: return {8 << 10, 4 * 16 * 32};
-    case Protocol::ll: return {2 << 10, 8 * 32};
-    case Protocol::ll128: return {4 * 960, 960};
+    case Protocol::simple: return {2 << 10, 4 * 16 * 32};
+    case Protocol::ll: return {1 << 10, 8 * 32};
+    case Protocol::ll128: return {2 * 960, 960};
   }
   return {1, 1};
 }
@@ -36,7 +36,13 @@ Shape shape_of(const Task& task, int ranks, const Geometry& geometry) {
   const int64_t part = cut ? div_up(bytes, ranks) : bytes;
   Shape shape;
   shape.channels = to_int(div_up(part, share.channel), 1, geometry.channels);
-  const int64_t chunk = div_up(part, shape.channels);
+  int64_t chunk = div_up(part, shape.channels);
+  if (!direct) {  // a plan rounds it up
+    const int element = size_of(task.reduction.dtype);
+    const Plan plan = Plan::make(task.collective, task.protocol, ranks, task.count, element,
+                                 kPlanWorkers, geometry, shape.channels);
+    chunk = plan.chunk_in_loop(0) * element;
+  }
   // Two warps and the poster's at least; see workers_of.
   shape.threads = 32 + 32 * to_int(div_up(chunk, share.warp), 2, kPlanWorkers / 32);
   return shape;

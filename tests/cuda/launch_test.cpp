@@ -108,6 +108,20 @@ TEST_CASE("shapes follow the size") {
   }
 }
 
+TEST_CASE("as many warps work as a chunk has units for, or all") {
+  constexpr Geometry g = default_geometry();
+  for (int64_t count = 1; count < 1 << 22; count = count * 5 / 4 + 1) {
+    Task task;
+    task.protocol = Protocol::ll128;
+    task.count = count;
+    const Shape shape = shape_of(task, 4, g);
+    const Plan plan = Plan::make(Collective::all_reduce, Protocol::ll128, 4, count, 4, kPlanWorkers,
+                                 g, shape.channels);
+    const int64_t units = div_up(4 * plan.chunk_in_loop(0), kLL128Unit * 120);
+    CHECK(workers_of(shape.threads) / 32 >= std::min<int64_t>(units, kPlanWorkers / 32));
+  }
+}
+
 // Whoever is shown all of a tensor has as much to do as if there were no other rank.
 TEST_CASE("a direct shape follows the size") {
   constexpr Geometry g = default_geometry();

@@ -109,7 +109,7 @@ TEST_CASE("limits: flags go to and fro until the last") {
     m().memory().read(missing, &lost, sizeof lost);
     CHECK_EQ(lost, 0u);
   }
-  CHECK_EQ(kinds, 5);
+  CHECK_EQ(kinds, 6);
 }
 
 TEST_CASE("limits: the copy copies") {

@@ -1,11 +1,12 @@
 // The cost of a step to a thread, counted while the kernels' PTX runs: a rank alone, whose
-// neighbours have sent all that it waits for, moves full slots of the size that ships. The counts
-// depend on nothing but the compiler's work; one that is larger than in the table fails.
+// neighbours have sent all that it waits for, moves full slots of Simple, a line a thread of LL, a
+// unit a warp of LL128. The counts depend on nothing but the compiler's work; one that is larger than in the table fails.
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <set>
 #include <sstream>
+#include <utility>
 
 #include "check.h"
 #include "core/trace.h"
@@ -21,7 +22,7 @@ namespace {
 constexpr int kRanks = 3, kThreads = kMaxThreads;
 constexpr uint64_t kLongAgo = 1 << 20;  // steps: all data has come, and all credit
 
-// From one barrier of the block to the next.
+// From one barrier of the block to the next: of LL and LL128, until slots go back.
 struct Step {
   int instructions = 0, in_flight = 0, barriers = 0, votes = 0, fences = 0;
 };
@@ -114,7 +115,10 @@ class Rank {
     const auto plan = [&](int64_t elements) {
       return Plan::make(collective, protocol_, kRanks, elements, 4, kPlanWorkers, geometry_, 1, 0);
     };
-    const int64_t count = plan(1 << 30).chunk * (shards ? 1 : kRanks);  // one loop of whole chunks
+    // One loop of whole chunks, or of ten warps' lines.
+    const int64_t bytes_of_lines = protocol_ == Protocol::ll ? 8 * kPlanWorkers : 10 * 960;
+    const int64_t chunk = protocol_ == Protocol::simple ? plan(1 << 30).chunk : bytes_of_lines / 4;
+    const int64_t count = chunk * (shards ? 1 : kRanks);
     LaunchArgs args;
     args.plan = plan(count);
     args.geometry = geometry_;
@@ -142,10 +146,18 @@ class Rank {
     simt::machine().run();
     std::vector<Row> rows = {row(meter, "begin", 0)};
     size_t step = 1;
+    int received = 0;
+    std::string verbs;
     for (const TraceEntry& e : trace(args.plan, 0, 0)) {
-      rows.push_back(row(meter, name_of(e.verb), step));
+      verbs += (verbs.empty() ? "" : "+") + std::string(name_of(e.verb));
+      received += receives(e.verb);
+      const int half = geometry_.slots / 2;
+      if (protocol_ != Protocol::simple && (!receives(e.verb) || received % half != 0)) continue;
+      rows.push_back(row(meter, std::exchange(verbs, ""), step));
       step += size_t(e.slices);
     }
+    CHECK(verbs.empty());
+    if (protocol_ != Protocol::simple) rows.push_back(row(meter, "until all meet", step++));
     rows.push_back(row(meter, "end", step));
     CHECK_EQ(meter.steps(0).size(), step + 1);
     return rows;
@@ -156,8 +168,8 @@ class Rank {
   int64_t slot_bytes() const { return geometry_.slot_bytes[int(protocol_)]; }
 
   // The worker that does most: the first warp, which waits for slots, or another.
-  Row row(const Meter& meter, const char* verb, size_t step) const {
-    Row r{name_of(protocol_), verb};
+  Row row(const Meter& meter, std::string verb, size_t step) const {
+    Row r{name_of(protocol_), std::move(verb)};
     for (const int worker : {0, 1, 32}) {
       const Step& s = meter.steps(worker).at(step);
       r.worker = std::max(r.worker, s.instructions);
@@ -188,8 +200,10 @@ std::vector<Row> measured() {
 }
 
 constexpr const char* kHead =
-    "# The cost of a step of a full slot, as PTX has it, for sums of float32 by 384 threads on "
-    "sm_90:\n"
+    "# The cost of steps as PTX has it, for sums of float32 by 384 threads on sm_90: of a full "
+    "slot "
+    "of\n"
+    "# Simple; of a line a thread of LL, and a unit a warp of LL128, until slots go back:\n"
     "# instructions of a worker (of those that do most) and of the poster; bytes that a worker "
     "has\n"
     "# loaded when it first uses some of them; barriers, votes and fences. begin: until the first\n"
@@ -200,11 +214,11 @@ std::string text_of(std::vector<Row> rows) {
   std::ostringstream text;
   text << kHead << "# nvcc " << RK_NVCC_VERSION << "\n";
   char line[128];
-  std::snprintf(line, sizeof line, "%-9s%-22s%7s%8s%11s%10s%7s%8s\n", "protocol", "verb", "worker",
+  std::snprintf(line, sizeof line, "%-9s%-45s%7s%8s%11s%10s%7s%8s\n", "protocol", "verb", "worker",
                 "poster", "in_flight", "barriers", "votes", "fences");
   text << line;
   for (Row& r : rows) {
-    std::snprintf(line, sizeof line, "%-9s%-22s%7d%8d%11d%10d%7d%8d\n", r.protocol.c_str(),
+    std::snprintf(line, sizeof line, "%-9s%-45s%7d%8d%11d%10d%7d%8d\n", r.protocol.c_str(),
                   r.verb.c_str(), r.worker, r.poster, r.in_flight, r.barriers, r.votes, r.fences);
     text << line;
   }
