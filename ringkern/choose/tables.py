@@ -210,7 +210,12 @@ def rows_for(measured: Measured, ranks: int, one_device: bool = False) -> dict[s
 
 
 def may_be_unasked(way: Way, device: str, one_device: bool = False) -> bool:
-    """Whether a call may go a way that it does not ask for."""
+    """Whether a call may go a way that it does not ask for.
+
+    Args:
+        device: ``"cpu"`` or ``"cuda"``.
+        one_device: as for :func:`table`.
+    """
     # LL128 needs memory that shows 128 bytes at once, as over NVLink; that is not probed.
     return device == "cpu" or one_device or way.protocol != "ll128"
 

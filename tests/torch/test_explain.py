@@ -376,8 +376,6 @@ def test_as_a_picture(tuned: None, tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "ways.svg").read_text()
     with pytest.raises(OSError, match="no/such/place"):
         draw_explanation(found, Path("/no/such/place/ways.svg"))
-    with pytest.raises(ValueError, match="no times to draw"):
-        draw_explanation(explain.explain("cuda", 2, 1 << 20), tmp_path / "none.svg")
 
 
 def test_the_command(tuned: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
