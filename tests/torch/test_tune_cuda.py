@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import bisect
+import contextlib
 import io
 import itertools
 import json
@@ -12,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +23,6 @@ from ringkern.choose import cache, identity, tables
 from ringkern.choose.cost import ANY_SIZE, Cost, Tier, Way, wire_bytes
 from ringkern.choose.explain import explain
 from ringkern.choose.tuning import COLLECTIVES, RING, TuningError, dump, parse, ways_of
-from ringkern.tools.curves import draw_explanation
 from ringkern.tools.tune import command as tune
 from ringkern.tools.tune import on_cuda, trials
 from ringkern.tools.tune.trials import Cell, Progress
@@ -125,8 +126,6 @@ def test_the_rule_counts_while_nothing_was_measured(folder: Path) -> None:
     cache.write(cache.file_of(HERE), tunings.tuning(2, machine=HERE))
     tables.forget()
     assert "nothing was measured on a GPU" in tables.source("cuda", 4)
-    with pytest.raises(ValueError, match="no times to draw"):
-        draw_explanation(explain("cuda", 2, M), folder / "none.svg")
 
 
 def test_the_shipped_file_and_then_the_users_own(folder: Path) -> None:
@@ -351,8 +350,12 @@ def test_the_costs_fit_the_times_of_an_h100(ranks: int, monkeypatch: pytest.Monk
     found = Machine(ranks).contest(monkeypatch, 16.0)
     monkeypatch.undo()
     found.base_us = dict.fromkeys(COLLECTIVES, 1.0)
-    measured, fits = tune.fitted(found, ranks, (), "a command", GPU)
+    real, asked = tune.fit.fit, list[dict[str, Any]]()
+    monkeypatch.setattr(tune.fit, "fit", lambda *of, **how: asked.append(how) or real(*of, **how))
+    measured, fits = tune.fitted(found, ranks, (7,), "a command", GPU)
+    assert {how["bounds"] for how in asked} == {(GPU.l2_bytes // ranks,)}
     assert (measured.device, measured.gpu) == ("cuda", GPU.name)
+    assert {one.cost.device for one in measured.ways.values()} == {"cuda"}
     assert tune.overall(measured)[0] < 0.05
     assert len(fits) == 11
     lists = tables.rows_for(measured, ranks)
@@ -405,6 +408,45 @@ def test_the_calls_that_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [tested.turn_of(Cell(COLLECTIVES[0], RING[0], s))() for s in (8, M, 64 * M)]
         assert [calls for _, calls, _ in captured] == [20, 5, 2]
         assert tested.launch_us() == 1.0
+
+
+def test_a_turn_is_the_replay_of_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two events, and behind some work, so that the launch does not count."""
+    done: list[str] = []
+
+    class Event:
+        def __init__(self, *, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            done.append("event")
+
+        def synchronize(self) -> None:
+            done.append("wait")
+
+        def elapsed_time(self, end: Event) -> float:
+            return 3.0
+
+    class Graph:
+        def replay(self) -> None:
+            done.append("replay")
+
+    @contextlib.contextmanager
+    def graph(_: Graph, *, capture_error_mode: str) -> Iterator[None]:
+        done.append("capture")
+        yield
+        done.append("captured")
+
+    for name, instead in (("Event", Event), ("CUDAGraph", Graph), ("graph", graph)):
+        monkeypatch.setattr(torch.cuda, name, instead)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: done.append("wait"))
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda _: done.append("sleep"))
+    turn = on_cuda._turn(lambda: done.append("call"), 3, lambda: done.append("refill"))
+    warm, capture = ["refill", "call", "call", "wait"], ["capture", *["call"] * 3, "captured"]
+    assert done == [*warm, *capture, "replay", "wait"]
+    done.clear()
+    assert turn() == pytest.approx(1000.0)
+    assert done == ["refill", "sleep", "event", "replay", "event", "wait"]
 
 
 @pytest.mark.parametrize("ranks", [2, 32, 64])
