@@ -77,7 +77,9 @@ class Ring:
         self._c = _C.LocalRing(
             [str(device) for device in self._devices], timeout_s, config.on_fault
         )
-        self._c.set_table(tables.table(self._devices[0].type, self.size))
+        kind = self._devices[0].type
+        one_device = kind == "cuda" and len(set(self._devices)) == 1
+        self._c.set_table(tables.table(kind, self.size, one_device))
         open_rings.add(self)
 
     @property

@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 # Bytes on the wire for each byte of data: csrc/core/wire.h.
 OVERHEAD = {"simple": 1.0, "ll": 2.0, "ll128": 128 / 120}
-# The same of the direct all-reduces on a CPU, whose lines are 64 bytes: csrc/cpu/mesh.h.
-DIRECT_OVERHEAD = {"simple": 1.0, "ll": 64 / 56}
+# The same of the direct all-reduces on a CPU, whose lines are 64 bytes: csrc/cpu/mesh.h. On CUDA
+# they have the lines of the ring.
+_DIRECT_ON_CPU = {"simple": 1.0, "ll": 64 / 56}
 
 ANY_SIZE = 2**62  # bytes; more than any tensor has
 
@@ -52,17 +53,18 @@ def journeys(way: Way, collective: str, ranks: int) -> int:
     return {"ring": 2 * (ranks - 1), "one_shot": 1, "two_shot": 2}[way.algorithm]
 
 
-def wire_bytes(way: Way, collective: str, ranks: int, nbytes: float) -> float:
+def wire_bytes(way: Way, collective: str, ranks: int, nbytes: float, device: str = "cpu") -> float:
     """Bytes that a rank sends, flags included.
 
     Args:
         way, collective, ranks: as for :func:`journeys`.
         nbytes: of the tensor of an all-reduce; of the other collectives, of all ranks' parts
             together, as nccl-tests counts.
+        device: ``"cpu"`` or ``"cuda"``.
     """
     if ranks == 1:
         return 0.0
-    overhead = OVERHEAD if way.algorithm == "ring" else DIRECT_OVERHEAD
+    overhead = OVERHEAD if way.algorithm == "ring" or device == "cuda" else _DIRECT_ON_CPU
     share = (ranks - 1) / ranks
     copies = {
         "all_reduce": {"ring": 2 * share, "one_shot": ranks - 1.0, "two_shot": 2 * share},
@@ -96,11 +98,13 @@ class Cost:
         tiers: bandwidths, by the size of the tensor, rising; the last one has ``ANY_SIZE``. A
             larger tensor moves its first bytes at the first bandwidth, and so on, so that the time
             has no steps.
+        device: ``"cpu"`` or ``"cuda"``.
     """
 
     base_us: float
     hop_us: float
     tiers: tuple[Tier, ...]
+    device: str = "cpu"
 
     def time_us(self, way: Way, collective: str, ranks: int, nbytes: float) -> float:
         """Predicted microseconds of a call.
@@ -114,7 +118,7 @@ class Cost:
             some = min(nbytes, tier.up_to) - below
             if some <= 0:
                 break
-            time += wire_bytes(way, collective, ranks, some) / (tier.gb_s * 1e3)
+            time += wire_bytes(way, collective, ranks, some, self.device) / (tier.gb_s * 1e3)
             below += some
         return time
 

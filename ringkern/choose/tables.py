@@ -49,7 +49,7 @@ class Costs(NamedTuple):
 
 
 @functools.cache
-def table(device: str, ranks: int) -> dict[str, Rows]:
+def table(device: str, ranks: int, one_device: bool = False) -> dict[str, Rows]:
     """The lists of csrc/core/choice.h for ``ranks`` ranks on a kind of device.
 
     Bytes are those of one rank's part of a call: of the tensor of an all-reduce, of one shard of
@@ -57,12 +57,17 @@ def table(device: str, ranks: int) -> dict[str, Rows]:
 
     Args:
         device: ``"cpu"`` or ``"cuda"``.
+        one_device: the ranks are all in one process, on one CUDA device.
 
     Returns:
         For each of these lists up to ``_C.most_rows`` rows.
     """
     found = costs(device, ranks)
-    return _unmeasured(ranks) if found is None else rows_for(found.measured, ranks)
+    lists = rows_for(found.measured, ranks, one_device) if found else _unmeasured(ranks)
+    if one_device:  # there it reads and writes the tensors themselves, the quickest at every size
+        best: Rows = [(ANY_SIZE, "two_shot", "simple")]
+        lists |= dict.fromkeys(("automatic", "in_rank_order", "two_shot"), best)
+    return lists
 
 
 def source(device: str, ranks: int) -> str:
@@ -85,18 +90,26 @@ def way_of(rows: Rows, nbytes: int) -> Way:
 def costs(device: str, ranks: int) -> Costs | None:
     """Returns the costs behind the table for so many ranks; ``None``: nothing was measured.
 
-    The user's own measurements come before ringkern's. Of several, those count whose ranks had a
-    core each, or had not, as these do; and of these, the nearest number of ranks.
+    The user's own measurements come before ringkern's. On a CPU those count whose ranks had a core
+    each, or had not, as these do; and of these, the nearest number of ranks.
     """
-    if device != "cpu":
-        return None
     here = identity.of_this_machine(_C.wire_version)
-    crowded = ranks > here.cores
+    crowded = ranks > here.cores if device == "cpu" else None
     own = _own(here)
-    if own and (fit := _nearest(own, crowded, ranks)):
-        where = f"{cache.file_of(here)}, measured {fit.date} with {fit.ranks} ranks"
-        return Costs(fit, where)
-    return shipped(ranks, crowded, here)
+    if own and (fit := _nearest(own, device, ranks, crowded)):
+        return Costs(fit, f"{cache.file_of(here)}, {_measured_as(fit)}")
+    if crowded is not None:
+        return shipped(ranks, crowded, here)
+    if (default := _default_of_cuda()) and (fit := _nearest(default, device, ranks)):
+        return Costs(fit, f"ringkern's default, {_measured_as(fit)}")
+    return None
+
+
+def _measured_as(fit: Measured) -> str:
+    text = f"measured {fit.date} with {fit.ranks} ranks"
+    if not fit.gpu:
+        return text
+    return f"{text} of one process on one {fit.gpu}; between GPUs nothing was measured"
 
 
 def shipped(ranks: int, crowded: bool, here: identity.Identity | None = None) -> Costs:
@@ -108,14 +121,14 @@ def shipped(ranks: int, crowded: bool, here: identity.Identity | None = None) ->
             default.
     """
     own = _default() if here is None else _likest(here)
-    fit = _nearest(own, crowded, ranks) or min(own.measured, key=lambda m: m.ranks)
+    fit = _nearest(own, "cpu", ranks, crowded) or min(own.measured, key=lambda m: m.ranks)
     where = f"ringkern's default, measured {fit.date} on {own.machine} with {fit.ranks} ranks"
     return Costs(fit, where)
 
 
 def forget() -> None:
     """Reads the files again when a table is asked for; rings that are there keep theirs."""
-    for cached in (table, costs, _own, _default, _likest):
+    for cached in (table, costs, _own, _default, _default_of_cuda, _likest):
         cached.cache_clear()
 
 
@@ -143,13 +156,25 @@ def _default() -> Tuning:
 
 
 @functools.cache
+def _default_of_cuda() -> Tuning | None:
+    return cache.read(cache.CUDA_DEFAULT) if cache.CUDA_DEFAULT.exists() else None
+
+
+@functools.cache
 def _likest(here: identity.Identity) -> Tuning:
-    found = [_default(), *(cache.read(p) for p in sorted(cache.SHIPPED.iterdir()))]
+    paths = [path for path in sorted(cache.SHIPPED.iterdir()) if path != cache.CUDA_DEFAULT]
+    found = [_default(), *map(cache.read, paths)]
     return max(found, key=lambda tuning: here.likeness(tuning.machine))
 
 
-def _nearest(found: Tuning, crowded: bool, ranks: int) -> Measured | None:
-    alike = [m for m in found.measured if (m.ranks > found.machine.cores) == crowded]
+def _nearest(
+    found: Tuning, device: str, ranks: int, crowded: bool | None = None
+) -> Measured | None:
+    alike = [
+        m
+        for m in found.measured
+        if m.device == device and crowded in (None, m.ranks > found.machine.cores)
+    ]
     # By the ratio. Of two alike the smaller.
     return min(alike, key=lambda m: max(m.ranks / ranks, ranks / m.ranks), default=None)
 
@@ -157,31 +182,48 @@ def _nearest(found: Tuning, crowded: bool, ranks: int) -> Measured | None:
 # ---- from costs to rows -------------------------------------------------------------------------
 
 
-def rows_for(measured: Measured, ranks: int) -> dict[str, Rows]:
-    """The rows of each list, from what was measured with this or another number of ranks."""
+def rows_for(measured: Measured, ranks: int, one_device: bool = False) -> dict[str, Rows]:
+    """The rows of each list, from what was measured with this or another number of ranks.
+
+    Args:
+        one_device: as for :func:`table`.
+    """
     ranks = max(2, ranks)  # a ring of one moves nothing: any way is as good
+    device = measured.device
     reduced = _times(measured, "all_reduce", ranks, 1)
-    ahead = {
-        way: [time * (_AHEAD if way.algorithm == "ring" else 1) for time in times]
-        for way, times in reduced.items()
-    }
     parted = [_times(measured, name, ranks, ranks) for name in COLLECTIVES[1:]]
     both = {way: [a + b for a, b in zip(*(times[way] for times in parted))] for way in RING}
+    unasked = [way for way in reduced if may_be_unasked(way, device, one_device)]
+    behind = {way: _AHEAD if (way[0], device) == ("ring", "cpu") else 1.0 for way in unasked}
+    # On CUDA only so many ranks can do without the ring.
+    about, nothing = (device, "all_reduce", ranks, "float32"), ("auto", "auto", False, False)
+    there = [way for way in unasked if not _C.why_not(*about, way[:2], *nothing)]
     return {
-        "automatic": rows_of(ahead),
-        "in_rank_order": rows_of({way: reduced[way] for way in DIRECT}),
+        "automatic": rows_of({way: [t * behind[way] for t in reduced[way]] for way in there}),
+        "in_rank_order": rows_of({way: reduced[way] for way in DIRECT[device]}),
         **{
-            algorithm: rows_of({w: times for w, times in reduced.items() if w[0] == algorithm})
+            algorithm: rows_of({way: reduced[way] for way in unasked if way[0] == algorithm})
             for algorithm in _C.algorithms
         },
-        "others": rows_of(both),
+        "others": rows_of({way: both[way] for way in RING if way in unasked}),
     }
+
+
+def may_be_unasked(way: Way, device: str, one_device: bool = False) -> bool:
+    """Whether a call may go a way that it does not ask for.
+
+    Args:
+        device: ``"cpu"`` or ``"cuda"``.
+        one_device: as for :func:`table`.
+    """
+    # LL128 needs memory that shows 128 bytes at once, as over NVLink; that is not probed.
+    return device == "cpu" or one_device or way.protocol != "ll128"
 
 
 def _times(measured: Measured, name: str, ranks: int, parts: int) -> dict[Way, list[float]]:
     """Predicted microseconds of each way at each of ``SIZES``, of one rank's part."""
     found = {}
-    for way in ways_of(name):
+    for way in ways_of(name, measured.device):
         most, cost = measured.largest(name, way), measured.ways[name, way].cost
         sizes = [size * parts for size in SIZES]
         times = [cost.time_us(way, name, ranks, size) for size in sizes]
@@ -230,11 +272,10 @@ def _cheapest(lost: list[list[float]], price: float) -> list[tuple[int, int]]:
 
 
 def _unmeasured(ranks: int) -> dict[str, Rows]:
-    """A rule for GPUs, where nothing has been measured.
+    """A rule for GPUs while nothing has been measured.
 
     The ring, over LL while what a rank sends in a step, twice the size on the wire, is small; never
-    LL128 unasked, because it needs memory that shows 128 bytes at once, which is not probed. The
-    all-reduces that take no ring run over LL alone there.
+    LL128: see :func:`may_be_unasked`.
     """
     ring: Rows = [(16 * 1024 * ranks, "ring", "ll"), (ANY_SIZE, "ring", "simple")]
     return {

@@ -20,8 +20,11 @@ VERSION = 1
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather")
 RING = tuple(Way("ring", protocol) for protocol in ("simple", "ll", "ll128"))
-# The all-reduces of a CPU that take no ring; the first of equal ones is taken.
-DIRECT = (Way("two_shot", "simple"), Way("one_shot", "simple"), Way("one_shot", "ll"))
+# The all-reduces that take no ring, of each kind of device; the first of equal ones is taken.
+DIRECT = {
+    "cpu": (Way("two_shot", "simple"), Way("one_shot", "simple"), Way("one_shot", "ll")),
+    "cuda": (Way("one_shot", "ll"), Way("two_shot", "ll")),
+}
 
 _MOST_TIERS = 64
 
@@ -53,6 +56,7 @@ class Measured:
         date: as ``"2026-11-21"``.
         command: that measured it.
         ways: by collective and way; all of :func:`ways_of`.
+        gpu: model on which all ranks were, in one process; ``""`` for a CPU.
     """
 
     device: str
@@ -60,11 +64,12 @@ class Measured:
     date: str
     command: str
     ways: dict[tuple[str, Way], Fitted]
+    gpu: str = ""
 
     def largest(self, collective: str, way: Way) -> int:
         """Bytes up to which a collective was measured on a way; any, where no other went further.
 
-        Where only others were, it had been hopeless before, and what it costs there is a guess.
+        Where only others were, it had been slow before, and what it costs there is a guess.
         """
         largest = {
             key: max((size for size, _ in fitted.points), default=0)
@@ -94,9 +99,13 @@ class Tuning:
         return Tuning(self.machine, tuple(everything))
 
 
-def ways_of(collective: str) -> tuple[Way, ...]:
-    """The ways of a collective that are measured and chosen from on a CPU."""
-    return (*DIRECT, *RING) if collective == "all_reduce" else RING
+def ways_of(collective: str, device: str) -> tuple[Way, ...]:
+    """The ways of a collective that are measured and chosen from on a kind of device.
+
+    Without the two_shot over Simple of a ring on one CUDA device, which needs no measurement: it is
+    the quickest at every size.
+    """
+    return (*DIRECT[device], *RING) if collective == "all_reduce" else RING
 
 
 # ---- reading ------------------------------------------------------------------------------------
@@ -123,11 +132,12 @@ class _Way:
 
 @dataclass(frozen=True)
 class _Run:
-    device: Literal["cpu"]
+    device: Literal["cpu", "cuda"]
     ranks: Annotated[int, Within(2, 1024)]
     date: str
     command: str
     ways: tuple[_Way, ...]
+    gpu: Annotated[str, Within(0, 100)] = ""
 
 
 @dataclass(frozen=True)
@@ -155,14 +165,17 @@ def parse(text: str) -> Tuning:
 
 
 def _measured(run: _Run) -> Measured:
-    ways = dict(map(_fitted, run.ways))
-    known = {(collective, way) for collective in COLLECTIVES for way in ways_of(collective)}
+    device = run.device
+    ways = dict(_fitted(way, device) for way in run.ways)
+    known = {(collective, way) for collective in COLLECTIVES for way in ways_of(collective, device)}
     if set(ways) != known or len(ways) != len(run.ways):
         raise TuningError("it must list each way of each collective exactly once")
-    return Measured(run.device, run.ranks, run.date, run.command, ways)
+    if bool(run.gpu) != (device == "cuda"):
+        raise TuningError(f"device {device} has gpu {run.gpu!r}; a measurement of cuda names one")
+    return Measured(device, run.ranks, run.date, run.command, ways, run.gpu)
 
 
-def _fitted(found: _Way) -> tuple[tuple[str, Way], Fitted]:
+def _fitted(found: _Way, device: str) -> tuple[tuple[str, Way], Fitted]:
     way = Way(found.algorithm, found.protocol, found.channels)
     tiers = tuple(Tier(end or ANY_SIZE, gb_s) for end, gb_s in found.tiers)
     sizes = [tier.up_to for tier in tiers]
@@ -170,7 +183,8 @@ def _fitted(found: _Way) -> tuple[tuple[str, Way], Fitted]:
         raise TuningError(
             f"{found.collective} {way}: tiers end at {sizes}; accepted: rising sizes, null last"
         )
-    return (found.collective, way), Fitted(Cost(found.base_us, found.hop_us, tiers), found.points)
+    cost = Cost(found.base_us, found.hop_us, tiers, device)
+    return (found.collective, way), Fitted(cost, found.points)
 
 
 # ---- writing ------------------------------------------------------------------------------------
@@ -182,6 +196,7 @@ def dump(tuning: Tuning) -> str:
     lines = []
     for m in tuning.measured:
         about = {"device": m.device, "ranks": m.ranks, "date": m.date, "command": m.command}
+        about |= {"gpu": m.gpu} if m.gpu else {}
         ways = ",\n    ".join(json.dumps(_plain(*item)) for item in m.ways.items())
         lines.append(f'{json.dumps(about)[:-1]}, "ways": [\n    {ways}]}}')
     return f'{json.dumps(head)[:-1]},\n "measured": [\n  {",  ".join(lines)}\n ]}}\n'

@@ -32,13 +32,14 @@ def draw_fit(measured: Sequence[Measured], machine: str, file: Path) -> None:
         file: its kind follows from the name.
     """
     # All-reduces in a row, and their halves in the next, which have fewer ways.
-    halves = [(half, way) for half in COLLECTIVES[1:] for way in ways_of(half)]
-    both = [[(COLLECTIVES[0], way) for way in ways_of(COLLECTIVES[0])], halves]
+    device = measured[0].device
+    halves = [(half, way) for half in COLLECTIVES[1:] for way in ways_of(half, device)]
+    both = [[(COLLECTIVES[0], way) for way in ways_of(COLLECTIVES[0], device)], halves]
     rows = [(one, row) for one in measured for row in both]
     figure, panels = figures.panels(len(rows), max(map(len, both)), (2.9, 2.6), sharey="row")
     for (one, row), line in zip(rows, panels):
         for (collective, way), panel in zip(row, line):
-            for other in ways_of(collective):
+            for other in ways_of(collective, device):
                 if other != way:
                     _curve(panel, other, _cost(one, collective, other), color=figures.LIGHT)
             color = COLORS[way.algorithm]

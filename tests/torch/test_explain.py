@@ -32,8 +32,9 @@ SIZES = (0, 1, 8, 1000, 4096, 70_001, 1 << 20, 1 << 26)
 
 @pytest.fixture
 def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A machine on which costs are known, for 2 ranks and for more than it has cores."""
+    """A machine with costs of its CPU, for 2 ranks and for more than it has cores; of no GPU."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(cache, "CUDA_DEFAULT", tmp_path / "none.json")
     here = identity.of_this_machine(_C.wire_version)
     path = cache.file_of(here)
     path.parent.mkdir()
@@ -278,7 +279,7 @@ def test_a_ring_of_one(tuned: None) -> None:
     assert ", 1 rank on cpu" in str(found)
 
 
-def test_nothing_is_made_up_for_a_gpu() -> None:
+def test_nothing_is_made_up_for_a_gpu(tuned: None) -> None:
     found = explain.explain("cuda", 8, 1 << 20)
     assert way(found) == "ring/simple"
     assert (found.time_us, found.bus_gb_s) == (None, None)

@@ -21,12 +21,13 @@ from hypothesis.extra import numpy as hnp
 from ringkern import _C
 from ringkern.choose import cache, identity, tables
 from ringkern.choose.cost import ANY_SIZE, Cost, Tier, Way
-from ringkern.choose.tuning import COLLECTIVES, DIRECT, RING, ways_of
+from ringkern.choose.tuning import COLLECTIVES, RING, ways_of
 from ringkern.tools import launch
 from ringkern.tools.tune import command as tune
 from ringkern.tools.tune import fit, trials
 from ringkern.tools.tune.trials import Cell, Progress, Trials
 from tests.torch import tunings
+from tests.torch.tunings import ON_CPU as DIRECT
 
 LIMIT_S = 120
 SIZES = [2**i for i in range(3, 29)]
@@ -63,7 +64,7 @@ def test_no_other_numbers_from_zero_on_are_nearer(rows: np.ndarray, seed: int) -
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 @pytest.mark.parametrize(
     ("collective", "way"),
-    [(c, w) for c in COLLECTIVES for w in (*DIRECT, *RING) if w in ways_of(c)],
+    [(c, w) for c in COLLECTIVES for w in (*DIRECT, *RING) if w in ways_of(c, "cpu")],
 )
 def test_a_cost_is_found_again(collective: str, way: Way, ranks: int) -> None:
     real = Cost(0.05, 0.2, (Tier(48 << 10, 30.0), Tier(1 << 20, 14.0), Tier(ANY_SIZE, 5.0)))
@@ -127,7 +128,7 @@ def made_up() -> Trials:
     found = Trials(base_us=dict.fromkeys(COLLECTIVES, 0.05))
     dice = random.Random(4)
     for name in COLLECTIVES:
-        for way in ways_of(name):
+        for way in ways_of(name, "cpu"):
             for size in SIZES:
                 time_us = tunings.cost_of(way).time_us(way, name, 2, size)
                 drawn = [dice.choice([(1.0, 0), (1.0, 0), (1.01, 0), (3.0, 1)]) for _ in range(15)]
@@ -138,7 +139,7 @@ def made_up() -> Trials:
 
 def test_what_other_programs_did_does_not_count() -> None:
     found = made_up()
-    measured, fits = tune.fitted(found, 2, tunings.MACHINE, "a command")
+    measured, fits = tune.fitted(found, 2, tunings.MACHINE.caches, "a command")
     assert max(one.errors.worst for one in fits) < 0.05
     for (name, way), fitted in measured.ways.items():
         real = tunings.cost_of(way)
@@ -178,7 +179,7 @@ def test_a_hopeless_way_is_not_measured_at_larger_sizes(monkeypatch: pytest.Monk
     found = work(monkeypatch, _Machine(RING[1]), sizes)
     found.repeat(0.0)
     for name in COLLECTIVES:
-        for way in ways_of(name):
+        for way in ways_of(name, "cpu"):
             measured = [size for size, _ in found.trials.points(name, way)]
             # Two that count, and all before.
             assert measured == (sizes[:5] if way == RING[1] else sizes), (name, way)
@@ -243,14 +244,12 @@ def test_a_turn_counts_on_the_slowest_rank_if_none_lost_its_core(
     assert found.trials.points("all_reduce", way) == [(8, 4.0)]
 
 
-def test_sizes_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tune.launch, "free_memory", lambda: 64 << 30)
-    sizes = tune.sizes_for(2)
+def test_sizes_fit_into_memory() -> None:
+    sizes = tune.sizes_for(2, 64 << 30)
     assert (sizes[0], sizes[-1]) == (8, 256 << 20)
     assert 18 <= len(sizes) <= 20
     assert all(size % 8 == 0 for size in sizes)
-    monkeypatch.setattr(tune.launch, "free_memory", lambda: 1 << 30)
-    assert max(tune.sizes_for(8)) <= (1 << 28) // 8
+    assert max(tune.sizes_for(8, 1 << 30)) <= (1 << 28) // 8
 
 
 class _Terminal(io.StringIO):

@@ -27,9 +27,10 @@ from ringkern import _C
 from ringkern.choose import cache, identity, tables
 from ringkern.choose.cost import ANY_SIZE, Way
 from ringkern.choose.identity import Identity
-from ringkern.choose.tuning import DIRECT, RING, Tuning, TuningError, dump, parse, ways_of
+from ringkern.choose.tuning import RING, Tuning, TuningError, dump, parse, ways_of
 from tests.torch import tunings
 from tests.torch.tunings import MACHINE
+from tests.torch.tunings import ON_CPU as DIRECT
 
 HERE = identity.of_this_machine(_C.wire_version)
 
@@ -84,7 +85,7 @@ def test_rows_change_where_the_costs_do() -> None:
     for ranks in (2, 3, 8):
         found = tunings.measured(ranks)
         lists = tables.rows_for(found, ranks)
-        for name, ways in (("automatic", ways_of("all_reduce")), ("in_rank_order", DIRECT)):
+        for name, ways in (("automatic", ways_of("all_reduce", "cpu")), ("in_rank_order", DIRECT)):
             assert len(lists[name]) >= 3
             for i in range(12, 260):
                 size = round(2 ** (i / 10))
@@ -204,13 +205,6 @@ def test_a_ring_of_one_has_the_table_of_two() -> None:
     assert tables.rows_for(found, 1) == tables.rows_for(found, 2)
 
 
-def test_nothing_is_measured_on_a_gpu_and_so_it_says() -> None:
-    lists = tables.table("cuda", 4)
-    assert lists["automatic"] == [(64 << 10, "ring", "ll"), (ANY_SIZE, "ring", "simple")]
-    assert lists["in_rank_order"] == [(64 << 10, "one_shot", "ll"), (ANY_SIZE, "two_shot", "ll")]
-    assert "nothing was measured on a GPU" in tables.source("cuda", 4)
-
-
 # ---- from which file ----------------------------------------------------------------------------
 
 
@@ -248,9 +242,12 @@ def test_ranks_that_share_cores_are_a_case_of_their_own(folder: Path) -> None:
 def test_the_nearest_number_of_ranks() -> None:
     known = tunings.tuning(2, 3, 16, 64, machine=replace(MACHINE, cores=16))
     for ranks, expected in ((2, 2), (3, 3), (5, 3), (7, 16), (16, 16)):
-        assert tables._nearest(known, False, ranks) is known.measured[[2, 3, 16].index(expected)]
-    assert tables._nearest(known, True, 17) is known.measured[3]
-    assert tables._nearest(tunings.tuning(2), True, 17) is None
+        assert (
+            tables._nearest(known, "cpu", ranks, False)
+            is known.measured[[2, 3, 16].index(expected)]
+        )
+    assert tables._nearest(known, "cpu", 17, True) is known.measured[3]
+    assert tables._nearest(tunings.tuning(2), "cpu", 17, True) is None
 
 
 def test_a_table_for_ranks_that_nobody_measured_is_scaled() -> None:
@@ -382,6 +379,9 @@ def test_what_is_good_is_not_warned_about(folder: Path) -> None:
         tables.table("cpu", 2)
 
 
+CPUS = sorted(set(cache.SHIPPED.iterdir()) - {cache.CUDA_DEFAULT})
+
+
 def test_what_was_written_is_what_is_read() -> None:
     tuning = tunings.tuning(2, 5, 9)
     again = parse(dump(tuning))
@@ -399,7 +399,7 @@ def test_what_was_written_is_what_is_read() -> None:
             assert len(after.ways[key].points) == 3
 
 
-@pytest.mark.parametrize("file", sorted(cache.SHIPPED.iterdir()), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", CPUS, ids=lambda file: file.stem)
 def test_what_is_shipped(file: Path) -> None:
     """Of a named machine, with the command and the date, and for ranks with and without cores."""
     shipped = cache.read(file)

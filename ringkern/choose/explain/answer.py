@@ -158,7 +158,7 @@ class _Question:
             time_us=time_us,
             bus_gb_s=self._bus(nbytes, time_us),
             hops=journeys(way, self._collective, self._ranks),
-            wire_bytes=wire_bytes(way, self._collective, self._ranks, nbytes),
+            wire_bytes=wire_bytes(way, self._collective, self._ranks, nbytes, self._device),
             chunk_bytes=None if chunk is None else chunk * self._width,
             slices=plan.get("slices"),
             rounds=plan.get("rounds"),
@@ -197,7 +197,9 @@ class _Question:
             return "nothing was measured; the rule says otherwise"
         like = LIKE.get(self._collective, self._collective)
         if self._costs and nbytes > self._costs.measured.largest(like, way):
-            return "hopeless at smaller sizes, and not measured here"
+            return "too slow at smaller sizes, and not measured here"
+        if not tables.may_be_unasked(way, self._device):
+            return "never chosen unasked: not all GPUs see its lines of 128 bytes whole"
         if ratio < 1:
             return f"{1 - ratio:.1%} quicker: too little to be chosen"
         return "slower" if ratio > 1 else "as quick"

@@ -91,8 +91,9 @@ class Explanation:
         of = f"{self.collective} of {say_size(self.nbytes)}B {self.dtype}"
         bandwidth = f", {self.bus_gb_s:.3g} GB/s on the bus" if self.bus_gb_s else ""
         # As tune calls them. An all-reduce from Python takes some tenths of a microsecond more.
-        caller = "C++" if self.collective == "all_reduce" else "Python"
-        where = "" if self.time_us is None else f", called from {caller}"
+        caller = "called from C++" if self.collective == "all_reduce" else "called from Python"
+        caller = "in a CUDA graph" if self.device == "cuda" else caller
+        where = "" if self.time_us is None else f", {caller}"
         by = "" if self.source in self.origin else f"; by {self.source}"
         lines = [self.between] if self.between else []
         lines += [

@@ -21,18 +21,20 @@ from ...choose import cache, identity, tables, tuning
 from ...choose.cost import ANY_SIZE, Way
 from ...choose.tuning import COLLECTIVES, Fitted, Measured, Tuning, ways_of
 from .. import curves, launch, options
-from . import fit, quiet, trials
+from . import fit, on_cuda, quiet, trials
 from .trials import Trials
 
 DESCRIPTION = """\
 Measures how long each algorithm and protocol takes on this machine, over sizes from 8 B to 256 MB,
 fits a cost to each, and keeps them where every program of this user finds them: "auto" then means
-what is the quickest here. Where other programs disturbed it, it says so and keeps nothing."""
+what is the quickest here. Where other programs disturbed it, it says so and keeps nothing. With
+--device cuda it measures the ranks of one process on the current GPU."""
 
 SMALLEST, LARGEST, SIZES = 8, 256 << 20, 20
 _MEMORY_SHARE = 0.25  # of the free memory, for the tensors of all ranks
 _STARTING_S = 120.0
 _FITTING_S = 1.5  # after the ranks have ended
+DEFAULT_RANKS = {"cpu": (2,), "cuda": (2, 4, 8)}
 SECONDS, LEAST_SECONDS = 50.0, 10.0
 
 
@@ -61,9 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-n",
         "--ranks",
         type=_ranks,
-        default=(2,),
-        help="ranks to start; or several, as 2,4 (default 2)",
+        help="ranks; or several numbers of them, as 2,4 (default 2; 2,4,8 on CUDA)",
     )
+    add("--device", default="cpu", choices=tables.DEVICES, help="default cpu")
     options.add_ranks_per_core(parser)
     add(
         "--seconds",
@@ -71,7 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"what it takes in all, {LEAST_SECONDS:g} or more (default {SECONDS:g} for each "
         "number of ranks)",
     )
-    add("--even-if-busy", action="store_true", help="keep what other programs have disturbed")
+    busy = "keep what other programs have disturbed; on CUDA this is not looked at"
+    add("--even-if-busy", action="store_true", help=busy)
     where = "write there (default: the user's cache)"
     add("--out", type=options.new_file, metavar="FILE", help=where)
     add("--dry-run", action="store_true", help="measure and say what was found; write nothing")
@@ -92,6 +95,8 @@ def run(args: argparse.Namespace) -> int:
     if "RANK" in os.environ:
         raise ValueError("tune starts its ranks by itself: without torchrun")
     fit.check_installed()
+    gpu = on_cuda.current() if args.device == "cuda" else None
+    args.ranks = args.ranks or DEFAULT_RANKS[args.device]
     machine = identity.of_this_machine(_C.wire_version)
     path = args.out or cache.file_of(machine)
     if not args.dry_run:
@@ -109,14 +114,15 @@ def run(args: argparse.Namespace) -> int:
             3 * seconds + _STARTING_S, (args.timeout or math.inf) + start - time.monotonic()
         )
         before = quiet.used()
-        trial = _measured(ranks, args.sizes or sizes_for(ranks), end, most_s)
+        sizes = args.sizes or sizes_for(ranks, gpu.free_bytes if gpu else launch.free_memory())
+        trial = on_cuda.measure(ranks, sizes, end) if gpu else _measured(ranks, sizes, end, most_s)
         if isinstance(trial, int):
             return trial
         turns_us = [[turn.median_us for turn in turns] for turns in trial.turns.values()]
         if ranks > machine.cores:  # they disturb each other
             turns_us = []
-        disturbed = quiet.disturbances(before, quiet.used(), turns_us)
-        measured, fits = fitted(trial, ranks, machine, _command(args, seconds))
+        disturbed = [] if gpu else quiet.disturbances(before, quiet.used(), turns_us)
+        measured, fits = fitted(trial, ranks, machine.caches, _command(args, seconds), gpu)
         found.append(Found(measured, fits, tables.rows_for(measured, ranks), disturbed))
     busy = any(one.disturbed for one in found) and not args.even_if_busy
     kept = None if args.dry_run or busy else path
@@ -142,12 +148,12 @@ def run(args: argparse.Namespace) -> int:
 # ---- what is measured ---------------------------------------------------------------------------
 
 
-def sizes_for(ranks: int) -> tuple[int, ...]:
+def sizes_for(ranks: int, free_bytes: int) -> tuple[int, ...]:
     """Bytes, from small to large: as many as fit into a part of the memory that is free."""
     ratio = (LARGEST / SMALLEST) ** (1 / (SIZES - 1))
     # Whole elements for each of up to 16 ranks.
     sizes = [round(SMALLEST * ratio**i / 8) * 8 for i in range(SIZES)]
-    most = _MEMORY_SHARE * launch.free_memory() / ranks
+    most = _MEMORY_SHARE * free_bytes / ranks
     return tuple(size for size in dict.fromkeys(sizes) if size <= most)
 
 
@@ -166,21 +172,36 @@ def _measured(ranks: int, sizes: tuple[int, ...], end: float, limit_s: float) ->
 
 
 def fitted(
-    found: Trials, ranks: int, machine: identity.Identity, command: str
+    found: Trials,
+    ranks: int,
+    caches: tuple[int, ...],
+    command: str,
+    gpu: on_cuda.Gpu | None = None,
 ) -> tuple[Measured, list[Fit]]:
-    """The cost of each way, and how far it is from what was measured."""
+    """The cost of each way, and how far it is from what was measured.
+
+    Args:
+        caches: bytes of those of a CPU.
+        gpu: on which it was measured; ``None``: on a CPU.
+    """
+    device = "cuda" if gpu else "cpu"
+    bounds = (gpu.l2_bytes // ranks,) if gpu else caches  # which all ranks share
     ways: dict[tuple[str, Way], Fitted] = {}
     fits = []
     for collective in COLLECTIVES:
-        for way in ways_of(collective):
+        for way in ways_of(collective, device):
             points = found.points(collective, way)
-            base_us = found.base_us[collective]
-            bounds = machine.caches
-            cost = fit.fit(points, way, collective, ranks, base_us=base_us, bounds=bounds)
+            cost = fit.fit(
+                *(points, way, collective, ranks),
+                base_us=found.base_us[collective],
+                bounds=bounds,
+                device=device,
+            )
             ways[collective, way] = Fitted(cost, tuple(points))
             errors = fit.errors(cost, points, way, collective, ranks)
             fits.append(Fit(collective, way, len(points), errors))
-    return Measured("cpu", ranks, time.strftime("%Y-%m-%d"), command, ways), fits
+    date = time.strftime("%Y-%m-%d")
+    return Measured(device, ranks, date, command, ways, gpu.name if gpu else ""), fits
 
 
 def _keep(path: Path, machine: identity.Identity, measured: Measured, mode: int) -> None:
@@ -196,7 +217,8 @@ def _keep(path: Path, machine: identity.Identity, measured: Measured, mode: int)
 def _command(args: argparse.Namespace, seconds: float) -> str:
     sizes = f" --sizes {','.join(map(str, args.sizes))}" if args.sizes else ""
     ranks = ",".join(map(str, args.ranks))
-    return f"python -m ringkern tune -n {ranks} --seconds {seconds:g}{sizes}"
+    device = "" if args.device == "cpu" else f" --device {args.device}"
+    return f"python -m ringkern tune{device} -n {ranks} --seconds {seconds:g}{sizes}"
 
 
 # ---- what is said -------------------------------------------------------------------------------
@@ -205,8 +227,9 @@ def _command(args: argparse.Namespace, seconds: float) -> str:
 def report(machine: identity.Identity, found: Found) -> str:
     """Formats the result of one number of ranks, in lines."""
     measured = found.measured
+    where = f" of one process on one {measured.gpu}" if measured.gpu else ""
     lines = [
-        f"# {machine}; {measured.ranks} ranks, {measured.date}: {measured.command}",
+        f"# {machine}; {measured.ranks} ranks{where}, {measured.date}: {measured.command}",
         "# error: of the fitted cost against what was measured",
         f"{'collective':<15}{'way':<17}{'sizes':>5}{'first us':>10}{'error':>8}{'95 %':>7}",
     ]
@@ -224,7 +247,7 @@ def report(machine: identity.Identity, found: Found) -> str:
         *(f"{name}: {say(rows)}" for name, rows in found.lists.items()),
     ]
     lines += [f"# disturbed: {text}" for text in found.disturbed]
-    if measured.ranks > machine.cores:
+    if not measured.gpu and measured.ranks > machine.cores:
         lines.append(f"# {measured.ranks} ranks shared {machine.cores} cores: for such rings only")
     return "\n".join(lines)
 
@@ -251,10 +274,12 @@ def overall(measured: Measured) -> tuple[float, float]:
 def choice_within(measured: Measured, rows: tables.Rows, most: float) -> tuple[int, int]:
     """At how many sizes the chosen way took at most so many times as long as the best; of how many.
 
-    Of all-reduces, as they were measured.
+    Of all-reduces, as they were measured, by the ways that may be chosen.
     """
     times: dict[int, dict[Way, float]] = {}
-    for way in ways_of("all_reduce"):
+    for way in ways_of("all_reduce", measured.device):
+        if not tables.may_be_unasked(way, measured.device):
+            continue
         for size, time_us in measured.ways["all_reduce", way].points:
             times.setdefault(size, {})[way] = time_us
     close = [

@@ -49,6 +49,7 @@ def fit(
     *,
     base_us: float = 0.0,
     bounds: Sequence[int] = (),
+    device: str = "cpu",
 ) -> Cost:
     """The cost of a way, from what it took.
 
@@ -58,6 +59,7 @@ def fit(
         base_us: what a call costs before anything moves; not more is taken than the quickest took.
         bounds: sizes at which another bandwidth may be expected, as those of caches. More are
             added where the points ask for it.
+        device: ``"cpu"`` or ``"cuda"``.
 
     Raises:
         ValueError: there are no points, or a size or time is not positive.
@@ -66,7 +68,7 @@ def fit(
         raise ValueError(f"points are {points!r}; give sizes and times above 0")
     base_us = min(base_us, *(time for _, time in points))
     sizes = sorted({size for size, _ in points})
-    problem = _Problem(points, way, collective, ranks, base_us)
+    problem = _Problem(points, way, collective, ranks, base_us, device)
     inner = [bound for bound in sorted(set(bounds)) if sizes[0] < bound < sizes[-1]]
     knots = _without_idle(problem, tuple(inner[: MOST_TIERS - 1]))
     # More than are needed, and then fewer: one alone may not help where two do.
@@ -77,7 +79,7 @@ def fit(
         knots = min(tried, key=lambda some: problem.solve(some)[0])
     knots = _without_idle(problem, knots)
     hop, slopes = problem.solve(knots)[1]
-    return Cost(base_us, hop, _tiers(knots, slopes))
+    return Cost(base_us, hop, _tiers(knots, slopes), device)
 
 
 def errors(cost: Cost, points: Points, way: Way, collective: str, ranks: int) -> Errors:
@@ -114,9 +116,9 @@ class _Problem:
     """Points, and the costs that they leave open for given tiers: a hop, and a slope for each."""
 
     def __init__(
-        self, points: Points, way: Way, collective: str, ranks: int, base_us: float
+        self, points: Points, way: Way, collective: str, ranks: int, base_us: float, device: str
     ) -> None:
-        self.points, self._base_us = points, base_us
+        self.points, self._base_us, self._device = points, base_us, device
         self._way, self._collective, self._ranks = way, collective, ranks
         # A sum of squares that is not worth a tier.
         self.noise = len(points) * _LEAST_ERROR**2
@@ -132,10 +134,11 @@ class _Problem:
         return self._solved[knots]
 
     def _row(self, size: int, time: float, knots: tuple[int, ...]) -> list[float]:
-        row = [journeys(self._way, self._collective, self._ranks) / time]
+        about = (self._way, self._collective, self._ranks)
+        row = [journeys(*about) / time]
         for below, end in zip((0, *knots), (*knots, ANY_SIZE)):
             some = max(0, min(size, end) - below)
-            row.append(wire_bytes(self._way, self._collective, self._ranks, some) / time)
+            row.append(wire_bytes(*about, some, self._device) / time)
         return row
 
 

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from ...choose.cost import Way
-from ...choose.tuning import COLLECTIVES, ways_of
+from ...choose.tuning import COLLECTIVES, RING, ways_of
 from ...comm import Communicator
 from ..turns import Block, Result, preemptions, timed
 
@@ -106,12 +106,37 @@ def measure(sizes: tuple[int, ...], end: float, file: Path) -> int:
         work.look(sizes, start + _LOOK_SHARE * (end - start))
         work.repeat(end)
     alone = _Calls(Communicator.from_store(dist.HashStore(), 0, 1), _FLOAT * 2)
-    base = [statistics.median(alone.times_us(Cell(c, ways_of(c)[0], 8), 500)) for c in COLLECTIVES]
+    base = [statistics.median(alone.times_us(Cell(c, RING[0], 8), 500)) for c in COLLECTIVES]
     alone.communicator.close()
     work.trials.base_us = dict(zip(COLLECTIVES, _slowest(base)))
     if dist.get_rank() == 0:
         file.write_text(work.trials.dump())
     return 0
+
+
+class WorthIt:
+    """The ways that are worth measuring, from small sizes to large ones: none that is hopeless."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._slow: dict[tuple[str, Way], int] = {}  # how often in a row
+
+    def cells(self, size: int) -> list[Cell]:
+        """What is to be measured at a size."""
+        return [
+            Cell(name, way, size)
+            for name in COLLECTIVES
+            for way in ways_of(name, self._device)
+            if self._slow.get((name, way), 0) < 2
+        ]
+
+    def saw(self, times_us: dict[Cell, float]) -> None:
+        """Takes note of the times at one size."""
+        for cell, time_us in times_us.items():
+            best = min(t for c, t in times_us.items() if c.collective == cell.collective)
+            key = cell.collective, cell.way
+            hopeless = cell.size > CHEAP and time_us > HOPELESS * best
+            self._slow[key] = self._slow.get(key, 0) + 1 if hopeless else 0
 
 
 class _Calls:
@@ -155,15 +180,10 @@ class _Work:
 
         Sizes for which there is no time until ``end`` are left out, but for the first few.
         """
-        slow: dict[tuple[str, Way], int] = {}  # how often in a row
+        worth_it = WorthIt("cpu")
         for size in sizes:
             start = time.monotonic()
-            cells = [
-                Cell(name, way, size)
-                for name in COLLECTIVES
-                for way in ways_of(name)
-                if slow.get((name, way), 0) < 2
-            ]
+            cells = worth_it.cells(size)
             calls = 40 if size <= CHEAP else 4
             # The least, as one bad moment must not make a way hopeless.
             *found, is_late = _slowest(
@@ -172,11 +192,8 @@ class _Work:
                     float(time.monotonic() + _GROWTH * (time.monotonic() - start) > end),
                 ]
             )
+            worth_it.saw(dict(zip(cells, found)))
             for cell, time_us in zip(cells, found):
-                best = min(t for c, t in zip(cells, found) if c.collective == cell.collective)
-                key = cell.collective, cell.way
-                hopeless = size > CHEAP and time_us > HOPELESS * best
-                slow[key] = slow.get(key, 0) + 1 if hopeless else 0
                 wanted = int(_BLOCK_S * 1e6 / time_us)
                 self._in_a_row[cell] = min(MOST_CALLS, max(1, wanted))
                 self.trials.turns[cell] = []
