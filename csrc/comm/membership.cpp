@@ -1,4 +1,5 @@
 // How a rank comes into a ring, and how it leaves.
+#include <algorithm>
 #include <utility>
 
 #include "comm/communicator.h"
@@ -15,6 +16,9 @@ namespace {
 constexpr Milliseconds kPartingTimeout{2000};
 // How often a rank that waits for the others looks whether one of them is gone.
 constexpr Milliseconds kLookEvery{100};
+
+// Behind the key of a ring: ranks that do not have access to the memory of all others.
+constexpr const char* kApart = "/apart";
 
 // The control page of a rank goes with its transport's offer: its descriptor is the last one.
 Offer with_page(Offer offer, int page) {
@@ -171,6 +175,7 @@ Communicator::Ring Communicator::connect(const Device& device) {
       segments.calls[size_t(peer)] = ring.control->calls_of(peer);
       segments.all[size_t(peer)] = ring.transport->map(theirs, peer);
     }
+    if (std::ranges::count(segments.all, nullptr) > 0) store_->add(key + kApart, 1);
     segments.next = segments.all[size_t(place.next)];
     segments.prev = segments.all[size_t(place.prev)];
     equip();
@@ -202,6 +207,9 @@ Communicator::Ring Communicator::connect(const Device& device) {
   };
   ring.neighbours =
       join_ring(store, key, place, device.terms, roster.left_of(timeout_), word, offer, map, probe);
+  // All have mapped what they can. Of three ranks, all are neighbours, who must have access.
+  const bool may_lack = !device.terms.bus.empty() && ranks_ > 3;
+  if (may_lack && store_->add(key + kApart, 0) > 0) ring.ways.keep_to_ring();
   return ring;
 }
 

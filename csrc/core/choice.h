@@ -76,6 +76,12 @@ struct WayTable {
     return row->way;
   }
 
+  // Leaves calls of which nothing is asked to the ring alone: where not every rank has access to
+  // the memory of every other, the other algorithms are not there.
+  constexpr void keep_to_ring() {
+    for (int r = 0; r < kRows; ++r) rows[int(Choice::automatic)][r] = rows[int(Choice::ring)][r];
+  }
+
   // What comes from another process is looked at before it is used.
   constexpr bool valid() const {
     for (const auto& list : rows) {

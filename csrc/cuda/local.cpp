@@ -47,6 +47,16 @@ bool enable_access(int from, int to, bool neighbours) {
 
 }  // namespace
 
+bool reach_each_other(const std::vector<int>& devices) {
+  for (const int from : devices)
+    for (const int to : devices) {
+      int possible = from == to;
+      if (!possible) check(cudaDeviceCanAccessPeer(&possible, from, to), "cudaDeviceCanAccessPeer");
+      if (!possible) return false;
+    }
+  return true;
+}
+
 LocalRing::LocalRing(const std::vector<int>& devices, Milliseconds timeout,
                      const RingOrders& orders)
     : ranks_(int(devices.size())), orders_(orders), geometry_(default_geometry()) {

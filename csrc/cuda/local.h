@@ -9,6 +9,9 @@
 
 namespace ringkern::cuda {
 
+// Tells if all devices have access to each other's memory.
+bool reach_each_other(const std::vector<int>& devices);
+
 class LocalRing {
  public:
   // `devices`: of each rank. Takes as many channels as fit on each device at once. Throws

@@ -155,7 +155,9 @@ class WayTables {
   using Lists = std::map<std::string, std::vector<Row>>;
 
   // Throws ValueError where they are none.
-  void set(const std::string& device, const Lists& lists, bool one_device = false) {
+  // `reached`: all ranks have access to each other's memory, as far as is known.
+  void set(const std::string& device, const Lists& lists, bool one_device = false,
+           bool reached = true) {
     const Place on(c10::Device(device).type(), one_device);
     WayTable table;
     for (const auto& [name, rows] : lists) {
@@ -175,6 +177,7 @@ class WayTables {
     if (!table.valid())
       throw py::value_error("the rows of a list rise, and the last one is below " +
                             std::to_string(WayTable::kAnySize) + " bytes");
+    if (!reached) table.keep_to_ring();
     of_[index(on.device)] = table;
   }
 

@@ -40,17 +40,27 @@ class WholeRing final : public Executor {
   Ring ring_;
 };
 
+inline std::vector<int> indices_of(const std::vector<c10::Device>& devices) {
+  std::vector<int> indices;
+  for (const c10::Device device : devices) indices.push_back(device.index());
+  return indices;
+}
+
+inline bool reach_each_other(const std::vector<c10::Device>& devices) {
+#if RK_WITH_CUDA
+  if (devices.front().is_cuda()) return cuda::reach_each_other(indices_of(devices));
+#endif
+  return true;
+}
+
 inline std::unique_ptr<Executor> whole_ring(const std::vector<c10::Device>& devices,
                                             Milliseconds timeout) {
   const c10::Device first = devices.front();
   if (first.is_cpu())
     return std::make_unique<WholeRing<cpu::LocalRing>>(int(devices.size()), timeout);
 #if RK_WITH_CUDA
-  if (first.is_cuda()) {
-    std::vector<int> indices;
-    for (const c10::Device device : devices) indices.push_back(device.index());
-    return std::make_unique<WholeRing<cuda::LocalRing>>(indices, timeout);
-  }
+  if (first.is_cuda())
+    return std::make_unique<WholeRing<cuda::LocalRing>>(indices_of(devices), timeout);
 #endif
   throw_no_kernels(first);
 }
@@ -101,7 +111,9 @@ class TorchLocalRing {
     comm_.reset();
   }
 
-  void set_table(const WayTables::Lists& lists) { tables_.set(place_.name(), lists, place_.one); }
+  void set_table(const WayTables::Lists& lists) {
+    tables_.set(place_.name(), lists, place_.one, reach_each_other(devices_));
+  }
 
   void all_reduce(const Tensors& tensors, const c10d::ReduceOp& op, const Wish& wish) {
     check_places(tensors, "tensors");

@@ -12,9 +12,11 @@ namespace {
 constexpr Milliseconds kLong{20000};
 
 struct Transports final : Transport {
+  explicit Transports(int unreached = -1) : unreached_(unreached) {}
   void* mine() override { return &memory_; }
   Offer offer() override { return {"some bytes"}; }
-  void* map(const Offer&, int) override { return &memory_; }
+  void* map(const Offer&, int peer) override { return peer == unreached_ ? nullptr : &memory_; }
+  const int unreached_;
   int memory_ = 0;
 };
 
@@ -80,6 +82,33 @@ TEST_CASE("all ranks choose by rank 0's table") {
                          return Neighbours{};
                        }),
             "", "");
+}
+
+TEST_CASE("where a rank does not reach all others, none of them leaves the ring") {
+  WayTable ways = table_of(kSmall, kLarge);
+  for (auto& row : ways.rows[int(Choice::ring)]) row.way = kOther;
+  for (const int ranks : {3, 4})
+    for (const bool hole : {false, true}) {
+      const auto store = std::make_shared<MemoryStore>();
+      check_all(on_threads(ranks,
+                           [&](int rank) {
+                             Way last;
+                             Device device = device_of(ways, last);
+                             device.terms.bus = "0000:00:00.0";
+                             device.make_transport = [&] {
+                               return std::make_unique<Transports>(hole && rank == 1 ? 3 : -1);
+                             };
+                             Communicator comm(store, "group", rank, ranks, kLong);
+                             comm.run(device, open_task(7));
+                             CHECK(last == (hole && ranks == 4 ? kOther : kSmall));
+                             Task asked = open_task(7);
+                             asked.choice = Choice::one_shot;
+                             comm.run(device, asked);
+                             CHECK(last == kSmall);
+                             return Neighbours{};
+                           }),
+                "", "");
+    }
 }
 
 TEST_CASE("a ring of one chooses by its own table") {

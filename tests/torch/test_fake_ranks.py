@@ -72,7 +72,8 @@ def test_around_chunks(scenarios: Scenario, tmp_path: Path, protocol: str) -> No
 @pytest.mark.parametrize("devices", [[0, 0], [0, 1], [1, 0, 1], [*range(8)]], ids=str)
 def test_a_ring_in_one_process(scenarios: Scenario, tmp_path: Path, devices: list[int]) -> None:
     """Launches on two devices run at the same time, as do the kernels that probe their links."""
-    calls = [Call(*way, dtype, 1001) for way in WAYS for dtype in ("bfloat16", "int64")]
+    ways = [*WAYS, ("two_shot", "simple")] if len(set(devices)) == 1 else WAYS
+    calls = [Call(*way, dtype, 1001) for way in ways for dtype in ("bfloat16", "int64")]
     write(tmp_path, calls)
     (tmp_path / "devices").write_text(json.dumps(devices))
     (outcome,) = scenarios("local_ring", 1, tmp_path)
