@@ -246,7 +246,7 @@ Args Launcher::arguments(std::span<const Task> tasks, const P& plan) const {
   return args;
 }
 
-// It waits for nothing and touches no segment, so it needs no place behind other launches.
+// It waits for nobody and touches no segment; it has its place among the launches for `drain`.
 void Launcher::run_in_place(std::span<const Task> tasks) {
   const Task& task = tasks.front();
   InPlaceArgs args;
@@ -264,10 +264,12 @@ void Launcher::run_in_place(std::span<const Task> tasks) {
   const int threads = in_place_threads(args.bytes);
   const auto blocks = unsigned(div_up(args.bytes, int64_t(16) * threads));
   void* parameters[] = {&args};
+  const auto stream = static_cast<cudaStream_t>(task.stream);
+  order_.follow_last(stream);
   check(cudaLaunchKernel(in_place_kernel(task.reduction.dtype, task.reduction.combine),
-                         dim3(blocks), dim3(unsigned(threads)), parameters, 0,
-                         static_cast<cudaStream_t>(task.stream)),
+                         dim3(blocks), dim3(unsigned(threads)), parameters, 0, stream),
         "cudaLaunchKernel");
+  order_.note_last(stream);
 }
 
 void Launcher::run_alone(const Task& task) {

@@ -157,7 +157,7 @@ class Rank {
       step += size_t(e.slices);
     }
     CHECK(verbs.empty());
-    if (protocol_ != Protocol::simple) rows.push_back(row(meter, "until all meet", step++));
+    if (protocol_ != Protocol::simple) rows.push_back(row(meter, "all_meet", step++));
     rows.push_back(row(meter, "end", step));
     CHECK_EQ(meter.steps(0).size(), step + 1);
     return rows;
