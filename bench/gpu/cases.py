@@ -17,6 +17,8 @@ ALGORITHMS = ("one_shot", "two_shot")  # besides the ring; each over the protoco
 # Every way of an all-reduce: its name, and how to ask for it.
 WAYS: dict[str, dict[str, Any]] = {name: {"protocol": name} for name in PROTOCOLS}
 WAYS |= {name: {"algorithm": name} for name in ALGORITHMS}
+# And where all ranks are in one process and on one device.
+LOCAL_WAYS = WAYS | {"in_place": {"algorithm": "two_shot", "protocol": "simple"}}
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _SHOWN = 20  # of what was wrong
 

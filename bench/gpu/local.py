@@ -57,7 +57,7 @@ def check_all_reduce(tally: cases.Tally, ring: Any, device: str, counts: tuple[i
             if not tally.in_time(f"k={ring.size} all_reduce {op} {dtype}[{count}]"):
                 return
             given, expected = cases.all_reduce(device, op, dtype, ring.size, count)
-            for name, way in cases.WAYS.items():
+            for name, way in cases.LOCAL_WAYS.items():
                 tensors = rows(device, given.dtype, ring.size, count)
                 for tensor, row in zip(tensors, given):
                     tensor.copy_(row)
@@ -99,7 +99,7 @@ def check_large(
 ) -> None:
     for dtype, count in sizes:
         given, expected = cases.all_reduce(device, "sum", dtype, ring.size, count)
-        for name, way in cases.WAYS.items():
+        for name, way in cases.LOCAL_WAYS.items():
             if not tally.in_time(f"k={ring.size} {name} {dtype}[{count}]"):
                 return
             tensors = [row.clone() for row in given]
@@ -110,7 +110,7 @@ def check_large(
 def check_random(tally: cases.Tally, ring: Any, device: str) -> None:
     generator = torch.Generator(device).manual_seed(ring.size)
     for dtype, tolerance in (("float32", 1e-5), ("bfloat16", 5e-2), ("float16", 1e-2)):
-        for name, way in cases.WAYS.items():
+        for name, way in cases.LOCAL_WAYS.items():
             shape = (ring.size, 30_011)
             values = torch.randn(shape, generator=generator, device=device, dtype=torch.float64)
             given = values.to(cases.dtype_of(dtype))

@@ -16,6 +16,9 @@ inline constexpr char kNoTail[] =
 inline constexpr char kBothSkip[] =
     "both ends of a link know how long a chunk is: where both skip its step, they stay together";
 
+inline constexpr char kAlwaysMeets[] =
+    "in Simple threads meet in every step: none has given up before the others know";
+
 inline constexpr Equivalent kEquivalent[] = {
     {"link.cuh wait_slots: ahead one more if for_data", "ll128", kNoTail},
     {"link.cuh wait_slots: poll: !for_data taken for granted", "ll128", kNoTail},
@@ -29,6 +32,13 @@ inline constexpr Equivalent kEquivalent[] = {
     {"link.cuh complete: st_relaxed dropped: "
      "st_relaxed(&Post::get(post_.next)->tail.value, sent_ + 1)",
      "ll128", kNoTail},
+    {"link.cuh complete: verdict_ != Verdict::ok ignored", "ll ll128",
+     "all threads know the verdict: they do nothing in the steps that are left, and end alike; a "
+     "neighbour gets credit for slots that nobody reads any more"},
+    {"link.cuh gave_up: verdict_ != Verdict::ok ignored", "simple", kAlwaysMeets},
+    {"link.cuh end: verdict == Verdict::ok always", "simple", kAlwaysMeets},
+    {"link.cuh end: verdict == Verdict::ok never", "simple", kAlwaysMeets},
+    {"link.cuh end: agree dropped", "simple", kAlwaysMeets},
     {"simple.cuh perform: empty chunk skipped", "all", kBothSkip},
     {"ll.cuh perform: empty chunk skipped", "all", kBothSkip},
     {"ll128.cuh perform: empty chunk skipped", "all", kBothSkip},
@@ -52,7 +62,7 @@ struct Rare {
 };
 
 inline constexpr Rare kRare[] = {
-    {"direct.cuh stage: agree dropped", "direct", 421},
+    {"direct.cuh reduce: verdict_ == Verdict::ok always", "direct", 4346},
     {"kernels.cuh ring_kernel: verdict == Verdict::ok always", "simple", 266},
     {"link.cuh begin: failed_ != 0 never", "simple", 266},
     {"link.cuh wait_slots: ahead one more if for_data", "ll", 266},
@@ -68,7 +78,7 @@ inline constexpr Rare kRare[] = {
     {"wait.cuh look: ld_relaxed(Post::get(post.failed)) != 0 ignored", "direct", 764},
     {"wait.cuh record: channel not recorded", "simple", 1904},
     {"wait.cuh record: channel not recorded", "ll", 1777},
-    {"wait.cuh record: channel not recorded", "ll128", 2750},
+    {"wait.cuh record: channel not recorded", "ll128", 9365},
     {"wait.cuh record: channel not recorded", "direct", 1892},
 };
 
