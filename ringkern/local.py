@@ -52,8 +52,9 @@ class Ring:
     Args:
         devices: of each rank, in the order of the ring; the same one any number of times. All are
             the CPU, or all are CUDA devices, of which neighbours in the ring need access to each
-            other's memory. A number is a CUDA device. On CUDA a rank takes up to 16 MiB of device
-            memory, until the ring is closed, and all ranks of a device must fit on it at once.
+            other's memory. A number is a CUDA device. On CUDA a rank takes up to 30 MiB of device
+            memory, until the ring is closed, and up to 16 MiB where four or more ranks share a
+            device. All ranks of a device must fit on it at once.
         timeout: how long a rank waits for a neighbour before the call, or on CUDA a later one,
             raises :class:`~ringkern.errors.CollectiveTimeoutError`; ``None``:
             ``RINGKERN_TIMEOUT``, or 600 s.
@@ -205,8 +206,9 @@ def ring_all_reduce(
 
     As :func:`ringkern.ring_all_reduce` on each rank of a group, with the same result to the bit on
     a CPU, and all of it in one call. The ring over the tensors' devices is made by the first call
-    and kept; on CUDA it takes up to 16 MiB of device memory a rank. See :class:`Ring` for one that
-    can be closed.
+    and kept; on CUDA it takes up to 30 MiB of device memory a rank. Where all ranks are on one CUDA
+    device, ``"auto"`` reduces the tensors themselves, by ``"two_shot"`` over ``"simple"``. See
+    :class:`Ring` for one that can be closed.
 
     Args:
         tensors: one for each rank, in the order of the ring, of the same number of elements and

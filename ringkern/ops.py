@@ -67,7 +67,8 @@ def ring_all_reduce(
         async_op: return at once with a handle; the first call of a group waits for all ranks.
         protocol: ``"auto"``, or ``"simple"``, ``"ll"``, ``"ll128"``; alone, it asks for the ring.
         algorithm: ``"auto"``, or ``"ring"``, or, straight from rank to rank, ``"one_shot"`` (on a
-            CPU over LL and Simple, on CUDA over LL) and ``"two_shot"`` (over Simple and LL).
+            CPU over LL and Simple, on CUDA over LL) and ``"two_shot"`` (on a CPU over Simple, on
+            CUDA over LL; by :mod:`ringkern.local` on one CUDA device over Simple, too).
         deterministic: ``"run_to_run"`` is what holds always: the same call has the same bits,
             every time. ``"size_invariant"``: the bits of an element depend on the ranks' values of
             it alone, and not on the size of the tensor, on its place there, or on the protocol;

@@ -1,7 +1,8 @@
 // A ring's links with a clock: the same, but for their wait and what is around a verb.
 //
 // Thread 0 of a block keeps the clock. It is in the warp that waits for slots, and on a line of its
-// own; that other warps still wait for lines shows as time of the verb, at whose end all meet.
+// own. A wait of other warps for lines shows as time of a verb at whose end all meet: of each in
+// Simple, and in LL and LL128 of those behind which slots go back.
 #pragma once
 
 #include "cuda/kernels.cuh"
