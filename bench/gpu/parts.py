@@ -15,8 +15,8 @@ class Part:
     Attributes:
         name: of the part, and of its result, ``<name>.json``.
         seconds: it is ended after this time; what it has found by then is kept.
-        planned: seconds that it is expected to take: an estimate, which has not been measured. A
-            run starts a part only if this much is left of its budget.
+        planned: seconds that it is expected to take, by runs on one H100. A run starts a part only
+            if this much is left of its budget.
         about: a line for ``--plan``.
         needs: parts that must pass before it in the same run.
         rehearses: it has something to do without a GPU, on the CPU.
@@ -38,22 +38,23 @@ CORE, EXTENSION = ("core",), ("core", "extension")
 # hello and what it needs are moved to the front where they need no compiler: see `ordered`.
 PARTS = (
     Part("machine", 30, 5, "network, headers, compilers: what all others need", (), True),
-    Part("limits", 90, 45, "copies, launches, hops", compiles=True),
-    Part("ll128_probe", 60, 20, "litmus tests of what the protocols rely on", compiles=True),
+    Part("limits", 90, 10, "copies, launches, hops", compiles=True),
+    Part("ll128_probe", 60, 10, "litmus tests of what the protocols rely on", compiles=True),
     Part("core", 300, 60, "the library without torch, for this GPU alone", (), True),
     Part("extension", 300, 60, "the torch extension on top of it", CORE, True),
-    Part("hello", 60, 20, "one ring, one capture, one call over CUDA IPC", EXTENSION, True),
-    Part("ctest", 240, 120, "tests/cuda, against a model of the order", CORE, compiles=True),
+    Part("hello", 60, 25, "one ring, one capture, one call over CUDA IPC", EXTENSION, True),
+    Part("ctest", 240, 90, "tests/cuda, against a model of the order", CORE, compiles=True),
     Part("local", 120, 60, "ranks of a process, k = 2..8: all dtypes and ops", EXTENSION, True),
-    Part("misaligned", 60, 20, "views that start at every element", EXTENSION, True),
+    Part("misaligned", 60, 10, "views that start at every element", EXTENSION, True),
     Part("graph", 90, 60, "1,000 replays with changing inputs", EXTENSION, True),
-    Part("ipc", 120, 60, "2 and 4 processes over CUDA IPC", EXTENSION, True),
-    Part("missing_peer", 120, 60, "a rank that never calls: who is named", EXTENSION, True),
-    Part("backend", 240, 90, 'init_process_group("ringkern"), 2 ranks', EXTENSION, True),
-    Part("backend_k4", 240, 120, "the same with 4 ranks", EXTENSION, True, module="backend"),
-    Part("sanitizer", 240, 150, "memcheck, synccheck, racecheck", CORE, compiles=True),
+    Part("ipc", 120, 30, "2 and 4 processes over CUDA IPC", EXTENSION, True),
+    Part("missing_peer", 180, 100, "a rank that never calls: who is named", EXTENSION, True),
+    Part("backend", 240, 30, 'init_process_group("ringkern"), 2 ranks', EXTENSION, True),
+    Part("backend_k4", 240, 40, "the same with 4 ranks", EXTENSION, True, module="backend"),
+    Part("sanitizer", 240, 60, "memcheck, synccheck, racecheck", CORE, compiles=True),
     Part("speed", 300, 240, "time and bandwidth of ranks of a process", EXTENSION, True),
-    Part("processes", 120, 60, "a rank a process, next to NCCL and symm_mem", EXTENSION, True),
+    Part("tune", 180, 90, "the costs that auto goes by", EXTENSION),
+    Part("processes", 120, 30, "a rank a process, next to NCCL and symm_mem", EXTENSION, True),
     Part(
         "one_queue", 120, 60, "backend with one hardware queue", EXTENSION, True, module="backend"
     ),

@@ -18,9 +18,8 @@ from pathlib import Path
 from .identity import Identity
 from .tuning import Tuning, TuningError, dump, parse
 
-SHIPPED = Path(__file__).parent / "tunings"  # a file for each processor, and one of a GPU
+SHIPPED = Path(__file__).parent / "tunings"  # a file for each processor
 DEFAULT = SHIPPED / "amd-family-26.json"  # for processors of other makers
-CUDA_DEFAULT = SHIPPED / "nvidia-h100.json"  # for every GPU
 AGAIN = "run `python -m ringkern tune` again, or delete the file"
 
 _MOST_BYTES = 4 << 20  # of a file; ours have less than a hundredth

@@ -63,7 +63,7 @@ def table(device: str, ranks: int, one_device: bool = False) -> dict[str, Rows]:
         For each of these lists up to ``_C.most_rows`` rows.
     """
     found = costs(device, ranks)
-    lists = rows_for(found.measured, ranks, one_device) if found else _unmeasured(ranks)
+    lists = rows_for(found.measured, ranks, one_device) if found else _rule(ranks)
     if one_device:  # there it reads and writes the tensors themselves, the quickest at every size
         best: Rows = [(ANY_SIZE, "two_shot", "simple")]
         lists |= dict.fromkeys(("automatic", "in_rank_order", "two_shot"), best)
@@ -73,7 +73,9 @@ def table(device: str, ranks: int, one_device: bool = False) -> dict[str, Rows]:
 def source(device: str, ranks: int) -> str:
     """Where the :func:`table` of a device and a number of ranks comes from, in words."""
     found = costs(device, ranks)
-    return found.source if found else "a rule of ringkern's: nothing was measured on a GPU"
+    if found:
+        return found.source
+    return "a rule of ringkern's, from times of ranks that shared an NVIDIA H100 on 2026-11-26"
 
 
 def way_of(rows: Rows, nbytes: int) -> Way:
@@ -88,7 +90,7 @@ def way_of(rows: Rows, nbytes: int) -> Way:
 
 @functools.cache
 def costs(device: str, ranks: int) -> Costs | None:
-    """Returns the costs behind the table for so many ranks; ``None``: nothing was measured.
+    """Returns the costs behind the table for so many ranks; ``None``: it is a rule.
 
     The user's own measurements come before ringkern's. On a CPU those count whose ranks had a core
     each, or had not, as these do; and of these, the nearest number of ranks.
@@ -98,11 +100,7 @@ def costs(device: str, ranks: int) -> Costs | None:
     own = _own(here)
     if own and (fit := _nearest(own, device, ranks, crowded)):
         return Costs(fit, f"{cache.file_of(here)}, {_measured_as(fit)}")
-    if crowded is not None:
-        return shipped(ranks, crowded, here)
-    if (default := _default_of_cuda()) and (fit := _nearest(default, device, ranks)):
-        return Costs(fit, f"ringkern's default, {_measured_as(fit)}")
-    return None
+    return None if crowded is None else shipped(ranks, crowded, here)
 
 
 def _measured_as(fit: Measured) -> str:
@@ -128,7 +126,7 @@ def shipped(ranks: int, crowded: bool, here: identity.Identity | None = None) ->
 
 def forget() -> None:
     """Reads the files again when a table is asked for; rings that are there keep theirs."""
-    for cached in (table, costs, _own, _default, _default_of_cuda, _likest):
+    for cached in (table, costs, _own, _default, _likest):
         cached.cache_clear()
 
 
@@ -156,14 +154,8 @@ def _default() -> Tuning:
 
 
 @functools.cache
-def _default_of_cuda() -> Tuning | None:
-    return cache.read(cache.CUDA_DEFAULT) if cache.CUDA_DEFAULT.exists() else None
-
-
-@functools.cache
 def _likest(here: identity.Identity) -> Tuning:
-    paths = [path for path in sorted(cache.SHIPPED.iterdir()) if path != cache.CUDA_DEFAULT]
-    found = [_default(), *map(cache.read, paths)]
+    found = [_default(), *(cache.read(p) for p in sorted(cache.SHIPPED.iterdir()))]
     return max(found, key=lambda tuning: here.likeness(tuning.machine))
 
 
@@ -271,18 +263,27 @@ def _cheapest(lost: list[list[float]], price: float) -> list[tuple[int, int]]:
     return rows[::-1]
 
 
-def _unmeasured(ranks: int) -> dict[str, Rows]:
-    """A rule for GPUs while nothing has been measured.
+def _rule(ranks: int) -> dict[str, Rows]:
+    """A rule for GPUs where the user has not measured.
 
-    The ring, over LL while what a rank sends in a step, twice the size on the wire, is small; never
-    LL128: see :func:`may_be_unasked`.
+    From times of 2, 4 and 8 ranks of one process that shared an H100, over LL and Simple with 32
+    channels (docs/design/choice.md): ``one_shot`` while what a rank gets from all others is small,
+    ``two_shot`` up to a megabyte, then the ring over Simple. Never LL128: :func:`may_be_unasked`.
     """
-    ring: Rows = [(16 * 1024 * ranks, "ring", "ll"), (ANY_SIZE, "ring", "simple")]
+    one_shot = (384 << 10) // max(1, ranks - 1)
+    ring: Rows = [(64 * 1024 * ranks, "ring", "ll"), (ANY_SIZE, "ring", "simple")]
+    direct: Rows = [(one_shot, "one_shot", "ll"), (ANY_SIZE, "two_shot", "ll")]
+    best: Rows = [(one_shot, "one_shot", "ll"), (ANY_SIZE, "ring", "simple")]
+    if ranks > 2:
+        best.insert(1, (1 << 20, "two_shot", "ll"))
+    can = not _C.why_not(
+        *("cuda", "all_reduce", ranks, "float32", ("one_shot", "ll")), "auto", "auto", False, False
+    )
     return {
-        "automatic": ring,
-        "in_rank_order": [(64 << 10, "one_shot", "ll"), (ANY_SIZE, "two_shot", "ll")],
+        "automatic": best if can else ring,
+        "in_rank_order": direct,
         "ring": ring,
         "one_shot": [(ANY_SIZE, "one_shot", "ll")],
         "two_shot": [(ANY_SIZE, "two_shot", "ll")],
-        "others": ring,
+        "others": [(64 << 10, "ring", "ll"), (ANY_SIZE, "ring", "simple")],
     }

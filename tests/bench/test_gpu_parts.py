@@ -23,6 +23,7 @@ from bench.gpu import (
     processes,
     sanitizer,
     timing,
+    tune,
 )
 from bench.gpu.part import Context, Failed, nvcc_command
 from ringkern.local import Ring
@@ -141,6 +142,27 @@ def test_ranks_that_ask_raise_whatever_the_policy_is(monkeypatch: pytest.MonkeyP
         assert missing_peer.judge(missing_peer.told_in_vain(ranks, "cpu", "simple")) == []
     finally:
         ranks.kill()
+
+
+def test_a_tuning_is_kept(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a command that is none: there need not be a GPU."""
+
+    def main(arguments: list[str]) -> int:
+        assert arguments[:3] == ["tune", "--device", "cuda"]
+        for option in ("--out", "--json"):
+            path = Path(arguments[arguments.index(option) + 1])
+            path.write_text(json.dumps({"by": option}))
+        return status
+
+    (context.work / "site" / "ringkern").mkdir(parents=True)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr("ringkern.tools.main", main)
+    status = 0
+    tune.run(context)
+    assert context.figures == {"tuning": {"by": "--out"}, "found": {"by": "--json"}}
+    status = 2
+    with pytest.raises(Failed, match="tune ended with 2"):
+        tune.run(context)
 
 
 def test_how_ranks_end_that_never_ask() -> None:

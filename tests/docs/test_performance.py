@@ -130,3 +130,42 @@ def test_commands_are_those_of_the_files() -> None:
     text = " ".join(PAGE.read_text().split())
     for name in ("cpu-2-ranks-peers", "cpu-2-ranks-ways"):
         assert results(name)["command"].removesuffix(" --json out.json") in text
+
+
+def test_cuda() -> None:
+    """Before and after are runs of one file; the shares of the ring are in the text."""
+    _, rows = table("On CUDA")
+    file = ROOT / "bench" / "results" / "2026-11-26-h100.json"
+    before, after = (
+        {
+            (row["ranks"], row["size_bytes"], row["contender"]): row
+            for part in run["parts"]
+            if part["part"] == "speed"
+            for row in part["figures"]["rows"]
+        }
+        for run in json.loads(file.read_text())["runs"][:2]
+    )
+    contenders = ["auto", "simple", "ll", "ll128", "one_shot"]
+    names = [*(f"ringkern/{name}" for name in contenders), "nccl/auto"]
+    for row in rows[:15]:
+        at = int(row[0]), size_of(row[1])
+        times = [after[(*at, name)]["hot_us"] if (*at, name) in after else None for name in names]
+        assert row[2:8] == ["-" if us is None else shown(us) for us in times]
+        assert row[8] == f"{after[(*at, 'ringkern/auto')]['share']:.0%}"
+
+    def of(run: Any, size: int, way: str, *ranks: int) -> str:
+        return ", ".join(shown(run[k, size, f"ringkern/{way}"]["hot_us"]) for k in ranks)
+
+    large, small = 256 << 20, 8 << 10
+    changes = [
+        (large, "simple", 2, 4, 8),
+        (64 << 10, "simple", 8),
+        (1 << 20, "ll", 2),
+        (small, "one_shot", 2, 4, 8),
+        (small, "ll128", 8),
+    ]
+    assert len(rows) == 15 + 2 + len(changes)
+    for row, change in zip(rows[17:], changes):
+        assert row[-2:] == [of(before, *change), of(after, *change)]
+    shares = [f"{100 * after[k, large, 'ringkern/simple']['share']:.0f}" for k in (2, 4, 8)]
+    assert f"Simple reaches {shares[0]}, {shares[1]} and {shares[2]} %" in PAGE.read_text()

@@ -194,7 +194,7 @@ class _Question:
         if impossible := _C.why_not(*about, way[:2], *self._asked.way):
             return impossible
         if ratio is None:
-            return "nothing was measured; the rule says otherwise"
+            return "the rule says otherwise"
         like = LIKE.get(self._collective, self._collective)
         if self._costs and nbytes > self._costs.measured.largest(like, way):
             return "too slow at smaller sizes, and not measured here"

@@ -102,7 +102,7 @@ class Calls:
         self._ring = ring
         count, device = max(most // _FLOAT, ring.size), ring.devices[0]
         self._sources = [torch.randn(count, device=device).mul_(SCALE) for _ in range(ring.size)]
-        self._tensors = [torch.empty_like(source) for source in self._sources]
+        self._tensors = [source.clone() for source in self._sources]
         woken = time.monotonic() + 0.5  # an idle GPU has lowered its clocks
         while time.monotonic() < woken:
             self._sources[0].sum().item()
