@@ -31,7 +31,7 @@ HEAD = """\
 class Resources(NamedTuple):
     """A row: a kernel on an architecture, and what it takes."""
 
-    protocol: str  # or "direct", the direct all-reduces; "alone", of a ring of one; or "probe"
+    protocol: str  # or "direct", the direct all-reduces; "in_place", "alone", "probe": csrc/cuda
     dtype: str
     combine: str  # "sum", or "any": with a switch over the others; "timed": the sum, with a clock
     arch: str
@@ -83,15 +83,16 @@ def name_of(mangled: str) -> tuple[str, str, str]:
     if timed := re.search(r"12timed_kernelILNS_8ProtocolE(\d+)EEEvNS0_9TimedArgsE$", mangled):
         return protocols()[int(timed[1])], "f32", "timed"
     ring = re.search(r"11ring_kernelILNS_8ProtocolE(\d+)E(?:NS_)?(.+)Lb([01])EE", mangled)
-    direct = re.search(r"13direct_kernelI(?:NS_)?(.+)Lb([01])EE", mangled)
+    direct = re.search(r"(13direct_kernel|8in_place)I(?:NS_)?(.+)Lb([01])EE", mangled)
     alone = re.search(r"5aloneI(?:NS_)?(.+)EEv", mangled)
-    found = ring[2] if ring else direct[1] if direct else alone[1] if alone else None
+    found = ring[2] if ring else direct[2] if direct else alone[1] if alone else None
     for begins, dtype in dtypes().items():
         if found and found.startswith(begins):
             if ring:
                 return protocols()[int(ring[1])], dtype, "sum" if ring[3] == "1" else "any"
             if direct:
-                return "direct", dtype, "sum" if direct[2] == "1" else "any"
+                name = "in_place" if direct[1] == "8in_place" else "direct"
+                return name, dtype, "sum" if direct[3] == "1" else "any"
             return "alone", dtype, "-"
     raise ValueError(f"{mangled} is not a kernel that tests/cuda/resources.py knows")
 
@@ -152,7 +153,7 @@ TITLES = line_of(Resources._fields)
 
 def rows_of(kernels: Iterable[Resources]) -> list[Resources]:
     """In an order that does not depend on the compiler's."""
-    order = [*protocols(), "direct", "alone", "probe"]
+    order = [*protocols(), "direct", "in_place", "alone", "probe"]
     names = [*dtypes().values(), "-"]
 
     def place(row: Resources) -> tuple[int, int, str, int]:

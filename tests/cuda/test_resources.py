@@ -41,7 +41,7 @@ def listed(rows: list[Resources]) -> str:
 def test_every_kernel_is_reported(build: Build) -> None:
     kernels = {
         (protocol, dtype, combine)
-        for protocol in [*resources.protocols(), "direct"]
+        for protocol in [*resources.protocols(), "direct", "in_place"]
         for dtype in resources.dtypes().values()
         for combine in ("sum", "any")
     }
@@ -185,13 +185,16 @@ def test_the_launcher_keeps_the_report_and_passes_on_the_rest(tmp_path: Path, st
     )
 
 
-def test_the_launcher_keeps_the_ptx_of_each_gpu_where_it_is_asked_to(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "named", [{80: "x.compute_80.ptx", 100: "x.compute_100.ptx"}, {90: "x.ptx"}], ids=len
+)
+def test_the_launcher_keeps_the_ptx_of_each_gpu_where_it_is_asked_to(
+    tmp_path: Path, named: dict[int, str]
+) -> None:
     # Named as by nvcc, among other files, behind --keep-dir.
-    compiler = (
-        'while [ "$1" != --keep-dir ]; do shift; done\n'
-        'for arch in 80 100; do echo "of $arch" > "$2/x.compute_$arch.ptx"; done\n'
-        'echo more > "$2/x.cubin"\n'
-    )
+    compiler = 'while [ "$1" != --keep-dir ]; do shift; done\necho more > "$2/x.cubin"\n'
+    for arch, name in named.items():
+        compiler += f'printf ".version 9.0\\n.target sm_{arch}\\n" > "$2/{name}"\n'
     (tmp_path / "nvcc").write_text(compiler)
     (tmp_path / "x.cu.o.sm_90.ptx").write_text("of a GPU that is no longer asked for")
     run = subprocess.run(
@@ -203,7 +206,7 @@ def test_the_launcher_keeps_the_ptx_of_each_gpu_where_it_is_asked_to(tmp_path: P
     )
     assert (run.returncode, run.stderr) == (0, "")
     kept = {path.name: path.read_text() for path in tmp_path.glob("*.ptx")}
-    assert kept == {"x.cu.o.sm_80.ptx": "of 80\n", "x.cu.o.sm_100.ptx": "of 100\n"}
+    assert kept == {f"x.cu.o.sm_{a}.ptx": f".version 9.0\n.target sm_{a}\n" for a in named}
     assert not (tmp_path / "x.cu.o.kept").exists()
 
 
