@@ -95,7 +95,7 @@ def judge(seen: list[tuple[str, str, float]]) -> list[str]:
 
 
 def told_in_vain(ranks: Ranks, device: str, protocol: str) -> list[tuple[str, str, float]]:
-    """What each rank's call raised, whatever this process's policy for faults is."""
+    """Returns what each rank's call raised, whatever this process's policy for faults is."""
     with environment("raise"):  # ranks take it over when their first call starts them
         return ranks.run(wait_in_vain, device, protocol)
 

@@ -46,6 +46,16 @@ Word word_in(const std::string& bytes, int rank, int ranks, const RankNames& nam
   return *word;
 }
 
+std::string word_of(const Device& device, const std::vector<std::string>& buses) {
+  return to_bytes(Word{device.ways, device.arrange ? device.arrange(buses) : RingOrders{}});
+}
+
+// Tells if a rank has no access to the memory of another, once all have mapped what they can. Up to
+// three ranks are all neighbours, who must have it.
+bool any_apart(const Device& device, int ranks, Store& store, const std::string& key) {
+  return !device.terms.bus.empty() && ranks > 3 && store.add(key + kApart, 0) > 0;
+}
+
 // A store that ends the rendezvous when `look` throws. Once: afterwards the other ranks are told
 // why, over the same store.
 class WatchedStore final : public Store {
@@ -199,17 +209,13 @@ Communicator::Ring Communicator::connect(const Device& device) {
     if (const auto gone = roster.find_gone(*store_)) throw Lost(text_of(*gone), facts_of(*gone));
   });
   key = unique_prefix(store, name_ + "/" + device.terms.device, place);
-  const auto word = [&](const std::vector<std::string>& buses) {
-    return to_bytes(Word{device.ways, device.arrange ? device.arrange(buses) : RingOrders{}});
-  };
+  const auto word = [&](const auto& buses) { return word_of(device, buses); };
   const auto probe = [&](const Id& session, const Look& look) {
     probe_links({segments, device.probe, *ring.transport, *ring.control, timeout_}, session, look);
   };
   ring.neighbours =
       join_ring(store, key, place, device.terms, roster.left_of(timeout_), word, offer, map, probe);
-  // All have mapped what they can. Of three ranks, all are neighbours, who must have access.
-  const bool may_lack = !device.terms.bus.empty() && ranks_ > 3;
-  if (may_lack && store_->add(key + kApart, 0) > 0) ring.ways.keep_to_ring();
+  if (any_apart(device, ranks_, *store_, key)) ring.ways.keep_to_ring();
   return ring;
 }
 

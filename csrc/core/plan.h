@@ -95,7 +95,7 @@ struct Plan {
     p.channels = channels > 0 && channels < g.channels ? channels : g.channels;
     p.count = count;
     p.slice_most = g.slot_data_bytes(protocol) / element_bytes;
-    // Two slices take a wait and a fence more than one. A block of threads moves half a slot in less.
+    // Two slices take a wait and a fence more than one, longer than a block takes for half a slot.
     p.slice_least = max64(1, p.slice_most / (workers > 1 ? 2 : 8));
     p.slice_grain = max64(1, 16 / element_bytes);
     // Short chunks: Simple rounds to a word of 8 bytes a worker, LL to two lines, LL128 to the

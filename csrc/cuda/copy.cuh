@@ -179,7 +179,7 @@ struct Tile {
   RK_DEVICE void store(std::byte* p) const {
     for_each([&](auto i) { st_weak16<i * kRow>(p, row[i]); });
   }
-  // Of the user's memory, so that the L2 keeps the FIFOs.
+  // The same for the user's memory, so that the L2 keeps the FIFOs.
   RK_DEVICE void load_user(const std::byte* p) {
     for_each([&](auto i) { row[i] = ld_stream16<i * kRow>(p); });
   }

@@ -15,7 +15,7 @@
 //            be seen by the load before, and a load could return a line of a period ago. So a rank
 //            that has finished a round says so, behind a barrier and a fence; and a warp hears it
 //            with an acquire before its first line of the round that uses the slot again. Mostly
-//            that word is there already. Of the last round of a launch, the next launch says so when
+//            that word is there already. The last round of a launch is told by the next launch when
 //            it begins, beside its work: at the end, the fence would hold up what comes behind the
 //            call. Slots are rewritten whole twice a period, as in ll.cuh.
 #pragma once
@@ -223,7 +223,7 @@ class LLMesh {
     return Verdict::ok;
   }
   // Tells all ranks that this one has read what they wrote in the rounds before `round_`, and has
-  // written what is its own. What all threads did precedes it: by a barrier, or the end of a launch.
+  // written its own part. A barrier, or the end of a launch, orders what all threads did before it.
   RK_DEVICE void say_finished() const {
     fence_acq_rel();
     RK_NO_UNROLL for (int p = 0; p < geometry_.ranks; ++p)

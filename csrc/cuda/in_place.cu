@@ -1,7 +1,7 @@
 // The all-reduce of ranks that are all in one launch, over the tensors themselves: `two_shot` over
 // Simple on a GPU. A thread reads 16 bytes of each rank's input, combines them from rank 0 up, as
-// LLMesh does (cuda/direct.cuh), and writes them to each rank's output. No thread waits for another,
-// and nothing is staged. The bytes that a thread writes are those that it has read, and no other
+// LLMesh does (cuda/direct.cuh), and writes them to each rank's output. It waits for no other
+// thread and stages nothing. The bytes that it writes are those that it has read, and no other
 // thread reads them: inputs may be the outputs.
 #include "cuda/copy.cuh"
 

@@ -48,7 +48,7 @@ RK_DEVICE void tell_end(const Post& post, Verdict verdict, int blocks) {
   st_release(&Post::get(post.mailbox)->done, seq);
 }
 
-// Of a step: step % slots. A division of 64 bits takes as long as a hop, and is left to FIFOs whose
+// Returns step % slots. A division of 64 bits takes a part of a hop, and is left to FIFOs whose
 // slots are no power of two.
 RK_DEVICE int slot_of(uint64_t step, int slots) {
   const auto n = uint64_t(slots);
@@ -177,8 +177,8 @@ class Ends {
     }
     poison_links(Post::get(post_.next) - int(P), Post::get(post_.prev) - int(P));
   }
-  // Tells if slots go back behind this step. Those that then are still kept are fewer than the other
-  // ones by one or more, which is enough for ranks that send and receive in turn.
+  // Tells if slots go back behind this step. The slots that are kept until the next time are never
+  // all: two or more stay with the sender, which is enough for ranks that send and receive in turn.
   RK_DEVICE bool gives_back() const {
     return P == Protocol::simple || from_index_ + 1 == slots() / 2 || from_index_ + 1 == slots();
   }

@@ -11,7 +11,7 @@
 namespace ringkern::cuda {
 namespace {
 
-// As many as the multiprocessors hold blocks of, and as the L2 holds FIFOs of.
+// Channels whose blocks the multiprocessors hold, and whose FIFOs the L2 holds.
 int channels_for(int device, int ranks, const Geometry& geometry) {
   int processors = 0;
   check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device),

@@ -5,7 +5,7 @@
 //
 // Which access for which memory:
 //   weak       ordinary data: user tensors, and FIFO data that a counter publishes (Simple)
-//   stream     weak; user tensors, of which a call uses each byte once: the caches let go of it first
+//   stream     weak; user tensors, each byte of which is used once: the caches let go of them first
 //   relaxed    words that are published by themselves: counters, LL words; one 64-bit word is whole
 //   line       a warp's 128-byte lines (LL128); whole by virtue of the hardware, not of the model
 // Memory that the kernel writes, or that a peer does, is never read through the non-coherent path:

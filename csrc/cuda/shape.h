@@ -12,8 +12,8 @@ struct Shape {
 };
 Shape shape_of(const Task& task, int ranks, const Geometry& geometry);
 
-// Of a block of the all-reduce over the tensors themselves, each of `bytes`. There are as many
-// blocks as it takes.
+// Threads of a block of the all-reduce over the tensors themselves, each of `bytes`. There are as
+// many blocks as it takes.
 int in_place_threads(int64_t bytes);
 
 }  // namespace ringkern::cuda

@@ -36,8 +36,8 @@ struct Wish {
   }
 };
 
-// Where the ranks of a ring are: on a kind of device. `one`: in one process, and on one CUDA device,
-// which then has one way more.
+// A kind of device, where the ranks of a ring are. `one`: all in one process and on one CUDA
+// device, which has one way more.
 struct Place {
   c10::DeviceType device;
   bool one = false;

@@ -202,7 +202,7 @@ def rows_for(measured: Measured, ranks: int, one_device: bool = False) -> dict[s
 
 
 def may_be_unasked(way: Way, device: str, one_device: bool = False) -> bool:
-    """Whether a call may go a way that it does not ask for.
+    """Tells if a call may go a way that it does not ask for.
 
     Args:
         device: ``"cpu"`` or ``"cuda"``.

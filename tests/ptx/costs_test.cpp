@@ -1,6 +1,7 @@
 // The cost of a step to a thread, counted while the kernels' PTX runs: a rank alone, whose
 // neighbours have sent all that it waits for, moves full slots of Simple, a line a thread of LL, a
-// unit a warp of LL128. The counts depend on nothing but the compiler's work; one that is larger than in the table fails.
+// unit a warp of LL128. The counts depend on nothing but the compiler's work; one that is larger
+// than in the table fails.
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>

@@ -1,4 +1,4 @@
-"""What ``auto`` is on CUDA, and ``tune --device cuda``: all but the timing, which takes a GPU."""
+"""``auto`` on CUDA, and ``tune --device cuda``: all but the timing, which takes a GPU."""
 
 from __future__ import annotations
 

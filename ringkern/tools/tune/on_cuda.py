@@ -120,7 +120,7 @@ class Calls:
         return _turn(call, min(wanted, MOST_BITS // (ranks - 1).bit_length()), refill)
 
     def launch_us(self) -> float:
-        """What a kernel takes that does next to nothing."""
+        """Times a kernel that does next to nothing."""
         one = torch.ones(1, device=self._ring.devices[0])
         turn = _turn(one.neg_, 20, lambda: None)
         return statistics.median(turn() for _ in range(MOST_PASSES))

@@ -122,7 +122,7 @@ class WorthIt:
         self._slow: dict[tuple[str, Way], int] = {}  # how often in a row
 
     def cells(self, size: int) -> list[Cell]:
-        """What is to be measured at a size."""
+        """Lists the cells to be measured at a size."""
         return [
             Cell(name, way, size)
             for name in COLLECTIVES
