@@ -52,7 +52,9 @@ inline constexpr char kOwnAddress[] =
     "of two addresses only one is used here, and what is whole by that one and any other may be "
     "accessed whole";
 inline constexpr char kElements[] = "the bytes that are left are a multiple of 4, as elements are";
-inline constexpr char kByElements[] = "16 bytes are moved one element after the other";
+inline constexpr char kByElements[] = "8 or 16 bytes are moved one element after the other";
+inline constexpr char kDividesAll[] =
+    "a step is divided by the number of slots also where that is a power of two: the same slot";
 inline constexpr char kOtherRounds[] =
     "lines are rewritten in the other rounds: in 8 - slots of 8, one after the other, so that each "
     "slot has its turn; there are 3 slots at most";
@@ -101,11 +103,16 @@ inline constexpr Equivalent kEquivalent[] = {
     {"direct: offset + 8: ld.acquire.sys.global.u64 (add.s64 add.s64 ld.param.u64 (r+24) *",
      kHeadStart},
     {"simple: offset + 8: ld.param.u32 (add.s64 param 12+76) #[456]", kAnyOrders},
-    {"simple: offset + 8: ld.param.u64 (add.s64 param 12+36) #1", kCutAlike},
-    {"simple: offset + 8: ld.param.u64 (add.s64 param 12+44) #1", kCutAlike},
+    {"simple: offset + 8: ld.param.u64 (param+48) #1", kCutAlike},
+    {"simple: offset + 8: ld.param.u64 (param+56) #1", kCutAlike},
+    {"simple: constant + 1: setp.eq.s64 and.b64 add.s64 r -1 ld.param.s32 (r+228) 0 #1",
+     kDividesAll},
     {"*: inverted: bra if or.pred setp.ne.s32 %tid.x add.s32 r -1 and.pred setp.lt.u16 *",
      kPublishers},
+    {"*: inverted: bra if or.pred setp.ne.s32 %tid.x add.s32 r -1 and.pred setp.eq.s16 *",
+     kPublishers},
     {"direct: inverted: bra if setp.ne.s32 %tid.x add.s32 %ntid.x -1 #[23]", kPublishers},
+    {"ll128: inverted: bra if setp.ne.s32 %tid.x add.s32 %ntid.x -1 #1", kPublishers},
     {"direct: offset + 8: st.global.u32 (add.s64 ld.shared.u64 (add.s32 r 56) 132) #[23]", kIsData},
     {"ll: .relaxed -> weak: st.relaxed.sys.global.v2.u64 * #2", kRewritten},
     {"ll: .sys -> .*: st.relaxed.sys.global.v2.u64 * #2", kRewritten},
@@ -119,6 +126,8 @@ inline constexpr Equivalent kEquivalent[] = {
     {"direct: offset + 8: ld.shared.u64 (add.s32 shared 8) #1", kOwnAddress},
     {"direct: offset + 8: ld.shared.u64 (shared) #3", kOwnAddress},
     {"direct: constant + 1: setp.lt.s32 sub.s32 shl.b32 r 2 shl.b32 r 3 5 *", kElements},
+    {"direct: constant + 1: setp.lt.s32 sub.s32 shl.b32 r 2 shl.b32 r 3 1 #2", kElements},
+    {"direct: constant + 1: setp.gt.s32 sub.s32 shl.b32 r 2 shl.b32 r 3 7 #5", kByElements},
     {"simple: constant + 1: setp.lt.s32 sub.s32 min.s32 r r r 5 *", kElements},
     {"simple: constant + 1: setp.gt.s32 sub.s32 min.s32 r r r 15 *", kByElements},
     {"direct: inverted: bra if or.pred setp.lt.u64 and.b64 r 7 sub.s64 r r setp.lt.s32 *",

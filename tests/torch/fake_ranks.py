@@ -272,6 +272,20 @@ def first_message_in_a_graph(rank: int, size: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
+def apart(rank: int, size: int, folder: Path) -> None:
+    """A ring of this process whose devices 0 and 2 have no access to each other's memory."""
+    fake().fake_set_devices(4)
+    fake().fake_set_apart(0, 2)
+    fake_cuda.start(processors=FEW)
+    tensors = [torch.full((1000,), rank + 1.0) for rank in range(4)]
+    with local.Ring([f"cuda:{device}" for device in range(4)]) as ring:
+        moved = [on_device(x, device) for device, x in enumerate(tensors)]
+        ring.all_reduce(moved)
+        with pytest.raises(CommUsageError, match="no access"):
+            ring.all_reduce(moved, algorithm="one_shot")
+    assert all(torch.equal(x, torch.full((1000,), 10.0)) for x in tensors)
+
+
 def too_small(rank: int, size: int, folder: Path) -> None:
     """A device that cannot hold the blocks of a call at once."""
     fake_cuda.start(processors=ROOM - 1)

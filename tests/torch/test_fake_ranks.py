@@ -111,6 +111,12 @@ def test_a_graph_over_two_devices(scenarios: Scenario, tmp_path: Path) -> None:
     _run(scenarios, 1, tmp_path, [Call("ring", "ll", "float32", 2000)], "graph_on_devices")
 
 
+def test_devices_that_do_not_reach_each_other(scenarios: Scenario, tmp_path: Path) -> None:
+    """``auto`` does without the ways that need it."""
+    (outcome,) = scenarios("apart", 1, tmp_path)
+    assert outcome["status"] == 0, outcome["stderr"]
+
+
 def test_a_device_that_is_too_small(scenarios: Scenario, tmp_path: Path) -> None:
     _run(scenarios, 2, tmp_path, [Call("ring", "ll", "float32", 10)], "too_small")
 
