@@ -76,6 +76,7 @@ inline constexpr Rare kRare[] = {
     {"ll.cuh rewrites: ll_rewrites_slot never", "ll", 327},
     {"ll.cuh move_lines: wait_slots not for data", "ll", 2040},
     {"wait.cuh look: ld_relaxed(Post::get(post.failed)) != 0 ignored", "simple", 596},
+    {"wait.cuh look: ld_relaxed(Post::get(post.failed)) != 0 ignored", "ll", 560},
     {"wait.cuh look: ld_relaxed(Post::get(post.failed)) != 0 ignored", "direct", 764},
     {"wait.cuh record: channel not recorded", "simple", 1904},
     {"wait.cuh record: channel not recorded", "ll", 1777},
