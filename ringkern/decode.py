@@ -8,9 +8,8 @@
 Traceback (most recent call last):
 ValueError: sizes.json: [1].bytes is '8'; accepted: a whole number
 
-A field that has a default may be missing. An annotation is a dataclass, ``int``, ``float``,
-``str``, ``bool``, ``None``, a ``Literal``, a union, a tuple, ``dict[str, T]`` or
-``Annotated[T, Within(...)]``. Needs no torch.
+An annotation is a dataclass, ``int``, ``float``, ``str``, ``bool``, ``None``, a ``Literal``, a
+union, a tuple, ``dict[str, T]`` or ``Annotated[T, Within(...)]``. Needs no torch.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import math
 import reprlib
 import types
 from collections.abc import Callable, Iterable
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 _WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
@@ -114,7 +113,7 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
 
     def record(value: Any) -> Any:
         need(isinstance(value, dict), value)
-        found = each(inner, hints, [value.get(name, default[name]) for name in hints], ".{}")
+        found = each(inner, hints, [value.get(name, _MISSING) for name in hints], ".{}")
         if unknown := sorted(value.keys() - hints.keys()):
             raise _Wrong(f"has {reprlib.repr(unknown)}; accepted: {', '.join(hints)}")
         return kind(*found)
@@ -157,7 +156,6 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
     if is_dataclass(kind):
         every = get_type_hints(kind, include_extras=True)
         hints = {field.name: every[field.name] for field in fields(kind)}
-        default = {f.name: _MISSING if f.default is MISSING else f.default for f in fields(kind)}
         inner = [_reader(hint) for hint in hints.values()]
         return record
     inner = [_reader(one) for one in (args[:1] if origin is Annotated else args)]

@@ -137,7 +137,7 @@ class _Run:
     date: str
     command: str
     ways: tuple[_Way, ...]
-    gpu: Annotated[str, Within(0, 100)] = ""
+    gpu: Annotated[str, Within(0, 100)]
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,12 @@ def parse(text: str) -> Tuning:
         TuningError: anything in it is not as :func:`dump` writes it.
     """
     try:
-        file: _File = decode.build(_File, decode.load(text, "the text"), "the text")
+        content = decode.load(text, "the text")
+        if isinstance(content, dict) and isinstance(content.get("measured"), list):
+            for run in content["measured"]:
+                if isinstance(run, dict):
+                    run.setdefault("gpu", "")  # as in files that know of no GPU
+        file: _File = decode.build(_File, content, "the text")
     except ValueError as error:
         raise TuningError(str(error)) from None
     measured = tuple(map(_measured, file.measured))
