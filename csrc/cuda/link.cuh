@@ -163,20 +163,18 @@ class Ends {
   RK_DEVICE Verdict end(Verdict verdict) {
     if (P != Protocol::simple && verdict == Verdict::ok)
       verdict = agree(kWholeBlock, thread_count(), verdict_);
-    if (is_poster()) leave_word(verdict);
-    return verdict;
-  }
-
- private:
-  RK_DEVICE void leave_word(Verdict verdict) const {
+    if (!is_poster()) return verdict;
     if (verdict == Verdict::ok) {
       LinkCounters* mine = Post::get(post_.mine);
       st_weak<8>(&mine->sent.value, sent_);
       st_weak<8>(&mine->received.value, received_);
-      return;
+    } else {
+      poison_links(Post::get(post_.next) - int(P), Post::get(post_.prev) - int(P));
     }
-    poison_links(Post::get(post_.next) - int(P), Post::get(post_.prev) - int(P));
+    return verdict;
   }
+
+ private:
   // Tells if slots go back behind this step. The slots that are kept until the next time are never
   // all: two or more stay with the sender, which is enough for ranks that send and receive in turn.
   RK_DEVICE bool gives_back() const {
