@@ -36,8 +36,8 @@ inline constexpr Equivalent kEquivalent[] = {
      "all threads know the verdict: they do nothing in the steps that are left, and end alike; a "
      "neighbour gets credit for slots that nobody reads any more"},
     {"link.cuh gave_up: verdict_ != Verdict::ok ignored", "simple", kAlwaysMeets},
-    {"link.cuh end: verdict == Verdict::ok always", "simple", kAlwaysMeets},
-    {"link.cuh end: verdict == Verdict::ok never", "simple", kAlwaysMeets},
+    {"link.cuh end: verdict == Verdict::ok always (1)", "simple", kAlwaysMeets},
+    {"link.cuh end: verdict == Verdict::ok never (1)", "simple", kAlwaysMeets},
     {"link.cuh end: agree dropped", "simple", kAlwaysMeets},
     {"simple.cuh perform: empty chunk skipped", "all", kBothSkip},
     {"simple.cuh perform: verdict != Verdict::ok ignored", "simple",
