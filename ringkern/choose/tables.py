@@ -187,9 +187,7 @@ def rows_for(measured: Measured, ranks: int, one_device: bool = False) -> dict[s
     both = {way: [a + b for a, b in zip(*(times[way] for times in parted))] for way in RING}
     unasked = [way for way in reduced if may_be_unasked(way, device, one_device)]
     behind = {way: _AHEAD if (way[0], device) == ("ring", "cpu") else 1.0 for way in unasked}
-    # On CUDA only so many ranks can do without the ring.
-    about, nothing = (device, "all_reduce", ranks, "float32"), ("auto", "auto", False, False)
-    there = [way for way in unasked if not _C.why_not(*about, way[:2], *nothing)]
+    there = [way for way in unasked if _exists(way, device, ranks)]
     return {
         "automatic": rows_of({way: [t * behind[way] for t in reduced[way]] for way in there}),
         "in_rank_order": rows_of({way: reduced[way] for way in DIRECT[device]}),
@@ -199,6 +197,12 @@ def rows_for(measured: Measured, ranks: int, one_device: bool = False) -> dict[s
         },
         "others": rows_of({way: both[way] for way in RING if way in unasked}),
     }
+
+
+def _exists(way: Way, device: str, ranks: int) -> bool:
+    """Tells if an all-reduce has a way: on CUDA only so many ranks can do without the ring."""
+    asked = ("auto", "auto", False, False)
+    return not _C.why_not(device, "all_reduce", ranks, "float32", way[:2], *asked)
 
 
 def may_be_unasked(way: Way, device: str, one_device: bool = False) -> bool:
@@ -276,11 +280,8 @@ def _rule(ranks: int) -> dict[str, Rows]:
     best: Rows = [(one_shot, "one_shot", "ll"), (ANY_SIZE, "ring", "simple")]
     if ranks > 2:
         best.insert(1, (1 << 20, "two_shot", "ll"))
-    can = not _C.why_not(
-        *("cuda", "all_reduce", ranks, "float32", ("one_shot", "ll")), "auto", "auto", False, False
-    )
     return {
-        "automatic": best if can else ring,
+        "automatic": best if _exists(Way("one_shot", "ll"), "cuda", ranks) else ring,
         "in_rank_order": direct,
         "ring": ring,
         "one_shot": [(ANY_SIZE, "one_shot", "ll")],
