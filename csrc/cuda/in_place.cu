@@ -35,7 +35,7 @@ class Combination {
 };
 
 template <class T, bool sum>
-RK_KERNEL(kMostInPlaceThreads, 2)
+RK_KERNEL(kMostInPlaceThreads, kBlocksPerSM)
 in_place(RK_ARGUMENT InPlaceArgs args) {
   using A = Arithmetic<T, sum>;
   const A arithmetic(args.reduction);
