@@ -184,6 +184,17 @@ class Communicator:
         wide: bool,
         async_op: bool,
     ) -> dist.Work | None: ...
+    def all_reduce_residual_rms_norm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        algorithm: str,
+        protocol: str,
+        in_rank_order: bool,
+        wide: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
     def reduce_scatter(
         self,
         output: torch.Tensor,
@@ -240,6 +251,17 @@ class HostsCommunicator:
         wide: bool,
         async_op: bool,
     ) -> dist.Work | None: ...
+    def all_reduce_residual_rms_norm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        algorithm: str,
+        protocol: str,
+        in_rank_order: bool,
+        wide: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
     def reduce_scatter(
         self,
         output: torch.Tensor,

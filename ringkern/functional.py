@@ -1,7 +1,8 @@
 """Out of place, differentiable, and traceable: the ring inside ``torch.compile``.
 
-Two operators are registered with torch: ``ringkern::all_reduce`` returns a new tensor, and
-``ringkern::all_reduce_`` is what :func:`ringkern.ring_all_reduce` becomes in a compiled graph.
+Three operators are registered with torch: ``ringkern::all_reduce`` and
+``ringkern::all_reduce_residual_rms_norm`` return new tensors, and ``ringkern::all_reduce_`` is what
+:func:`ringkern.ring_all_reduce` becomes in a compiled graph.
 A result that nothing uses may be removed by the compiler, and its collective with it, on the ranks
 where that happens: use the result on all ranks, or on none.
 """
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .arguments import way_asked
 from .comm import communicator_for
 
 _OPS: dict[str, dist.ReduceOp.RedOpType] = {
@@ -54,6 +56,71 @@ def all_reduce(
     """
     result: torch.Tensor = torch.ops.ringkern.all_reduce(tensor, op, _group_name(group))
     return result
+
+
+def all_reduce_residual_rms_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+    group: dist.ProcessGroup | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sums ``x`` over all ranks, adds ``residual``, and divides each row by its root mean square.
+
+    This is the end of a layer of a transformer that is split between ranks::
+
+        total = all_reduce(x) + residual
+        normalised = torch.nn.functional.rms_norm(total, weight.shape, weight, eps)
+
+    The all-reduce is that of ``deterministic="size_invariant"``, so that the bits of a row do not
+    depend on the number of rows. ``total`` has the bits of these two operations. ``normalised`` is
+    computed in float32 from ``total`` and rounded once. On a CPU the squares of a row are added in
+    one order on every processor: square i to partial sum i % 32, and then the upper half of the
+    partial sums to the lower half, until one is left. On CUDA torch's operations follow the
+    all-reduce. There is no gradient.
+
+    Args:
+        x: a tensor of shape (..., n) of float32, float16 or bfloat16, of this rank.
+        residual: a tensor of the shape, dtype and device of ``x``, the same on all ranks.
+        weight: the factors of a row, of shape (n,), dtype and device of ``x``.
+        eps: added to the mean of the squares of a row; 0 or more.
+        group: the process group; ``None``: the default one.
+
+    Returns:
+        ``normalised`` and ``total``, contiguous tensors of the shape and dtype of ``x``.
+
+    Raises:
+        TypeError: a dtype that has no norm.
+        ValueError: shapes, dtypes or devices that do not fit together, or ``eps``.
+        NotImplementedError: a gradient is asked for; and what :func:`ringkern.ring_all_reduce`
+            raises, for the same reasons.
+    """
+    if torch.compiler.is_compiling():
+        op = torch.ops.ringkern.all_reduce_residual_rms_norm
+        pair: tuple[torch.Tensor, torch.Tensor] = op(x, residual, weight, eps, _group_name(group))
+        return pair
+    _check_no_gradient(x, residual, weight)
+    return _sum_norm(x, residual, weight, eps, group)
+
+
+def _check_no_gradient(*tensors: torch.Tensor) -> None:
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        raise NotImplementedError(
+            "all_reduce_residual_rms_norm has no gradient; use torch.no_grad(), or all_reduce and "
+            "torch.nn.functional.rms_norm"
+        )
+
+
+def _sum_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    group: dist.ProcessGroup | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    way = way_asked("auto", "auto", "size_invariant", "auto", x.device.type)
+    c = communicator_for(group)._c
+    return c.all_reduce_residual_rms_norm(x, residual, weight, eps, *way)
 
 
 def all_reduce_in_graph(tensor: Any, op: Any, group: dist.ProcessGroup | None, *way: str) -> bool:
@@ -102,6 +169,11 @@ _library.define(
     "str deterministic, str accumulate) -> ()",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
+_library.define(
+    "all_reduce_residual_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps, str group) "
+    "-> (Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
 
 
 def _all_reduce(x: torch.Tensor, op: str, group: str) -> torch.Tensor:
@@ -129,9 +201,16 @@ def _all_reduce_(
     )
 
 
+def _all_reduce_residual_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, group: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _sum_norm(x, residual, weight, eps, _group_of(group))
+
+
 for _key in ("CPU", "CUDA"):
     _library.impl("all_reduce", _all_reduce, _key)
     _library.impl("all_reduce_", _all_reduce_, _key)
+    _library.impl("all_reduce_residual_rms_norm", _all_reduce_residual_rms_norm, _key)
 
 
 def _all_reduce_fake(x: torch.Tensor, op: str, group: str) -> torch.Tensor:
@@ -142,8 +221,17 @@ def _all_reduce_fake_(x: torch.Tensor, op: str, group: str, *way: str) -> None:
     return None
 
 
+def _all_reduce_residual_rms_norm_fake(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, group: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _all_reduce_fake(x, "sum", group), _all_reduce_fake(x, "sum", group)
+
+
 torch.library.register_fake("ringkern::all_reduce", _all_reduce_fake, lib=_library)
 torch.library.register_fake("ringkern::all_reduce_", _all_reduce_fake_, lib=_library)
+torch.library.register_fake(
+    "ringkern::all_reduce_residual_rms_norm", _all_reduce_residual_rms_norm_fake, lib=_library
+)
 
 
 def _setup(ctx: Any, inputs: tuple[torch.Tensor, str, str], output: torch.Tensor) -> None:
@@ -174,3 +262,17 @@ def _all_reduce_autograd(x: torch.Tensor, op: str, group: str, *way: str) -> Non
 
 
 _library.impl("all_reduce_", _all_reduce_autograd, "Autograd")
+
+
+def _all_reduce_residual_rms_norm_autograd(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, group: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    _check_no_gradient(x, residual, weight)
+    with torch._C._AutoDispatchBelowAutograd():
+        pair: tuple[torch.Tensor, torch.Tensor] = torch.ops.ringkern.all_reduce_residual_rms_norm(
+            x, residual, weight, eps, group
+        )
+    return pair
+
+
+_library.impl("all_reduce_residual_rms_norm", _all_reduce_residual_rms_norm_autograd, "Autograd")

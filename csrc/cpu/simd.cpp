@@ -9,6 +9,8 @@
 
 #include "cpu/simd.h"
 
+#include <cmath>
+
 #include "cpu/simd_vectors.h"
 
 // A destination that is a source is so element by element. Without this, the compiler compares the
@@ -103,6 +105,54 @@ void narrow(void* out, const float* partial, int64_t n, double divisor) {
   });
 }
 
+template <class T>
+RK_INLINE Floats vector_at(const char* p) {
+  if constexpr (is_small_float<T>) return load_floats<T>(p);
+  else return load_partial(reinterpret_cast<const float*>(p));
+}
+
+template <class T>
+float sum_of_squares(const void* in, int64_t n) {
+  constexpr int64_t bytes = sizeof(T);
+  Floats partial[kSquareSums / kLanes] = {};
+  const auto add_some = [&](const char* x) {
+    for (int j = 0; j < kSquareSums / kLanes; ++j) {
+      const Floats v = vector_at<T>(x + j * kLanes * bytes);
+      partial[j] += v * v;
+    }
+  };
+  const char* const x = static_cast<const char*>(in);
+  int64_t i = 0;
+  for (; i + kSquareSums <= n; i += kSquareSums) add_some(x + i * bytes);
+  if (i < n) {  // zeros add nothing
+    char last[kSquareSums * bytes] = {};
+    memcpy(last, x + i * bytes, size_t((n - i) * bytes));
+    add_some(last);
+  }
+  float sums[kSquareSums];
+  memcpy(sums, partial, sizeof sums);
+  for (int half = kSquareSums / 2; half > 0; half /= 2)
+    for (int j = 0; j < half; ++j) sums[j] += sums[j + half];
+  return sums[0];
+}
+
+template <class T>
+void add_rms_norm(void* out, void* sum, const void* residual, const void* weight, int64_t n,
+                  float eps) {
+  reduce<Combine::sum, T>(sum, nullptr, sum, residual, n);
+  const float scale = 1 / std::sqrt(sum_of_squares<T>(sum, n) / float(n) + eps);
+  if constexpr (is_small_float<T>) {
+    by_vectors<T>(out, nullptr, sum, weight, n,
+                  [scale](Floats x, Floats w) { return x * scale * w; });
+  } else {
+    auto* const to = static_cast<Unaligned<T>*>(out);
+    auto* const x = static_cast<const Unaligned<T>*>(sum);
+    auto* const w = static_cast<const Unaligned<T>*>(weight);
+    RK_INDEPENDENT
+    for (int64_t i = 0; i < n; ++i) to[i].set(one_nan(x[i].get() * scale * w[i].get()));
+  }
+}
+
 template <DType D>
 constexpr void add(Kernels& k) {
   using T = storage_t<D>;
@@ -122,6 +172,8 @@ constexpr void add(Kernels& k) {
     k.narrow[int(D)] = &narrow<false, T>;
     k.narrow_divided[int(D)] = &narrow<true, T>;
   }
+  if constexpr (D == DType::f32 || D == DType::f16 || D == DType::bf16)
+    k.add_rms_norm[int(D)] = &add_rms_norm<T>;
 }
 
 constexpr Kernels make() {

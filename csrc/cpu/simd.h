@@ -23,6 +23,13 @@ using WidenLoop = void (*)(float* partial, const void* in, int64_t n);
 // out[i] = partial[i], or partial[i] / divisor, rounded.
 using NarrowLoop = void (*)(void* out, const float* partial, int64_t n, double divisor);
 inline constexpr int64_t kPartialRoom = 15;
+// A row of floats: sum[i] += residual[i], rounded, and out[i] = sum[i] / rms * weight[i] in floats,
+// rounded once, where rms = sqrt(mean of sum[i]^2 + eps). The squares are added in one order on all
+// machines: square i to partial sum i % kSquareSums, and of these the upper half to the lower one
+// until one is left.
+using RmsNormLoop = void (*)(void* out, void* sum, const void* residual, const void* weight,
+                             int64_t n, float eps);
+inline constexpr int kSquareSums = 32;
 
 // Null where an operation does not exist: bitwise ones on floats, scales of integers.
 struct Kernels {
@@ -36,6 +43,8 @@ struct Kernels {
   WidenLoop add_wide[kDTypes][kCombines] = {};
   NarrowLoop narrow[kDTypes] = {};
   NarrowLoop narrow_divided[kDTypes] = {};
+  // Of float32, float16 and bfloat16.
+  RmsNormLoop add_rms_norm[kDTypes] = {};
 };
 
 enum class Isa : uint8_t { baseline, avx2, avx512, avx512bf16 };

@@ -6,6 +6,7 @@
 
 #include "torch/bindings.h"
 #include "torch/communicator.h"
+#include "torch/norm.h"
 
 namespace ringkern::torch_ext {
 
@@ -28,6 +29,16 @@ void bind_calls(py::class_<C>& bound) {
           },
           py::arg("tensor"), py::arg("op"), py::arg("algorithm"), py::arg("protocol"),
           py::arg("in_rank_order"), py::arg("wide"), py::arg("async_op"))
+      .def(
+          "all_reduce_residual_rms_norm",
+          [](C& c, const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
+             double eps, const std::string& algorithm, const std::string& protocol,
+             bool in_rank_order, bool wide) {
+            return all_reduce_residual_rms_norm(c, x, residual, weight, eps,
+                                                Wish::of(algorithm, protocol, in_rank_order, wide));
+          },
+          py::arg("x"), py::arg("residual"), py::arg("weight"), py::arg("eps"),
+          py::arg("algorithm"), py::arg("protocol"), py::arg("in_rank_order"), py::arg("wide"))
       .def(
           "reduce_scatter",
           [](C& c, const at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& op,

@@ -28,6 +28,9 @@ inline void* current_stream(c10::Device device) {
   return guard.getStream(device).native_handle();
 }
 
+// Bytes that a call is done with before another thread could use the GIL.
+inline constexpr int64_t kKeepsGil = 16 << 10;
+
 // Releases the GIL where it is held: c10d calls a backend without.
 class WithoutGil {
  public:

@@ -40,6 +40,16 @@ WorkPtr TorchCommunicator::all_reduce(const at::Tensor& tensor, const c10d::Redu
                 wish, async_op);
 }
 
+at::Tensor TorchCommunicator::sum_of(const at::Tensor& x, const Wish& wish) {
+  const Reduction sum = reduction_for({Op::sum}, check_tensor(x, "x"), ranks());
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  at::Tensor out = at::empty(x.sizes(), x.options().memory_format(at::MemoryFormat::Contiguous));
+  if (!all_reduce_now(out, x, Op::sum, wish))
+    launch(c10d::OpType::ALLREDUCE, out, prepare(Collective::all_reduce, out, x, sum, x.numel()),
+           wish, false);
+  return out;
+}
+
 WayTables::Lists TorchCommunicator::table(const std::string& device) {
   const auto type = c10::Device(device).type();
   std::lock_guard lock(devices_mutex_);

@@ -70,14 +70,20 @@ class TorchCommunicator final : public Runner {
   // The same for a dense tensor on a CPU, synchronous and by "auto", once the ring is connected; in
   // a tenth of the time. Otherwise nothing happens, and the answer is false. With the GIL.
   bool all_reduce_now(const at::Tensor& tensor, Op op, const Wish& wish = {}) {
-    const at::TensorImpl& t = *tensor.unsafeGetTensorImpl();
+    return all_reduce_now(tensor, tensor, op, wish);
+  }
+  // The same from one tensor into another one like it.
+  bool all_reduce_now(const at::Tensor& out, const at::Tensor& in, Op op, const Wish& wish) {
+    const at::TensorImpl& t = *out.unsafeGetTensorImpl();
     if (cpu_ == nullptr || !is_ordinary(t)) return false;
+    if (!in.is_same(out) && !is_ordinary(*in.unsafeGetTensorImpl())) return false;
     const auto dtype = dtype_of(c10::typeMetaToScalarType(t.dtype()));
     if (!dtype || !accepts(op, kind_of(*dtype))) return false;
     Task task;
     task.reduction = Reduction::of(op, *dtype, ranks());
     task.count = t.numel();
-    task.in = task.out = tensor.mutable_data_ptr();
+    task.out = out.mutable_data_ptr();
+    task.in = in.const_data_ptr();
     choose_way(task, wish, c10::DeviceType::CPU);
     // Where it ends within microseconds, letting the GIL go would take a good part of them.
     Rest rest{*this};
@@ -88,14 +94,17 @@ class TorchCommunicator final : public Runner {
     try {
       done = comm_->run_now(*cpu_, task);
     } catch (...) {
-      bump_version(tensor);  // a part of it may have changed
+      bump_version(out);  // a part of it may have changed
       rest.rethrow();
       throw;
     }
-    if (done) bump_version(tensor);
+    if (done) bump_version(out);
     rest.rethrow();
     return done;
   }
+
+  // Returns the sum of `x` over all ranks, contiguous.
+  at::Tensor sum_of(const at::Tensor& x, const Wish& wish);
 
   // What calls on this kind of device are chosen from: rank 0's lists once the ranks are connected,
   // until then this rank's.
@@ -126,6 +135,7 @@ class TorchCommunicator final : public Runner {
   // Called first when this ends, with the GIL.
   void on_end(void (*tell)(const TorchCommunicator*)) { on_end_ = tell; }
 
+  Callers& callers() { return callers_; }
   int rank() const { return comm_->rank(); }
   int ranks() const { return comm_->ranks(); }
   double timeout_s() const { return double(comm_->timeout().count()) / 1000; }
@@ -167,8 +177,6 @@ class TorchCommunicator final : public Runner {
 
   // Made once for each device.
   const Device& device_on(c10::Device device);
-
-  static constexpr int64_t kKeepsGil = 16 << 10;  // bytes
 
   void (*on_end_)(const TorchCommunicator*) = nullptr;
   Callers callers_;

@@ -55,6 +55,13 @@ class HostsCommunicator final : public Runner {
     return launch_one(c10d::OpType::ALLREDUCE, tensor,
                       prepare_all_reduce(tensor, op_of(op), ranks()), wish, async_op);
   }
+  // As that of a TorchCommunicator.
+  at::Tensor sum_of(const at::Tensor& x, const Wish& wish) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    at::Tensor out = x.clone(at::MemoryFormat::Contiguous);
+    all_reduce(out, c10d::ReduceOp::SUM, wish, false);
+    return out;
+  }
   WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                          const c10d::ReduceOp& op, const Wish& wish, bool async_op) {
     return launch_one(c10d::OpType::_REDUCE_SCATTER_BASE, output,
@@ -96,6 +103,7 @@ class HostsCommunicator final : public Runner {
     std::lock_guard lock(told_);
     on_told_ = std::move(call);
   }
+  Callers& callers() { return callers_; }
   int rank() const { return hosts_.rank(); }
   int ranks() const { return hosts_.ranks(); }
   double timeout_s() const { return double(timeout_.count()) / 1000; }

@@ -1,6 +1,8 @@
 // The loops of every instruction set against reduce/ops.h, element by element and to the bit.
 #include "cpu/simd.h"
 
+#include <cmath>
+
 #include "check.h"
 #include "reduce/samples.h"
 
@@ -143,6 +145,69 @@ void test_what_is_wide(const Kernels& k) {
   }
 }
 
+// One element after the other, as RmsNormLoop has it.
+template <class T>
+struct Normed {
+  std::vector<T> sum, out;
+
+  Normed(const std::vector<T>& x, const std::vector<T>& residual, const std::vector<T>& weight,
+         int64_t n, float eps) {
+    float squares[kSquareSums] = {};
+    for (size_t i = 0; i < size_t(n); ++i) {
+      sum.push_back(combine<Combine::sum>(x[i], residual[i]));
+      const float s = widened(sum[i]), square = s * s;
+      squares[i % kSquareSums] += square;
+    }
+    for (int half = kSquareSums / 2; half > 0; half /= 2)
+      for (int j = 0; j < half; ++j) squares[j] += squares[j + half];
+    const float scale = 1 / std::sqrt(squares[0] / float(n) + eps);
+    for (size_t i = 0; i < size_t(n); ++i)
+      out.push_back(narrowed(widened(sum[i]) * scale * widened(weight[i])));
+  }
+
+ private:
+  static float widened(T x) {
+    if constexpr (is_small_float<T>) return to_float(x);
+    else return x;
+  }
+  static T narrowed(float x) {
+    if constexpr (is_small_float<T>) return from_float<T>(x);
+    else return one_nan(x);
+  }
+};
+
+template <class T>
+void test_add_rms_norm(const Kernels& k, DType dtype) {
+  Random random(3);
+  std::vector<T> x, residual, weight;
+  for (std::vector<T>* v : {&x, &residual, &weight})
+    for (int64_t i = 0; i < kMost; ++i) v->push_back(moderate<T>(random));
+  const Inputs<T> any;  // with infinities and NaNs
+  const auto test = [&](const std::vector<T>& a, const std::vector<T>& b, int64_t n, int offset) {
+    const Normed<T> expected(a, b, weight, n, 1e-5f);
+    Buffer sum(a, n, offset), added(b, n, (offset + 1) % 5), w(weight, n, (offset + 2) % 9);
+    Buffer out(n * int64_t(sizeof(T)), (offset + 3) % 11);
+    k.add_rms_norm[int(dtype)](out.data(), sum.data(), added.data(), w.data(), n, 1e-5f);
+    out.check(expected.out);
+    sum.check(expected.sum);
+    added.check(b);
+    w.check(weight);
+  };
+  each_length([&](int64_t n, int offset) {
+    if (n == 0) return;
+    test(x, residual, n, offset);
+    test(any.x, any.y, n, offset);
+  });
+}
+
+void test_norms(const Kernels& k) {
+  test_add_rms_norm<float>(k, DType::f32);
+  test_add_rms_norm<f16_t>(k, DType::f16);
+  test_add_rms_norm<bf16_t>(k, DType::bf16);
+  for (const DType dtype : {DType::f64, DType::e4m3, DType::e5m2, DType::i32})
+    CHECK(k.add_rms_norm[int(dtype)] == nullptr);
+}
+
 template <DType D>
 void test_dtype(const Kernels& k) {
   using T = storage_t<D>;
@@ -249,6 +314,8 @@ TEST_CASE("the loops reduce and scale as single elements do") {
 TEST_CASE("a reducer calls the loops of its reduction") { each_isa(test_reducer); }
 
 TEST_CASE("wide sums are in floats") { each_isa(test_what_is_wide); }
+
+TEST_CASE("a norm has the bits of its definition") { each_isa(test_norms); }
 
 TEST_CASE("elements are copied to one place or two") { test_copy_two(); }
 

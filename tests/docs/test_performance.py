@@ -97,6 +97,16 @@ def test_overhead(column: int, name: str) -> None:
         assert row[column] == f"{median(times[CALLS[row[0]]]):.2f}"
 
 
+def test_the_end_of_a_layer() -> None:
+    _, rows = table("The end of a layer")
+    found = json.loads((ROOT / "bench/results/2026-11-26-norm-2-ranks.json").read_text())
+    expected = []
+    for case in found["cases"]:
+        fused, separate = (median(case["times_us"][name]) for name in ("fused", "separate"))
+        expected.append([case["case"], shown(fused), shown(separate), f"{fused / separate:.2f}"])
+    assert rows == expected
+
+
 def test_between_hosts() -> None:
     _, rows = table("Between hosts")
     assert [size_of(row[0]) for row in rows] == list(rows_of("hosts-2x2"))

@@ -1,0 +1,79 @@
+// An all-reduce and what a layer of a transformer does with its sum: adds a residual, and divides
+// each row by its root mean square. On a CPU that is one pass over rows that the all-reduce has just
+// written; elsewhere torch's own operations follow it.
+#pragma once
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/rms_norm.h>
+
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "cpu/simd.h"
+#include "torch/calls.h"
+#include "torch/checks.h"
+
+namespace ringkern::torch_ext {
+
+inline void check_norm(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
+                       double eps) {
+  const DType dtype = check_tensor(x, "x");
+  if (kernels().add_rms_norm[int(dtype)] == nullptr)
+    throw py::type_error(std::string("x is of dtype torch.") + name_of(dtype) +
+                         ", which has no norm; float32, float16 and bfloat16 have: convert it "
+                         "first");
+  if (x.dim() == 0)
+    throw py::value_error("x has no dimension; give a tensor whose last one is a row's");
+  const std::pair<const at::Tensor&, const char*> others[] = {{residual, "residual"},
+                                                              {weight, "weight"}};
+  for (const auto& [tensor, role] : others) {
+    check_dense(tensor, role);
+    check_same_kind(tensor, role, x, "x");
+  }
+  if (residual.sizes() != x.sizes())
+    throw py::value_error("residual has shape " + shape_text(residual) + " and x " + shape_text(x) +
+                          "; they must have the same shape");
+  if (weight.dim() != 1 || weight.size(0) != x.size(-1))
+    throw py::value_error("weight has shape " + shape_text(weight) + " and x " + shape_text(x) +
+                          "; weight must have one dimension, of the size of x's last one");
+  if (!std::isfinite(eps) || eps < 0)
+    throw py::value_error("eps is " + std::to_string(eps) + "; give a number of 0 or more");
+}
+
+// Adds `residual` to `total`, a contiguous tensor, and returns the norm of the sum.
+inline at::Tensor add_rms_norm(const at::Tensor& total, const at::Tensor& residual,
+                               const at::Tensor& weight, double eps, Callers& callers) {
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  if (!total.is_cpu()) {
+    total.add_(residual);
+    return at::rms_norm(total, weight.sizes(), weight, eps);
+  }
+  const at::Tensor added = plain(residual), factors = plain(weight);
+  at::Tensor out = at::empty_like(total);
+  const int64_t row = total.size(-1), bytes = row * total.element_size();
+  const int64_t rows = row == 0 ? 0 : total.numel() / row;
+  auto* const to = static_cast<std::byte*>(out.mutable_data_ptr());
+  auto* const sum = static_cast<std::byte*>(total.mutable_data_ptr());
+  const auto* const from = static_cast<const std::byte*>(added.const_data_ptr());
+  const RmsNormLoop loop = kernels().add_rms_norm[int(*dtype_of(total.scalar_type()))];
+  std::optional<Callers::Scope> no_gil;
+  if (rows * bytes > kKeepsGil) no_gil.emplace(callers);
+  for (int64_t at = 0; at < rows * bytes; at += bytes)
+    loop(to + at, sum + at, from + at, factors.const_data_ptr(), row, float(eps));
+  return out;
+}
+
+// Returns the norm, and the sum of `x` over all ranks and `residual`.
+template <class C>
+std::pair<at::Tensor, at::Tensor> all_reduce_residual_rms_norm(C& c, const at::Tensor& x,
+                                                               const at::Tensor& residual,
+                                                               const at::Tensor& weight, double eps,
+                                                               const Wish& wish) {
+  check_norm(x, residual, weight, eps);
+  const at::Tensor total = c.sum_of(x, wish);
+  return {add_rms_norm(total, residual, weight, eps, c.callers()), total};
+}
+
+}  // namespace ringkern::torch_ext
