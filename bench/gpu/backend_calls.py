@@ -178,6 +178,23 @@ def coalesced(at: Rank) -> None:
                 at.expect(f"{kind}[{right.numel()}] coalesced {where}", given[0], right)
 
 
+def norm(at: Rank) -> None:
+    """The sum over the ranks with a residual, to the bit; its norm beside torch's own."""
+    from ringkern import functional  # which is built by now
+
+    for rows in (1, 37):
+        x, residual = (at.of(rank, rows * 512, torch.bfloat16) for rank in (at.rank, at.size))
+        weight, shape = at.of(0, 512, torch.bfloat16), (rows, 512)
+        out, total = functional.all_reduce_residual_rms_norm(
+            x.view(shape), residual.view(shape), weight, 1e-6
+        )
+        whole = reduced(at.of_all(rows * 512, torch.bfloat16), "SUM") + residual
+        at.expect(f"sum and residual of {rows} rows", total, whole.view(shape))
+        right = torch.nn.functional.rms_norm(total, (512,), weight, 1e-6)
+        far = (out - right).abs() > right.abs() / 64  # two last bits of a bfloat16
+        at.expect_none(f"norm of {rows} rows", far.sum())
+
+
 CHECKS: dict[str, Callable[[Rank], None]] = {
     "messages": messages,
     "all_reduce": every_way(all_reduce),
@@ -187,4 +204,5 @@ CHECKS: dict[str, Callable[[Rank], None]] = {
     "all_to_all": every_way(all_to_all),
     "barrier": barrier,
     "coalesced": every_way(coalesced),
+    "norm": norm,
 }
