@@ -17,8 +17,10 @@ constexpr Milliseconds kPartingTimeout{2000};
 // How often a rank that waits for the others looks whether one of them is gone.
 constexpr Milliseconds kLookEvery{100};
 
-// Behind the key of a ring: ranks that do not have access to the memory of all others.
+// Behind the key of a ring: ranks that do not have access to the memory of all others; ranks from
+// which a line of LL128 may arrive in parts.
 constexpr const char* kApart = "/apart";
+constexpr const char* kTorn = "/torn";
 
 // The control page of a rank goes with its transport's offer: its descriptor is the last one.
 Offer with_page(Offer offer, int page) {
@@ -50,10 +52,13 @@ std::string word_of(const Device& device, const std::vector<std::string>& buses)
   return to_bytes(Word{device.ways, device.arrange ? device.arrange(buses) : RingOrders{}});
 }
 
-// Tells if a rank has no access to the memory of another, once all have mapped what they can. Up to
-// three ranks are all neighbours, who must have it.
-bool any_apart(const Device& device, int ranks, Store& store, const std::string& key) {
-  return !device.terms.bus.empty() && ranks > 3 && store.add(key + kApart, 0) > 0;
+// Leaves out the ways that a GPU lacks, once all ranks have mapped what they can and have noted what
+// they cannot. Up to three ranks are all neighbours, who must have access to each other's memory.
+void leave_out(WayTable& ways, const Device& device, int ranks, Store& store,
+               const std::string& key) {
+  if (device.terms.bus.empty()) return;
+  if (ranks > 3 && store.add(key + kApart, 0) > 0) ways.keep_to_ring();
+  if (store.add(key + kTorn, 0) > 0) ways.leave_out_lines();
 }
 
 // A store that ends the rendezvous when `look` throws. Once: afterwards the other ranks are told
@@ -186,6 +191,7 @@ Communicator::Ring Communicator::connect(const Device& device) {
       segments.all[size_t(peer)] = ring.transport->map(theirs, peer);
     }
     if (std::ranges::count(segments.all, nullptr) > 0) store_->add(key + kApart, 1);
+    if (!ring.transport->carries_lines()) store_->add(key + kTorn, 1);
     segments.next = segments.all[size_t(place.next)];
     segments.prev = segments.all[size_t(place.prev)];
     equip();
@@ -215,7 +221,7 @@ Communicator::Ring Communicator::connect(const Device& device) {
   };
   ring.neighbours =
       join_ring(store, key, place, device.terms, roster.left_of(timeout_), word, offer, map, probe);
-  if (any_apart(device, ranks_, *store_, key)) ring.ways.keep_to_ring();
+  leave_out(ring.ways, device, ranks_, *store_, key);
   return ring;
 }
 

@@ -125,6 +125,9 @@ class Transport {
   // Checks the offer against `bytes`, the size that this rank expects: never a size a peer names.
   // May be null, out of reach, where the peer is no neighbour on any ring.
   virtual void* map(const Offer& offer, int peer) = 0;
+  // Tells if a line of LL128 arrives whole in the memory of this rank's neighbours; once all is
+  // mapped.
+  virtual bool carries_lines() const { return true; }
   // Ends this rank's use of the others' memory. True where a rank must not give its own back before
   // they have done the same: the communicator then waits for their word.
   virtual bool unmap() { return false; }
@@ -203,12 +206,18 @@ struct Task {
   CallWords part_of{};
 };
 
-// Its way, where that is open.
+// Its way, where that is open. Throws UsageError where it asks for one that is not there.
 inline void choose(const Task& t, const WayTable& ways) {
-  if (t.choice == Choice::none) return;
-  const Way way = ways.choose(t.choice, t.count * size_of(t.reduction.dtype));
-  t.algorithm = way.algorithm;
-  t.protocol = way.protocol;
+  if (t.choice != Choice::none) {
+    const Way way = ways.choose(t.choice, t.count * size_of(t.reduction.dtype));
+    t.algorithm = way.algorithm;
+    t.protocol = way.protocol;
+  } else if (t.protocol == Protocol::ll128 && ways.whole_lines == 0) {
+    throw UsageError(
+        "protocol ll128 needs links over which a line of 128 bytes arrives whole: NVLink, or "
+        "ranks on one GPU. Ranks of this ring have another one between them, such as PCIe (see "
+        "nvidia-smi topo -m): use protocol simple or ll, or leave it to auto");
+  }
 }
 
 constexpr CallWords words_of(const Task& t) {

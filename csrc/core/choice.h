@@ -62,6 +62,7 @@ struct WayTable {
     uint8_t unused[6] = {};
   };
   Row rows[kChoices][kRows];  // a list ends with the row whose `below` is kAnySize
+  uint64_t whole_lines = 1;   // 0: LL128 is not there
 
   static constexpr int64_t kAnySize = int64_t(1) << 62;  // more than any tensor has
 
@@ -80,6 +81,14 @@ struct WayTable {
   // the memory of every other, the other algorithms are not there.
   constexpr void keep_to_ring() {
     for (int r = 0; r < kRows; ++r) rows[int(Choice::automatic)][r] = rows[int(Choice::ring)][r];
+  }
+
+  // Leaves LL128 out: a line of 128 bytes does not arrive whole over every link.
+  constexpr void leave_out_lines() {
+    whole_lines = 0;
+    for (auto& list : rows)
+      for (Row& row : list)
+        if (row.way.protocol == Protocol::ll128) row.way.protocol = Protocol::simple;
   }
 
   // What comes from another process is looked at before it is used.

@@ -41,6 +41,21 @@ std::string bus_of(int device) noexcept {
   return {};
 }
 
+bool carries_lines(int from, int to) {
+  if (from == to) return true;
+  int native = 0;
+  check(cudaDeviceGetP2PAttribute(&native, cudaDevP2PAttrNativeAtomicSupported, from, to),
+        "cudaDeviceGetP2PAttribute");
+  return native != 0;
+}
+
+bool carries_lines(int from, const char* bus) {
+  int to = -1;
+  if (cudaDeviceGetByPCIBusId(&to, bus) == cudaSuccess) return carries_lines(from, to);
+  (void)cudaGetLastError();  // or a later call of someone else would report it
+  return false;
+}
+
 void check_device(int device) {
   int n = 0;
   check(cudaGetDeviceCount(&n), "cudaGetDeviceCount",

@@ -22,6 +22,11 @@ void check(cudaError_t error, const char* call, const char* remedy = "");
 void load(const void* kernel);
 // Its place on the PCI bus, as "0000:3b:00.0", whatever number it has in this process; or nothing.
 std::string bus_of(int device) noexcept;
+// Tells if what a warp of one device stores at once, 128 bytes, arrives whole in the memory of
+// another one: where the link has atomic operations of its own, as NVLink does and PCIe does not.
+bool carries_lines(int from, int to);
+// The same for a device that is on this bus; false where this process does not see one there.
+bool carries_lines(int from, const char* bus);
 // Throws TransportError that says which devices there are, unless `device` is one of them.
 void check_device(int device);
 

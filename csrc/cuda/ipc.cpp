@@ -16,6 +16,7 @@ constexpr int64_t kBlock = 2 << 20;
 struct IpcTransport::Ticket {
   cudaIpcMemHandle_t handle;
   int64_t bytes;
+  char bus[16];  // of the device
   int64_t pid;
 };
 
@@ -55,6 +56,7 @@ Offer IpcTransport::offer() {
   Ticket ticket{};
   ticket.bytes = bytes_;
   ticket.pid = ::getpid();
+  bus_of(device_).copy(ticket.bus, sizeof ticket.bus - 1);
   check(cudaIpcGetMemHandle(&ticket.handle, mine_), "cudaIpcGetMemHandle",
         "CUDA IPC is not available here: it needs Linux, a GPU outside of confidential-computing "
         "mode and, under WSL, a newer driver");
@@ -92,6 +94,9 @@ void* IpcTransport::map(const Offer& offer, int peer) {
         "nvidia-smi topo -p2p r), and their processes one pid and IPC namespace (docker: "
         "--ipc=host --pid=host, or one container for all ranks)");
   mappings_.push_back(at);
+  ticket.bus[sizeof ticket.bus - 1] = 0;
+  if (is_neighbour(peer))
+    carries_lines_ = carries_lines_ && cuda::carries_lines(device_, ticket.bus);
   return at;
 }
 

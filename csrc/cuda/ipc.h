@@ -27,6 +27,7 @@ class IpcTransport final : public Transport {
   // Throws TransportError, but for memory out of reach of a rank that is a neighbour on no ring:
   // then it returns null.
   void* map(const Offer& offer, int peer) override;
+  bool carries_lines() const override { return carries_lines_; }
   bool unmap() override;
   void abandon() override { mine_ = nullptr; }
   void begin_probe(std::span<ProbedLink> links) override;
@@ -47,6 +48,7 @@ class IpcTransport final : public Transport {
   RingOrders orders_;
   void* mine_ = nullptr;
   std::vector<void*> mappings_;
+  bool carries_lines_ = true;  // to the neighbours that were mapped
   std::optional<Prober> prober_;  // until the links have been probed
 };
 

@@ -10,9 +10,10 @@
 //            row 1  32 ..       38 7b F | 39 .. 45 15b F | 46 .. 23b F | 53 .. 59 31b F
 //
 // ORDERING   a line is stored by one instruction of a warp and becomes visible whole: NVLink and
-//            the L2 of one GPU do so, the memory model promises nothing. A warp that has seen the
-//            flags of its lines loads them once more, because the loads that came before a flag's
-//            may have been too early. `head` is posted behind a barrier and a fence.
+//            the L2 of one GPU do so, the memory model promises nothing; over PCIe LL128 is refused
+//            (carries_lines in cuda/device.h). A warp that has seen the flags of its lines
+//            loads them once more, because the loads that came before a flag's may have been too
+//            early. `head` is posted behind a barrier and a fence.
 // POLLING    the flag of each line, which lies beside its data, in the rank's own segment. `head`,
 //            by one lane of each warp, and only when what it last saw is used up.
 // REUSE      a slot is written again only when `head` has given it back; the flag has 64 bits and

@@ -57,6 +57,12 @@ bool reach_each_other(const std::vector<int>& devices) {
   return true;
 }
 
+bool carry_lines(const std::vector<int>& devices) {
+  for (size_t r = 0; r < devices.size(); ++r)
+    if (!carries_lines(devices[r], devices[(r + 1) % devices.size()])) return false;
+  return true;
+}
+
 LocalRing::LocalRing(const std::vector<int>& devices, Milliseconds timeout,
                      const RingOrders& orders)
     : ranks_(int(devices.size())), orders_(orders), geometry_(default_geometry()) {

@@ -155,9 +155,10 @@ class WayTables {
   using Lists = std::map<std::string, std::vector<Row>>;
 
   // Throws ValueError where they are none.
-  // `reached`: all ranks have access to each other's memory, as far as is known.
+  // `reached`: all ranks have access to each other's memory, as far as is known; `whole_lines`: LL128
+  // is there.
   void set(const std::string& device, const Lists& lists, bool one_device = false,
-           bool reached = true) {
+           bool reached = true, bool whole_lines = true) {
     const Place on(c10::Device(device).type(), one_device);
     WayTable table;
     for (const auto& [name, rows] : lists) {
@@ -178,6 +179,7 @@ class WayTables {
       throw py::value_error("the rows of a list rise, and the last one is below " +
                             std::to_string(WayTable::kAnySize) + " bytes");
     if (!reached) table.keep_to_ring();
+    if (!whole_lines) table.leave_out_lines();
     of_[index(on.device)] = table;
   }
 

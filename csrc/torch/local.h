@@ -52,6 +52,12 @@ inline bool reach_each_other(const std::vector<c10::Device>& devices) {
 #endif
   return true;
 }
+inline bool carry_lines(const std::vector<c10::Device>& devices) {
+#if RK_WITH_CUDA
+  if (devices.front().is_cuda()) return cuda::carry_lines(indices_of(devices));
+#endif
+  return true;
+}
 
 inline std::unique_ptr<Executor> whole_ring(const std::vector<c10::Device>& devices,
                                             Milliseconds timeout) {
@@ -112,7 +118,8 @@ class TorchLocalRing {
   }
 
   void set_table(const WayTables::Lists& lists) {
-    tables_.set(place_.name(), lists, place_.one, reach_each_other(devices_));
+    tables_.set(place_.name(), lists, place_.one, reach_each_other(devices_),
+                carry_lines(devices_));
   }
 
   void all_reduce(const Tensors& tensors, const c10d::ReduceOp& op, const Wish& wish) {

@@ -12,11 +12,13 @@ namespace {
 constexpr Milliseconds kLong{20000};
 
 struct Transports final : Transport {
-  explicit Transports(int unreached = -1) : unreached_(unreached) {}
+  explicit Transports(int unreached = -1, bool torn = false) : unreached_(unreached), torn_(torn) {}
   void* mine() override { return &memory_; }
   Offer offer() override { return {"some bytes"}; }
   void* map(const Offer&, int peer) override { return peer == unreached_ ? nullptr : &memory_; }
+  bool carries_lines() const override { return !torn_; }
   const int unreached_;
+  const bool torn_;
   int memory_ = 0;
 };
 
@@ -109,6 +111,36 @@ TEST_CASE("where a rank does not reach all others, none of them leaves the ring"
                            }),
                 "", "");
     }
+}
+
+TEST_CASE("where lines do not arrive whole over every link, no rank takes LL128") {
+  for (const bool torn : {false, true}) {
+    const auto store = std::make_shared<MemoryStore>();
+    check_all(on_threads(2,
+                         [&](int rank) {
+                           Way last;
+                           Device device = device_of(table_of(kOther, kLarge), last);
+                           device.terms.bus = "0000:00:00.0";
+                           device.make_transport = [&] {
+                             return std::make_unique<Transports>(-1, torn && rank == 1);
+                           };
+                           Communicator comm(store, "group", rank, 2, kLong);
+                           Task asked = open_task(7);
+                           asked.choice = Choice::none;
+                           asked.protocol = Protocol::ll128;
+                           if (torn)
+                             CHECK_THROWS(UsageError,
+                                          "protocol ll128 needs links over which a line of 128 "
+                                          "bytes arrives whole: NVLink",
+                                          comm.run(device, asked));
+                           else comm.run(device, asked);
+                           CHECK(last == (torn ? Way{} : kOther));
+                           comm.run(device, open_task(7));  // nothing has come to harm
+                           CHECK(last == (torn ? Way{Algorithm::ring, Protocol::simple} : kOther));
+                           return Neighbours{};
+                         }),
+              "", "");
+  }
 }
 
 TEST_CASE("a ring of one chooses by its own table") {

@@ -41,6 +41,7 @@ struct FakeRuntime {
   int processors = 132, blocks_each = 2;                // of each device
   bool peers = true;                                    // have access to each other
   std::set<std::pair<int, int>> apart;                  // those that have none all the same
+  std::set<std::pair<int, int>> pcie;                   // those whose link tears lines of LL128
   int refuses = -1;                                     // the device on which every launch fails
   int full = -1;                                        // the device that has no memory left
   bool opens = true;                                    // the memory of other processes
@@ -146,6 +147,14 @@ cudaError_t cudaDeviceGetAttribute(int* v, cudaDeviceAttr, int) {
 }
 cudaError_t cudaDeviceCanAccessPeer(int* possible, int from, int to) {
   return *possible = runtime.peers && !runtime.apart.contains({from, to}), cudaSuccess;
+}
+cudaError_t cudaDeviceGetP2PAttribute(int* value, cudaDeviceP2PAttr what, int from, int to) {
+  if (what != cudaDevP2PAttrNativeAtomicSupported) return runtime.last = cudaErrorInvalidValue;
+  return *value = !runtime.pcie.contains({from, to}), cudaSuccess;
+}
+cudaError_t cudaDeviceGetByPCIBusId(int* device, const char* bus) {
+  const bool there = std::sscanf(bus, "0000:0%d:00.0", device) == 1 && *device < runtime.devices;
+  return there ? cudaSuccess : runtime.last = cudaErrorInvalidDevice;
 }
 cudaError_t cudaDeviceEnablePeerAccess(int to, unsigned) {
   const bool fresh = runtime.access.insert({runtime.current, to}).second;

@@ -428,7 +428,9 @@ TEST_CASE("a process must reach its neighbours") {
   const int64_t other = 1;  // the pid of another process, the last thing in an offer
   offer.bytes.replace(offer.bytes.size() - sizeof other, sizeof other,
                       reinterpret_cast<const char*>(&other), sizeof other);
+  runtime.pcie = {{0, 1}};
   CHECK(mine.map(offer, 2) == peer.mine());
+  CHECK(mine.carries_lines());  // to the neighbours
   runtime.opens = false;
   const auto out_of_reach = [&](const std::set<int>& neighbours) {
     for (const int rank : {1, 2, 3})
@@ -445,6 +447,29 @@ TEST_CASE("a process must reach its neighbours") {
   CHECK(orders.add(second, 4));
   mine.arrange(orders);
   out_of_reach({1, 2, 3});
+}
+
+TEST_CASE("LL128 takes links that lines cross whole") {
+  const int64_t other = 1;  // as above
+  for (const bool pcie : {false, true})
+    for (const int devices : {2, 1}) {  // a device that this process does not see may be anywhere
+      runtime = {};
+      if (pcie) runtime.pcie = {{0, 1}};
+      IpcTransport mine(0, 1 << 20, 0, 2), peer(1, 1 << 20, 1, 2);
+      CHECK(mine.carries_lines());
+      Offer offer = peer.offer();
+      offer.bytes.replace(offer.bytes.size() - sizeof other, sizeof other,
+                          reinterpret_cast<const char*>(&other), sizeof other);
+      runtime.devices = devices;
+      CHECK(mine.map(offer, 1) == peer.mine());
+      CHECK_EQ(mine.carries_lines(), !pcie && devices == 2);
+      CHECK_EQ(int(runtime.last), int(cudaSuccess));
+    }
+  runtime = {};
+  runtime.pcie = {{0, 2}};
+  CHECK(carry_lines({0, 1, 2, 1}));  // on the ring 0 does not write to 2
+  CHECK(!carry_lines({0, 2, 1}));
+  CHECK(carry_lines({2, 2}));
 }
 
 // As of a rank whose peer has written, and answers or does not: the peer's part is done by hand.

@@ -273,13 +273,17 @@ def first_message_in_a_graph(rank: int, size: int, folder: Path) -> None:
 
 
 def apart(rank: int, size: int, folder: Path) -> None:
-    """A ring of this process whose devices 0 and 2 have no access to each other's memory."""
+    """A ring of this process whose devices 0 and 2 have no access to each other's memory, and with
+    a link over which lines of LL128 do not arrive whole."""
     fake().fake_set_devices(4)
     fake().fake_set_apart(0, 2)
+    fake().fake_set_pcie(2, 3)
     fake_cuda.start(processors=FEW)
     tensors = [torch.full((1000,), rank + 1.0) for rank in range(4)]
     with local.Ring([f"cuda:{device}" for device in range(4)]) as ring:
         moved = [on_device(x, device) for device, x in enumerate(tensors)]
+        with pytest.raises(CommUsageError, match="protocol ll128 needs links over which"):
+            ring.all_reduce(moved, protocol="ll128")
         ring.all_reduce(moved)
         with pytest.raises(CommUsageError, match="no access"):
             ring.all_reduce(moved, algorithm="one_shot")
