@@ -285,8 +285,8 @@ std::vector<Row> measured() {
 }
 
 constexpr const char* kHead =
-    R"(# The cost of steps as PTX has it, for sums of float32 by 384 threads on sm_90: of a full slot
-# of Simple; of a line a thread of LL, and a unit a warp of LL128, until slots go back:
+    R"(# The cost of steps as PTX has it, for sums of float32 by 384 threads on sm_90: of a full
+# slot of Simple; of a line a thread of LL, and a unit a warp of LL128, until slots go back:
 # instructions of a worker (of those that do most) and of the poster; bytes that a worker has
 # loaded when it first uses some of them; barriers, votes and fences. begin: until the first
 # verb; end: behind the last. other: half a slot of Simple, two lines of LL, two units of LL128.
