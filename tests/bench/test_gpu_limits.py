@@ -126,7 +126,7 @@ def test_a_row_has_the_prediction_for_this_gpu_and_these_kernels(
     known = known_limits()
     context.machine["gpus"] = [{"name": "a GPU", "multiprocessors": 100}]
     line = {"ranks": 4, "size_bytes": 8, "wrong": 0, "hot_us": 9.7, "cold_us": 19.4}
-    ways = ("ll", "two_shot", "auto")
+    ways = ("ll", "auto", "two_shot")
     lines = [{**line, "contender": f"ringkern/{way}"} for way in ways]
     monkeypatch.setattr(Context, "use_ringkern", lambda self: None)
     monkeypatch.setattr(speed, "known_limits", lambda _: known)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from ringkern import _C
+from ringkern.choose import tables
 from ringkern.choose.cost import Way
 from ringkern.tools import model
 from ringkern.tools.model import cuts, measured, one_gpu
@@ -170,6 +171,11 @@ class TestFormulas:
 
 
 class TestMeasured:
+    @pytest.mark.parametrize("ranks", one_gpu.RANKS)
+    def test_auto_goes_over_the_tensors(self, ranks: int) -> None:
+        rows = tables.table("cuda", ranks, one_device=True)["automatic"]
+        assert [Way(*row[1:]) for row in rows] == [measured.CONTENDERS["ringkern/auto"]]
+
     def rows(self) -> list[measured.Compared]:
         return measured.read(RESULTS)[1]
 
@@ -196,7 +202,7 @@ class TestMeasured:
 
     def test_every_time_is_predicted_within_the_bounds(self) -> None:
         rows = self.rows()
-        assert len(rows) == 69
+        assert len(rows) == 72
         assert {row.way for row in rows} == {
             way for way in one_gpu.WAYS if way != ("two_shot", "ll", 1)
         }
@@ -314,10 +320,10 @@ class TestCommand:
     def test_check(self, capsys: pytest.CaptureFixture[str]) -> None:
         lines = run(capsys, "--check", str(RESULTS)).splitlines()
         assert lines[0] == "NVIDIA H100 80GB HBM3, limits measured in the same run"
-        assert len(lines) == 3 + 69 + 3
+        assert len(lines) == 3 + 72 + 3
         data = json.loads(run(capsys, "--check", str(RESULTS), "--json"))
         ratios = [row["ratio"] for row in data["rows"]]
-        assert f"69 times: ratios from {min(ratios):.2f} to {max(ratios):.2f}" in lines[-1]
+        assert f"72 times: ratios from {min(ratios):.2f} to {max(ratios):.2f}" in lines[-1]
         for row in data["rows"]:
             terms = row["terms_us"]
             overlapped = min(terms["rest"], terms["bytes"])

@@ -1,6 +1,6 @@
 // The cost of a step to a thread, counted while the kernels' PTX runs: a rank alone, to which the
 // others have sent all that it waits for, moves full slots of Simple, a line a thread of LL, a unit
-// a warp of LL128; and another amount, so that ringkern/tools/model/cuda.py can tell what a step
+// a warp of LL128; and another amount, so that ringkern/tools/model/one_gpu.py can tell what a step
 // costs from what a line does. The counts depend on nothing but the compiler's work; one that is
 // larger than in the table fails.
 #include <algorithm>

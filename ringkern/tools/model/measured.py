@@ -15,10 +15,10 @@ from ...choose.cost import Way
 from ...units import size_text
 from .one_gpu import DIRECT, MOST_RANKS, WAYS, Costs, Gpu, Terms, predict
 
-# The contenders of the part `speed`. There two_shot is that over the tensors themselves; so is
-# auto, which is not compared a second time. Nobody competes by two_shot over LL.
+# The contenders of the part `speed`. auto goes over the tensors themselves at every size; two_shot
+# does so, too, up to 16 MiB, and is not compared a second time. None goes by two_shot over LL.
 CONTENDERS = {
-    "ringkern/two_shot": DIRECT,
+    "ringkern/auto": DIRECT,
     "ringkern/one_shot": Way("one_shot", "ll"),
     **{f"ringkern/{way.protocol}": way for way in WAYS if way.algorithm == "ring"},
 }

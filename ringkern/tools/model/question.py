@@ -147,7 +147,7 @@ def _of_ranks_on(gpu: one_gpu.Gpu, ranks: int, first: bool, last: bool) -> Quest
     source = [f"one {gpu.name}, {gpu.source}; float32, in place, in CUDA graphs"]
     foot = [
         "share: the least time of any all-reduce on this GPU over that of the fastest way.",
-        "Measured next to predicted: --check FILE, of a `make gpu`; two_shot/ll is not measured.",
+        "Measured next to predicted: --check FILE, of a `make gpu`; that has no two_shot/ll.",
     ]
     return Question(
         device="cuda",
