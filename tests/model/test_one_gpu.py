@@ -153,6 +153,24 @@ class TestFormulas:
         assert found.instructions == pytest.approx(us(130))
         assert found.waits == pytest.approx(0.5 * (1 + 1 + 2))  # counters, input, two batches
         assert found.rest == pytest.approx(us(60) + 3 * 0.5)
+        # Tensors; lines of twice the data, to and from 7 others; tensors once more, to be reduced.
+        moved = 2 * 8 + 2 * (2 * 8 * 7) + 8
+        assert found.bytes == pytest.approx(moved * 64 * K / 4e6)
+
+    def test_two_shot_by_hand(self) -> None:
+        """8 ranks, 2 MiB: 8 rounds of 16 channels; 2,048 lines of a chunk, 256 of a part."""
+        costs = {"two_shot begin8": 10, "two_shot round8": 100, "two_shot end8": 20}
+        costs |= {"two_shot round8:other": 130, "one_shot round8": 50, "one_shot round8:other": 90}
+        costs |= {key.replace("8", "2"): 0 for key in costs}
+        cut = cuts.direct("two_shot", 8, 2 * M, 16)
+        assert cut == (16, 8, 2 * 2048, 2 * 256)
+        found = predict(GPU, Way("two_shot", "ll"), 8, 2 * M, costs)
+        assert found.instructions == pytest.approx(us(130))
+        assert found.waits == pytest.approx(0.5 * (1 + 1 + 2 + 1))  # the last one for the results
+        a_round = us(100 + 5 * 30) + 0.5 * (2 * 6 + 2)  # six lines a thread, one to be reduced
+        assert found.rest == pytest.approx(8 * a_round - us(100) - 0.5 * 4)
+        moved = 2 * 8 + 2 * 2 * (2 * 8 * 7 / 8) + 1  # lines twice: what is staged, and the results
+        assert found.bytes == pytest.approx(moved * 2 * M / 4e6)
 
     @pytest.mark.parametrize("way", one_gpu.WAYS)
     @pytest.mark.parametrize("ranks", range(2, 9))
@@ -258,16 +276,18 @@ class TestMeasured:
             measured.read(file)
 
     def test_a_summary_of_make_gpu(self, tmp_path: Path) -> None:
-        """With a GPU of its own, and what else competes left out."""
+        """With a GPU of its own, and kernels of its own."""
         content = json.loads(RESULTS.read_text())
         speed = figures_of("speed")
         speed["limits"]["launch_us"] += 100
+        speed["costs"]["ll begin"] += 1000
         summary = {"machine": content["machine"], "parts": [{"part": "speed", "figures": speed}]}
         file = tmp_path / "summary.json"
         file.write_text(json.dumps(summary))
         slower = measured.read(file)[1]
         for row, before in zip(slower, self.rows(), strict=True):
-            assert row.terms.time_us == pytest.approx(before.terms.time_us + 100)
+            more = us(1000) if row.way == ("ring", "ll", 1) else 0.0
+            assert row.terms.time_us == pytest.approx(before.terms.time_us + 100 + more)
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -345,7 +365,7 @@ class TestCommand:
             (["--device", "cuda", "-n", "1"], "-n 1: on one H100 are 2 to 8 ranks"),
             (["--gpu", "H200", "-n", "9"], "-n 9: on one H200 are 2 to 8 ranks"),
             (["--gpu", "H100", "--hosts", "2"], "that share a GPU: leave out --hosts"),
-            (["--gpu", "H100", "--inter-us", "1"], "that share a GPU: leave out --inter-us"),
+            (["--gpu", "H100", "--inter-us", "0"], "that share a GPU: leave out --inter-us"),
             (["--gpu", "H100", "--sweep"], "that share a GPU: leave out --sweep"),
             (["--gpu", "H100", "--device", "cpu"], "--gpu is of GPUs: leave it out"),
             (["--gpu", "H100", "--plot", "x.png"], "--plot draws one number of ranks: give -n"),

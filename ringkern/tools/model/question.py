@@ -91,8 +91,11 @@ def questions_of(args: argparse.Namespace) -> list[Question]:
     Raises:
         ValueError: the arguments do not fit together or with the machine.
     """
-    others = [f"--{name.replace('_', '-')}" for name in _OF_HOSTS if getattr(args, name)]
-    others += ["--hosts"] * (args.hosts != 1)
+    usual = argparse.ArgumentParser()
+    add_arguments(usual)
+    given = [name for name in _OF_HOSTS if getattr(args, name) is not None]
+    others = [f"--{name.replace('_', '-')}" for name in given]
+    others += ["--hosts"] * (args.hosts != 1) + ["--sweep"] * args.sweep
     if args.gpu and others:
         raise ValueError(f"--gpu is of ranks that share a GPU: leave out {', '.join(others)}")
     if args.gpu and args.device == "cpu":
@@ -102,7 +105,7 @@ def questions_of(args: argparse.Namespace) -> list[Question]:
     return [_of_hosts(args)]
 
 
-_OF_HOSTS = ("topology", "cores", "arch", "inter_gb_s", "network_gbit", "inter_us", "sweep")
+_OF_HOSTS = ("topology", "cores", "arch", "inter_gb_s", "network_gbit", "inter_us")
 
 
 def _of_hosts(args: argparse.Namespace) -> Question:
