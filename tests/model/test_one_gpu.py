@@ -41,9 +41,9 @@ class TestCounts:
             pytest.fail(f"old: cp {table.relative_to(ROOT)} {copy.relative_to(ROOT)}")
 
     def test_a_table_is_read(self) -> None:
-        text = "# of sums\nprotocol verb worker poster\nll begin 152 84\nll recv:other 9 1\n"
-        assert one_gpu.costs_of(text) == {"ll begin": 152, "ll recv:other": 9}
-        assert {"simple end", "one_shot round8:other", "in_place all2"} <= set(
+        text = "# of sums\nprotocol verb worker poster\nll begin 152 84\nll_small recv 9 1\n"
+        assert one_gpu.costs_of(text) == {"ll begin": 152, "ll_small recv": 9}
+        assert {"simple end", "one_shot_small round8", "in_place all2"} <= set(
             one_gpu.shipped_costs()
         )
 
@@ -53,13 +53,10 @@ class TestCounts:
         assert 0 < unit < fixed
 
     def test_a_step_by_hand(self) -> None:
-        """The usual amount of Simple is two tiles, the other is one; of LL, one line and two."""
-        one, two = {"send": 100, "recv": 150}, {"send": 130, "recv": 220}
-        for protocol, usual, other in (("simple", two, one), ("ll", one, two)):
-            costs = {f"{protocol} {verb}": count for verb, count in usual.items()}
-            costs |= {f"{protocol} {verb}:other": count for verb, count in other.items()}
-            fixed, unit = one_gpu._step(costs | {f"{protocol} end": 7}, protocol)
-            assert (fixed, unit) == pytest.approx(((250 - 100) / 5, 100 / 5))
+        """Two verbs of LL take 450 with a line each, and 690 with four: 40 a line in each."""
+        costs = {"ll_small send+recv": 450, "ll send+recv": 690, "ll begin": 7}
+        costs |= {"ll send+recv_reduce_copy": 8, "ll_small copy_send": 9, "ll128 send": 10}
+        assert one_gpu._step(costs, "ll") == pytest.approx((225 - 40, 40))
 
 
 class TestCuts:
@@ -126,8 +123,8 @@ class TestFormulas:
 
     def test_a_ring_by_hand(self) -> None:
         """LL, 2 ranks, 1 MiB: 64 channels, chunks of 8 KiB, of which a thread moves three lines."""
-        costs = {"ll begin": 100, "ll all_meet": 50, "ll end": 10, "ll send": 1000}
-        costs["ll send:other"] = 1500  # a step is 100 instructions and 100 a line
+        costs = {"ll begin": 100, "ll all_meet": 50, "ll end": 10}
+        costs |= {"ll_small send": 200, "ll send": 500}  # a step is 100 instructions and 100 a line
         found = predict(GPU, Way("ring", "ll"), 2, M, costs)
         assert found.instructions == pytest.approx(us(160 + 3 * 200))
         assert found.waits == pytest.approx(0.5 + 0.5 + 2 * 0.5)  # counters, input, hops
@@ -137,8 +134,8 @@ class TestFormulas:
 
     def test_an_empty_chunk_has_no_data(self) -> None:
         """LL128, 8 ranks, 8 KiB: 1,920 bytes a chunk, and so five chunks of eight."""
-        costs = {"ll128 begin": 0, "ll128 all_meet": 0, "ll128 end": 0, "ll128 send": 1000}
-        costs["ll128 send:other"] = 1500
+        costs = {"ll128 begin": 0, "ll128 all_meet": 0, "ll128 end": 0}
+        costs |= {"ll128_small send": 200, "ll128 send": 300}
         found = predict(GPU, Way("ring", "ll128"), 8, 8 * K, costs)
         assert found.instructions == pytest.approx(us(15 * (100 + 100 * 5 / 8)))
         assert found.waits == pytest.approx(0.5 + 0.5 * 5 / 8 + 14 * (7.0 + 0.5 * 5 / 8))
@@ -146,8 +143,8 @@ class TestFormulas:
 
     def test_one_shot_by_hand(self) -> None:
         """8 ranks, 64 KiB: 16 channels, and 512 lines of a chunk for 352 threads."""
-        costs = {"one_shot begin8": 10, "one_shot round8": 100, "one_shot end8": 20}
-        costs["one_shot round8:other"] = 160
+        costs = {f"one_shot_small {part}8": n for part, n in zip(("begin", "end"), (10, 20))}
+        costs |= {"one_shot_small round8": 100, "one_shot round8": 160}
         costs |= {key.replace("8", "2"): 0 for key in costs}
         found = predict(GPU, Way("one_shot", "ll"), 8, 64 * K, costs)
         assert found.instructions == pytest.approx(us(130))
@@ -159,8 +156,9 @@ class TestFormulas:
 
     def test_two_shot_by_hand(self) -> None:
         """8 ranks, 2 MiB: 8 rounds of 16 channels; 2,048 lines of a chunk, 256 of a part."""
-        costs = {"two_shot begin8": 10, "two_shot round8": 100, "two_shot end8": 20}
-        costs |= {"two_shot round8:other": 130, "one_shot round8": 50, "one_shot round8:other": 90}
+        costs = {f"two_shot_small {part}8": n for part, n in zip(("begin", "end"), (10, 20))}
+        costs |= {"two_shot_small round8": 100, "two_shot round8": 130}
+        costs |= {"one_shot_small round8": 50, "one_shot round8": 90}
         costs |= {key.replace("8", "2"): 0 for key in costs}
         cut = cuts.direct("two_shot", 8, 2 * M, 16)
         assert cut == (16, 8, 2 * 2048, 2 * 256)

@@ -1,8 +1,8 @@
-// The cost of a step to a thread, counted while the kernels' PTX runs: a rank alone, to which the
-// others have sent all that it waits for, moves full slots of Simple, a line a thread of LL, a unit
-// a warp of LL128; and another amount, so that ringkern/tools/model/one_gpu.py can tell what a step
-// costs from what a line does. The counts depend on nothing but the compiler's work; one that is
-// larger than in the table fails.
+// The cost of a step to a thread, counted while the kernels' PTX runs: a rank alone, whose
+// neighbours have sent all that it waits for, moves full slots of each protocol, and those of a
+// small message: a tile a warp of Simple, a line a thread of LL, a unit a warp of LL128. From the
+// two, ringkern/tools/model/one_gpu.py has what a step costs, and what more data does. The counts
+// depend on nothing but the compiler's work; one that is larger than in the table fails.
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
@@ -134,10 +134,10 @@ Row row_of(const Meter& meter, std::string protocol, std::string verb, size_t st
   return r;
 }
 
-// A rank whose neighbours have done their part.
+// A rank whose neighbours have done their part. `full`: its slots are; else a small message's.
 class Rank {
  public:
-  explicit Rank(Protocol protocol) : protocol_(protocol) {
+  Rank(Protocol protocol, bool full) : protocol_(protocol), full_(full) {
     reset(kThreads);
     mine_ = memory().add("my segment", simt::Kind::shared, 0, geometry_.bytes());
     next_ = memory().add("next's segment", simt::Kind::shared, 1, geometry_.bytes());
@@ -156,18 +156,17 @@ class Rank {
     }
   }
 
-  // A row each for the start, the verbs of the collective, and the end. `other`: for the verbs
-  // alone, with two lines or units, or half a slot of Simple.
-  std::vector<Row> measure(Collective collective, bool other = false) {
+  // A row each for the start, the verbs of the collective, and the end.
+  std::vector<Row> measure(Collective collective) {
     const bool shards = collective != Collective::all_reduce;
     const auto plan = [&](int64_t elements) {
       return Plan::make(collective, protocol_, kRanks, elements, 4, kPlanWorkers, geometry_, 1, 0);
     };
-    // One loop of whole chunks, or of ten warps' lines.
-    const int64_t bytes_of_lines = protocol_ == Protocol::ll ? 8 * kPlanWorkers : 10 * 960;
-    const int64_t whole = plan(1 << 30).chunk;
-    const int64_t chunk = protocol_ == Protocol::simple ? (other ? whole / 4 : whole)
-                                                        : bytes_of_lines / (other ? 2 : 4);
+    // One loop of whole chunks, or of half a slot, a line a worker, a unit for each of ten warps.
+    const int64_t small = protocol_ == Protocol::simple ? slot_bytes() / 2
+                          : protocol_ == Protocol::ll   ? 8 * kPlanWorkers
+                                                        : 10 * 960;
+    const int64_t chunk = full_ ? plan(1 << 30).chunk : small / 4;
     const int64_t count = chunk * (shards ? 1 : kRanks);
     LaunchArgs args;
     args.plan = plan(count);
@@ -178,12 +177,7 @@ class Rank {
     args.ranks[0] = rank_of(bytes, mine_, next_, prev_, nullptr);
     Meter meter;
     run(kernel_for(protocol_, DType::f32, Combine::sum), args, kThreads);
-    const std::string name = name_of(protocol_);
-    const auto row = [&](std::string verb, size_t step) {
-      return row_of(meter, name, std::move(verb), step, kThreads);
-    };
-    std::vector<Row> rows;
-    if (!other) rows.push_back(row("begin", 0));
+    std::vector<Row> rows = {row(meter, "begin", 0)};
     size_t step = 1;
     int received = 0;
     std::string verbs;
@@ -192,13 +186,12 @@ class Rank {
       received += receives(e.verb);
       const int half = geometry_.slots / 2;
       if (protocol_ != Protocol::simple && (!receives(e.verb) || received % half != 0)) continue;
-      rows.push_back(row(std::exchange(verbs, "") + (other ? ":other" : ""), step));
+      rows.push_back(row(meter, std::exchange(verbs, ""), step));
       step += size_t(e.slices);
     }
     CHECK(verbs.empty());
-    if (other) return rows;
-    if (protocol_ != Protocol::simple) rows.push_back(row("all_meet", step++));
-    rows.push_back(row("end", step));
+    if (protocol_ != Protocol::simple) rows.push_back(row(meter, "all_meet", step++));
+    rows.push_back(row(meter, "end", step));
     CHECK_EQ(meter.steps(0).size(), step + 1);
     return rows;
   }
@@ -206,19 +199,25 @@ class Rank {
  private:
   int64_t slot_bytes() const { return geometry_.slot_bytes[int(protocol_)]; }
 
+  Row row(const Meter& meter, std::string verb, size_t step) const {
+    const std::string name = std::string(name_of(protocol_)) + (full_ ? "" : "_small");
+    return row_of(meter, name, std::move(verb), step, kThreads);
+  }
+
   const Geometry geometry_ = default_geometry();
   const Protocol protocol_;
+  const bool full_;
   std::byte *mine_, *next_, *prev_;
 };
 
 // A rank of an all-reduce without the ring, by one round of one block of a small number of threads.
-std::vector<Row> measure_direct(Algorithm algorithm, int ranks, int lines) {
+std::vector<Row> measure_direct(Algorithm algorithm, int ranks, bool two_lines) {
   constexpr int threads = 96;
   reset(threads);
   const Geometry geometry = default_geometry();
   const auto mesh = MeshGeometry::make(ranks, 1);
   DirectArgs args;
-  args.plan = DirectPlan::make(algorithm, ranks, lines * workers_of(threads) * 2, 4,
+  args.plan = DirectPlan::make(algorithm, ranks, (two_lines ? 2 : 1) * workers_of(threads) * 2, 4,
                                mesh.chunk_bytes(algorithm), 1, 0);
   REQUIRE(args.plan.rounds == 1);
   args.geometry = geometry;
@@ -240,11 +239,10 @@ std::vector<Row> measure_direct(Algorithm algorithm, int ranks, int lines) {
       rank_of(bytes, all[0], all[1], all.back(), reinterpret_cast<std::byte* const*>(table));
   Meter meter;
   run(direct_kernel_for(DType::f32, Combine::sum), args, threads);
+  const std::string name = std::string(name_of(algorithm)) + (two_lines ? "" : "_small");
   const auto row = [&](const char* part, size_t step) {
-    const std::string amount = lines == 1 ? "" : ":other";
-    return row_of(meter, name_of(algorithm), part + std::to_string(ranks) + amount, step, threads);
+    return row_of(meter, name, part + std::to_string(ranks), step, threads);
   };
-  if (lines > 1) return {row("round", 1)};
   return {row("begin", 0), row("round", 1), row("end", 2)};
 }
 
@@ -266,32 +264,31 @@ Row measure_in_place(int ranks) {
 
 std::vector<Row> measured() {
   std::vector<Row> all;
-  for (int p = 0; p < kProtocols; ++p)
-    for (const Collective c :
-         {Collective::all_reduce, Collective::reduce_scatter, Collective::all_gather})
-      for (const Row& r : Rank(Protocol(p)).measure(c))
-        if (std::none_of(all.begin(), all.end(), [&](const Row& o) { return o.key() == r.key(); }))
-          all.push_back(r);
-  const auto add = [&](const std::vector<Row>& rows) {
-    all.insert(all.end(), rows.begin(), rows.end());
+  const auto add = [&](const Row& r) {
+    if (std::none_of(all.begin(), all.end(), [&](const Row& o) { return o.key() == r.key(); }))
+      all.push_back(r);
   };
   for (int p = 0; p < kProtocols; ++p)
-    add(Rank(Protocol(p)).measure(Collective::all_reduce, /*other=*/true));
+    for (const bool full : {true, false})
+      for (const Collective c :
+           {Collective::all_reduce, Collective::reduce_scatter, Collective::all_gather})
+        for (const Row& r : Rank(Protocol(p), full).measure(c)) add(r);
   for (const Algorithm a : {Algorithm::one_shot, Algorithm::two_shot})
-    for (const int ranks : {2, 8})
-      for (const int lines : {1, 2}) add(measure_direct(a, ranks, lines));
-  for (const int ranks : {2, 8}) all.push_back(measure_in_place(ranks));
+    for (const bool two_lines : {true, false})
+      for (const int ranks : {2, 8})
+        for (const Row& r : measure_direct(a, ranks, two_lines)) add(r);
+  for (const int ranks : {2, 8}) add(measure_in_place(ranks));
   return all;
 }
 
 constexpr const char* kHead =
-    R"(# The cost of steps as PTX has it, for sums of float32 by 384 threads on sm_90: of a full
-# slot of Simple; of a line a thread of LL, and a unit a warp of LL128, until slots go back:
-# instructions of a worker (of those that do most) and of the poster; bytes that a worker has
-# loaded when it first uses some of them; barriers, votes and fences. begin: until the first
-# verb; end: behind the last. other: half a slot of Simple, two lines of LL, two units of LL128.
-# one_shot and two_shot over LL: begin, round and end of 2 and of 8 ranks, with a line a thread, or
-# two (other). in_place: all that a thread does. Another compiler has other counts.
+    R"(# The cost of steps as PTX has it, for sums of float32 by 384 threads on sm_90: of full
+# slots, and of those of a small message, half a slot of Simple, a line a thread of LL and a unit a
+# warp of LL128. Those of LL and LL128 are counted until slots go back. Instructions of a worker (of those
+# that do most) and of the poster; bytes that a worker has loaded when it first uses some of them;
+# barriers, votes and fences. begin: until the first verb; end: behind the last. one_shot and
+# two_shot over LL: of 2 and of 8 ranks, with two lines a thread or (small) one; in_place: all that
+# a thread does. Another compiler has other counts.
 #     build/dev/tests_ptx_costs_test --update tests/cuda/costs.txt ringkern/tools/model/costs.txt
 )";
 
@@ -299,11 +296,11 @@ std::string text_of(std::vector<Row> rows) {
   std::ostringstream text;
   text << kHead << "# nvcc " << RK_NVCC_VERSION << "\n";
   char line[128];
-  std::snprintf(line, sizeof line, "%-9s%-51s%7s%8s%11s%10s%7s%8s\n", "protocol", "verb", "worker",
+  std::snprintf(line, sizeof line, "%-15s%-45s%7s%8s%11s%10s%7s%8s\n", "protocol", "verb", "worker",
                 "poster", "in_flight", "barriers", "votes", "fences");
   text << line;
   for (Row& r : rows) {
-    std::snprintf(line, sizeof line, "%-9s%-51s%7d%8d%11d%10d%7d%8d\n", r.protocol.c_str(),
+    std::snprintf(line, sizeof line, "%-15s%-45s%7d%8d%11d%10d%7d%8d\n", r.protocol.c_str(),
                   r.verb.c_str(), r.worker, r.poster, r.in_flight, r.barriers, r.votes, r.fences);
     text << line;
   }

@@ -205,8 +205,7 @@ def _ring(gpu: Gpu, costs: Costs, protocol: str, ranks: int, nbytes: int) -> Ter
     first_us = _instructions_us(steps * (fixed + unit)) + trips * gpu.trip_us
     # A tensor that is too small for all chunks leaves some empty: they take a step and no data.
     full = sum(chunk > 0 for chunk in chunks) / ranks
-    ends = ("begin", "end") if protocol == "simple" else ("begin", "all_meet", "end")
-    once = sum(costs[f"{protocol} {end}"] for end in ends)
+    once = sum(costs.get(f"{protocol} {part}", 0) for part in ("begin", "all_meet", "end"))
     hop_us = gpu.hop_us[protocol] + full * FIRST_TRIPS[protocol] * gpu.trip_us
     staged = 4 * (ranks - 1) * nbytes * OVERHEAD[protocol]
     return Terms(
@@ -218,18 +217,22 @@ def _ring(gpu: Gpu, costs: Costs, protocol: str, ranks: int, nbytes: int) -> Ter
     )
 
 
-def _step(costs: Costs, protocol: str) -> tuple[float, float]:
-    """Instructions of a step, and of each unit in it: means of the five steps of three ranks.
+# Units of a worker in a full slot. In those that are counted as small it has one.
+FULL_UNITS = {"simple": 2, "ll": 4, "ll128": 2}
+VERBS = {"send", "recv_reduce_send", "recv_reduce_copy_send", "recv_copy_send", "recv"}
 
-    They were counted with two amounts: 1 and 2 lines or units, 2 and 1 tiles (Simple).
-    """
-    other, usual = 0.0, 0.0
-    for key, count in costs.items():
-        if key.startswith(f"{protocol} ") and key.endswith(":other"):
-            other += count / 5
-            usual += costs[key.removesuffix(":other")] / 5
-    unit = abs(other - usual)
-    return min(other, usual) - unit, unit
+
+def _step(costs: Costs, protocol: str) -> tuple[float, float]:
+    """Instructions of a step of an all-reduce, its mean, and of each unit in it."""
+
+    def mean(name: str) -> float:
+        steps = {key: key.removeprefix(f"{name} ").split("+") for key in costs}
+        of_it = {key: len(verbs) for key, verbs in steps.items() if VERBS.issuperset(verbs)}
+        return sum(costs[key] for key in of_it) / sum(of_it.values())
+
+    full, small = mean(protocol), mean(f"{protocol}_small")
+    unit = (full - small) / (FULL_UNITS[protocol] - 1)
+    return small - unit, unit
 
 
 # ---- From rank to rank, over lines of LL
@@ -244,19 +247,22 @@ def _over_lines(gpu: Gpu, costs: Costs, algorithm: str, ranks: int, nbytes: int)
     lines, reduced = (divided(n * cuts.ELEMENT_BYTES, 8 * workers) for n in (cut.chunk, cut.part))
     batches = divided(ranks, AT_ONCE)
 
-    def count(name: str, of: str = algorithm) -> float:
-        return _by_ranks(costs, f"{of} {name}", ranks)
+    def count(part: str) -> float:
+        return _by_ranks(costs, f"{algorithm}_small {part}", ranks)
+
+    def another_line(way: str) -> float:  # two were counted, and one
+        two, one = (_by_ranks(costs, f"{name} round", ranks) for name in (way, f"{way}_small"))
+        return two - one
 
     # A line is loaded to be staged; then those of all ranks are, to be reduced; by two_shot, the
     # result of another rank is, too. There the second line was counted without one to reduce.
-    line = count("round:other") - count("round")
+    line = another_line(algorithm)
     if algorithm == "one_shot":
         trips, work = lines * (1 + batches), (lines - 1) * line
         staged = 4.0 * ranks * (ranks - 1) + ranks  # the tensor is read twice
     else:
         trips = 2 * lines + reduced * batches
-        line_reduced = count("round:other", "one_shot") - count("round", "one_shot")
-        work = (lines - 1) * line + (reduced - 1) * line_reduced
+        work = (lines - 1) * line + (reduced - 1) * another_line("one_shot")
         staged = 8.0 * (ranks - 1) + 1  # and this rank's part of it
     first_trips = 1 + batches + (algorithm == "two_shot")
     round_us = _instructions_us(count("round") + work) + trips * gpu.trip_us
@@ -272,6 +278,5 @@ def _over_lines(gpu: Gpu, costs: Costs, algorithm: str, ranks: int, nbytes: int)
 
 def _by_ranks(costs: Costs, name: str, ranks: int) -> float:
     """A count that depends on the number of ranks, on a line through those of 2 and 8."""
-    what, colon, other = name.partition(":")
-    few, many = (costs[f"{what}{k}{colon}{other}"] for k in (2, 8))
+    few, many = (costs[f"{name}{k}"] for k in (2, 8))
     return few + (many - few) * (ranks - 2) / 6
