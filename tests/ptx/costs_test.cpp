@@ -284,11 +284,11 @@ std::vector<Row> measured() {
 constexpr const char* kHead =
     R"(# The cost of steps as PTX has it, for sums of float32 by 384 threads on sm_90: of full
 # slots, and of those of a small message, half a slot of Simple, a line a thread of LL and a unit a
-# warp of LL128. Those of LL and LL128 are counted until slots go back. Instructions of a worker (of those
-# that do most) and of the poster; bytes that a worker has loaded when it first uses some of them;
-# barriers, votes and fences. begin: until the first verb; end: behind the last. one_shot and
-# two_shot over LL: of 2 and of 8 ranks, with two lines a thread or (small) one; in_place: all that
-# a thread does. Another compiler has other counts.
+# warp of LL128. Those of LL and LL128 are counted until slots go back. Instructions of a worker
+# (of those that do most) and of the poster; bytes that a worker has loaded when it first uses some
+# of them; barriers, votes and fences. begin: until the first verb; end: behind the last. one_shot
+# and two_shot over LL: of 2 and of 8 ranks, with two lines a thread or (small) one; in_place: all
+# that a thread does. Another compiler has other counts.
 #     build/dev/tests_ptx_costs_test --update tests/cuda/costs.txt ringkern/tools/model/costs.txt
 )";
 
