@@ -34,8 +34,10 @@ NO_TIME = "ended, for the part's time is over"
 
 
 def run(context: Context) -> None:
-    if not (context.work / "site" / "ringkern").is_dir():
-        raise Failed("ringkern is not built; run the part extension first")
+    context.use_ringkern()
+    from ringkern.tools.model import one_gpu
+
+    context.note(costs=one_gpu.shipped_costs())  # of the kernels that are measured
     known = known_limits(context)
     rows: list[dict[str, Any]] = []
     notes: list[str] = []
@@ -53,7 +55,8 @@ def run(context: Context) -> None:
             context.cut(f"the last sizes of k={ranks} {'/'.join(group)}")
         elif trouble:
             broken.append(f"k={ranks} {'/'.join(group)} {trouble}")
-        rows += [row(line, known) for line in lines if "size_bytes" in line]
+        found = [row(line, known) for line in lines if "size_bytes" in line]
+        rows += [with_prediction(each, known, context.machine) for each in found]
         notes += [f"k={ranks}: {line['note']}" for line in lines if "note" in line]
         context.note(limits=known, rows=rows, notes=list(dict.fromkeys(notes)))
     wrong = [row for row in rows if row["wrong"]]
@@ -180,3 +183,16 @@ def row(line: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
             found[f"{kind}floor_us"] = round(floor, 3)
             found[f"{kind}share"] = round(floor / line["hot_us"], 3)
     return found
+
+
+def with_prediction(
+    found: dict[str, Any], known: dict[str, Any], machine: dict[str, Any]
+) -> dict[str, Any]:
+    """A row with the time that ``python -m ringkern model`` predicts on this GPU, where it does."""
+    if not known:
+        return found
+    from ringkern.tools.model import measured, one_gpu
+
+    gpu = measured.gpu_of(known, machine)
+    compared = measured.compare(gpu, found, one_gpu.shipped_costs())
+    return found if compared is None else found | {"predicted_us": round(compared.terms.time_us, 3)}

@@ -9,6 +9,7 @@ from bench.gpu.parts import Part
 from bench.gpu.runner import STATUSES, Result
 
 WIDTH = 100
+CELL = 37  # of a contender's times
 
 
 def plan(runs: list[tuple[Part, ...]]) -> str:
@@ -112,17 +113,18 @@ def _build(figures: dict[str, Any]) -> str:
 
 
 def _speed_lines(figures: dict[str, Any]) -> list[str]:
-    """A line a size and number of ranks: each contender's time, hot and cold, and its shares."""
+    """A line a size and number of ranks: each contender's times, the prediction, and its shares."""
     lines = []
     for rows in _grouped(figures.get("rows", []), lambda row: row["ranks"]):
         names = list(dict.fromkeys(row["contender"] for row in rows))
         names = [name for name in names if name != "launch"]
-        head = f"k={rows[0]['ranks']}: us hot / us cold (hot busbw GB/s, share of the GPU's limit)"
+        columns = "us hot [predicted] / us cold (hot busbw GB/s, share of the GPU's limit)"
+        head = f"k={rows[0]['ranks']}: {columns}"
         lines += ["", head]
-        lines += [f"{'bytes':>11} " + " ".join(f"{name:^29}" for name in names)]
+        lines += [f"{'bytes':>11} " + " ".join(f"{name:^{CELL}}" for name in names)]
         for of_size in _grouped(rows, lambda row: row["size_bytes"]):
             cells = {row["contender"]: _cell(row) for row in of_size}
-            text = " ".join(f"{cells.get(name, '-'):^29}" for name in names)
+            text = " ".join(f"{cells.get(name, '-'):^{CELL}}" for name in names)
             lines.append(f"{of_size[0]['size_bytes']:11} {text}".rstrip())
     notes = figures.get("notes", [])
     return lines + ([""] if notes else []) + [f"  {note}"[: 2 * WIDTH] for note in notes]
@@ -135,7 +137,9 @@ def _cell(row: dict[str, Any]) -> str:
     wrong = f" {row['wrong']} WRONG" if row.get("wrong") else ""
     eager = " eager" if row.get("how") == "eager" else ""
     bus = row.get("hot_busbw_gb_s", 0.0)
-    return f"{row['hot_us']:.1f} / {row['cold_us']:.1f} ({bus:.1f}{share}){eager}{wrong}"
+    predicted = f" [{row['predicted_us']:.1f}]" if "predicted_us" in row else ""
+    times = f"{row['hot_us']:.1f}{predicted} / {row['cold_us']:.1f}"
+    return f"{times} ({bus:.1f}{share}){eager}{wrong}"
 
 
 def _grouped(rows: list[dict[str, Any]], key: Callable[[dict[str, Any]], Any]) -> list[list[Any]]:

@@ -263,13 +263,15 @@ def test_a_run_goes_on_where_the_last_one_stopped(
 def test_the_table_has_a_line_for_each_part_and_the_figures(settings: runner.Settings) -> None:
     line = {"ranks": 2, "size_bytes": 8, "contender": "ringkern/ll", "how": "graph"}
     line |= {"hot_us": 3.5, "cold_us": 7.25, "hot_busbw_gb_s": 0.002, "share": 0.5, "wrong": 0}
+    rows = [line, {**line, "contender": "ringkern/simple", "predicted_us": 3.25}]
     results = [
         runner.Result("local", "partial", "no time for k=8", figures={"cases": 10, "wrong": 0}),
-        runner.Result("speed", "timed out", "ended after 300 s", figures={"rows": [line]}),
+        runner.Result("speed", "timed out", "ended after 300 s", figures={"rows": rows}),
         runner.Result("processes", "not run", "the budget is spent"),
     ]
     text = summary.table(results)
     assert "no time for k=8; 10 cases, 0 wrong" in text
-    assert "ended after 300 s; 1 measurements" in text
+    assert "ended after 300 s; 2 measurements" in text
     assert "3.5 / 7.2 (0.0, 50%)" in text
+    assert "3.5 [3.2] / 7.2 (0.0, 50%)" in text
     assert text.endswith("1 partial, 1 timed out, 1 not run")

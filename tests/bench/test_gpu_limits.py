@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from bench.gpu import cases, limits, speed
 from bench.gpu.part import Context, Failed
 from ringkern._C import Plan
+from ringkern.tools.model import measured, one_gpu
 
 
 @pytest.fixture
@@ -105,7 +107,7 @@ def test_a_row_has_bandwidths_and_its_share() -> None:
 def test_what_a_user_gets_by_default_is_measured(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (context.work / "site/ringkern").mkdir(parents=True)
+    monkeypatch.setattr(Context, "use_ringkern", lambda self: None)
     asked: list[tuple[int, tuple[str, ...]]] = []
 
     def contest(_: Any, ranks: int, group: tuple[str, ...], notes: list[str]) -> Any:
@@ -116,6 +118,38 @@ def test_what_a_user_gets_by_default_is_measured(
     with pytest.raises(Failed, match="nothing was measured"):
         speed.run(context)
     assert asked == [(ranks, ("auto", *cases.WAYS)) for ranks in (2, 4, 8)]
+
+
+def test_a_row_has_the_prediction_for_this_gpu_and_these_kernels(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = known_limits()
+    context.machine["gpus"] = [{"name": "a GPU", "multiprocessors": 100}]
+    line = {"ranks": 4, "size_bytes": 8, "wrong": 0, "hot_us": 9.7, "cold_us": 19.4}
+    ways = ("ll", "auto", "two_shot")
+    lines = [{**line, "contender": f"ringkern/{way}"} for way in ways]
+    monkeypatch.setattr(Context, "use_ringkern", lambda self: None)
+    monkeypatch.setattr(speed, "known_limits", lambda _: known)
+    monkeypatch.setattr(speed, "contest", lambda *_: (lines, ""))
+    speed.run(context)
+    costs = one_gpu.shipped_costs()
+    assert context.figures["costs"] == costs
+    gpu = measured.gpu_of(known, context.machine)
+    assert (gpu.launch_us, gpu.multiprocessors) == (1.25, 100)
+    for row in context.figures["rows"][:2]:
+        way = measured.CONTENDERS[row["contender"]]
+        expected = one_gpu.predict(gpu, way, 4, 8, costs).time_us
+        assert row["predicted_us"] == pytest.approx(expected, abs=1e-3)
+    assert "predicted_us" not in context.figures["rows"][2]
+    # The model's floor is that of these rows.
+    for ranks, size in itertools.product((2, 4, 8), (8, 1 << 20, 256 << 20)):
+        assert gpu.floor_us(ranks, size) == limits.machine_us(known, ranks, size)
+
+
+def test_nothing_is_predicted_without_limits(context: Context) -> None:
+    assert speed.with_prediction({"contender": "ringkern/ll"}, {}, context.machine) == {
+        "contender": "ringkern/ll"
+    }
 
 
 def test_limits_of_an_earlier_run_are_known(context: Context) -> None:

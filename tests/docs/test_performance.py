@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pytest
+
+from ringkern.choose.cost import Way
+from ringkern.tools.model import cuts, measured, one_gpu
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "design" / "performance.md"
@@ -140,6 +144,65 @@ def test_commands_are_those_of_the_files() -> None:
     text = " ".join(PAGE.read_text().split())
     for name in ("cpu-2-ranks-peers", "cpu-2-ranks-ways"):
         assert results(name)["command"].removesuffix(" --json out.json") in text
+
+
+def test_predicted_on_one_gpu() -> None:
+    """The table is what the model predicts now, and the text says how far off it is."""
+    text = PAGE.read_text()
+    gpu, compared = measured.read(ROOT / "bench" / "results" / "2026-11-26-h100.json")
+    section = " ".join(text.split("## Predicted on one GPU\n")[1].split())
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text.split("## Predicted on one GPU\n")[1].splitlines()
+        if re.match(r"\| \d", line)
+    ]
+    ways = [Way("two_shot", "simple"), Way("one_shot", "ll")]
+    ways += [Way("ring", protocol) for protocol in ("ll", "ll128", "simple")]
+    found = {(row.ranks, row.nbytes, row.way): row for row in compared}
+    assert len(rows) == len({key[:2] for key in found}) == 15
+    for row in rows:
+        at = int(row[0]), size_of(row[1])
+        cells = [found.pop((*at, way), None) for way in ways]
+        assert row[2:] == [
+            "-" if one is None else f"{shown(one.measured_us)} / {shown(one.terms.time_us)}"
+            for one in cells
+        ]
+    assert not found
+    ratios = [row.ratio for row in compared]
+    off = median(measured.error_of(ratio) for ratio in ratios)
+    assert (
+        f"goes from {min(ratios):.2f} to {max(ratios):.2f}, and half of the {len(ratios)}"
+        in section
+    )
+    assert f"within a factor of {off:.2f}" in section
+    assert f"{one_gpu.INSTRUCTION_NS} ns each, fitted" in section
+    assert f"{gpu.launch_us} us | measured" in section
+    assert f"{gpu.hop_us['ll']:.3f} us, with Simple's fence {gpu.hop_us['simple']} us" in section
+    assert f"at {gpu.hbm_gb_s:,.0f} GB/s, what ranks stage at {gpu.l2_gb_s:,.0f} GB/s" in section
+
+
+def test_predicted_where_nothing_was_fitted() -> None:
+    """The third run has other kernels; of its rows, those that are cut as a call is."""
+    runs = json.loads((ROOT / "bench" / "results" / "2026-11-26-h100.json").read_text())["runs"]
+    (costs,) = (p["figures"]["costs"] for p in runs[1]["parts"] if p["part"] == "speed")
+    ratios = {}
+    for row in runs[2]["rows"]:
+        ranks, size = row["ranks"], row["size_bytes"]
+        way = Way(row["algorithm"], row["protocol"])
+        slots, channels = cuts.SLOTS, cuts.channels_of(one_gpu.H100.multiprocessors, ranks)
+        if (row["slots"], row["channels"]) == (slots, channels):
+            time = one_gpu.predict(one_gpu.H100, way, ranks, size, costs).time_us
+            ratios[way, size, ranks] = time / row["hot_us"]
+    assert {key[0] for key in ratios} == set(one_gpu.WAYS)
+    assert min(ratios, key=ratios.__getitem__) == (Way("ring", "ll128"), 64 << 10, 8)
+    assert max(ratios, key=ratios.__getitem__) == (one_gpu.DIRECT, 4 << 20, 8)
+    low, high = min(ratios.values()), max(ratios.values())
+    good = sum(0.8 <= ratio <= 1.25 for ratio in ratios.values())
+    off = median(measured.error_of(ratio) for ratio in ratios.values())
+    section = " ".join(PAGE.read_text().split("## Predicted on one GPU\n")[1].split())
+    assert f"Of its {len(ratios)} rows with the channels and slots that are shipped" in section
+    assert f"{low:.2f} (LL128, 64 KiB, 8 ranks) to {high:.2f} (over the tensors, 4 MiB" in section
+    assert f"{good} are between 0.8 and 1.25, and half are within a factor of {off:.2f}" in section
 
 
 def test_cuda() -> None:

@@ -1,7 +1,8 @@
 // The cost of a step to a thread, counted while the kernels' PTX runs: a rank alone, whose
-// neighbours have sent all that it waits for, moves full slots of Simple, a line a thread of LL, a
-// unit a warp of LL128. The counts depend on nothing but the compiler's work; one that is larger
-// than in the table fails.
+// neighbours have sent all that it waits for, moves full slots of each protocol, and those of a
+// small message: a tile a warp of Simple, a line a thread of LL, a unit a warp of LL128. From the
+// two, ringkern/tools/model/one_gpu.py has what a step costs, and what more data does. The counts
+// depend on nothing but the compiler's work; one that is larger than in the table fails.
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
@@ -82,20 +83,65 @@ struct Row {
   auto counts() { return std::array{&worker, &poster, &in_flight, &barriers, &votes, &fences}; }
 };
 
-// A rank whose neighbours have done their part.
+simt::Memory& memory() { return simt::machine().memory(); }
+
+void reset(int threads) {
+  simt::Settings settings;
+  settings.memory.races = simt::Races::none;  // nobody but one rank is there
+  simt::machine().reset(settings, 1, 1, threads);
+}
+
+template <class Args>
+void run(const void* kernel, const Args& args, int threads) {
+  simt::Launch launch{simt::call_of(kernel, args), {0}, 1, threads, nullptr, 0};
+  simt::machine().start(launch);
+  simt::machine().run();
+}
+
+// Rank 0, with a tensor of so many bytes and words of its own.
+RankArgs rank_of(int64_t bytes, std::byte* mine, std::byte* next, std::byte* prev,
+                 std::byte* const* all) {
+  std::byte* mailbox = memory().add("the mailbox", simt::Kind::shared, 0, sizeof(Mailbox));
+  std::byte* words = memory().add("words", simt::Kind::device, 0, 2 * kCacheLine);
+  const Mailbox empty{};
+  memory().write(mailbox, &empty, sizeof empty);
+  return {0,
+          memory().add("in", simt::Kind::own, 0, bytes),
+          memory().add("out", simt::Kind::own, 0, bytes),
+          mine,
+          next,
+          prev,
+          all,
+          reinterpret_cast<Mailbox*>(mailbox),
+          reinterpret_cast<uint32_t*>(words),
+          reinterpret_cast<uint32_t*>(words + kCacheLine)};
+}
+
+// The worker that does most: the first warp, which waits for slots, or another.
+Row row_of(const Meter& meter, std::string protocol, std::string verb, size_t step, int threads) {
+  Row r{std::move(protocol), std::move(verb)};
+  for (const int worker : {0, 1, 32}) {
+    if (worker >= workers_of(threads)) continue;
+    const Step& s = meter.steps(worker).at(step);
+    r.worker = std::max(r.worker, s.instructions);
+    r.in_flight = std::max(r.in_flight, s.in_flight);
+    r.votes = std::max(r.votes, s.votes);
+    r.barriers = std::max(r.barriers, s.barriers);
+  }
+  const Step& poster = meter.steps(threads - 1).at(step);
+  r.poster = poster.instructions;
+  r.fences = poster.fences;
+  return r;
+}
+
+// A rank whose neighbours have done their part. `full`: its slots are; else a small message's.
 class Rank {
  public:
-  explicit Rank(Protocol protocol) : protocol_(protocol) {
-    simt::Settings settings;
-    settings.memory.races = simt::Races::none;  // nobody but this rank is there
-    simt::machine().reset(settings, 1, 1, kThreads);
+  Rank(Protocol protocol, bool full) : protocol_(protocol), full_(full) {
+    reset(kThreads);
     mine_ = memory().add("my segment", simt::Kind::shared, 0, geometry_.bytes());
     next_ = memory().add("next's segment", simt::Kind::shared, 1, geometry_.bytes());
     prev_ = memory().add("prev's segment", simt::Kind::shared, 2, geometry_.bytes());
-    mailbox_ = memory().add("the mailbox", simt::Kind::shared, 0, sizeof(Mailbox));
-    words_ = memory().add("words", simt::Kind::device, 0, 2 * kCacheLine);
-    const Mailbox empty{};
-    memory().write(mailbox_, &empty, sizeof empty);
     auto* counters =
         reinterpret_cast<LinkCounters*>(mine_ + geometry_.counters_offset(0, protocol));
     memory().write(&counters->tail.value, &kLongAgo, 8);
@@ -116,9 +162,11 @@ class Rank {
     const auto plan = [&](int64_t elements) {
       return Plan::make(collective, protocol_, kRanks, elements, 4, kPlanWorkers, geometry_, 1, 0);
     };
-    // One loop of whole chunks, or of ten warps' lines.
-    const int64_t bytes_of_lines = protocol_ == Protocol::ll ? 8 * kPlanWorkers : 10 * 960;
-    const int64_t chunk = protocol_ == Protocol::simple ? plan(1 << 30).chunk : bytes_of_lines / 4;
+    // One loop of whole chunks, or of half a slot, a line a worker, a unit for each of ten warps.
+    const int64_t small = protocol_ == Protocol::simple ? slot_bytes() / 2
+                          : protocol_ == Protocol::ll   ? 8 * kPlanWorkers
+                                                        : 10 * 960;
+    const int64_t chunk = full_ ? plan(1 << 30).chunk : small / 4;
     const int64_t count = chunk * (shards ? 1 : kRanks);
     LaunchArgs args;
     args.plan = plan(count);
@@ -126,25 +174,9 @@ class Rank {
     args.reduction = Reduction::of(Op::sum, DType::f32, kRanks);
     args.seq = 1;
     const int64_t bytes = count * 4 * (shards ? kRanks : 1);
-    args.ranks[0] = {0,
-                     memory().add("in", simt::Kind::own, 0, bytes),
-                     memory().add("out", simt::Kind::own, 0, bytes),
-                     mine_,
-                     next_,
-                     prev_,
-                     nullptr,
-                     reinterpret_cast<Mailbox*>(mailbox_),
-                     reinterpret_cast<uint32_t*>(words_),
-                     reinterpret_cast<uint32_t*>(words_ + kCacheLine)};
+    args.ranks[0] = rank_of(bytes, mine_, next_, prev_, nullptr);
     Meter meter;
-    simt::Launch launch{simt::call_of(kernel_for(protocol_, DType::f32, Combine::sum), args),
-                        {0},
-                        1,
-                        kThreads,
-                        nullptr,
-                        0};
-    simt::machine().start(launch);
-    simt::machine().run();
+    run(kernel_for(protocol_, DType::f32, Combine::sum), args, kThreads);
     std::vector<Row> rows = {row(meter, "begin", 0)};
     size_t step = 1;
     int received = 0;
@@ -165,61 +197,110 @@ class Rank {
   }
 
  private:
-  static simt::Memory& memory() { return simt::machine().memory(); }
   int64_t slot_bytes() const { return geometry_.slot_bytes[int(protocol_)]; }
 
-  // The worker that does most: the first warp, which waits for slots, or another.
   Row row(const Meter& meter, std::string verb, size_t step) const {
-    Row r{name_of(protocol_), std::move(verb)};
-    for (const int worker : {0, 1, 32}) {
-      const Step& s = meter.steps(worker).at(step);
-      r.worker = std::max(r.worker, s.instructions);
-      r.in_flight = std::max(r.in_flight, s.in_flight);
-      r.votes = std::max(r.votes, s.votes);
-      r.barriers = std::max(r.barriers, s.barriers);
-    }
-    const Step& poster = meter.steps(kThreads - 1).at(step);
-    r.poster = poster.instructions;
-    r.fences = poster.fences;
-    return r;
+    const std::string name = std::string(name_of(protocol_)) + (full_ ? "" : "_small");
+    return row_of(meter, name, std::move(verb), step, kThreads);
   }
 
   const Geometry geometry_ = default_geometry();
   const Protocol protocol_;
-  std::byte *mine_, *next_, *prev_, *mailbox_, *words_;
+  const bool full_;
+  std::byte *mine_, *next_, *prev_;
 };
+
+// A rank of an all-reduce without the ring, by one round of one block of a small number of threads.
+std::vector<Row> measure_direct(Algorithm algorithm, int ranks, bool two_lines) {
+  constexpr int threads = 96;
+  reset(threads);
+  const Geometry geometry = default_geometry();
+  const auto mesh = MeshGeometry::make(ranks, 1);
+  DirectArgs args;
+  args.plan = DirectPlan::make(algorithm, ranks, (two_lines ? 2 : 1) * workers_of(threads) * 2, 4,
+                               mesh.chunk_bytes(algorithm), 1, 0);
+  REQUIRE(args.plan.rounds == 1);
+  args.geometry = geometry;
+  args.mesh = mesh;
+  args.reduction = Reduction::of(Op::sum, DType::f32, ranks);
+  args.seq = 1;
+  std::byte* table = memory().add("the segments", simt::Kind::device, 0, ranks * 8);
+  std::vector<std::byte*> all;
+  for (int r = 0; r < ranks; ++r)
+    all.push_back(
+        memory().add("a segment", simt::Kind::shared, r, geometry.bytes() + mesh.bytes()));
+  memory().write(table, all.data(), ranks * 8);
+  const uint64_t flag = uint64_t(ll_flag(0)) << 32;
+  std::byte* inboxes = all[0] + geometry.bytes() + mesh.inboxes_offset();
+  for (int64_t at = 0; at < (ranks - 1) * mesh.inbox_bytes(); at += 8)
+    memory().write(inboxes + at, &flag, 8);
+  const int64_t bytes = args.plan.chunk * 4;
+  args.ranks[0] =
+      rank_of(bytes, all[0], all[1], all.back(), reinterpret_cast<std::byte* const*>(table));
+  Meter meter;
+  run(direct_kernel_for(DType::f32, Combine::sum), args, threads);
+  const std::string name = std::string(name_of(algorithm)) + (two_lines ? "" : "_small");
+  const auto row = [&](const char* part, size_t step) {
+    return row_of(meter, name, part + std::to_string(ranks), step, threads);
+  };
+  return {row("begin", 0), row("round", 1), row("end", 2)};
+}
+
+// All of an all-reduce over the tensors themselves, to a thread, of so many ranks.
+Row measure_in_place(int ranks) {
+  constexpr int threads = 32;
+  reset(threads);
+  InPlaceArgs args;
+  args.reduction = Reduction::of(Op::sum, DType::f32, ranks);
+  args.bytes = 16 * threads;
+  args.ranks = ranks;
+  args.aligned = true;
+  for (int r = 0; r < ranks; ++r)
+    args.in[r] = args.out[r] = memory().add("a tensor", simt::Kind::own, 0, args.bytes);
+  Meter meter;
+  run(in_place_kernel(DType::f32, Combine::sum), args, threads);
+  return row_of(meter, "in_place", "all" + std::to_string(ranks), 0, threads);
+}
 
 std::vector<Row> measured() {
   std::vector<Row> all;
+  const auto add = [&](const Row& r) {
+    if (std::none_of(all.begin(), all.end(), [&](const Row& o) { return o.key() == r.key(); }))
+      all.push_back(r);
+  };
   for (int p = 0; p < kProtocols; ++p)
-    for (const Collective c :
-         {Collective::all_reduce, Collective::reduce_scatter, Collective::all_gather})
-      for (const Row& r : Rank(Protocol(p)).measure(c))
-        if (std::none_of(all.begin(), all.end(), [&](const Row& o) { return o.key() == r.key(); }))
-          all.push_back(r);
+    for (const bool full : {true, false})
+      for (const Collective c :
+           {Collective::all_reduce, Collective::reduce_scatter, Collective::all_gather})
+        for (const Row& r : Rank(Protocol(p), full).measure(c)) add(r);
+  for (const Algorithm a : {Algorithm::one_shot, Algorithm::two_shot})
+    for (const bool two_lines : {true, false})
+      for (const int ranks : {2, 8})
+        for (const Row& r : measure_direct(a, ranks, two_lines)) add(r);
+  for (const int ranks : {2, 8}) add(measure_in_place(ranks));
   return all;
 }
 
 constexpr const char* kHead =
-    "# The cost of steps as PTX has it, for sums of float32 by 384 threads on sm_90: of a full "
-    "slot "
-    "of\n"
-    "# Simple; of a line a thread of LL, and a unit a warp of LL128, until slots go back:\n"
-    "# instructions of a worker (of those that do most) and of the poster; bytes that a worker "
-    "has\n"
-    "# loaded when it first uses some of them; barriers, votes and fences. begin: until the first\n"
-    "# verb; end: behind the last. Another compiler has other counts.\n"
-    "#     build/dev/tests_ptx_costs_test --update tests/cuda/costs.txt\n";
+    R"(# The cost of steps as PTX has it, for sums of float32 by 384 threads on sm_90: of full
+# slots, and of those of a small message, half a slot of Simple, a line a thread of LL and a unit a
+# warp of LL128. Those of LL and LL128 are counted until slots go back. Instructions of a worker
+# (of those that do most) and of the poster; bytes that a worker has loaded when it first uses some
+# of them; barriers, votes and fences. begin: until the first verb; end: behind the last. one_shot
+# and two_shot over LL: of 2 and of 8 ranks, with two lines a thread or (small) one; in_place: all
+# that a thread does. Another compiler has other counts.
+#     build/dev/tests_ptx_costs_test --update tests/cuda/costs.txt ringkern/tools/model/costs.txt
+)";
 
 std::string text_of(std::vector<Row> rows) {
   std::ostringstream text;
   text << kHead << "# nvcc " << RK_NVCC_VERSION << "\n";
   char line[128];
-  std::snprintf(line, sizeof line, "%-9s%-45s%7s%8s%11s%10s%7s%8s\n", "protocol", "verb", "worker",
+  std::snprintf(line, sizeof line, "%-15s%-45s%7s%8s%11s%10s%7s%8s\n", "protocol", "verb", "worker",
                 "poster", "in_flight", "barriers", "votes", "fences");
   text << line;
   for (Row& r : rows) {
-    std::snprintf(line, sizeof line, "%-9s%-45s%7d%8d%11d%10d%7d%8d\n", r.protocol.c_str(),
+    std::snprintf(line, sizeof line, "%-15s%-45s%7d%8d%11d%10d%7d%8d\n", r.protocol.c_str(),
                   r.verb.c_str(), r.worker, r.poster, r.in_flight, r.barriers, r.votes, r.fences);
     text << line;
   }
@@ -231,8 +312,8 @@ TAKES_OPTIONS;
 TEST_CASE("a step costs no more than in the table") {
   const auto& words = test::arguments();
   std::vector<Row> rows = measured();
-  if (words.size() == 3 && std::string(words[1]) == "--update") {
-    std::ofstream(words[2]) << text_of(rows);
+  if (words.size() >= 3 && std::string(words[1]) == "--update") {
+    for (size_t i = 2; i < words.size(); ++i) std::ofstream(words[i]) << text_of(rows);
     return;
   }
   std::ifstream file(RK_SOURCES "/tests/cuda/costs.txt");

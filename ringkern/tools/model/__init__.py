@@ -5,13 +5,15 @@
 - the rings that the machine's links carry (:mod:`ringkern.choose.rings`) give the bandwidth,
 - NCCL's published constants (``ringkern.tools.model.constants``) the latency of each protocol,
 - figures that others published (``PUBLISHED``) the error;
+- of ranks that share one GPU (``ringkern.tools.model.one_gpu``), the instructions and bytes of
+  ringkern's own kernels, next to what was measured (``ringkern.tools.model.measured``);
 - of hosts without GPUs (``ringkern.tools.model.cpu``), what ringkern measured inside one, and Gloo;
 - between hosts, the cut in rails and pieces that calls have (``csrc/core/pieces.h``).
 """
 
 from __future__ import annotations
 
-from . import cpu
+from . import cpu, measured, one_gpu
 from .command import DESCRIPTION, add_arguments, run
 from .estimate import FLAT_RING, FLAT_TREE, HIERARCHY, WAYS, Estimate
 from .predict import Network, Node, estimates, node_of
@@ -35,7 +37,9 @@ __all__ = [
     "error_of",
     "estimates",
     "faster",
+    "measured",
     "median_error",
     "node_of",
+    "one_gpu",
     "run",
 ]

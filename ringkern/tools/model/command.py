@@ -8,23 +8,27 @@ from typing import Any
 
 from ...units import parse_size, size_text
 from .. import figures, options
-from . import constants, published, question, sweep
+from . import constants, measured, one_gpu, published, question, sweep
 from .estimate import HIERARCHY, WAYS, Estimate
-from .question import Question, finite, question_of
+from .question import Question, finite, questions_of
 
 DEFAULT_SIZES = tuple(1 << shift for shift in range(10, 31, 2))
+ONE_GPU_SIZES = tuple(1 << shift for shift in (13, 16, 18, 20, 22, 24, 26, 28))
 Rows = list[tuple[int, list[Estimate]]]
 
 DESCRIPTION = """\
-Predicts the time and bandwidth of all-reduce on one host or on many, with GPUs or without, and from
-which size on several hosts are best joined by the hierarchy: the ring inside each, another engine
-of torch.distributed between them."""
+Predicts the time and bandwidth of all-reduce: of ranks that share one GPU, by every way of
+ringkern; on one host or on many, with GPUs or without, and from which size on several hosts are
+best joined by the hierarchy: the ring inside each, another engine of torch.distributed between
+them."""
 
 EPILOG = """\
-Times of GPUs follow NCCL's published constants for its rings and trees, over the rings that are
-found on the machine's links; no GPU is needed, and none was measured: --published says how far the
-same formulas are from what others measured. Without GPUs they follow what ringkern measured inside
-a host, and Gloo between hosts."""
+Times of ranks that share a GPU (--device cuda, --gpu H200) follow from the instructions of
+ringkern's kernels and from limits that were measured on an H100; --check compares them with what
+`make gpu` measured. Times of several GPUs follow NCCL's published constants for its rings and
+trees, over the rings that are found on the machine's links; between GPUs nothing was measured:
+--published says how far the same formulas are from what others measured. Without GPUs times follow
+what ringkern measured inside a host, and Gloo between hosts. No GPU is needed."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     question.add_arguments(parser)
     add = parser.add_argument
-    add("--sizes", help="bytes, as 8K,1M,1G (default 1K to 1G)")
+    add("--sizes", help="bytes, as 8K,1M,1G (default 1K to 1G; on one GPU 8K to 256M)")
     add(
         "--sweep",
         action="store_true",
@@ -40,6 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--plot", type=options.picture, metavar="FILE", help="draw times; needs matplotlib")
     add("--published", action="store_true", help="compare with times of NCCL that were published")
+    add(
+        "--check",
+        type=Path,
+        metavar="FILE",
+        help="compare with times of ranks on one GPU in a summary.json of `make gpu`, or a file of "
+        "bench/results",
+    )
     options.add_timeout(parser, 600.0)
     options.add_json(parser)
 
@@ -55,25 +66,37 @@ def run(args: argparse.Namespace) -> int:
         output.answer(published.as_text())
         output.json({"rows": published.as_rows(), "median_error": published.median_error()})
         return 0
-    asked = question_of(args)
+    if args.check:
+        gpu, compared = measured.read(args.check)
+        output.answer(measured.as_text(gpu, compared))
+        output.json(measured.as_dict(gpu, compared))
+        return 0
+    every = questions_of(args)
     if args.sweep:
+        asked = every[0]
         if args.plot or args.sizes:
             raise ValueError("--sweep looks at all sizes, and draws nothing: leave out the others")
         found = sweep.by_hosts(asked.predict, asked.device)
         output.answer(_sweep_text(asked, found))
         output.json({**_about(asked), "sweep": [row._asdict() for row in found]})
         return 0
-    rows = [(size, asked.predict(asked.hosts, size)) for size in _sizes(args.sizes)]
+    if args.plot and len(every) > 1:
+        raise ValueError("--plot draws one number of ranks: give -n, too")
+    sizes = _sizes(args.sizes, DEFAULT_SIZES if every[0].floor_us is None else ONE_GPU_SIZES)
+    tables = [
+        (asked, [(size, asked.predict(asked.hosts, size)) for size in sizes]) for asked in every
+    ]
     if args.plot:
-        plot(asked, rows, args.plot)
-    output.answer(as_text(asked, rows))
-    output.json(as_dict(asked, rows))
+        plot(*tables[0], args.plot)
+    output.answer("\n\n".join(as_text(*table) for table in tables))
+    content = [as_dict(*table) for table in tables]
+    output.json(content[0] if len(content) == 1 else {"tables": content})
     return 0
 
 
-def _sizes(text: str | None) -> tuple[int, ...]:
+def _sizes(text: str | None, default: tuple[int, ...]) -> tuple[int, ...]:
     if text is None:
-        return DEFAULT_SIZES
+        return default
     try:
         sizes = tuple(parse_size(part) for part in text.split(","))
     except argparse.ArgumentTypeError as error:
@@ -84,9 +107,10 @@ def _sizes(text: str | None) -> tuple[int, ...]:
 
 
 def _columns(rows: Rows) -> list[str]:
-    """Of one host the protocols; of several the ways."""
+    """Of one host the protocols; of several, and of one GPU, the ways."""
     found = {name for estimate in rows[0][1] for name in (estimate.way, estimate.protocol)}
-    return [name for name in (constants.PROTOCOLS if "ring" in found else WAYS) if name in found]
+    ways = (*WAYS, *map(str, one_gpu.WAYS))
+    return [name for name in (constants.PROTOCOLS if "ring" in found else ways) if name in found]
 
 
 def _fastest(found: list[Estimate], column: str) -> Estimate:
@@ -101,7 +125,8 @@ def as_text(asked: Question, rows: Rows) -> str:
     widths = [max(10, len(column) + 1) for column in columns]
     names = "".join(f" {column:>{width}}" for column, width in zip(columns, widths))
     cut = f"{'rails':>7}{'pieces':>8}" if asked.hosts > 1 else ""
-    lines.append(f"{'size':>6}{names}{cut}   {'fastest':<32}{'bus GB/s':>9}")
+    last = f"   {'fastest':<32}{'bus GB/s':>9}" if asked.floor_us is None else f"{'share':>9}"
+    lines.append(f"{'size':>6}{names}{cut}{last}")
     for size, found in rows:
         best = found[0]
         line = f"{size_text(size):>6}"
@@ -113,9 +138,13 @@ def as_text(asked: Question, rows: Rows) -> str:
             own = _fastest(found, HIERARCHY)
             line += f"{own.rails:>7}{own.pieces:>8}"
         fastest = ", ".join(filter(None, (best.way, best.protocol)))
-        line += f"   {fastest:<32}{best.bus_gb_s:>9.1f}"
+        if asked.floor_us is None:
+            line += f"   {fastest:<32}{best.bus_gb_s:>9.1f}"
+        else:
+            line += f"{asked.floor_us(size) / best.time_us:>9.0%}"
         lines.append(line)
-    lines += ["", "Times in microseconds, predicted; * the fastest."]
+    if asked.foot:
+        lines += ["", "Times in microseconds, predicted; * the fastest."]
     if asked.hosts > 1:
         lines += _where_faster(asked)
     return "\n".join([*lines, *asked.foot])
@@ -153,7 +182,11 @@ def as_dict(asked: Question, rows: Rows) -> dict[str, Any]:
     content = {
         **_about(asked),
         "rows": [
-            {"nbytes": size, "estimates": [_plain(estimate) for estimate in every]}
+            {
+                "nbytes": size,
+                **({} if asked.floor_us is None else {"floor_us": asked.floor_us(size)}),
+                "estimates": [_plain(estimate) for estimate in every],
+            }
             for size, every in rows
         ],
     }

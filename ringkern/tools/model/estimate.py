@@ -18,7 +18,8 @@ class Estimate(NamedTuple):
     """One way of an all-reduce.
 
     Attributes:
-        way: "ring" of one host; of several one of ``WAYS``.
+        way: "ring" of one host; of several one of ``WAYS``; of ranks on one GPU algorithm and
+            protocol, as "one_shot/ll".
         protocol: of the ring or tree; of a hierarchy inside and between hosts, "simple + tree ll".
         time_us: predicted.
         bus_gb_s: what nccl-tests calls bus bandwidth, over all ranks.

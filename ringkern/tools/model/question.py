@@ -1,4 +1,4 @@
-"""What ``python -m ringkern model`` is asked: of which hosts, and what is between them."""
+"""What ``python -m ringkern model`` is asked: of which GPU, or hosts and what is between them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 from ...choose import rings, topology
 from ...choose.topology import Machine
 from .. import options
-from . import constants, cpu
-from .estimate import Estimate
+from . import constants, cpu, one_gpu
+from .estimate import Estimate, estimate
 from .predict import Network, Node, estimates, node_of
 from .published import PUBLISHED, median_error
 
@@ -32,6 +32,7 @@ class Question:
         predict: (hosts, bytes) to all ways of an all-reduce.
         head, foot: lines above and below a table.
         about: the same for programs.
+        floor_us: bytes to the least time that any all-reduce takes, where that is known.
     """
 
     device: str
@@ -42,13 +43,20 @@ class Question:
     head: list[str]
     foot: list[str]
     about: dict[str, Any]
+    floor_us: Callable[[float], float] | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those that say which hosts and which network."""
+    """Those that say which GPU, or which hosts and which network."""
     add = parser.add_argument
     names = ", ".join(topology.recorded_names())
-    add("--device", default="cuda", choices=("cuda", "cpu"), help="whose hosts (default cuda)")
+    add(
+        "--device",
+        choices=("cuda", "cpu"),
+        help="cpu: hosts without GPUs; cuda: ranks of one process on one GPU, or a rank on each "
+        f"GPU with --topology or --hosts; default: as --topology {TOPOLOGY}",
+    )
+    add("--gpu", choices=tuple(one_gpu.GPUS), help="that all ranks share (default H100)")
     add(
         "--topology",
         help=f"of a host with GPUs: NCCL's XML file, or one of {names} (default {TOPOLOGY})",
@@ -56,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         *("-n", "--ranks"),
         type=options.whole(1),
-        help="on each host (default: one on each GPU; 8 on a CPU)",
+        help="on each host (default: one on each GPU; 8 on a CPU; in turn 2, 4 and 8 on one GPU)",
     )
     add("--cores", type=options.whole(1), help="of a host without GPUs (default: one a rank)")
     add("--hosts", "--nodes", type=int, default=1, help="machines like this one (default 1)")
@@ -77,12 +85,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--arch", choices=constants.ARCHITECTURES, help="of the GPUs; default: as in the file")
 
 
-def question_of(args: argparse.Namespace) -> Question:
-    """What was asked.
+def questions_of(args: argparse.Namespace) -> list[Question]:
+    """What was asked: of one GPU and several numbers of ranks, a question for each.
 
     Raises:
         ValueError: the arguments do not fit together or with the machine.
     """
+    usual = argparse.ArgumentParser()
+    add_arguments(usual)
+    given = [name for name in _OF_HOSTS if getattr(args, name) is not None]
+    others = [f"--{name.replace('_', '-')}" for name in given]
+    others += ["--hosts"] * (args.hosts != 1) + ["--sweep"] * args.sweep
+    if args.gpu and others:
+        raise ValueError(f"--gpu is of ranks that share a GPU: leave out {', '.join(others)}")
+    if args.gpu and args.device == "cpu":
+        raise ValueError("--gpu is of GPUs: leave it out, or --device cpu")
+    if args.gpu or (args.device == "cuda" and not others):
+        return _of_one_gpu(one_gpu.GPUS[args.gpu or "H100"], args.ranks)
+    return [_of_hosts(args)]
+
+
+_OF_HOSTS = ("topology", "cores", "arch", "inter_gb_s", "network_gbit", "inter_us")
+
+
+def _of_hosts(args: argparse.Namespace) -> Question:
     if args.hosts < 1:
         raise ValueError(f"--hosts {args.hosts}: give a whole number from 1 on")
     if args.inter_gb_s is not None and args.network_gbit is not None:
@@ -96,6 +122,47 @@ def question_of(args: argparse.Namespace) -> Question:
     if args.inter_us is not None and not 0 <= args.inter_us < math.inf:
         raise ValueError(f"--inter-us {args.inter_us}: give a number of microseconds from 0 on")
     return _of_cpus(args) if args.device == "cpu" else _of_gpus(args)
+
+
+# ---- one GPU ------------------------------------------------------------------------------------
+
+
+def _of_one_gpu(gpu: one_gpu.Gpu, ranks: int | None) -> list[Question]:
+    if ranks is not None and not 2 <= ranks <= one_gpu.MOST_RANKS:
+        raise ValueError(
+            f"-n {ranks}: on one {gpu.name} are 2 to {one_gpu.MOST_RANKS} ranks, with 16 "
+            "multiprocessors or more each"
+        )
+    every = one_gpu.RANKS if ranks is None else (ranks,)
+    return [_of_ranks_on(gpu, k, first=k == every[0], last=k == every[-1]) for k in every]
+
+
+def _of_ranks_on(gpu: one_gpu.Gpu, ranks: int, first: bool, last: bool) -> Question:
+    def predict(_: int, nbytes: float) -> list[Estimate]:
+        found = []
+        for way in one_gpu.WAYS:
+            time, least = (
+                one_gpu.predict(gpu, way, ranks, size).time_us for size in (int(nbytes), 1)
+            )
+            found.append(estimate(str(way), "", ranks, nbytes, time, least))
+        return sorted(found, key=lambda e: e.time_us)
+
+    source = [f"one {gpu.name}, {gpu.source}; float32, in place, in CUDA graphs"]
+    foot = [
+        "share: the least time of any all-reduce on this GPU over that of the fastest way.",
+        "Measured next to predicted: --check FILE, of a `make gpu`; that has no two_shot/ll.",
+    ]
+    return Question(
+        device="cuda",
+        name=gpu.name,
+        hosts=1,
+        ranks=ranks,
+        predict=predict,
+        head=[*(source if first else []), f"{ranks} ranks of one process"],
+        foot=foot if last else [],
+        about={"gpu": gpu.name, "source": gpu.source, "ranks": ranks},
+        floor_us=lambda nbytes: gpu.floor_us(ranks, nbytes),
+    )
 
 
 # ---- hosts without GPUs -------------------------------------------------------------------------
