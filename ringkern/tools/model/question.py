@@ -91,8 +91,6 @@ def questions_of(args: argparse.Namespace) -> list[Question]:
     Raises:
         ValueError: the arguments do not fit together or with the machine.
     """
-    usual = argparse.ArgumentParser()
-    add_arguments(usual)
     given = [name for name in _OF_HOSTS if getattr(args, name) is not None]
     others = [f"--{name.replace('_', '-')}" for name in given]
     others += ["--hosts"] * (args.hosts != 1) + ["--sweep"] * args.sweep
