@@ -1,7 +1,7 @@
 // The cost of a step to a thread, counted while the kernels' PTX runs: a rank alone, whose
-// neighbours have sent all that it waits for, moves full slots of Simple, a line a thread of LL, a
-// unit a warp of LL128. The counts depend on nothing but the compiler's work; one that is larger
-// than in the table fails.
+// neighbours have sent all that it waits for, moves full slots of each protocol, and those of a small
+// message: a line a thread of LL, a unit a warp of LL128. The counts depend on nothing but the
+// compiler's work; one that is larger than in the table fails.
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
@@ -82,10 +82,10 @@ struct Row {
   auto counts() { return std::array{&worker, &poster, &in_flight, &barriers, &votes, &fences}; }
 };
 
-// A rank whose neighbours have done their part.
+// A rank whose neighbours have done their part. `full`: its slots are; else a small message's.
 class Rank {
  public:
-  explicit Rank(Protocol protocol) : protocol_(protocol) {
+  Rank(Protocol protocol, bool full) : protocol_(protocol), full_(full) {
     simt::Settings settings;
     settings.memory.races = simt::Races::none;  // nobody but this rank is there
     simt::machine().reset(settings, 1, 1, kThreads);
@@ -116,9 +116,9 @@ class Rank {
     const auto plan = [&](int64_t elements) {
       return Plan::make(collective, protocol_, kRanks, elements, 4, kPlanWorkers, geometry_, 1, 0);
     };
-    // One loop of whole chunks, or of ten warps' lines.
-    const int64_t bytes_of_lines = protocol_ == Protocol::ll ? 8 * kPlanWorkers : 10 * 960;
-    const int64_t chunk = protocol_ == Protocol::simple ? plan(1 << 30).chunk : bytes_of_lines / 4;
+    // One loop of whole chunks, or of a line a worker, a unit for each of ten warps.
+    const int64_t small = protocol_ == Protocol::ll ? 8 * kPlanWorkers : 10 * 960;
+    const int64_t chunk = full_ ? plan(1 << 30).chunk : small / 4;
     const int64_t count = chunk * (shards ? 1 : kRanks);
     LaunchArgs args;
     args.plan = plan(count);
@@ -170,7 +170,8 @@ class Rank {
 
   // The worker that does most: the first warp, which waits for slots, or another.
   Row row(const Meter& meter, std::string verb, size_t step) const {
-    Row r{name_of(protocol_), std::move(verb)};
+    const bool small = protocol_ != Protocol::simple && !full_;
+    Row r{std::string(name_of(protocol_)) + (small ? "_small" : ""), std::move(verb)};
     for (const int worker : {0, 1, 32}) {
       const Step& s = meter.steps(worker).at(step);
       r.worker = std::max(r.worker, s.instructions);
@@ -186,40 +187,47 @@ class Rank {
 
   const Geometry geometry_ = default_geometry();
   const Protocol protocol_;
+  const bool full_;
   std::byte *mine_, *next_, *prev_, *mailbox_, *words_;
 };
 
 std::vector<Row> measured() {
   std::vector<Row> all;
+  const auto add = [&](const Row& r) {
+    if (std::none_of(all.begin(), all.end(), [&](const Row& o) { return o.key() == r.key(); }))
+      all.push_back(r);
+  };
   for (int p = 0; p < kProtocols; ++p)
-    for (const Collective c :
-         {Collective::all_reduce, Collective::reduce_scatter, Collective::all_gather})
-      for (const Row& r : Rank(Protocol(p)).measure(c))
-        if (std::none_of(all.begin(), all.end(), [&](const Row& o) { return o.key() == r.key(); }))
-          all.push_back(r);
+    for (const bool full : {true, false})
+      for (const Collective c :
+           {Collective::all_reduce, Collective::reduce_scatter, Collective::all_gather})
+        if (full || Protocol(p) != Protocol::simple)
+          for (const Row& r : Rank(Protocol(p), full).measure(c)) add(r);
   return all;
 }
 
 constexpr const char* kHead =
-    "# The cost of steps as PTX has it, for sums of float32 by 384 threads on sm_90: of a full "
-    "slot "
+    "# The cost of steps as PTX has it, for sums of float32 by 384 threads on sm_90: of full "
+    "slots, and\n"
+    "# of those of a small message, a line a thread of LL and a unit a warp of LL128. Those of LL "
+    "and\n"
+    "# LL128 are counted until slots go back. Instructions of a worker (of those that do most) and "
     "of\n"
-    "# Simple; of a line a thread of LL, and a unit a warp of LL128, until slots go back:\n"
-    "# instructions of a worker (of those that do most) and of the poster; bytes that a worker "
-    "has\n"
-    "# loaded when it first uses some of them; barriers, votes and fences. begin: until the first\n"
-    "# verb; end: behind the last. Another compiler has other counts.\n"
+    "# the poster; bytes that a worker has loaded when it first uses some of them; barriers, votes "
+    "and\n"
+    "# fences. begin: until the first verb; end: behind the last. Another compiler has other "
+    "counts.\n"
     "#     build/dev/tests_ptx_costs_test --update tests/cuda/costs.txt\n";
 
 std::string text_of(std::vector<Row> rows) {
   std::ostringstream text;
   text << kHead << "# nvcc " << RK_NVCC_VERSION << "\n";
   char line[128];
-  std::snprintf(line, sizeof line, "%-9s%-45s%7s%8s%11s%10s%7s%8s\n", "protocol", "verb", "worker",
+  std::snprintf(line, sizeof line, "%-13s%-45s%7s%8s%11s%10s%7s%8s\n", "protocol", "verb", "worker",
                 "poster", "in_flight", "barriers", "votes", "fences");
   text << line;
   for (Row& r : rows) {
-    std::snprintf(line, sizeof line, "%-9s%-45s%7d%8d%11d%10d%7d%8d\n", r.protocol.c_str(),
+    std::snprintf(line, sizeof line, "%-13s%-45s%7d%8d%11d%10d%7d%8d\n", r.protocol.c_str(),
                   r.verb.c_str(), r.worker, r.poster, r.in_flight, r.barriers, r.votes, r.fences);
     text << line;
   }
