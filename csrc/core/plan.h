@@ -58,6 +58,13 @@ struct Chunk {
   int64_t in = 0, out = 0, count = 0;
 };
 
+// Where the chunks of one loop of a channel lie: side by side from that of position 0 on, or, where
+// the tensor is not cut in a chunk for each rank, all in one place.
+struct LoopChunks {
+  int64_t first = 0;  // element
+  int most = 0;       // elements of each; the tensor may end before
+};
+
 // A part of a chunk whose arrival is published on its own; `first` counts from the chunk's start.
 struct Slice {
   int64_t first = 0, count = 0;
@@ -145,19 +152,26 @@ struct Plan {
     return orders.rank_at(channel, position);
   }
 
+  RK_HD constexpr LoopChunks loop_chunks(int channel, int64_t loop) const {
+    const int most = int(chunk_in_loop(loop));  // fits in two slots
+    return {loop * loop_span() + int64_t(channel * parts()) * most, most};
+  }
+
   // The chunk that `owner`, a position on the channel's ring, finishes. May be empty: an empty
   // chunk still takes its step, or the counters of the two ends of a link would part.
-  RK_HD constexpr Chunk chunk_of(int channel, int64_t loop, int owner) const {
-    const int64_t base = loop * loop_span();
-    const int64_t most = chunk_in_loop(loop);
-    const int part = collective == Collective::all_reduce ? owner : 0;
-    const int64_t at = base + (int64_t(channel) * parts() + part) * most;
-    const int64_t left = max64(0, min64(most, count - at));
-    Chunk c{at, at, left};
+  RK_HD constexpr Chunk chunk_of(int channel, const LoopChunks& of, int owner) const {
+    const auto chunk_at = [&](int64_t at) -> Chunk {
+      return {at, at, max64(0, min64(of.most, count - at))};
+    };
+    if (collective == Collective::all_reduce) return chunk_at(of.first + int64_t(owner) * of.most);
+    Chunk c = chunk_at(of.first);
     // Shards lie in the order of the ranks, whatever that of the ring.
     if (collective == Collective::reduce_scatter) c.in += rank_at(channel, owner) * count;
     if (collective == Collective::all_gather) c.out += rank_at(channel, owner) * count;
     return c;
+  }
+  RK_HD constexpr Chunk chunk_of(int channel, int64_t loop, int owner) const {
+    return chunk_of(channel, loop_chunks(channel, loop), owner);
   }
 
   // Elements of each slice but the last; the two ends of a link hold the same chunk, so they agree.

@@ -35,42 +35,39 @@
 
 namespace ringkern {
 
-#define RK_VERBS(X) \
-  X(send) X(copy_send) X(recv_reduce_send) X(recv_reduce_copy_send) X(recv_reduce_copy) \
-  X(recv_copy_send) X(recv)
+// A verb is the set of the four things that it does.
+inline constexpr int kReceives = 1, kReadsInput = 2, kCopies = 4, kSends = 8;
+#define RK_VERBS(X)                                                          \
+  X(send, kReadsInput | kSends)                                              \
+  X(copy_send, kReadsInput | kCopies | kSends)                               \
+  X(recv_reduce_send, kReceives | kReadsInput | kSends)                      \
+  X(recv_reduce_copy_send, kReceives | kReadsInput | kCopies | kSends)       \
+  X(recv_reduce_copy, kReceives | kReadsInput | kCopies)                     \
+  X(recv_copy_send, kReceives | kCopies | kSends)                            \
+  X(recv, kReceives | kCopies)
 
-enum class Verb : uint8_t { RK_VERBS(RK_ENUMERATOR) };
+#define RK_VALUED(name, value) name = value,
+enum class Verb : int { RK_VERBS(RK_VALUED) };
+#undef RK_VALUED
 
 constexpr const char* name_of(Verb v) {
   switch (v) {
-#define RK_CASE(e) case Verb::e: return #e;
+#define RK_CASE(e, ...) case Verb::e: return #e;
     RK_VERBS(RK_CASE)
 #undef RK_CASE
   }
   return "?";
 }
 
-RK_HD constexpr bool receives(Verb v) { return v != Verb::send && v != Verb::copy_send; }
-RK_HD constexpr bool sends(Verb v) { return v != Verb::recv && v != Verb::recv_reduce_copy; }
-RK_HD constexpr bool copies(Verb v) { return v != Verb::send && v != Verb::recv_reduce_send; }
-RK_HD constexpr bool reads_input(Verb v) { return v != Verb::recv && v != Verb::recv_copy_send; }
+RK_HD constexpr bool receives(Verb v) { return (int(v) & kReceives) != 0; }
+RK_HD constexpr bool sends(Verb v) { return (int(v) & kSends) != 0; }
+RK_HD constexpr bool copies(Verb v) { return (int(v) & kCopies) != 0; }
+RK_HD constexpr bool reads_input(Verb v) { return (int(v) & kReadsInput) != 0; }
 // The chunk is complete here and nowhere else: where a result is divided (avg).
-RK_HD constexpr bool finishes(Verb v) {
-  return v == Verb::recv_reduce_copy_send || v == Verb::recv_reduce_copy;
-}
-
-struct Step {
-  Verb verb = Verb::send;
-  int owner = 0;  // the position whose chunk is moved; of a chain, nobody's
-};
+RK_HD constexpr bool finishes(Verb v) { return receives(v) && reads_input(v) && copies(v); }
 
 RK_HD constexpr bool is_chain(Collective c) {
-  return c == Collective::broadcast || c == Collective::reduce || c == Collective::send_recv;
-}
-
-// Steps of one loop of a ring. All-reduce: 1 + (k-2) + 1 + (k-2) + 1; its two halves: k each.
-RK_HD constexpr int steps(Collective c, int k) {
-  return c == Collective::all_reduce ? 2 * k - 1 : k;
+  return c >= Collective::broadcast;  // the rings stand first in the list
 }
 
 // Where the rank at position r begins. On a chain, that is its only step: how many hops behind the
@@ -80,29 +77,34 @@ RK_HD constexpr int first_step(Collective c, int r, int k, int root) {
   return (r - root + k - (c == Collective::reduce ? 1 : 0)) % k;
 }
 
-// Step j of the rank at position r, for k >= 2. The links of a chain are steps of a ring: those of
-// a broadcast of an all-gather, those of a reduce of a reduce-scatter.
-RK_HD constexpr Step step(Collective c, int r, int k, int j) {
-  // On a GPU a remainder in every step would cost a part of a hop.
-  const auto around = [k](int position) {
-    while (position < 0) position += k;
-    return position;
-  };
-  if (c == Collective::all_gather || c == Collective::broadcast) {
-    const int owner = around(r - j);
-    if (j == 0) return {Verb::copy_send, owner};          // my shard, to my output and to next
-    if (j < k - 1) return {Verb::recv_copy_send, owner};  // the others', as they come by
-    return {Verb::recv, owner};                           // next's shard stops here
+// The verbs of a rank's steps, for k >= 2. Round a ring, it receives in all steps but its first, and
+// sends in all but the last; it reads its input while chunks gather contributions, and writes its
+// output from where they are complete. The hops of a chain are steps of a ring: those of a broadcast
+// are steps of an all-gather, those of a reduce of a reduce-scatter.
+struct Verbs {
+  int reads;   // the first step that does not read the input
+  int copies;  // the first step that writes the output
+  int last;    // the step that does not send
+
+  RK_HD constexpr Verb at(int j) const {
+    return Verb((j > 0 ? kReceives : 0) | (j < reads ? kReadsInput : 0) |
+                (j >= copies ? kCopies : 0) | (j < last ? kSends : 0));
   }
-  const int owner = around(r - 1 - j);
-  if (j == 0) return {Verb::send, owner};
-  if (c == Collective::send_recv) return {Verb::recv, owner};
-  if (j < k - 1) return {Verb::recv_reduce_send, owner};
-  if (c == Collective::reduce_scatter || c == Collective::reduce)
-    return {Verb::recv_reduce_copy, owner};
-  if (j == k - 1) return {Verb::recv_reduce_copy_send, owner};
-  if (j < 2 * k - 2) return {Verb::recv_copy_send, owner};
-  return {Verb::recv, owner};
+};
+RK_HD constexpr Verbs verbs_of(Collective c, int k) {
+  if (c == Collective::all_reduce) return {k, k - 1, 2 * k - 2};
+  if (c == Collective::reduce_scatter || c == Collective::reduce) return {k, k - 1, k - 1};
+  if (c == Collective::all_gather || c == Collective::broadcast) return {1, 0, k - 1};
+  return {1, 1, 1};  // send_recv
+}
+
+// Steps of one loop of a ring. All-reduce: 1 + (k-2) + 1 + (k-2) + 1; its two halves: k each.
+RK_HD constexpr int steps(Collective c, int k) { return verbs_of(c, k).last + 1; }
+
+// The position whose chunk moves in the first step of the rank at position r; in each step after it,
+// that of the position before. On a chain, nobody's.
+RK_HD constexpr int first_owner(Collective c, int r, int k) {
+  return c == Collective::all_gather ? r : (r == 0 ? k : r) - 1;
 }
 
 // Runs one channel of a plan over a link. `Link::perform(Verb, const Plan&, const Chunk&)` returns
@@ -111,18 +113,25 @@ template <class Link>
 RK_HD Verdict run_schedule(const Plan& plan, int rank, int channel, Link& link) {
   const Collective c = plan.collective;
   const int k = plan.ranks, r = plan.position(channel, rank);
-  int j = first_step(c, r, k, plan.position(channel, plan.root));
-  if (c == Collective::send_recv && j > 1) return Verdict::ok;  // of two other ranks
-  // One loop over loops and steps: GPU kernels have no register left for a number of steps.
-  for (int64_t loop = 0; loop < plan.loops;) {
-    const Step s = step(c, r, k, j);
-    const Verdict verdict = link.perform(s.verb, plan, plan.chunk_of(channel, loop, s.owner));
+  const int first = is_chain(c) ? first_step(c, r, k, plan.position(channel, plan.root)) : 0;
+  if (c == Collective::send_recv && first > 1) return Verdict::ok;  // of two other ranks
+  if (plan.loops == 0) return Verdict::ok;
+  const Verbs verbs = verbs_of(c, k);
+  int64_t loop = 0;
+  LoopChunks chunks = plan.loop_chunks(channel, loop);
+  int j = first, owner = first_owner(c, r, k);
+  // One loop over loops and steps: GPU kernels have the code of a step once, and go from one step to
+  // the next by a few additions.
+  for (;;) {
+    const Verb verb = verbs.at(j);
+    const Verdict verdict = link.perform(verb, plan, plan.chunk_of(channel, chunks, owner));
     if (verdict != Verdict::ok) return verdict;
-    if (!is_chain(c) && ++j < steps(c, k)) continue;
-    if (!is_chain(c)) j = 0;
-    ++loop;
+    ++j, owner = (owner == 0 ? k : owner) - 1;
+    if (sends(verb) && !is_chain(c)) continue;
+    if (++loop == plan.loops) return Verdict::ok;
+    chunks = plan.loop_chunks(channel, loop);
+    j = first, owner = first_owner(c, r, k);
   }
-  return Verdict::ok;
 }
 
 }  // namespace ringkern

@@ -45,8 +45,13 @@ RK_HD constexpr uint32_t ll_flag(uint64_t step) {
   while (step > kLLFlagPeriod) step = (step & kLLFlagPeriod) + (step >> RK_LL_FLAG_BITS);
   return step == kLLFlagPeriod ? 1 : uint32_t(step) + 1;
 }
+// ll_flag(step + 1) of ll_flag(step).
+RK_HD constexpr uint32_t ll_next_flag(uint32_t flag) {
+  const uint32_t next = (flag + 1) & uint32_t(kLLFlagPeriod);
+  return next > 1 ? next : 1;
+}
 RK_HD constexpr bool ll_rewrites_slot(uint64_t step, int slots) {
-  return step % kLLRewriteEvery >= kLLRewriteEvery - uint64_t(slots);
+  return uint32_t(~step % kLLRewriteEvery) < uint32_t(slots);  // the last ones
 }
 RK_HD constexpr uint64_t ll128_flag(uint64_t step) { return step + 1; }
 

@@ -42,6 +42,11 @@ class Arithmetic {
   RK_DEVICE bool divides(Verb verb) const {
     return kScales && scale_ == Reduction::Scale::divide_result && finishes(verb);
   }
+  // The same, asked where a verb reads its input, and where its result is complete.
+  RK_DEVICE bool multiplies() const {
+    return kScales && scale_ == Reduction::Scale::multiply_input;
+  }
+  RK_DEVICE bool divides() const { return kScales && scale_ == Reduction::Scale::divide_result; }
   template <class Word>
   RK_DEVICE Word multiply(Word w) const {
     return scale<Reduction::Scale::multiply_input>(w);

@@ -12,15 +12,18 @@ template <Protocol, class A, class AnyPost = Post>
 struct LinkOf;
 template <class A, class AnyPost>
 struct LinkOf<Protocol::simple, A, AnyPost> {
-  using type = SimpleLink<A, AnyPost>;
+  using Ends = cuda::Ends<Protocol::simple, AnyPost>;
+  using Link = SimpleLink<A, AnyPost>;
 };
 template <class A, class AnyPost>
 struct LinkOf<Protocol::ll, A, AnyPost> {
-  using type = LLLink<A, AnyPost>;
+  using Ends = LineEnds<Protocol::ll, AnyPost>;
+  using Link = LLLink<A, AnyPost>;
 };
 template <class A, class AnyPost>
 struct LinkOf<Protocol::ll128, A, AnyPost> {
-  using type = LL128Link<A, AnyPost>;
+  using Ends = LineEnds<Protocol::ll128, AnyPost>;
+  using Link = LL128Link<A, AnyPost>;
 };
 
 template <Protocol P, class T, bool sum>
@@ -33,8 +36,8 @@ ring_kernel(RK_ARGUMENT LaunchArgs args) {
   using A = Arithmetic<T, sum>;
   const A arithmetic(args.reduction);
   RK_SHARED(Post, post);
-  Ends<P> ends(args, rank, channel, post);
-  typename LinkOf<P, A>::type link(ends, arithmetic);
+  typename LinkOf<P, A>::Ends ends(args, rank, channel, post);
+  typename LinkOf<P, A>::Link link(ends, arithmetic);
   // Do it, remember how far I came, and say so.
   Verdict verdict = ends.begin();
   if (verdict == Verdict::ok) verdict = run_schedule(args.plan, rank.rank, channel, link);

@@ -55,9 +55,9 @@ RK_DEVICE int slot_of(uint64_t step, int slots) {
   return int((n & (n - 1)) == 0 ? step & (n - 1) : step % n);
 }
 
-// Where this rank reads and writes, and how far it has come. Every thread keeps the counters; they
-// are loaded when the kernel starts and stored when it ends, so that a replayed launch goes on
-// where the last one stopped. `AnyPost`: a Post, or one with a clock (cuda/timed.cuh).
+// The two ends of this rank, and how far they have come. Every thread keeps the counters; they are
+// loaded when the kernel starts and stored when it ends, so that a replayed launch goes on where the
+// last one stopped. `AnyPost`: a Post, or one with a clock (cuda/timed.cuh).
 template <Protocol P, class AnyPost = Post>
 class Ends {
  public:
@@ -73,14 +73,15 @@ class Ends {
     received_ = ld_weak<8>(&mine->received.value);
     const uint64_t head = ld_acquire(&mine->head.value);
     if (lane_index() == kCreditLane && head != kPoisoned) seen_ = head;
-    from_index_ = slot_of(received_, slots());
-    to_index_ = slot_of(sent_, slots());
-    if (thread_index() != 0) return;
     const int64_t fifo = geometry_.fifo_offset(channel, P);
-    st_shared(&post.in, rank.in);
-    st_shared(&post.out, rank.out);
-    st_shared(&post.from, rank.mine + fifo);
-    st_shared(&post.to, next + fifo);
+    from_fifo_ = rank.mine + fifo, to_fifo_ = next + fifo;
+    if (thread_index() != 0) return;
+    if constexpr (P == Protocol::simple) {
+      st_shared(&post.in, rank.in);
+      st_shared(&post.out, rank.out);
+      st_shared(&post.from, from_fifo_);
+      st_shared(&post.to, to_fifo_);
+    }
     st_shared(&post.mine, mine);
     st_shared(&post.next, reinterpret_cast<LinkCounters*>(next + counters));
     st_shared(&post.prev, reinterpret_cast<LinkCounters*>(prev + counters));
@@ -93,18 +94,10 @@ class Ends {
   }
 
   RK_DEVICE const AnyPost& post() const { return post_; }
-  RK_DEVICE const std::byte* in() const { return Post::get(post_.in); }
-  RK_DEVICE std::byte* out() const { return Post::get(post_.out); }
   RK_DEVICE uint64_t sent() const { return sent_; }
   RK_DEVICE uint64_t received() const { return received_; }
   RK_DEVICE int slots() const { return geometry_.slots; }
-  RK_DEVICE int slot_bytes() const { return int(geometry_.slot_bytes[int(P)]); }
-  RK_DEVICE const std::byte* from_slot() const {
-    return Post::get(post_.from) + int64_t(from_index_) * slot_bytes();
-  }
-  RK_DEVICE std::byte* to_slot() const {
-    return Post::get(post_.to) + int64_t(to_index_) * slot_bytes();
-  }
+  RK_DEVICE int64_t slot_bytes() const { return geometry_.slot_bytes[int(P)]; }
 
   // Whether this launch may begin. Makes `post` known to all threads.
   RK_DEVICE Verdict begin() const {
@@ -131,38 +124,28 @@ class Ends {
                 [&] { return for_data ? received_ : seen_; });
   }
 
-  // Ends a step, with what became of it on this thread. Where a counter is due, all threads meet:
-  // the slot that was filled is published (`tail`: the flags are not in the data), and the slots
-  // that were read go back. The barrier and the fence make what all threads did precede the
-  // counters (cumulativity); they take longer than a hop. So where the data carries the flags,
-  // slots go back by the half of a FIFO, and warps do not meet in between. A warp that gives up
-  // there takes the steps up to the next meeting and does nothing in them, see `gave_up`.
-  RK_DEVICE Verdict complete(Verb verb, bool publish_tail, Verdict verdict) {
-    if (verdict != Verdict::ok) verdict_ = verdict;
-    const bool tail = publish_tail && sends(verb);
-    const bool head = receives(verb) && gives_back();
-    if (P == Protocol::simple || tail || head) {
-      verdict_ = agree(kWholeBlock, thread_count(), verdict_);
-      if (verdict_ != Verdict::ok) return verdict_;
-      if (is_poster() && (tail || head)) {
-        fence_acq_rel();
-        if (tail) st_relaxed(&Post::get(post_.next)->tail.value, sent_ + 1);
-        if (head) st_relaxed(&Post::get(post_.prev)->head.value, received_ + 1);
-      }
+  RK_DEVICE void count(Verb verb) {
+    if (receives(verb)) ++received_;
+    if (sends(verb)) ++sent_;
+  }
+  // All threads meet, each with what became of its part. Then the slots that were filled up to here
+  // are published (`tail`: the flags are not in the data), and those that were read go back (`head`);
+  // 0: not. The barrier and the fence make what all threads did precede the counters (cumulativity).
+  RK_DEVICE Verdict meet(uint64_t tail, uint64_t head, Verdict verdict) const {
+    verdict = agree(kWholeBlock, thread_count(), verdict);
+    if (verdict != Verdict::ok) return verdict;
+    if (is_poster()) {
+      fence_acq_rel();
+      if (tail != 0) st_relaxed(&Post::get(post_.next)->tail.value, tail);
+      if (head != 0) st_relaxed(&Post::get(post_.prev)->head.value, head);
     }
-    if (sends(verb)) ++sent_, to_index_ = to_index_ + 1 == slots() ? 0 : to_index_ + 1;
-    if (receives(verb)) ++received_, from_index_ = from_index_ + 1 == slots() ? 0 : from_index_ + 1;
     return Verdict::ok;
   }
-  // Tells if a wait of this warp has failed since the threads last met.
-  RK_DEVICE bool gave_up() const { return P != Protocol::simple && verdict_ != Verdict::ok; }
 
   // When the schedule has ended; returns how, for all threads alike. A rank that gave up tells its
   // neighbours where they poll, in every protocol: they would otherwise wait for it until their own
   // deadline.
   RK_DEVICE Verdict end(Verdict verdict) {
-    if (P != Protocol::simple && verdict == Verdict::ok)
-      verdict = agree(kWholeBlock, thread_count(), verdict_);
     if (!is_poster()) return verdict;
     if (verdict == Verdict::ok) {
       LinkCounters* mine = Post::get(post_.mine);
@@ -174,22 +157,15 @@ class Ends {
     return verdict;
   }
 
- private:
-  // Tells if slots go back behind this step. The slots that are kept until the next time are never
-  // all: two or more stay with the sender, which is enough for ranks that send and receive in turn.
-  RK_DEVICE bool gives_back() const {
-    return P == Protocol::simple || from_index_ + 1 == slots() / 2 || from_index_ + 1 == slots();
-  }
-
+ protected:
   static constexpr int kDataLane = 0, kCreditLane = 1;  // of a warp that waits for slots
 
   const Geometry& geometry_;
   const AnyPost& post_;
   uint32_t failed_;
   uint64_t sent_, received_;
-  int from_index_, to_index_;  // the slots of the next step
-  Verdict verdict_ = Verdict::ok;
-  uint64_t seen_ = 0;  // of the counter that this lane polls
+  uint64_t seen_ = 0;                // of the counter that this lane polls
+  std::byte *from_fifo_, *to_fifo_;  // mine and next's
 };
 
 }  // namespace ringkern::cuda

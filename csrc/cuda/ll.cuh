@@ -14,96 +14,110 @@
 //            from returning a line of a period ago.
 #pragma once
 
-#include "cuda/copy.cuh"
+#include "cuda/lines.cuh"
 
 namespace ringkern::cuda {
 
 template <class A, class AnyPost = Post>
 class LLLink {
  public:
-  RK_DEVICE LLLink(Ends<Protocol::ll, AnyPost>& ends, const A& arithmetic)
-      : ends_(ends), arithmetic_(arithmetic) {}
+  RK_DEVICE LLLink(LineEnds<Protocol::ll, AnyPost>& ends, const A& arithmetic)
+      : ends_(ends), arithmetic_(arithmetic) {
+    from_flag_ = ll_flag(ends.received());
+    to_flag_ = ll_flag(ends.sent());
+  }
 
   RK_DEVICE Verdict perform(Verb verb, const Plan&, const Chunk& chunk) {
-    Verdict verdict = Verdict::ok;
-    if (is_worker() && !ends_.gave_up()) verdict = move_lines(verb, chunk);
-    return ends_.complete(verb, /*publish_tail=*/rewrites(ends_.sent()), verdict);
+    const int bytes = int(chunk.count) * A::kBytes;
+    const bool data = receives(verb) && ll_rewrites_slot(ends_.received(), ends_.slots());
+    if (data || (sends(verb) && !ends_.has_credit())) ends_.wait_slots(data, sends(verb));
+    if (bytes > ends_.first()) move_lines(verb, chunk, bytes);
+    if (receives(verb)) {
+      from_flag_ = ll_next_flag(from_flag_);
+      ends_.took_slot();
+    }
+    if (sends(verb)) {
+      if (ll_rewrites_slot(ends_.sent(), ends_.slots())) rewrite_slot(bytes);
+      to_flag_ = ll_next_flag(to_flag_);
+      ends_.filled_slot();
+    }
+    return ends_.complete();
   }
 
  private:
   static constexpr int kData = line_data_bytes(Protocol::ll);
   static constexpr int kLine = line_bytes(Protocol::ll);
 
-  RK_DEVICE bool rewrites(uint64_t step) const { return ll_rewrites_slot(step, ends_.slots()); }
-
-  RK_DEVICE Verdict move_lines(Verb verb, const Chunk& chunk) {
-    Verdict verdict =
-        ends_.wait_slots(/*data=*/receives(verb) && rewrites(ends_.received()), sends(verb));
-    if (verdict != Verdict::ok) return verdict;
-    const std::byte* in = reads_input(verb) ? ends_.in() + chunk.in * A::kBytes : nullptr;
-    std::byte* out = copies(verb) ? ends_.out() + chunk.out * A::kBytes : nullptr;
-    const std::byte* from = ends_.from_slot();
-    std::byte* to = ends_.to_slot();
+  // By the warps for which there are lines.
+  RK_DEVICE void move_lines(Verb verb, const Chunk& chunk, int bytes) {
+    // Where the first line of this thread is; then its next one.
+    const std::byte* in = ends_.in() + chunk.in * A::kBytes;
+    std::byte* out = ends_.out() + chunk.out * A::kBytes;
+    const std::byte* from = ends_.from();
+    std::byte* to = ends_.to();
     const bool whole = aligned(in, out, kData);
-    const int bytes = int(chunk.count * A::kBytes);
-    const int lines = (bytes + kData - 1) / kData;
     // A warp's lanes go through the loop together, also those that are past the end.
-    RK_NO_UNROLL for (int base = kWarp * warp_index(); base < lines; base += worker_count()) {
-      const int line = base + lane_index(), left = bytes - kData * line;
+    RK_NO_UNROLL for (;;) {
+      const int left = bytes - place_;
+      const bool active = left > 0, full = whole && left >= kData;
       uint64_t value = 0;
-      if (in != nullptr) {
-        value = load_word(in + kData * line, whole, left);  // on its way while the line is awaited
-        if (arithmetic_.multiplies(verb)) value = arithmetic_.multiply(value);
+      if (reads_input(verb)) {
+        // On its way while the line is awaited.
+        value = full ? ld_weak<kData>(in) : load_elements<A::kBytes>(in, left);
+        if (arithmetic_.multiplies()) value = arithmetic_.multiply(value);
       }
       if (receives(verb)) {
+        const uint32_t flag = from_flag_;
         uint64_t incoming = 0;
-        verdict = read_line(from + kLine * line, left > 0, incoming);
-        if (verdict != Verdict::ok) return verdict;
-        value = in != nullptr ? arithmetic_.combine(incoming, value) : incoming;
-        if (arithmetic_.divides(verb)) value = arithmetic_.divide(value);
+        const auto arrived = [&] {
+          if (!active) return true;
+          const Words w = ld_relaxed16(from);
+          incoming = (w.hi << 32) | uint32_t(w.lo);
+          return uint32_t(w.lo >> 32) == flag && uint32_t(w.hi >> 32) == flag;
+        };
+        // Mostly it is there by now: a branch, and no loop. A lane uses its own line alone, so the
+        // vote need not order anything.
+        if (!all_lanes(arrived()) &&
+            wait(ends_.post(), Protocol::ll, WaitFor::data, ends_.received() + 1, arrived,
+                 [&] { return ends_.received(); }) != Verdict::ok)
+          return ends_.give_up();
+        value = reads_input(verb) ? arithmetic_.combine(incoming, value) : incoming;
+        if (arithmetic_.divides() && copies(verb) && reads_input(verb))
+          value = arithmetic_.divide(value);
       }
-      if (out != nullptr) store_word(out + kData * line, value, whole, left);
-      if (sends(verb) && left > 0) write_line(to + kLine * line, value);
+      if (copies(verb)) {
+        if (full) st_weak<kData>(out, value);
+        else store_elements<A::kBytes>(out, value, left);
+      }
+      if (sends(verb) && active) write_line(to, value);
+      bytes -= stride_;
+      if (bytes <= ends_.first()) return;
+      in += stride_, out += stride_;
+      from += stride_ / kData * kLine, to += stride_ / kData * kLine;
     }
-    if (sends(verb)) finish_slot(to, lines);
-    return Verdict::ok;
   }
 
-  // Lines that this step did not need keep an older flag; before it could come back they are
-  // written again.
-  RK_DEVICE void finish_slot(std::byte* to, int written) const {
-    if (!rewrites(ends_.sent())) return;
-    const int all = int(ends_.slot_bytes() / kLine);
-    RK_NO_UNROLL for (int line = written + thread_index(); line < all; line += worker_count())
-      write_line(to + kLine * line, 0);
+  // By all threads. Lines that this step did not need keep an older flag; before it could come back
+  // they are written again, and the slot is published by `tail`, too.
+  RK_DEVICE void rewrite_slot(int bytes) {
+    if (ends_.moves()) {
+      const int written = (bytes + kData - 1) / kData, all = int(ends_.slot_bytes() / kLine);
+      RK_NO_UNROLL for (int i = written; i + thread_index() < all; i += worker_count())
+        write_line(ends_.to() + kLine * i, 0);
+    }
+    if (ends_.meet(ends_.sent() + 1, 0, ends_.verdict()) != Verdict::ok) ends_.give_up();
   }
 
-  RK_DEVICE Verdict read_line(const std::byte* line, bool active, uint64_t& data) {
-    const uint32_t flag = ll_flag(ends_.received());
-    const auto arrived = [&] {
-      if (!active) return true;
-      const Words w = ld_relaxed16(line);
-      data = (w.hi << 32) | uint32_t(w.lo);
-      return uint32_t(w.lo >> 32) == flag && uint32_t(w.hi >> 32) == flag;
-    };
-    return wait(ends_.post(), Protocol::ll, WaitFor::data, ends_.received() + 1, arrived,
-                [&] { return ends_.received(); });
-  }
   RK_DEVICE void write_line(std::byte* line, uint64_t data) const {
-    const uint64_t flag = uint64_t(ll_flag(ends_.sent())) << 32;
+    const uint64_t flag = uint64_t(to_flag_) << 32;
     st_relaxed16(line, {flag | uint32_t(data), flag | (data >> 32)});
   }
 
-  RK_DEVICE static uint64_t load_word(const std::byte* p, bool whole, int left) {
-    return whole && left >= kData ? ld_weak<kData>(p) : load_elements<A::kBytes>(p, left);
-  }
-  RK_DEVICE static void store_word(std::byte* p, uint64_t word, bool whole, int left) {
-    if (whole && left >= kData) return st_weak<kData>(p, word);
-    store_elements<A::kBytes>(p, word, left);
-  }
-
-  Ends<Protocol::ll, AnyPost>& ends_;
+  LineEnds<Protocol::ll, AnyPost>& ends_;
   const A& arithmetic_;
+  uint32_t from_flag_, to_flag_;                           // of the step
+  const int place_ = in_register(kData * thread_index());  // of this thread's lines in a chunk
+  const int stride_ = in_register(kData * worker_count());
 };
 
 }  // namespace ringkern::cuda

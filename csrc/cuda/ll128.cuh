@@ -20,20 +20,23 @@
 //            never repeats. Units are written whole, so no line keeps an older step's data.
 #pragma once
 
-#include "cuda/copy.cuh"
+#include "cuda/lines.cuh"
 
 namespace ringkern::cuda {
 
 template <class A, class AnyPost = Post>
 class LL128Link {
  public:
-  RK_DEVICE LL128Link(Ends<Protocol::ll128, AnyPost>& ends, const A& arithmetic)
+  RK_DEVICE LL128Link(LineEnds<Protocol::ll128, AnyPost>& ends, const A& arithmetic)
       : ends_(ends), arithmetic_(arithmetic) {}
 
   RK_DEVICE Verdict perform(Verb verb, const Plan&, const Chunk& chunk) {
-    Verdict verdict = Verdict::ok;
-    if (is_worker() && !ends_.gave_up()) verdict = move_units(verb, chunk);
-    return ends_.complete(verb, /*publish_tail=*/false, verdict);
+    const int bytes = int(chunk.count) * A::kBytes;
+    if (sends(verb) && !ends_.has_credit()) ends_.wait_slots(/*data=*/false, /*credit=*/true);
+    if (bytes > ends_.first()) move_units(verb, chunk, bytes);
+    if (receives(verb)) ends_.took_slot();
+    if (sends(verb)) ends_.filled_slot();
+    return ends_.complete();
   }
 
  private:
@@ -50,59 +53,57 @@ class LL128Link {
   };
 
   RK_DEVICE static bool holds_flag() { return lane_index() % kLanes == kLanes - 1; }
-  // Where in the unit's data the 16 bytes of this lane are.
-  RK_DEVICE static int first_at() { return 16 * lane_index(); }
-  RK_DEVICE static int second_at() { return kRow + 16 * (lane_index() - lane_index() / kLanes); }
+  // The 16 bytes of this lane in the second row, from those in the first, in the unit's data.
+  RK_DEVICE static int to_second() { return kRow - 16 * (lane_index() / kLanes); }
 
-  RK_DEVICE Verdict move_units(Verb verb, const Chunk& chunk) {
-    Verdict verdict = ends_.wait_slots(/*data=*/false, sends(verb));
-    if (verdict != Verdict::ok) return verdict;
-    const std::byte* in = reads_input(verb) ? ends_.in() + chunk.in * A::kBytes : nullptr;
-    std::byte* out = copies(verb) ? ends_.out() + chunk.out * A::kBytes : nullptr;
-    const std::byte* from = ends_.from_slot();
-    std::byte* to = ends_.to_slot();
+  RK_DEVICE void move_units(Verb verb, const Chunk& chunk, int bytes) {
+    // The warp's first unit; then its next one.
+    const std::byte* in = ends_.in() + chunk.in * A::kBytes;
+    std::byte* out = ends_.out() + chunk.out * A::kBytes;
+    const std::byte* from = ends_.from();
+    std::byte* to = ends_.to();
     const bool whole = aligned(in, out, 16);
-    const int bytes = int(chunk.count * A::kBytes);
-    const int warps = worker_count() / kWarp;
-    RK_NO_UNROLL for (int unit = warp_index(); unit * kData < bytes; unit += warps) {
-      const int at = unit * kData, left = bytes - at;
+    const int stride = worker_count() / kWarp;
+    RK_NO_UNROLL for (;;) {
+      const int left = bytes - ends_.first();
+      const bool fast = whole && left >= kData;  // for all lanes alike
       Rows value{};
-      if (in != nullptr) {
-        value = load_user(in + at, whole, left);  // on its way while the lines are awaited
-        if (arithmetic_.multiplies(verb)) value = multiplied(value);
+      if (reads_input(verb)) {
+        // On its way while the lines are awaited.
+        value = fast ? load_whole(in) : load_user(in, whole, left - 16 * lane_index());
+        if (arithmetic_.multiplies()) value = multiplied(value);
       }
       if (receives(verb)) {
+        const uint64_t flag = ll128_flag(ends_.received());
         Rows incoming{};
-        verdict = read_lines(from + unit * kUnit, incoming);
-        if (verdict != Verdict::ok) return verdict;
-        value = in != nullptr ? combined(incoming, value) : incoming;
-        if (arithmetic_.divides(verb)) value = divided(value);
-      }
-      if (out != nullptr) store_user(out + at, value, whole, left);
-      if (sends(verb)) write_lines(to + unit * kUnit, value);
-    }
-    return Verdict::ok;
-  }
-
-  RK_DEVICE Verdict read_lines(const std::byte* unit, Rows& data) {
-    const std::byte* p = unit + first_at();
-    const uint64_t flag = ll128_flag(ends_.received());
-    syncwarp();
-    const Verdict verdict = wait(
-        ends_.post(), Protocol::ll128, WaitFor::data, ends_.received() + 1,
-        [&] {
-          const Words a = ld_line16(p), b = ld_line16(p + kRow);
+        const auto arrived = [&] {
+          const Words a = ld_line16(from), b = ld_line16(from + kRow);
           return !holds_flag() || (a.hi == flag && b.hi == flag);
-        },
-        [&] { return ends_.received(); });
-    if (verdict != Verdict::ok) return verdict;
-    data = {ld_line16(p), ld_line16(p + kRow)};
-    if (holds_flag()) data.first.hi = data.second.lo;
-    return Verdict::ok;
+        };
+        syncwarp();
+        // Mostly they are there by now: a branch, and no loop.
+        if (all_lanes(arrived())) syncwarp();
+        else if (wait(ends_.post(), Protocol::ll128, WaitFor::data, ends_.received() + 1, arrived,
+                      [&] { return ends_.received(); }) != Verdict::ok)
+          return ends_.give_up();
+        incoming = {ld_line16(from), ld_line16(from + kRow)};
+        if (holds_flag()) incoming.first.hi = incoming.second.lo;
+        value = reads_input(verb) ? combined(incoming, value) : incoming;
+        if (arithmetic_.divides() && copies(verb) && reads_input(verb)) value = divided(value);
+      }
+      if (copies(verb)) {
+        if (fast) store_whole(out, value);
+        else store_user(out, value, whole, left - 16 * lane_index());
+      }
+      if (sends(verb)) write_lines(to, value);
+      bytes -= kData * stride;
+      if (bytes <= ends_.first()) return;
+      in += kData * stride, out += kData * stride;
+      from += kUnit * stride, to += kUnit * stride;
+    }
   }
 
-  RK_DEVICE void write_lines(std::byte* unit, Rows data) const {
-    std::byte* p = unit + first_at();
+  RK_DEVICE void write_lines(std::byte* p, Rows data) const {
     if (holds_flag()) {
       const uint64_t flag = ll128_flag(ends_.sent());
       data.second = {data.first.hi, flag};
@@ -113,15 +114,26 @@ class LL128Link {
     st_line16(p + kRow, data.second);
   }
 
-  RK_DEVICE static Rows load_user(const std::byte* p, bool whole, int left) {
+  RK_DEVICE Rows load_whole(const std::byte* p) const {
     Rows r{};
-    r.first = load_pack<A::kBytes>(p + first_at(), whole, left - first_at());
-    if (!holds_flag()) r.second = load_pack<A::kBytes>(p + second_at(), whole, left - second_at());
+    r.first = ld_weak16(p);
+    if (!holds_flag()) r.second = ld_weak16(p + second_);
     return r;
   }
-  RK_DEVICE static void store_user(std::byte* p, const Rows& r, bool whole, int left) {
-    store_pack<A::kBytes>(p + first_at(), r.first, whole, left - first_at());
-    if (!holds_flag()) store_pack<A::kBytes>(p + second_at(), r.second, whole, left - second_at());
+  RK_DEVICE void store_whole(std::byte* p, const Rows& r) const {
+    st_weak16(p, r.first);
+    if (!holds_flag()) st_weak16(p + second_, r.second);
+  }
+  // A unit of which `left` bytes from p on are the tensor's. `whole`: p allows accesses of 16 bytes.
+  RK_DEVICE Rows load_user(const std::byte* p, bool whole, int left) const {
+    Rows r{};
+    r.first = load_pack<A::kBytes>(p, whole, left);
+    if (!holds_flag()) r.second = load_pack<A::kBytes>(p + second_, whole, left - second_);
+    return r;
+  }
+  RK_DEVICE void store_user(std::byte* p, const Rows& r, bool whole, int left) const {
+    store_pack<A::kBytes>(p, r.first, whole, left);
+    if (!holds_flag()) store_pack<A::kBytes>(p + second_, r.second, whole, left - second_);
   }
 
   RK_DEVICE Rows combined(const Rows& x, const Rows& y) const {
@@ -134,8 +146,9 @@ class LL128Link {
     return {arithmetic_.divide(r.first), arithmetic_.divide(r.second)};
   }
 
-  Ends<Protocol::ll128, AnyPost>& ends_;
+  LineEnds<Protocol::ll128, AnyPost>& ends_;
   const A& arithmetic_;
+  const int second_ = to_second();
 };
 
 }  // namespace ringkern::cuda

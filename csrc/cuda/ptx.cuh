@@ -39,6 +39,12 @@ RK_DEVICE int block_count() { return int(gridDim.x); }
 RK_DEVICE uint64_t global_address(const void* p) { return uint64_t(__cvta_generic_to_global(p)); }
 RK_DEVICE uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
 
+// Keeps a number in a register, which nvcc would otherwise compute anew wherever it is used.
+RK_DEVICE int in_register(int v) {
+  asm volatile("" : "+r"(v));
+  return v;
+}
+
 // clang-format off: an asm statement is laid out as what it does, and then what it gives and takes
 
 // ---- Weak accesses of global memory

@@ -19,20 +19,21 @@ template <class A, class AnyPost = Post>
 class SimpleLink {
  public:
   RK_DEVICE SimpleLink(Ends<Protocol::simple, AnyPost>& ends, const A& arithmetic)
-      : ends_(ends), arithmetic_(arithmetic) {}
+      : ends_(ends), arithmetic_(arithmetic), from_index_(slot_of(ends.received(), ends.slots())),
+        to_index_(slot_of(ends.sent(), ends.slots())) {}
 
   RK_DEVICE Verdict perform(Verb verb, const Plan& plan, const Chunk& chunk) {
     // A chunk fits in two slots, so its bytes fit in an int.
     const int each = int(plan.slice_elements(chunk.count)) * A::kBytes;
-    const std::byte* in = reads_input(verb) ? ends_.in() + chunk.in * A::kBytes : nullptr;
-    std::byte* out = copies(verb) ? ends_.out() + chunk.out * A::kBytes : nullptr;
+    const std::byte* in = reads_input(verb) ? Post::get(post().in) + chunk.in * A::kBytes : nullptr;
+    std::byte* out = copies(verb) ? Post::get(post().out) + chunk.out * A::kBytes : nullptr;
     if (verb == Verb::copy_send && out == in && !arithmetic_.multiplies(verb)) out = nullptr;
     int left = int(chunk.count) * A::kBytes;
     // An empty chunk is a slice, too: its step has to be taken.
     for (;;) {
       Verdict verdict = Verdict::ok;
       if (is_worker()) verdict = move_slice(verb, in, out, left < each ? left : each);
-      verdict = ends_.complete(verb, /*publish_tail=*/true, verdict);
+      verdict = complete(verb, verdict);
       left -= each;
       if (verdict != Verdict::ok || left <= 0) return verdict;
       if (in != nullptr) in += each;
@@ -47,13 +48,26 @@ class SimpleLink {
     verdict = agree(kWorkers, worker_count(), verdict);
     if (verdict != Verdict::ok) return verdict;
     move(arithmetic_, verb,
-         {receives(verb) ? ends_.from_slot() : nullptr, in, out,
-          sends(verb) ? ends_.to_slot() : nullptr, bytes});
+         {receives(verb) ? Post::get(post().from) + offset_of(from_index_) : nullptr, in, out,
+          sends(verb) ? Post::get(post().to) + offset_of(to_index_) : nullptr, bytes});
     return Verdict::ok;
   }
 
+  // Ends a step: what was filled is published, and what was read goes back.
+  RK_DEVICE Verdict complete(Verb verb, Verdict verdict) {
+    ends_.count(verb);
+    if (receives(verb)) from_index_ = from_index_ + 1 == ends_.slots() ? 0 : from_index_ + 1;
+    if (sends(verb)) to_index_ = to_index_ + 1 == ends_.slots() ? 0 : to_index_ + 1;
+    return ends_.meet(sends(verb) ? ends_.sent() : 0, receives(verb) ? ends_.received() : 0,
+                      verdict);
+  }
+
+  RK_DEVICE const AnyPost& post() const { return ends_.post(); }
+  RK_DEVICE int64_t offset_of(int slot) const { return int64_t(slot) * ends_.slot_bytes(); }
+
   Ends<Protocol::simple, AnyPost>& ends_;
   const A& arithmetic_;
+  int from_index_, to_index_;  // the slots of the next step
 };
 
 }  // namespace ringkern::cuda

@@ -20,8 +20,8 @@ timed_kernel(RK_ARGUMENT TimedArgs args) {
     st_shared(&post.left, timeline.room);
     st_shared(&post.number, 1);
   }
-  Ends<P, TimedPost> ends(args, rank, channel, post);
-  using Link = typename LinkOf<P, A, TimedPost>::type;
+  typename LinkOf<P, A, TimedPost>::Ends ends(args, rank, channel, post);
+  using Link = typename LinkOf<P, A, TimedPost>::Link;
   Link link(ends, arithmetic);
   TimedLink<Link> timed(link, post);
   Verdict verdict = ends.begin();

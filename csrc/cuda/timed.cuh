@@ -24,6 +24,7 @@ RK_DEVICE void add_wait(const TimedPost& post, WaitFor what, uint64_t nanosecond
 }
 
 // The wait of wait.cuh, timed from after its first look: what is there already was not waited for.
+// LL and LL128 look once before they wait for lines at all.
 template <class Poll, class Seen>
 RK_DEVICE Verdict wait(const TimedPost& post, Protocol protocol, WaitFor what, uint64_t wanted,
                        Poll poll, Seen seen, const int32_t& peer = -1) {

@@ -18,7 +18,8 @@ RK_DEVICE int lane_index() { return thread_index() % kWarp; }
 RK_DEVICE int warp_index() { return thread_index() / kWarp; }
 
 // Where a block reads, writes, polls and posts, and who is told when a wait fails. Needed once a
-// step or less, so it is kept in shared memory: in registers it would crowd out the data.
+// step or less, so it is kept in shared memory: in registers it would crowd out the data. The first
+// four are those of Simple; LL and LL128 keep them in registers (cuda/lines.cuh).
 struct Post {
   const std::byte* in;
   std::byte* out;

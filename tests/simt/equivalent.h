@@ -16,29 +16,23 @@ inline constexpr char kNoTail[] =
 inline constexpr char kBothSkip[] =
     "both ends of a link know how long a chunk is: where both skip its step, they stay together";
 
-inline constexpr char kAlwaysMeets[] =
-    "in Simple threads meet in every step: none has given up before the others know";
-
 inline constexpr Equivalent kEquivalent[] = {
     {"link.cuh wait_slots: ahead one more if for_data", "ll128", kNoTail},
     {"link.cuh wait_slots: poll: !for_data taken for granted", "ll128", kNoTail},
     {"link.cuh wait_slots: ld_acquire relaxed if for_data", "ll128", kNoTail},
-    {"link.cuh complete: "
-     "st_relaxed(&Post::get(post_.next)->tail.value, sent_ + 1) before the fence",
+    {"link.cuh meet: "
+     "st_relaxed(&Post::get(post_.next)->tail.value, tail) before the fence",
      "ll128", kNoTail},
-    {"link.cuh complete: st_relaxed weak: "
-     "st_relaxed(&Post::get(post_.next)->tail.value, sent_ + 1)",
+    {"link.cuh meet: st_relaxed weak: "
+     "st_relaxed(&Post::get(post_.next)->tail.value, tail)",
      "ll128", kNoTail},
-    {"link.cuh complete: st_relaxed dropped: "
-     "st_relaxed(&Post::get(post_.next)->tail.value, sent_ + 1)",
+    {"link.cuh meet: st_relaxed dropped: "
+     "st_relaxed(&Post::get(post_.next)->tail.value, tail)",
      "ll128", kNoTail},
-    {"link.cuh complete: verdict_ != Verdict::ok ignored", "ll ll128",
+    {"link.cuh meet: verdict != Verdict::ok ignored", "ll ll128",
      "all threads know the verdict: they do nothing in the steps that are left, and end alike; a "
      "neighbour gets credit for slots that nobody reads any more"},
-    {"link.cuh gave_up: verdict_ != Verdict::ok ignored", "simple", kAlwaysMeets},
-    {"link.cuh end: verdict == Verdict::ok always (1)", "simple", kAlwaysMeets},
-    {"link.cuh end: verdict == Verdict::ok never (1)", "simple", kAlwaysMeets},
-    {"link.cuh end: agree dropped", "simple", kAlwaysMeets},
+    {"lines.cuh wait_slots: wait_slots not for data", "ll128", kNoTail},
     {"simple.cuh perform: empty chunk skipped", "all", kBothSkip},
     {"simple.cuh perform: verdict != Verdict::ok ignored", "simple",
      "the ends of a link keep the verdict: the next slice, which nobody is told of, ends with it"},
@@ -69,18 +63,20 @@ inline constexpr Rare kRare[] = {
     {"link.cuh begin: failed_ != 0 never", "simple", 266},
     {"link.cuh wait_slots: ahead one more if for_data", "ll", 266},
     {"link.cuh wait_slots: poll: !for_data taken for granted", "ll", 2040},
-    {"link.cuh wait_slots: ld_acquire relaxed if for_data", "ll", 477},
-    {"link.cuh complete: "
-     "st_relaxed(&Post::get(post_.next)->tail.value, sent_ + 1) before the fence",
+    {"link.cuh wait_slots: ld_acquire relaxed if for_data", "ll", 2040},
+    {"link.cuh meet: "
+     "st_relaxed(&Post::get(post_.next)->tail.value, tail) before the fence",
      "ll", 2040},
-    {"ll.cuh rewrites: ll_rewrites_slot never", "ll", 327},
-    {"ll.cuh move_lines: wait_slots not for data", "ll", 2040},
+    {"ll.cuh perform: ll_rewrites_slot never: "
+     "ll_rewrites_slot(ends_.received(), ends_.slots())",
+     "ll", 477},
+    {"ll.cuh perform: wait_slots not for data", "ll", 2040},
     {"wait.cuh look: ld_relaxed(Post::get(post.failed)) != 0 ignored", "simple", 596},
     {"wait.cuh look: ld_relaxed(Post::get(post.failed)) != 0 ignored", "ll", 560},
     {"wait.cuh look: ld_relaxed(Post::get(post.failed)) != 0 ignored", "direct", 764},
     {"wait.cuh record: channel not recorded", "simple", 1904},
     {"wait.cuh record: channel not recorded", "ll", 1777},
-    {"wait.cuh record: channel not recorded", "ll128", 9365},
+    {"wait.cuh record: channel not recorded", "ll128", 19963},
     {"wait.cuh record: channel not recorded", "direct", 1892},
 };
 

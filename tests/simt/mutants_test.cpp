@@ -47,6 +47,7 @@ bool concerns(const Mutant& m, int form) {
   if (m.function == std::string("tell_end")) return true;  // of the links, and of others
   for (int f = 0; f < kForms; ++f)
     if (file == name_of_form(f) + std::string(".cuh")) return form == f;
+  if (file == "lines.cuh") return form == int(Protocol::ll) || form == int(Protocol::ll128);
   const bool of_rings = file == "kernels.cuh" || file == "link.cuh" || keeps_clock(m);
   return !of_rings || form != kDirect;
 }

@@ -63,6 +63,7 @@ CALLS: dict[str, list[Rule]] = {
     # flags
     "ll_flag": [Rule("constant", "0", 0), Rule("constant", "0", 0, everywhere=True)],
     "ll128_flag": [Rule("constant", "0", 0), Rule("constant", "0", 0, everywhere=True)],
+    "ll_next_flag": [Rule("the same", "{0}")],
     "ll_rewrites_slot": [Rule("never", "false")],
 }
 
@@ -82,6 +83,7 @@ ORDERS_NOTHING = {
     "thread_count": "who am I",
     "block_index": "who am I",
     "block_count": "who am I",
+    "in_register": "a number, where it is kept",
     "nanoseconds": "a time",
     "rest": "a pause: waits are correct without",
     "RK_DEVICE": "how a function is declared",

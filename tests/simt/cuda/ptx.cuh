@@ -27,6 +27,8 @@ RK_DEVICE int thread_count() { return simt::machine().self().block->threads; }
 RK_DEVICE int block_index() { return simt::machine().self().block->index; }
 RK_DEVICE int block_count() { return simt::machine().self().block->blocks; }
 
+RK_DEVICE int in_register(int v) { return v; }
+
 template <class T>
 RK_DEVICE T simulated_load(const void* p, simt::Order order) {
   T v;
