@@ -69,6 +69,9 @@ RK_HD constexpr bool finishes(Verb v) { return receives(v) && reads_input(v) && 
 RK_HD constexpr bool is_chain(Collective c) {
   return c >= Collective::broadcast;  // the rings stand first in the list
 }
+static_assert(!is_chain(Collective::all_reduce) && !is_chain(Collective::reduce_scatter) &&
+              !is_chain(Collective::all_gather) && is_chain(Collective::reduce) &&
+              is_chain(Collective::send_recv));
 
 // Where the rank at position r begins. On a chain, that is its only step: how many hops behind the
 // start it stands.

@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--match", default="", metavar="RE", help="tests with this in their name")
     parser.add_argument("--json", metavar="FILE", help="write all outcomes there")
     parser.add_argument("--timeout", type=float, default=60, metavar="S", help="of each test")
-    parser.add_argument("--jobs", type=int, default=4, metavar="N", help="runs at the same time")
+    parser.add_argument("--jobs", type=int, default=6, metavar="N", help="runs at the same time")
     parser.add_argument("--suite", default=TORCH_SUITE, help="other tests, as in planted.py")
     parser.add_argument("--verbose", action="store_true", help="every test, and whole tracebacks")
     return parser
