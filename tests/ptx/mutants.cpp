@@ -174,8 +174,8 @@ class Generator {
       other.operands[1] = {number(1)};
       add("true", other);
     } else if (s.opcode == "shfl.sync.idx.b32") {
-      other.operands[2] = {number(1)};
-      add("from lane 1", other);
+      other.operands[2] = {number(s.operands[2][0].value == 0 ? 1 : 0)};
+      add("from another lane", other);
     } else if (starts(s.opcode, "mov.") && s.operands.back()[0].text == "%globaltimer") {
       other.operands.back() = {number(0)};
       add("no time", other);
