@@ -1,7 +1,8 @@
 // A link whose data carries its own flags: LL and LL128 on a CPU differ only in what a line is.
 //
-// `Line` offers kData (bytes of data), kPerBlock, `write(data, step)` and `read(data, step)`, which
-// returns false while the line still belongs to an older step. `Context` is a LinkContext, or one
+// `Line` offers kData (bytes of data), kPerBlock, `flag_of(step)`, computed once for all lines of a
+// step, `write(data, flag)` and `read(data, flag)`, which returns false while the line still belongs
+// to an older step. `Context` is a LinkContext, or one
 // that measures its waits (cpu/timed.cpp).
 #pragma once
 
@@ -50,7 +51,7 @@ class LineLink {
     const int64_t lines = div_up(chunk.count * x_.reducer.element_bytes(), Line::kData);
     if (!receives(verb) || lines == 0) return true;
     auto* const from = reinterpret_cast<Line*>(x_.ends.from_slot());
-    return from[lines - 1].read(incoming_, x_.ends.received());
+    return from[lines - 1].read(incoming_, Line::flag_of(x_.ends.received()));
   }
 
  private:
@@ -59,11 +60,11 @@ class LineLink {
   static_assert(kBlock % 8 == 0);
 
   Verdict unpack(Line* lines, int64_t bytes) {
-    const uint64_t step = x_.ends.received();
+    const auto flag = Line::flag_of(x_.ends.received());
     const int64_t n = div_up(bytes, Line::kData);
     for (int64_t i = 0; i < n; ++i) {
       std::byte* data = incoming_ + i * Line::kData;
-      const auto ready = [&] { return lines[i].read(data, step) && x_.same_call.holds(); };
+      const auto ready = [&] { return lines[i].read(data, flag) && x_.same_call.holds(); };
       if (ready()) continue;
       x_.ends.wake_next();  // it may sleep on lines that this step has already written
       const Verdict verdict = x_.until(WaitFor::data, ready);
@@ -73,9 +74,9 @@ class LineLink {
   }
 
   void pack(Line* lines, int64_t bytes) {
-    const uint64_t step = x_.ends.sent();
+    const auto flag = Line::flag_of(x_.ends.sent());
     const int64_t n = div_up(bytes, Line::kData);
-    for (int64_t i = 0; i < n; ++i) lines[i].write(outgoing_ + i * Line::kData, step);
+    for (int64_t i = 0; i < n; ++i) lines[i].write(outgoing_ + i * Line::kData, flag);
   }
 
   // Lines that this step did not need keep an older flag; before it could come back they are
@@ -84,7 +85,8 @@ class LineLink {
     if (!Line::rewrites_slot(x_.ends.sent(), x_.ends.slots)) return;
     static constexpr std::byte zeros[Line::kData] = {};
     const int64_t all = x_.ends.slot_bytes / int64_t(sizeof(Line));
-    for (int64_t i = written; i < all; ++i) lines[i].write(zeros, x_.ends.sent());
+    const auto flag = Line::flag_of(x_.ends.sent());
+    for (int64_t i = written; i < all; ++i) lines[i].write(zeros, flag);
   }
 
   Context x_;

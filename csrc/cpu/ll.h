@@ -19,18 +19,19 @@ struct LL : LLLine {
   static constexpr int kData = line_data_bytes(kProtocol);
   static constexpr int kPerBlock = 128;
 
-  void write(const std::byte* data, uint64_t step) {
-    const uint64_t flag = uint64_t(ll_flag(step)) << 32;
+  static uint32_t flag_of(uint64_t step) { return ll_flag(step); }
+
+  void write(const std::byte* data, uint32_t flag) {
     uint32_t word[2];
     std::memcpy(word, data, sizeof word);
     for (int i = 0; i < 2; ++i)
-      std::atomic_ref<uint64_t>(half[i]).store(flag | word[i], std::memory_order_relaxed);
+      std::atomic_ref<uint64_t>(half[i]).store(uint64_t(flag) << 32 | word[i],
+                                               std::memory_order_relaxed);
   }
 
-  bool read(std::byte* data, uint64_t step) {
+  bool read(std::byte* data, uint32_t flag) {
     const uint64_t a = std::atomic_ref<uint64_t>(half[0]).load(std::memory_order_relaxed);
     const uint64_t b = std::atomic_ref<uint64_t>(half[1]).load(std::memory_order_relaxed);
-    const uint32_t flag = ll_flag(step);
     if (uint32_t(a >> 32) != flag || uint32_t(b >> 32) != flag) return false;
     const uint32_t word[2] = {uint32_t(a), uint32_t(b)};
     std::memcpy(data, word, sizeof word);

@@ -18,13 +18,15 @@ struct LL128 : LL128Line {
   static constexpr int kData = line_data_bytes(kProtocol);
   static constexpr int kPerBlock = 16;
 
-  void write(const std::byte* bytes, uint64_t step) {
+  static uint64_t flag_of(uint64_t step) { return ll128_flag(step); }
+
+  void write(const std::byte* bytes, uint64_t its_flag) {
     std::memcpy(data, bytes, kData);
-    store_release(flag, ll128_flag(step));
+    store_release(flag, its_flag);
   }
 
-  bool read(std::byte* bytes, uint64_t step) {
-    if (load_acquire(flag) != ll128_flag(step)) return false;
+  bool read(std::byte* bytes, uint64_t its_flag) {
+    if (load_acquire(flag) != its_flag) return false;
     std::memcpy(bytes, data, kData);
     return true;
   }

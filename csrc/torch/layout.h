@@ -58,7 +58,7 @@ inline py::bytes cpu_line(const std::string& protocol, uint64_t step) {
   const auto written = [&](auto line) {
     std::byte data[decltype(line)::kData];
     for (size_t i = 0; i < sizeof data; ++i) data[i] = std::byte(i);
-    line.write(data, step);
+    line.write(data, line.flag_of(step));
     return py::bytes(reinterpret_cast<const char*>(&line), sizeof line);
   };
   switch (parse<Protocol>(protocol, kProtocols, "protocol")) {

@@ -162,9 +162,9 @@ void a_chunk_is_ready_with_its_last_line(Protocol p) {
   const Ends to = two.a.ends(1, p);
   auto* const lines = reinterpret_cast<Line*>(to.to_slot());
   const std::byte data[Line::kData] = {};
-  lines[0].write(data, to.sent());
+  lines[0].write(data, Line::flag_of(to.sent()));
   CHECK(!stream.has_come(2 * Line::kData));
-  lines[1].write(data, to.sent());
+  lines[1].write(data, Line::flag_of(to.sent()));
   CHECK(stream.has_come(2 * Line::kData));
 }
 

@@ -158,7 +158,7 @@ TEST_CASE("damaged headers are refused") {
     Ends to = office[1].inbox.ends(0, Protocol::ll);
     auto* const lines = reinterpret_cast<LL*>(to.to_slot());
     for (int i = 0; i < 3; ++i)
-      lines[i].write(reinterpret_cast<std::byte*>(&header) + 8 * i, to.sent());
+      lines[i].write(reinterpret_cast<std::byte*>(&header) + 8 * i, LL::flag_of(to.sent()));
     to.advance(Verb::send, false);
     const Shared m = office[0].receive(1, 7, 0);
     CHECK(office[0].mail.step());
