@@ -52,8 +52,9 @@ std::string word_of(const Device& device, const std::vector<std::string>& buses)
   return to_bytes(Word{device.ways, device.arrange ? device.arrange(buses) : RingOrders{}});
 }
 
-// Leaves out the ways that a GPU lacks, once all ranks have mapped what they can and have noted what
-// they cannot. Up to three ranks are all neighbours, who must have access to each other's memory.
+// Leaves out the ways that a GPU lacks, once all ranks have mapped what they can and have noted
+// what they cannot. Up to three ranks are all neighbours, who must have access to each other's
+// memory.
 void leave_out(WayTable& ways, const Device& device, int ranks, Store& store,
                const std::string& key) {
   if (device.terms.bus.empty()) return;

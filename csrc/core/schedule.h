@@ -80,10 +80,10 @@ RK_HD constexpr int first_step(Collective c, int r, int k, int root) {
   return (r - root + k - (c == Collective::reduce ? 1 : 0)) % k;
 }
 
-// The verbs of a rank's steps, for k >= 2. Round a ring, it receives in all steps but its first, and
-// sends in all but the last; it reads its input while chunks gather contributions, and writes its
-// output from where they are complete. The hops of a chain are steps of a ring: those of a broadcast
-// are steps of an all-gather, those of a reduce of a reduce-scatter.
+// The verbs of a rank's steps, for k >= 2. Round a ring, it receives in all steps but its first,
+// and sends in all but the last; it reads its input while chunks gather contributions, and writes
+// its output from where they are complete. The hops of a chain are steps of a ring: those of a
+// broadcast are steps of an all-gather, those of a reduce of a reduce-scatter.
 struct Verbs {
   int reads;   // the first step that does not read the input
   int copies;  // the first step that writes the output
@@ -104,8 +104,8 @@ RK_HD constexpr Verbs verbs_of(Collective c, int k) {
 // Steps of one loop of a ring. All-reduce: 1 + (k-2) + 1 + (k-2) + 1; its two halves: k each.
 RK_HD constexpr int steps(Collective c, int k) { return verbs_of(c, k).last + 1; }
 
-// The position whose chunk moves in the first step of the rank at position r; in each step after it,
-// that of the position before. On a chain, nobody's.
+// The position whose chunk moves in the first step of the rank at position r; in each step after
+// it, that of the position before. On a chain, nobody's.
 RK_HD constexpr int first_owner(Collective c, int r, int k) {
   return c == Collective::all_gather ? r : (r == 0 ? k : r) - 1;
 }
@@ -123,8 +123,8 @@ RK_HD Verdict run_schedule(const Plan& plan, int rank, int channel, Link& link) 
   int64_t loop = 0;
   LoopChunks chunks = plan.loop_chunks(channel, loop);
   int j = first, owner = first_owner(c, r, k);
-  // One loop over loops and steps: GPU kernels have the code of a step once, and go from one step to
-  // the next by a few additions.
+  // One loop over loops and steps: GPU kernels have the code of a step once, and go from one step
+  // to the next by a few additions.
   for (;;) {
     const Verb verb = verbs.at(j);
     const Verdict verdict = link.perform(verb, plan, plan.chunk_of(channel, chunks, owner));

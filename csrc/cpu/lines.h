@@ -1,9 +1,9 @@
 // A link whose data carries its own flags: LL and LL128 on a CPU differ only in what a line is.
 //
 // `Line` offers kData (bytes of data), kPerBlock, `flag_of(step)`, computed once for all lines of a
-// step, `write(data, flag)` and `read(data, flag)`, which returns false while the line still belongs
-// to an older step. `Context` is a LinkContext, or one
-// that measures its waits (cpu/timed.cpp).
+// step, `write(data, flag)` and `read(data, flag)`, which returns false while the line still
+// belongs to an older step. `Context` is a LinkContext, or one that measures its waits
+// (cpu/timed.cpp).
 #pragma once
 
 #include "cpu/link.h"

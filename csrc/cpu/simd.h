@@ -43,7 +43,7 @@ struct Kernels {
   WidenLoop add_wide[kDTypes][kCombines] = {};
   NarrowLoop narrow[kDTypes] = {};
   NarrowLoop narrow_divided[kDTypes] = {};
-  // Of float32, float16 and bfloat16.
+  // For float32, float16 and bfloat16.
   RmsNormLoop add_rms_norm[kDTypes] = {};
 };
 

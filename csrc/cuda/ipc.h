@@ -48,7 +48,7 @@ class IpcTransport final : public Transport {
   RingOrders orders_;
   void* mine_ = nullptr;
   std::vector<void*> mappings_;
-  bool carries_lines_ = true;  // to the neighbours that were mapped
+  bool carries_lines_ = true;     // to the neighbours that were mapped
   std::optional<Prober> prober_;  // until the links have been probed
 };
 

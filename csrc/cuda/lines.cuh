@@ -1,5 +1,5 @@
-// What LL and LL128 have in common: the data carries the flags, so warps go from step to step without
-// meeting, and slots go back by the half of a FIFO.
+// The ends of a link of LL and LL128: the data carries the flags, so warps go from step to step
+// without meeting, and slots go back by the half of a FIFO.
 //
 // A hop of a small message is mostly instructions. So what each step needs is in registers and goes
 // on from step to step: where a thread is in the slots, and how far the credit reaches. In Simple
@@ -61,8 +61,8 @@ class LineEnds : public Ends<P, AnyPost> {
   RK_DEVICE const std::byte* from() const { return from_.at(); }
   RK_DEVICE std::byte* to() const { return to_.at(); }
 
-  // From which byte of a chunk on this warp moves data. Past all chunks where it moves none: it does
-  // not work, or a wait of it has failed. A warp that gives up takes the steps up to the next
+  // From which byte of a chunk on this warp moves data. Past all chunks where it moves none: it
+  // does not work, or a wait of it has failed. A warp that gives up takes the steps up to the next
   // meeting and does nothing in them.
   RK_DEVICE int first() const { return first_; }
   RK_DEVICE bool moves() const { return first_ != kPastAll; }
@@ -89,9 +89,9 @@ class LineEnds : public Ends<P, AnyPost> {
     if (to_.at_end()) to_.turn(this->slots(), this->slot_bytes());
   }
 
-  // Ends a step. Where a half of the FIFO has been read, all threads meet and it goes back: a meeting
-  // takes longer than a hop. The slots that are kept until the next time are never all: one or more
-  // stay with the sender, which is enough for ranks that send and receive in turn.
+  // Ends a step. Where a half of the FIFO has been read, all threads meet and it goes back: a
+  // meeting takes longer than a hop. The slots that are kept until the next time are never all: one
+  // or more stay with the sender, which is enough for ranks that send and receive in turn.
   RK_DEVICE Verdict complete() {
     Verdict result = Verdict::ok;
     if (from_.at_end()) {

@@ -56,8 +56,8 @@ RK_DEVICE int slot_of(uint64_t step, int slots) {
 }
 
 // The two ends of this rank, and how far they have come. Every thread keeps the counters; they are
-// loaded when the kernel starts and stored when it ends, so that a replayed launch goes on where the
-// last one stopped. `AnyPost`: a Post, or one with a clock (cuda/timed.cuh).
+// loaded when the kernel starts and stored when it ends, so that a replayed launch goes on where
+// the last one stopped. `AnyPost`: a Post, or one with a clock (cuda/timed.cuh).
 template <Protocol P, class AnyPost = Post>
 class Ends {
  public:
@@ -129,8 +129,9 @@ class Ends {
     if (sends(verb)) ++sent_;
   }
   // All threads meet, each with what became of its part. Then the slots that were filled up to here
-  // are published (`tail`: the flags are not in the data), and those that were read go back (`head`);
-  // 0: not. The barrier and the fence make what all threads did precede the counters (cumulativity).
+  // are published (`tail`: the flags are not in the data), and those that were read go back
+  // (`head`); 0: not. The barrier and the fence make what all threads did precede the counters
+  // (cumulativity).
   RK_DEVICE Verdict meet(uint64_t tail, uint64_t head, Verdict verdict) const {
     verdict = agree(kWholeBlock, thread_count(), verdict);
     if (verdict != Verdict::ok) return verdict;

@@ -124,7 +124,8 @@ class LL128Link {
     st_weak16(p, r.first);
     if (!holds_flag()) st_weak16(p + second_, r.second);
   }
-  // A unit of which `left` bytes from p on are the tensor's. `whole`: p allows accesses of 16 bytes.
+  // A unit of which `left` bytes from p on are the tensor's. `whole`: p allows accesses of 16
+  // bytes.
   RK_DEVICE Rows load_user(const std::byte* p, bool whole, int left) const {
     Rows r{};
     r.first = load_pack<A::kBytes>(p, whole, left);

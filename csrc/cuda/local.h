@@ -9,8 +9,8 @@
 
 namespace ringkern::cuda {
 
-// Tells if all devices have access to each other's memory; and if a line of LL128 arrives whole from
-// each rank, which is on the device that is listed for it, at the next one.
+// Tells if all devices have access to each other's memory; and if a line of LL128 arrives whole
+// from each rank, which is on the device that is listed for it, at the next one.
 bool reach_each_other(const std::vector<int>& devices);
 bool carry_lines(const std::vector<int>& devices);
 

@@ -155,8 +155,8 @@ class WayTables {
   using Lists = std::map<std::string, std::vector<Row>>;
 
   // Throws ValueError where they are none.
-  // `reached`: all ranks have access to each other's memory, as far as is known; `whole_lines`: LL128
-  // is there.
+  // `reached`: all ranks have access to each other's memory, as far as is known; `whole_lines`:
+  // LL128 is there.
   void set(const std::string& device, const Lists& lists, bool one_device = false,
            bool reached = true, bool whole_lines = true) {
     const Place on(c10::Device(device).type(), one_device);

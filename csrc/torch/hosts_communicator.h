@@ -55,7 +55,7 @@ class HostsCommunicator final : public Runner {
     return launch_one(c10d::OpType::ALLREDUCE, tensor,
                       prepare_all_reduce(tensor, op_of(op), ranks()), wish, async_op);
   }
-  // As that of a TorchCommunicator.
+  // The same as that of a TorchCommunicator.
   at::Tensor sum_of(const at::Tensor& x, const Wish& wish) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     at::Tensor out = x.clone(at::MemoryFormat::Contiguous);

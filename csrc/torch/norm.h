@@ -1,6 +1,6 @@
 // An all-reduce and what a layer of a transformer does with its sum: adds a residual, and divides
-// each row by its root mean square. On a CPU that is one pass over rows that the all-reduce has just
-// written; elsewhere torch's own operations follow it.
+// each row by its root mean square. On a CPU that is one pass over rows that the all-reduce has
+// just written; elsewhere torch's own operations follow it.
 #pragma once
 
 #include <ATen/ops/empty.h>

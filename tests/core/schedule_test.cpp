@@ -1,4 +1,5 @@
-// The steps of the schedule, which goes from one to the next, against each step worked out by itself.
+// The steps of the schedule, which goes from one to the next, against each step worked out by
+// itself.
 #include "core/schedule.h"
 
 #include "check.h"

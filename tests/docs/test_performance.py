@@ -200,7 +200,7 @@ def test_predicted_where_nothing_was_fitted() -> None:
     good = sum(0.8 <= ratio <= 1.25 for ratio in ratios.values())
     off = median(measured.error_of(ratio) for ratio in ratios.values())
     section = " ".join(PAGE.read_text().split("## Predicted on one GPU\n")[1].split())
-    assert f"Of its {len(ratios)} rows with the channels and slots that are shipped" in section
+    assert f"In its {len(ratios)} rows with the channels and slots that are shipped" in section
     assert f"{low:.2f} (LL128, 64 KiB, 8 ranks) to {high:.2f} (over the tensors, 4 MiB" in section
     assert f"{good} are between 0.8 and 1.25, and half are within a factor of {off:.2f}" in section
 

@@ -23,12 +23,12 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results" / "2026-11-26-h100.json"
 K, M = 1 << 10, 1 << 20
 SIZES = [1, 4, 100, 5000, 8 * K, 64 * K, 100_000, M, 5 * M + 4, 16 * M, 256 * M]
-# Of each prediction over the time that was measured. The next tests say what does not hold it.
+# Each prediction over the time that was measured. The next tests say what does not hold it.
 BOUNDS = (0.8, 1.25)
 
 
 def figures_of(part: str) -> Any:
-    """Of the last run of `make gpu` in the file."""
+    """Returns those of the last run of `make gpu` in the file."""
     runs = [run for run in json.loads(RESULTS.read_text())["runs"] if "parts" in run]
     return next(each["figures"] for each in runs[-1]["parts"] if each["part"] == part)
 

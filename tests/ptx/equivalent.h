@@ -128,7 +128,7 @@ inline constexpr Equivalent kEquivalent[] = {
     {"*ll128: vector swapped: ld.volatile.global.v2.u64 (r) #1", kFirstLook},
     {"*ll128: offset + 16: ld.volatile.global.v2.u64 (r) #1", kFirstLook},
     {"*ll128: vector swapped: ld.volatile.global.v2.u64 (add.s64 r 512) #1", kFirstLook},
-    // Of lanes without a flag, unless the data of all of them is that flag.
+    // In lanes without a flag, unless the data of all of them is that flag.
     {"ll128: inverted: bra if setp.ne.s32 sub.s32 sub.s32 r r and.b32 r -8 7 #1", kFirstLook},
     {"direct: offset + 8: st.global.u32 (add.s64 ld.shared.u64 (add.s32 r 56) 132) #[23]", kIsData},
     {"ll: .relaxed -> weak: st.relaxed.sys.global.v2.u64 * #2", kRewritten},
@@ -184,12 +184,13 @@ inline constexpr Equivalent kEquivalent[] = {
 
 // Those that no seed has caught, though a fault is possible. They are counted, and say nothing.
 inline constexpr const char* kOpen[] = {
-    // The barrier and the fence before the `tail` of a step that rewrites a slot. In the source they
-    // are those before `head`, too, and a seed of tests/simt misses the fence before `tail` (2040).
+    // The barrier and the fence before the `tail` of a step that rewrites a slot. In the source
+    // they are those before `head`, too, and a seed of tests/simt misses the fence before `tail`
+    // (2040).
     "ll: dropped: barrier.cta.red.or.pred 0 %ntid.x setp.ne.u32 selp.u32 1 0 r 0 #2",
     "ll: *: fence.acq_rel.sys #1",
-    // The lane of a warp of LL that looks at `tail`, in steps that rewrite a slot, in place of the one
-    // that looks at the credit: `tail` could be ahead of it.
+    // The lane of a warp of LL that looks at `tail`, in steps that rewrite a slot, in place of the
+    // one that looks at the credit: `tail` could be ahead of it.
     "*ll: from another lane: shfl.sync.idx.b32 selp.b32 sub.s64 r r 0 setp.gt.u64 *",
     // A look of a wait in a direct all-reduce at the words of the ring, where they alone tell: a
     // neighbour has given up in the call before, round the ring, and nobody in a direct one has.

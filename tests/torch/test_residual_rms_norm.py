@@ -86,7 +86,7 @@ def _any_layout(rank: int, size: int) -> None:
     for a, b in zip(given, expected):
         assert same(a, b)
         assert a.is_contiguous()
-    # As a block of a network leaves them: of odd addresses, and inside of no_grad.
+    # Odd addresses, and inside of no_grad.
     memory = torch.zeros(241)
     memory[1:] = x.view(-1)
     with torch.no_grad():

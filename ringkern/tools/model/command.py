@@ -107,7 +107,7 @@ def _sizes(text: str | None, default: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _columns(rows: Rows) -> list[str]:
-    """Of one host the protocols; of several, and of one GPU, the ways."""
+    """Names the protocols for one host; the ways for several, and for one GPU."""
     found = {name for estimate in rows[0][1] for name in (estimate.way, estimate.protocol)}
     ways = (*WAYS, *map(str, one_gpu.WAYS))
     return [name for name in (constants.PROTOCOLS if "ring" in found else ways) if name in found]

@@ -1,4 +1,4 @@
-"""What ``python -m ringkern model`` is asked: of which GPU, or hosts and what is between them."""
+"""The question to ``python -m ringkern model``: which GPU, or hosts and what is between them."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def questions_of(args: argparse.Namespace) -> list[Question]:
-    """What was asked: of one GPU and several numbers of ranks, a question for each.
+    """Reads the arguments: one GPU and several numbers of ranks make a question for each.
 
     Raises:
         ValueError: the arguments do not fit together or with the machine.
