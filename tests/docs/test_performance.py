@@ -176,6 +176,13 @@ def test_predicted_on_one_gpu() -> None:
     )
     assert f"within a factor of {off:.2f}" in section
     assert f"{one_gpu.INSTRUCTION_NS} ns each, fitted" in section
+    for protocol, words in (("ll", "over LL with 2, 4 and 8"), ("ll128", "over LL128. **They")):
+        way = Way("ring", protocol)
+        two, four, eight = (
+            f"{one_gpu.predict(one_gpu.H100, way, ranks, 8192).time_us:.1f}" for ranks in (2, 4, 8)
+        )
+        now = f"{two}, {four} and {eight}"
+        assert re.search(rf"{now} (us for 8 KiB )?{re.escape(words)}", section), now
     assert f"{gpu.launch_us} us | measured" in section
     assert f"{gpu.hop_us['ll']:.3f} us, with Simple's fence {gpu.hop_us['simple']} us" in section
     assert f"at {gpu.hbm_gb_s:,.0f} GB/s, what ranks stage at {gpu.l2_gb_s:,.0f} GB/s" in section
