@@ -45,7 +45,7 @@ class LineEnds : public Ends<P, AnyPost> {
   using Base = Ends<P, AnyPost>;
 
  public:
-  // By all threads.
+  // All threads call it.
   RK_DEVICE LineEnds(const LaunchArgs& args, const RankArgs& rank, int channel, AnyPost& post)
       : Base(args, rank, channel, post), in_(rank.in + user_place()), out_(rank.out + user_place()),
         from_(this->from_fifo_, slot_of(this->received_, this->slots()), this->slots(),
@@ -117,7 +117,7 @@ class LineEnds : public Ends<P, AnyPost> {
     if (P == Protocol::ll) return line_bytes(P) * thread_index();
     return kLL128Unit * line_bytes(P) * warp_index() + 16 * lane_index();
   }
-  // By a whole warp, of which one lane has looked.
+  // A whole warp calls it, of which one lane has looked.
   RK_DEVICE void take_credit() {
     const uint64_t ahead = this->seen_ + uint64_t(this->slots());
     const auto free = uint32_t(ahead > this->sent_ ? ahead - this->sent_ : 0);

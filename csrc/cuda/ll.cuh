@@ -48,7 +48,7 @@ class LLLink {
   static constexpr int kData = line_data_bytes(Protocol::ll);
   static constexpr int kLine = line_bytes(Protocol::ll);
 
-  // By the warps for which there are lines.
+  // The warps call it for which there are lines.
   RK_DEVICE void move_lines(Verb verb, const Chunk& chunk, int bytes) {
     // Where the first line of this thread is; then its next one.
     const std::byte* in = ends_.in() + chunk.in * A::kBytes;
@@ -97,8 +97,8 @@ class LLLink {
     }
   }
 
-  // By all threads. Lines that this step did not need keep an older flag; before it could come back
-  // they are written again, and the slot is published by `tail`, too.
+  // All threads call it. Lines that this step did not need keep an older flag; before it could come
+  // back they are written again, and the slot is published by `tail`, too.
   RK_DEVICE void rewrite_slot(int bytes) {
     if (ends_.moves()) {
       const int written = (bytes + kData - 1) / kData, all = int(ends_.slot_bytes() / kLine);

@@ -34,12 +34,6 @@ def figures_of(part: str) -> Any:
 
 
 class TestCounts:
-    def test_the_copy_is_the_table(self) -> None:
-        table = ROOT / "tests" / "cuda" / "costs.txt"
-        copy = ROOT / "ringkern" / "tools" / "model" / "costs.txt"
-        if copy.read_bytes() != table.read_bytes():
-            pytest.fail(f"old: cp {table.relative_to(ROOT)} {copy.relative_to(ROOT)}")
-
     def test_a_table_is_read(self) -> None:
         text = "# of sums\nprotocol verb worker poster\nll begin 152 84\nll_small recv 9 1\n"
         assert one_gpu.costs_of(text) == {"ll begin": 152, "ll_small recv": 9}

@@ -12,9 +12,9 @@ rest            Instructions and trips of all further units: in larger chunks, a
 bytes           The tensors and what ranks stage, at the bandwidths of copies: measured. They
                 overlap the rest: the blocks, one a multiprocessor, do not work in step.
 
-Instructions are counted while the kernels' PTX runs (tests/ptx/costs_test.cpp); ``costs.txt`` is a
-copy of tests/cuda/costs.txt. One constant is fitted, ``INSTRUCTION_NS``, and one assumed,
-``KEPT_IN_L2``. Between GPUs nothing was measured, and nothing is predicted.
+Instructions are counted while the kernels' PTX runs (tests/ptx/costs_test.cpp, which makes
+``costs.txt``). One constant is fitted, ``INSTRUCTION_NS``, and one assumed, ``KEPT_IN_L2``. Between
+GPUs nothing was measured, and nothing is predicted.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ Costs = dict[str, int]
 
 
 def costs_of(text: str) -> Costs:
-    """Reads a table as tests/cuda/costs.txt: a worker's instructions, by protocol and verb."""
+    """Reads a table as costs.txt: a worker's instructions, by protocol and verb."""
     rows = (line.split() for line in text.splitlines() if not line.startswith("#"))
     return {f"{row[0]} {row[1]}": int(row[2]) for row in rows if row[2] != "worker"}
 
