@@ -25,7 +25,8 @@ std::string bus_of(int device) noexcept;
 // Tells if what a warp of one device stores at once, 128 bytes, arrives whole in the memory of
 // another one: where the link has atomic operations of its own, as NVLink does and PCIe does not.
 bool carries_lines(int from, int to);
-// The same for a device that is on this bus; false where this process does not see one there.
+// The same for a device that is on this bus. Both are false where CUDA cannot tell, as of a device
+// that this process does not see.
 bool carries_lines(int from, const char* bus);
 // Throws TransportError that says which devices there are, unless `device` is one of them.
 void check_device(int device);

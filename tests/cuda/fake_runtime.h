@@ -150,6 +150,7 @@ cudaError_t cudaDeviceCanAccessPeer(int* possible, int from, int to) {
 }
 cudaError_t cudaDeviceGetP2PAttribute(int* value, cudaDeviceP2PAttr what, int from, int to) {
   if (what != cudaDevP2PAttrNativeAtomicSupported) return runtime.last = cudaErrorInvalidValue;
+  if (from == to || to >= runtime.devices) return runtime.last = cudaErrorInvalidDevice;
   return *value = !runtime.pcie.contains({from, to}), cudaSuccess;
 }
 cudaError_t cudaDeviceGetByPCIBusId(int* device, const char* bus) {

@@ -470,6 +470,9 @@ TEST_CASE("LL128 takes links that lines cross whole") {
   CHECK(carry_lines({0, 1, 2, 1}));  // on the ring 0 does not write to 2
   CHECK(!carry_lines({0, 2, 1}));
   CHECK(carry_lines({2, 2}));
+  runtime.devices = 2;
+  CHECK(!carry_lines({0, 2}));
+  CHECK_EQ(int(runtime.last), int(cudaSuccess));
 }
 
 // As of a rank whose peer has written, and answers or does not: the peer's part is done by hand.
