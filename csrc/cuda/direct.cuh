@@ -21,59 +21,21 @@
 #pragma once
 
 #include "cuda/copy.cuh"
+#include "cuda/mesh_ends.cuh"
 
 namespace ringkern::cuda {
 
-struct DirectPost : Post {
-  uint64_t* poisoned;                          // mine
-  std::byte* peers[MeshGeometry::kMostRanks];  // the channel's memory of each rank, mine too
-};
-
-// Whoever gives up tells all ranks here, and its neighbours on the ring also where they poll there.
-RK_DEVICE Verdict look(const DirectPost& post, uint64_t& since) {
-  if (ld_relaxed(Post::get(post.poisoned)) == kPoisoned) return Verdict::aborted;
-  return look(static_cast<const Post&>(post), since);
-}
-
 template <class A>
-class LLMesh {
+class LLMesh : public MeshEnds<MeshCount::rounds> {
  public:
   // By all threads; `post` is the block's.
-  RK_DEVICE LLMesh(const DirectArgs& args, const RankArgs& rank, int channel, DirectPost& post,
+  RK_DEVICE LLMesh(const DirectArgs& args, const RankArgs& rank, int channel, MeshPost& post,
                    const A& arithmetic)
-      : geometry_(args.mesh), post_(post), arithmetic_(arithmetic), rank_(rank.rank) {
-    const int64_t offset = args.geometry.bytes() + channel * geometry_.channel_bytes();
-    auto* mine = reinterpret_cast<MeshCounters*>(rank.mine + offset);
-    // One after the other without a wait in between, so that a launch starts after one round trip.
-    const auto [next, prev] = neighbours_on(channel, rank, args.orders, args.plan.ranks);
-    failed_ = ld_relaxed(rank.failed);
-    round_ = ld_weak<8>(&mine->finished.value);
-    if (is_awaited(lane_index())) seen_ = ld_acquire(counter_of(rank.mine + offset, lane_index()));
-    slot_ = slot_of(round_, geometry_.slots);
-    if (thread_index() < geometry_.ranks) {
-      auto* peer = reinterpret_cast<std::byte*>(ld_weak<8>(&rank.all[thread_index()]));
-      st_shared(&post.peers[thread_index()], peer + offset);
-    }
-    if (thread_index() != 0) return;
-    const int64_t links = args.geometry.counters_offset(channel, Protocol(0));
-    st_shared(&post.in, rank.in);
-    st_shared(&post.out, rank.out);
-    st_shared(&post.mine, reinterpret_cast<LinkCounters*>(rank.mine + links));
-    st_shared(&post.next, reinterpret_cast<LinkCounters*>(next + links));
-    st_shared(&post.prev, reinterpret_cast<LinkCounters*>(prev + links));
-    st_shared(&post.mailbox, rank.mailbox);
-    st_shared(&post.failed, rank.failed);
-    st_shared(&post.ended, rank.ended);
-    st_shared(&post.timeout_ns, args.timeout_ns);
-    st_shared(&post.seq, args.seq);
-    st_shared(&post.channel, channel);
-    st_shared(&post.poisoned, &mine->poisoned.value);
-  }
+      : MeshEnds(args, rank, channel, post), arithmetic_(arithmetic),
+        slot_(slot_of(round_, geometry_.slots)) {}
 
-  // Whether this launch may begin. Makes `post` known to all threads.
   RK_DEVICE Verdict begin() const {
-    const Verdict verdict =
-        agree(kWholeBlock, thread_count(), failed_ != 0 ? Verdict::aborted : Verdict::ok);
+    const Verdict verdict = MeshEnds::begin();
     if (verdict == Verdict::ok && is_poster()) say_finished();
     return verdict;
   }
@@ -92,18 +54,6 @@ class LLMesh {
     return complete(plan, round);
   }
 
-  // When the last round has ended. A rank that gave up tells everybody, wherever they poll.
-  RK_DEVICE void end(Verdict verdict) const {
-    if (!is_poster()) return;
-    if (verdict == Verdict::ok) {
-      st_weak<8>(&reinterpret_cast<MeshCounters*>(peer(rank_))->finished.value, round_);
-      return;
-    }
-    poison_links(Post::get(post_.next), Post::get(post_.prev));
-    RK_NO_UNROLL for (int p = 0; p < geometry_.ranks; ++p)
-      st_relaxed(&reinterpret_cast<MeshCounters*>(peer(p))->poisoned.value, kPoisoned);
-  }
-
  private:
   static constexpr int kData = line_data_bytes(Protocol::ll);
   static constexpr int kLine = line_bytes(Protocol::ll);
@@ -114,13 +64,6 @@ class LLMesh {
     int part, line;
   };
 
-  RK_DEVICE std::byte* peer(int rank) const { return Post::get(post_.peers[rank]); }
-  RK_DEVICE bool is_awaited(int rank) const { return rank < geometry_.ranks && rank != rank_; }
-  // In which `peer` counts the rounds that it has finished, of those of this rank.
-  RK_DEVICE uint64_t* counter_of(std::byte* mine, int peer) const {
-    const int index = MeshGeometry::index(peer, rank_);
-    return reinterpret_cast<uint64_t*>(mine + MeshGeometry::peer_counter_offset(index));
-  }
   // What `from` writes to `to` in this round; half 0 is staged, half 1 reduced.
   RK_DEVICE std::byte* inbox(int from, int to, int half) const {
     const int64_t slot = MeshGeometry::index(from, to) * geometry_.slots + slot_;
@@ -147,7 +90,7 @@ class LLMesh {
     const uint64_t step = round_ + 1;
     const auto reached = [&] {
       if (!is_awaited(other) || seen_ + ahead >= step) return true;
-      seen_ = ld_acquire(counter_of(peer(rank_), other));
+      seen_ = ld_acquire(count_of(other));
       return seen_ + ahead >= step;
     };
     return wait(
@@ -227,11 +170,7 @@ class LLMesh {
   RK_DEVICE void say_finished() const {
     fence_acq_rel();
     RK_NO_UNROLL for (int p = 0; p < geometry_.ranks; ++p)
-      if (p != rank_) {
-        const int index = MeshGeometry::index(rank_, p);
-        const int64_t counter = MeshGeometry::peer_counter_offset(index);
-        st_relaxed(reinterpret_cast<uint64_t*>(peer(p) + counter), round_);
-      }
+      if (p != rank_) st_relaxed(count_at(p), round_);
   }
 
   // ---- Lines
@@ -326,14 +265,8 @@ class LLMesh {
     store_elements<A::kBytes>(at, value, left);
   }
 
-  const MeshGeometry& geometry_;
-  const DirectPost& post_;
   const A& arithmetic_;
-  const int rank_;
-  uint32_t failed_;
-  uint64_t round_;
-  int slot_;           // of the round
-  uint64_t seen_ = 0;  // of the counter that this lane polls
+  int slot_;  // of the round
   Verdict verdict_ = Verdict::ok;
 };
 
@@ -345,7 +278,7 @@ direct_kernel(RK_ARGUMENT DirectArgs args) {
   const RankArgs& rank = args.ranks[block_index() / args.plan.channels];
   using A = Arithmetic<T, sum>;
   const A arithmetic(args.reduction);
-  RK_SHARED(DirectPost, post);
+  RK_SHARED(MeshPost, post);
   LLMesh<A> mesh(args, rank, channel, post, arithmetic);
   Verdict verdict = mesh.begin();
   if (verdict == Verdict::ok) verdict = run_direct(args.plan, channel, mesh);

@@ -82,9 +82,8 @@ struct LaunchArgs {
   uint64_t seq = 0;         // of the call, for the host to read when it has ended; 0: nobody does
   RankArgs ranks[kMaxLocalRanks];
 };
-// The same for the direct all-reduces.
-struct DirectArgs {
-  DirectPlan plan;
+// The same for calls in the mesh.
+struct MeshArgs {
   RingOrders orders;  // of the calls round the ring that come before and after
   Geometry geometry;  // of what lies before the mesh in a segment
   MeshGeometry mesh;
@@ -93,13 +92,35 @@ struct DirectArgs {
   uint64_t seq = 0;
   RankArgs ranks[kMaxLocalRanks];
 };
+struct DirectArgs : MeshArgs {
+  DirectPlan plan;
+};
 // The same round the ring with a clock.
 struct TimedArgs : LaunchArgs {
   Timeline timelines[kMaxLocalRanks];  // of the ranks, in device memory
 };
+
+// The tensors of all ranks, by rank, for an all-reduce that reads and writes them themselves.
+struct Tensors {
+  int64_t bytes = 0;  // of each
+  int ranks = 0;
+  bool aligned = false;  // all allow an access of 16 bytes at their start
+  const std::byte* in[MeshGeometry::kMostRanks] = {};
+  std::byte* out[MeshGeometry::kMostRanks] = {};
+};
+struct AcrossPlan {
+  int channels = 1;  // of each rank
+  Tensors tensors;
+};
+struct AcrossArgs : MeshArgs {
+  AcrossPlan plan;
+};
+
 static_assert(sizeof(TimedArgs) <= 4096 && sizeof(DirectArgs) <= 4096, "kernel parameters");
+static_assert(sizeof(AcrossArgs) <= 4096, "kernel parameters");
 static_assert(std::is_trivially_copyable_v<TimedArgs>);
 static_assert(std::is_trivially_copyable_v<DirectArgs>);
+static_assert(std::is_trivially_copyable_v<AcrossArgs>);
 
 // The kernel for a collective: a host function that cudaLaunchKernel takes, with one LaunchArgs.
 // Never null.
@@ -114,13 +135,11 @@ const void* direct_kernel_for(DType dtype, Combine combine);
 inline constexpr int kMostInPlaceThreads = 512;  // of a block
 struct InPlaceArgs {
   Reduction reduction;
-  int64_t bytes = 0;  // of a rank's tensor
-  int ranks = 0;
-  bool aligned = false;  // all tensors allow an access of 16 bytes at their start
-  const std::byte* in[kMaxLocalRanks] = {};
-  std::byte* out[kMaxLocalRanks] = {};
+  Tensors tensors;
 };
 const void* in_place_kernel(DType dtype, Combine combine);
+// The same of ranks in several launches, each with one AcrossArgs.
+const void* across_kernel(DType dtype, Combine combine);
 
 // A ring of one: out = in, multiplied where the reduction says so. Takes one AloneArgs.
 struct AloneArgs {

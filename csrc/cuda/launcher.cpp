@@ -23,10 +23,11 @@ void check_geometry(const Geometry& g) {
 }  // namespace
 
 Launcher::Launcher(int device, std::vector<Seat> seats, int ranks, const Geometry& geometry,
-                   Milliseconds timeout)
+                   Milliseconds timeout, bool one_process)
     : device_(device), seats_(std::move(seats)), ranks_(ranks),
       orders_(seats_.empty() ? RingOrders{} : seats_.front().segments.orders), geometry_(geometry),
-      mesh_(MeshGeometry::make(ranks, geometry.channels)), timeout_(timeout) {
+      mesh_(MeshGeometry::make(ranks, geometry.channels)), timeout_(timeout),
+      one_process_(one_process || int(seats_.size()) == ranks) {
   check_geometry(geometry);
   check_orders(orders_, ranks);
   if (seats_.empty() || int(seats_.size()) > kMaxLocalRanks)
@@ -136,15 +137,14 @@ void Launcher::check_task(const Task& task) const {
                      "with one");
   if (task.algorithm == Algorithm::ring) return;
   const std::string what = name_of(task.algorithm);
-  const bool one_device = int(seats_.size()) == ranks_;
   if (task.collective != Collective::all_reduce ||
-      !direct_runs_over(task.algorithm, task.protocol, one_device))
+      !direct_runs_over(task.algorithm, task.protocol, one_process_))
     throw UsageError(
         std::string(name_of(task.collective)) + " by " + what + " over " + name_of(task.protocol) +
         " is not there: on CUDA one_shot and two_shot are all-reduces and run over LL, "
-        "and two_shot over Simple where all ranks are in one process on one device. "
+        "and two_shot over Simple where all ranks are in one process. "
         "Use protocol ll, or algorithm ring");
-  if (is_in_place(task.algorithm, task.protocol)) return;
+  if (is_in_place(task.algorithm, task.protocol) && int(seats_.size()) == ranks_) return;
   if (ranks_ > 1 && !mesh_.possible())
     throw UsageError(what + " on CUDA takes at most " + std::to_string(MeshGeometry::kMostRanks) +
                      " ranks, not " + std::to_string(ranks_) + ": use algorithm ring");
@@ -157,7 +157,27 @@ void Launcher::check_task(const Task& task) const {
                          " (see nvidia-smi topo -p2p r): use algorithm ring");
 }
 
-void Launcher::run(std::span<const Task> tasks) {
+namespace {
+
+// Of tasks that are of all ranks, in order.
+Tensors tensors_of(std::span<const Task> all) {
+  const Task& task = all.front();
+  Tensors t;
+  t.bytes = task.count * size_of(task.reduction.dtype);
+  t.ranks = int(all.size());
+  uint64_t places = 0;
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    t.in[rank] = static_cast<const std::byte*>(all[rank].in);
+    t.out[rank] = static_cast<std::byte*>(all[rank].out);
+    places |= uint64_t(all[rank].in) | uint64_t(all[rank].out);
+  }
+  t.aligned = places % 16 == 0;
+  return t;
+}
+
+}  // namespace
+
+void Launcher::run(std::span<const Task> tasks, std::span<const Task> all) {
   for (const Task& each : tasks) each.under_way = false;
   const Task& task = tasks.front();
   throw_if_failed(task);
@@ -165,7 +185,8 @@ void Launcher::run(std::span<const Task> tasks) {
   if (task.count == 0) return;
   const OnDevice guard(device_);
   if (ranks_ == 1) return run_alone(task);
-  if (is_in_place(task.algorithm, task.protocol)) return run_in_place(tasks);
+  const bool in_place = is_in_place(task.algorithm, task.protocol);
+  if (in_place && int(seats_.size()) == ranks_) return run_in_place(task, tensors_of(tasks));
   const Shape shape = shape_of(task, ranks_, geometry_);
   const auto stream = static_cast<cudaStream_t>(task.stream);
   const DType dtype = task.reduction.dtype;
@@ -181,6 +202,11 @@ void Launcher::run(std::span<const Task> tasks) {
     else
       under_way = launch(kernel_for(task.protocol, dtype, combine),
                          arguments<LaunchArgs>(tasks, plan), shape.threads, stream);
+  } else if (in_place) {
+    AcrossArgs args = arguments<AcrossArgs>(tasks, AcrossPlan{shape.channels, tensors_of(all)});
+    args.orders = orders_;
+    args.mesh = mesh_;
+    under_way = launch(across_kernel(dtype, combine), args, shape.threads, stream);
   } else {
     const DirectPlan plan =
         DirectPlan::make(task.algorithm, ranks_, task.count, size_of(dtype),
@@ -247,22 +273,10 @@ Args Launcher::arguments(std::span<const Task> tasks, const P& plan) const {
 }
 
 // It waits for nobody and touches no segment; it has its place among the launches for `drain`.
-void Launcher::run_in_place(std::span<const Task> tasks) {
-  const Task& task = tasks.front();
-  InPlaceArgs args;
-  args.reduction = task.reduction;
-  args.bytes = task.count * size_of(task.reduction.dtype);
-  args.ranks = ranks_;
-  uint64_t places = 0;
-  for (size_t i = 0; i < tasks.size(); ++i) {
-    const auto rank = size_t(seats_[i].rank);
-    args.in[rank] = static_cast<const std::byte*>(tasks[i].in);
-    args.out[rank] = static_cast<std::byte*>(tasks[i].out);
-    places |= uint64_t(tasks[i].in) | uint64_t(tasks[i].out);
-  }
-  args.aligned = places % 16 == 0;
-  const int threads = in_place_threads(args.bytes);
-  const auto blocks = unsigned(div_up(args.bytes, int64_t(16) * threads));
+void Launcher::run_in_place(const Task& task, const Tensors& tensors) {
+  InPlaceArgs args{task.reduction, tensors};
+  const int threads = in_place_threads(tensors.bytes);
+  const auto blocks = unsigned(div_up(tensors.bytes, int64_t(16) * threads));
   void* parameters[] = {&args};
   const auto stream = static_cast<cudaStream_t>(task.stream);
   order_.follow_last(stream);

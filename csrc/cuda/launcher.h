@@ -39,20 +39,21 @@ Executor::Progress joined(const Executor::Progress& a, const Executor::Progress&
 // Nothing of `run` allocates, synchronises or takes a lock.
 class Launcher {
  public:
-  // The seats have the same orders. Throws UsageError or TransportError; in particular where the
+  // The seats have the same orders. `one_process`: so are all ranks. Throws UsageError or TransportError; in particular where the
   // blocks of the seats cannot all be resident at once, for then those that are would wait for ever
   // for those that are not.
   Launcher(int device, std::vector<Seat> seats, int ranks, const Geometry& geometry,
-           Milliseconds timeout);
+           Milliseconds timeout, bool one_process = false);
   ~Launcher();
   Launcher(const Launcher&) = delete;
   Launcher& operator=(const Launcher&) = delete;
 
   // One task for each seat; they differ in `in` and `out` only. Throws what an earlier launch
   // failed of, as soon as it is known. Leaves them `under_way` where their number will be posted:
-  // not where nothing is to be done, nor by a ring of one or over the tensors themselves, nor in a
-  // graph, which may be replayed often or never.
-  void run(std::span<const Task> tasks);
+  // not where nothing is to be done, nor by a ring of one or where all ranks' tensors are taken by
+  // one launch, nor in a graph, which may be replayed often or never. `all`: the tasks of all ranks,
+  // in one process.
+  void run(std::span<const Task> tasks, std::span<const Task> all = {});
   // Throws UsageError where a task is none that these ranks have kernels for.
   void check_task(const Task& task) const;
   // Throws if it is known of an earlier launch that a wait ended so.
@@ -72,7 +73,7 @@ class Launcher {
   void claim_memory();
   void check_resident() const;
   void run_alone(const Task& task);
-  void run_in_place(std::span<const Task> tasks);
+  void run_in_place(const Task& task, const Tensors& tensors);
   template <class Args, class P>
   Args arguments(std::span<const Task> tasks, const P& plan) const;
   TimedArgs timed_arguments(std::span<const Task> tasks, const Plan& plan) const;
@@ -91,6 +92,7 @@ class Launcher {
   const Geometry geometry_;
   const MeshGeometry mesh_;
   const Milliseconds timeout_;
+  const bool one_process_;
 
   Mailbox* mailboxes_ = nullptr;  // one a seat; host memory that the device sees
   uint64_t* poison_ = nullptr;    // kPoisoned, once a channel; host memory

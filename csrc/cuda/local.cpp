@@ -64,7 +64,7 @@ bool carry_lines(const std::vector<int>& devices) {
 }
 
 LocalRing::LocalRing(const std::vector<int>& devices, Milliseconds timeout,
-                     const RingOrders& orders)
+                     const RingOrders& orders, bool apart)
     : ranks_(int(devices.size())), orders_(orders), geometry_(default_geometry()) {
   if (ranks_ < 1 || ranks_ > kMaxRanks)
     throw UsageError("a local ring has 1 to " + std::to_string(kMaxRanks) + " ranks, not " +
@@ -73,7 +73,7 @@ LocalRing::LocalRing(const std::vector<int>& devices, Milliseconds timeout,
   for (int r = 0; r < ranks_; ++r) {
     const int device = devices[size_t(r)];
     auto part = std::find_if(parts_.begin(), parts_.end(),
-                             [&](const Part& p) { return p.device == device; });
+                             [&](const Part& p) { return p.device == device && !apart; });
     if (part == parts_.end()) {
       part = parts_.emplace(parts_.end());
       part->device = device;
@@ -88,8 +88,9 @@ LocalRing::LocalRing(const std::vector<int>& devices, Milliseconds timeout,
   geometry_.channels = kMaxChannels;
   for (const Part& part : parts_) {
     check_device(part.device);
+    const auto sharing = int(std::ranges::count(devices, part.device));
     geometry_.channels =
-        std::min(geometry_.channels, channels_for(part.device, int(part.ranks.size()), geometry_));
+        std::min(geometry_.channels, channels_for(part.device, sharing, geometry_));
   }
   for (int channel = 0; channel < orders_.period(); ++channel)
     for (int r = 0; r < ranks_; ++r) {
@@ -144,8 +145,8 @@ void LocalRing::make_launchers(const std::vector<int>& devices, Milliseconds tim
     std::vector<Seat> seats;
     for (const int r : part.ranks)
       seats.push_back({r, {segment(r), segment(r + 1), segment(r - 1), all, {}, orders_}});
-    part.launcher =
-        std::make_unique<Launcher>(part.device, std::move(seats), ranks_, geometry_, timeout);
+    part.launcher = std::make_unique<Launcher>(part.device, std::move(seats), ranks_, geometry_,
+                                               timeout, /*one_process=*/true);
   }
 }
 
@@ -185,7 +186,7 @@ void LocalRing::run(std::span<const Task> tasks) {
         seated[i] = tasks[size_t(part.ranks[i])];
         seated[i].seq = tasks.front().seq;
       }
-      part.launcher->run({seated.data(), part.ranks.size()});
+      part.launcher->run({seated.data(), part.ranks.size()}, tasks);
       under_way = under_way && seated[0].under_way;
     }
   } catch (...) {

@@ -18,14 +18,16 @@ class LocalRing {
  public:
   // `devices`: of each rank. Takes as many channels as fit on each device at once. Throws
   // UsageError where not even one does, or there can be no such orders, and TransportError where
-  // neighbours are on devices that do not reach each other's memory.
-  LocalRing(const std::vector<int>& devices, Milliseconds timeout, const RingOrders& orders = {});
+  // neighbours are on devices that do not reach each other's memory. `apart`: each rank has a launch
+  // and a stream of its own, as if it had a device of its own.
+  LocalRing(const std::vector<int>& devices, Milliseconds timeout, const RingOrders& orders = {},
+            bool apart = false);
   ~LocalRing();
   LocalRing(const LocalRing&) = delete;
   LocalRing& operator=(const LocalRing&) = delete;
 
   // A task for each rank, in order; they differ in `in`, `out` and `stream` only, and those of one
-  // device have one stream. The number of the call is the first one's. Launches on all devices, or
+  // launch have one stream. The number of the call is the first one's. Launches on all devices, or
   // throws; what was launched then ends.
   void run(std::span<const Task> tasks);
   void abort();
@@ -35,7 +37,7 @@ class LocalRing {
   const Geometry& geometry() const { return geometry_; }
 
  private:
-  // One device and its ranks, in order.
+  // One launch, and the ranks that it is of, in order.
   struct Part {
     int device = 0;
     std::vector<int> ranks;

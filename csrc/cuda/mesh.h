@@ -7,11 +7,14 @@
 
 namespace ringkern::cuda {
 
-// Of one channel; behind them, a counter for each peer: the rounds that it has finished.
+// Of one channel; behind them, for each peer the same two counts of its own.
 struct MeshCounters {
-  StepCounter finished;  // mine: rounds, over the life of the communicator
+  StepCounter count[2];  // mine, over the life of the communicator
   StepCounter poisoned;  // kPoisoned once somebody has given up; whoever does writes it
 };
+// The rounds over lines that a rank has finished, and the meetings that it has come to
+// (cuda/across.cu). Flags of lines depend on the number of rounds, so the two are counted apart.
+enum class MeshCount : uint8_t { rounds, meetings };
 
 // For each channel the counters and an inbox for each peer: slots, each for what that peer writes
 // in a round. The first half of a slot is for what it stages, and, by two_shot, the second for what
@@ -46,8 +49,8 @@ struct MeshGeometry {
 
   // Offsets within the memory of one channel. `index`: of a peer among those of a rank.
   RK_HD static constexpr int index(int peer, int rank) { return peer < rank ? peer : peer - 1; }
-  RK_HD static constexpr int64_t peer_counter_offset(int index) {
-    return int64_t(sizeof(MeshCounters)) + index * int64_t(sizeof(StepCounter));
+  RK_HD static constexpr int64_t peer_counter_offset(int index, MeshCount of = MeshCount::rounds) {
+    return int64_t(sizeof(MeshCounters)) + (2 * index + int(of)) * int64_t(sizeof(StepCounter));
   }
   RK_HD constexpr int64_t inboxes_offset() const { return peer_counter_offset(ranks - 1); }
   RK_HD constexpr int64_t inbox_bytes() const { return slots * slot_bytes; }
@@ -63,14 +66,14 @@ struct MeshGeometry {
       2 * DirectPlan::kGrainBytes * line_bytes(Protocol::ll) / line_data_bytes(Protocol::ll);
 };
 
-// Tells if an all-reduce takes the tensors themselves, which one launch must have all of.
+// Tells if an all-reduce takes the tensors themselves, all of which the process must have.
 constexpr bool is_in_place(Algorithm a, Protocol p) {
   return a == Algorithm::two_shot && p == Protocol::simple;
 }
-// Tells if CUDA has the algorithm over this protocol. `one_device`: all ranks are in one process
-// and on one device.
-constexpr bool direct_runs_over(Algorithm a, Protocol p, bool one_device) {
-  return (a != Algorithm::ring && p == Protocol::ll) || (one_device && is_in_place(a, p));
+// Tells if CUDA has the algorithm over this protocol. `one_process`: all ranks are in one process,
+// and their devices have access to each other's memory.
+constexpr bool direct_runs_over(Algorithm a, Protocol p, bool one_process) {
+  return (a != Algorithm::ring && p == Protocol::ll) || (one_process && is_in_place(a, p));
 }
 
 }  // namespace ringkern::cuda

@@ -18,6 +18,7 @@ void for_each_kernel(F&& f) {
     for (const Combine c : {Combine::sum, Combine::prod}) {
       f(direct_kernel_for(DType(d), c));
       f(in_place_kernel(DType(d), c));
+      f(across_kernel(DType(d), c));
     }
     f(alone_kernel(DType(d)));
   }

@@ -24,15 +24,19 @@ constexpr Share share_of(Protocol p) {
 // The same of a direct all-reduce, whose chunk is small: more channels come before more rounds.
 constexpr Share kDirectShare = {1 << 10, 8 * 32};
 
+// The same over the tensors themselves; a channel costs two meetings. Not measured.
+constexpr Share kAcrossShare = {4 << 10, 2 * 16 * 32};
+
 int to_int(int64_t v, int64_t least, int64_t most) { return int(std::clamp(v, least, most)); }
 
 }  // namespace
 
 Shape shape_of(const Task& task, int ranks, const Geometry& geometry) {
   const bool direct = task.algorithm != Algorithm::ring;
-  const Share share = direct ? kDirectShare : share_of(task.protocol);
+  const bool across = is_in_place(task.algorithm, task.protocol);
+  const Share share = across ? kAcrossShare : direct ? kDirectShare : share_of(task.protocol);
   const int64_t bytes = task.count * size_of(task.reduction.dtype);
-  const bool cut = !direct && task.collective == Collective::all_reduce;
+  const bool cut = (!direct || across) && task.collective == Collective::all_reduce;
   const int64_t part = cut ? div_up(bytes, ranks) : bytes;
   Shape shape;
   shape.channels = to_int(div_up(part, share.channel), 1, geometry.channels);
@@ -42,6 +46,10 @@ Shape shape_of(const Task& task, int ranks, const Geometry& geometry) {
     const Plan plan = Plan::make(task.collective, task.protocol, ranks, task.count, element,
                                  kPlanWorkers, geometry, shape.channels);
     chunk = plan.chunk_in_loop(0) * element;
+  }
+  if (across) {  // all threads move data
+    shape.threads = 32 * to_int(div_up(chunk, share.warp), 2, kMaxThreads / 32);
+    return shape;
   }
   // Two warps and the poster's at least; see workers_of.
   shape.threads = 32 + 32 * to_int(div_up(chunk, share.warp), 2, kPlanWorkers / 32);

@@ -36,14 +36,14 @@ struct Wish {
   }
 };
 
-// A kind of device, where the ranks of a ring are. `one`: all in one process and on one CUDA
-// device, which has one way more.
+// A kind of device, where the ranks of a ring are. `one`: all in one process, on CUDA devices that
+// have access to each other's memory, which have one way more.
 struct Place {
   c10::DeviceType device;
   bool one = false;
 
-  Place(c10::DeviceType d, bool one_device = false)
-      : device(d), one(one_device && d == c10::DeviceType::CUDA) {}
+  Place(c10::DeviceType d, bool one_process = false)
+      : device(d), one(one_process && d == c10::DeviceType::CUDA) {}
   std::string name() const { return c10::DeviceTypeName(device, true); }
 };
 
@@ -157,9 +157,9 @@ class WayTables {
   // Throws ValueError where they are none.
   // `reached`: all ranks have access to each other's memory, as far as is known; `whole_lines`:
   // LL128 is there.
-  void set(const std::string& device, const Lists& lists, bool one_device = false,
+  void set(const std::string& device, const Lists& lists, bool one_process = false,
            bool reached = true, bool whole_lines = true) {
-    const Place on(c10::Device(device).type(), one_device);
+    const Place on(c10::Device(device).type(), one_process);
     WayTable table;
     for (const auto& [name, rows] : lists) {
       const Choice list = parse<Choice>(name, kChoices, "list");

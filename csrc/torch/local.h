@@ -144,6 +144,8 @@ class TorchLocalRing {
         [&](size_t r) { return check_all_gather(outputs[r], inputs[r], int(r), ranks()); });
   }
 
+  // Tells if an all-reduce may take the tensors themselves over links as quick as NVLink.
+  bool linked() const { return place_.one && carry_lines(devices_); }
   int ranks() const { return int(devices_.size()); }
   double timeout_s() const { return double(comm_->timeout().count()) / 1000; }
   void abort(const std::string& reason) { comm_->abort(reason); }
@@ -165,8 +167,8 @@ class TorchLocalRing {
   }
 
   static Place place_of(const std::vector<c10::Device>& devices) {
-    const bool one = std::ranges::all_of(devices, [&](auto d) { return d == devices.front(); });
-    return {devices.front().type(), one};
+    const bool all = int(devices.size()) <= cuda::MeshGeometry::kMostRanks;
+    return {devices.front().type(), all && reach_each_other(devices)};
   }
 
   void check_places(const Tensors& tensors, const std::string& list) const {
@@ -279,6 +281,7 @@ inline void bind_local(py::module_& m) {
           },
           py::arg("outputs"), py::arg("inputs"), py::arg("protocol"))
       .def_property_readonly("size", &TorchLocalRing::ranks)
+      .def_property_readonly("linked", &TorchLocalRing::linked)
       .def_property_readonly("timeout_s", &TorchLocalRing::timeout_s)
       .def("abort", &TorchLocalRing::abort, py::arg("reason"),
            py::call_guard<py::gil_scoped_release>())

@@ -30,6 +30,7 @@ struct Launch {
   std::optional<cuda::DirectArgs> direct;  // in place of args
   std::optional<cuda::TimedArgs> timed;    // besides args, where the kernel has a clock
   std::optional<cuda::InPlaceArgs> in_place;
+  std::optional<cuda::AcrossArgs> across;
 
   int channels() const { return direct ? direct->plan.channels : args.plan.channels; }
   const cuda::RankArgs* ranks() const { return direct ? direct->ranks : args.ranks; }
@@ -343,6 +344,10 @@ cudaError_t cudaLaunchKernel(const void* kernel, dim3 blocks, dim3 threads, void
   if (is("::alone<")) return cudaSuccess;
   if (is("::in_place<")) {
     launch.in_place = *static_cast<ringkern::cuda::InPlaceArgs*>(args[0]);
+    return cudaSuccess;
+  }
+  if (is("::across<")) {
+    launch.across = *static_cast<ringkern::cuda::AcrossArgs*>(args[0]);
     return cudaSuccess;
   }
   if (is("::direct_kernel<")) launch.direct = *static_cast<ringkern::cuda::DirectArgs*>(args[0]);

@@ -270,6 +270,45 @@ TEST_CASE("over the tensors themselves, one launch has all of them and waits for
   CHECK(!runtime.launches[1].in_place->aligned);
 }
 
+TEST_CASE("over the tensors themselves on several devices, each launch has all of them") {
+  runtime = {};
+  LocalRing ring(kDevices, kTimeout, two_orders());
+  std::vector<Task> tasks = direct_tasks(kDevices, Algorithm::two_shot);
+  for (Task& task : tasks) task.protocol = Protocol::simple, task.seq = 7;
+  ring.run(tasks);
+  REQUIRE(runtime.launches.size() == 3);
+  std::map<int, RankArgs> ranks;
+  for (const Launch& launch : runtime.launches) {
+    REQUIRE(launch.across && launch.stream == stream_of(launch.device));
+    const AcrossArgs& args = *launch.across;
+    const Tensors& tensors = args.plan.tensors;
+    CHECK(tensors.ranks == 6 && tensors.bytes == 400'000 && tensors.aligned);
+    for (size_t r = 0; r < 6; ++r) CHECK(tensors.in[r] == in_of(r) && tensors.out[r] == out_of(r));
+    CHECK(args.mesh.ranks == 6 && args.orders.count == 2 && args.seq == 7);
+    // A pack belongs to a thread by how many there are, on all devices.
+    CHECK_EQ(args.plan.channels, runtime.launches[0].across->plan.channels);
+    CHECK_EQ(launch.threads, runtime.launches[0].threads);
+    CHECK(args.plan.channels <= args.mesh.channels && launch.threads <= unsigned(kMaxThreads));
+    for (size_t i = 0; i < launch.blocks / unsigned(args.plan.channels); ++i)
+      CHECK(ranks.emplace(args.ranks[i].rank, args.ranks[i]).second);
+  }
+  CHECK_EQ(ranks.size(), size_t(6));
+  CHECK(tasks[0].under_way);
+}
+
+TEST_CASE("ranks that are apart have a launch each") {
+  runtime = {};
+  const std::vector<int> devices(4, 1);
+  LocalRing ring(devices, kTimeout, {}, /*apart=*/true);
+  std::vector<Task> tasks = direct_tasks(devices, Algorithm::two_shot);
+  for (Task& task : tasks) task.protocol = Protocol::simple;
+  ring.run(tasks);
+  CHECK_EQ(runtime.launches.size(), size_t(4));
+  for (const Launch& launch : runtime.launches) CHECK(launch.across && launch.device == 1);
+  // All of them are resident at once.
+  CHECK(ring.geometry().channels * 4 <= runtime.processors * runtime.blocks_each);
+}
+
 TEST_CASE("a collective that has no kernel is refused") {
   runtime = {};
   LocalRing ring(kDevices, kTimeout);
@@ -278,8 +317,10 @@ TEST_CASE("a collective that has no kernel is refused") {
       for (int p = 0; p < kProtocols; ++p) {
         std::vector<Task> tasks = direct_tasks(kDevices, Algorithm(a));
         for (Task& task : tasks) task.collective = Collective(c), task.protocol = Protocol(p);
-        if (Collective(c) == Collective::all_reduce && Protocol(p) == Protocol::ll) continue;
-        CHECK_THROWS(UsageError, "all ranks are in one process on one device", ring.run(tasks));
+        if (Collective(c) == Collective::all_reduce &&
+            direct_runs_over(Algorithm(a), Protocol(p), /*one_process=*/true))
+          continue;
+        CHECK_THROWS(UsageError, "over Simple where all ranks are in one process", ring.run(tasks));
       }
   const Reduction wide = Reduction::of(Op::sum, DType::bf16, 6, 1.0, /*wide=*/true);
   for (int c = 0; c < kCollectives; ++c) {

@@ -57,7 +57,8 @@ struct Call {
 
 template <class T>
 void run_call(LocalRing& ring, const std::vector<int>& devices, DType dtype, const Call& call,
-              const RingOrders& orders, std::mt19937_64& random) {
+              const RingOrders& orders, const std::vector<cudaStream_t>& streams,
+              std::mt19937_64& random) {
   const int k = ring.ranks();
   const auto ranks = size_t(k);
   const int64_t e = sizeof(T), n = call.count;
@@ -86,6 +87,9 @@ void run_call(LocalRing& ring, const std::vector<int>& devices, DType dtype, con
     targets.back()->fill(before[size_t(r)].data(), 0, out_count * e);
     tasks[size_t(r)].in = sources.back()->get();
     tasks[size_t(r)].out = targets.back()->get();
+    tasks[size_t(r)].stream = streams[size_t(r)];
+    const OnDevice guard(device);  // such a stream does not wait for the copies
+    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
   ring.run(tasks);
   REQUIRE(ring.drain(Milliseconds(60000)));
@@ -106,13 +110,15 @@ void run_call(LocalRing& ring, const std::vector<int>& devices, DType dtype, con
   }
 }
 
-// The ranks as they are numbered, or in so many orders.
-void run_ring(const std::vector<int>& devices, int count_of_orders) {
+// The ranks as they are numbered, or in so many orders; with a launch for each device or each rank.
+void run_ring(const std::vector<int>& devices, int count_of_orders, bool apart = false) {
   std::mt19937_64 random(devices.size() * 97);
   std::mt19937_64 drawn(uint64_t(count_of_orders) + 1);
   const RingOrders orders = test::drawn_orders(count_of_orders, int(devices.size()), drawn);
-  LocalRing ring(devices, Milliseconds(20000), orders);
-  const bool one_device = std::ranges::count(devices, devices[0]) == int(devices.size());
+  LocalRing ring(devices, Milliseconds(20000), orders, apart);
+  const bool reached = reach_each_other(devices);
+  std::vector<cudaStream_t> streams(devices.size(), nullptr);
+  for (size_t r = 0; apart && r < devices.size(); ++r) streams[r] = make_stream(devices[r]);
   for (int round = 0; round < 3; ++round)
     for (int p = 0; p < kProtocols; ++p)
       for (int d = 0; d < kDTypes; ++d)
@@ -130,15 +136,16 @@ void run_ring(const std::vector<int>& devices, int count_of_orders) {
           do call.op = Op(random() % kOps);
           while (!accepts(call.op, kind_of(DType(d))));
           with_dtype(DType(d), [&](auto tag) {
-            run_call<typename decltype(tag)::type>(ring, devices, DType(d), call, orders, random);
+            run_call<typename decltype(tag)::type>(ring, devices, DType(d), call, orders, streams,
+                                                   random);
             call.collective = Collective::all_reduce;
             for (const Algorithm algorithm : {Algorithm::one_shot, Algorithm::two_shot})
               for (const bool wide : {false, true}) {
-                if (!direct_runs_over(algorithm, Protocol(p), one_device)) continue;
+                if (!direct_runs_over(algorithm, Protocol(p), reached)) continue;
                 call.algorithm = algorithm;
                 call.wide = wide;
                 run_call<typename decltype(tag)::type>(ring, devices, DType(d), call, orders,
-                                                       random);
+                                                       streams, random);
               }
           });
         }
@@ -154,6 +161,7 @@ TEST_CASE("calls of every kind give the bits of the model") {
     std::vector<int> one(size_t(ranks), 0), in_turn, in_a_row;
     run_ring(one, 0);
     if (ranks == 3 || ranks == 8) run_ring(one, 3);
+    if (ranks == 2 || ranks == 8) run_ring(one, 0, /*apart=*/true);
     if (devices == 1 || ranks == 1) continue;
     for (int r = 0; r < ranks; ++r) {
       in_turn.push_back(r % devices);

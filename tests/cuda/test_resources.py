@@ -41,7 +41,7 @@ def listed(rows: list[Resources]) -> str:
 def test_every_kernel_is_reported(build: Build) -> None:
     kernels = {
         (protocol, dtype, combine)
-        for protocol in [*resources.protocols(), "direct", "in_place"]
+        for protocol in [*resources.protocols(), "direct", "in_place", "across"]
         for dtype in resources.dtypes().values()
         for combine in ("sum", "any")
     }

@@ -49,6 +49,9 @@ const void* direct_kernel_for(DType dtype, Combine combine) {
 const void* in_place_kernel(DType dtype, Combine combine) {
   return &ptx::kernel_named("in_place<" + template_name(dtype, combine));
 }
+const void* across_kernel(DType dtype, Combine combine) {
+  return &ptx::kernel_named("across<" + template_name(dtype, combine));
+}
 const void* alone_kernel(DType dtype) {
   return with_dtype(dtype, [](auto tag) -> const void* {
     const std::string type = type_name<typename decltype(tag)::type>();

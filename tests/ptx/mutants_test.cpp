@@ -39,6 +39,7 @@ constexpr Form kForms[] = {
     {"ll128", Protocol::ll128},
     {"any", Protocol::simple, false},
     {"direct", {}},
+    {"across", {}},
     {"timed simple", Protocol::simple, true, true},
     {"timed ll", Protocol::ll, true, true},
     {"timed ll128", Protocol::ll128, true, true},
@@ -46,13 +47,15 @@ constexpr Form kForms[] = {
 };
 
 bool is_probe(const Form& form) { return form.name == std::string("probe"); }
+bool is_across(const Form& form) { return form.name == std::string("across"); }
 
 ptx::Kernel& kernel_of(const Form& form) {
-  const void* kernel = is_probe(form)   ? probe_kernel()
-                       : !form.protocol ? direct_kernel_for(DType::f32, Combine::sum)
-                       : form.clock     ? timed_kernel_for(*form.protocol)
-                       : form.sum       ? kernel_for(*form.protocol, DType::f32, Combine::sum)
-                                        : kernel_for(*form.protocol, kOtherType, Combine::prod);
+  const void* kernel = is_probe(form)    ? probe_kernel()
+                       : is_across(form) ? across_kernel(DType::f32, Combine::sum)
+                       : !form.protocol  ? direct_kernel_for(DType::f32, Combine::sum)
+                       : form.clock      ? timed_kernel_for(*form.protocol)
+                       : form.sum        ? kernel_for(*form.protocol, DType::f32, Combine::sum)
+                                         : kernel_for(*form.protocol, kOtherType, Combine::prod);
   return *static_cast<ptx::Kernel*>(const_cast<void*>(kernel));
 }
 
@@ -135,7 +138,7 @@ std::string try_seed(const Form& form, uint64_t seed, bool in_detail) {
   wish.most_steps = kMostSteps;
   // A whole tile of Simple takes a large slice.
   if (seed % 3 == 0 && form.protocol == Protocol::simple) wish.most_bytes = 16 << 10;
-  return found_by_ring(seed, weakening(wish, !form.protocol, seed), in_detail);
+  return found_by_ring(seed, weakening(wish, !form.protocol, is_across(form), seed), in_detail);
 }
 
 // While it is there, its form's kernel is the mutant.

@@ -44,6 +44,8 @@ inline constexpr Equivalent kEquivalent[] = {
      "whom a rank waits for on the ring, the host knows: only a direct all-reduce says"},
     {"wait.cuh wait: syncwarp dropped", "simple",
      "the barrier of the workers follows each wait of Simple, and orders more"},
+    {"mesh_ends.cuh MeshEnds: ld_acquire relaxed", "across",
+     "a fence follows, in the first meeting, and makes an acquire of what was loaded before"},
     {"timed.cuh wait: syncwarp dropped", "simple ll",
      "a warp loads and stores together only the lines of LL128; what lanes have seen, the wait "
      "that this one calls has ordered"},

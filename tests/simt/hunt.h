@@ -11,9 +11,11 @@
 
 namespace simt {
 
-// Asks more of a seed than `wish` does. `direct`: of direct all-reduces.
-inline Wish weakening(Wish wish, bool direct, uint64_t seed) {
+// Asks more of a seed than `wish` does. `direct`: of direct all-reduces, and `across`: of those over
+// the tensors themselves.
+inline Wish weakening(Wish wish, bool direct, bool across, uint64_t seed) {
   wish.direct = direct;
+  wish.across = across;
   if (direct) wish.mixed = true;
   // More trouble than usual, and where it meets most others: there is much that only it shows.
   if (seed % 3 != 0) wish.trouble = Trouble(1 + seed / 3 % 3);

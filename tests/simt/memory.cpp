@@ -83,10 +83,8 @@ std::byte* Memory::add(std::string name, Kind kind, int rank, int64_t bytes, int
   r->begin = region_of_page_.size() * kPage + uint64_t(offset);
   r->bytes = uint64_t(bytes);
   r->fill = fill;
-  if (kind == Kind::own) {
-    r->data.assign(r->bytes, std::byte(fill));
-    r->shadows.resize(r->bytes);
-  }
+  if (kind == Kind::own) r->data.assign(r->bytes, std::byte(fill));
+  if (kind == Kind::own || kind == Kind::common) r->shadows.resize(r->bytes);
   const uint64_t pages = (uint64_t(offset) + r->bytes) / kPage + 1;
   regions_.push_back(std::move(r));
   region_of_page_.insert(region_of_page_.end(), pages, uint16_t(regions_.size()));
@@ -113,15 +111,16 @@ Region& Memory::region_of(const Agent& a, const void* at, int64_t bytes, bool st
   if (r == nullptr || offset < r->begin || offset + uint64_t(bytes) > r->begin + r->bytes)
     refuse("out of bounds");
   if (uint64_t(at) % uint64_t(bytes) != 0) refuse("misaligned");
-  // What crosses between ranks is a store: a load would wait for its journey there and back.
-  if (r->rank != a.rank && r->rank >= 0 && a.rank >= 0 && (!store || r->kind != Kind::shared))
-    refuse("not its own");
+  // In segments what crosses between ranks is a store: a load would wait for its journey there and
+  // back.
+  const bool open = r->kind == Kind::common || (store && r->kind == Kind::shared);
+  if (r->rank != a.rank && r->rank >= 0 && a.rank >= 0 && !open) refuse("not its own");
   return *r;
 }
 
 bool Memory::of_one_device(const void* at) const {
   const Region* r = find(offset_of(at));
-  return r == nullptr || r->kind != Kind::shared;
+  return r == nullptr || r->kind == Kind::own || r->kind == Kind::device;
 }
 
 std::string Memory::name_of(const void* at) const {
@@ -229,13 +228,14 @@ void Memory::load(Agent& a, const void* at, void* to, int bytes, Order order) {
   Region& r = region_of(a, at, bytes, /*store=*/false);
   const uint64_t offset = offset_of(at);
   if (r.kind == Kind::own) {
-    use_own(a, r, at, bytes, /*store=*/false);
+    use_bytes(a, r, at, bytes, /*store=*/false);
     std::memcpy(to, r.data.data() + (offset - r.begin), size_t(bytes));
     return;
   }
   const uint64_t first = offset / 8;
   const int cells = bytes == 16 ? 2 : 1;
-  check_cells(a, at, bytes, /*store=*/false, order);
+  if (r.kind == Kind::common) use_bytes(a, r, at, bytes, /*store=*/false);
+  else check_cells(a, at, bytes, /*store=*/false, order);
   for (int i = 0; i < cells; ++i) settle(a, first + uint64_t(i));
   const bool together = cells == 2 && settings_.atom == 16;
   const uint64_t once = together ? pick(a, first, 2) : 0;

@@ -130,6 +130,7 @@ enum class Kind : uint8_t {
   own,     // used by its rank alone
   device,  // by blocks of its rank at the same time
   shared,  // written by ranks and the host; read by its rank and the host
+  common,  // read and written by all ranks, byte by byte: ordinary data
 };
 
 struct Region {
@@ -137,8 +138,8 @@ struct Region {
   Kind kind = Kind::own;
   int rank = -1;                  // whose it is; -1: everybody's
   uint64_t begin = 0, bytes = 0;  // begin: from the start of the memory
-  uint8_t fill = 0;               // shared: what untouched cells hold
-  // own: what it holds, and who used it, a byte each.
+  uint8_t fill = 0;               // but own: what untouched cells hold
+  // own: what it holds; and, also of common, who used it, a byte each.
   std::vector<std::byte> data;
   std::vector<Shadow> shadows;
 };
@@ -220,7 +221,7 @@ class Memory {
   Region* find(uint64_t offset) const;
   Region& region_of(const Agent& a, const void* at, int64_t bytes, bool store) const;
   Cell& cell(uint64_t index);
-  void use_own(Agent& a, Region& r, const void* at, int bytes, bool store);
+  void use_bytes(Agent& a, Region& r, const void* at, int bytes, bool store);
   void note_load(Agent& a, Shadow& shadow, const void* key);
   void check_cells(Agent& a, const void* at, int bytes, bool store, Order order);
   uint64_t earliest(const Agent& a, uint64_t index);

@@ -19,10 +19,13 @@ constexpr uint64_t kSeeds = 500;
 // The kernels as they are, which must survive what catches the mutants.
 constexpr Mutant kOriginal = {0, "", "", 0, "", "as they are", "", ""};
 
-// The kernels run in forms: rings over each protocol, and direct all-reduces.
-constexpr int kForms = kProtocols + 1;
-constexpr int kDirect = kProtocols;
-const char* name_of_form(int form) { return form == kDirect ? "direct" : name_of(Protocol(form)); }
+// The kernels run in forms: rings over each protocol, and direct all-reduces, over lines and over
+// the tensors themselves.
+constexpr int kForms = kProtocols + 2;
+constexpr int kDirect = kProtocols, kAcross = kProtocols + 1;
+const char* name_of_form(int form) {
+  return form == kDirect ? "direct" : form == kAcross ? "across" : name_of(Protocol(form));
+}
 
 const Equivalent* argument_for(const Mutant& m, int form) {
   for (const Equivalent& e : kEquivalent) {
@@ -49,15 +52,15 @@ bool concerns(const Mutant& m, int form) {
     if (file == name_of_form(f) + std::string(".cuh")) return form == f;
   if (file == "lines.cuh") return form == int(Protocol::ll) || form == int(Protocol::ll128);
   const bool of_rings = file == "kernels.cuh" || file == "link.cuh" || keeps_clock(m);
-  return !of_rings || form != kDirect;
+  return file == "mesh_ends.cuh" ? form >= kDirect : !of_rings || form < kDirect;
 }
 
 // One seed; what it finds, or nothing.
 std::string try_seed(int form, uint64_t seed, bool clock, bool in_detail) {
   Wish wish;
   wish.clock = clock;
-  if (form != kDirect) wish.protocol = Protocol(form);
-  return found_by_ring(seed, weakening(wish, form == kDirect, seed), in_detail);
+  if (form < kDirect) wish.protocol = Protocol(form);
+  return found_by_ring(seed, weakening(wish, form >= kDirect, form == kAcross, seed), in_detail);
 }
 
 // Without the mutant, the same seed must find nothing.
@@ -92,14 +95,18 @@ int check_premises() {
   constexpr int kSimple = int(Protocol::simple), kLL = int(Protocol::ll),
                 kLL128 = int(Protocol::ll128);
   constexpr Premise kPremises[] = {
-      {kSimple, 4, 8, true},  {kLL, 8, 8, true},     {kLL, 4, 8, false},    {kLL128, 4, 128, true},
-      {kLL128, 8, 16, false}, {kLL128, 8, 8, false}, {kDirect, 8, 8, true}, {kDirect, 4, 8, false}};
+      {kSimple, 4, 8, true},  {kLL, 8, 8, true},      {kLL, 4, 8, false},
+      {kLL128, 4, 128, true}, {kLL128, 8, 16, false}, {kLL128, 8, 8, false},
+      {kDirect, 8, 8, true},  {kDirect, 4, 8, false}, {kAcross, 4, 8, true}};
   int wrong = 0;
   for (const Premise& p : kPremises) {
     Wish wish;
     wish.clock = false;
-    wish.protocol = p.form == kDirect ? Protocol::ll : Protocol(p.form);
-    wish.direct = p.form == kDirect;
+    wish.protocol = p.form == kAcross   ? Protocol::simple
+                    : p.form == kDirect ? Protocol::ll
+                                        : Protocol(p.form);
+    wish.direct = p.form >= kDirect;
+    wish.across = p.form == kAcross;
     wish.trouble = Trouble::none;
     wish.atom = p.atom;
     wish.line_atom = p.line_atom;

@@ -41,7 +41,7 @@ void Memory::note_load(Agent& a, Shadow& s, const void* key) {
   s.load = a.epoch();
 }
 
-void Memory::use_own(Agent& a, Region& r, const void* at, int bytes, bool store) {
+void Memory::use_bytes(Agent& a, Region& r, const void* at, int bytes, bool store) {
   if (settings_.races != Races::all) return;  // nothing here is strong
   Shadow* s = r.shadows.data() + (offset_of(at) - r.begin);
   const auto mine = [&](Epoch e) { return !e.happened() || e.tid() == a.tid; };

@@ -37,7 +37,7 @@ Ring::Ring(uint64_t seed, const Wish& wish, Coverage& coverage)
   else choose_sizes();
   choose_start();
   choose_late(seed);
-  if (*wish_.direct) choose_mesh();
+  if (*wish_.direct) choose_mesh(seed);
   choose_orders(seed);
   choose_machine(seed);
   make_segments();
@@ -112,7 +112,7 @@ void Ring::choose_late(uint64_t seed) {
   settings_.late_from = random.below(random.one_of<uint64_t>({500, 2000, 10000}));
 }
 
-void Ring::choose_mesh() {
+void Ring::choose_mesh(uint64_t seed) {
   if (wish_.shipped) {
     mesh_ = MeshGeometry::make(ranks_, geometry_.channels);
   } else {
@@ -122,6 +122,8 @@ void Ring::choose_mesh() {
     mesh_.slot_bytes = MeshGeometry::kSlotGrain * random_.one_of({1, 1, 2, 5});
   }
   mixed_in_ = random_.one_in(3) || wish_.chains;
+  // From numbers of its own, as the orders.
+  across_ = wish_.across.value_or(Random(~seed + 2).one_in(3));
   cover("mesh slots", mesh_.slots);
 }
 
@@ -184,11 +186,12 @@ void Ring::make_segments() {
     const int64_t bytes = ranks_ * int64_t(sizeof(std::byte*));
     tables_.push_back(memory().add("the table of rank " + std::to_string(r), Kind::own, r, bytes));
     memory().write(tables_.back(), segments_.data(), bytes);
-    for (int c = 0; *wish_.direct && first_step_ != 0 && c < geometry_.channels; ++c) {
-      memory().write(mesh_counters(r, c), &first_step_, sizeof first_step_);
-      for (int p = 0; p < ranks_; ++p)
-        if (p != r) memory().write(peer_counter(r, c, p), &first_step_, sizeof first_step_);
-    }
+    for (int c = 0; *wish_.direct && first_step_ != 0 && c < geometry_.channels; ++c)
+      for (const MeshCount of : {MeshCount::rounds, MeshCount::meetings}) {
+        memory().write(&mesh_counters(r, c)->count[int(of)], &first_step_, sizeof first_step_);
+        for (int p = 0; p < ranks_; ++p)
+          if (p != r) memory().write(peer_counter(r, c, p, of), &first_step_, sizeof first_step_);
+      }
   }
   memory().name_of_place = [this](const void* at) { return place_of(at); };
 }
@@ -254,6 +257,8 @@ void Ring::add_call() {
                                   size_of(dtype), shards ? ranks_ : 1));
   }
   call.in_place = random_.one_in(2);
+  call.chained = take_outputs(call, size_of(dtype));
+  if (call.chained) cover("across", "chained");
   call.nulls = is_chain(call.plan.collective) && random_.one_in(2);
   const Plan& p = call.plan;
   if (!call.direct) cover(name_of(collective), name_of(protocol));
@@ -299,8 +304,30 @@ void Ring::choose_direct(Call& call, int element) {
   call.plan.root = 0;
   call.plan.protocol = Protocol::ll;
   call.plan.count = count;
+  if (across_ && (wish_.across || (settings_.seed + calls_.size()) % 3 != 0)) {
+    call.across = true;
+    call.plan.protocol = Protocol::simple;
+    call.direct->algorithm = Algorithm::two_shot;
+    cover("across", call.plan.count > 0 ? "some" : "none");
+    return;
+  }
   const int64_t rounds = call.direct->rounds;
   cover(name_of(algorithm), rounds < 3 ? std::to_string(rounds) + " rounds" : "more rounds");
+}
+
+// Tells if the inputs of a call over tensors are to be the outputs of the call before, where these
+// are as long and aligned: what a rank alone has written, the others then read without having heard
+// of it.
+bool Ring::take_outputs(Call& call, int element) const {
+  if (!call.across || calls_.empty() || wish_.operands) return false;
+  const Call& before = calls_.back();
+  const int64_t bytes = call.plan.count * element;
+  for (size_t r = 0; r < size_t(ranks_); ++r)
+    if (before.out[r] == nullptr || !test::writes(before.plan, int(r)) ||
+        int64_t(before.expected[r].size()) < bytes || uint64_t(before.out[r]) % element != 0)
+      return false;
+  call.in_place = false;
+  return true;
 }
 
 // Numbers that could be taken for the flags of the steps to come, among others.
@@ -337,8 +364,10 @@ void Ring::fill(Call& call) {
       std::memcpy(in.back().data(), wish_.operands(r).data(), size_t(in_count * e));
     const std::string of =
         " of rank " + std::to_string(r) + ", call " + std::to_string(calls_.size());
+    // Other ranks read and write them, too, where a call takes them themselves.
+    const Kind kind = across_ ? Kind::common : Kind::own;
     const auto add = [&](const char* what, int64_t count) {
-      return memory().add(what + of, Kind::own, r, count * e, aligned ? 0 : offset(), 0xEE);
+      return memory().add(what + of, kind, r, count * e, aligned ? 0 : offset(), 0xEE);
     };
     // In place, as torch has it: the smaller one is this rank's part of the larger one.
     std::byte* whole = call.in_place ? add("the tensor", std::max(in_count, out_count)) : nullptr;
@@ -346,7 +375,13 @@ void Ring::fill(Call& call) {
                                        : whole + (gathers ? r * n * e : 0));
     call.out.push_back(whole == nullptr ? add("the output", out_count)
                                         : whole + (scatters ? r * n * e : 0));
-    memory().write(call.in.back(), in.back().data(), in_count * e);
+    if (call.chained) {
+      const Call& before = calls_.back();
+      call.in.back() = before.out[size_t(r)];
+      std::memcpy(in.back().data(), before.expected[size_t(r)].data(), size_t(in_count * e));
+    } else {
+      memory().write(call.in.back(), in.back().data(), in_count * e);
+    }
     call.input.push_back(bytes_of(in.back()));
     out.emplace_back(size_t(out_count));
     memory().read(call.out.back(), out.back().data(), out_count * e);
@@ -358,14 +393,28 @@ void Ring::fill(Call& call) {
     call.expected.push_back(bytes_of(x));
 }
 
+AcrossPlan Ring::across_plan(const Call& call) const {
+  AcrossPlan plan{call.plan.channels, {call.plan.count * size_of(call.reduction.dtype), ranks_}};
+  uint64_t places = 0;
+  for (size_t r = 0; r < size_t(ranks_); ++r) {
+    plan.tensors.in[r] = call.in[r];
+    plan.tensors.out[r] = call.out[r];
+    places |= uint64_t(call.in[r]) | uint64_t(call.out[r]);
+  }
+  plan.tensors.aligned = places % 16 == 0;
+  return plan;
+}
+
 template <class Args>
 Args Ring::arguments(const Call& call, const std::vector<int>& ranks) const {
   Args args;
   if constexpr (std::is_same_v<Args, TimedArgs>)
     for (size_t i = 0; i < ranks.size(); ++i)
       args.timelines[i] = {reinterpret_cast<TimedVerb*>(call.rows[size_t(ranks[i])]), call.room};
-  constexpr bool direct = std::is_same_v<Args, DirectArgs>;
-  if constexpr (direct) args.plan = *call.direct, args.mesh = mesh_, args.orders = orders_;
+  constexpr bool direct = std::is_base_of_v<MeshArgs, Args>;
+  if constexpr (direct) args.mesh = mesh_, args.orders = orders_;
+  if constexpr (std::is_same_v<Args, AcrossArgs>) args.plan = across_plan(call);
+  else if constexpr (direct) args.plan = *call.direct;
   else args.plan = call.plan;
   const bool numbered = orders_.count == 0;
   args.geometry = geometry_;
@@ -404,7 +453,8 @@ void Ring::start_next(int seat) {
     return call_of(kernel, all.emplace_back(arguments<Args>(call, launch.ranks)));
   };
   const auto [dtype, combine] = std::pair(call.reduction.dtype, call.reduction.combine);
-  if (call.direct) launch.kernel = of(direct_kernel_for(dtype, combine), direct_arguments_);
+  if (call.across) launch.kernel = of(across_kernel(dtype, combine), across_arguments_);
+  else if (call.direct) launch.kernel = of(direct_kernel_for(dtype, combine), direct_arguments_);
   else if (!call.rows.empty())
     launch.kernel = of(timed_kernel_for(call.plan.protocol), timed_arguments_);
   else launch.kernel = of(kernel_for(call.plan.protocol, dtype, combine), arguments_);
@@ -414,6 +464,8 @@ void Ring::start_next(int seat) {
   do launch.threads = random_.one_of(kThreads);
   while (launch.threads > threads_ || launch.threads < fewest);
   if (wish_.shipped) launch.threads = random_.one_of(kShippedThreads);
+  // A pack is a thread's by how many threads there are, which so is the same for all ranks.
+  if (call.across) launch.threads = threads_;
   launch.done = [this, i, seat, &launch] {
     for (const int r : launch.ranks) end_call(i, r);
     start_next(seat);
@@ -435,7 +487,8 @@ void Ring::print() const {
   }
   for (const Call& c : calls_) {
     if (const auto& d = c.direct)
-      std::printf("  %s %s[%ld] over %d channels%s, chunk %ld, %ld rounds\n", name_of(d->algorithm),
+      std::printf("  %s %s[%ld] over %d channels%s, chunk %ld, %ld rounds\n",
+                  c.across ? c.chained ? "across, chained" : "across" : name_of(d->algorithm),
                   name_of(c.reduction.dtype), long(d->count), d->channels,
                   c.in_place ? ", in place" : "", long(d->chunk), long(d->rounds));
     if (c.direct) continue;

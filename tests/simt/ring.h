@@ -37,6 +37,7 @@ struct Wish {
   std::optional<Protocol> protocol;
   bool mixed = false;          // each call has a protocol of its own
   std::optional<bool> direct;  // whether there are direct all-reduces, perhaps among other calls
+  std::optional<bool> across;  // whether all of these go over the tensors themselves, or none
   bool chains = false;         // of which a rank can end the next one before others
   std::optional<bool> clock;   // whether a call that can keep one does
   std::optional<Trouble> trouble;
@@ -61,6 +62,8 @@ struct Call {
   Plan plan;
   std::optional<DirectPlan> direct;  // in place of the plan, which has the same count and channels
   Reduction reduction;
+  bool across = false;   // over the tensors themselves, in place of lines; `direct` is there, too
+  bool chained = false;  // its inputs are the outputs of the call before
   bool in_place = false;
   bool nulls = false;  // in place of what a rank does not read or write
   uint64_t seq = 0;    // 0: as in a graph, where nobody counts
@@ -86,17 +89,19 @@ class Ring {
   void choose_late(uint64_t seed);
   void choose_machine(uint64_t seed);
   void make_segments();
-  void choose_mesh();
+  void choose_mesh(uint64_t seed);
   void choose_orders(uint64_t seed);
   DType draw_dtype();
   void add_call();
   void choose_direct(Call& call, int element);
+  bool take_outputs(Call& call, int element) const;
   void choose_clock(Call& call);
   int64_t choose_count(int64_t chunk, int64_t chunks, int64_t loop, int element, int parts);
   template <class T>
   std::vector<T> numbers(int64_t count, std::mt19937_64& random) const;
   template <class T>
   void fill(Call& call);
+  AcrossPlan across_plan(const Call& call) const;
   template <class Args>
   Args arguments(const Call& call, const std::vector<int>& ranks) const;
   void start_next(int seat);
@@ -146,10 +151,11 @@ class Ring {
   MeshCounters* mesh_counters(int rank, int channel) const {
     return reinterpret_cast<MeshCounters*>(mesh(rank, channel));
   }
-  // In which `peer` counts the rounds that it has finished, of those of `rank`.
-  uint64_t* peer_counter(int rank, int channel, int peer) const {
-    return reinterpret_cast<uint64_t*>(
-        mesh(rank, channel) + MeshGeometry::peer_counter_offset(MeshGeometry::index(peer, rank)));
+  // In which `peer` counts for `rank`.
+  uint64_t* peer_counter(int rank, int channel, int peer, MeshCount of = MeshCount::rounds) const {
+    const int index = MeshGeometry::index(peer, rank);
+    return reinterpret_cast<uint64_t*>(mesh(rank, channel) +
+                                       MeshGeometry::peer_counter_offset(index, of));
   }
   template <class T>
   T read(const T* at) const {
@@ -166,6 +172,7 @@ class Ring {
   int channels_ = 1, threads_ = 32;  // of a launch, and of a block: at most
   bool together_ = false;            // all ranks in one launch, as in one process
   bool mixed_in_ = false;            // other calls among the direct ones
+  bool across_ = false;              // of these, some over the tensors themselves
   bool many_ = false;                // calls
   RingOrders orders_;
   Geometry geometry_;
@@ -183,6 +190,7 @@ class Ring {
   std::deque<Launch> launches_;
   std::deque<LaunchArgs> arguments_;
   std::deque<DirectArgs> direct_arguments_;
+  std::deque<AcrossArgs> across_arguments_;
   std::deque<TimedArgs> timed_arguments_;
   int victim_ = -1, other_ = -1;  // whom the trouble meets
   int third_ = -1;  // stops with the other, so that the victim's word does not go round the ring

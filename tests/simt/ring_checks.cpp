@@ -273,8 +273,14 @@ void Ring::check_seen(int rank, const WaitReport& r) const {
                                 std::to_string(r.wanted) + " and saw " + std::to_string(r.seen));
 }
 
-// In a direct all-reduce, all are told of each round that a rank has finished before it waits.
+// In a direct all-reduce, all are told of each round that a rank has finished before it waits; and
+// of a meeting when it comes, until it gives up.
 void Ring::check_round(int rank, const WaitReport& report) const {
+  if (calls_.at(completed_[size_t(rank)]).across) {
+    if (read(peer_counter(report.peer, report.channel, rank, MeshCount::meetings)) != kPoisoned)
+      throw Failure("unsaid", "rank " + std::to_string(rank) + " gave up, and its count goes on");
+    return;
+  }
   const int64_t ahead = report.what == WaitFor::data ? 0 : mesh_.slots;
   const uint64_t finished = read(peer_counter(report.peer, report.channel, rank));
   if (report.wanted + uint64_t(ahead) != finished + 1)
@@ -295,7 +301,8 @@ void Ring::check_peer(int rank, const WaitReport& report) const {
                                 std::to_string(report.peer));
   // With one round, nobody waits for anybody but the one that has stopped.
   const bool alone = *wish_.trouble == Trouble::killed && timeout_ns_ == kTimeout &&
-                     calls_.size() == 1 && all && calls_[0].direct->rounds == 1 &&
+                     calls_.size() == 1 && all && !calls_[0].across &&
+                     calls_[0].direct->rounds == 1 &&
                      calls_[0].direct->algorithm == Algorithm::one_shot;
   if (alone && rank != victim_ && report.peer != victim_)
     throw Failure("report", "rank " + std::to_string(rank) + " says it waited for rank " +
@@ -375,9 +382,11 @@ void Ring::check_counters() {
 // All have finished the same rounds, and know it of each other, but for the last round of a launch.
 void Ring::check_mesh_counters() {
   for (int c = 0; c < geometry_.channels; ++c) {
-    uint64_t finished = first_step_, told = first_step_;
+    uint64_t finished = first_step_, told = first_step_, met = first_step_;
     for (const Call& call : calls_)
-      if (call.direct && c < call.direct->channels) {
+      if (call.across) {
+        met += c < call.plan.channels ? 2 : 0;
+      } else if (call.direct && c < call.direct->channels) {
         const auto rounds = uint64_t(call.direct->rounds);
         told = finished + std::max<uint64_t>(rounds, 1) - 1;
         finished += rounds;
@@ -385,11 +394,14 @@ void Ring::check_mesh_counters() {
     cover("mesh flags wrapped", int(finished / kLLFlagPeriod != first_step_ / kLLFlagPeriod));
     for (int r = 0; r < ranks_; ++r)
       for (int p = 0; p < ranks_; ++p)
-        if (p == r ? finished != read(&mesh_counters(r, c)->finished.value)
-                   : told != read(peer_counter(r, c, p)))
-          throw Failure("counters", "rank " + std::to_string(r) + " channel " + std::to_string(c) +
-                                        " has another number of finished rounds of rank " +
-                                        std::to_string(p));
+        if (p == r ? finished != read(&mesh_counters(r, c)->count[0].value) ||
+                         met != read(&mesh_counters(r, c)->count[1].value)
+                   : told != read(peer_counter(r, c, p)) ||
+                         met != read(peer_counter(r, c, p, MeshCount::meetings)))
+          throw Failure("counters",
+                        "rank " + std::to_string(r) + " channel " + std::to_string(c) +
+                            " has another number of finished rounds or meetings of rank " +
+                            std::to_string(p));
   }
 }
 
@@ -404,7 +416,7 @@ void Ring::check_survivors() {
     for (size_t i = 0; i < calls_.size(); ++i) {
       const bool right = i < completed_[size_t(r)] && *wish_.trouble != Trouble::corrupted;
       if (right || !test::writes(calls_[i].plan, r)) check_output(i, r);
-      check_input(i, r);
+      if (!calls_[i].chained) check_input(i, r);
     }
     if (stopped(r)) continue;
     const WaitReport report = report_of(r);
@@ -468,15 +480,17 @@ std::string Ring::place_in_mesh(int rank, int64_t offset) const {
   const std::string where = " of rank " + std::to_string(rank) + ", channel " +
                             std::to_string(offset / mesh_.channel_bytes()) + ", direct";
   offset %= mesh_.channel_bytes();
+  const char* names[] = {"rounds", "meetings", "poisoned"};
   if (offset < int64_t(sizeof(MeshCounters)))
-    return (offset < int64_t(sizeof(StepCounter)) ? "finished" : "poisoned") + where;
+    return names[offset / int64_t(sizeof(StepCounter))] + where;
   const auto written_by = [&](int64_t index) {
     return ", which rank " + std::to_string(index < rank ? index : index + 1) + " writes";
   };
   const int64_t slots = offset - mesh_.inboxes_offset();
   if (slots < 0)
-    return "finished" + where +
-           written_by((offset - int64_t(sizeof(MeshCounters))) / int64_t(sizeof(StepCounter)));
+    return names[offset / int64_t(sizeof(StepCounter)) % 2 == 1 ? 0 : 1] + where +
+           written_by((offset - int64_t(sizeof(MeshCounters))) /
+                      (2 * int64_t(sizeof(StepCounter))));
   return "byte " + std::to_string(slots % mesh_.slot_bytes) + " of slot " +
          std::to_string(slots / mesh_.slot_bytes % mesh_.slots) + where +
          written_by(slots / mesh_.inbox_bytes());

@@ -38,7 +38,7 @@ void Memory::store(Agent& a, void* at, const void* from, int bytes, Order order)
   Region& r = region_of(a, at, bytes, /*store=*/true);
   const uint64_t offset = offset_of(at);
   if (r.kind == Kind::own) {
-    use_own(a, r, at, bytes, /*store=*/true);
+    use_bytes(a, r, at, bytes, /*store=*/true);
     std::memcpy(r.data.data() + (offset - r.begin), from, size_t(bytes));
     return;
   }
@@ -46,7 +46,8 @@ void Memory::store(Agent& a, void* at, const void* from, int bytes, Order order)
   Pending p{0, {}, {}, a.epoch(), {}, 0};
   if (order == Order::release) p.message = {a.known, a.epoch()};
   if (order == Order::relaxed) p.message = a.released;
-  check_cells(a, at, bytes, /*store=*/true, order);
+  if (r.kind == Kind::common) use_bytes(a, r, at, bytes, /*store=*/true);
+  else check_cells(a, at, bytes, /*store=*/true, order);
   put_off(a, p, offset, from, bytes, bytes == 16 ? settings_.atom : bytes);
   if (order == Order::release) a.tick();
 }

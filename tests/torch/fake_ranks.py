@@ -243,7 +243,8 @@ def graph_on_devices(rank: int, size: int, folder: Path) -> None:
     with local.Ring(names) as ring, current(here), current(there):
         with recorded.capture():
             there.wait_event(here.record_event())
-            ring.all_reduce(moved, OPS[call.op], protocol=call.protocol)
+            way = {"algorithm": call.algorithm, "protocol": call.protocol}
+            ring.all_reduce(moved, OPS[call.op], **way)
             here.wait_event(there.record_event())
         expected = call.expected(inputs)
         for _ in range(3):
@@ -287,6 +288,8 @@ def apart(rank: int, size: int, folder: Path) -> None:
         ring.all_reduce(moved)
         with pytest.raises(CommUsageError, match="no access"):
             ring.all_reduce(moved, algorithm="one_shot")
+        with pytest.raises(ValueError, match="does not run over protocol 'simple'"):
+            ring.all_reduce(moved, algorithm="two_shot", protocol="simple")
     assert all(torch.equal(x, torch.full((1000,), 10.0)) for x in tensors)
 
 

@@ -72,8 +72,9 @@ def test_around_chunks(scenarios: Scenario, tmp_path: Path, protocol: str) -> No
 @pytest.mark.parametrize("devices", [[0, 0], [0, 1], [1, 0, 1], [*range(8)]], ids=str)
 def test_a_ring_in_one_process(scenarios: Scenario, tmp_path: Path, devices: list[int]) -> None:
     """Launches on two devices run at the same time, as do the kernels that probe their links."""
-    ways = [*WAYS, ("two_shot", "simple")] if len(set(devices)) == 1 else WAYS
+    ways = [*WAYS, ("two_shot", "simple")]
     calls = [Call(*way, dtype, 1001) for way in ways for dtype in ("bfloat16", "int64")]
+    calls += [Call("two_shot", "simple", dtype, n) for n in (1, 40_000) for dtype in DTYPES]
     write(tmp_path, calls)
     (tmp_path / "devices").write_text(json.dumps(devices))
     (outcome,) = scenarios("local_ring", 1, tmp_path)
@@ -107,8 +108,11 @@ def test_the_first_message_in_a_graph(scenarios: Scenario, tmp_path: Path) -> No
     _run(scenarios, 2, tmp_path, [], "first_message_in_a_graph")
 
 
-def test_a_graph_over_two_devices(scenarios: Scenario, tmp_path: Path) -> None:
-    _run(scenarios, 1, tmp_path, [Call("ring", "ll", "float32", 2000)], "graph_on_devices")
+@pytest.mark.parametrize("way", [("ring", "ll"), ("two_shot", "simple")], ids=" ".join)
+def test_a_graph_over_two_devices(
+    scenarios: Scenario, tmp_path: Path, way: tuple[str, str]
+) -> None:
+    _run(scenarios, 1, tmp_path, [Call(*way, "float32", 2000)], "graph_on_devices")
 
 
 def test_devices_that_do_not_reach_each_other(scenarios: Scenario, tmp_path: Path) -> None:

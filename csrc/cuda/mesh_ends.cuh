@@ -1,0 +1,94 @@
+// The part of a direct all-reduce that is the same over lines and over tensors: where the ranks of
+// the mesh are, how far each has come, and whom a rank tells that it gave up.
+#pragma once
+
+#include "cuda/link.cuh"
+
+namespace ringkern::cuda {
+
+struct MeshPost : Post {
+  uint64_t* poisoned;                          // mine
+  std::byte* peers[MeshGeometry::kMostRanks];  // the channel's memory of each rank, mine too
+};
+
+// Whoever gives up tells all ranks here, and its neighbours on the ring also where they poll there.
+RK_DEVICE Verdict look(const MeshPost& post, uint64_t& since) {
+  if (ld_relaxed(Post::get(post.poisoned)) == kPoisoned) return Verdict::aborted;
+  return look(static_cast<const Post&>(post), since);
+}
+
+// One rank on one channel of the mesh. `C`: the count that its calls go by.
+template <MeshCount C>
+class MeshEnds {
+ public:
+  // By all threads; `post` is the block's.
+  RK_DEVICE MeshEnds(const MeshArgs& args, const RankArgs& rank, int channel, MeshPost& post)
+      : geometry_(args.mesh), post_(post), rank_(rank.rank) {
+    const int64_t offset = args.geometry.bytes() + channel * geometry_.channel_bytes();
+    auto* mine = reinterpret_cast<MeshCounters*>(rank.mine + offset);
+    // One after the other without a wait in between, so that a launch starts after one round trip.
+    const auto [next, prev] = neighbours_on(channel, rank, args.orders, geometry_.ranks);
+    failed_ = ld_relaxed(rank.failed);
+    round_ = ld_weak<8>(&mine->count[int(C)].value);
+    const int lane = lane_index();
+    if (is_awaited(lane)) seen_ = ld_acquire(counter_in(rank.mine + offset, lane, rank_));
+    if (thread_index() < geometry_.ranks) {
+      auto* peer = reinterpret_cast<std::byte*>(ld_weak<8>(&rank.all[thread_index()]));
+      st_shared(&post.peers[thread_index()], peer + offset);
+    }
+    if (thread_index() != 0) return;
+    const int64_t links = args.geometry.counters_offset(channel, Protocol(0));
+    st_shared(&post.in, rank.in);
+    st_shared(&post.out, rank.out);
+    st_shared(&post.mine, reinterpret_cast<LinkCounters*>(rank.mine + links));
+    st_shared(&post.next, reinterpret_cast<LinkCounters*>(next + links));
+    st_shared(&post.prev, reinterpret_cast<LinkCounters*>(prev + links));
+    st_shared(&post.mailbox, rank.mailbox);
+    st_shared(&post.failed, rank.failed);
+    st_shared(&post.ended, rank.ended);
+    st_shared(&post.timeout_ns, args.timeout_ns);
+    st_shared(&post.seq, args.seq);
+    st_shared(&post.channel, channel);
+    st_shared(&post.poisoned, &mine->poisoned.value);
+  }
+
+  // Whether this launch may begin. Makes `post` known to all threads.
+  RK_DEVICE Verdict begin() const {
+    return agree(kWholeBlock, thread_count(), failed_ != 0 ? Verdict::aborted : Verdict::ok);
+  }
+
+  // When all has ended. A rank that gave up tells everybody, wherever they poll.
+  RK_DEVICE void end(Verdict verdict) const {
+    if (!is_poster()) return;
+    if (verdict == Verdict::ok) {
+      st_weak<8>(&reinterpret_cast<MeshCounters*>(peer(rank_))->count[int(C)].value, round_);
+      return;
+    }
+    poison_links(Post::get(post_.next), Post::get(post_.prev));
+    RK_NO_UNROLL for (int p = 0; p < geometry_.ranks; ++p)
+      st_relaxed(&reinterpret_cast<MeshCounters*>(peer(p))->poisoned.value, kPoisoned);
+  }
+
+ protected:
+  RK_DEVICE std::byte* peer(int rank) const { return Post::get(post_.peers[rank]); }
+  RK_DEVICE bool is_awaited(int rank) const { return rank < geometry_.ranks && rank != rank_; }
+  // In which `peer` counts for this rank, and this rank for `peer`.
+  RK_DEVICE uint64_t* count_of(int from) const { return counter_in(peer(rank_), from, rank_); }
+  RK_DEVICE uint64_t* count_at(int to) const { return counter_in(peer(to), rank_, to); }
+
+  const MeshGeometry& geometry_;
+  const MeshPost& post_;
+  const int rank_;
+  uint32_t failed_;
+  uint64_t round_;     // how far this rank has come
+  uint64_t seen_ = 0;  // of the counter that this lane polls
+
+ private:
+  // In the memory of `to`.
+  RK_DEVICE static uint64_t* counter_in(std::byte* memory, int from, int to) {
+    const int64_t offset = MeshGeometry::peer_counter_offset(MeshGeometry::index(from, to), C);
+    return reinterpret_cast<uint64_t*>(memory + offset);
+  }
+};
+
+}  // namespace ringkern::cuda
