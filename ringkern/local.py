@@ -80,7 +80,7 @@ class Ring:
         )
         kind = self._devices[0].type
         one_device = kind == "cuda" and len(set(self._devices)) == 1
-        self._c.set_table(tables.table(kind, self.size, one_device, self._c.linked))
+        self._c.set_table(tables.table(kind, self.size, one_device))
         open_rings.add(self)
 
     @property

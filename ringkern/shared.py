@@ -5,16 +5,24 @@
 >>> ringkern.is_shared(x[:100])
 True
 
-They are ordinary torch tensors of the CPU, in one memory file of this process, which the other
-ranks map when they first meet a tensor in it. Where all ranks give such tensors (or parts of them)
-to an all-reduce that is two_shot, as most are with ``algorithm="auto"``, each rank reduces its part
-of everybody's tensor where it is; otherwise they are staged like any other. The result is the same
-to the bit. Any group will do, and any number of groups.
+They are ordinary torch tensors. Where all ranks give such tensors (or parts of them) to an
+all-reduce that is two_shot over Simple, each rank reduces its part of everybody's tensor where it
+is; otherwise they are staged like any other. The result is the same to the bit. Any group will do,
+and any number of groups.
+
+On the CPU they are in one memory file of this process, which the other ranks map when they first
+meet a tensor in it. Most all-reduces with ``algorithm="auto"`` take them in place.
+
+On CUDA they are in a memory pool of their own (:class:`torch.cuda.MemPool`), whose memory the other
+ranks map at their next call, and which this process keeps until it ends. ``"auto"`` takes them in
+place where all ranks had such memory before the first call of the group made its ring, and NVLink
+or not, all devices have access to each other's memory. It has run on no GPU.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -23,31 +31,45 @@ import torch
 
 from . import _C
 
+DeviceLike = torch.device | str | int | None
 
-def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A shared tensor of any values, as :func:`torch.empty`.
+
+def empty(
+    *size: int | Sequence[int], dtype: torch.dtype | None = None, device: DeviceLike = None
+) -> torch.Tensor:
+    """Returns a shared tensor of any values, as :func:`torch.empty`.
 
     No other rank takes part in making it, nor in freeing it.
 
     Args:
         size: as for :func:`torch.empty`: integers, or one sequence of them.
         dtype: any of torch's; ``None``: torch's default.
+        device: the CPU, or a CUDA device; ``None``: the CPU.
 
     Raises:
-        SharedMemoryError: there is no memory for it; the text names the limits of the process.
-        ValueError: a size is negative.
+        SharedMemoryError: there is no memory for it on the CPU; the text names the limits of the
+            process.
+        torch.OutOfMemoryError: there is none on the CUDA device.
+        ValueError: a size is negative, or there are no shared tensors on such a device.
     """
     sizes: Any = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
-    return _C.shared_empty([int(n) for n in sizes], dtype or torch.get_default_dtype())
+    sizes = [int(n) for n in sizes]
+    where = _device(device)
+    if where.type == "cuda":
+        with shared_memory(where):
+            return torch.empty(sizes, dtype=dtype, device=where)
+    return _C.shared_empty(sizes, dtype or torch.get_default_dtype())
 
 
-def zeros(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A shared tensor of zeros, as :func:`torch.zeros`; otherwise as :func:`empty`."""
-    return empty(*size, dtype=dtype).zero_()
+def zeros(
+    *size: int | Sequence[int], dtype: torch.dtype | None = None, device: DeviceLike = None
+) -> torch.Tensor:
+    """Returns a shared tensor of zeros, as :func:`torch.zeros`; otherwise as :func:`empty`."""
+    return empty(*size, dtype=dtype, device=device).zero_()
 
 
 def is_shared(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is in this process's shared memory."""
+    """Tells if a tensor is in this process's shared memory."""
     return _C.is_shared(tensor)
 
 
@@ -55,16 +77,26 @@ _in_use = threading.Lock()
 
 
 @contextlib.contextmanager
-def shared_memory() -> Iterator[None]:
-    """Makes every CPU tensor that this process allocates within the context a shared one.
+def shared_memory(device: DeviceLike = None) -> Iterator[None]:
+    """Makes every tensor that this process allocates on a device within the context a shared one.
 
     For tensors that other code makes, as DistributedDataParallel its buckets of gradients: they are
     made with the module, and once more in its second iteration, so both belong in the context. See
     ``examples/ddp_shared.py``.
 
+    Args:
+        device: as for :func:`empty`. On CUDA: of what this thread allocates, as
+            :func:`torch.cuda.use_mem_pool` has it.
+
     Raises:
-        RuntimeError: another such context is in use.
+        RuntimeError: on the CPU, another such context is in use.
+        ValueError: there are no shared tensors on such a device.
     """
+    where = _device(device)
+    if where.type == "cuda":
+        with torch.cuda.use_mem_pool(_pool(where), where):
+            yield
+        return
     if not _in_use.acquire(blocking=False):
         raise RuntimeError("ringkern.shared_memory() is in use already, and does not nest")
     try:
@@ -75,3 +107,23 @@ def shared_memory() -> Iterator[None]:
             _C.share_by_default(False)
     finally:
         _in_use.release()
+
+
+def _device(device: DeviceLike) -> torch.device:
+    found = torch.device("cpu" if device is None else device)
+    if found.type == "cpu":
+        return found
+    if found.type != "cuda" or not _C.build_info()["cuda"]:
+        raise ValueError(
+            f"there are no shared tensors on device '{found}': give the CPU"
+            + (", or a CUDA device" if _C.build_info()["cuda"] else "")
+        )
+    return torch.device("cuda", torch.cuda.current_device()) if found.index is None else found
+
+
+@functools.cache
+def _pool(device: torch.device) -> torch.cuda.MemPool:
+    names = "ringkern_cuda_allocate", "ringkern_cuda_free"
+    allocator = torch.cuda.memory.CUDAPluggableAllocator(_C.__file__, *names)
+    with torch.cuda.device(device):
+        return torch.cuda.MemPool(allocator.allocator())

@@ -186,7 +186,7 @@ int main(int argc, char** argv) try {
           };
           for (int c = 0; c < kCollectives; ++c) run(Collective(c), Algorithm::ring);
           for (int a = 0; a < kAlgorithms; ++a)
-            if (direct_runs_over(Algorithm(a), Protocol(p), /*one_device=*/true))
+            if (direct_runs_over(Algorithm(a), Protocol(p)))
               run(Collective::all_reduce, Algorithm(a));
         }
   }

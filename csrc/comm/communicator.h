@@ -28,6 +28,7 @@ struct Device {
   ProbeRoom probe;   // where the links are probed; follows from the geometry
   // In which orders the ranks are to stand, whose devices are there; asked on rank 0. May be null.
   std::function<RingOrders(const std::vector<std::string>& buses)> arrange;
+  bool in_place = false;  // this process has tensors that the other ranks can take where they are
   std::function<std::unique_ptr<Transport>()> make_transport;
   std::function<std::unique_ptr<Executor>(const Segments&)> make_executor;
   // Called once a ring of it has failed, on a thread of the library; `here`: this rank has aborted

@@ -18,9 +18,10 @@ constexpr Milliseconds kPartingTimeout{2000};
 constexpr Milliseconds kLookEvery{100};
 
 // Behind the key of a ring: ranks that do not have access to the memory of all others; ranks from
-// which a line of LL128 may arrive in parts.
+// which a line of LL128 may arrive in parts; ranks that have no memory for tensors in place.
 constexpr const char* kApart = "/apart";
 constexpr const char* kTorn = "/torn";
+constexpr const char* kStages = "/stages";
 
 // The control page of a rank goes with its transport's offer: its descriptor is the last one.
 Offer with_page(Offer offer, int page) {
@@ -53,12 +54,13 @@ std::string word_of(const Device& device, const std::vector<std::string>& buses)
 }
 
 // Leaves out the ways that a GPU lacks, once all ranks have mapped what they can and have noted
-// what they cannot. Up to three ranks are all neighbours, who must have access to each other's
-// memory.
-void leave_out(WayTable& ways, const Device& device, int ranks, Store& store,
-               const std::string& key) {
-  if (device.terms.bus.empty()) return;
+// what they cannot; and puts in those that all ranks' memory is made for. Up to three ranks are all
+// neighbours, who must have access to each other's memory.
+void fit_ways(WayTable& ways, const Device& device, int ranks, Store& store,
+              const std::string& key) {
+  if (device.terms.device == "cpu") return;
   if (ranks > 3 && store.add(key + kApart, 0) > 0) ways.keep_to_ring();
+  else if (store.add(key + kStages, 0) == 0) ways.take_tensors();
   if (store.add(key + kTorn, 0) > 0) ways.leave_out_lines();
 }
 
@@ -193,6 +195,7 @@ Communicator::Ring Communicator::connect(const Device& device) {
     }
     if (std::ranges::count(segments.all, nullptr) > 0) store_->add(key + kApart, 1);
     if (!ring.transport->carries_lines()) store_->add(key + kTorn, 1);
+    if (device.terms.device != "cpu" && !device.in_place) store_->add(key + kStages, 1);
     segments.next = segments.all[size_t(place.next)];
     segments.prev = segments.all[size_t(place.prev)];
     equip();
@@ -222,7 +225,7 @@ Communicator::Ring Communicator::connect(const Device& device) {
   };
   ring.neighbours =
       join_ring(store, key, place, device.terms, roster.left_of(timeout_), word, offer, map, probe);
-  leave_out(ring.ways, device, ranks_, *store_, key);
+  fit_ways(ring.ways, device, ranks_, *store_, key);
   return ring;
 }
 

@@ -83,6 +83,21 @@ struct WayTable {
     for (int r = 0; r < kRows; ++r) rows[int(Choice::automatic)][r] = rows[int(Choice::ring)][r];
   }
 
+  // Lets all-reduces take the tensors themselves (two_shot over Simple) wherever they would not go
+  // by one_shot, and those that ask for two_shot from some size on. Between GPUs nothing was
+  // measured: the size is a guess.
+  constexpr void take_tensors() {
+    constexpr Way kTensors{Algorithm::two_shot, Protocol::simple};
+    for (const Choice list : {Choice::automatic, Choice::in_rank_order}) {
+      Row* row = rows[int(list)];
+      while (row->way.algorithm == Algorithm::one_shot && row->below != kAnySize) ++row;
+      *row = {kAnySize, kTensors};
+    }
+    Row* two_shot = rows[int(Choice::two_shot)];
+    two_shot[0].below = 64 << 10;
+    two_shot[1] = {kAnySize, kTensors};
+  }
+
   // Leaves LL128 out: a line of 128 bytes does not arrive whole over every link.
   constexpr void leave_out_lines() {
     whole_lines = 0;

@@ -15,10 +15,11 @@ static_assert(fits_in_16_mib());
 class Engine final : public Executor {
  public:
   // `segments` hold `segment_bytes(geometry, ranks)` each and outlive the engine; a ring of one has
-  // none.
+  // none. So do `regions`, if there are any.
   Engine(const Segments& segments, const Geometry& geometry, int rank, int ranks, int device,
-         Milliseconds timeout)
-      : launcher_(device, {Seat{rank, segments}}, ranks, geometry, timeout) {}
+         Milliseconds timeout, PeerRegions* regions = nullptr)
+      : launcher_(device, {Seat{rank, segments}}, ranks, geometry, timeout, /*one_process=*/false,
+                  regions) {}
 
   void run(const Task& task) override { launcher_.run({&task, 1}); }
   bool enqueues() const override { return true; }

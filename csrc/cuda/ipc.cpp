@@ -20,8 +20,9 @@ struct IpcTransport::Ticket {
   int64_t pid;
 };
 
-IpcTransport::IpcTransport(int device, int64_t bytes, int rank, int ranks)
-    : device_(device), bytes_(bytes), rank_(rank), ranks_(ranks) {
+IpcTransport::IpcTransport(int device, int64_t bytes, int rank, int ranks,
+                           std::shared_ptr<PeerRegions> regions)
+    : device_(device), bytes_(bytes), rank_(rank), ranks_(ranks), regions_(std::move(regions)) {
   check_device(device);
   const OnDevice guard(device);
   const std::string need = "A rank needs " + mib(double(bytes)) + " of device memory for its FIFOs";
@@ -60,7 +61,8 @@ Offer IpcTransport::offer() {
   check(cudaIpcGetMemHandle(&ticket.handle, mine_), "cudaIpcGetMemHandle",
         "CUDA IPC is not available here: it needs Linux, a GPU outside of confidential-computing "
         "mode and, under WSL, a newer driver");
-  return {std::string(reinterpret_cast<const char*>(&ticket), sizeof ticket), -1};
+  return {std::string(reinterpret_cast<const char*>(&ticket), sizeof ticket),
+          regions_ == nullptr ? -1 : regions_->fd()};
 }
 
 void* IpcTransport::map(const Offer& offer, int peer) {
@@ -80,6 +82,7 @@ void* IpcTransport::map(const Offer& offer, int peer) {
                          std::to_string(ticket.pid) +
                          " in pid namespaces of their own "
                          "(docker: --pid=host, or one container for all ranks)");
+  if (regions_ != nullptr) regions_->meet(peer, offer.fd, names_);
   const OnDevice guard(device_);
   mappings_.reserve(mappings_.size() + 1);
   void* at = nullptr;
@@ -114,6 +117,7 @@ void IpcTransport::end_probe(std::span<ProbedLink> links, Milliseconds patience,
 
 bool IpcTransport::unmap() {
   prober_.reset();  // before what it writes to is unmapped
+  if (regions_ != nullptr) regions_->unmap();
   if (mappings_.empty()) return mine_ != nullptr;
   try {
     const OnDevice guard(device_);

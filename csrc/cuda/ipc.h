@@ -8,6 +8,7 @@
 
 #include "comm/ports.h"
 #include "cuda/prober.h"
+#include "cuda/regions.h"
 
 namespace ringkern::cuda {
 
@@ -15,8 +16,10 @@ namespace ringkern::cuda {
 // expandable, which cannot be exported.
 class IpcTransport final : public Transport {
  public:
-  // Allocates and clears `bytes` on `device`. Throws TransportError.
-  IpcTransport(int device, int64_t bytes, int rank, int ranks);
+  // Allocates and clears `bytes` on `device`. `regions`, if there are any, meet those of the other
+  // ranks. Throws TransportError.
+  IpcTransport(int device, int64_t bytes, int rank, int ranks,
+               std::shared_ptr<PeerRegions> regions = nullptr);
   ~IpcTransport() override;
   IpcTransport(const IpcTransport&) = delete;
   IpcTransport& operator=(const IpcTransport&) = delete;
@@ -48,7 +51,8 @@ class IpcTransport final : public Transport {
   RingOrders orders_;
   void* mine_ = nullptr;
   std::vector<void*> mappings_;
-  bool carries_lines_ = true;     // to the neighbours that were mapped
+  bool carries_lines_ = true;  // to the neighbours that were mapped
+  const std::shared_ptr<PeerRegions> regions_;
   std::optional<Prober> prober_;  // until the links have been probed
 };
 

@@ -107,10 +107,19 @@ struct Tensors {
   bool aligned = false;  // all allow an access of 16 bytes at their start
   const std::byte* in[MeshGeometry::kMostRanks] = {};
   std::byte* out[MeshGeometry::kMostRanks] = {};
+
+  RK_HD const std::byte* in_of(int rank) const { return in[rank]; }
+  RK_HD std::byte* out_of(int rank) const { return out[rank]; }
+  RK_HD constexpr bool multiplies() const { return true; }  // all inputs, where a reduction does
 };
 struct AcrossPlan {
   int channels = 1;  // of each rank
   Tensors tensors;
+  // Between processes a rank has no other tensor than its own. It tells the others where that is,
+  // and finds theirs among their regions.
+  bool told = false;
+  uint64_t place = 0;                   // RegionPlace::word() of this rank's
+  const PeerRegion* regions = nullptr;  // by rank and region; in device memory
 };
 struct AcrossArgs : MeshArgs {
   AcrossPlan plan;

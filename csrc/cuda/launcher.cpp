@@ -23,11 +23,11 @@ void check_geometry(const Geometry& g) {
 }  // namespace
 
 Launcher::Launcher(int device, std::vector<Seat> seats, int ranks, const Geometry& geometry,
-                   Milliseconds timeout, bool one_process)
+                   Milliseconds timeout, bool one_process, PeerRegions* regions)
     : device_(device), seats_(std::move(seats)), ranks_(ranks),
       orders_(seats_.empty() ? RingOrders{} : seats_.front().segments.orders), geometry_(geometry),
       mesh_(MeshGeometry::make(ranks, geometry.channels)), timeout_(timeout),
-      one_process_(one_process || int(seats_.size()) == ranks) {
+      one_process_(one_process), regions_(regions) {
   check_geometry(geometry);
   check_orders(orders_, ranks);
   if (seats_.empty() || int(seats_.size()) > kMaxLocalRanks)
@@ -137,12 +137,11 @@ void Launcher::check_task(const Task& task) const {
                      "with one");
   if (task.algorithm == Algorithm::ring) return;
   const std::string what = name_of(task.algorithm);
-  if (task.collective != Collective::all_reduce ||
-      !direct_runs_over(task.algorithm, task.protocol, one_process_))
+  if (task.collective != Collective::all_reduce || !direct_runs_over(task.algorithm, task.protocol))
     throw UsageError(
         std::string(name_of(task.collective)) + " by " + what + " over " + name_of(task.protocol) +
         " is not there: on CUDA one_shot and two_shot are all-reduces and run over LL, "
-        "and two_shot over Simple where all ranks are in one process. "
+        "and two_shot over Simple. "
         "Use protocol ll, or algorithm ring");
   if (is_in_place(task.algorithm, task.protocol) && int(seats_.size()) == ranks_) return;
   if (ranks_ > 1 && !mesh_.possible())
@@ -203,10 +202,8 @@ void Launcher::run(std::span<const Task> tasks, std::span<const Task> all) {
       under_way = launch(kernel_for(task.protocol, dtype, combine),
                          arguments<LaunchArgs>(tasks, plan), shape.threads, stream);
   } else if (in_place) {
-    AcrossArgs args = arguments<AcrossArgs>(tasks, AcrossPlan{shape.channels, tensors_of(all)});
-    args.orders = orders_;
-    args.mesh = mesh_;
-    under_way = launch(across_kernel(dtype, combine), args, shape.threads, stream);
+    under_way = launch(across_kernel(dtype, combine), across_arguments(tasks, all, shape.channels),
+                       shape.threads, stream);
   } else {
     const DirectPlan plan =
         DirectPlan::make(task.algorithm, ranks_, task.count, size_of(dtype),
@@ -226,6 +223,8 @@ bool Launcher::launch(const void* kernel, Args args, int threads, cudaStream_t s
   try {
     order_.follow_last(stream);
     if (order_.capturing()) args.seq = 0;
+    else if (regions_ != nullptr) regions_->exchange();
+    if constexpr (std::is_same_v<Args, AcrossArgs>) args.plan.place = place_of(args);
     check(cudaLaunchKernel(kernel, dim3(blocks), dim3(unsigned(threads)), parameters, 0, stream),
           "cudaLaunchKernel");
     order_.note_last(stream);
@@ -235,6 +234,27 @@ bool Launcher::launch(const void* kernel, Args args, int threads, cudaStream_t s
     throw;
   }
   return args.seq > 0;
+}
+
+// Between processes a rank tells the others of its own tensor, if that is where they can find it,
+// and if they need not multiply what they read there.
+AcrossArgs Launcher::across_arguments(std::span<const Task> tasks, std::span<const Task> all,
+                                      int channels) const {
+  AcrossPlan plan{channels, tensors_of(one_process_ ? all : tasks)};
+  plan.tensors.ranks = ranks_;
+  plan.told = !one_process_;
+  if (regions_ != nullptr) plan.regions = regions_->table();
+  AcrossArgs args = arguments<AcrossArgs>(tasks, plan);
+  args.orders = orders_;
+  args.mesh = mesh_;
+  return args;
+}
+
+uint64_t Launcher::place_of(const AcrossArgs& args) const {
+  const RankArgs& rank = args.ranks[0];
+  const bool given = regions_ != nullptr && rank.in == rank.out &&
+                     args.reduction.scale != Reduction::Scale::multiply_input;
+  return given ? regions_->place_of(rank.out, args.plan.tensors.bytes) : 0;
 }
 
 TimedArgs Launcher::timed_arguments(std::span<const Task> tasks, const Plan& plan) const {

@@ -10,6 +10,7 @@
 #include "comm/ports.h"
 #include "cuda/launch.h"
 #include "cuda/launch_order.h"
+#include "cuda/regions.h"
 
 namespace ringkern::cuda {
 
@@ -39,11 +40,12 @@ Executor::Progress joined(const Executor::Progress& a, const Executor::Progress&
 // Nothing of `run` allocates, synchronises or takes a lock.
 class Launcher {
  public:
-  // The seats have the same orders. `one_process`: so are all ranks. Throws UsageError or TransportError; in particular where the
+  // The seats have the same orders. `one_process`: all ranks are, and `run` is given all tasks;
+  // `regions`: those of the other processes' ranks, or none. Throws UsageError or TransportError; in particular where the
   // blocks of the seats cannot all be resident at once, for then those that are would wait for ever
   // for those that are not.
   Launcher(int device, std::vector<Seat> seats, int ranks, const Geometry& geometry,
-           Milliseconds timeout, bool one_process = false);
+           Milliseconds timeout, bool one_process = false, PeerRegions* regions = nullptr);
   ~Launcher();
   Launcher(const Launcher&) = delete;
   Launcher& operator=(const Launcher&) = delete;
@@ -74,6 +76,9 @@ class Launcher {
   void check_resident() const;
   void run_alone(const Task& task);
   void run_in_place(const Task& task, const Tensors& tensors);
+  AcrossArgs across_arguments(std::span<const Task> tasks, std::span<const Task> all,
+                              int channels) const;
+  uint64_t place_of(const AcrossArgs& args) const;
   template <class Args, class P>
   Args arguments(std::span<const Task> tasks, const P& plan) const;
   TimedArgs timed_arguments(std::span<const Task> tasks, const Plan& plan) const;
@@ -93,6 +98,7 @@ class Launcher {
   const MeshGeometry mesh_;
   const Milliseconds timeout_;
   const bool one_process_;
+  PeerRegions* const regions_;
 
   Mailbox* mailboxes_ = nullptr;  // one a seat; host memory that the device sees
   uint64_t* poison_ = nullptr;    // kPoisoned, once a channel; host memory

@@ -13,8 +13,36 @@ struct MeshCounters {
   StepCounter poisoned;  // kPoisoned once somebody has given up; whoever does writes it
 };
 // The rounds over lines that a rank has finished, and the meetings that it has come to
-// (cuda/across.cu). Flags of lines depend on the number of rounds, so the two are counted apart.
+// (cuda/across.cuh). Flags of lines depend on the number of rounds, so the two are counted apart.
 enum class MeshCount : uint8_t { rounds, meetings };
+// A count of a peer; and, if it is of meetings, where the peer's tensor is: RegionPlace::word().
+struct alignas(kCacheLine) PeerCount {
+  uint64_t value;
+  uint64_t place;
+};
+
+// A tensor in the memory that its rank has registered (cuda/regions.h): in which region, and how
+// far from its start.
+struct RegionPlace {
+  int region = -1;  // -1: in none
+  int64_t offset = 0;
+
+  static constexpr int kMostRegions = 128;
+  static constexpr int kOffsetBits = 48;
+
+  // 0: in no region.
+  RK_HD constexpr uint64_t word() const {
+    return region < 0 ? 0 : uint64_t(region + 1) << kOffsetBits | uint64_t(offset);
+  }
+  RK_HD static constexpr RegionPlace of(uint64_t word) {
+    return {int(word >> kOffsetBits) - 1, int64_t(word & ((uint64_t(1) << kOffsetBits) - 1))};
+  }
+};
+// A region of a peer, as this rank sees it; null: not at all.
+struct PeerRegion {
+  std::byte* base = nullptr;
+  int64_t bytes = 0;
+};
 
 // For each channel the counters and an inbox for each peer: slots, each for what that peer writes
 // in a round. The first half of a slot is for what it stages, and, by two_shot, the second for what
@@ -50,7 +78,7 @@ struct MeshGeometry {
   // Offsets within the memory of one channel. `index`: of a peer among those of a rank.
   RK_HD static constexpr int index(int peer, int rank) { return peer < rank ? peer : peer - 1; }
   RK_HD static constexpr int64_t peer_counter_offset(int index, MeshCount of = MeshCount::rounds) {
-    return int64_t(sizeof(MeshCounters)) + (2 * index + int(of)) * int64_t(sizeof(StepCounter));
+    return int64_t(sizeof(MeshCounters)) + (2 * index + int(of)) * int64_t(sizeof(PeerCount));
   }
   RK_HD constexpr int64_t inboxes_offset() const { return peer_counter_offset(ranks - 1); }
   RK_HD constexpr int64_t inbox_bytes() const { return slots * slot_bytes; }
@@ -66,14 +94,13 @@ struct MeshGeometry {
       2 * DirectPlan::kGrainBytes * line_bytes(Protocol::ll) / line_data_bytes(Protocol::ll);
 };
 
-// Tells if an all-reduce takes the tensors themselves, all of which the process must have.
+// Tells if an all-reduce takes the tensors themselves.
 constexpr bool is_in_place(Algorithm a, Protocol p) {
   return a == Algorithm::two_shot && p == Protocol::simple;
 }
-// Tells if CUDA has the algorithm over this protocol. `one_process`: all ranks are in one process,
-// and their devices have access to each other's memory.
-constexpr bool direct_runs_over(Algorithm a, Protocol p, bool one_process) {
-  return (a != Algorithm::ring && p == Protocol::ll) || (one_process && is_in_place(a, p));
+// Tells if CUDA has the algorithm over this protocol.
+constexpr bool direct_runs_over(Algorithm a, Protocol p) {
+  return (a != Algorithm::ring && p == Protocol::ll) || is_in_place(a, p);
 }
 
 }  // namespace ringkern::cuda

@@ -15,10 +15,11 @@ inline constexpr int packs_at_once = A::kBytes == 1 ? 4 : 8;
 template <class A>
 class Combination {
  public:
-  RK_DEVICE explicit Combination(const A& arithmetic) : arithmetic_(arithmetic) {}
+  RK_DEVICE Combination(const A& arithmetic, bool multiplies)
+      : arithmetic_(arithmetic), multiplies_(multiplies) {}
 
   RK_DEVICE void take(Words next, bool first) {
-    if (arithmetic_.multiplies(Verb::send)) next = arithmetic_.multiply(next);
+    if (multiplies_ && arithmetic_.multiplies(Verb::send)) next = arithmetic_.multiply(next);
     if (arithmetic_.widens()) {
       if (first) lo_ = hi_ = A::nothing();
       A::add(lo_, next.lo), A::add(hi_, next.hi);
@@ -34,27 +35,29 @@ class Combination {
 
  private:
   const A& arithmetic_;
+  const bool multiplies_;
   Words value_{};
   typename A::Partial lo_{}, hi_{};
 };
 
-// By one thread: packs `pack`, `pack + stride` and so on of the tensors. Those that are whole come
+// By one thread: packs `pack`, `pack + stride` and so on of `tensors`, which has what Tensors has.
+// Those that are whole come
 // as one row of loads, pack by pack and rank by rank, so that few ranks have as many loads on their
 // way as many have.
-template <class A>
-RK_DEVICE void reduce_packs(const A& arithmetic, const Tensors& tensors, int64_t pack,
+template <class A, class AllTensors>
+RK_DEVICE void reduce_packs(const A& arithmetic, const AllTensors& tensors, int64_t pack,
                             int64_t stride) {
   constexpr int kAtOnce = packs_at_once<A>;
   const int64_t whole = tensors.aligned ? tensors.bytes / 16 : 0;
   const int64_t all = (tensors.bytes + 15) / 16;
-  Combination<A> combination(arithmetic);
+  Combination<A> combination(arithmetic, tensors.multiplies());
   int64_t loaded = pack;
   int from = 0, rank = 0;  // whose pack is loaded next, and combined
   RK_NO_UNROLL while (pack < whole) {
     Words next[kAtOnce] = {};
     for (int i = 0; i < kAtOnce; ++i) {
       if (loaded >= whole) continue;
-      next[i] = ld_stream16(tensors.in[from] + 16 * loaded);
+      next[i] = ld_stream16(tensors.in_of(from) + 16 * loaded);
       if (++from == tensors.ranks) from = 0, loaded += stride;
     }
     // One combination in the code: the packs are moved past it.
@@ -64,17 +67,18 @@ RK_DEVICE void reduce_packs(const A& arithmetic, const Tensors& tensors, int64_t
       if (++rank < tensors.ranks) continue;
       const Words value = combination.result();
       RK_NO_UNROLL for (int to = 0; to < tensors.ranks; ++to)
-        st_stream16(tensors.out[to] + 16 * pack, value);
+        st_stream16(tensors.out_of(to) + 16 * pack, value);
       rank = 0, pack += stride;
     }
   }
   RK_NO_UNROLL for (; pack < all; pack += stride) {
     const int left = int(min64(tensors.bytes - 16 * pack, 16));
     RK_NO_UNROLL for (rank = 0; rank < tensors.ranks; ++rank)
-      combination.take(load_pack<A::kBytes>(tensors.in[rank] + 16 * pack, false, left), rank == 0);
+      combination.take(load_pack<A::kBytes>(tensors.in_of(rank) + 16 * pack, false, left),
+                       rank == 0);
     const Words value = combination.result();
     RK_NO_UNROLL for (rank = 0; rank < tensors.ranks; ++rank)
-      store_pack<A::kBytes>(tensors.out[rank] + 16 * pack, value, false, left);
+      store_pack<A::kBytes>(tensors.out_of(rank) + 16 * pack, value, false, left);
   }
 }
 

@@ -36,22 +36,11 @@ struct Wish {
   }
 };
 
-// A kind of device, where the ranks of a ring are. `one`: all in one process, on CUDA devices that
-// have access to each other's memory, which have one way more.
-struct Place {
-  c10::DeviceType device;
-  bool one = false;
-
-  Place(c10::DeviceType d, bool one_process = false)
-      : device(d), one(one_process && d == c10::DeviceType::CUDA) {}
-  std::string name() const { return c10::DeviceTypeName(device, true); }
-};
-
 // Tells if the all-reduces that take no ring are there over a protocol.
-inline bool runs_over(const Place& on, Algorithm algorithm, Protocol protocol) {
+inline bool runs_over(c10::DeviceType device, Algorithm algorithm, Protocol protocol) {
   if (algorithm == Algorithm::ring) return true;
-  return on.device == c10::DeviceType::CPU ? cpu::direct_runs_over(algorithm, protocol)
-                                           : cuda::direct_runs_over(algorithm, protocol, on.one);
+  return device == c10::DeviceType::CPU ? cpu::direct_runs_over(algorithm, protocol)
+                                        : cuda::direct_runs_over(algorithm, protocol);
 }
 
 // Tells if a kind of device has a way of a collective between this many ranks.
@@ -61,14 +50,15 @@ inline bool has_way(c10::DeviceType device, Collective collective, const Way& wa
          (device == c10::DeviceType::CPU || cuda::MeshGeometry::make(ranks, 1).possible());
 }
 
-[[noreturn]] inline void throw_not_over(const Place& on, Algorithm algorithm, Protocol protocol) {
+[[noreturn]] inline void throw_not_over(c10::DeviceType on, Algorithm algorithm,
+                                        Protocol protocol) {
   std::string known;
   for (int p = 0; p < kProtocols; ++p)
     if (runs_over(on, algorithm, Protocol(p)))
       known += std::string(known.empty() ? "" : ", ") + name_of(Protocol(p));
   throw py::value_error(std::string("algorithm '") + name_of(algorithm) +
-                        "' does not run over protocol '" + name_of(protocol) + "' on " + on.name() +
-                        "; choose one of auto, " + known);
+                        "' does not run over protocol '" + name_of(protocol) + "' on " +
+                        c10::DeviceTypeName(on, true) + "; choose one of auto, " + known);
 }
 
 // The request that the ring cannot keep, in words; nullptr: there is none. It adds up each chunk in
@@ -90,7 +80,7 @@ inline const char* not_by_ring(const Task& task, const Wish& wish) {
 
 // A task's way as `wish` has it, or what it is to be chosen from. Throws ValueError where the
 // device does not have what is asked for.
-inline void choose_way(Task& task, const Wish& wish, const Place& on) {
+inline void choose_way(Task& task, const Wish& wish, c10::DeviceType on) {
   task.choice = Choice::none;
   if (task.collective != Collective::all_reduce) {
     if (wish.protocol) task.protocol = *wish.protocol;
@@ -155,11 +145,8 @@ class WayTables {
   using Lists = std::map<std::string, std::vector<Row>>;
 
   // Throws ValueError where they are none.
-  // `reached`: all ranks have access to each other's memory, as far as is known; `whole_lines`:
-  // LL128 is there.
-  void set(const std::string& device, const Lists& lists, bool one_process = false,
-           bool reached = true, bool whole_lines = true) {
-    const Place on(c10::Device(device).type(), one_process);
+  void set(const std::string& device, const Lists& lists) {
+    const c10::DeviceType on = c10::Device(device).type();
     WayTable table;
     for (const auto& [name, rows] : lists) {
       const Choice list = parse<Choice>(name, kChoices, "list");
@@ -178,12 +165,11 @@ class WayTables {
     if (!table.valid())
       throw py::value_error("the rows of a list rise, and the last one is below " +
                             std::to_string(WayTable::kAnySize) + " bytes");
-    if (!reached) table.keep_to_ring();
-    if (!whole_lines) table.leave_out_lines();
-    of_[index(on.device)] = table;
+    of_[index(on)] = table;
   }
 
   const WayTable& of(c10::DeviceType device) const { return of_[index(device)]; }
+  WayTable& of(c10::DeviceType device) { return of_[index(device)]; }
 
  private:
   static constexpr size_t index(c10::DeviceType device) {

@@ -42,12 +42,12 @@ inline Device cpu_device(int rank, int ranks, Milliseconds timeout) {
 RingOrders arranged(const std::vector<std::string>& buses, int channels);
 
 #if RK_WITH_CUDA
-inline Device cuda_device(int index, int rank, int ranks, Milliseconds timeout,
-                          int channels = cuda::default_geometry().channels) {
+inline Device cuda_device(int index, int rank, int ranks, Milliseconds timeout, bool pair = false) {
   Device device;
   device.name = "cuda:" + std::to_string(index);
   device.terms.device = "cuda";
   device.terms.geometry = cuda::default_geometry();
+  const int channels = pair ? 4 : device.terms.geometry.channels;  // a rank may have many pairs
   device.terms.geometry.channels = channels;
   device.terms.segment_bytes = cuda::segment_bytes(device.terms.geometry, ranks);
   device.terms.workers = cuda::kPlanWorkers;
@@ -58,11 +58,17 @@ inline Device cuda_device(int index, int rank, int ranks, Milliseconds timeout,
       return arranged(buses, channels);
     };
   }
+  // Of the ring that is made: a pair's links carry messages alone, which are never in place.
+  const auto regions = std::make_shared<std::shared_ptr<cuda::PeerRegions>>();
+  const bool meshes = !pair && cuda::MeshGeometry::make(ranks, 1).possible();
+  device.in_place = meshes && cuda::Regions::mine().count() > 0;
   device.make_transport = [=, bytes = device.terms.segment_bytes] {
-    return std::make_unique<cuda::IpcTransport>(index, bytes, rank, ranks);
+    if (meshes) *regions = std::make_shared<cuda::PeerRegions>(index, rank, ranks);
+    return std::make_unique<cuda::IpcTransport>(index, bytes, rank, ranks, *regions);
   };
   device.make_executor = [=, geometry = device.terms.geometry](const Segments& segments) {
-    return std::make_unique<cuda::Engine>(segments, geometry, rank, ranks, index, timeout);
+    return std::make_unique<cuda::Engine>(segments, geometry, rank, ranks, index, timeout,
+                                          regions->get());
   };
   return device;
 }
@@ -117,7 +123,7 @@ inline void check_not_captured([[maybe_unused]] void* stream) {
 inline Device pair_device_for(c10::Device device, int place, Milliseconds timeout, OnFault policy) {
 #if RK_WITH_CUDA
   if (device.is_cuda()) {
-    Device made = cuda_device(device.index(), place, 2, timeout, /*channels=*/4);
+    Device made = cuda_device(device.index(), place, 2, timeout, /*pair=*/true);
     made.after_fault = after_fault(policy, device.type());
     return made;
   }

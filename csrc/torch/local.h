@@ -99,7 +99,7 @@ class TorchLocalRing {
   // Throws where the ring cannot be: there is no such device, or no room on it.
   TorchLocalRing(const std::vector<std::string>& devices, double timeout_s,
                  const std::string& on_fault)
-      : devices_(parse_devices(devices)), place_(place_of(devices_)),
+      : devices_(parse_devices(devices)),
         comm_(std::make_unique<Communicator>(std::make_shared<MemoryStore>(),
                                              "local ring of " + std::to_string(ranks()), 0, 1,
                                              milliseconds(timeout_s))) {
@@ -118,8 +118,15 @@ class TorchLocalRing {
   }
 
   void set_table(const WayTables::Lists& lists) {
-    tables_.set(place_.name(), lists, place_.one, reach_each_other(devices_),
-                carry_lines(devices_));
+    const c10::DeviceType device = devices_.front().type();
+    tables_.set(c10::DeviceTypeName(device, true), lists);
+    if (device == c10::DeviceType::CPU) return;
+    WayTable& table = tables_.of(device);
+    const bool lines = carry_lines(devices_);
+    if (!reach_each_other(devices_)) table.keep_to_ring();
+    else if (lines && !is_one_device() && ranks() <= cuda::MeshGeometry::kMostRanks)
+      table.take_tensors();
+    if (!lines) table.leave_out_lines();
   }
 
   void all_reduce(const Tensors& tensors, const c10d::ReduceOp& op, const Wish& wish) {
@@ -144,8 +151,6 @@ class TorchLocalRing {
         [&](size_t r) { return check_all_gather(outputs[r], inputs[r], int(r), ranks()); });
   }
 
-  // Tells if an all-reduce may take the tensors themselves over links as quick as NVLink.
-  bool linked() const { return place_.one && carry_lines(devices_); }
   int ranks() const { return int(devices_.size()); }
   double timeout_s() const { return double(comm_->timeout().count()) / 1000; }
   void abort(const std::string& reason) { comm_->abort(reason); }
@@ -166,9 +171,8 @@ class TorchLocalRing {
     return devices;
   }
 
-  static Place place_of(const std::vector<c10::Device>& devices) {
-    const bool all = int(devices.size()) <= cuda::MeshGeometry::kMostRanks;
-    return {devices.front().type(), all && reach_each_other(devices)};
+  bool is_one_device() const {
+    return std::ranges::all_of(devices_, [&](auto d) { return d == devices_.front(); });
   }
 
   void check_places(const Tensors& tensors, const std::string& list) const {
@@ -233,7 +237,7 @@ class TorchLocalRing {
       calls.push_back(prepare(collective, outs[r], ins[r], reductions[r], count));
       tasks.push_back(calls.back().task);
       // The communicator sees rank 0's task alone, so each rank's is chosen for here.
-      choose_way(tasks.back(), wish, place_);
+      choose_way(tasks.back(), wish, devices_[r].type());
       choose(tasks.back(), tables_.of(devices_[r].type()));
       tasks.back().choice = Choice::none;
       tasks.back().stream = current_stream(devices_[r]);
@@ -246,7 +250,6 @@ class TorchLocalRing {
   Callers callers_;
   WayTables tables_;
   const std::vector<c10::Device> devices_;
-  const Place place_;
   Device ring_;  // outlives the communicator that uses it
   std::unique_ptr<Communicator> comm_;
 };
@@ -281,7 +284,6 @@ inline void bind_local(py::module_& m) {
           },
           py::arg("outputs"), py::arg("inputs"), py::arg("protocol"))
       .def_property_readonly("size", &TorchLocalRing::ranks)
-      .def_property_readonly("linked", &TorchLocalRing::linked)
       .def_property_readonly("timeout_s", &TorchLocalRing::timeout_s)
       .def("abort", &TorchLocalRing::abort, py::arg("reason"),
            py::call_guard<py::gil_scoped_release>())

@@ -39,6 +39,22 @@ py::dict build_info() {
 
 }  // namespace
 
+#if RK_WITH_CUDA
+// The memory of a torch.cuda.MemPool, which finds them by name: ringkern/shared.py. Null where there
+// is none: torch then says so.
+#define RK_EXPORT extern "C" __attribute__((visibility("default")))
+RK_EXPORT void* ringkern_cuda_allocate(ssize_t bytes, int device, void*) noexcept {
+  try {
+    return cuda::Regions::mine().allocate(device, bytes);
+  } catch (const Error&) {
+    return nullptr;
+  }
+}
+RK_EXPORT void ringkern_cuda_free(void* at, ssize_t, int, void*) noexcept {
+  cuda::Regions::mine().free(at);
+}
+#endif
+
 PYBIND11_MODULE(_C, m) {
   translate_errors();
   m.attr("torch_version") = TORCH_VERSION;

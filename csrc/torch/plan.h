@@ -176,6 +176,20 @@ inline Described describe_on_cpu(const Task& task, int ranks) {
 }
 
 #if RK_WITH_CUDA
+// Pieces are of tensors that are staged; others go in one.
+inline Described describe_across(const Task& task, int ranks, int channels, const Geometry& g) {
+  const int64_t bytes = task.count * size_of(task.reduction.dtype);
+  Described d;
+  d.channels = channels;
+  d.staging = channels * g.fifo_bytes(Protocol::simple);
+  d.rounds = div_up(bytes, d.staging);
+  d.chunk = std::min(div_up(task.count, int64_t(channels)),
+                     g.fifo_bytes(Protocol::simple) / size_of(task.reduction.dtype));
+  d.part = div_up(d.chunk, int64_t(ranks));
+  d.slots = 1;
+  return d;
+}
+
 inline Described describe_on_cuda(const Task& task, int ranks) {
   const Geometry g = cuda::default_geometry();
   const auto mesh = cuda::MeshGeometry::make(ranks, g.channels);
@@ -184,6 +198,8 @@ inline Described describe_on_cuda(const Task& task, int ranks) {
   Described d =
       task.algorithm == Algorithm::ring
           ? describe_ring(ring_plan(c10::DeviceType::CUDA, task, ranks), g)
+      : cuda::is_in_place(task.algorithm, task.protocol)
+          ? describe_across(task, ranks, channels, g)
           : describe_direct(DirectPlan::make(task.algorithm, ranks, task.count, bytes,
                                              mesh.chunk_bytes(task.algorithm), channels, 0),
                             (ranks - 1) * mesh.slot_bytes);

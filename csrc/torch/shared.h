@@ -10,6 +10,9 @@
 
 #include "cpu/arena.h"
 #include "torch/tensors.h"
+#if RK_WITH_CUDA
+#include "cuda/regions.h"
+#endif
 
 namespace ringkern::torch_ext {
 
@@ -52,8 +55,11 @@ inline at::Tensor shared_empty(const std::vector<int64_t>& sizes, at::ScalarType
 }
 
 inline bool is_shared(const at::Tensor& t) {
-  return t.is_cpu() && t.has_storage() && t.numel() > 0 &&
-         cpu::Arena::mine().place_of(t.const_data_ptr(), 1) >= 0;
+  if (!t.has_storage() || t.numel() == 0) return false;
+#if RK_WITH_CUDA
+  if (t.is_cuda()) return cuda::Regions::mine().place_of(t.const_data_ptr(), 1).region >= 0;
+#endif
+  return t.is_cpu() && cpu::Arena::mine().place_of(t.const_data_ptr(), 1) >= 0;
 }
 
 // While it is in use, every CPU tensor that this process makes is shared. Not nested.

@@ -49,9 +49,7 @@ class Costs(NamedTuple):
 
 
 @functools.cache
-def table(
-    device: str, ranks: int, one_device: bool = False, linked: bool = False
-) -> dict[str, Rows]:
+def table(device: str, ranks: int, one_device: bool = False) -> dict[str, Rows]:
     """The lists of csrc/core/choice.h for ``ranks`` ranks on a kind of device.
 
     Bytes are those of one rank's part of a call: of the tensor of an all-reduce, of one shard of
@@ -60,7 +58,6 @@ def table(
     Args:
         device: ``"cpu"`` or ``"cuda"``.
         one_device: the ranks are all in one process, on one CUDA device.
-        linked: they are all in one process, and NVLink connects their devices with each other.
 
     Returns:
         For each of these lists up to ``_C.most_rows`` rows.
@@ -69,25 +66,8 @@ def table(
     lists = rows_for(found.measured, ranks, one_device) if found else _rule(ranks)
     if one_device:  # there it reads and writes the tensors themselves, the quickest at every size
         best: Rows = [(ANY_SIZE, "two_shot", "simple")]
-        lists |= dict.fromkeys(_IN_PLACE, best)
-    elif linked:
-        lists |= {name: _linked(lists[name]) for name in _IN_PLACE}
+        lists |= dict.fromkeys(("automatic", "in_rank_order", "two_shot"), best)
     return lists
-
-
-_IN_PLACE = ("automatic", "in_rank_order", "two_shot")  # lists that may have ways in place
-
-
-def _linked(rows: Rows) -> Rows:
-    """Puts the tensors themselves where a list has neither ``one_shot`` nor little data.
-
-    They are written and read once, as round the ring, and staged nowhere; the ranks meet twice.
-    Between GPUs nothing was measured: 64 KiB is a guess.
-    """
-    kept = [row for row in rows if row[1] == "one_shot" and row[0] != ANY_SIZE]
-    if not kept:
-        kept = [(64 << 10, *rows[0][1:])]
-    return [*kept, (ANY_SIZE, "two_shot", "simple")]
 
 
 def source(device: str, ranks: int) -> str:

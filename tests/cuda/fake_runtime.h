@@ -77,8 +77,11 @@ inline void later(cudaStream_t s, std::function<void()> what) {
 inline FakeDevices::Event& event_of(cudaEvent_t e) {
   return *reinterpret_cast<FakeDevices::Event*>(e);
 }
+// Of this thread: relaxed, it may make unsafe calls while others capture.
+inline thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
 inline cudaError_t unsafe_call() {
-  if (runtime.working == nullptr) return cudaSuccess;
+  if (runtime.working == nullptr || capture_mode == cudaStreamCaptureModeRelaxed)
+    return cudaSuccess;
   return runtime.last = runtime.working->unsafe_call();
 }
 
@@ -286,6 +289,9 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t s, cudaStreamCaptureStatus* st
   if (runtime.working != nullptr) *id = runtime.working->capture_of(stream_of(s));
   *status = *id != 0 ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   return cudaSuccess;
+}
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  return std::swap(*mode, ringkern::test::capture_mode), cudaSuccess;
 }
 // The others take devices that work.
 cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode mode) {

@@ -36,13 +36,15 @@ TEST_CASE("every collective has its kernel") {
     CHECK(direct_kernel_for(DType(d), Combine::max) == direct_kernel_for(DType(d), Combine::bxor));
     kernels.insert(in_place_kernel(DType(d), Combine::sum));
     kernels.insert(in_place_kernel(DType(d), Combine::max));
+    kernels.insert(across_kernel(DType(d), Combine::sum));
+    kernels.insert(across_kernel(DType(d), Combine::max));
   }
   for (int p = 0; p < kProtocols; ++p) kernels.insert(timed_kernel_for(Protocol(p)));
   CHECK(!kernels.contains(nullptr));
   // Dtypes that are stored alike share kernels.
   std::set<const void*> stored;
   for (int d = 0; d < kDTypes; ++d) stored.insert(alone_kernel(DType(d)));
-  CHECK_EQ(kernels.size(), 2 * (kProtocols + 2) * stored.size() + kProtocols);
+  CHECK_EQ(kernels.size(), 2 * (kProtocols + 3) * stored.size() + kProtocols);
 }
 
 TEST_CASE("default geometry suits the kernels") {

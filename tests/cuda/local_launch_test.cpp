@@ -259,7 +259,7 @@ TEST_CASE("over the tensors themselves, one launch has all of them and waits for
   ring.run(tasks);
   REQUIRE(runtime.launches.size() == 1 && runtime.launches[0].in_place);
   const Launch& launch = runtime.launches[0];
-  const InPlaceArgs& args = *launch.in_place;
+  const Tensors& args = launch.in_place->tensors;
   CHECK(launch.device == 1 && launch.stream == stream_of(1));
   CHECK(args.ranks == 3 && args.bytes == 400'000 && args.aligned);
   for (size_t r = 0; r < 3; ++r) CHECK(args.in[r] == in_of(r) && args.out[r] == out_of(r));
@@ -267,7 +267,7 @@ TEST_CASE("over the tensors themselves, one launch has all of them and waits for
   CHECK(!tasks[0].under_way);
   tasks[2].out = static_cast<std::byte*>(tasks[2].out) + 8;
   ring.run(tasks);
-  CHECK(!runtime.launches[1].in_place->aligned);
+  CHECK(!runtime.launches[1].in_place->tensors.aligned);
 }
 
 TEST_CASE("over the tensors themselves on several devices, each launch has all of them") {
@@ -317,10 +317,9 @@ TEST_CASE("a collective that has no kernel is refused") {
       for (int p = 0; p < kProtocols; ++p) {
         std::vector<Task> tasks = direct_tasks(kDevices, Algorithm(a));
         for (Task& task : tasks) task.collective = Collective(c), task.protocol = Protocol(p);
-        if (Collective(c) == Collective::all_reduce &&
-            direct_runs_over(Algorithm(a), Protocol(p), /*one_process=*/true))
+        if (Collective(c) == Collective::all_reduce && direct_runs_over(Algorithm(a), Protocol(p)))
           continue;
-        CHECK_THROWS(UsageError, "over Simple where all ranks are in one process", ring.run(tasks));
+        CHECK_THROWS(UsageError, "and two_shot over Simple", ring.run(tasks));
       }
   const Reduction wide = Reduction::of(Op::sum, DType::bf16, 6, 1.0, /*wide=*/true);
   for (int c = 0; c < kCollectives; ++c) {
@@ -390,7 +389,7 @@ TEST_CASE("an abort is told to all") {
       auto* at = segments[r] + geometry.bytes() + c * mesh.channel_bytes();
       const auto* counters = reinterpret_cast<MeshCounters*>(at);
       CHECK_EQ(counters->poisoned.value, kPoisoned);
-      CHECK_EQ(counters->finished.value, uint64_t(0));
+      CHECK_EQ(counters->count[0].value, uint64_t(0));
       CHECK(std::all_of(at + sizeof(MeshCounters), at + mesh.channel_bytes(),
                         [](std::byte b) { return b == std::byte(0); }));
       for (int p = 0; p < kProtocols; ++p) {

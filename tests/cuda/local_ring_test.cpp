@@ -116,7 +116,6 @@ void run_ring(const std::vector<int>& devices, int count_of_orders, bool apart =
   std::mt19937_64 drawn(uint64_t(count_of_orders) + 1);
   const RingOrders orders = test::drawn_orders(count_of_orders, int(devices.size()), drawn);
   LocalRing ring(devices, Milliseconds(20000), orders, apart);
-  const bool reached = reach_each_other(devices);
   std::vector<cudaStream_t> streams(devices.size(), nullptr);
   for (size_t r = 0; apart && r < devices.size(); ++r) streams[r] = make_stream(devices[r]);
   for (int round = 0; round < 3; ++round)
@@ -141,7 +140,7 @@ void run_ring(const std::vector<int>& devices, int count_of_orders, bool apart =
             call.collective = Collective::all_reduce;
             for (const Algorithm algorithm : {Algorithm::one_shot, Algorithm::two_shot})
               for (const bool wide : {false, true}) {
-                if (!direct_runs_over(algorithm, Protocol(p), reached)) continue;
+                if (!direct_runs_over(algorithm, Protocol(p))) continue;
                 call.algorithm = algorithm;
                 call.wide = wide;
                 run_call<typename decltype(tag)::type>(ring, devices, DType(d), call, orders,

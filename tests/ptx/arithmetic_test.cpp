@@ -111,20 +111,20 @@ void check_in_place(DType dtype, Op op, int ranks, bool wide, int64_t start) {
   for (int r = 0; r < ranks; ++r) in.push_back(operands(dtype, r % 2));
   InPlaceArgs args;
   args.reduction = reduction;
-  args.bytes = int64_t(in[0].size());
-  args.ranks = ranks;
-  args.aligned = start == 0;
-  const auto blocks = int(div_up(args.bytes, 16 * threads));
+  args.tensors.bytes = int64_t(in[0].size());
+  args.tensors.ranks = ranks;
+  args.tensors.aligned = start == 0;
+  const auto blocks = int(div_up(args.tensors.bytes, 16 * threads));
   Machine& m = machine();
   m.reset({}, 1, blocks, threads);
   for (int r = 0; r < ranks; ++r) {
     const auto add = [&](const char* name) {
-      return m.memory().add(name, simt::Kind::own, 0, args.bytes + start) + start;
+      return m.memory().add(name, simt::Kind::own, 0, args.tensors.bytes + start) + start;
     };
     std::byte* from = add("the input");
-    m.memory().write(from, in[size_t(r)].data(), args.bytes);
-    args.in[r] = from;
-    args.out[r] = r == 0 ? add("the output") : from;
+    m.memory().write(from, in[size_t(r)].data(), args.tensors.bytes);
+    args.tensors.in[r] = from;
+    args.tensors.out[r] = r == 0 ? add("the output") : from;
   }
   Launch launch{
       call_of(in_place_kernel(dtype, reduction.combine), args), {0}, blocks, threads, nullptr, 0};
@@ -140,8 +140,8 @@ void check_in_place(DType dtype, Op op, int ranks, bool wide, int64_t start) {
     const auto expected = test::direct_model(reduction, inputs);
     for (int r = 0; r < ranks; ++r) {
       std::vector<T> out(inputs[0].size());
-      m.memory().read(args.out[r], out.data(), args.bytes);
-      if (std::memcmp(out.data(), expected[size_t(r)].data(), size_t(args.bytes)) != 0)
+      m.memory().read(args.tensors.out[r], out.data(), args.tensors.bytes);
+      if (std::memcmp(out.data(), expected[size_t(r)].data(), size_t(args.tensors.bytes)) != 0)
         FAIL_CHECK(std::string(name_of(dtype)) + " " + name_of(op) + (wide ? " in floats" : "") +
                    ": rank " + std::to_string(r) + " of " + std::to_string(ranks) + " is wrong");
     }

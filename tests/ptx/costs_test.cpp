@@ -252,11 +252,12 @@ Row measure_in_place(int ranks) {
   reset(threads);
   InPlaceArgs args;
   args.reduction = Reduction::of(Op::sum, DType::f32, ranks);
-  args.bytes = 16 * threads;
-  args.ranks = ranks;
-  args.aligned = true;
+  args.tensors.bytes = 16 * threads;
+  args.tensors.ranks = ranks;
+  args.tensors.aligned = true;
   for (int r = 0; r < ranks; ++r)
-    args.in[r] = args.out[r] = memory().add("a tensor", simt::Kind::own, 0, args.bytes);
+    args.tensors.in[r] = args.tensors.out[r] =
+        memory().add("a tensor", simt::Kind::own, 0, args.tensors.bytes);
   Meter meter;
   run(in_place_kernel(DType::f32, Combine::sum), args, threads);
   return row_of(meter, "in_place", "all" + std::to_string(ranks), 0, threads);

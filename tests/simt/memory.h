@@ -152,6 +152,7 @@ struct MemorySettings {
   int atom = 8;         // bytes of a 16-byte access that are whole: 4, 8 or 16
   int line_atom = 128;  // bytes of a line that a warp stores at once and that are whole: 8, 16, 128
   Races races = Races::all;
+  bool open = false;   // ranks load what is shared of each other, too
   uint32_t stale = 0;  // of 256 loads, how many may return an old value
 };
 

@@ -143,6 +143,7 @@ void Ring::choose_orders(uint64_t seed) {
 void Ring::choose_machine(uint64_t seed) {
   settings_.seed = seed;
   settings_.polls_per_look = kPollsPerLook;
+  settings_.memory.open = across_;
   settings_.most_steps = wish_.most_steps.value_or(settings_.most_steps);
   settings_.memory.atom = wish_.atom.value_or(8);
   settings_.memory.line_atom = wish_.line_atom.value_or(128);
@@ -193,6 +194,10 @@ void Ring::make_segments() {
           if (p != r) memory().write(peer_counter(r, c, p, of), &first_step_, sizeof first_step_);
       }
   }
+  for (int r = 0; across_ && r < ranks_; ++r)
+    regions_.push_back(
+        memory().add("the regions that rank " + std::to_string(r) + " has mapped", Kind::own, r,
+                     ranks_ * RegionPlace::kMostRegions * int64_t(sizeof(PeerRegion))));
   memory().name_of_place = [this](const void* at) { return place_of(at); };
 }
 
@@ -282,6 +287,7 @@ void Ring::add_call() {
     if (p.loops > 1) cover("loops", p.loops == 2 ? "2" : "more");
   }
   with_dtype(dtype, [&](auto tag) { fill<typename decltype(tag)::type>(call); });
+  if (call.told) show_regions(call);
   choose_clock(call);
   calls_.push_back(std::move(call));
 }
@@ -306,6 +312,8 @@ void Ring::choose_direct(Call& call, int element) {
   call.plan.count = count;
   if (across_ && (wish_.across || (settings_.seed + calls_.size()) % 3 != 0)) {
     call.across = true;
+    // The ranks of one launch have one plan.
+    call.told = !together_ && (settings_.seed / 3 + calls_.size()) % 2 == 0;
     call.plan.protocol = Protocol::simple;
     call.direct->algorithm = Algorithm::two_shot;
     cover("across", call.plan.count > 0 ? "some" : "none");
@@ -393,8 +401,36 @@ void Ring::fill(Call& call) {
     call.expected.push_back(bytes_of(x));
 }
 
-AcrossPlan Ring::across_plan(const Call& call) const {
+// Lets the other ranks have mapped the tensors of some ranks, and those know so.
+void Ring::show_regions(Call& call) {
+  Random random(settings_.seed * 64 + calls_.size());
+  const int64_t bytes = call.plan.count * size_of(call.reduction.dtype);
+  const bool factors = call.reduction.scale == Reduction::Scale::multiply_input;
+  const int some = random.one_of({0, 1, 1, 2});
+  for (size_t r = 0; r < size_t(ranks_); ++r) {
+    const bool shown = call.in_place && !factors &&
+                       !random.one_in(some == 0   ? 1
+                                      : some == 1 ? 64
+                                                  : 2);
+    const auto before = int64_t(uint64_t(call.out[r]) % 256);
+    const PeerRegion region{call.out[r] - before, before + bytes};
+    const RegionPlace place{int(calls_.size()), before};
+    for (std::byte* table : regions_)
+      memory().write(table + sizeof region * (r * RegionPlace::kMostRegions + calls_.size()),
+                     &region, sizeof region);
+    call.places.push_back(shown ? place.word() : 0);
+    cover("told", shown ? "a place" : "none");
+  }
+}
+
+AcrossPlan Ring::across_plan(const Call& call, int rank) const {
   AcrossPlan plan{call.plan.channels, {call.plan.count * size_of(call.reduction.dtype), ranks_}};
+  if (call.told) {
+    plan.told = true;
+    plan.place = call.places[size_t(rank)];
+    plan.regions = reinterpret_cast<const PeerRegion*>(regions_[size_t(rank)]);
+    return plan;
+  }
   uint64_t places = 0;
   for (size_t r = 0; r < size_t(ranks_); ++r) {
     plan.tensors.in[r] = call.in[r];
@@ -413,7 +449,7 @@ Args Ring::arguments(const Call& call, const std::vector<int>& ranks) const {
       args.timelines[i] = {reinterpret_cast<TimedVerb*>(call.rows[size_t(ranks[i])]), call.room};
   constexpr bool direct = std::is_base_of_v<MeshArgs, Args>;
   if constexpr (direct) args.mesh = mesh_, args.orders = orders_;
-  if constexpr (std::is_same_v<Args, AcrossArgs>) args.plan = across_plan(call);
+  if constexpr (std::is_same_v<Args, AcrossArgs>) args.plan = across_plan(call, ranks.front());
   else if constexpr (direct) args.plan = *call.direct;
   else args.plan = call.plan;
   const bool numbered = orders_.count == 0;
@@ -488,7 +524,9 @@ void Ring::print() const {
   for (const Call& c : calls_) {
     if (const auto& d = c.direct)
       std::printf("  %s %s[%ld] over %d channels%s, chunk %ld, %ld rounds\n",
-                  c.across ? c.chained ? "across, chained" : "across" : name_of(d->algorithm),
+                  !c.across ? name_of(d->algorithm)
+                  : c.told  ? "across, told"
+                            : "across",
                   name_of(c.reduction.dtype), long(d->count), d->channels,
                   c.in_place ? ", in place" : "", long(d->chunk), long(d->rounds));
     if (c.direct) continue;

@@ -63,6 +63,7 @@ struct Call {
   std::optional<DirectPlan> direct;  // in place of the plan, which has the same count and channels
   Reduction reduction;
   bool across = false;   // over the tensors themselves, in place of lines; `direct` is there, too
+  bool told = false;     // each rank's launch knows its own tensor alone
   bool chained = false;  // its inputs are the outputs of the call before
   bool in_place = false;
   bool nulls = false;  // in place of what a rank does not read or write
@@ -70,6 +71,7 @@ struct Call {
   // Of each rank: what it holds, and where. A rank without an output has one that must stay.
   std::vector<std::vector<std::byte>> input, expected;
   std::vector<std::byte*> in, out;
+  std::vector<uint64_t> places;  // of each rank's tensor, as it tells
   std::vector<std::byte*> rows;  // of each rank's timeline; none: its kernel has no clock
   int64_t room = 0;              // of a channel's rows
 };
@@ -101,7 +103,8 @@ class Ring {
   std::vector<T> numbers(int64_t count, std::mt19937_64& random) const;
   template <class T>
   void fill(Call& call);
-  AcrossPlan across_plan(const Call& call) const;
+  AcrossPlan across_plan(const Call& call, int rank) const;
+  void show_regions(Call& call);
   template <class Args>
   Args arguments(const Call& call, const std::vector<int>& ranks) const;
   void start_next(int seat);
@@ -124,6 +127,7 @@ class Ring {
   void compare(size_t call, int rank, const char* what, const std::byte* at,
                const std::vector<std::byte>& expected) const;
   void check_counters();
+  uint64_t meetings_of(const Call& call) const;
   void check_mesh_counters();
   void check_timeline(const Call& call, size_t number);
   void check_survivors();
@@ -181,7 +185,7 @@ class Ring {
   uint64_t first_step_ = 0;  // where the counters start
   uint64_t timeout_ns_ = 0;
   Settings settings_;
-  std::vector<std::byte*> segments_, mailboxes_, failed_, ended_, tables_;
+  std::vector<std::byte*> segments_, mailboxes_, failed_, ended_, tables_, regions_;
   std::vector<Call> calls_;
   std::vector<size_t> next_call_;  // of each seat: a rank, or all of them
   std::vector<size_t> completed_;  // calls, of each rank

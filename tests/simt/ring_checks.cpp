@@ -379,13 +379,21 @@ void Ring::check_counters() {
       }
 }
 
+// Two a piece; where a rank stages, there may be several pieces, and one more behind the last.
+uint64_t Ring::meetings_of(const Call& call) const {
+  if (std::ranges::count(call.places, uint64_t(0)) == 0) return 2;
+  const int64_t piece = call.plan.channels * geometry_.fifo_bytes(Protocol::simple);
+  const int64_t bytes = call.plan.count * size_of(call.reduction.dtype);
+  return 2 * std::max<uint64_t>(1, uint64_t(div_up(bytes, piece))) + 1;
+}
+
 // All have finished the same rounds, and know it of each other, but for the last round of a launch.
 void Ring::check_mesh_counters() {
   for (int c = 0; c < geometry_.channels; ++c) {
     uint64_t finished = first_step_, told = first_step_, met = first_step_;
     for (const Call& call : calls_)
       if (call.across) {
-        met += c < call.plan.channels ? 2 : 0;
+        met += c < call.plan.channels ? meetings_of(call) : 0;
       } else if (call.direct && c < call.direct->channels) {
         const auto rounds = uint64_t(call.direct->rounds);
         told = finished + std::max<uint64_t>(rounds, 1) - 1;

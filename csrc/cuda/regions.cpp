@@ -1,0 +1,190 @@
+#include "cuda/regions.h"
+
+#include <algorithm>
+
+#include "cuda/device.h"
+
+namespace ringkern::cuda {
+namespace {
+
+constexpr int64_t kBlock = 2 << 20;  // smaller allocations share one, and a handle is one to it
+
+template <class T>
+T load(const T& word) {
+  return std::atomic_ref(const_cast<T&>(word)).load(std::memory_order_acquire);
+}
+template <class T>
+void store(T& word, T value) {
+  std::atomic_ref(word).store(value, std::memory_order_release);
+}
+
+// While a thread of this process captures a graph, others may not allocate or map memory unless
+// they say that it is none of the graph's business.
+class BesideCaptures {
+ public:
+  BesideCaptures() { exchange(); }
+  ~BesideCaptures() { exchange(); }
+  BesideCaptures(const BesideCaptures&) = delete;
+  BesideCaptures& operator=(const BesideCaptures&) = delete;
+
+ private:
+  void exchange() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+}  // namespace
+
+// ---- Of this process
+
+Regions& Regions::mine() {
+  static Regions* const all = new Regions;  // tensors outlive everything
+  return *all;
+}
+
+void* Regions::allocate(int device, int64_t bytes) {
+  const int64_t whole = align_up(std::max<int64_t>(bytes, 1), kBlock);
+  const std::lock_guard lock(mutex_);
+  for (size_t i = 0; i < free_.size(); ++i) {
+    const Region& region = regions_[size_t(free_[i])];
+    if (region.device != device || region.bytes != whole) continue;
+    free_.erase(free_.begin() + ptrdiff_t(i));
+    return region.base;
+  }
+  check_device(device);
+  const OnDevice guard(device);
+  const BesideCaptures beside;
+  void* memory = nullptr;
+  check(cudaMalloc(&memory, size_t(whole)), "cudaMalloc",
+        "Free device memory, or take tensors that are not shared");
+  const int index = count();
+  if (index == RegionPlace::kMostRegions) return memory;
+  Region& region = regions_[size_t(index)];
+  region = {static_cast<std::byte*>(memory), whole, device, {}};
+  check(cudaIpcGetMemHandle(&region.handle, memory), "cudaIpcGetMemHandle");
+  count_.store(index + 1, std::memory_order_release);
+  return memory;
+}
+
+void Regions::free(void* at) {
+  const std::lock_guard lock(mutex_);
+  for (int i = 0; i < count(); ++i)
+    if (regions_[size_t(i)].base == at) return free_.push_back(i);
+  (void)cudaFree(at);
+}
+
+RegionPlace Regions::place_of(const void* at, int64_t bytes) const {
+  const auto* const p = static_cast<const std::byte*>(at);
+  for (int i = 0; i < count(); ++i) {
+    const Region& r = regions_[size_t(i)];
+    if (p >= r.base && p < r.base + r.bytes && bytes <= r.base + r.bytes - p)
+      return {i, p - r.base};
+  }
+  return {};
+}
+
+// ---- Of the others
+
+struct PeerRegions::Board {
+  struct Entry {
+    cudaIpcMemHandle_t handle;
+    int64_t bytes;  // 0: on another device than the rank's
+  };
+  int64_t shown;
+  int64_t mapped[MeshGeometry::kMostRanks];  // by rank
+  Entry entries[RegionPlace::kMostRegions];
+};
+
+PeerRegions::PeerRegions(int device, int rank, int ranks)
+    : device_(device), rank_(rank), ranks_(ranks), file_(int64_t(sizeof(Board))),
+      boards_(size_t(ranks), nullptr), mapped_(size_t(ranks), 0) {
+  file_.allocate(0, sizeof(Board));
+  boards_[size_t(rank)] = static_cast<Board*>(mappings_.map(file_.fd(), 0, sizeof(Board)));
+  const OnDevice guard(device);
+  const size_t bytes = sizeof(PeerRegion) * size_t(ranks) * RegionPlace::kMostRegions;
+  check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+  void* memory = nullptr;
+  check(cudaMalloc(&memory, bytes), "cudaMalloc");
+  table_ = static_cast<PeerRegion*>(memory);
+  check(cudaMemsetAsync(table_, 0, bytes, stream_), "cudaMemsetAsync");
+  check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+}
+
+PeerRegions::~PeerRegions() {
+  unmap();
+  try {
+    const OnDevice guard(device_);
+    if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
+    if (table_ != nullptr) (void)cudaFree(table_);
+  } catch (const Error&) {
+    // The driver has shut down before us, at exit.
+  }
+}
+
+void PeerRegions::meet(int peer, int fd, const RankNames& names) {
+  check_memory_of(peer, fd, sizeof(Board), names);
+  boards_[size_t(peer)] = static_cast<Board*>(
+      mappings_.map(fd, 0, sizeof(Board), "mmap of the board of " + names.text(peer)));
+}
+
+void PeerRegions::exchange() {
+  Board& mine = *boards_[size_t(rank_)];
+  for (const int count = Regions::mine().count(); shown_ < count; store(mine.shown, ++shown_)) {
+    const Regions::Region& r = Regions::mine().at(shown_);
+    mine.entries[shown_] = {r.handle, r.device == device_ ? r.bytes : 0};
+  }
+  for (int peer = 0; peer < ranks_; ++peer) {
+    if (peer == rank_ || boards_[size_t(peer)] == nullptr) continue;
+    const auto shown =
+        std::min<int64_t>(load(boards_[size_t(peer)]->shown), RegionPlace::kMostRegions);
+    int& looked = mapped_[size_t(peer)];
+    for (; looked < shown && map_next(peer, looked); store(mine.mapped[peer], int64_t(looked)))
+      ++looked;
+  }
+}
+
+bool PeerRegions::map_next(int peer, int index) {
+  const Board::Entry& entry = boards_[size_t(peer)]->entries[index];
+  if (entry.bytes <= 0) return true;
+  const OnDevice guard(device_);
+  const BesideCaptures beside;
+  void* at = nullptr;
+  const cudaError_t error = cudaIpcOpenMemHandle(&at, entry.handle, cudaIpcMemLazyEnablePeerAccess);
+  if (error != cudaSuccess) {
+    (void)cudaGetLastError();  // or a later call of someone else would report it
+    mapped_[size_t(peer)] = RegionPlace::kMostRegions;
+    return false;
+  }
+  opened_.push_back(at);
+  write_table(peer, index, {static_cast<std::byte*>(at), entry.bytes});
+  return true;
+}
+
+// It is there before the peer is told so: a kernel that runs already may be the one that needs it.
+void PeerRegions::write_table(int peer, int index, const PeerRegion& region) {
+  check(cudaMemcpyAsync(table_ + peer * RegionPlace::kMostRegions + index, &region, sizeof region,
+                        cudaMemcpyHostToDevice, stream_),
+        "cudaMemcpyAsync");
+  check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+}
+
+uint64_t PeerRegions::place_of(const void* at, int64_t bytes) const {
+  const RegionPlace place = Regions::mine().place_of(at, bytes);
+  for (int peer = 0; peer < ranks_; ++peer)
+    if (peer != rank_ && (boards_[size_t(peer)] == nullptr ||
+                          load(boards_[size_t(peer)]->mapped[rank_]) <= place.region))
+      return 0;
+  return place.word();
+}
+
+void PeerRegions::unmap() {
+  if (opened_.empty()) return;
+  try {
+    const OnDevice guard(device_);
+    for (void* at : opened_) (void)cudaIpcCloseMemHandle(at);
+  } catch (const Error&) {
+    // As in the destructor.
+  }
+  opened_.clear();
+}
+
+}  // namespace ringkern::cuda

@@ -1,0 +1,87 @@
+// Device memory of this process that the other ranks map, for tensors that an all-reduce takes where
+// they are (cuda/across.cuh).
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "comm/memory_file.h"
+#include "cuda/mesh.h"
+
+namespace ringkern::cuda {
+
+// All regions of this process, each an allocation of its own, numbered as they were made. None is
+// given back to CUDA: other processes may have it mapped. One that is free is taken again by whoever
+// asks for as many bytes.
+class Regions {
+ public:
+  struct Region {
+    std::byte* base = nullptr;
+    int64_t bytes = 0;
+    int device = 0;
+    cudaIpcMemHandle_t handle{};
+  };
+
+  static Regions& mine();
+
+  // Throws TransportError. Where there are as many as there can be, the memory is in no region, and
+  // tensors in it are staged.
+  void* allocate(int device, int64_t bytes);
+  void free(void* at);
+
+  int count() const { return count_.load(std::memory_order_acquire); }
+  const Region& at(int index) const { return regions_[size_t(index)]; }
+  RegionPlace place_of(const void* at, int64_t bytes) const;
+
+ private:
+  std::array<Region, RegionPlace::kMostRegions> regions_;
+  std::atomic<int> count_{0};
+  std::mutex mutex_;
+  std::vector<int> free_;
+};
+
+// The regions of the other ranks of a group, as one rank has mapped them. Each rank has a board, a
+// memory file that all map, on which it shows its regions, and how many of each other rank's it has
+// mapped. A rank tells a place to others only where all have mapped its region.
+class PeerRegions {
+ public:
+  PeerRegions(int device, int rank, int ranks);
+  ~PeerRegions();
+  PeerRegions(const PeerRegions&) = delete;
+  PeerRegions& operator=(const PeerRegions&) = delete;
+
+  int fd() const { return file_.fd(); }
+  // A peer's board. Does not keep the descriptor. Throws TransportError unless it is one.
+  void meet(int peer, int fd, const RankNames& names);
+  // Shows what this process has registered since the last call, and maps what others have. Not while
+  // the thread captures a graph. A region that cannot be mapped stays out, and those behind it.
+  void exchange();
+  // 0 unless all others have mapped the tensor's memory.
+  uint64_t place_of(const void* at, int64_t bytes) const;
+  const PeerRegion* table() const { return table_; }
+  void unmap();
+
+ private:
+  struct Board;
+
+  bool map_next(int peer, int index);
+  void write_table(int peer, int index, const PeerRegion& region);
+
+  const int device_, rank_, ranks_;
+  MemoryFile file_;
+  Mappings mappings_;
+  std::vector<Board*> boards_;  // by rank
+  std::vector<int> mapped_;     // by rank: regions that have been looked at
+  std::vector<void*> opened_;
+  int shown_ = 0;
+  PeerRegion* table_ = nullptr;  // in device memory
+  cudaStream_t stream_ = nullptr;
+};
+
+}  // namespace ringkern::cuda
