@@ -34,6 +34,17 @@ void load(const void* kernel) {
         "RINGKERN_CUDA_ARCHS set for this one");
 }
 
+void launch_kernel(const void* kernel, unsigned blocks, int threads, void* argument,
+                   cudaStream_t stream, std::span<const cudaLaunchAttribute> attributes) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(unsigned(threads));
+  config.stream = stream;
+  config.attrs = const_cast<cudaLaunchAttribute*>(attributes.data());
+  config.numAttrs = unsigned(attributes.size());
+  check(cudaLaunchKernelExC(&config, kernel, &argument), "cudaLaunchKernelExC");
+}
+
 std::string bus_of(int device) noexcept {
   char bus[32] = {};
   if (cudaDeviceGetPCIBusId(bus, int(sizeof bus), device) == cudaSuccess) return bus;

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <span>
 #include <string>
 
 #include "comm/ports.h"
@@ -20,6 +21,9 @@ std::string describe(const char* call, cudaError_t error);
 void check(cudaError_t error, const char* call, const char* remedy = "");
 // Loads a kernel on the current device. Throws TransportError where it was not built for that.
 void load(const void* kernel);
+// Launches a kernel that takes one argument, on the current device. Throws TransportError.
+void launch_kernel(const void* kernel, unsigned blocks, int threads, void* argument,
+                   cudaStream_t stream, std::span<const cudaLaunchAttribute> attributes = {});
 // Its place on the PCI bus, as "0000:3b:00.0", whatever number it has in this process; or nothing.
 std::string bus_of(int device) noexcept;
 // Tells if what a warp of one device stores at once, 128 bytes, arrives whole in the memory of

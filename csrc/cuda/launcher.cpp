@@ -38,6 +38,7 @@ Launcher::Launcher(int device, std::vector<Seat> seats, int ranks, const Geometr
   const OnDevice guard(device);
   try {
     check_resident();
+    attributes_ = attributes_of_waiting(device, int(seats_.size()) == ranks);
     claim_memory();
   } catch (...) {
     release();
@@ -219,14 +220,12 @@ void Launcher::run(std::span<const Task> tasks, std::span<const Task> all) {
 template <class Args>
 bool Launcher::launch(const void* kernel, Args args, int threads, cudaStream_t stream) {
   const auto blocks = unsigned(args.plan.channels) * unsigned(seats_.size());
-  void* parameters[] = {&args};
   try {
     order_.follow_last(stream);
     if (order_.capturing()) args.seq = 0;
     else if (regions_ != nullptr) regions_->exchange();
     if constexpr (std::is_same_v<Args, AcrossArgs>) args.plan.place = place_of(args);
-    check(cudaLaunchKernel(kernel, dim3(blocks), dim3(unsigned(threads)), parameters, 0, stream),
-          "cudaLaunchKernel");
+    launch_kernel(kernel, blocks, threads, &args, stream, attributes_);
     order_.note_last(stream);
     if (aborted_) poison_others();  // by another thread, which may not have seen this launch
   } catch (...) {
@@ -297,12 +296,10 @@ void Launcher::run_in_place(const Task& task, const Tensors& tensors) {
   InPlaceArgs args{task.reduction, tensors};
   const int threads = in_place_threads(tensors.bytes);
   const auto blocks = unsigned(div_up(tensors.bytes, int64_t(16) * threads));
-  void* parameters[] = {&args};
   const auto stream = static_cast<cudaStream_t>(task.stream);
   order_.follow_last(stream);
-  check(cudaLaunchKernel(in_place_kernel(task.reduction.dtype, task.reduction.combine),
-                         dim3(blocks), dim3(unsigned(threads)), parameters, 0, stream),
-        "cudaLaunchKernel");
+  const void* kernel = in_place_kernel(task.reduction.dtype, task.reduction.combine);
+  launch_kernel(kernel, blocks, threads, &args, stream);
   order_.note_last(stream);
 }
 
@@ -312,12 +309,9 @@ void Launcher::run_alone(const Task& task) {
   if (task.reduction.scale == Reduction::Scale::multiply_input) {
     AloneArgs args{static_cast<const std::byte*>(task.in), static_cast<std::byte*>(task.out),
                    task.count, task.reduction};
-    void* parameters[] = {&args};
     const auto blocks =
         unsigned(std::clamp(div_up(task.count, 4 * kMaxThreads), int64_t(1), int64_t(1024)));
-    check(cudaLaunchKernel(alone_kernel(dtype), dim3(blocks), dim3(kMaxThreads), parameters, 0,
-                           stream),
-          "cudaLaunchKernel");
+    launch_kernel(alone_kernel(dtype), blocks, kMaxThreads, &args, stream);
   } else if (task.in != task.out) {
     check(cudaMemcpyAsync(task.out, task.in, size_t(task.count * size_of(dtype)),
                           cudaMemcpyDeviceToDevice, stream),

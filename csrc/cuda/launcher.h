@@ -106,6 +106,7 @@ class Launcher {
   std::byte** tables_ = nullptr;
   std::atomic<bool> aborted_{false};
 
+  std::vector<cudaLaunchAttribute> attributes_;  // of all launches but in_place and alone
   LaunchOrder order_;
   cudaStream_t abort_stream_ = nullptr;
 };

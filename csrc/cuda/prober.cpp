@@ -61,10 +61,7 @@ void Prober::launch(std::span<const ProbedLink> links, Milliseconds patience) {
     const ProbedLink& link = links[i];
     args.links[i] = {link.theirs, link.second_spare, link.mine, link.spare, scratch_of(link)};
   }
-  void* parameters[] = {&args};
-  check(cudaLaunchKernel(probe_kernel(), dim3(unsigned(links.size())), dim3(kProbeThreads),
-                         parameters, 0, stream_),
-        "cudaLaunchKernel");
+  launch_kernel(probe_kernel(), unsigned(links.size()), kProbeThreads, &args, stream_);
   launched_ = true;
   patience_ = patience;
 }

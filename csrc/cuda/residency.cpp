@@ -24,12 +24,15 @@ void for_each_kernel(F&& f) {
   }
 }
 
+int attribute(cudaDeviceAttr which, int device) {
+  int value = 0;
+  check(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
+  return value;
+}
+
 }  // namespace
 
 int resident_blocks(int device) {
-  int processors = 0;
-  check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device),
-        "cudaDeviceGetAttribute");
   int each = 1 << 20;
   for_each_kernel([&](const void* kernel) {
     load(kernel);
@@ -38,7 +41,26 @@ int resident_blocks(int device) {
           "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
     each = std::min(each, blocks);
   });
-  return each * processors;
+  return each * attribute(cudaDevAttrMultiProcessorCount, device);
+}
+
+std::vector<cudaLaunchAttribute> attributes_of_waiting(int device, bool together) {
+  std::vector<cudaLaunchAttribute> found;
+  // Or a fence would wait for the stores of all kernels beside this one, as of a GEMM. What crosses
+  // from domain to domain within a device must be ordered by fences of system scope, or by the
+  // stream; within a launch all is in one domain.
+  if (attribute(cudaDevAttrComputeCapabilityMajor, device) >= 9) {
+    auto& domain = found.emplace_back();
+    domain.id = cudaLaunchAttributeMemSyncDomain;
+    domain.val.memSyncDomain = cudaLaunchMemSyncDomainRemote;
+  }
+  // Or two rings, on streams of different priority, could have room for a part of their blocks each.
+  if (together && attribute(cudaDevAttrCooperativeLaunch, device) != 0) {
+    auto& cooperative = found.emplace_back();
+    cooperative.id = cudaLaunchAttributeCooperative;
+    cooperative.val.cooperative = 1;
+  }
+  return found;
 }
 
 }  // namespace ringkern::cuda

@@ -18,8 +18,9 @@ from pathlib import Path
 from .identity import Identity
 from .tuning import Tuning, TuningError, dump, parse
 
-SHIPPED = Path(__file__).parent / "tunings"  # a file for each processor
+SHIPPED = Path(__file__).parent / "tunings"  # a file for each processor, and one for CUDA
 DEFAULT = SHIPPED / "amd-family-26.json"  # for processors of other makers
+PREDICTED = SHIPPED / "cuda-predicted.json"  # by `python -m ringkern model --write`
 AGAIN = "run `python -m ringkern tune` again, or delete the file"
 
 _MOST_BYTES = 4 << 20  # of a file; ours have less than a hundredth

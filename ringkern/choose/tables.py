@@ -1,8 +1,9 @@
 """Tables by which ``"auto"`` chooses algorithm and protocol from the size of a tensor.
 
 The quickest by :mod:`ringkern.choose.cost` is chosen, from times that ``python -m ringkern tune``
-measured on this machine, or from ringkern's own measurements of another one. A table is made once a
-process, for each kind of device and number of ranks; all ranks of a ring take the one of rank 0.
+measured on this machine, or from ringkern's own: measurements of another one, and for CUDA
+predictions. A table is made once a process, for each kind of device and number of ranks; all ranks
+of a ring take the one of rank 0.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Costs(NamedTuple):
     """The costs of ways.
 
     Attributes:
-        measured: the measurements, and the costs that were fitted to them.
+        measured: the measurements or predictions, and the costs that were fitted to them.
         source: where they come from, in words.
     """
 
@@ -62,8 +63,7 @@ def table(device: str, ranks: int, one_device: bool = False) -> dict[str, Rows]:
     Returns:
         For each of these lists up to ``_C.most_rows`` rows.
     """
-    found = costs(device, ranks)
-    lists = rows_for(found.measured, ranks, one_device) if found else _rule(ranks)
+    lists = rows_for(costs(device, ranks).measured, ranks, one_device)
     if one_device:  # there it reads and writes the tensors themselves, the quickest at every size
         best: Rows = [(ANY_SIZE, "two_shot", "simple")]
         lists |= dict.fromkeys(("automatic", "in_rank_order", "two_shot"), best)
@@ -72,10 +72,7 @@ def table(device: str, ranks: int, one_device: bool = False) -> dict[str, Rows]:
 
 def source(device: str, ranks: int) -> str:
     """Where the :func:`table` of a device and a number of ranks comes from, in words."""
-    found = costs(device, ranks)
-    if found:
-        return found.source
-    return "a rule of ringkern's, from times of ranks that shared an NVIDIA H100 on 2026-11-26"
+    return costs(device, ranks).source
 
 
 def way_of(rows: Rows, nbytes: int) -> Way:
@@ -89,8 +86,8 @@ def way_of(rows: Rows, nbytes: int) -> Way:
 
 
 @functools.cache
-def costs(device: str, ranks: int) -> Costs | None:
-    """Returns the costs behind the table for so many ranks; ``None``: it is a rule.
+def costs(device: str, ranks: int) -> Costs:
+    """Returns the costs behind the table for so many ranks.
 
     The user's own measurements come before ringkern's. On a CPU those count whose ranks had a core
     each, or had not, as these do; and of these, the nearest number of ranks.
@@ -100,7 +97,7 @@ def costs(device: str, ranks: int) -> Costs | None:
     own = _own(here)
     if own and (fit := _nearest(own, device, ranks, crowded)):
         return Costs(fit, f"{cache.file_of(here)}, {_measured_as(fit)}")
-    return None if crowded is None else shipped(ranks, crowded, here)
+    return _predicted(ranks) if crowded is None else shipped(ranks, crowded, here)
 
 
 def _measured_as(fit: Measured) -> str:
@@ -122,6 +119,13 @@ def shipped(ranks: int, crowded: bool, here: identity.Identity | None = None) ->
     fit = _nearest(own, "cpu", ranks, crowded) or min(own.measured, key=lambda m: m.ranks)
     where = f"ringkern's default, measured {fit.date} on {own.machine} with {fit.ranks} ranks"
     return Costs(fit, where)
+
+
+def _predicted(ranks: int) -> Costs:
+    fit = _nearest(cache.read(cache.PREDICTED), "cuda", ranks)
+    assert fit is not None, "the file is of CUDA"
+    ranks_there = f"{fit.ranks} ranks of one process on one {fit.gpu}"
+    return Costs(fit, f"costs predicted for {ranks_there} by `{fit.command}`, not measured")
 
 
 def forget() -> None:
@@ -155,6 +159,7 @@ def _default() -> Tuning:
 
 @functools.cache
 def _likest(here: identity.Identity) -> Tuning:
+    # The file for CUDA is like no machine, and of equals the first is taken.
     found = [_default(), *(cache.read(p) for p in sorted(cache.SHIPPED.iterdir()))]
     return max(found, key=lambda tuning: here.likeness(tuning.machine))
 
@@ -265,26 +270,3 @@ def _cheapest(lost: list[list[float]], price: float) -> list[tuple[int, int]]:
             way = earlier
             rows.append((0, way))
     return rows[::-1]
-
-
-def _rule(ranks: int) -> dict[str, Rows]:
-    """A rule for GPUs where the user has not measured.
-
-    From times of 2, 4 and 8 ranks of one process that shared an H100, over LL and Simple with 32
-    channels (docs/design/choice.md): ``one_shot`` while what a rank gets from all others is small,
-    ``two_shot`` up to a megabyte, then the ring over Simple. Never LL128: :func:`may_be_unasked`.
-    """
-    one_shot = (384 << 10) // max(1, ranks - 1)
-    ring: Rows = [(64 * 1024 * ranks, "ring", "ll"), (ANY_SIZE, "ring", "simple")]
-    direct: Rows = [(one_shot, "one_shot", "ll"), (ANY_SIZE, "two_shot", "ll")]
-    best: Rows = [(one_shot, "one_shot", "ll"), (ANY_SIZE, "ring", "simple")]
-    if ranks > 2:
-        best.insert(1, (1 << 20, "two_shot", "ll"))
-    return {
-        "automatic": best if _exists(Way("one_shot", "ll"), "cuda", ranks) else ring,
-        "in_rank_order": direct,
-        "ring": ring,
-        "one_shot": [(ANY_SIZE, "one_shot", "ll")],
-        "two_shot": [(ANY_SIZE, "two_shot", "ll")],
-        "others": [(64 << 10, "ring", "ll"), (ANY_SIZE, "ring", "simple")],
-    }

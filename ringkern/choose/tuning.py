@@ -1,4 +1,5 @@
-"""The costs of each way on a machine, as ``python -m ringkern tune`` measured them; as text too.
+"""The costs of each way on a machine, as ``python -m ringkern tune`` measured them, or ``model``
+predicts them; as text too.
 
 A file of JSON: ``ringkern.choose.cache`` says where it is. Nothing here needs torch.
 """
@@ -39,7 +40,7 @@ class Fitted:
 
     Attributes:
         cost: with the sizes of :func:`ringkern.choose.cost.wire_bytes`.
-        points: (bytes, microseconds) as measured.
+        points: (bytes, microseconds) as measured; none, where they were predicted.
     """
 
     cost: Cost
@@ -48,12 +49,12 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Measured:
-    """The result of one run of ``tune``.
+    """The result of one run of ``tune``, or of the predictions of ``model``.
 
     Attributes:
         device: ``"cpu"`` or ``"cuda"``.
         ranks: number of ranks, all on one machine.
-        date: as ``"2026-11-21"``.
+        date: as ``"2026-11-21"``; or ``"predicted"``.
         command: that measured it.
         ways: by collective and way; all of :func:`ways_of`.
         gpu: model on which all ranks were, in one process; ``""`` for a CPU.

@@ -67,12 +67,9 @@ def draw_explanation(found: Explanation, file: Path) -> None:
         file: its kind follows from the name, such as ``ways.svg`` or ``ways.png``.
 
     Raises:
-        ValueError: nothing was measured on this device.
         ImportError: matplotlib is not installed.
         OSError: the file cannot be written.
     """
-    if not found.times:
-        raise ValueError(f"there are no times to draw: {found.source}")
     figure, [[panel]] = figures.panels(1, 1, (7.2, 5.2))
     for way, time_us in found.times.items():
         _curve(panel, way, time_us, color=COLORS[way.algorithm])

@@ -13,7 +13,9 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -31,6 +33,7 @@ struct Launch {
   std::optional<cuda::TimedArgs> timed;    // besides args, where the kernel has a clock
   std::optional<cuda::InPlaceArgs> in_place;
   std::optional<cuda::AcrossArgs> across;
+  std::map<cudaLaunchAttributeID, int> attributes;
 
   int channels() const { return direct ? direct->plan.channels : args.plan.channels; }
   const cuda::RankArgs* ranks() const { return direct ? direct->ranks : args.ranks; }
@@ -40,6 +43,8 @@ struct FakeRuntime {
   int devices = 3;
   static inline thread_local int current = 0;
   int processors = 132, blocks_each = 2;                // of each device
+  int capability = 9;                                   // the number before the dot
+  bool cooperates = true;                               // takes cooperative launches
   bool peers = true;                                    // have access to each other
   std::set<std::pair<int, int>> apart;                  // those that have none all the same
   std::set<std::pair<int, int>> pcie;                   // those whose link tears lines of LL128
@@ -146,8 +151,13 @@ cudaError_t cudaDeviceSynchronize() {
   if (runtime.working != nullptr) runtime.working->wait_for_all(runtime.current);
   return cudaSuccess;
 }
-cudaError_t cudaDeviceGetAttribute(int* v, cudaDeviceAttr, int) {
-  return *v = runtime.processors, cudaSuccess;
+cudaError_t cudaDeviceGetAttribute(int* v, cudaDeviceAttr which, int) {
+  switch (which) {
+    case cudaDevAttrMultiProcessorCount: return *v = runtime.processors, cudaSuccess;
+    case cudaDevAttrComputeCapabilityMajor: return *v = runtime.capability, cudaSuccess;
+    case cudaDevAttrCooperativeLaunch: return *v = runtime.cooperates, cudaSuccess;
+    default: return runtime.last = cudaErrorInvalidValue;
+  }
 }
 cudaError_t cudaDeviceCanAccessPeer(int* possible, int from, int to) {
   return *possible = runtime.peers && !runtime.apart.contains({from, to}), cudaSuccess;
@@ -326,8 +336,9 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* n, const void* ke
                                   : runtime.working->kernels.occupancy(name, uint32_t(threads));
   return cudaSuccess;
 }
-cudaError_t cudaLaunchKernel(const void* kernel, dim3 blocks, dim3 threads, void** args, size_t,
-                             cudaStream_t stream) {
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel, void** args) {
+  const auto [blocks, threads, stream] =
+      std::tuple(config->gridDim, config->blockDim, config->stream);
   if (runtime.current == runtime.refuses) return runtime.last = cudaErrorLaunchOutOfResources;
   const std::string& name = ringkern::test::kernel_names().at(kernel);
   const auto is = [&](const char* what) { return name.find(what) != std::string::npos; };
@@ -347,6 +358,13 @@ cudaError_t cudaLaunchKernel(const void* kernel, dim3 blocks, dim3 threads, void
   auto& launch = runtime.launches.emplace_back();
   launch.device = runtime.current, launch.blocks = blocks.x, launch.threads = threads.x;
   launch.stream = stream;
+  for (const auto& each : std::span(config->attrs, config->numAttrs)) {
+    if (each.id == cudaLaunchAttributeMemSyncDomain)
+      launch.attributes[each.id] = each.val.memSyncDomain;
+    else if (each.id == cudaLaunchAttributeCooperative)
+      launch.attributes[each.id] = each.val.cooperative;
+    else return runtime.last = cudaErrorInvalidValue;
+  }
   if (is("::alone<")) return cudaSuccess;
   if (is("::in_place<")) {
     launch.in_place = *static_cast<ringkern::cuda::InPlaceArgs*>(args[0]);

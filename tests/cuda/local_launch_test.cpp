@@ -309,6 +309,52 @@ TEST_CASE("ranks that are apart have a launch each") {
   CHECK(ring.geometry().channels * 4 <= runtime.processors * runtime.blocks_each);
 }
 
+TEST_CASE("launches that wait have a domain of their own, and all their blocks come at once") {
+  using Attributes = std::map<cudaLaunchAttributeID, int>;
+  const std::pair remote(cudaLaunchAttributeMemSyncDomain, int(cudaLaunchMemSyncDomainRemote));
+  const std::pair cooperative(cudaLaunchAttributeCooperative, 1);
+  const auto check = [](const std::vector<int>& devices, const Attributes& expected) {
+    LocalRing ring(devices, kTimeout);
+    Timeline timeline;
+    for (const bool direct : {false, true})
+      for (const bool timed : {false, true}) {
+        if (direct && timed) continue;
+        std::vector<Task> tasks =
+            direct ? direct_tasks(devices, Algorithm::one_shot) : tasks_on(devices);
+        for (Task& task : tasks) task.timeline = timed ? &timeline : nullptr;
+        runtime.launches.clear();
+        ring.run(tasks);
+        CHECK(!runtime.launches.empty());
+        for (const Launch& launch : runtime.launches) {
+          CHECK(launch.direct.has_value() == direct && launch.timed.has_value() == timed);
+          CHECK(launch.attributes == expected);
+        }
+      }
+  };
+  const std::vector<int> together(3, 1), apart = {0, 1, 0};
+  runtime = {};
+  check(together, {remote, cooperative});
+  check(apart, {remote});
+  runtime.cooperates = false;
+  check(together, {remote});
+  runtime = {};
+  runtime.capability = 8;
+  check(together, {cooperative});
+  check(apart, {});
+  // These wait for nobody.
+  runtime = {};
+  LocalRing ring(together, kTimeout), alone({1}, kTimeout);
+  std::vector<Task> tasks = direct_tasks(together, Algorithm::two_shot);
+  for (Task& task : tasks) task.protocol = Protocol::simple;
+  ring.run(tasks);
+  tasks.resize(1);
+  tasks[0] = tasks_on({1})[0];
+  tasks[0].reduction.scale = Reduction::Scale::multiply_input;
+  alone.run(tasks);
+  REQUIRE(runtime.launches.size() == 2);
+  for (const Launch& launch : runtime.launches) CHECK(launch.attributes.empty());
+}
+
 TEST_CASE("a collective that has no kernel is refused") {
   runtime = {};
   LocalRing ring(kDevices, kTimeout);

@@ -7,16 +7,17 @@ import itertools
 import json
 import re
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ringkern import _C
-from ringkern.choose import tables
+from ringkern.choose import cache, tables
 from ringkern.choose.cost import Way
 from ringkern.tools import model
-from ringkern.tools.model import cuts, measured, one_gpu
+from ringkern.tools.model import command, cuts, measured, one_gpu
 from ringkern.tools.model.one_gpu import DIRECT, H100, H200, Gpu, predict
 
 ROOT = Path(__file__).parents[2]
@@ -283,6 +284,64 @@ class TestMeasured:
             assert row.terms.time_us == pytest.approx(before.terms.time_us + 100 + more)
 
 
+class TestShipped:
+    """The costs that "auto" on CUDA has where nobody has measured."""
+
+    def predicted(self, way: Way, ranks: int, nbytes: int, costs: Any = None) -> float:
+        return predict(H100, way, ranks, nbytes, costs).time_us
+
+    def test_they_are_what_the_command_writes(self, tmp_path: Path) -> None:
+        """Else write that file again: python -m ringkern model --gpu H100 --write FILE."""
+        pytest.importorskip("scipy")
+        file = tmp_path / "costs.json"
+        parser = argparse.ArgumentParser()
+        model.add_arguments(parser)
+        assert model.run(parser.parse_args(["--gpu", "H100", "--write", str(file)])) == 0
+        written, shipped = cache.read(file), cache.read(cache.PREDICTED)
+        assert written.machine == shipped.machine
+        for new, old in zip(written.measured, shipped.measured, strict=True):
+            assert replace(new, ways={}) == replace(old, ways={})
+            for key, fitted in new.ways.items():
+                for size in command.FITTED_SIZES:  # another scipy has other last digits
+                    asked = (key[1], key[0], new.ranks, size)
+                    assert old.ways[key].cost.time_us(*asked) == pytest.approx(
+                        fitted.cost.time_us(*asked), rel=2e-3
+                    ), key
+
+    @pytest.mark.parametrize("ranks", one_gpu.RANKS)
+    def test_they_are_near_the_predictions(self, ranks: int) -> None:
+        ways = tables.costs("cuda", ranks).measured.ways
+        for (name, way), fitted in ways.items():
+            for size in command.FITTED_SIZES:
+                wanted = self.predicted(way, ranks, size)
+                if name != "all_reduce":
+                    wanted = (wanted + H100.launch_us) / 2
+                found = fitted.cost.time_us(way, name, ranks, size)
+                assert found == pytest.approx(wanted, rel=0.06), (name, way, size)
+
+    @pytest.mark.parametrize("ranks", one_gpu.RANKS)
+    def test_the_table_takes_the_quickest_that_was_measured(self, ranks: int) -> None:
+        """Within 10 %. Times of the ring are of earlier kernels: as much quicker as predicted."""
+        then = figures_of("speed")["costs"]
+        rows = json.loads(RESULTS.read_text())["runs"][-1]["rows"]
+        channels = cuts.channels_of(H100.multiprocessors, ranks)
+        times: dict[int, dict[Way, float]] = {}
+        for row in rows:
+            way, size = Way(row["algorithm"], row["protocol"]), row["size_bytes"]
+            as_now = (row["ranks"], row["channels"], row["slots"]) == (ranks, channels, cuts.SLOTS)
+            if as_now and way != DIRECT and tables.may_be_unasked(way, "cuda"):
+                change = [self.predicted(way, ranks, size, costs) for costs in (None, then)]
+                times.setdefault(size, {})[way] = row["hot_us"] * change[0] / change[1]
+        assert len(times) == 9
+        lists = tables.table("cuda", ranks)
+        for size, of in times.items():
+            assert of[tables.way_of(lists["automatic"], size)] <= 1.1 * min(of.values()), size
+            direct = {way: time for way, time in of.items() if way.algorithm != "ring"}
+            if direct:
+                chosen = tables.way_of(lists["in_rank_order"], size)
+                assert direct[chosen] <= 1.1 * min(direct.values()), size
+
+
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     parser = argparse.ArgumentParser()
     model.add_arguments(parser)
@@ -363,6 +422,11 @@ class TestCommand:
             (["--gpu", "H100", "--device", "cpu"], "--gpu is of GPUs: leave it out"),
             (["--gpu", "H100", "--plot", "x.png"], "--plot draws one number of ranks: give -n"),
             (["--device", "cuda", "--sizes", "0"], "--sizes 0: give sizes above 0"),
+            *(
+                (["--gpu", "H100", *other, "--write", "x.json"], "--write is of one GPU, all")
+                for other in (["--sizes", "8K"], ["-n", "2"], ["--plot", "x.png"])
+            ),
+            (["--device", "cpu", "--write", "x.json"], "--write is of one GPU, all"),
         ],
     )
     def test_arguments_that_do_not_fit(self, arguments: list[str], text: str) -> None:

@@ -1,4 +1,4 @@
-"""The tables of docs/design/choice.md that say where the hierarchy is the fastest."""
+"""The tables of docs/design/choice.md that say which way is the fastest where."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ringkern.choose import topology
+from ringkern.choose import cache, tables, topology
+from ringkern.choose.cost import ANY_SIZE
 from ringkern.tools.model import Network, cpu, estimates, node_of, sweep
 from ringkern.tools.model.estimate import FLAT_RING, FLAT_TREE, Estimate
 
@@ -40,3 +41,16 @@ def test_the_page_says_what_is_predicted(
     for hosts, *cells in rows:
         found = sweep.faster(predict, device, int(hosts.replace(",", "")))
         assert cells == [sweep.say(found[way]) for way in ways]
+
+
+def test_the_page_says_what_is_taken_on_cuda() -> None:
+    (table,) = re.findall(r"^\| ranks \| `one_shot`.*\n.*\n((?:\|.*\n)+)", PAGE.read_text(), re.M)
+    predicted = {found.ranks: found for found in cache.read(cache.PREDICTED).measured}
+    lines = table.splitlines()
+    assert len(lines) == len(predicted)
+    for line in lines:
+        ranks, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        rows = tables.rows_for(predicted[int(ranks)], int(ranks))["automatic"]
+        assert [cell for cell in cells if cell != "-"] == [
+            "any" if end == ANY_SIZE else f"{round(end / 1024):,} KiB" for end, *_ in rows
+        ]

@@ -11,7 +11,6 @@ from ... import _C
 from ...arguments import way_asked
 from .. import tables
 from ..cost import ANY_SIZE, Way, bus_bandwidth, journeys, wire_bytes
-from ..tables import Costs
 from ..tuning import COLLECTIVES
 from .explanation import Candidate, Explanation
 
@@ -109,7 +108,7 @@ class _Question:
         self._width: int = getattr(torch, dtype).itemsize
         self._in_rank_order = _C.not_by_ring(collective, dtype, *asked.way[2:])
         self._parts = ranks if collective in ("reduce_scatter", "all_gather") else 1
-        self._costs: Costs | None = tables.costs(device, ranks)
+        self._costs = tables.costs(device, ranks)
 
     def chosen(self, nbytes: int) -> Way:
         """The way that a call of this size goes."""
@@ -127,7 +126,7 @@ class _Question:
 
     def _time_us(self, way: Way, nbytes: int) -> float | None:
         like = LIKE.get(self._collective, self._collective)
-        if self._costs is None or (like, way) not in self._costs.measured.ways:
+        if (like, way) not in self._costs.measured.ways:
             return None
         cost = self._costs.measured.ways[like, way].cost
         return cost.time_us(way, self._collective, self._ranks, nbytes)
@@ -153,7 +152,7 @@ class _Question:
             nbytes=nbytes,
             dtype=self._dtype,
             origin=origin,
-            source=self._costs.source if self._costs else tables.source(self._device, self._ranks),
+            source=self._costs.source,
             way=way._replace(channels=plan.get("channels", 0)),
             time_us=time_us,
             bus_gb_s=self._bus(nbytes, time_us),
@@ -194,9 +193,9 @@ class _Question:
         if impossible := _C.why_not(*about, way[:2], *self._asked.way):
             return impossible
         if ratio is None:
-            return "the rule says otherwise"
+            return "no time is known of it here"
         like = LIKE.get(self._collective, self._collective)
-        if self._costs and nbytes > self._costs.measured.largest(like, way):
+        if nbytes > self._costs.measured.largest(like, way):
             return "too slow at smaller sizes, and not measured here"
         if not tables.may_be_unasked(way, self._device):
             return "never chosen unasked: not all GPUs see its lines of 128 bytes whole"

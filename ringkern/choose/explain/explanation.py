@@ -16,7 +16,7 @@ class Candidate:
 
     Attributes:
         way: algorithm, protocol, and channels; 0 channels: not known here.
-        time_us: predicted; ``None``: nothing was measured, or there is no such way.
+        time_us: predicted; ``None``: there is no such way here.
         ratio: to the time of the way that was chosen.
         why: it was chosen, or not.
     """
@@ -33,7 +33,7 @@ class Explanation:
 
     Bytes of tensors are counted as nccl-tests does: of the tensor of an all-reduce, a broadcast
     or a reduce, and of all ranks' parts of the other collectives. What cannot be known here, as
-    the times of a device on which nothing was measured, is ``None``.
+    the chunks of a device for which there are no kernels, is ``None``.
 
     Attributes:
         collective, device, ranks, nbytes, dtype: what was asked about.

@@ -1,4 +1,4 @@
-"""``python -m ringkern model``: its arguments, and predictions as text, JSON or curves."""
+"""``python -m ringkern model``: its arguments, and predictions as text, JSON, curves or costs."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from ...choose import cache
+from ...choose.identity import Identity
+from ...choose.tuning import COLLECTIVES, Fitted, Measured, Tuning, ways_of
 from ...units import parse_size, size_text
 from .. import figures, options
+from ..tune import fit
 from . import constants, measured, one_gpu, published, question, sweep
 from .estimate import HIERARCHY, WAYS, Estimate
 from .question import Question, finite, questions_of
 
 DEFAULT_SIZES = tuple(1 << shift for shift in range(10, 31, 2))
 ONE_GPU_SIZES = tuple(1 << shift for shift in (13, 16, 18, 20, 22, 24, 26, 28))
+FITTED_SIZES = tuple(1 << shift for shift in range(3, 29))
 Rows = list[tuple[int, list[Estimate]]]
 
 DESCRIPTION = """\
@@ -51,6 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compare with times of ranks on one GPU in a summary.json of `make gpu`, or a file of "
         "bench/results",
     )
+    add(
+        "--write",
+        type=options.new_file,
+        metavar="FILE",
+        help="write the costs of all ways of ranks on one GPU, fitted to predictions",
+    )
     options.add_timeout(parser, 600.0)
     options.add_json(parser)
 
@@ -72,6 +83,15 @@ def run(args: argparse.Namespace) -> int:
         output.json(measured.as_dict(gpu, compared))
         return 0
     every = questions_of(args)
+    if args.write:
+        if every[0].floor_us is None or args.ranks or args.sizes or args.plot:
+            raise ValueError("--write is of one GPU, all ranks and sizes: give --gpu alone")
+        fit.check_installed()
+        gpu = one_gpu.GPUS[every[0].name]
+        cache.write(args.write, tuning_of(gpu), 0o644)
+        output.answer(f"# costs of ranks on one {gpu.name}, predicted: {args.write}")
+        output.json({"file": str(args.write)})
+        return 0
     if args.sweep:
         asked = every[0]
         if args.plot or args.sizes:
@@ -92,6 +112,31 @@ def run(args: argparse.Namespace) -> int:
     content = [as_dict(*table) for table in tables]
     output.json(content[0] if len(content) == 1 else {"tables": content})
     return 0
+
+
+def tuning_of(gpu: one_gpu.Gpu) -> Tuning:
+    """Fits costs to predictions, as ``tune`` fits them to times; without the points.
+
+    A reduce-scatter and an all-gather are taken to be half of an all-reduce each, but for the
+    launch: half of its steps.
+    """
+    about = ("predicted", "python -m ringkern model")
+    found = []
+    for ranks in one_gpu.RANKS:
+        ways = {}
+        for name in COLLECTIVES:
+            share = 1.0 if name == "all_reduce" else 0.5
+            for way in ways_of(name, "cuda"):
+                terms = [one_gpu.predict(gpu, way, ranks, size) for size in FITTED_SIZES]
+                times = [gpu.launch_us + share * (t.time_us - gpu.launch_us) for t in terms]
+                cost = fit.fit(
+                    *(list(zip(FITTED_SIZES, times)), way, name, ranks),
+                    base_us=gpu.launch_us,
+                    device="cuda",
+                )
+                ways[name, way] = Fitted(cost)
+        found.append(Measured("cuda", ranks, *about, ways, gpu.name))
+    return Tuning(Identity("none", 1, (), (gpu.name,), 0), tuple(found))
 
 
 def _sizes(text: str | None, default: tuple[int, ...]) -> tuple[int, ...]:
