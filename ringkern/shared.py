@@ -15,8 +15,8 @@ meet a tensor in it. Most all-reduces with ``algorithm="auto"`` take them in pla
 
 On CUDA they are in a memory pool of their own (:class:`torch.cuda.MemPool`), whose memory the other
 ranks map at their next call, and which this process keeps until it ends. ``"auto"`` takes them in
-place where all ranks had such memory before the first call of the group made its ring, and NVLink
-or not, all devices have access to each other's memory. It has run on no GPU.
+place where NVLink connects the GPUs (or ranks share one), and all ranks had such memory before the
+first call of the group. It has run on no GPU.
 """
 
 from __future__ import annotations

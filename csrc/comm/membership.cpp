@@ -59,9 +59,11 @@ std::string word_of(const Device& device, const std::vector<std::string>& buses)
 void fit_ways(WayTable& ways, const Device& device, int ranks, Store& store,
               const std::string& key) {
   if (device.terms.device == "cpu") return;
-  if (ranks > 3 && store.add(key + kApart, 0) > 0) ways.keep_to_ring();
-  else if (store.add(key + kStages, 0) == 0) ways.take_tensors();
-  if (store.add(key + kTorn, 0) > 0) ways.leave_out_lines();
+  const auto some = [&](const char* what) { return store.add(key + what, 0) > 0; };
+  const bool torn = some(kTorn);
+  if (ranks > 3 && some(kApart)) ways.keep_to_ring();
+  else if (!torn && !some(kStages)) ways.take_tensors();
+  if (torn) ways.leave_out_lines();
 }
 
 // A store that ends the rendezvous when `look` throws. Once: afterwards the other ranks are told

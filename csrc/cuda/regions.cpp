@@ -128,7 +128,8 @@ void PeerRegions::meet(int peer, int fd, const RankNames& names) {
 
 void PeerRegions::exchange() {
   Board& mine = *boards_[size_t(rank_)];
-  for (const int count = Regions::mine().count(); shown_ < count; store(mine.shown, ++shown_)) {
+  for (const int count = Regions::mine().count(); shown_ < count;
+       store(mine.shown, int64_t(++shown_))) {
     const Regions::Region& r = Regions::mine().at(shown_);
     mine.entries[shown_] = {r.handle, r.device == device_ ? r.bytes : 0};
   }

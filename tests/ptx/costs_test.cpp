@@ -263,6 +263,42 @@ Row measure_in_place(int ranks) {
   return row_of(meter, "in_place", "all" + std::to_string(ranks), 0, threads);
 }
 
+// The same of ranks in several launches of one process, a pack a thread, whom nobody keeps waiting.
+std::vector<Row> measure_across(int ranks) {
+  constexpr int threads = 64;
+  reset(threads);
+  AcrossArgs args;
+  args.geometry = default_geometry();
+  args.mesh = MeshGeometry::make(ranks, 1);
+  args.reduction = Reduction::of(Op::sum, DType::f32, ranks);
+  args.seq = 1;
+  Tensors& tensors = args.plan.tensors;
+  tensors.bytes = int64_t(16) * threads * ranks;
+  tensors.ranks = ranks;
+  tensors.aligned = true;
+  std::vector<std::byte*> all;
+  for (int r = 0; r < ranks; ++r) {
+    all.push_back(memory().add("a segment", simt::Kind::shared, r,
+                               args.geometry.bytes() + args.mesh.bytes()));
+    tensors.in[r] = tensors.out[r] = memory().add("a tensor", simt::Kind::own, 0, tensors.bytes);
+    if (r > 0)
+      memory().write(all[0] + args.geometry.bytes() +
+                         MeshGeometry::peer_counter_offset(r - 1, MeshCount::meetings),
+                     &kLongAgo, 8);
+  }
+  std::byte* table = memory().add("the segments", simt::Kind::device, 0, ranks * 8);
+  memory().write(table, all.data(), ranks * 8);
+  args.ranks[0] =
+      rank_of(16, all[0], all[1], all.back(), reinterpret_cast<std::byte* const*>(table));
+  Meter meter;
+  run(across_kernel(DType::f32, Combine::sum), args, threads);
+  CHECK_EQ(meter.steps(0).size(), size_t(6));
+  const auto row = [&](const char* part, size_t step) {
+    return row_of(meter, "across", part + std::to_string(ranks), step, threads);
+  };
+  return {row("begin", 0), row("first_meet", 2), row("reduce", 3), row("meet", 4), row("end", 5)};
+}
+
 std::vector<Row> measured() {
   std::vector<Row> all;
   const auto add = [&](const Row& r) {
@@ -278,7 +314,10 @@ std::vector<Row> measured() {
     for (const bool two_lines : {true, false})
       for (const int ranks : {2, 8})
         for (const Row& r : measure_direct(a, ranks, two_lines)) add(r);
-  for (const int ranks : {2, 8}) add(measure_in_place(ranks));
+  for (const int ranks : {2, 8}) {
+    add(measure_in_place(ranks));
+    for (const Row& r : measure_across(ranks)) add(r);
+  }
   return all;
 }
 
@@ -289,7 +328,8 @@ constexpr const char* kHead =
 # (of those that do most) and of the poster; bytes that a worker has loaded when it first uses some
 # of them; barriers, votes and fences. begin: until the first verb; end: behind the last. one_shot
 # and two_shot over LL: of 2 and of 8 ranks, with two lines a thread or (small) one; in_place: all
-# that a thread does. Another compiler has other counts.
+# that a thread does; across: a pack a thread, and what the poster's warp does when ranks meet.
+# Another compiler has other counts.
 #     build/dev/tests_ptx_costs_test --update ringkern/tools/model/costs.txt
 )";
 

@@ -95,6 +95,20 @@ def on_device(x: torch.Tensor, device: int = 0) -> torch.Tensor:
     return tensor
 
 
+def shared(x: torch.Tensor, device: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Copies a tensor into memory as of ``ringkern.empty(device="cuda")``.
+
+    Returns:
+        The copy as a tensor of the CPU, and as one that lies on a fake device.
+    """
+    allocate = fake().ringkern_cuda_allocate
+    allocate.argtypes = ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p
+    allocate.restype = ctypes.c_void_p
+    at = allocate(x.nbytes, device, None)
+    copy = torch.frombuffer((ctypes.c_byte * x.nbytes).from_address(at), dtype=x.dtype)
+    return copy.copy_(x), on_device(copy, device)
+
+
 def over_fake(module: str) -> tuple[str, ...]:
     """Returns the arguments of ``python -m`` that run a module over fake devices."""
     return __name__, str(EXTENSION), module

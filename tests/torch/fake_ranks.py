@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 import ringkern
 from ringkern import _C, local
+from ringkern.choose.cost import ANY_SIZE
 from ringkern.errors import CommUsageError, RingKernError
 from tests import reference
 from tests.comm.exits import serve
@@ -84,10 +85,15 @@ def _join(
     return ringkern.Communicator.from_store(store, rank, size, timeout=timeout)
 
 
-def _start(communicator: ringkern.Communicator, call: Call, x: torch.Tensor) -> dist.Work:
-    """Enqueues it on the device."""
+def _start(
+    communicator: ringkern.Communicator,
+    call: Call,
+    x: torch.Tensor,
+    given: torch.Tensor | None = None,
+) -> dist.Work:
+    """Enqueues it on the device; ``given``: ``x`` as it lies there, if it does."""
     work = communicator.all_reduce(
-        on_device(x), OPS[call.op], algorithm=call.algorithm, protocol=call.protocol, async_op=True
+        on_device(x) if given is None else given, OPS[call.op], algorithm=call.algorithm, protocol=call.protocol, async_op=True
     )
     assert work is not None
     return work
@@ -129,6 +135,29 @@ def calls(rank: int, size: int, folder: Path) -> None:
         while _last_completed() != len(plan):  # as kernels tell the watch
             assert time.monotonic() < end, _last_completed()
             time.sleep(0.01)
+
+
+def in_place(rank: int, size: int, folder: Path) -> None:
+    """Tensors in memory that the others map, of which every third call lacks that of rank 1.
+
+    ``early`` in the folder: the ranks that have such memory before their first call.
+    """
+    fake_cuda.start()
+    early: list[int] = json.loads((folder / "early").read_text())
+    if rank in early:
+        fake_cuda.shared(torch.ones(1))
+    automatic = [(ANY_SIZE, "two_shot", "simple")]
+    with _join(rank, size, folder) as communicator:
+        for seed, call in enumerate(_read(folder)):
+            inputs = call.inputs(size, seed)
+            result, given = inputs[rank].clone(), None
+            if (rank != VICTIM or seed % 3 != 2) and (seed > 0 or rank in early):
+                result, given = fake_cuda.shared(inputs[rank])
+                assert given is not None and ringkern.is_shared(given)
+            _wait(_start(communicator, call, result, given))
+            assert same(result, call.expected(inputs)), call
+            rows = communicator._c.table("cuda")["automatic"]
+            assert (rows[-1:] == automatic) == (len(early) == size)
 
 
 def local_ring(rank: int, size: int, folder: Path) -> None:
@@ -288,8 +317,6 @@ def apart(rank: int, size: int, folder: Path) -> None:
         ring.all_reduce(moved)
         with pytest.raises(CommUsageError, match="no access"):
             ring.all_reduce(moved, algorithm="one_shot")
-        with pytest.raises(ValueError, match="does not run over protocol 'simple'"):
-            ring.all_reduce(moved, algorithm="two_shot", protocol="simple")
     assert all(torch.equal(x, torch.full((1000,), 10.0)) for x in tensors)
 
 

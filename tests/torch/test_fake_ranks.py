@@ -21,7 +21,7 @@ if (reason := fake_cuda.why_not()) is not None:
 
 Scenario = Callable[[str, int, Path], list[dict[str, Any]]]
 RING = [("ring", protocol) for protocol in _C.protocols]
-WAYS = [*RING, ("one_shot", "ll"), ("two_shot", "ll")]
+WAYS = [*RING, ("one_shot", "ll"), ("two_shot", "simple"), ("two_shot", "ll")]
 
 
 @pytest.fixture(scope="module")
@@ -69,11 +69,24 @@ def test_around_chunks(scenarios: Scenario, tmp_path: Path, protocol: str) -> No
     _run(scenarios, size, tmp_path, [Call("ring", protocol, dtype, n) for n in counts])
 
 
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("all_early", [False, True])
+def test_in_place(scenarios: Scenario, tmp_path: Path, size: int, all_early: bool) -> None:
+    """By name always, and by ``auto`` where all ranks were early: the bits are the same, if one
+    rank's tensor is staged, too, and in several pieces."""
+    (tmp_path / "early").write_text(json.dumps([*range(size)] if all_early else [0]))
+    way = ("two_shot", "simple")
+    calls = [Call(*way, dtype, n) for dtype in ("bfloat16", "int64") for n in (1, 1001, 100_000)]
+    calls += [Call(*way, "float32", 999, op) for op in ("avg", "prod", "max")]
+    calls += [Call("ring", "simple", "float32", 50_000), Call(*way, "float32", 50_000)]
+    calls += [Call(*way, "uint8", 12_000_000)] if size == 2 and all_early else []
+    _run(scenarios, size, tmp_path, calls, "in_place")
+
+
 @pytest.mark.parametrize("devices", [[0, 0], [0, 1], [1, 0, 1], [*range(8)]], ids=str)
 def test_a_ring_in_one_process(scenarios: Scenario, tmp_path: Path, devices: list[int]) -> None:
     """Launches on two devices run at the same time, as do the kernels that probe their links."""
-    ways = [*WAYS, ("two_shot", "simple")]
-    calls = [Call(*way, dtype, 1001) for way in ways for dtype in ("bfloat16", "int64")]
+    calls = [Call(*way, dtype, 1001) for way in WAYS for dtype in ("bfloat16", "int64")]
     calls += [Call("two_shot", "simple", dtype, n) for n in (1, 40_000) for dtype in DTYPES]
     write(tmp_path, calls)
     (tmp_path / "devices").write_text(json.dumps(devices))
