@@ -17,6 +17,7 @@
 #include "cuda/device.h"
 #include "cuda/engine.h"
 #include "cuda/ipc.h"
+#include "cuda/residency.h"
 #endif
 
 namespace ringkern::torch_ext {
@@ -42,27 +43,37 @@ inline Device cpu_device(int rank, int ranks, Milliseconds timeout) {
 RingOrders arranged(const std::vector<std::string>& buses, int channels);
 
 #if RK_WITH_CUDA
-inline Device cuda_device(int index, int rank, int ranks, Milliseconds timeout,
-                          int channels = cuda::default_geometry().channels) {
-  Device device;
-  device.name = "cuda:" + std::to_string(index);
-  device.terms.device = "cuda";
+inline void set_channels(Device& device, int index, int rank, int ranks, Milliseconds timeout,
+                         int channels) {
   device.terms.geometry = cuda::default_geometry();
   device.terms.geometry.channels = channels;
   device.terms.segment_bytes = cuda::segment_bytes(device.terms.geometry, ranks);
-  device.terms.workers = cuda::kPlanWorkers;
   device.probe = cuda::probe_room(device.terms.geometry);
-  if (ranks > 2) {  // two can stand in one order only
-    device.terms.bus = cuda::bus_of(index);
+  if (ranks > 2)  // two can stand in one order only
     device.arrange = [=](const std::vector<std::string>& buses) {
       return arranged(buses, channels);
     };
-  }
   device.make_transport = [=, bytes = device.terms.segment_bytes] {
     return std::make_unique<cuda::IpcTransport>(index, bytes, rank, ranks);
   };
   device.make_executor = [=, geometry = device.terms.geometry](const Segments& segments) {
     return std::make_unique<cuda::Engine>(segments, geometry, rank, ranks, index, timeout);
+  };
+}
+
+// With so many channels, or as many as the devices of the ranks hold.
+inline Device cuda_device(int index, int rank, int ranks, Milliseconds timeout,
+                          int channels = cuda::default_geometry().channels) {
+  Device device;
+  device.name = "cuda:" + std::to_string(index);
+  device.terms.device = "cuda";
+  device.terms.workers = cuda::kPlanWorkers;
+  device.terms.room.bus = cuda::bus_of(index);
+  set_channels(device, index, rank, ranks, timeout, channels);
+  device.room = [index] { return cuda::room_of(index); };
+  device.fit = [=](Device& fitted, const std::vector<DeviceRoom>& rooms, const RankNames& names) {
+    set_channels(fitted, index, rank, ranks, timeout,
+                 std::min(channels, cuda::channels_of(rooms, names)));
   };
   return device;
 }
