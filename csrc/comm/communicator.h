@@ -28,6 +28,11 @@ struct Device {
   ProbeRoom probe;   // where the links are probed; follows from the geometry
   // In which orders the ranks are to stand, whose devices are there; asked on rank 0. May be null.
   std::function<RingOrders(const std::vector<std::string>& buses)> arrange;
+  // What it holds, and what a ring over these devices, by rank, takes of it: changes the terms and
+  // whatever follows from them. Asked when a ring is made; null where all devices hold enough.
+  std::function<DeviceRoom()> room = nullptr;
+  std::function<void(Device& fitted, const std::vector<DeviceRoom>& rooms, const RankNames& names)>
+      fit = nullptr;
   bool in_place = false;  // this process has tensors that the other ranks can take where they are
   std::function<std::unique_ptr<Transport>()> make_transport;
   std::function<std::unique_ptr<Executor>(const Segments&)> make_executor;
@@ -73,6 +78,8 @@ class Communicator {
   void check_enqueued();
   // What calls there are chosen from; before the ranks are connected, as far as this rank knows.
   WayTable ways_on(const Device& device);
+  // The same of the geometry.
+  Geometry geometry_on(const Device& device);
 
   // Ends every wait of this rank and, hop by hop, of the whole ring. Any thread, any number of
   // times.
@@ -108,6 +115,7 @@ class Communicator {
     std::unique_ptr<Watch> watch;
     bool enqueues = false;
     WayTable ways;
+    Geometry geometry;
   };
 
   void check_healthy();  // not failed
@@ -118,7 +126,7 @@ class Communicator {
   void execute(const Device& device, const Task& task,
                const std::function<void()>& before = nullptr);
   Ring& ring_on(const Device& device);
-  Ring connect(const Device& device);
+  Ring connect(Device& device);
   void dissolve(Ring& ring, Milliseconds patience) const;
   void poison(const Fault& why);       // the first reason stays
   bool take_reason(const Fault& why);  // with the lock; if the first

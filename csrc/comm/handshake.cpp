@@ -133,7 +133,9 @@ Address my_address(const Terms& terms, const Id& session) {
   a.network = network_namespace();
   a.pids = pid_namespace();
   a.pid = ::getpid();
-  copy_text(a.bus, terms.bus);
+  copy_text(a.bus, terms.room.bus);
+  a.uuid = terms.room.uuid;
+  a.blocks = terms.room.blocks;
   return a;
 }
 
@@ -173,7 +175,7 @@ Address read_address(const std::string& bytes, int rank, const Address& mine, in
   return a;
 }
 
-std::string bus_in(const Address& address) { return text(address.bus); }
+DeviceRoom room_in(const Address& a) { return {text(a.bus), a.uuid, a.blocks}; }
 
 void check_reachable(const Address& mine, int my_rank, const Address& peer, int peer_rank,
                      const RankNames& names) {

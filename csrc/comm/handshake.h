@@ -14,7 +14,7 @@ namespace ringkern {
 
 // Changes whenever ranks of two versions could not work together: these structs, the layout of
 // segments, flags and counters, or the order in which the ring moves chunks.
-inline constexpr uint32_t kLayoutVersion = 6;
+inline constexpr uint32_t kLayoutVersion = 7;
 
 // A hash of the lists whose entries ranks tell each other by number.
 constexpr uint16_t lists_version() {
@@ -46,7 +46,7 @@ struct Terms {
   int64_t segment_bytes = 0;
   int64_t workers = 1;  // Plan::make
   uint32_t version = kWireVersion;
-  std::string bus{};  // where this rank's device is: one's own, not compared; empty on a CPU
+  DeviceRoom room{};  // of this rank's device: one's own, not compared
 };
 
 struct Address {
@@ -59,6 +59,8 @@ struct Address {
   uint64_t pids;     // the same of the pid namespace
   int64_t pid;
   char bus[32];
+  Id uuid;  // of the device
+  int64_t blocks;
 };
 
 struct Hello {
@@ -81,7 +83,7 @@ struct PassedOn {
 
 // Without padding and little-endian, so that the bytes in memory are the bytes on the wire.
 static_assert(std::endian::native == std::endian::little);
-static_assert(std::is_trivially_copyable_v<Address> && sizeof(Address) == 200);
+static_assert(std::is_trivially_copyable_v<Address> && sizeof(Address) == 224);
 static_assert(std::is_trivially_copyable_v<PassedOn> && sizeof(PassedOn) == 32);
 static_assert(std::is_trivially_copyable_v<Hello> && sizeof(Hello) == 56 + 9 * 8);
 
@@ -91,7 +93,7 @@ Hello my_hello(const Terms& terms, const Id& session, int size, int from, int to
 // Throw RendezvousError when it is no address, or of another version than `mine`.
 Address read_address(const std::string& bytes, int rank, const Address& mine, int my_rank,
                      const RankNames& names = {});
-std::string bus_in(const Address& address);
+DeviceRoom room_in(const Address& address);
 // Throws TransportError when its process cannot be reached from this one.
 void check_reachable(const Address& mine, int my_rank, const Address& peer, int peer_rank,
                      const RankNames& names = {});

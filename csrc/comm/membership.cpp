@@ -53,12 +53,22 @@ std::string word_of(const Device& device, const std::vector<std::string>& buses)
   return to_bytes(Word{device.ways, device.arrange ? device.arrange(buses) : RingOrders{}});
 }
 
+Fitting fitting_of(Device& device, const RankNames& names) {
+  Fitting fitting{device.room};
+  if (device.fit)
+    fitting.terms = [&](const std::vector<DeviceRoom>& rooms) {
+      device.fit(device, rooms, names);
+      return device.terms;
+    };
+  return fitting;
+}
+
 // Leaves out the ways that a GPU lacks, once all ranks have mapped what they can and have noted
 // what they cannot; and puts in those that all ranks' memory is made for. Up to three ranks are all
 // neighbours, who must have access to each other's memory.
 void fit_ways(WayTable& ways, const Device& device, int ranks, Store& store,
               const std::string& key) {
-  if (device.terms.device == "cpu") return;
+  if (device.terms.room.bus.empty()) return;
   const auto some = [&](const char* what) { return store.add(key + what, 0) > 0; };
   const bool torn = some(kTorn);
   if (ranks > 3 && some(kApart)) ways.keep_to_ring();
@@ -133,6 +143,12 @@ WayTable Communicator::ways_on(const Device& device) {
   return found == rings_.end() ? device.ways : found->second.ways;
 }
 
+Geometry Communicator::geometry_on(const Device& device) {
+  std::lock_guard lock(state_);
+  const auto found = rings_.find(device.name);
+  return found == rings_.end() ? device.terms.geometry : found->second.geometry;
+}
+
 Communicator::Ring& Communicator::ring_on(const Device& device) {
   {
     std::lock_guard lock(state_);
@@ -140,7 +156,9 @@ Communicator::Ring& Communicator::ring_on(const Device& device) {
   }
   Ring* ring;
   {
-    Ring fresh = connect(device);
+    Device fitted = device;
+    Ring fresh = connect(fitted);
+    fresh.geometry = fitted.terms.geometry;
     std::lock_guard lock(state_);
     if (poisoned_) end_waits(fresh, *poisoned_);  // the others do not know yet
     ring = &rings_.emplace(device.name, std::move(fresh)).first->second;
@@ -149,7 +167,7 @@ Communicator::Ring& Communicator::ring_on(const Device& device) {
   return *ring;
 }
 
-Communicator::Ring Communicator::connect(const Device& device) {
+Communicator::Ring Communicator::connect(Device& device) {
   Ring ring;
   ring.ways = device.ways;
   Segments segments;
@@ -197,7 +215,7 @@ Communicator::Ring Communicator::connect(const Device& device) {
     }
     if (std::ranges::count(segments.all, nullptr) > 0) store_->add(key + kApart, 1);
     if (!ring.transport->carries_lines()) store_->add(key + kTorn, 1);
-    if (device.terms.device != "cpu" && !device.in_place) store_->add(key + kStages, 1);
+    if (!device.terms.room.bus.empty() && !device.in_place) store_->add(key + kStages, 1);
     segments.next = segments.all[size_t(place.next)];
     segments.prev = segments.all[size_t(place.prev)];
     equip();
@@ -225,8 +243,8 @@ Communicator::Ring Communicator::connect(const Device& device) {
   const auto probe = [&](const Id& session, const Look& look) {
     probe_links({segments, device.probe, *ring.transport, *ring.control, timeout_}, session, look);
   };
-  ring.neighbours =
-      join_ring(store, key, place, device.terms, roster.left_of(timeout_), word, offer, map, probe);
+  ring.neighbours = join_ring(store, key, place, device.terms, roster.left_of(timeout_), word,
+                              offer, map, probe, fitting_of(device, names_));
   fit_ways(ring.ways, device, ranks_, *store_, key);
   return ring;
 }

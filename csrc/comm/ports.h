@@ -3,6 +3,7 @@
 // has at least two real implementations.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -86,6 +87,13 @@ class Store {
 struct Offer {
   std::string bytes;
   int fd = -1, second_fd = -1, third_fd = -1;
+};
+
+// A rank's GPU, as the other ranks must know it: those of one device share what it holds.
+struct DeviceRoom {
+  std::string bus{};               // where it is; empty on a CPU
+  std::array<uint8_t, 16> uuid{};  // slices of one GPU (MIG) share a bus and each have their own
+  int64_t blocks = 0;              // that are resident at once
 };
 
 // A part of every rank's segment, the same in all, whose contents mean nothing yet.

@@ -1,6 +1,7 @@
 #include "comm/rendezvous.h"
 
 #include <algorithm>
+#include <map>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -31,10 +32,10 @@ class Exchange {
  public:
   Exchange(Agreement& agreement, const Place& place, const Terms& terms)
       : agreement_(agreement), place_(place), terms_(terms) {
-    agreement_.look_closer([this] { check_neighbours_live(); });
+    agreement_.look_closer([this] { check_known_live(); });
   }
 
-  void publish();
+  void publish(const Fitting& fitting);
   void run(const Offer& mine);
   std::vector<Offer> offers() const;
   std::string word(const MakeWord& make_word);
@@ -52,7 +53,7 @@ class Exchange {
 
   std::string name_of(int rank) const { return place_.names.text(rank); }
   Address address_of(int rank);
-  void check_neighbours_live() const;
+  void check_known_live() const;
   void connect_next(const Address& next);
   void greet(const Met& to, int rank, const Offer& mine) const;
   void accept_prev();
@@ -64,32 +65,31 @@ class Exchange {
 
   Agreement& agreement_;
   const Place place_;
-  const Terms terms_;
+  Terms terms_;
   Address address_{};
   Id session_{};
   Fd listener_;
   std::vector<Fd> pending_;
-  std::vector<std::pair<int, Address>> known_;  // the neighbours, as soon as they are
+  std::map<int, Address> known_;  // as far as they were needed
   Met next_, prev_;
   std::vector<Message> others_;  // offers of those behind prev, from the nearest on
 };
 
-void Exchange::publish() {
+void Exchange::publish(const Fitting& fitting) {
   agreement_.arrive();
+  if (fitting.room) terms_.room = fitting.room();
   address_ = my_address(terms_, random_id());
   listener_ = listen_on(socket_name(address_.socket));
   agreement_.set_note(to_bytes(address_));
+  if (!fitting.terms) return;
+  std::vector<DeviceRoom> rooms;
+  for (int rank = 0; rank < place_.size; ++rank) rooms.push_back(room_in(address_of(rank)));
+  terms_ = fitting.terms(rooms);
 }
 
 void Exchange::run(const Offer& mine) {
-  const auto address_of_neighbour = [&](int rank) {
-    const Address address = address_of(rank);
-    check_reachable(address_, place_.rank, address, rank, place_.names);
-    known_.push_back({rank, address});
-    return address;
-  };
-  const Address next = address_of_neighbour(place_.next);
-  address_of_neighbour(place_.prev);
+  const Address next = address_of(place_.next);
+  address_of(place_.prev);
   session_ = address_of(0).session;
   connect_next(next);
   greet(next_, place_.next, mine);  // before listening, or the whole ring would wait for a word
@@ -100,12 +100,15 @@ void Exchange::run(const Offer& mine) {
 }
 
 Address Exchange::address_of(int rank) {
+  if (const auto found = known_.find(rank); found != known_.end()) return found->second;
   const std::string bytes = agreement_.note_of(rank, "the address of " + name_of(rank));
-  return read_address(bytes, rank, address_, place_.rank, place_.names);
+  const Address address = read_address(bytes, rank, address_, place_.rank, place_.names);
+  check_reachable(address_, place_.rank, address, rank, place_.names);
+  return known_[rank] = address;
 }
 
 // The end of a connection would tell, too, but not before there is one.
-void Exchange::check_neighbours_live() const {
+void Exchange::check_known_live() const {
   for (const auto& [rank, address] : known_)
     if (has_ended(address_, address))
       throw Lost(name_of(rank) + " (pid " + std::to_string(address.pid) +
@@ -259,8 +262,8 @@ std::vector<Offer> Exchange::offers() const {
 std::string Exchange::word(const MakeWord& make_word) {
   if (place_.rank != 0) return agreement_.word();
   std::vector<std::string> buses;
-  for (int rank = 0; rank < place_.size && !terms_.bus.empty(); ++rank)
-    buses.push_back(bus_in(address_of(rank)));
+  for (int rank = 0; rank < place_.size && !terms_.room.bus.empty(); ++rank)
+    buses.push_back(room_in(address_of(rank)).bus);
   const std::string word = make_word(buses);
   agreement_.set_word(word);
   return word;
@@ -286,12 +289,12 @@ Neighbours join_ring(
     Store& store, const std::string& prefix, const Place& place, const Terms& terms,
     Milliseconds timeout, const MakeWord& make_word, const std::function<Offer()>& make_offer,
     const std::function<void(const std::vector<Offer>& offers, const std::string& word)>& map,
-    const Probe& probe) {
+    const Probe& probe, const Fitting& fitting) {
   if (place.size == 1) return {};
   Agreement agreement(store, prefix, place.rank, place.size, timeout, place.names);
   Exchange exchange(agreement, place, terms);
   try {
-    exchange.publish();
+    exchange.publish(fitting);
     exchange.run(make_offer());
     map(exchange.offers(), exchange.word(make_word));
     if (probe)

@@ -31,12 +31,19 @@ struct Neighbours {
 using MakeWord = std::function<std::string(const std::vector<std::string>& buses)>;
 using Look = std::function<void(const std::string& waiting_for)>;
 using Probe = std::function<void(const Id& session, const Look& look)>;
+// Where the terms depend on what the devices of all ranks hold, by rank: all ranks make the same of
+// the same rooms.
+struct Fitting {
+  std::function<DeviceRoom()> room = nullptr;  // this rank's
+  std::function<Terms(const std::vector<DeviceRoom>& rooms)> terms = nullptr;
+};
 
 // Joins the ring of all ranks that call this with the same prefix, of which there must be
 // `place.size`. A ring of one has no neighbours: none of the functions is called.
 //
+// `fitting`, if any, is asked first for the room, and for the terms once all ranks have told theirs.
 // `make_word` is called on rank 0 alone, with where the devices of all ranks are, by rank
-// (Terms::bus; none on a CPU): it says what all ranks must have alike and each may have come with
+// (DeviceRoom; none on a CPU): it says what all ranks must have alike and each may have come with
 // differently. `make_offer` is called once this rank is known to the others; the descriptor in its
 // offer stays the caller's. `map` is called with the offers of all ranks, by rank, but for this
 // one's, which is empty, and with the word of rank 0; their descriptors are closed when it returns.
@@ -52,7 +59,7 @@ Neighbours join_ring(
     Store& store, const std::string& prefix, const Place& place, const Terms& terms,
     Milliseconds timeout, const MakeWord& make_word, const std::function<Offer()>& make_offer,
     const std::function<void(const std::vector<Offer>& offers, const std::string& word)>& map,
-    const Probe& probe = nullptr);
+    const Probe& probe = nullptr, const Fitting& fitting = {});
 
 // Throws TransportError unless the process behind the socket, "rank 1 (pid 4711)", has the user of
 // this one, "rank 0": memory is shared between such only.

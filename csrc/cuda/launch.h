@@ -23,7 +23,8 @@ inline constexpr int kPlanWorkers = workers_of(kMaxThreads);
 
 // 32 channels of 4 slots. The slots suit a block of 11 working warps: in Simple each moves two
 // tiles of 2 KiB, in LL each thread four lines, in LL128 ten warps two units. 10.8 MiB a rank, and
-// 4 MiB for the mesh. The same on every GPU, because the ranks of a ring must agree. On an H100,
+// 4 MiB for the mesh. Between processes a ring has fewer channels where its devices hold fewer
+// (cuda/residency.h), and the same otherwise on every GPU, because its ranks must agree. On an H100,
 // with ranks that share it, 8 slots were slower, because the FIFOs then leave the L2, and slots of
 // 22 or 88 KiB were no faster; between GPUs nothing was measured.
 constexpr Geometry default_geometry() {
@@ -36,7 +37,7 @@ constexpr Geometry default_geometry() {
   return g;
 }
 
-// Bytes that the FIFOs of Simple take of a device, of all ranks of one launch: with more, what is
+// Bytes that the FIFOs of Simple take of a device, of all ranks of a ring: with more, what is
 // written into them goes out to memory and comes back (an H100 has 50 MB of L2).
 inline constexpr int64_t kFifoBudget = 22 << 20;
 

@@ -7,18 +7,10 @@
 #include "cuda/device.h"
 #include "cuda/engine.h"
 #include "cuda/prober.h"
+#include "cuda/residency.h"
 
 namespace ringkern::cuda {
 namespace {
-
-// Channels whose blocks the multiprocessors hold, and whose FIFOs the L2 holds.
-int channels_for(int device, int ranks, const Geometry& geometry) {
-  int processors = 0;
-  check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device),
-        "cudaDeviceGetAttribute");
-  const auto cached = int(kFifoBudget / geometry.fifo_bytes(Protocol::simple));
-  return std::clamp(std::min(processors * kBlocksPerSM, cached) / ranks, 1, kMaxChannels);
-}
 
 int64_t segment_pitch(const Geometry& g, int ranks) {
   return align_up(segment_bytes(g, ranks), 256);
@@ -88,9 +80,10 @@ LocalRing::LocalRing(const std::vector<int>& devices, Milliseconds timeout,
   geometry_.channels = kMaxChannels;
   for (const Part& part : parts_) {
     check_device(part.device);
+    const OnDevice guard(part.device);
     const auto sharing = int(std::ranges::count(devices, part.device));
-    geometry_.channels =
-        std::min(geometry_.channels, channels_for(part.device, sharing, geometry_));
+    const int channels = channels_of(resident_blocks(part.device), sharing);
+    geometry_.channels = std::clamp(channels, 1, geometry_.channels);  // 0: the launcher says why
   }
   for (int channel = 0; channel < orders_.period(); ++channel)
     for (int r = 0; r < ranks_; ++r) {

@@ -1,6 +1,7 @@
 #include "cuda/residency.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "cuda/device.h"
 #include "cuda/launch.h"
@@ -61,6 +62,43 @@ std::vector<cudaLaunchAttribute> attributes_of_waiting(int device, bool together
     cooperative.val.cooperative = 1;
   }
   return found;
+}
+
+int channels_of(int64_t blocks, int ranks) {
+  if (blocks < ranks) return 0;
+  const int64_t cached = kFifoBudget / default_geometry().fifo_bytes(Protocol::simple);
+  return int(std::clamp<int64_t>(std::min(blocks, cached) / ranks, 1, kMaxChannels));
+}
+
+DeviceRoom room_of(int device) {
+  check_device(device);
+  const OnDevice guard(device);
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
+  DeviceRoom room{bus_of(device), {}, resident_blocks(device)};
+  static_assert(sizeof room.uuid == sizeof properties.uuid);
+  std::memcpy(room.uuid.data(), &properties.uuid, sizeof room.uuid);
+  return room;
+}
+
+int channels_of(const std::vector<DeviceRoom>& rooms, const RankNames& names) {
+  int channels = default_geometry().channels;
+  for (const DeviceRoom& room : rooms) {
+    int ranks = 0;
+    std::string list;
+    for (size_t r = 0; r < rooms.size(); ++r)
+      if (rooms[r].bus == room.bus && rooms[r].uuid == room.uuid) {
+        ++ranks;
+        list += " " + std::to_string(names.number(int(r)));
+      }
+    channels = std::min(channels, channels_of(room.blocks, ranks));
+    if (channels < 1)
+      throw UsageError("the device at " + room.bus + " holds " + std::to_string(room.blocks) +
+                       " blocks at once, and " + std::to_string(ranks) +
+                       " ranks of a ring are on it, which need one each: rank" + list +
+                       ". Put fewer ranks on it, or use a larger GPU or MIG slice");
+  }
+  return channels;
 }
 
 }  // namespace ringkern::cuda

@@ -138,6 +138,7 @@ class TorchCommunicator final : public Runner {
   Callers& callers() { return callers_; }
   int rank() const { return comm_->rank(); }
   int ranks() const { return comm_->ranks(); }
+  Geometry geometry_on(c10::Device device) { return comm_->geometry_on(device_on(device)); }
   double timeout_s() const { return double(comm_->timeout().count()) / 1000; }
   bool failed() override { return comm_->failed(); }
   void abort(const std::string& reason) override { comm_->abort(reason); }

@@ -17,6 +17,7 @@
 #include "cuda/device.h"
 #include "cuda/engine.h"
 #include "cuda/ipc.h"
+#include "cuda/residency.h"
 #endif
 
 namespace ringkern::torch_ext {
@@ -42,26 +43,18 @@ inline Device cpu_device(int rank, int ranks, Milliseconds timeout) {
 RingOrders arranged(const std::vector<std::string>& buses, int channels);
 
 #if RK_WITH_CUDA
-inline Device cuda_device(int index, int rank, int ranks, Milliseconds timeout, bool pair = false) {
-  Device device;
-  device.name = "cuda:" + std::to_string(index);
-  device.terms.device = "cuda";
+// `meshes`: all-reduces may be direct, also over tensors in place; a pair's link has messages alone.
+inline void set_channels(Device& device, int index, int rank, int ranks, Milliseconds timeout,
+                         int channels, bool meshes) {
   device.terms.geometry = cuda::default_geometry();
-  const int channels = pair ? 4 : device.terms.geometry.channels;  // a rank may have many pairs
   device.terms.geometry.channels = channels;
   device.terms.segment_bytes = cuda::segment_bytes(device.terms.geometry, ranks);
-  device.terms.workers = cuda::kPlanWorkers;
   device.probe = cuda::probe_room(device.terms.geometry);
-  if (ranks > 2) {  // two can stand in one order only
-    device.terms.bus = cuda::bus_of(index);
+  if (ranks > 2)  // two can stand in one order only
     device.arrange = [=](const std::vector<std::string>& buses) {
       return arranged(buses, channels);
     };
-  }
-  // Of the ring that is made: a pair's links carry messages alone, which are never in place.
   const auto regions = std::make_shared<std::shared_ptr<cuda::PeerRegions>>();
-  const bool meshes = !pair && cuda::MeshGeometry::make(ranks, 1).possible();
-  device.in_place = meshes && cuda::Regions::mine().count() > 0;
   device.make_transport = [=, bytes = device.terms.segment_bytes] {
     if (meshes) *regions = std::make_shared<cuda::PeerRegions>(index, rank, ranks);
     return std::make_unique<cuda::IpcTransport>(index, bytes, rank, ranks, *regions);
@@ -69,6 +62,25 @@ inline Device cuda_device(int index, int rank, int ranks, Milliseconds timeout, 
   device.make_executor = [=, geometry = device.terms.geometry](const Segments& segments) {
     return std::make_unique<cuda::Engine>(segments, geometry, rank, ranks, index, timeout,
                                           regions->get());
+  };
+}
+
+// With as many channels as the devices of the ranks hold, up to the default; a pair with few, because
+// a rank may have many.
+inline Device cuda_device(int index, int rank, int ranks, Milliseconds timeout, bool pair = false) {
+  const int channels = pair ? 4 : cuda::default_geometry().channels;
+  const bool meshes = !pair && cuda::MeshGeometry::make(ranks, 1).possible();
+  Device device;
+  device.name = "cuda:" + std::to_string(index);
+  device.terms.device = "cuda";
+  device.terms.workers = cuda::kPlanWorkers;
+  device.terms.room.bus = cuda::bus_of(index);
+  device.in_place = meshes && cuda::Regions::mine().count() > 0;
+  set_channels(device, index, rank, ranks, timeout, channels, meshes);
+  device.room = [index] { return cuda::room_of(index); };
+  device.fit = [=](Device& fitted, const std::vector<DeviceRoom>& rooms, const RankNames& names) {
+    set_channels(fitted, index, rank, ranks, timeout,
+                 std::min(channels, cuda::channels_of(rooms, names)), meshes);
   };
   return device;
 }

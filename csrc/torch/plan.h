@@ -143,17 +143,14 @@ inline Described describe_direct(const DirectPlan& plan, int64_t slot_bytes) {
 }
 
 // How a ring on such a device cuts a task.
-inline Plan ring_plan(c10::DeviceType device, const Task& task, int ranks) {
+inline Plan ring_plan(c10::DeviceType device, const Task& task, int ranks, const Geometry& g) {
   const int bytes = size_of(task.reduction.dtype);
 #if RK_WITH_CUDA
-  if (device == c10::DeviceType::CUDA) {
-    const Geometry g = cuda::default_geometry();
+  if (device == c10::DeviceType::CUDA)
     return Plan::make(task.collective, task.protocol, ranks, task.count, bytes, cuda::kPlanWorkers,
                       g, cuda::shape_of(task, ranks, g).channels);
-  }
 #endif
-  return Plan::make(task.collective, task.protocol, ranks, task.count, bytes, /*workers=*/1,
-                    cpu::default_geometry());
+  return Plan::make(task.collective, task.protocol, ranks, task.count, bytes, /*workers=*/1, g);
 }
 
 inline Described describe_on_cpu(const Task& task, int ranks) {
@@ -163,7 +160,7 @@ inline Described describe_on_cpu(const Task& task, int ranks) {
   const bool lines = task.protocol == Protocol::ll;
   Described d =
       task.algorithm == Algorithm::ring
-          ? describe_ring(ring_plan(c10::DeviceType::CPU, task, ranks), g)
+          ? describe_ring(ring_plan(c10::DeviceType::CPU, task, ranks, g), g)
           : describe_direct(
                 DirectPlan::make(task.algorithm, ranks, task.count, bytes,
                                  lines ? MeshGeometry::line_slot_data() : MeshGeometry::kSlotBytes,
@@ -190,6 +187,7 @@ inline Described describe_across(const Task& task, int ranks, int channels, cons
   return d;
 }
 
+// With the default channels: small devices, or many ranks on one, have fewer (cuda/residency.h).
 inline Described describe_on_cuda(const Task& task, int ranks) {
   const Geometry g = cuda::default_geometry();
   const auto mesh = cuda::MeshGeometry::make(ranks, g.channels);
@@ -197,7 +195,7 @@ inline Described describe_on_cuda(const Task& task, int ranks) {
   const int channels = cuda::shape_of(task, ranks, g).channels;
   Described d =
       task.algorithm == Algorithm::ring
-          ? describe_ring(ring_plan(c10::DeviceType::CUDA, task, ranks), g)
+          ? describe_ring(ring_plan(c10::DeviceType::CUDA, task, ranks, g), g)
       : cuda::is_in_place(task.algorithm, task.protocol)
           ? describe_across(task, ranks, channels, g)
           : describe_direct(DirectPlan::make(task.algorithm, ranks, task.count, bytes,

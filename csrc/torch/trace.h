@@ -58,7 +58,8 @@ inline std::vector<TimedRow> record_all_reduce(TorchCommunicator& c, const at::T
   Prepared prepared = prepare_all_reduce(tensor, op_of(c10d::ReduceOp::SUM), c.ranks());
   const Wish wish{Algorithm::ring, parse<Protocol>(protocol, kProtocols, "protocol")};
   choose_way(prepared.task, wish, prepared.device.type());
-  const Plan plan = ring_plan(prepared.device.type(), prepared.task, c.ranks());
+  const Plan plan =
+      ring_plan(prepared.device.type(), prepared.task, c.ranks(), c.geometry_on(prepared.device));
   check_traceable(prepared, plan);
   // Zeros, so that a row that nobody wrote is found; on CUDA on the stream of the call.
   const at::Tensor memory =

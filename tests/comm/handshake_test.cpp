@@ -65,9 +65,9 @@ TEST_CASE("a malformed address is refused") {
                read_address("", 1, mine, 0));
   CHECK_THROWS(RendezvousError, "(7 bytes) is no address", read_address("garbage", 1, mine, 0));
   CHECK_THROWS(RendezvousError, "is no address", read_address(std::string(4096, 'x'), 1, mine, 0));
-  CHECK_THROWS(RendezvousError, "of rank 1 has 159 bytes, expected 200",
+  CHECK_THROWS(RendezvousError, "of rank 1 has 159 bytes, expected 224",
                read_address(bytes.substr(1).insert(0, 1, bytes[0]).substr(0, 159), 1, mine, 0));
-  CHECK_THROWS(RendezvousError, "of rank 1 has 201 bytes", read_address(bytes + "x", 1, mine, 0));
+  CHECK_THROWS(RendezvousError, "of rank 1 has 225 bytes", read_address(bytes + "x", 1, mine, 0));
   Address newer = mine;
   newer.version = 9;
   CHECK_THROWS(RendezvousError, "rank 0 has ringkern wire version 9, rank 1 has " + version,

@@ -96,7 +96,7 @@ TEST_CASE("where a rank does not reach all others, none of them leaves the ring"
                            [&](int rank) {
                              Way last;
                              Device device = device_of(ways, last);
-                             device.terms.bus = "0000:00:00.0";
+                             device.terms.room.bus = "0000:00:00.0";
                              device.make_transport = [&] {
                                return std::make_unique<Transports>(hole && rank == 1 ? 3 : -1);
                              };
@@ -120,7 +120,7 @@ TEST_CASE("where lines do not arrive whole over every link, no rank takes LL128"
                          [&](int rank) {
                            Way last;
                            Device device = device_of(table_of(kOther, kLarge), last);
-                           device.terms.bus = "0000:00:00.0";
+                           device.terms.room.bus = "0000:00:00.0";
                            device.make_transport = [&] {
                              return std::make_unique<Transports>(-1, torn && rank == 1);
                            };
@@ -160,7 +160,7 @@ TEST_CASE("all ranks stand in rank 0's orders") {
                        [&](int rank) {
                          Way last;
                          Device device = device_of(table_of(kSmall, kLarge), last);
-                         device.terms.bus = "0000:" + std::to_string(rank) + "0:00.0";
+                         device.terms.room.bus = "0000:" + std::to_string(rank) + "0:00.0";
                          device.arrange = [&, rank](const std::vector<std::string>& buses) {
                            asked[size_t(rank)] = buses;
                            RingOrders both;
@@ -183,6 +183,67 @@ TEST_CASE("all ranks stand in rank 0's orders") {
     for (int p = 0; p < 4; ++p) CHECK_EQ(of.rank_at(0, p), order[p]);
     for (int p = 0; p < 4; ++p) CHECK_EQ(of.rank_at(1, p), back[p]);
   }
+}
+
+// Three ranks, each with a device of its own, that take `channels_of(rank, rooms)`.
+std::vector<Outcome> fitted(
+    const std::function<int(int rank, const std::vector<DeviceRoom>& rooms)>& channels_of,
+    std::vector<int64_t>& made_of, const std::function<void(int rank)>& look = nullptr) {
+  const auto store = std::make_shared<MemoryStore>();
+  made_of.assign(3, 0);
+  return on_threads(3, [&](int rank) {
+    Way last;
+    Device device = device_of(table_of(kSmall, kLarge), last);
+    device.room = [&, rank] {
+      if (look) look(rank);
+      return DeviceRoom{"bus " + std::to_string(rank), {uint8_t(rank)}, 10 + rank};
+    };
+    device.fit = [&, rank](Device& fitted, const std::vector<DeviceRoom>& rooms, const RankNames&) {
+      const int channels = channels_of(rank, rooms);
+      fitted.terms.geometry.channels = channels;
+      fitted.make_transport = [&made_of, rank, channels] {
+        made_of[size_t(rank)] = channels;
+        return std::make_unique<Transports>();
+      };
+    };
+    Communicator comm(store, "group", rank, 3, kLong);
+    comm.run(device, open_task(1));
+    CHECK_EQ(comm.geometry_on(device).channels, int(made_of[size_t(rank)]));
+    CHECK_EQ(device.terms.geometry.channels, 1);  // another ring may have other ranks
+    return Neighbours{};
+  });
+}
+
+TEST_CASE("a ring is made of what the devices of all ranks hold") {
+  std::vector<int64_t> made_of;
+  const auto all = [](int, const std::vector<DeviceRoom>& rooms) {
+    int channels = 0;
+    for (int rank = 0; rank < 3; ++rank) {
+      const DeviceRoom& room = rooms[size_t(rank)];
+      CHECK(room.bus == "bus " + std::to_string(rank) && room.uuid[0] == rank);
+      channels += int(room.blocks);
+    }
+    return channels;
+  };
+  check_all(fitted(all, made_of), "", "");
+  CHECK(made_of == std::vector<int64_t>(3, 33));
+  // A rank that makes something else of the same rooms.
+  check_all(fitted([](int rank, const auto&) { return rank == 2 ? 5 : 4; }, made_of),
+            "RendezvousError", "channels 4, rank 2 has 5");
+}
+
+TEST_CASE("all ranks hear of devices without room") {
+  std::vector<int64_t> made_of;
+  const auto none = [](int, const auto&) -> int { throw UsageError("no room"); };
+  check_all(fitted(none, made_of), "another", "no room");
+  CHECK(made_of == std::vector<int64_t>(3, 0));
+  const auto outcomes = fitted([](int, const auto&) { return 4; }, made_of,
+                               [](int rank) {
+                                 if (rank == 1) throw TransportError("no kernels");
+                               });
+  check_outcome(outcomes[1], "TransportError", "no kernels");
+  for (const size_t rank : {0, 2})
+    check_outcome(outcomes[rank], "RendezvousError", "rank 1 could not join the ring: no kernels");
 }
 
 // From a rank 0 of another version; all ranks hear of it.

@@ -178,6 +178,10 @@ cudaError_t cudaDeviceEnablePeerAccess(int to, unsigned) {
 cudaError_t cudaDeviceGetPCIBusId(char* id, int n, int device) {
   return std::snprintf(id, size_t(n), "0000:0%d:00.0", device), cudaSuccess;
 }
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+  *properties = {};
+  return properties->uuid.bytes[15] = char(device), cudaSuccess;
+}
 const char* cudaGetErrorName(cudaError_t) { return "a name"; }
 const char* cudaGetErrorString(cudaError_t) { return "a text"; }
 cudaError_t cudaGetLastError() { return std::exchange(runtime.last, cudaSuccess); }

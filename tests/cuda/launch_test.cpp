@@ -11,6 +11,7 @@
 #include "cuda/failure.h"
 #include "cuda/ipc.h"
 #include "cuda/local.h"
+#include "cuda/residency.h"
 #include "cuda/shape.h"
 #include "orders.h"
 
@@ -181,6 +182,34 @@ TEST_CASE("a bad geometry is refused") {
   CHECK_THROWS(UsageError, "1 to 1024 ranks, not 0", LocalRing(std::vector<int>{}, timeout));
   CHECK_THROWS(UsageError, "1 to 32 ranks on a device, not 33 as on device 3",
                LocalRing(std::vector<int>(33, 3), timeout));
+}
+
+TEST_CASE("a ring takes no more channels than its devices hold") {
+  const DeviceRoom a{"0000:01:00.0", {1}, 30}, b{"0000:02:00.0", {2}, 216};
+  const auto channels = [](int ranks, const DeviceRoom& room, std::vector<DeviceRoom> others = {}) {
+    others.insert(others.begin(), size_t(ranks), room);
+    return channels_of(others, {});
+  };
+  CHECK_EQ(channels(1, a), 30);  // of 15 multiprocessors
+  CHECK_EQ(channels(2, a), 15);
+  CHECK_EQ(channels(30, a), 1);
+  CHECK_EQ(channels(1, b), 32);  // the default
+  CHECK_EQ(channels(4, b), 32);
+  CHECK_EQ(channels(8, b), 16);  // 27 would have room, and more FIFOs than the L2 has
+  CHECK_EQ(channels(16, b), 8);
+  CHECK_EQ(channels(200, b), 1);
+  CHECK_EQ(channels(8, {"", {}, 100}), 12);
+  CHECK_EQ(channels(1, b, {a}), 30);
+  CHECK_EQ(channels(2, b, {a, a, a}), 10);
+  const DeviceRoom slice{a.bus, {3}, 28};  // MIG
+  CHECK_EQ(channels(1, a, {slice}), 28);
+  CHECK_EQ(channels(2, slice, {a}), 14);
+  CHECK_EQ(channels(1, a, {{"0000:03:00.0", a.uuid, 30}}), 30);
+  CHECK_EQ(channels(2, b, {{b.bus, b.uuid, 9}}), 3);  // the ranks of a device see less of it (MPS)
+  CHECK_THROWS(UsageError,
+               "the device at 0000:01:00.0 holds 2 blocks at once, and 3 ranks of a ring are on "
+               "it, which need one each: rank 6 7 9. Put fewer ranks on it",
+               channels_of({{a.bus, {}, 2}, {a.bus, {}, 2}, b, {a.bus, {}, 2}}, {{6, 7, 8, 9}}));
 }
 
 TEST_CASE("a first call in a graph says what to do") {

@@ -11,6 +11,7 @@
 #include "cuda/fake_runtime.h"
 #include "cuda/ipc.h"
 #include "cuda/local.h"
+#include "cuda/residency.h"
 #include "orders.h"
 
 using namespace ringkern;
@@ -638,6 +639,10 @@ TEST_CASE("a launch that does not fit is refused") {
     LocalRing ring(devices, kTimeout);
     CHECK_EQ(ring.geometry().channels, 1);
   }
+  runtime.processors = 15;
+  CHECK_EQ(LocalRing({0, 0, 1}, kTimeout).geometry().channels, 15);
+  const DeviceRoom room = room_of(1);
+  CHECK(room.bus == "0000:01:00.0" && room.uuid.back() == 1 && room.blocks == 30);
   runtime.processors = 4;
   CHECK_THROWS(UsageError, "32 blocks resident at once, and device 0 holds 8: use fewer ranks",
                LocalRing(std::vector<int>(32, 0), kTimeout));

@@ -49,21 +49,27 @@ class Call:
         make = any_bits if self.bits else normal
         return [make(reference.DTYPES[self.dtype], (self.n,), r, seed) for r in range(size)]
 
-    def expected(self, inputs: list[torch.Tensor]) -> torch.Tensor:
-        """Returns what the CPU engine's arithmetic gives in the order of the device."""
+    def expected(self, inputs: list[torch.Tensor], most: int = 32) -> torch.Tensor:
+        """Returns what the CPU engine's arithmetic gives in the order of the device.
+
+        Args:
+            most: channels that the ring has.
+        """
         if self.algorithm != "ring":
             return reference.direct_all_reduce(inputs, self.op)
-        cut = cut_of(self.protocol, len(inputs), self.n, self.dtype)
+        cut = cut_of(self.protocol, len(inputs), self.n, self.dtype, most)
         return reference.ring_all_reduce(inputs, self.op, self.protocol, **cut)
 
 
-def cut_of(protocol: str, ranks: int, n: int, dtype: str) -> dict[str, int]:
+def cut_of(protocol: str, ranks: int, n: int, dtype: str, most: int = 32) -> dict[str, int]:
     """Returns how a device cuts an all-reduce round the ring, for a Plan."""
     d = _C.describe("cuda", "all_reduce", "ring", protocol, ranks, n, dtype)
     assert d
     channels, slots = d["channels"], d["slots"]
     slot_bytes = d["staging_bytes"] // (channels * slots)
     cut = {"workers": WORKERS, "channels": channels, "slots": slots, "slot_bytes": slot_bytes}
+    if channels > most:
+        return {**cut, "channels": most}
     element = reference.DTYPES[dtype].itemsize
     assert _C.Plan("all_reduce", protocol, ranks, n, element, **cut).loops == d["rounds"]
     return cut
@@ -90,10 +96,15 @@ def _start(
     call: Call,
     x: torch.Tensor,
     given: torch.Tensor | None = None,
+    device: int = 0,
 ) -> dist.Work:
     """Enqueues it on the device; ``given``: ``x`` as it lies there, if it does."""
     work = communicator.all_reduce(
-        on_device(x) if given is None else given, OPS[call.op], algorithm=call.algorithm, protocol=call.protocol, async_op=True
+        on_device(x, device) if given is None else given,
+        OPS[call.op],
+        algorithm=call.algorithm,
+        protocol=call.protocol,
+        async_op=True,
     )
     assert work is not None
     return work
@@ -178,7 +189,7 @@ def local_ring(rank: int, size: int, folder: Path) -> None:
 
 
 def two_rings(rank: int, size: int, folder: Path) -> None:
-    """Two rings on streams of their own, which the ranks launch in other orders.
+    """Two rings on streams of their own, which the ranks, a device each, launch in other orders.
 
     ``device`` in the folder: its multiprocessors and hardware queues. Where there is no room for
     both, each rank runs the ring that the other one has no room for, until the timeout; then there
@@ -190,9 +201,9 @@ def two_rings(rank: int, size: int, folder: Path) -> None:
     (call,) = _read(folder)
     timeout_s = 50 if processors > ROOM else 3
     rings = [_join(rank, size, folder, name, timeout_s) for name in "ab"]
-    streams = [torch.Stream(device="cuda:0") for _ in rings]
+    streams = [torch.Stream(device=f"cuda:{rank}") for _ in rings]
     inputs = call.inputs(size, seed=0)
-    given = on_device(inputs[rank].clone())
+    given = on_device(inputs[rank].clone(), rank)
     for ring in rings:  # the first call makes the ring, and waits for the others
         with current(streams[0]):
             _wait(ring.all_reduce(given, protocol=call.protocol, async_op=True))
@@ -200,7 +211,7 @@ def two_rings(rank: int, size: int, folder: Path) -> None:
     works = {}
     for i in (0, 1) if rank % 2 == 0 else (1, 0):
         with current(streams[i]):
-            works[i] = _start(rings[i], call, results[i])
+            works[i] = _start(rings[i], call, results[i], rank)
         time.sleep(0.2)  # so that all of its blocks are resident
     kinds = [_outcome(works[i]) for i in range(2)]
     (folder / f"said{rank}").write_text(json.dumps(kinds))
@@ -320,15 +331,36 @@ def apart(rank: int, size: int, folder: Path) -> None:
     assert all(torch.equal(x, torch.full((1000,), 10.0)) for x in tensors)
 
 
-def too_small(rank: int, size: int, folder: Path) -> None:
-    """A device that cannot hold the blocks of a call at once."""
-    fake_cuda.start(processors=ROOM - 1)
-    (call,) = _read(folder)
+def torn(rank: int, size: int, folder: Path) -> None:
+    """Two ranks between whose devices lines of LL128 do not arrive whole."""
+    fake().fake_set_pcie(rank, 1 - rank)
+    fake_cuda.start(processors=FEW)
     with (
         _join(rank, size, folder) as ring,
-        pytest.raises(CommUsageError, match="holds 30"),
+        pytest.raises(CommUsageError, match="protocol ll128 needs links over which"),
     ):
-        _start(ring, call, torch.ones(call.n))
+        ring.all_reduce(on_device(torch.ones(10), rank), protocol="ll128")
+
+
+def small(rank: int, size: int, folder: Path) -> None:
+    """Devices that cannot hold the channels of a ring by default.
+
+    ``seats`` in the folder: of each rank its device, and the multiprocessors of that;
+    ``channels``: that the ring takes all the same, 0 where there is no room for one each.
+    """
+    device, processors = json.loads((folder / "seats").read_text())[rank]
+    channels = json.loads((folder / "channels").read_text())
+    fake_cuda.start(processors)
+    with _join(rank, size, folder) as ring:
+        for seed, call in enumerate(_read(folder)):
+            inputs = call.inputs(size, seed)
+            x = inputs[rank].clone()
+            if channels == 0:
+                with pytest.raises(CommUsageError, match=f"0{device}:00.0 holds 2 .* rank 0 1 2"):
+                    _start(ring, call, x, device=device)
+                break
+            _wait(_start(ring, call, x, device=device))
+            assert same(x, call.expected(inputs, channels)), call
 
 
 def killed(rank: int, size: int, folder: Path) -> None:

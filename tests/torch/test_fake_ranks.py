@@ -134,8 +134,21 @@ def test_devices_that_do_not_reach_each_other(scenarios: Scenario, tmp_path: Pat
     assert outcome["status"] == 0, outcome["stderr"]
 
 
-def test_a_device_that_is_too_small(scenarios: Scenario, tmp_path: Path) -> None:
-    _run(scenarios, 2, tmp_path, [Call("ring", "ll", "float32", 10)], "too_small")
+def test_two_devices_whose_link_tears_lines(scenarios: Scenario, tmp_path: Path) -> None:
+    _run(scenarios, 2, tmp_path, [], "torn")
+
+
+@pytest.mark.parametrize(
+    ("seats", "channels"),
+    [([(0, ROOM - 1)] * 3, 10), ([(0, 132), (1, ROOM - 1), (1, ROOM - 1)], 15), ([(0, 1)] * 3, 0)],
+)
+def test_small_devices(
+    scenarios: Scenario, tmp_path: Path, seats: list[tuple[int, int]], channels: int
+) -> None:
+    """Fewer channels, as the bits tell: each has its part of the tensor."""
+    (tmp_path / "seats").write_text(json.dumps(seats))
+    (tmp_path / "channels").write_text(json.dumps(channels))
+    _run(scenarios, 3, tmp_path, [Call(*way, "float32", 30_000) for way in WAYS], "small")
 
 
 @pytest.mark.parametrize("way", WAYS, ids=" ".join)
