@@ -35,13 +35,15 @@ RK_DEVICE Verdict look(const DirectPost& post, uint64_t& since) {
   return look(static_cast<const Post&>(post), since);
 }
 
-template <class A>
+// `adds`: each rank's residual goes into what it stores of the sum, and not to the others.
+template <class A, bool adds = false>
 class LLMesh {
  public:
   // By all threads; `post` is the block's.
   RK_DEVICE LLMesh(const DirectArgs& args, const RankArgs& rank, int channel, DirectPost& post,
-                   const A& arithmetic)
-      : geometry_(args.mesh), post_(post), arithmetic_(arithmetic), rank_(rank.rank) {
+                   const A& arithmetic, const std::byte* residual = nullptr)
+      : geometry_(args.mesh), post_(post), arithmetic_(arithmetic), rank_(rank.rank),
+        residual_(residual) {
     const int64_t offset = args.geometry.bytes() + channel * geometry_.channel_bytes();
     auto* mine = reinterpret_cast<MeshCounters*>(rank.mine + offset);
     // One after the other without a wait in between, so that a launch starts after one round trip.
@@ -180,6 +182,7 @@ class LLMesh {
       const int line = base + lane_index();
       const bool active = line < user.lines;
       const uint64_t mine = active ? load(user, line) : 0;
+      const uint64_t residual = active ? residual_of(user, line) : 0;
       uint64_t value = 0, next[kAtOnce] = {};
       auto partial = A::nothing();
       RK_NO_UNROLL for (int rank = 0; rank < geometry_.ranks; ++rank) {
@@ -194,7 +197,7 @@ class LLMesh {
       }
       if (arithmetic_.widens()) value = arithmetic_.narrow(partial, Verb::recv_reduce_copy);
       else if (arithmetic_.divides(Verb::recv_reduce_copy)) value = arithmetic_.divide(value);
-      if (active) store(user, line, value);
+      if (active) store(user, line, value, residual);
       if (active && !all) write_to_all(1, line, value);
     }
     return Verdict::ok;
@@ -206,10 +209,12 @@ class LLMesh {
       const int i = base + lane_index();
       const Place at = place_of(plan, user.lines, i);
       const bool active = i < user.lines && at.part != rank_;
+      const auto line = [&] { return at.part * lines_of(plan.part) + at.line; };
+      const uint64_t residual = adds && active ? residual_of(user, line()) : 0;
       uint64_t value = 0;
       const Verdict verdict = read_line(at, active, value);
       if (verdict != Verdict::ok) return verdict;
-      if (active) store(user, at.part * lines_of(plan.part) + at.line, value);
+      if (active) store(user, line(), value, residual);
     }
     return Verdict::ok;
   }
@@ -304,32 +309,38 @@ class LLMesh {
   struct User {
     const std::byte* in;
     std::byte* out;
+    const std::byte* residual;
     int bytes, lines;
     bool whole;  // lines can be accessed whole
   };
   RK_DEVICE User user_at(const Span& span) const {
     const std::byte* in = Post::get(post_.in) + span.first * A::kBytes;
     std::byte* out = Post::get(post_.out) + span.first * A::kBytes;
-    return {in, out, int(span.count * A::kBytes), lines_of(span.count), aligned(in, out, kData)};
+    const std::byte* residual = adds ? residual_ + span.first * A::kBytes : in;
+    return {in,
+            out,
+            residual,
+            int(span.count * A::kBytes),
+            lines_of(span.count),
+            aligned(in, out, kData) && (!adds || aligned(residual, residual, kData))};
   }
   RK_DEVICE uint64_t load(const User& user, int line) const {
-    const int left = user.bytes - kData * line;
-    const std::byte* at = user.in + kData * line;
-    const uint64_t value =
-        user.whole && left >= kData ? ld_weak<kData>(at) : load_elements<A::kBytes>(at, left);
+    const uint64_t value = load_word<A::kBytes>(user.in, line, user.whole, user.bytes);
     return arithmetic_.multiplies(Verb::send) ? arithmetic_.multiply(value) : value;
   }
-  RK_DEVICE void store(const User& user, int line, uint64_t value) const {
-    const int left = user.bytes - kData * line;
-    std::byte* at = user.out + kData * line;
-    if (user.whole && left >= kData) return st_weak<kData>(at, value);
-    store_elements<A::kBytes>(at, value, left);
+  RK_DEVICE uint64_t residual_of(const User& user, int line) const {
+    return adds ? load_word<A::kBytes>(user.residual, line, user.whole, user.bytes) : 0;
+  }
+  RK_DEVICE void store(const User& user, int line, uint64_t value, uint64_t residual) const {
+    if constexpr (adds) value = arithmetic_.combine(value, residual);
+    store_word<A::kBytes>(user.out, line, user.whole, user.bytes, value);
   }
 
   const MeshGeometry& geometry_;
   const DirectPost& post_;
   const A& arithmetic_;
   const int rank_;
+  const std::byte* const residual_;
   uint32_t failed_;
   uint64_t round_;
   int slot_;           // of the round

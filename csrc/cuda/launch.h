@@ -93,13 +93,25 @@ struct DirectArgs {
   uint64_t seq = 0;
   RankArgs ranks[kMaxLocalRanks];
 };
+// The same and then a norm, as RmsNormLoop of cpu/simd.h has it: `out` of a rank is the sum over the
+// ranks with the rank's residual, and `normalised` its rows divided by their root mean squares.
+struct RankNorm {
+  const std::byte* residual = nullptr;
+  const std::byte* weight = nullptr;  // of a row
+  std::byte* normalised = nullptr;
+};
+struct NormArgs : DirectArgs {
+  RowPlan rows;  // and `plan` is a part of it
+  float eps = 0;
+  RankNorm norms[kMaxLocalRanks];
+};
 // The same round the ring with a clock.
 struct TimedArgs : LaunchArgs {
   Timeline timelines[kMaxLocalRanks];  // of the ranks, in device memory
 };
-static_assert(sizeof(TimedArgs) <= 4096 && sizeof(DirectArgs) <= 4096, "kernel parameters");
+static_assert(sizeof(TimedArgs) <= 4096 && sizeof(NormArgs) <= 4096, "kernel parameters");
 static_assert(std::is_trivially_copyable_v<TimedArgs>);
-static_assert(std::is_trivially_copyable_v<DirectArgs>);
+static_assert(std::is_trivially_copyable_v<NormArgs>);
 
 // The kernel for a collective: a host function that cudaLaunchKernel takes, with one LaunchArgs.
 // Never null.
@@ -108,6 +120,8 @@ const void* kernel_for(Protocol protocol, DType dtype, Combine combine);
 const void* timed_kernel_for(Protocol protocol);
 // The same for the direct all-reduces, with one DirectArgs.
 const void* direct_kernel_for(DType dtype, Combine combine);
+// The same and then a norm, with one NormArgs; null where the dtype has none.
+const void* norm_kernel_for(DType dtype);
 
 // The all-reduce over the tensors themselves, of ranks that are all in one launch: takes one
 // InPlaceArgs, and a thread for each 16 bytes of a tensor.

@@ -23,7 +23,7 @@ std::vector<std::byte> bytes_of(const std::vector<T>& x) {
 }  // namespace
 
 Ring::Ring(uint64_t seed, const Wish& wish, Coverage& coverage)
-    : random_(seed), kinds_(~seed), coverage_(coverage), wish_(wish) {
+    : random_(seed), kinds_(~seed), norms_(~seed + 2), coverage_(coverage), wish_(wish) {
   using enum Trouble;
   const auto trouble = random_.one_of({none, none, none, none, killed, aborted, corrupted});
   if (!wish_.trouble) wish_.trouble = trouble;
@@ -277,6 +277,7 @@ void Ring::add_call() {
     if (p.loops > 1) cover("loops", p.loops == 2 ? "2" : "more");
   }
   with_dtype(dtype, [&](auto tag) { fill<typename decltype(tag)::type>(call); });
+  choose_norm(call);
   choose_clock(call);
   calls_.push_back(std::move(call));
 }
@@ -364,7 +365,14 @@ Args Ring::arguments(const Call& call, const std::vector<int>& ranks) const {
   if constexpr (std::is_same_v<Args, TimedArgs>)
     for (size_t i = 0; i < ranks.size(); ++i)
       args.timelines[i] = {reinterpret_cast<TimedVerb*>(call.rows[size_t(ranks[i])]), call.room};
-  constexpr bool direct = std::is_same_v<Args, DirectArgs>;
+  if constexpr (std::is_same_v<Args, NormArgs>) {
+    args.rows = *call.by_rows, args.eps = kEps;
+    for (size_t i = 0; i < ranks.size(); ++i) {
+      const auto r = size_t(ranks[i]);
+      args.norms[i] = {call.residual[r], call.weight[r], call.normalised[r]};
+    }
+  }
+  constexpr bool direct = std::is_base_of_v<DirectArgs, Args>;
   if constexpr (direct) args.plan = *call.direct, args.mesh = mesh_, args.orders = orders_;
   else args.plan = call.plan;
   const bool numbered = orders_.count == 0;
@@ -404,7 +412,8 @@ void Ring::start_next(int seat) {
     return call_of(kernel, all.emplace_back(arguments<Args>(call, launch.ranks)));
   };
   const auto [dtype, combine] = std::pair(call.reduction.dtype, call.reduction.combine);
-  if (call.direct) launch.kernel = of(direct_kernel_for(dtype, combine), direct_arguments_);
+  if (call.by_rows) launch.kernel = of(norm_kernel_for(dtype), norm_arguments_);
+  else if (call.direct) launch.kernel = of(direct_kernel_for(dtype, combine), direct_arguments_);
   else if (!call.rows.empty())
     launch.kernel = of(timed_kernel_for(call.plan.protocol), timed_arguments_);
   else launch.kernel = of(kernel_for(call.plan.protocol, dtype, combine), arguments_);
@@ -438,6 +447,9 @@ void Ring::print() const {
       std::printf("  %s %s[%ld] over %d channels%s, chunk %ld, %ld rounds\n", name_of(d->algorithm),
                   name_of(c.reduction.dtype), long(d->count), d->channels,
                   c.in_place ? ", in place" : "", long(d->chunk), long(d->rounds));
+    if (c.by_rows)
+      std::printf("    and a norm of rows of %ld, in %ld rounds each\n", long(c.by_rows->row),
+                  long(c.by_rows->pieces));
     if (c.direct) continue;
     std::printf("  %s %s %s[%ld] over %d channels%s, root %d, chunk %ld, %ld loops\n",
                 name_of(c.plan.collective), name_of(c.plan.protocol), name_of(c.reduction.dtype),
