@@ -93,14 +93,15 @@ struct RowPlan : DirectPlan {
   int64_t row = 0;     // elements
   int64_t pieces = 1;  // rounds of a row
 
-  static constexpr RowPlan make(Algorithm algorithm, int ranks, int64_t rows, int64_t row,
+  // `count`: of whole rows.
+  static constexpr RowPlan make(Algorithm algorithm, int ranks, int64_t count, int64_t row,
                                 int element_bytes, int64_t slot_bytes, int channels) {
     RowPlan p{DirectPlan::make(algorithm, ranks, row, element_bytes, slot_bytes, 1, /*ahead=*/0)};
     p.channels = channels;
-    p.count = rows * row;
+    p.count = count;
     p.row = row;
     p.pieces = p.rounds;
-    p.rounds *= div_up(rows, channels);
+    p.rounds *= div_up(count / row, channels);
     return p;
   }
 
@@ -113,7 +114,8 @@ struct RowPlan : DirectPlan {
 };
 
 // Runs one channel over a mesh, whose verbs take the chunk and the round, counted from the start of
-// this call, and return a Verdict; the first that is not `ok` ends the collective.
+// this call, and return a Verdict; the first that is not `ok` ends the collective. A mesh may have
+// `finish`, too, for a round that has come to its end.
 template <class Plan, class Mesh>
 RK_HD Verdict run_direct(const Plan& plan, int channel, Mesh& mesh) {
   for (int64_t i = 0; i < plan.rounds + plan.tail(); ++i) {
@@ -125,6 +127,9 @@ RK_HD Verdict run_direct(const Plan& plan, int channel, Mesh& mesh) {
     if (verdict == Verdict::ok && plan.algorithm == Algorithm::two_shot && collected >= 0)
       verdict = mesh.collect(plan, plan.chunk_of(channel, collected), collected);
     if (verdict != Verdict::ok) return verdict;
+    if constexpr (requires { mesh.finish(plan, Span{}, i); })
+      if (const int64_t done = i - plan.tail(); done >= 0)
+        mesh.finish(plan, plan.chunk_of(channel, done), done);
   }
   return Verdict::ok;
 }

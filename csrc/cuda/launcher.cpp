@@ -176,19 +176,24 @@ void Launcher::run(std::span<const Task> tasks) {
                            kPlanWorkers, geometry_, shape.channels, task.root);
     plan.orders = orders_;
     if (task.timeline != nullptr)
-      under_way = launch(timed_kernel_for(task.protocol), timed_arguments(tasks, plan),
+      under_way = launch(timed_kernel_for(task.protocol), arguments<TimedArgs>(tasks, plan),
                          shape.threads, stream);
     else
       under_way = launch(kernel_for(task.protocol, dtype, combine),
                          arguments<LaunchArgs>(tasks, plan), shape.threads, stream);
+  } else if (task.norm != nullptr) {
+    const RowPlan plan =
+        RowPlan::make(task.algorithm, ranks_, task.count, task.norm->row, size_of(dtype),
+                      mesh_.chunk_bytes(task.algorithm), shape.channels);
+    under_way =
+        launch(norm_kernel_for(dtype), arguments<NormArgs>(tasks, plan), shape.threads, stream);
+    for (const Task& each : tasks) each.norm->done = true;
   } else {
     const DirectPlan plan =
         DirectPlan::make(task.algorithm, ranks_, task.count, size_of(dtype),
                          mesh_.chunk_bytes(task.algorithm), shape.channels, /*ahead=*/0);
-    DirectArgs args = arguments<DirectArgs>(tasks, plan);
-    args.orders = orders_;
-    args.mesh = mesh_;
-    under_way = launch(direct_kernel_for(dtype, combine), args, shape.threads, stream);
+    under_way = launch(direct_kernel_for(dtype, combine), arguments<DirectArgs>(tasks, plan),
+                       shape.threads, stream);
   }
   for (const Task& each : tasks) each.under_way = under_way;
 }
@@ -211,13 +216,6 @@ bool Launcher::launch(const void* kernel, Args args, int threads, cudaStream_t s
   return args.seq > 0;
 }
 
-TimedArgs Launcher::timed_arguments(std::span<const Task> tasks, const Plan& plan) const {
-  TimedArgs args = arguments<TimedArgs>(tasks, plan);
-  for (size_t i = 0; i < seats_.size(); ++i)
-    if (tasks[i].timeline != nullptr) args.timelines[i] = *tasks[i].timeline;
-  return args;
-}
-
 template <class Args, class P>
 Args Launcher::arguments(std::span<const Task> tasks, const P& plan) const {
   const Task& task = tasks.front();
@@ -228,6 +226,8 @@ Args Launcher::arguments(std::span<const Task> tasks, const P& plan) const {
   args.reduction = task.reduction;
   args.timeout_ns = uint64_t(timeout.count());
   args.seq = task.seq;
+  if constexpr (std::is_base_of_v<DirectArgs, Args>) args.orders = orders_, args.mesh = mesh_;
+  if constexpr (std::is_same_v<Args, NormArgs>) args.rows = plan, args.eps = task.norm->eps;
   for (size_t i = 0; i < seats_.size(); ++i) {
     const Segments& s = seats_[i].segments;
     auto* mine = static_cast<std::byte*>(s.mine);
@@ -242,6 +242,10 @@ Args Launcher::arguments(std::span<const Task> tasks, const P& plan) const {
                      &mailboxes_[i],
                      &tail->failed,
                      &tail->ended};
+    if constexpr (std::is_same_v<Args, TimedArgs>)
+      if (tasks[i].timeline != nullptr) args.timelines[i] = *tasks[i].timeline;
+    if constexpr (std::is_same_v<Args, NormArgs>)
+      args.norms[i] = {tasks[i].norm->residual, tasks[i].norm->weight, tasks[i].norm->normalised};
   }
   return args;
 }

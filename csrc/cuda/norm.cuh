@@ -13,40 +13,28 @@
 namespace ringkern::cuda {
 
 template <class A>
-class NormMesh {
+class NormMesh : public LLMesh<A, true> {
  public:
   using T = typename A::T;
 
-  RK_DEVICE NormMesh(LLMesh<A, true>& mesh, const NormArgs& args, const RankNorm& norm,
-                     const DirectPost& post)
-      : mesh_(mesh), args_(args), norm_(norm), post_(post) {}
-
-  RK_DEVICE Verdict stage(const RowPlan& plan, const Span& chunk, int64_t round) {
-    return mesh_.stage(plan, chunk, round);
-  }
-  RK_DEVICE Verdict reduce(const RowPlan& plan, const Span& chunk, int64_t round) {
-    const Verdict verdict = mesh_.reduce(plan, chunk, round);
-    if (plan.algorithm == Algorithm::one_shot && verdict == Verdict::ok) end(plan, chunk, round);
-    return verdict;
-  }
-  RK_DEVICE Verdict collect(const RowPlan& plan, const Span& chunk, int64_t round) {
-    const Verdict verdict = mesh_.collect(plan, chunk, round);
-    if (verdict == Verdict::ok) end(plan, chunk, round);
-    return verdict;
-  }
-
- private:
-  static constexpr int kAtOnce = 8;  // elements of a lane that are loaded before one is used
+  RK_DEVICE NormMesh(const NormArgs& args, int seat, int channel, DirectPost& post,
+                     const A& arithmetic)
+      : LLMesh<A, true>(args, args.ranks[seat], channel, post, arithmetic,
+                        args.norms[seat].residual),
+        post_(post), norm_(args.norms[seat]), eps_(args.eps) {}
 
   // The poster has just told the others of the round, and its warp has no share.
-  RK_DEVICE void end(const RowPlan& plan, const Span& chunk, int64_t round) const {
+  RK_DEVICE void finish(const RowPlan& plan, const Span& chunk, int64_t round) const {
     if (chunk.count == 0 || !plan.ends_row(round) || !is_worker()) return;
     const int64_t first = (chunk.first + chunk.count - plan.row) * A::kBytes;
     const std::byte* total = Post::get(post_.out) + first;
     const int n = int(plan.row);
-    write(total, n, 1 / sqrtf(sum_of_squares(total, n) / float(n) + args_.eps),
-          norm_.normalised + first);
+    const float scale = 1 / sqrtf(sum_of_squares(total, n) / float(n) + eps_);
+    write(total, n, scale, norm_.normalised + first);
   }
+
+ private:
+  static constexpr int kAtOnce = 8;  // elements of a lane that are loaded before one is used
 
   RK_DEVICE static float sum_of_squares(const std::byte* total, int n) {
     float sum = 0;
@@ -86,10 +74,9 @@ class NormMesh {
     else return one_nan(x);
   }
 
-  LLMesh<A, true>& mesh_;
-  const NormArgs& args_;
-  const RankNorm& norm_;
   const DirectPost& post_;
+  const RankNorm& norm_;
+  const float eps_;
 };
 
 template <class T>
@@ -101,11 +88,9 @@ norm_kernel(RK_ARGUMENT NormArgs args) {
   using A = Arithmetic<T, true>;
   const A arithmetic(args.reduction);
   RK_SHARED(DirectPost, post);
-  LLMesh<A, true> mesh(args, args.ranks[seat], channel, post, arithmetic,
-                       args.norms[seat].residual);
-  NormMesh<A> norm(mesh, args, args.norms[seat], post);
+  NormMesh<A> mesh(args, seat, channel, post, arithmetic);
   Verdict verdict = mesh.begin();
-  if (verdict == Verdict::ok) verdict = run_direct(args.rows, channel, norm);
+  if (verdict == Verdict::ok) verdict = run_direct(args.rows, channel, mesh);
   // What the last norm wrote precedes the word that the call has ended.
   verdict = agree(kWholeBlock, thread_count(), verdict);
   mesh.end(verdict);

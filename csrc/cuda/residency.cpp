@@ -20,6 +20,7 @@ void for_each_kernel(F&& f) {
       f(in_place_kernel(DType(d), c));
     }
     f(alone_kernel(DType(d)));
+    if (const void* const norm = norm_kernel_for(DType(d))) f(norm);
   }
 }
 

@@ -28,6 +28,7 @@ struct Launch {
   cudaStream_t stream;
   cuda::LaunchArgs args;
   std::optional<cuda::DirectArgs> direct;  // in place of args
+  std::optional<cuda::NormArgs> norm;      // besides direct
   std::optional<cuda::TimedArgs> timed;    // besides args, where the kernel has a clock
   std::optional<cuda::InPlaceArgs> in_place;
 
@@ -345,7 +346,9 @@ cudaError_t cudaLaunchKernel(const void* kernel, dim3 blocks, dim3 threads, void
     launch.in_place = *static_cast<ringkern::cuda::InPlaceArgs*>(args[0]);
     return cudaSuccess;
   }
-  if (is("::direct_kernel<")) launch.direct = *static_cast<ringkern::cuda::DirectArgs*>(args[0]);
+  if (is("::norm_kernel<")) launch.norm = *static_cast<ringkern::cuda::NormArgs*>(args[0]);
+  if (is("::direct_kernel<") || launch.norm)
+    launch.direct = *static_cast<ringkern::cuda::DirectArgs*>(args[0]);
   else launch.args = *static_cast<ringkern::cuda::LaunchArgs*>(args[0]);
   if (is("::timed_kernel<")) launch.timed = *static_cast<ringkern::cuda::TimedArgs*>(args[0]);
   return cudaSuccess;

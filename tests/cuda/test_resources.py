@@ -102,6 +102,14 @@ def test_names(mangled: str, dtype: str, combine: str) -> None:
     assert resources.name_of(name) == ("direct", dtype, combine)
 
 
+@pytest.mark.parametrize(
+    ("mangled", "dtype"), [("f", "f32"), ("NS_10SmallFloatItLi8ELi7ELt32640EEE", "bf16")]
+)
+def test_the_name_of_a_norm(mangled: str, dtype: str) -> None:
+    name = f"_ZN8ringkern4cuda11norm_kernelI{mangled}EEvNS0_8NormArgsE"
+    assert resources.name_of(name) == ("norm", dtype, "sum")
+
+
 def test_the_name_of_the_probe() -> None:
     # In an unnamed namespace, which has another name in each build.
     space = "40_GLOBAL__N__5d55ee86_8_probe_cu_4087a4be"

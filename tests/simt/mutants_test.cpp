@@ -19,10 +19,12 @@ constexpr uint64_t kSeeds = 500;
 // The kernels as they are, which must survive what catches the mutants.
 constexpr Mutant kOriginal = {0, "", "", 0, "", "as they are", "", ""};
 
-// The kernels run in forms: rings over each protocol, and direct all-reduces.
-constexpr int kForms = kProtocols + 1;
-constexpr int kDirect = kProtocols;
-const char* name_of_form(int form) { return form == kDirect ? "direct" : name_of(Protocol(form)); }
+// The kernels run in forms: rings over each protocol, direct all-reduces, and those with a norm.
+constexpr int kForms = kProtocols + 2;
+constexpr int kDirect = kProtocols, kNorm = kProtocols + 1;
+const char* name_of_form(int form) {
+  return form == kNorm ? "norm" : form == kDirect ? "direct" : name_of(Protocol(form));
+}
 
 const Equivalent* argument_for(const Mutant& m, int form) {
   for (const Equivalent& e : kEquivalent) {
@@ -42,6 +44,7 @@ bool keeps_clock(const Mutant& m) { return m.file == std::string("timed.cuh"); }
 // What the forms share is weakened under each of them: one must not hide what another misses.
 bool concerns(const Mutant& m, int form) {
   const std::string file = m.file;
+  if (form == kNorm) return file == "norm.cuh";  // all else is that of direct all-reduces
   if (m.rule == std::string("poisons") && std::string(m.kind).starts_with("no poison"))
     return true;                                           // in several files
   if (m.function == std::string("tell_end")) return true;  // of the links, and of others
@@ -56,8 +59,10 @@ bool concerns(const Mutant& m, int form) {
 std::string try_seed(int form, uint64_t seed, bool clock, bool in_detail) {
   Wish wish;
   wish.clock = clock;
-  if (form != kDirect) wish.protocol = Protocol(form);
-  return found_by_ring(seed, weakening(wish, form == kDirect, seed), in_detail);
+  wish.norm = form == kNorm;
+  if (form == kNorm) wish.op = Op::sum, wish.dtype = DType::bf16;
+  if (form < kProtocols) wish.protocol = Protocol(form);
+  return found_by_ring(seed, weakening(wish, form >= kDirect, seed), in_detail);
 }
 
 // Without the mutant, the same seed must find nothing.

@@ -26,8 +26,8 @@ void Ring::add_norm(Call& call) {
   int64_t rows = 1 + int64_t(norms_() % 8);
   while (n % rows != 0) --rows;
   const Algorithm algorithm = call.direct->algorithm;
-  call.by_rows = RowPlan::make(algorithm, ranks_, rows, n / rows, int(e),
-                               mesh_.chunk_bytes(algorithm), call.plan.channels);
+  call.by_rows = RowPlan::make(algorithm, ranks_, n, n / rows, int(e), mesh_.chunk_bytes(algorithm),
+                               call.plan.channels);
   call.direct = *call.by_rows;
   const bool aligned = norms_() % 2 == 0;
   for (int r = 0; r < ranks_; ++r) {

@@ -30,7 +30,7 @@ constexpr const char* name_of(Trouble t) {
 }
 #undef SIMT_CASE
 
-inline constexpr float kEps = 1e-5f;  // of norms
+inline constexpr float kEps = 1e-5f;                 // of norms
 inline constexpr uint64_t kTimeout = 1'000'000'000;  // nanoseconds; mostly
 
 // What is asked for; what is left out is up to the seed.
