@@ -46,6 +46,7 @@ def test_every_kernel_is_reported(build: Build) -> None:
         for combine in ("sum", "any")
     }
     kernels |= {(protocol, "f32", "timed") for protocol in resources.protocols()}
+    kernels |= {("norm", dtype, "sum") for dtype in ("f32", "f16", "bf16")}
     alone = {("alone", dtype, "-") for dtype in resources.dtypes().values()}
     for arch in build.archs:
         found = [row[:3] for row in build.kernels if row.arch == arch]

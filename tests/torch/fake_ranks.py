@@ -216,11 +216,14 @@ def norms(rank: int, size: int, folder: Path) -> None:
                     assert same(made[out.data_ptr()], normalised), (dtype, shape)
         row = 6 if rank == 0 else 4
         x, weight = torch.ones(24 // row, row), torch.ones(row)
-        with pytest.raises(RingKernError, match="the length of a row"):
-            ring._c.all_reduce_residual_rms_norm(
-                *map(on_device, (x, x, weight)), 1e-5, "auto", "auto", True, False
-            )
+
+        def call_and_wait() -> None:
+            given = map(on_device, (x, x, weight))
+            ring._c.all_reduce_residual_rms_norm(*given, 1e-5, "auto", "auto", True, False)
             _wait(_start(ring, Call("ring", "ll", "float32", 24), x.view(-1)))
+
+        with pytest.raises(RingKernError, match="the length of a row"):
+            call_and_wait()
 
 
 def two_streams(rank: int, size: int, folder: Path) -> None:
