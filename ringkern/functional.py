@@ -74,10 +74,11 @@ def all_reduce_residual_rms_norm(
 
     The all-reduce is that of ``deterministic="size_invariant"``, so that the bits of a row do not
     depend on the number of rows. ``total`` has the bits of these two operations. ``normalised`` is
-    computed in float32 from ``total`` and rounded once. On a CPU the squares of a row are added in
-    one order on every processor: square i to partial sum i % 32, and then the upper half of the
-    partial sums to the lower half, until one is left. On CUDA torch's operations follow the
-    all-reduce. There is no gradient.
+    computed in float32 from ``total`` and rounded once. The squares of a row are added in one order
+    on every processor: square i to partial sum i % 32, and then the upper half of the partial sums
+    to the lower half, until one is left. On CUDA it is one kernel with the same bits; in a group of
+    one rank or over several hosts, torch's operations follow the all-reduce there, in an order of
+    their own. There is no gradient.
 
     Args:
         x: a tensor of shape (..., n) of float32, float16 or bfloat16, of this rank.

@@ -183,6 +183,16 @@ inline void check_orders(const RingOrders& orders, int ranks) {
                      "once. Give others, or none for 0, 1, 2, ...");
 }
 
+// What an all-reduce of rows on CUDA may end with: RankNorm of cuda/launch.h.
+struct RowNorm {
+  int64_t row = 0;  // elements; the tensor has whole rows
+  const std::byte* residual = nullptr;
+  const std::byte* weight = nullptr;
+  std::byte* normalised = nullptr;
+  float eps = 0;
+  bool done = false;  // the executor says so; else `out` is the sum alone
+};
+
 // One collective, ready to run. Sizes in elements of `reduction.dtype`, as in Plan; `in` and `out`
 // may be the same. `stream` is a cudaStream_t, or null on a CPU.
 struct Task {
@@ -207,6 +217,7 @@ struct Task {
   // Called on a CPU, if at all, when a wait takes more than some microseconds, and once only.
   void (*rests)(void* with) = nullptr;
   void* with = nullptr;
+  RowNorm* norm = nullptr;             // on all ranks or on none
   const Timeline* timeline = nullptr;  // a ring's verbs are noted there; null: nowhere
   int moved = 0;  // an index of kMoved: the dtype of elements that travel as bytes
   // The larger call that this is a step of, if any (kSpansHosts). Ranks compare it, too: their
@@ -228,8 +239,10 @@ inline void choose(const Task& t, const WayTable& ways) {
   }
 }
 
+// An all-reduce, which has no root, has the length of its rows there.
 constexpr CallWords words_of(const Task& t) {
-  return words_of(t.collective, t.reduction, t.algorithm, t.protocol, t.root, t.count, t.moved);
+  const int root = t.norm != nullptr ? int(t.norm->row) : t.root;
+  return words_of(t.collective, t.reduction, t.algorithm, t.protocol, root, t.count, t.moved);
 }
 
 // Of more than one rank: round the ring, what travels is partial results, rounded to the dtype.

@@ -87,10 +87,37 @@ struct DirectPlan {
   static constexpr int64_t kGrainBytes = 64;  // ranks that write side by side share no cache line
 };
 
+// The same of a tensor of rows, each of which one channel has to itself: for a mesh that does more
+// with a row once it is there. A row takes one round, or several where it is longer than a slot.
+struct RowPlan : DirectPlan {
+  int64_t row = 0;     // elements
+  int64_t pieces = 1;  // rounds of a row
+
+  // `count`: of whole rows.
+  static constexpr RowPlan make(Algorithm algorithm, int ranks, int64_t count, int64_t row,
+                                int element_bytes, int64_t slot_bytes, int channels) {
+    RowPlan p{DirectPlan::make(algorithm, ranks, row, element_bytes, slot_bytes, 1, /*ahead=*/0)};
+    p.channels = channels;
+    p.count = count;
+    p.row = row;
+    p.pieces = p.rounds;
+    p.rounds *= div_up(count / row, channels);
+    return p;
+  }
+
+  RK_HD constexpr Span chunk_of(int channel, int64_t round) const {
+    const int64_t first = (round / pieces * channels + channel) * row, at = round % pieces * chunk;
+    return {first + at, first < count ? min64(chunk, row - at) : 0};
+  }
+  // Tells if the chunk of this round is the last one of its row.
+  RK_HD constexpr bool ends_row(int64_t round) const { return (round + 1) % pieces == 0; }
+};
+
 // Runs one channel over a mesh, whose verbs take the chunk and the round, counted from the start of
-// this call, and return a Verdict; the first that is not `ok` ends the collective.
-template <class Mesh>
-RK_HD Verdict run_direct(const DirectPlan& plan, int channel, Mesh& mesh) {
+// this call, and return a Verdict; the first that is not `ok` ends the collective. A mesh may have
+// `finish`, too, for a round that has come to its end.
+template <class Plan, class Mesh>
+RK_HD Verdict run_direct(const Plan& plan, int channel, Mesh& mesh) {
   for (int64_t i = 0; i < plan.rounds + plan.tail(); ++i) {
     const int64_t staged = i, reduced = i - plan.ahead, collected = i - 2 * plan.ahead;
     Verdict verdict = Verdict::ok;
@@ -100,6 +127,9 @@ RK_HD Verdict run_direct(const DirectPlan& plan, int channel, Mesh& mesh) {
     if (verdict == Verdict::ok && plan.algorithm == Algorithm::two_shot && collected >= 0)
       verdict = mesh.collect(plan, plan.chunk_of(channel, collected), collected);
     if (verdict != Verdict::ok) return verdict;
+    if constexpr (requires { mesh.finish(plan, Span{}, i); })
+      if (const int64_t done = i - plan.tail(); done >= 0)
+        mesh.finish(plan, plan.chunk_of(channel, done), done);
   }
   return Verdict::ok;
 }

@@ -143,6 +143,21 @@ RK_DEVICE void store_elements(std::byte* p, uint64_t word, int left) {
   }
 }
 
+// Word `i` of a span of so many bytes. `whole`: p allows accesses of a word.
+template <int element>
+RK_DEVICE uint64_t load_word(const std::byte* p, int i, bool whole, int bytes) {
+  const int left = bytes - 8 * i;
+  const std::byte* at = p + 8 * i;
+  return whole && left >= 8 ? ld_weak<8>(at) : load_elements<element>(at, left);
+}
+template <int element>
+RK_DEVICE void store_word(std::byte* p, int i, bool whole, int bytes, uint64_t word) {
+  const int left = bytes - 8 * i;
+  std::byte* at = p + 8 * i;
+  if (whole && left >= 8) return st_weak<8>(at, word);
+  store_elements<element>(at, word, left);
+}
+
 // A pack at p, of which `left` bytes are the tensor's. `whole`: p allows an access of 16 bytes.
 template <int element>
 RK_DEVICE Words load_pack(const std::byte* p, bool whole, int left) {

@@ -25,13 +25,14 @@
 
 namespace ringkern::cuda {
 
-template <class A>
+// `adds`: each rank's residual goes into what it stores of the sum, and not to the others.
+template <class A, bool adds = false>
 class LLMesh : public MeshEnds<MeshCount::rounds> {
  public:
   // By all threads; `post` is the block's.
   RK_DEVICE LLMesh(const DirectArgs& args, const RankArgs& rank, int channel, MeshPost& post,
-                   const A& arithmetic)
-      : MeshEnds(args, rank, channel, post), arithmetic_(arithmetic),
+                   const A& arithmetic, const std::byte* residual = nullptr)
+      : MeshEnds(args, rank, channel, post), arithmetic_(arithmetic), residual_(residual),
         slot_(slot_of(round_, geometry_.slots)) {}
 
   RK_DEVICE Verdict begin() const {
@@ -123,6 +124,7 @@ class LLMesh : public MeshEnds<MeshCount::rounds> {
       const int line = base + lane_index();
       const bool active = line < user.lines;
       const uint64_t mine = active ? load(user, line) : 0;
+      const uint64_t residual = active ? residual_of(user, line) : 0;
       uint64_t value = 0, next[kAtOnce] = {};
       auto partial = A::nothing();
       RK_NO_UNROLL for (int rank = 0; rank < geometry_.ranks; ++rank) {
@@ -137,7 +139,7 @@ class LLMesh : public MeshEnds<MeshCount::rounds> {
       }
       if (arithmetic_.widens()) value = arithmetic_.narrow(partial, Verb::recv_reduce_copy);
       else if (arithmetic_.divides(Verb::recv_reduce_copy)) value = arithmetic_.divide(value);
-      if (active) store(user, line, value);
+      if (active) store(user, line, value, residual);
       if (active && !all) write_to_all(1, line, value);
     }
     return Verdict::ok;
@@ -149,10 +151,12 @@ class LLMesh : public MeshEnds<MeshCount::rounds> {
       const int i = base + lane_index();
       const Place at = place_of(plan, user.lines, i);
       const bool active = i < user.lines && at.part != rank_;
+      const auto line = [&] { return at.part * lines_of(plan.part) + at.line; };
+      const uint64_t residual = adds && active ? residual_of(user, line()) : 0;
       uint64_t value = 0;
       const Verdict verdict = read_line(at, active, value);
       if (verdict != Verdict::ok) return verdict;
-      if (active) store(user, at.part * lines_of(plan.part) + at.line, value);
+      if (active) store(user, line(), value, residual);
     }
     return Verdict::ok;
   }
@@ -243,29 +247,35 @@ class LLMesh : public MeshEnds<MeshCount::rounds> {
   struct User {
     const std::byte* in;
     std::byte* out;
+    const std::byte* residual;
     int bytes, lines;
     bool whole;  // lines can be accessed whole
   };
   RK_DEVICE User user_at(const Span& span) const {
     const std::byte* in = Post::get(post_.in) + span.first * A::kBytes;
     std::byte* out = Post::get(post_.out) + span.first * A::kBytes;
-    return {in, out, int(span.count * A::kBytes), lines_of(span.count), aligned(in, out, kData)};
+    const std::byte* residual = adds ? residual_ + span.first * A::kBytes : in;
+    return {in,
+            out,
+            residual,
+            int(span.count * A::kBytes),
+            lines_of(span.count),
+            aligned(in, out, kData) && (!adds || aligned(residual, residual, kData))};
   }
   RK_DEVICE uint64_t load(const User& user, int line) const {
-    const int left = user.bytes - kData * line;
-    const std::byte* at = user.in + kData * line;
-    const uint64_t value =
-        user.whole && left >= kData ? ld_weak<kData>(at) : load_elements<A::kBytes>(at, left);
+    const uint64_t value = load_word<A::kBytes>(user.in, line, user.whole, user.bytes);
     return arithmetic_.multiplies(Verb::send) ? arithmetic_.multiply(value) : value;
   }
-  RK_DEVICE void store(const User& user, int line, uint64_t value) const {
-    const int left = user.bytes - kData * line;
-    std::byte* at = user.out + kData * line;
-    if (user.whole && left >= kData) return st_weak<kData>(at, value);
-    store_elements<A::kBytes>(at, value, left);
+  RK_DEVICE uint64_t residual_of(const User& user, int line) const {
+    return adds ? load_word<A::kBytes>(user.residual, line, user.whole, user.bytes) : 0;
+  }
+  RK_DEVICE void store(const User& user, int line, uint64_t value, uint64_t residual) const {
+    if constexpr (adds) value = arithmetic_.combine(value, residual);
+    store_word<A::kBytes>(user.out, line, user.whole, user.bytes, value);
   }
 
   const A& arithmetic_;
+  const std::byte* const residual_;
   int slot_;  // of the round
   Verdict verdict_ = Verdict::ok;
 };

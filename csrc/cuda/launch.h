@@ -96,6 +96,18 @@ struct MeshArgs {
 struct DirectArgs : MeshArgs {
   DirectPlan plan;
 };
+// The same and then a norm, as RmsNormLoop of cpu/simd.h has it: `out` of a rank is the sum over the
+// ranks with the rank's residual, and `normalised` its rows divided by their root mean squares.
+struct RankNorm {
+  const std::byte* residual = nullptr;
+  const std::byte* weight = nullptr;  // of a row
+  std::byte* normalised = nullptr;
+};
+struct NormArgs : DirectArgs {
+  RowPlan rows;  // and `plan` is a part of it
+  float eps = 0;
+  RankNorm norms[kMaxLocalRanks];
+};
 // The same round the ring with a clock.
 struct TimedArgs : LaunchArgs {
   Timeline timelines[kMaxLocalRanks];  // of the ranks, in device memory
@@ -126,10 +138,10 @@ struct AcrossArgs : MeshArgs {
   AcrossPlan plan;
 };
 
-static_assert(sizeof(TimedArgs) <= 4096 && sizeof(DirectArgs) <= 4096, "kernel parameters");
+static_assert(sizeof(TimedArgs) <= 4096 && sizeof(NormArgs) <= 4096, "kernel parameters");
 static_assert(sizeof(AcrossArgs) <= 4096, "kernel parameters");
 static_assert(std::is_trivially_copyable_v<TimedArgs>);
-static_assert(std::is_trivially_copyable_v<DirectArgs>);
+static_assert(std::is_trivially_copyable_v<NormArgs>);
 static_assert(std::is_trivially_copyable_v<AcrossArgs>);
 
 // The kernel for a collective: a host function that cudaLaunchKernel takes, with one LaunchArgs.
@@ -139,6 +151,8 @@ const void* kernel_for(Protocol protocol, DType dtype, Combine combine);
 const void* timed_kernel_for(Protocol protocol);
 // The same for the direct all-reduces, with one DirectArgs.
 const void* direct_kernel_for(DType dtype, Combine combine);
+// The same and then a norm, with one NormArgs; null where the dtype has none.
+const void* norm_kernel_for(DType dtype);
 
 // The all-reduce over the tensors themselves, of ranks that are all in one launch: takes one
 // InPlaceArgs, and a thread for each 16 bytes of a tensor.

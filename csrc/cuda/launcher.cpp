@@ -197,7 +197,7 @@ void Launcher::run(std::span<const Task> tasks, std::span<const Task> all) {
                            kPlanWorkers, geometry_, shape.channels, task.root);
     plan.orders = orders_;
     if (task.timeline != nullptr)
-      under_way = launch(timed_kernel_for(task.protocol), timed_arguments(tasks, plan),
+      under_way = launch(timed_kernel_for(task.protocol), arguments<TimedArgs>(tasks, plan),
                          shape.threads, stream);
     else
       under_way = launch(kernel_for(task.protocol, dtype, combine),
@@ -205,14 +205,19 @@ void Launcher::run(std::span<const Task> tasks, std::span<const Task> all) {
   } else if (in_place) {
     under_way = launch(across_kernel(dtype, combine), across_arguments(tasks, all, shape.channels),
                        shape.threads, stream);
+  } else if (task.norm != nullptr) {
+    const RowPlan plan =
+        RowPlan::make(task.algorithm, ranks_, task.count, task.norm->row, size_of(dtype),
+                      mesh_.chunk_bytes(task.algorithm), shape.channels);
+    under_way =
+        launch(norm_kernel_for(dtype), arguments<NormArgs>(tasks, plan), shape.threads, stream);
+    for (const Task& each : tasks) each.norm->done = true;
   } else {
     const DirectPlan plan =
         DirectPlan::make(task.algorithm, ranks_, task.count, size_of(dtype),
                          mesh_.chunk_bytes(task.algorithm), shape.channels, /*ahead=*/0);
-    DirectArgs args = arguments<DirectArgs>(tasks, plan);
-    args.orders = orders_;
-    args.mesh = mesh_;
-    under_way = launch(direct_kernel_for(dtype, combine), args, shape.threads, stream);
+    under_way = launch(direct_kernel_for(dtype, combine), arguments<DirectArgs>(tasks, plan),
+                       shape.threads, stream);
   }
   for (const Task& each : tasks) each.under_way = under_way;
 }
@@ -243,10 +248,7 @@ AcrossArgs Launcher::across_arguments(std::span<const Task> tasks, std::span<con
   plan.tensors.ranks = ranks_;
   plan.told = !one_process_;
   if (regions_ != nullptr) plan.regions = regions_->table();
-  AcrossArgs args = arguments<AcrossArgs>(tasks, plan);
-  args.orders = orders_;
-  args.mesh = mesh_;
-  return args;
+  return arguments<AcrossArgs>(tasks, plan);
 }
 
 uint64_t Launcher::place_of(const AcrossArgs& args) const {
@@ -254,13 +256,6 @@ uint64_t Launcher::place_of(const AcrossArgs& args) const {
   const bool given = regions_ != nullptr && rank.in == rank.out &&
                      args.reduction.scale != Reduction::Scale::multiply_input;
   return given ? regions_->place_of(rank.out, args.plan.tensors.bytes) : 0;
-}
-
-TimedArgs Launcher::timed_arguments(std::span<const Task> tasks, const Plan& plan) const {
-  TimedArgs args = arguments<TimedArgs>(tasks, plan);
-  for (size_t i = 0; i < seats_.size(); ++i)
-    if (tasks[i].timeline != nullptr) args.timelines[i] = *tasks[i].timeline;
-  return args;
 }
 
 template <class Args, class P>
@@ -273,6 +268,8 @@ Args Launcher::arguments(std::span<const Task> tasks, const P& plan) const {
   args.reduction = task.reduction;
   args.timeout_ns = uint64_t(timeout.count());
   args.seq = task.seq;
+  if constexpr (std::is_base_of_v<MeshArgs, Args>) args.orders = orders_, args.mesh = mesh_;
+  if constexpr (std::is_same_v<Args, NormArgs>) args.rows = plan, args.eps = task.norm->eps;
   for (size_t i = 0; i < seats_.size(); ++i) {
     const Segments& s = seats_[i].segments;
     auto* mine = static_cast<std::byte*>(s.mine);
@@ -287,6 +284,10 @@ Args Launcher::arguments(std::span<const Task> tasks, const P& plan) const {
                      &mailboxes_[i],
                      &tail->failed,
                      &tail->ended};
+    if constexpr (std::is_same_v<Args, TimedArgs>)
+      if (tasks[i].timeline != nullptr) args.timelines[i] = *tasks[i].timeline;
+    if constexpr (std::is_same_v<Args, NormArgs>)
+      args.norms[i] = {tasks[i].norm->residual, tasks[i].norm->weight, tasks[i].norm->normalised};
   }
   return args;
 }

@@ -81,7 +81,6 @@ class Launcher {
   uint64_t place_of(const AcrossArgs& args) const;
   template <class Args, class P>
   Args arguments(std::span<const Task> tasks, const P& plan) const;
-  TimedArgs timed_arguments(std::span<const Task> tasks, const Plan& plan) const;
   // Returns whether the number of the call will be posted.
   template <class Args>
   bool launch(const void* kernel, Args args, int threads, cudaStream_t stream);

@@ -22,6 +22,7 @@ void for_each_kernel(F&& f) {
       f(across_kernel(DType(d), c));
     }
     f(alone_kernel(DType(d)));
+    if (const void* const norm = norm_kernel_for(DType(d))) f(norm);
   }
 }
 

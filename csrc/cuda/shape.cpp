@@ -41,6 +41,11 @@ Shape shape_of(const Task& task, int ranks, const Geometry& geometry) {
   Shape shape;
   shape.channels = to_int(div_up(part, share.channel), 1, geometry.channels);
   int64_t chunk = div_up(part, shape.channels);
+  if (direct && task.norm != nullptr) {
+    const int64_t rows = task.count / task.norm->row;
+    shape.channels = to_int(rows, 1, geometry.channels);
+    chunk = bytes / rows;
+  }
   if (!direct) {  // a plan rounds it up
     const int element = size_of(task.reduction.dtype);
     const Plan plan = Plan::make(task.collective, task.protocol, ranks, task.count, element,

@@ -343,7 +343,10 @@ Difference difference(const CallWords& a, const CallWords& b) {
   if (a.count != b.count)
     return {"numel", std::to_string(elements_of(a)), std::to_string(elements_of(b))};
   const unsigned root_a = fields_of(a.what).root, root_b = fields_of(b.what).root;
-  if (root_a != root_b) return {"the root", std::to_string(root_a), std::to_string(root_b)};
+  const bool rows = fields_of(a.what).collective == unsigned(Collective::all_reduce);
+  if (root_a != root_b)
+    return {rows ? "the length of a row" : "the root", std::to_string(root_a),
+            std::to_string(root_b)};
   if (differ(x.algorithm, y.algorithm)) return {"algorithm", x.algorithm, y.algorithm};
   if (differ(x.protocol, y.protocol)) return {"protocol", x.protocol, y.protocol};
   return {"a call before their last " + std::to_string(kCallLines), "made one", "made another"};

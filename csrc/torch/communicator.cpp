@@ -40,13 +40,14 @@ WorkPtr TorchCommunicator::all_reduce(const at::Tensor& tensor, const c10d::Redu
                 wish, async_op);
 }
 
-at::Tensor TorchCommunicator::sum_of(const at::Tensor& x, const Wish& wish) {
+at::Tensor TorchCommunicator::sum_of(const at::Tensor& x, const Wish& wish, RowNorm* norm) {
   const Reduction sum = reduction_for({Op::sum}, check_tensor(x, "x"), ranks());
   const at::AutoDispatchBelowADInplaceOrView guard;
   at::Tensor out = at::empty(x.sizes(), x.options().memory_format(at::MemoryFormat::Contiguous));
-  if (!all_reduce_now(out, x, Op::sum, wish))
-    launch(c10d::OpType::ALLREDUCE, out, prepare(Collective::all_reduce, out, x, sum, x.numel()),
-           wish, false);
+  if (all_reduce_now(out, x, Op::sum, wish)) return out;
+  Prepared task = prepare(Collective::all_reduce, out, x, sum, x.numel());
+  task.task.norm = norm;
+  launch(c10d::OpType::ALLREDUCE, out, std::move(task), wish, false);
   return out;
 }
 

@@ -103,8 +103,8 @@ class TorchCommunicator final : public Runner {
     return done;
   }
 
-  // Returns the sum of `x` over all ranks, contiguous.
-  at::Tensor sum_of(const at::Tensor& x, const Wish& wish);
+  // Returns the sum of `x` over all ranks, contiguous; on CUDA perhaps with `norm`.
+  at::Tensor sum_of(const at::Tensor& x, const Wish& wish, RowNorm* norm = nullptr);
 
   // What calls on this kind of device are chosen from: rank 0's lists once the ranks are connected,
   // until then this rank's.

@@ -55,8 +55,8 @@ class HostsCommunicator final : public Runner {
     return launch_one(c10d::OpType::ALLREDUCE, tensor,
                       prepare_all_reduce(tensor, op_of(op), ranks()), wish, async_op);
   }
-  // The same as that of a TorchCommunicator.
-  at::Tensor sum_of(const at::Tensor& x, const Wish& wish) {
+  // The same as that of a TorchCommunicator, but for the norm.
+  at::Tensor sum_of(const at::Tensor& x, const Wish& wish, RowNorm* = nullptr) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     at::Tensor out = x.clone(at::MemoryFormat::Contiguous);
     all_reduce(out, c10d::ReduceOp::SUM, wish, false);

@@ -1,6 +1,7 @@
 // An all-reduce and what a layer of a transformer does with its sum: adds a residual, and divides
 // each row by its root mean square. On a CPU that is one pass over rows that the all-reduce has
-// just written; elsewhere torch's own operations follow it.
+// just written; on CUDA one kernel with it, or torch's own operations behind it, where the ring has
+// one rank or several hosts.
 #pragma once
 
 #include <ATen/ops/empty.h>
@@ -8,6 +9,7 @@
 #include <ATen/ops/rms_norm.h>
 
 #include <cmath>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -72,8 +74,22 @@ std::pair<at::Tensor, at::Tensor> all_reduce_residual_rms_norm(C& c, const at::T
                                                                const at::Tensor& weight, double eps,
                                                                const Wish& wish) {
   check_norm(x, residual, weight, eps);
-  const at::Tensor total = c.sum_of(x, wish);
-  return {add_rms_norm(total, residual, weight, eps, c.callers()), total};
+  const int64_t row = x.size(-1);
+  // The kernel counts the bytes of a row in an int.
+  if (x.is_cpu() || x.numel() == 0 || row * x.element_size() > std::numeric_limits<int>::max()) {
+    const at::Tensor total = c.sum_of(x, wish);
+    return {add_rms_norm(total, residual, weight, eps, c.callers()), total};
+  }
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  const at::Tensor added = plain(residual), factors = plain(weight);
+  at::Tensor out = at::empty(x.sizes(), x.options().memory_format(at::MemoryFormat::Contiguous));
+  const auto* const from = static_cast<const std::byte*>(added.const_data_ptr());
+  const auto* const by = static_cast<const std::byte*>(factors.const_data_ptr());
+  auto* const to = static_cast<std::byte*>(out.mutable_data_ptr());
+  RowNorm norm{row, from, by, to, float(eps)};
+  const at::Tensor total = c.sum_of(x, wish, &norm);
+  if (!norm.done) out = add_rms_norm(total, residual, weight, eps, c.callers());
+  return {out, total};
 }
 
 }  // namespace ringkern::torch_ext

@@ -95,6 +95,33 @@ TEST_CASE("rounds are as few as possible and even") {
   CHECK(before.first + before.count == many || last.first + last.count == many);
 }
 
+TEST_CASE("each row has its channel, and pieces that a slot holds") {
+  for (const Algorithm algorithm : {Algorithm::one_shot, Algorithm::two_shot})
+    for (const int ranks : {2, 3, 8})
+      for (const int channels : {1, 3, 8})
+        for (const int64_t rows : {1, 2, 3, 7, 17})
+          for (const int64_t row : {1, 31, 256, 4097}) {
+            const int64_t slot = 3584;
+            const auto p = RowPlan::make(algorithm, ranks, rows * row, row, 4, slot, channels);
+            CHECK(p.chunk * 4 <= slot && p.part * p.parts() == p.chunk);
+            std::vector<int> seen(size_t(rows * row));
+            for (int channel = 0; channel < channels; ++channel) {
+              int64_t in_row = 0;
+              for (int64_t round = 0; round < p.rounds; ++round) {
+                const Span chunk = p.chunk_of(channel, round);
+                for (int64_t i = 0; i < chunk.count; ++i) ++seen[size_t(chunk.first + i)];
+                in_row += chunk.count;
+                if (!p.ends_row(round)) continue;
+                CHECK(in_row == row || in_row == 0);
+                CHECK(chunk.count == 0 || (chunk.first + chunk.count) % row == 0);
+                in_row = 0;
+              }
+              CHECK_EQ(in_row, int64_t(0));
+            }
+            CHECK(std::all_of(seen.begin(), seen.end(), [](int n) { return n == 1; }));
+          }
+}
+
 // ---- the order of verbs -------------------------------------------------------------------------
 
 // Writes down what it is asked to do: "S0" stage round 0, "R" reduce, "C" collect. Fails once.

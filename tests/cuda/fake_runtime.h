@@ -30,6 +30,7 @@ struct Launch {
   cudaStream_t stream;
   cuda::LaunchArgs args;
   std::optional<cuda::DirectArgs> direct;  // in place of args
+  std::optional<cuda::NormArgs> norm;      // besides direct
   std::optional<cuda::TimedArgs> timed;    // besides args, where the kernel has a clock
   std::optional<cuda::InPlaceArgs> in_place;
   std::optional<cuda::AcrossArgs> across;
@@ -378,7 +379,9 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* ke
     launch.across = *static_cast<ringkern::cuda::AcrossArgs*>(args[0]);
     return cudaSuccess;
   }
-  if (is("::direct_kernel<")) launch.direct = *static_cast<ringkern::cuda::DirectArgs*>(args[0]);
+  if (is("::norm_kernel<")) launch.norm = *static_cast<ringkern::cuda::NormArgs*>(args[0]);
+  if (is("::direct_kernel<") || launch.norm)
+    launch.direct = *static_cast<ringkern::cuda::DirectArgs*>(args[0]);
   else launch.args = *static_cast<ringkern::cuda::LaunchArgs*>(args[0]);
   if (is("::timed_kernel<")) launch.timed = *static_cast<ringkern::cuda::TimedArgs*>(args[0]);
   return cudaSuccess;

@@ -41,11 +41,14 @@ TEST_CASE("every collective has its kernel") {
     kernels.insert(across_kernel(DType(d), Combine::max));
   }
   for (int p = 0; p < kProtocols; ++p) kernels.insert(timed_kernel_for(Protocol(p)));
+  constexpr DType kNormed[] = {DType::f32, DType::f16, DType::bf16};
+  for (const DType dtype : kNormed) kernels.insert(norm_kernel_for(dtype));
+  CHECK(norm_kernel_for(DType::f64) == nullptr && norm_kernel_for(DType::i32) == nullptr);
   CHECK(!kernels.contains(nullptr));
   // Dtypes that are stored alike share kernels.
   std::set<const void*> stored;
   for (int d = 0; d < kDTypes; ++d) stored.insert(alone_kernel(DType(d)));
-  CHECK_EQ(kernels.size(), 2 * (kProtocols + 3) * stored.size() + kProtocols);
+  CHECK_EQ(kernels.size(), 2 * (kProtocols + 3) * stored.size() + kProtocols + std::size(kNormed));
 }
 
 TEST_CASE("default geometry suits the kernels") {
@@ -143,6 +146,24 @@ TEST_CASE("a direct shape follows the size") {
     }
     CHECK_EQ(before, g.channels);
   }
+}
+
+// A row is one channel's.
+TEST_CASE("a shape with a norm follows the rows") {
+  constexpr Geometry g = default_geometry();
+  for (const int64_t rows : {1, 5, 32, 1000})
+    for (const int64_t row : {1, 200, 4096}) {
+      RowNorm norm;
+      norm.row = row;
+      Task task;
+      task.algorithm = Algorithm::one_shot;
+      task.protocol = Protocol::ll;
+      task.count = rows * row;
+      task.norm = &norm;
+      const Shape shape = shape_of(task, 4, g);
+      CHECK_EQ(shape.channels, std::min<int64_t>(rows, g.channels));
+      CHECK_EQ(shape.threads, row == 4096 ? kMaxThreads : row == 200 ? 160 : 96);
+    }
 }
 
 // Every rank moves all of what goes down a chain, and a part of what an all-reduce cuts.

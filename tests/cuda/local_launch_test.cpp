@@ -215,6 +215,43 @@ std::vector<Task> direct_tasks(const std::vector<int>& devices, Algorithm algori
   return tasks;
 }
 
+TEST_CASE("a launch with norms is told of each rank's") {
+  runtime = {};
+  LocalRing ring(kDevices, kTimeout);
+  std::vector<Task> tasks = direct_tasks(kDevices, Algorithm::two_shot);
+  std::vector<RowNorm> norms(tasks.size());
+  const auto place = [](size_t rank, size_t n) {
+    return static_cast<std::byte*>(pointer(rank, size_t(1) << (30 + n)));
+  };
+  for (size_t r = 0; r < tasks.size(); ++r) {
+    norms[r] = {1000, place(r, 0), place(r, 5), place(r, 10), 0.5f};
+    tasks[r].norm = &norms[r];
+  }
+  ring.run(tasks);
+  CHECK_EQ(runtime.launches.size(), size_t(3));
+  size_t seen = 0;
+  for (const Launch& launch : runtime.launches) {
+    REQUIRE(launch.norm.has_value());
+    const NormArgs& args = *launch.norm;
+    CHECK(args.rows.row == 1000 && args.rows.count == 100'000 && args.rows.pieces == 1);
+    CHECK_EQ(args.rows.rounds, div_up(100, args.rows.channels));
+    CHECK(args.plan.rounds == args.rows.rounds && args.plan.channels == args.rows.channels);
+    CHECK(args.plan.ranks == 6 && args.mesh.ranks == 6 && args.eps == 0.5f);
+    for (size_t i = 0; i < seats(launch); ++i, ++seen) {
+      const auto r = size_t(args.ranks[i].rank);
+      CHECK(args.ranks[i].out == out_of(r) && args.norms[i].normalised == place(r, 10));
+      CHECK(args.norms[i].residual == place(r, 0) && args.norms[i].weight == place(r, 5));
+    }
+  }
+  CHECK_EQ(seen, kDevices.size());
+  for (const RowNorm& norm : norms) CHECK(norm.done);
+  // The ring has none.
+  for (size_t r = 0; r < tasks.size(); ++r)
+    norms[r].done = false, tasks[r].algorithm = Algorithm::ring;
+  ring.run(tasks);
+  for (const RowNorm& norm : norms) CHECK(!norm.done);
+}
+
 TEST_CASE("a direct launch is told of everybody") {
   for (const Algorithm algorithm : {Algorithm::one_shot, Algorithm::two_shot}) {
     runtime = {};

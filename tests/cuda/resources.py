@@ -31,7 +31,7 @@ HEAD = """\
 class Resources(NamedTuple):
     """A row: a kernel on an architecture, and what it takes."""
 
-    protocol: str  # or "direct", the direct all-reduces; "in_place", "across", "alone", "probe"
+    protocol: str  # or "direct", the direct all-reduces, "norm", "in_place", "across", "alone", "probe"
     dtype: str
     combine: str  # "sum", or "any": with a switch over the others; "timed": the sum, with a clock
     arch: str
@@ -84,8 +84,10 @@ def name_of(mangled: str) -> tuple[str, str, str]:
         return protocols()[int(timed[1])], "f32", "timed"
     ring = re.search(r"11ring_kernelILNS_8ProtocolE(\d+)E(?:NS_)?(.+)Lb([01])EE", mangled)
     direct = re.search(r"(13direct_kernel|8in_place|6across)I(?:NS_)?(.+)Lb([01])EE", mangled)
+    norm = re.search(r"11norm_kernelI(?:NS_)?(.+)EEvNS0_8NormArgsE$", mangled)
     alone = re.search(r"5aloneI(?:NS_)?(.+)EEv", mangled)
     found = ring[2] if ring else direct[2] if direct else alone[1] if alone else None
+    found = norm[1] if norm else found
     for begins, dtype in dtypes().items():
         if found and found.startswith(begins):
             if ring:
@@ -93,6 +95,8 @@ def name_of(mangled: str) -> tuple[str, str, str]:
             if direct:
                 name = "direct" if direct[1] == "13direct_kernel" else direct[1].lstrip("86")
                 return name, dtype, "sum" if direct[3] == "1" else "any"
+            if norm:
+                return "norm", dtype, "sum"
             return "alone", dtype, "-"
     raise ValueError(f"{mangled} is not a kernel that tests/cuda/resources.py knows")
 
@@ -153,7 +157,7 @@ TITLES = line_of(Resources._fields)
 
 def rows_of(kernels: Iterable[Resources]) -> list[Resources]:
     """In an order that does not depend on the compiler's."""
-    order = [*protocols(), "direct", "in_place", "across", "alone", "probe"]
+    order = [*protocols(), "direct", "norm", "in_place", "across", "alone", "probe"]
     names = [*dtypes().values(), "-"]
 
     def place(row: Resources) -> tuple[int, int, str, int]:

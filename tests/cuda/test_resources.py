@@ -46,6 +46,7 @@ def test_every_kernel_is_reported(build: Build) -> None:
         for combine in ("sum", "any")
     }
     kernels |= {(protocol, "f32", "timed") for protocol in resources.protocols()}
+    kernels |= {("norm", dtype, "sum") for dtype in ("f32", "f16", "bf16")}
     alone = {("alone", dtype, "-") for dtype in resources.dtypes().values()}
     for arch in build.archs:
         found = [row[:3] for row in build.kernels if row.arch == arch]
@@ -100,6 +101,14 @@ def test_names(mangled: str, dtype: str, combine: str) -> None:
     assert resources.name_of(name) == ("ll", dtype, combine)
     name = DIRECT.format(mangled, int(combine == "sum"))
     assert resources.name_of(name) == ("direct", dtype, combine)
+
+
+@pytest.mark.parametrize(
+    ("mangled", "dtype"), [("f", "f32"), ("NS_10SmallFloatItLi8ELi7ELt32640EEE", "bf16")]
+)
+def test_the_name_of_a_norm(mangled: str, dtype: str) -> None:
+    name = f"_ZN8ringkern4cuda11norm_kernelI{mangled}EEvNS0_8NormArgsE"
+    assert resources.name_of(name) == ("norm", dtype, "sum")
 
 
 def test_the_name_of_the_probe() -> None:

@@ -291,7 +291,11 @@ TEST_CASE("the first field in which calls differ is named") {
   CHECK_EQ(field(words(Collective::all_reduce, DType::f16, Combine::max, 11)), "dtype");
   CHECK_EQ(field(words(Collective::all_reduce, DType::f32, Combine::max, 11)), "op");
   CHECK_EQ(field(words(Collective::all_reduce, DType::f32, Combine::sum, 11, 1)), "numel");
-  CHECK_EQ(field(words(Collective::all_reduce, DType::f32, Combine::sum, 10, 1)), "the root");
+  CHECK_EQ(field(words(Collective::all_reduce, DType::f32, Combine::sum, 10, 1)),
+           "the length of a row");
+  const CallWords from_0 = words(Collective::broadcast, DType::f32, Combine::sum, 10);
+  const CallWords from_1 = words(Collective::broadcast, DType::f32, Combine::sum, 10, 1);
+  CHECK_EQ(difference(from_0, from_1).field, "the root");
   CHECK_EQ(field(words(Collective::all_reduce, DType::f32, Combine::sum, 10, 0, Algorithm::one_shot,
                        Protocol::ll)),
            "algorithm");

@@ -271,6 +271,9 @@ template <class T>
 T div_float(T a, T b) {
   return canonical(a / b);
 }
+float sqrt_float(float a) { return canonical(std::sqrt(a)); }
+float reciprocal(float a) { return canonical(1 / a); }
+float f32_of_s32(int32_t a) { return float(a); }
 float abs_float(float a) { return canonical(std::fabs(a)); }
 float f32_of_f64(double a) { return canonical(float(a)); }
 
@@ -418,6 +421,9 @@ Table make_table() {
   RK_OP("split.b64", &split<uint32_t, uint64_t>);
 
   RK_OP("abs.f32", &abs_float);
+  RK_OP("sqrt.rn.f32", &sqrt_float);
+  RK_OP("rcp.rn.f32", &reciprocal);
+  RK_OP("cvt.rn.f32.s32", &f32_of_s32);
   RK_OP("cvt.rn.f32.f64", &f32_of_f64);
   RK_OP("cvt.f32.f16", &f32_of_f16);
   RK_OP("cvt.rn.f16.f32", &of_f32<kF16>);

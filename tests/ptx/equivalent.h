@@ -71,6 +71,8 @@ inline constexpr char kNoStep[] =
     "lines that are rewritten bear a flag of no step then, and nobody takes them either";
 inline constexpr char kLessCredit[] =
     "a lane that has not looked knows of less credit: its warp then waits for what is there";
+inline constexpr char kDividesWide[] =
+    "numbers here fit in 32 bits: a division of all 64 gives the same";
 // For the probe.
 inline constexpr char kNoAbort[] =
     "nobody tells a probe to end: these words stay 0, and so does what lies behind them";
@@ -96,6 +98,7 @@ inline constexpr Equivalent kEquivalent[] = {
     {"timed ll: id 0 -> 1: *", kName},
     {"timed ll128: id 0 -> 1: *", kName},
     {"direct: id 0 -> 1: *", kName},
+    {"norm: id 0 -> 1: *", kName},
     {"probe: id 0 -> 1: *", kName},
     {"simple: dropped: bar.warp.sync*", kLaterSync},
     {"any: dropped: bar.warp.sync*", kLaterSync},
@@ -140,10 +143,13 @@ inline constexpr Equivalent kEquivalent[] = {
     {"ll128: inverted: bra if or.pred setp.ne.s32 sub.s32 r r 1 setp.ge.u64 *", kOtherLanes},
     {"direct: offset + 8: ld.param.u32 (param+224) #1", kPolled},
     {"direct: offset + 8: ld.param.u32 (param+12) #[12]", kNoneAhead},
+    {"norm: offset + 8: ld.param.u32 (param+2852) #1", kNoneAhead},
     {"direct: offset + 8: ld.shared.u64 (add.s32 shared 8) #1", kOwnAddress},
     {"direct: offset + 8: ld.shared.u64 (shared) #3", kOwnAddress},
     {"direct: constant + 1: setp.lt.s32 sub.s32 shl.b32 r 2 shl.b32 r 3 5 *", kElements},
     {"direct: constant + 1: setp.lt.s32 sub.s32 shl.b32 r 2 shl.b32 r 3 1 #[24]", kElements},
+    {"norm: constant + 1: setp.lt.s32 sub.s32 shl.b32 r 2 shl.b32 r 3 1 #6", kElements},
+    {"norm: inverted: bra if setp.eq.s64 and.b64 or.b64 r r -4294967296 0 #[2-6]", kDividesWide},
     {"direct: constant + 1: setp.gt.s32 sub.s32 shl.b32 r 2 shl.b32 r 3 7 #5", kByElements},
     {"simple: constant + 1: setp.lt.s32 sub.s32 min.s32 r r r 5 *", kElements},
     {"simple: constant + 1: setp.gt.s32 sub.s32 min.s32 r r r 15 *", kByElements},

@@ -46,6 +46,11 @@ const void* timed_kernel_for(Protocol protocol) {
 const void* direct_kernel_for(DType dtype, Combine combine) {
   return &ptx::kernel_named("direct_kernel<" + template_name(dtype, combine));
 }
+const void* norm_kernel_for(DType dtype) {
+  const std::string type =
+      with_dtype(dtype, [](auto tag) { return type_name<typename decltype(tag)::type>(); });
+  return &ptx::kernel_named("norm_kernel<" + type + (type.ends_with('>') ? " >" : ">"));
+}
 const void* in_place_kernel(DType dtype, Combine combine) {
   return &ptx::kernel_named("in_place<" + template_name(dtype, combine));
 }

@@ -7,6 +7,7 @@
 #include <fnmatch.h>
 
 #include <algorithm>
+#include <set>
 #include <thread>
 
 #include "check.h"
@@ -44,13 +45,16 @@ constexpr Form kForms[] = {
     {"timed ll", Protocol::ll, true, true},
     {"timed ll128", Protocol::ll128, true, true},
     {"probe", {}},
+    {"norm", {}},
 };
 
 bool is_probe(const Form& form) { return form.name == std::string("probe"); }
+bool is_norm(const Form& form) { return form.name == std::string("norm"); }
 bool is_across(const Form& form) { return form.name == std::string("across"); }
 
 ptx::Kernel& kernel_of(const Form& form) {
   const void* kernel = is_probe(form)    ? probe_kernel()
+                       : is_norm(form)   ? norm_kernel_for(DType::f32)
                        : is_across(form) ? across_kernel(DType::f32, Combine::sum)
                        : !form.protocol  ? direct_kernel_for(DType::f32, Combine::sum)
                        : form.clock      ? timed_kernel_for(*form.protocol)
@@ -71,7 +75,8 @@ struct Candidate {
 };
 
 // There are too many of some kinds: what the kernels have in common is tried in some of them, and
-// of constants one in 16. In the kernels with a clock, only what is around a verb is theirs.
+// of constants one in 16. In the kernels with a clock, only what is around a verb is theirs; in the
+// one with a norm, what a direct all-reduce has not.
 bool is_left_out(const Form& form, const ptx::Mutant& m) {
   const bool of_param = m.place.starts_with("ld.param"), constant = m.kind == "constant + 1";
   if (form.clock && (m.kind == "inverted" || m.place.starts_with("ld.global") ||
@@ -87,12 +92,17 @@ bool is_left_out(const Form& form, const ptx::Mutant& m) {
 
 std::vector<Candidate> candidates() {
   std::vector<Candidate> all;
+  std::set<std::string> direct;
   int number = 0;
   for (const Form& form : kForms) {
     const ptx::Entry& entry = kernel_of(form).program->entry();
     all.push_back({&form, 0, {}});
-    for (ptx::Mutant& m : ptx::mutants_of(entry))
-      if (!is_left_out(form, m)) all.push_back({&form, ++number, std::move(m)});
+    for (ptx::Mutant& m : ptx::mutants_of(entry)) {
+      const std::string what = m.kind + ": " + m.place;
+      if (form.name == std::string("direct")) direct.insert(what);
+      if (!is_left_out(form, m) && !(is_norm(form) && direct.contains(what)))
+        all.push_back({&form, ++number, std::move(m)});
+    }
   }
   return all;
 }
@@ -135,6 +145,8 @@ std::string try_seed(const Form& form, uint64_t seed, bool in_detail) {
   wish.clock = form.clock;
   wish.dtype = form.sum ? DType::f32 : kOtherType;
   wish.op = form.sum ? kSums[seed / 3 % 4] : kOthers[seed / 3 % 3];
+  wish.norm = is_norm(form);
+  if (is_norm(form)) wish.op = Op::sum;
   wish.most_steps = kMostSteps;
   // A whole tile of Simple takes a large slice.
   if (seed % 3 == 0 && form.protocol == Protocol::simple) wish.most_bytes = 16 << 10;

@@ -45,7 +45,8 @@ inline constexpr Equivalent kEquivalent[] = {
     {"wait.cuh wait: syncwarp dropped", "simple",
      "the barrier of the workers follows each wait of Simple, and orders more"},
     {"across.cuh run: verdict != Verdict::ok ignored (3)", "across",
-     "a rank that gives up leaves its tensors half-written, with this piece or without; the meeting "
+     "a rank that gives up leaves its tensors half-written, with this piece or without; the "
+     "meeting "
      "behind it gives up at its first look"},
     {"mesh_ends.cuh MeshEnds: ld_acquire relaxed", "across",
      "a fence follows, in the first meeting, and makes an acquire of what was loaded before"},

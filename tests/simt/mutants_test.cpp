@@ -19,12 +19,13 @@ constexpr uint64_t kSeeds = 500;
 // The kernels as they are, which must survive what catches the mutants.
 constexpr Mutant kOriginal = {0, "", "", 0, "", "as they are", "", ""};
 
-// The kernels run in forms: rings over each protocol, and direct all-reduces, over lines and over
-// the tensors themselves.
-constexpr int kForms = kProtocols + 2;
-constexpr int kDirect = kProtocols, kAcross = kProtocols + 1;
+// The kernels run in forms: rings over each protocol, and direct all-reduces, over lines, over the
+// tensors themselves, and with a norm.
+constexpr int kForms = kProtocols + 3;
+constexpr int kDirect = kProtocols, kAcross = kProtocols + 1, kNorm = kProtocols + 2;
 const char* name_of_form(int form) {
-  return form == kDirect ? "direct" : form == kAcross ? "across" : name_of(Protocol(form));
+  constexpr const char* kNames[] = {"direct", "across", "norm"};
+  return form < kDirect ? name_of(Protocol(form)) : kNames[form - kDirect];
 }
 
 const Equivalent* argument_for(const Mutant& m, int form) {
@@ -45,6 +46,7 @@ bool keeps_clock(const Mutant& m) { return m.file == std::string("timed.cuh"); }
 // What the forms share is weakened under each of them: one must not hide what another misses.
 bool concerns(const Mutant& m, int form) {
   const std::string file = m.file;
+  if (form == kNorm) return file == "norm.cuh";  // all else is that of direct all-reduces
   if (m.rule == std::string("poisons") && std::string(m.kind).starts_with("no poison"))
     return true;                                           // in several files
   if (m.function == std::string("tell_end")) return true;  // of the links, and of others
@@ -59,6 +61,8 @@ bool concerns(const Mutant& m, int form) {
 std::string try_seed(int form, uint64_t seed, bool clock, bool in_detail) {
   Wish wish;
   wish.clock = clock;
+  wish.norm = form == kNorm;
+  if (form == kNorm) wish.op = Op::sum, wish.dtype = DType::bf16;
   if (form < kDirect) wish.protocol = Protocol(form);
   return found_by_ring(seed, weakening(wish, form >= kDirect, form == kAcross, seed), in_detail);
 }

@@ -23,7 +23,7 @@ std::vector<std::byte> bytes_of(const std::vector<T>& x) {
 }  // namespace
 
 Ring::Ring(uint64_t seed, const Wish& wish, Coverage& coverage)
-    : random_(seed), kinds_(~seed), coverage_(coverage), wish_(wish) {
+    : random_(seed), kinds_(~seed), norms_(~seed + 2), coverage_(coverage), wish_(wish) {
   using enum Trouble;
   const auto trouble = random_.one_of({none, none, none, none, killed, aborted, corrupted});
   if (!wish_.trouble) wish_.trouble = trouble;
@@ -288,6 +288,7 @@ void Ring::add_call() {
   }
   with_dtype(dtype, [&](auto tag) { fill<typename decltype(tag)::type>(call); });
   if (call.told) show_regions(call);
+  choose_norm(call);
   choose_clock(call);
   calls_.push_back(std::move(call));
 }
@@ -447,6 +448,13 @@ Args Ring::arguments(const Call& call, const std::vector<int>& ranks) const {
   if constexpr (std::is_same_v<Args, TimedArgs>)
     for (size_t i = 0; i < ranks.size(); ++i)
       args.timelines[i] = {reinterpret_cast<TimedVerb*>(call.rows[size_t(ranks[i])]), call.room};
+  if constexpr (std::is_same_v<Args, NormArgs>) {
+    args.rows = *call.by_rows, args.eps = kEps;
+    for (size_t i = 0; i < ranks.size(); ++i) {
+      const auto r = size_t(ranks[i]);
+      args.norms[i] = {call.residual[r], call.weight[r], call.normalised[r]};
+    }
+  }
   constexpr bool direct = std::is_base_of_v<MeshArgs, Args>;
   if constexpr (direct) args.mesh = mesh_, args.orders = orders_;
   if constexpr (std::is_same_v<Args, AcrossArgs>) args.plan = across_plan(call, ranks.front());
@@ -490,6 +498,7 @@ void Ring::start_next(int seat) {
   };
   const auto [dtype, combine] = std::pair(call.reduction.dtype, call.reduction.combine);
   if (call.across) launch.kernel = of(across_kernel(dtype, combine), across_arguments_);
+  else if (call.by_rows) launch.kernel = of(norm_kernel_for(dtype), norm_arguments_);
   else if (call.direct) launch.kernel = of(direct_kernel_for(dtype, combine), direct_arguments_);
   else if (!call.rows.empty())
     launch.kernel = of(timed_kernel_for(call.plan.protocol), timed_arguments_);
@@ -529,6 +538,9 @@ void Ring::print() const {
                             : "across",
                   name_of(c.reduction.dtype), long(d->count), d->channels,
                   c.in_place ? ", in place" : "", long(d->chunk), long(d->rounds));
+    if (c.by_rows)
+      std::printf("    and a norm of rows of %ld, in %ld rounds each\n", long(c.by_rows->row),
+                  long(c.by_rows->pieces));
     if (c.direct) continue;
     std::printf("  %s %s %s[%ld] over %d channels%s, root %d, chunk %ld, %ld loops\n",
                 name_of(c.plan.collective), name_of(c.plan.protocol), name_of(c.reduction.dtype),

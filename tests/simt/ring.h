@@ -30,6 +30,7 @@ constexpr const char* name_of(Trouble t) {
 }
 #undef SIMT_CASE
 
+inline constexpr float kEps = 1e-5f;                 // of norms
 inline constexpr uint64_t kTimeout = 1'000'000'000;  // nanoseconds; mostly
 
 // What is asked for; what is left out is up to the seed.
@@ -40,6 +41,7 @@ struct Wish {
   std::optional<bool> across;  // whether all of these go over the tensors themselves, or none
   bool chains = false;         // of which a rank can end the next one before others
   std::optional<bool> clock;   // whether a call that can keep one does
+  std::optional<bool> norm;    // whether a direct all-reduce that can ends with one
   std::optional<Trouble> trouble;
   std::optional<DType> dtype;
   std::optional<Op> op;
@@ -71,7 +73,10 @@ struct Call {
   // Of each rank: what it holds, and where. A rank without an output has one that must stay.
   std::vector<std::vector<std::byte>> input, expected;
   std::vector<std::byte*> in, out;
-  std::vector<uint64_t> places;  // of each rank's tensor, as it tells
+  std::vector<uint64_t> places;    // of each rank's tensor, as it tells
+  std::optional<RowPlan> by_rows;  // and then a norm; `direct` is a part of it
+  std::vector<std::byte*> residual, weight, normalised;
+  std::vector<std::vector<std::byte>> norms;  // that are expected
   std::vector<std::byte*> rows;  // of each rank's timeline; none: its kernel has no clock
   int64_t room = 0;              // of a channel's rows
 };
@@ -98,6 +103,9 @@ class Ring {
   void choose_direct(Call& call, int element);
   bool take_outputs(Call& call, int element) const;
   void choose_clock(Call& call);
+  void choose_norm(Call& call);
+  template <class T>
+  void add_norm(Call& call);
   int64_t choose_count(int64_t chunk, int64_t chunks, int64_t loop, int element, int parts);
   template <class T>
   std::vector<T> numbers(int64_t count, std::mt19937_64& random) const;
@@ -170,6 +178,7 @@ class Ring {
 
   Random random_;
   Random kinds_;
+  std::mt19937_64 norms_;
   Coverage& coverage_;
   Wish wish_;  // nothing left out
   int ranks_ = 2;
@@ -195,6 +204,7 @@ class Ring {
   std::deque<LaunchArgs> arguments_;
   std::deque<DirectArgs> direct_arguments_;
   std::deque<AcrossArgs> across_arguments_;
+  std::deque<NormArgs> norm_arguments_;
   std::deque<TimedArgs> timed_arguments_;
   int victim_ = -1, other_ = -1;  // whom the trouble meets
   int third_ = -1;  // stops with the other, so that the victim's word does not go round the ring

@@ -203,17 +203,21 @@ void Ring::look_at_progress(int rank) {
   if (done == 0 || done > calls_.size())
     throw Failure("progress", "there is no call " + std::to_string(done));
   const Call& call = calls_[done - 1];
-  const std::vector<std::byte>& expected = call.expected[r];
-  std::vector<std::byte> found(call.out[r] == nullptr ? 0 : expected.size());
-  for (size_t i = 0; i < found.size();) {
-    const std::byte* at = call.out[r] + i;
-    const int n = found.size() - i >= 8 && uint64_t(at) % 8 == 0 ? 8 : 1;
-    memory().load(host, at, &found[i], n, Order::weak);
-    i += size_t(n);
-  }
-  if (!std::equal(found.begin(), found.end(), expected.begin()))
-    throw Failure("progress", "rank " + std::to_string(rank) + " has told that call " +
-                                  std::to_string(done) + " has ended, and its output is not there");
+  const auto check = [&](const std::byte* out, const std::vector<std::byte>& expected) {
+    std::vector<std::byte> found(out == nullptr ? 0 : expected.size());
+    for (size_t i = 0; i < found.size();) {
+      const std::byte* at = out + i;
+      const int n = found.size() - i >= 8 && uint64_t(at) % 8 == 0 ? 8 : 1;
+      memory().load(host, at, &found[i], n, Order::weak);
+      i += size_t(n);
+    }
+    if (!std::equal(found.begin(), found.end(), expected.begin()))
+      throw Failure("progress", "rank " + std::to_string(rank) + " has told that call " +
+                                    std::to_string(done) +
+                                    " has ended, and its output is not there");
+  };
+  check(call.out[r], call.expected[r]);
+  if (call.by_rows) check(call.normalised[r], call.norms[r]);
   cover("progress", "seen");
 }
 
@@ -335,6 +339,8 @@ void Ring::compare(size_t call, int rank, const char* what, const std::byte* at,
 void Ring::check_output(size_t call, int rank) const {
   const auto r = size_t(rank);
   compare(call, rank, "output", calls_[call].out[r], calls_[call].expected[r]);
+  if (calls_[call].by_rows)
+    compare(call, rank, "norm", calls_[call].normalised[r], calls_[call].norms[r]);
 }
 
 // It stays, but where an output is written in its place.

@@ -19,7 +19,7 @@ constexpr const char* kUsage =
     "  [--protocol simple|ll|ll128|mixed] [--direct 0|1] [--across 0|1]\n"
     "  [--trouble none|killed|aborted|corrupted] [--ranks N] [--slots N] [--orders N]\n"
     "  [--atom 4|8|16] [--line-atom 8|16|128] [--races 0|1] [--shipped 0|1]\n"
-    "  [--late 0|1]";
+    "  [--late 0|1] [--norm 0|1]";
 
 // What seeds must have tried when there are many.
 constexpr const char* kRequired[] = {"ranks 2",
@@ -98,7 +98,16 @@ constexpr const char* kRequired[] = {"ranks 2",
                                      "clock for prev",
                                      "clock for next",
                                      "clock without room",
-                                     "late 1"};
+                                     "late 1",
+                                     "norm float32",
+                                     "norm float16",
+                                     "norm bfloat16",
+                                     "norm one_shot",
+                                     "norm two_shot",
+                                     "norm of rows of a round",
+                                     "norm of rows of several rounds",
+                                     "norm of more rows than channels",
+                                     "norm of fewer rows than channels"};
 
 // And what the lists of types.h name.
 std::vector<std::string> required() {
@@ -183,6 +192,7 @@ Run parse_run(int argc, char** argv) {
   if (const auto direct = options.number("--direct")) run.wish.direct = *direct != 0;
   if (const auto across = options.number("--across")) run.wish.across = *across != 0;
   if (const auto late = options.number("--late")) run.wish.late = *late != 0;
+  if (const auto norm = options.number("--norm")) run.wish.norm = *norm != 0;
   run.wish.shipped = options.number("--shipped").value_or(0) != 0;
   run.wish.find_races = options.number("--races").value_or(1) != 0;
   run.wish.trouble = parse<Trouble>(options, "--trouble", [](Trouble t) { return name_of(t); }, 4);

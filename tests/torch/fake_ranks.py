@@ -26,6 +26,7 @@ from tests.torch import fake_cuda
 from tests.torch.fake_cuda import Graph, current, fake, on_device
 from tests.torch.rings import any_bits, normal, same
 from tests.torch.sequences import OPS
+from tests.torch.test_residual_rms_norm import norm_of
 
 VICTIM = 1
 ROOM = 16  # multiprocessors, on which the blocks of one ring are resident, and no other
@@ -219,6 +220,50 @@ def two_rings(rank: int, size: int, folder: Path) -> None:
         ring.close()
     for kind, x in zip(kinds, results):
         assert kind != "no error" or same(x, call.expected(inputs))
+
+
+def norms(rank: int, size: int, folder: Path) -> None:
+    """The sum, a residual and norms, in the bits of the CPU; then rows that differ."""
+    fake_cuda.start()
+    made: dict[int, torch.Tensor] = {}
+
+    def empty(sizes: list[int], *, dtype: torch.dtype, **_: object) -> torch.Tensor:
+        memory = torch.zeros(sizes, dtype=dtype)
+        made[memory.data_ptr()] = memory
+        return on_device(memory)
+
+    library = torch.library.Library("aten", "IMPL")  # a torch without CUDA has none
+    library.impl("empty.memory_format", empty, "CUDA")
+    stream = torch.Stream(device="cuda:0")
+    with _join(rank, size, folder, timeout_s=10) as ring, current(stream):
+        for wide in (False, True):
+            for dtype in (torch.float32, torch.float16, torch.bfloat16):
+                for shape in ((1, 1), (3, 31), (33,), (2, 3, 64), (40, 100), (2, 9000)):
+                    xs = [normal(dtype, shape, r) for r in range(size)]
+                    if wide:
+                        total = torch.stack([x.float() for x in xs]).sum(0).to(dtype)
+                    else:
+                        total = reference.direct_all_reduce(xs, "sum")
+                    residual, weight = normal(dtype, shape, 0, 1), normal(dtype, shape[-1:], 0, 2)
+                    apart = torch.zeros(residual.numel() + 1, dtype=dtype)[1:].view(shape)
+                    given = [on_device(x) for x in (xs[rank], apart.copy_(residual), weight)]
+                    way = ("auto", "auto", True, wide)
+                    out, sums = ring._c.all_reduce_residual_rms_norm(*given, 1e-5, *way)
+                    stream.synchronize()
+                    total += residual
+                    assert same(made[sums.data_ptr()], total), (dtype, shape)
+                    normalised = norm_of(total, weight, 1e-5)
+                    assert same(made[out.data_ptr()], normalised), (dtype, shape)
+        row = 6 if rank == 0 else 4
+        x, weight = torch.ones(24 // row, row), torch.ones(row)
+
+        def call_and_wait() -> None:
+            given = map(on_device, (x, x, weight))
+            ring._c.all_reduce_residual_rms_norm(*given, 1e-5, "auto", "auto", True, False)
+            _wait(_start(ring, Call("ring", "ll", "float32", 24), x.view(-1)))
+
+        with pytest.raises(RingKernError, match="the length of a row"):
+            call_and_wait()
 
 
 def two_streams(rank: int, size: int, folder: Path) -> None:

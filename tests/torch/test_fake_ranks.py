@@ -108,6 +108,11 @@ def test_two_rings_in_other_orders(
         assert "CollectiveTimeoutError" in kinds[0] + kinds[1], kinds
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_norms(scenarios: Scenario, tmp_path: Path, size: int) -> None:
+    _run(scenarios, size, tmp_path, [], "norms")
+
+
 def test_one_ring_on_two_streams(scenarios: Scenario, tmp_path: Path) -> None:
     _run(scenarios, 2, tmp_path, [Call(*way, "float32", 5000) for way in WAYS] * 2, "two_streams")
 
