@@ -47,7 +47,7 @@ class NormMesh : public LLMesh<A, true> {
       }
       for (int i = 0; i < kAtOnce; ++i) sum += x[i] * x[i];
     }
-    // Of two lanes that add each other's, both have the same.
+    // Two lanes that add each other's sums have the same then.
     RK_NO_UNROLL for (int half = kWarp / 2; half > 0; half /= 2)
       sum += bits_as<float>(from_lane(bits_as<uint32_t>(sum), lane_index() ^ half));
     return sum;
