@@ -93,8 +93,8 @@ struct DirectArgs {
   uint64_t seq = 0;
   RankArgs ranks[kMaxLocalRanks];
 };
-// The same and then a norm, as RmsNormLoop of cpu/simd.h has it: `out` of a rank is the sum over the
-// ranks with the rank's residual, and `normalised` its rows divided by their root mean squares.
+// The same and then a norm, RmsNormLoop of cpu/simd.h: `out` of a rank is the sum over the ranks
+// with the rank's residual, and `normalised` its rows divided by their root mean squares.
 struct RankNorm {
   const std::byte* residual = nullptr;
   const std::byte* weight = nullptr;  // of a row
