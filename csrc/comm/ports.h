@@ -183,7 +183,8 @@ inline void check_orders(const RingOrders& orders, int ranks) {
                      "once. Give others, or none for 0, 1, 2, ...");
 }
 
-// What an all-reduce of rows on CUDA may end with: RankNorm of cuda/launch.h.
+// The end of an all-reduce of rows on CUDA, a sum of float32, float16 or bfloat16: RankNorm of
+// cuda/launch.h.
 struct RowNorm {
   int64_t row = 0;  // elements; the tensor has whole rows
   const std::byte* residual = nullptr;

@@ -83,8 +83,10 @@ struct LaunchArgs {
   uint64_t seq = 0;         // of the call, for the host to read when it has ended; 0: nobody does
   RankArgs ranks[kMaxLocalRanks];
 };
-// The same for calls in the mesh.
+// The same for calls in the mesh, of one kind of plan.
+template <class AnyPlan>
 struct MeshArgs {
+  AnyPlan plan;
   RingOrders orders;  // of the calls round the ring that come before and after
   Geometry geometry;  // of what lies before the mesh in a segment
   MeshGeometry mesh;
@@ -93,11 +95,9 @@ struct MeshArgs {
   uint64_t seq = 0;
   RankArgs ranks[kMaxLocalRanks];
 };
-struct DirectArgs : MeshArgs {
-  DirectPlan plan;
-};
-// The same and then a norm, as RmsNormLoop of cpu/simd.h has it: `out` of a rank is the sum over the
-// ranks with the rank's residual, and `normalised` its rows divided by their root mean squares.
+using DirectArgs = MeshArgs<DirectPlan>;
+// The same and then a norm, RmsNormLoop of cpu/simd.h: `out` of a rank is the sum over the ranks
+// with the rank's residual, and `normalised` its rows divided by their root mean squares.
 struct RankNorm {
   const std::byte* residual = nullptr;
   const std::byte* weight = nullptr;  // of a row
@@ -134,9 +134,7 @@ struct AcrossPlan {
   uint64_t place = 0;                   // RegionPlace::word() of this rank's
   const PeerRegion* regions = nullptr;  // by rank and region; in device memory
 };
-struct AcrossArgs : MeshArgs {
-  AcrossPlan plan;
-};
+using AcrossArgs = MeshArgs<AcrossPlan>;
 
 static_assert(sizeof(TimedArgs) <= 4096 && sizeof(NormArgs) <= 4096, "kernel parameters");
 static_assert(sizeof(AcrossArgs) <= 4096, "kernel parameters");

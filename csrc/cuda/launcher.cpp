@@ -157,26 +157,6 @@ void Launcher::check_task(const Task& task) const {
                          " (see nvidia-smi topo -p2p r): use algorithm ring");
 }
 
-namespace {
-
-// Of tasks that are of all ranks, in order.
-Tensors tensors_of(std::span<const Task> all) {
-  const Task& task = all.front();
-  Tensors t;
-  t.bytes = task.count * size_of(task.reduction.dtype);
-  t.ranks = int(all.size());
-  uint64_t places = 0;
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    t.in[rank] = static_cast<const std::byte*>(all[rank].in);
-    t.out[rank] = static_cast<std::byte*>(all[rank].out);
-    places |= uint64_t(all[rank].in) | uint64_t(all[rank].out);
-  }
-  t.aligned = places % 16 == 0;
-  return t;
-}
-
-}  // namespace
-
 void Launcher::run(std::span<const Task> tasks, std::span<const Task> all) {
   for (const Task& each : tasks) each.under_way = false;
   const Task& task = tasks.front();
@@ -229,7 +209,8 @@ bool Launcher::launch(const void* kernel, Args args, int threads, cudaStream_t s
     order_.follow_last(stream);
     if (order_.capturing()) args.seq = 0;
     else if (regions_ != nullptr) regions_->exchange();
-    if constexpr (std::is_same_v<Args, AcrossArgs>) args.plan.place = place_of(args);
+    if constexpr (std::is_same_v<Args, AcrossArgs>)
+      if (regions_ != nullptr) args.plan.place = regions_->place_in(args);
     launch_kernel(kernel, blocks, threads, &args, stream, attributes_);
     order_.note_last(stream);
     if (aborted_) poison_others();  // by another thread, which may not have seen this launch
@@ -240,8 +221,7 @@ bool Launcher::launch(const void* kernel, Args args, int threads, cudaStream_t s
   return args.seq > 0;
 }
 
-// Between processes a rank tells the others of its own tensor, if that is where they can find it,
-// and if they need not multiply what they read there.
+// Between processes a rank's launch has its own tensor alone.
 AcrossArgs Launcher::across_arguments(std::span<const Task> tasks, std::span<const Task> all,
                                       int channels) const {
   AcrossPlan plan{channels, tensors_of(one_process_ ? all : tasks)};
@@ -249,13 +229,6 @@ AcrossArgs Launcher::across_arguments(std::span<const Task> tasks, std::span<con
   plan.told = !one_process_;
   if (regions_ != nullptr) plan.regions = regions_->table();
   return arguments<AcrossArgs>(tasks, plan);
-}
-
-uint64_t Launcher::place_of(const AcrossArgs& args) const {
-  const RankArgs& rank = args.ranks[0];
-  const bool given = regions_ != nullptr && rank.in == rank.out &&
-                     args.reduction.scale != Reduction::Scale::multiply_input;
-  return given ? regions_->place_of(rank.out, args.plan.tensors.bytes) : 0;
 }
 
 template <class Args, class P>
@@ -268,7 +241,7 @@ Args Launcher::arguments(std::span<const Task> tasks, const P& plan) const {
   args.reduction = task.reduction;
   args.timeout_ns = uint64_t(timeout.count());
   args.seq = task.seq;
-  if constexpr (std::is_base_of_v<MeshArgs, Args>) args.orders = orders_, args.mesh = mesh_;
+  if constexpr (requires { args.mesh; }) args.orders = orders_, args.mesh = mesh_;
   if constexpr (std::is_same_v<Args, NormArgs>) args.rows = plan, args.eps = task.norm->eps;
   for (size_t i = 0; i < seats_.size(); ++i) {
     const Segments& s = seats_[i].segments;

@@ -78,7 +78,6 @@ class Launcher {
   void run_in_place(const Task& task, const Tensors& tensors);
   AcrossArgs across_arguments(std::span<const Task> tasks, std::span<const Task> all,
                               int channels) const;
-  uint64_t place_of(const AcrossArgs& args) const;
   template <class Args, class P>
   Args arguments(std::span<const Task> tasks, const P& plan) const;
   // Returns whether the number of the call will be posted.

@@ -22,7 +22,8 @@ template <MeshCount C>
 class MeshEnds {
  public:
   // By all threads; `post` is the block's.
-  RK_DEVICE MeshEnds(const MeshArgs& args, const RankArgs& rank, int channel, MeshPost& post)
+  template <class Args>
+  RK_DEVICE MeshEnds(const Args& args, const RankArgs& rank, int channel, MeshPost& post)
       : geometry_(args.mesh), post_(post), rank_(rank.rank) {
     const int64_t offset = args.geometry.bytes() + channel * geometry_.channel_bytes();
     auto* mine = reinterpret_cast<MeshCounters*>(rank.mine + offset);

@@ -47,7 +47,7 @@ class NormMesh : public LLMesh<A, true> {
       }
       for (int i = 0; i < kAtOnce; ++i) sum += x[i] * x[i];
     }
-    // Of two lanes that add each other's, both have the same.
+    // Two lanes that add each other's sums have the same then.
     RK_NO_UNROLL for (int half = kWarp / 2; half > 0; half /= 2)
       sum += bits_as<float>(from_lane(bits_as<uint32_t>(sum), lane_index() ^ half));
     return sum;
@@ -82,7 +82,6 @@ class NormMesh : public LLMesh<A, true> {
 template <class T>
 RK_KERNEL(kMaxThreads, kBlocksPerSM)
 norm_kernel(RK_ARGUMENT NormArgs args) {
-  // As direct_kernel does.
   const int channel = block_index() % args.plan.channels;
   const int seat = block_index() / args.plan.channels;
   using A = Arithmetic<T, true>;
@@ -91,7 +90,7 @@ norm_kernel(RK_ARGUMENT NormArgs args) {
   NormMesh<A> mesh(args, seat, channel, post, arithmetic);
   Verdict verdict = mesh.begin();
   if (verdict == Verdict::ok) verdict = run_direct(args.rows, channel, mesh);
-  // What the last norm wrote precedes the word that the call has ended.
+  // The last norm precedes the word that the call has ended.
   verdict = agree(kWholeBlock, thread_count(), verdict);
   mesh.end(verdict);
   tell_end(post, verdict, args.plan.channels);

@@ -177,6 +177,12 @@ uint64_t PeerRegions::place_of(const void* at, int64_t bytes) const {
   return place.word();
 }
 
+uint64_t PeerRegions::place_in(const AcrossArgs& args) const {
+  const RankArgs& rank = args.ranks[0];
+  const bool multiplied = args.reduction.scale == Reduction::Scale::multiply_input;
+  return rank.in != rank.out || multiplied ? 0 : place_of(rank.out, args.plan.tensors.bytes);
+}
+
 void PeerRegions::unmap() {
   if (opened_.empty()) return;
   try {

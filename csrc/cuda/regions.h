@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "comm/memory_file.h"
-#include "cuda/mesh.h"
+#include "cuda/launch.h"
 
 namespace ringkern::cuda {
 
@@ -64,6 +64,9 @@ class PeerRegions {
   void exchange();
   // 0 unless all others have mapped the tensor's memory.
   uint64_t place_of(const void* at, int64_t bytes) const;
+  // The same for a launch; 0 also where its output is elsewhere than its input, or where the input
+  // has a factor, which the others do not know.
+  uint64_t place_in(const AcrossArgs& args) const;
   const PeerRegion* table() const { return table_; }
   void unmap();
 

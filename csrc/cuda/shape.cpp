@@ -61,6 +61,21 @@ Shape shape_of(const Task& task, int ranks, const Geometry& geometry) {
   return shape;
 }
 
+Tensors tensors_of(std::span<const Task> all) {
+  const Task& task = all.front();
+  Tensors t;
+  t.bytes = task.count * size_of(task.reduction.dtype);
+  t.ranks = int(all.size());
+  uint64_t places = 0;
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    t.in[rank] = static_cast<const std::byte*>(all[rank].in);
+    t.out[rank] = static_cast<std::byte*>(all[rank].out);
+    places |= uint64_t(all[rank].in) | uint64_t(all[rank].out);
+  }
+  t.aligned = places % 16 == 0;
+  return t;
+}
+
 // Small blocks spread a small tensor over more multiprocessors. Measured on an H100: with 8 ranks
 // 8 KiB take 1.7 us in blocks of 64 and 2.7 in blocks of 512; from 16 MiB on these are the fastest.
 int in_place_threads(int64_t bytes) {

@@ -455,7 +455,7 @@ Args Ring::arguments(const Call& call, const std::vector<int>& ranks) const {
       args.norms[i] = {call.residual[r], call.weight[r], call.normalised[r]};
     }
   }
-  constexpr bool direct = std::is_base_of_v<MeshArgs, Args>;
+  constexpr bool direct = requires { args.mesh; };
   if constexpr (direct) args.mesh = mesh_, args.orders = orders_;
   if constexpr (std::is_same_v<Args, AcrossArgs>) args.plan = across_plan(call, ranks.front());
   else if constexpr (direct) args.plan = *call.direct;
