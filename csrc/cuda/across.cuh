@@ -22,23 +22,13 @@
 
 namespace ringkern::cuda {
 
-// Also where the ranks have the piece at hand, of this channel.
+// By rank, also where the tensors are, null where one is staged, and the pieces at hand.
 struct AcrossPost : MeshPost {
+  const std::byte* tensor_in[MeshGeometry::kMostRanks];
+  std::byte* tensor_out[MeshGeometry::kMostRanks];
   const std::byte* ins[MeshGeometry::kMostRanks];
   std::byte* outs[MeshGeometry::kMostRanks];
   uint64_t staged, aligned;  // some rank stages; all memory allows an access of 16 bytes
-};
-
-// A piece, as reduce_packs needs it.
-struct Piece {
-  const AcrossPost& post;
-  int64_t bytes;
-  int ranks;
-  bool aligned, whole;  // whole: the inputs are as the caller gave them
-
-  RK_DEVICE const std::byte* in_of(int rank) const { return Post::get(post.ins[rank]); }
-  RK_DEVICE std::byte* out_of(int rank) const { return Post::get(post.outs[rank]); }
-  RK_DEVICE bool multiplies() const { return whole; }
 };
 
 template <class A>
@@ -47,28 +37,24 @@ class TensorMesh : public MeshEnds<MeshCount::meetings> {
   // By all threads; `post` is the block's.
   RK_DEVICE TensorMesh(const AcrossArgs& args, const RankArgs& rank, int channel, AcrossPost& post,
                        const A& arithmetic)
-      : MeshEnds(args, rank, channel, post), plan_(args.plan), post_(post), arithmetic_(arithmetic),
-        channel_(channel), room_(args.geometry.fifo_bytes(Protocol::simple)),
-        to_fifo_(args.geometry.fifo_offset(channel, Protocol::simple) - args.geometry.bytes() -
-                 channel * geometry_.channel_bytes()),
-        stages_(plan_.told && plan_.place == 0) {}
+      : MeshEnds(args, rank, channel, post), args_(args), post_(post), arithmetic_(arithmetic),
+        channel_(channel) {}
 
   RK_DEVICE Verdict run() {
-    if (stages_) fill(channel_ * room_);
+    if (stages()) fill(channel_ * room());
     Verdict verdict = meet(/*first=*/true);
     if (verdict != Verdict::ok) return verdict;
     const bool staged = Post::get(post_.staged) != 0;
-    const int64_t step = step_of(staged), all = plan_.channels * step;
-    for (int64_t base = 0;;) {
-      const int64_t at = base + channel_ * step;
-      reduce(at, step);
+    for (int64_t first = 0;;) {
+      const int64_t step = step_of(staged), at = first + channel_ * step;
+      reduce(bytes_at(at, step));
       verdict = meet(false);
-      if (verdict != Verdict::ok || !staged) return verdict;
-      if (stages_) empty(at);
-      base += all;
-      if (base >= plan_.tensors.bytes) return meet(false);
-      if (stages_) fill(at + all);
-      if (meets()) show(at + all);
+      if (verdict != Verdict::ok) return verdict;
+      if (stages()) empty(at);
+      first += args_.plan.channels * step;
+      if (first >= tensor_bytes()) return staged ? meet(false) : Verdict::ok;
+      if (stages()) fill(first + channel_ * step);
+      if (meets()) show(first + channel_ * step);
       verdict = meet(false);
       if (verdict != Verdict::ok) return verdict;
     }
@@ -84,39 +70,83 @@ class TensorMesh : public MeshEnds<MeshCount::meetings> {
  private:
   // ---- Pieces: this channel's begin at `at`, in the tensor
 
-  RK_DEVICE int64_t step_of(bool staged) const {
-    const int channels = plan_.channels;
-    return staged ? room_ : align_up((plan_.tensors.bytes + channels - 1) / channels, 16);
-  }
-  RK_DEVICE int64_t bytes_at(int64_t at, int64_t step) const {
-    return max64(0, min64(step, plan_.tensors.bytes - at));
-  }
-  RK_DEVICE std::byte* fifo_of(int rank) const { return peer(rank) + to_fifo_; }
+  static constexpr int64_t kMostPiece = 1 << 30;  // offsets in it are ints
 
-  RK_DEVICE void reduce(int64_t at, int64_t step) const {
-    const Piece piece{post_, bytes_at(at, step), geometry_.ranks, Post::get(post_.aligned) != 0,
-                      !plan_.told};
-    const int64_t threads = thread_count();
-    reduce_packs(arithmetic_, piece, rank_ * threads + thread_index(), geometry_.ranks * threads);
+  RK_DEVICE bool stages() const { return args_.plan.told && args_.plan.place == 0; }
+  RK_DEVICE int64_t tensor_bytes() const { return args_.plan.tensors.bytes; }
+  // For a piece of a rank that stages.
+  RK_DEVICE int64_t room() const { return args_.geometry.fifo_bytes(Protocol::simple); }
+  RK_DEVICE int64_t step_of(bool staged) const {
+    const int channels = args_.plan.channels;
+    if (staged) return room();
+    return min64(align_up((tensor_bytes() + channels - 1) / channels, 16), kMostPiece);
   }
-  // Each rank multiplies its own input: the factor is its own. So it then stages (Launcher::run).
+  RK_DEVICE int bytes_at(int64_t at, int64_t step) const {
+    return int(max64(0, min64(step, tensor_bytes() - at)));
+  }
+  RK_DEVICE std::byte* fifo_of(int rank) const {
+    const Geometry& g = args_.geometry;
+    return peer(rank) + g.fifo_offset(channel_, Protocol::simple) - g.bytes() -
+           channel_ * geometry_.channel_bytes();
+  }
+
+  // Packs that are whole come as one row of loads, pack by pack and rank by rank, so that few ranks
+  // have as many loads on their way as many have.
+  RK_DEVICE void reduce(int bytes) const {
+    constexpr int kAtOnce = packs_at_once<A>;
+    const int ranks = geometry_.ranks, stride = 16 * ranks * thread_count();
+    const int whole = Post::get(post_.aligned) != 0 ? bytes / 16 * 16 : 0;
+    Combination<A> combination(arithmetic_, !args_.plan.told);
+    int at = 16 * (rank_ * thread_count() + thread_index()), rank = 0;  // what is combined next
+    int loaded = at, from = 0;                                          // and loaded
+    RK_NO_UNROLL while (at < whole) {
+      Words next[kAtOnce] = {};
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (loaded >= whole) continue;
+        next[i] = ld_stream16(Post::get(post_.ins[from]) + loaded);
+        if (++from == ranks) from = 0, loaded += stride;
+      }
+      // One combination in the code: the packs are moved past it.
+      RK_NO_UNROLL for (int i = 0; i < kAtOnce && at < whole; ++i) {
+        combination.take(next[0], rank == 0);
+        for (int j = 1; j < kAtOnce; ++j) next[j - 1] = next[j];
+        if (++rank < ranks) continue;
+        const Words value = combination.end();
+        RK_NO_UNROLL for (rank = 0; rank < ranks; ++rank)
+          st_stream16(Post::get(post_.outs[rank]) + at, value);
+        rank = 0, at += stride;
+      }
+    }
+    RK_NO_UNROLL for (; at < bytes; at += stride) {
+      const int left = int(min64(bytes - at, 16));
+      RK_NO_UNROLL for (rank = 0; rank < ranks; ++rank)
+        combination.take(load_pack<A::kBytes>(Post::get(post_.ins[rank]) + at, false, left),
+                         rank == 0);
+      const Words value = combination.end();
+      RK_NO_UNROLL for (rank = 0; rank < ranks; ++rank)
+        store_pack<A::kBytes>(Post::get(post_.outs[rank]) + at, value, false, left);
+    }
+  }
+
+  // Each rank multiplies its own input: the factor is its own. So it then stages (PeerRegions).
   RK_DEVICE void fill(int64_t at) const {
     const std::byte* in = Post::get(post_.in) + at;
+    std::byte* fifo = fifo_of(rank_);
     const bool whole = aligned(in, in, 16);
-    const int64_t bytes = bytes_at(at, room_);
-    RK_NO_UNROLL for (int64_t i = 16 * thread_index(); i < bytes; i += 16 * thread_count()) {
-      Words value = load_pack<A::kBytes>(in + i, whole, int(min64(bytes - i, 16)));
+    const int bytes = bytes_at(at, room());
+    RK_NO_UNROLL for (int i = 16 * thread_index(); i < bytes; i += 16 * thread_count()) {
+      Words value = load_pack<A::kBytes>(in + i, whole, bytes - i);
       if (arithmetic_.multiplies(Verb::send)) value = arithmetic_.multiply(value);
-      st_weak16(fifo_of(rank_) + i, value);
+      st_weak16(fifo + i, value);
     }
   }
   RK_DEVICE void empty(int64_t at) const {
     std::byte* out = Post::get(post_.out) + at;
+    const std::byte* fifo = fifo_of(rank_);
     const bool whole = aligned(out, out, 16);
-    const int64_t bytes = bytes_at(at, room_);
-    RK_NO_UNROLL for (int64_t i = 16 * thread_index(); i < bytes; i += 16 * thread_count())
-      store_pack<A::kBytes>(out + i, ld_weak16(fifo_of(rank_) + i), whole,
-                            int(min64(bytes - i, 16)));
+    const int bytes = bytes_at(at, room());
+    RK_NO_UNROLL for (int i = 16 * thread_index(); i < bytes; i += 16 * thread_count())
+      store_pack<A::kBytes>(out + i, ld_weak16(fifo + i), whole, bytes - i);
   }
 
   // ---- Meetings
@@ -134,7 +164,7 @@ class TensorMesh : public MeshEnds<MeshCount::meetings> {
     const int other = lane_index();
     const bool awaited = is_awaited(other);
     ++round_;
-    if (awaited && first) st_weak<8>(place_in(count_at(other)), plan_.place);
+    if (awaited && first) st_weak<8>(place_in(count_at(other)), args_.plan.place);
     fence_acq_rel();
     if (awaited) st_relaxed(count_at(other), round_);
     const Verdict verdict = wait(
@@ -142,8 +172,10 @@ class TensorMesh : public MeshEnds<MeshCount::meetings> {
         [&] { return has_come(other) && (!first || finds(other)); }, [&] { return round_ - 1; },
         other);
     if (verdict != Verdict::ok || !first) return verdict;
-    const bool none = all_lanes(!other_stages_);
-    const bool all = all_lanes(aligned(in_, out_, 16));
+    const bool there = other < geometry_.ranks;
+    const std::byte* in = there ? Post::get(post_.tensor_in[other]) : nullptr;
+    const std::byte* out = there ? Post::get(post_.tensor_out[other]) : nullptr;
+    const bool none = all_lanes(!there || out != nullptr), all = all_lanes(aligned(in, out, 16));
     if (other == 0) st_shared(&post_.staged, uint64_t(!none)), st_shared(&post_.aligned, all);
     show(channel_ * step_of(!none));
     return Verdict::ok;
@@ -158,52 +190,52 @@ class TensorMesh : public MeshEnds<MeshCount::meetings> {
   }
   // Notes where the tensor of a rank is that has come. False where it is in no memory that it has
   // shown: nothing is written there, and the wait ends by its deadline.
-  RK_DEVICE bool finds(int other) {
+  RK_DEVICE bool finds(int other) const {
     if (other >= geometry_.ranks) return true;
-    if (!plan_.told) {
-      in_ = plan_.tensors.in_of(other), out_ = plan_.tensors.out_of(other);
-      return true;
+    const std::byte* in = nullptr;
+    std::byte* out = nullptr;
+    bool found = true;
+    if (!args_.plan.told) {
+      in = args_.plan.tensors.in[other], out = args_.plan.tensors.out[other];
+    } else if (other == rank_) {
+      if (!stages()) in = Post::get(post_.in), out = Post::get(post_.out);
+    } else if (const uint64_t word = ld_weak<8>(place_in(count_of(other))); word != 0) {
+      in = out = mapped(other, RegionPlace::of(word));
+      found = out != nullptr;
     }
-    if (other == rank_) {
-      in_ = Post::get(post_.in), out_ = Post::get(post_.out), other_stages_ = stages_;
-      return true;
-    }
-    const uint64_t word = ld_weak<8>(place_in(count_of(other)));
-    other_stages_ = word == 0;
-    if (other_stages_) return true;
-    const RegionPlace place = RegionPlace::of(word);
-    if (place.region < 0 || place.region >= RegionPlace::kMostRegions) return false;
-    const PeerRegion* region = &plan_.regions[other * RegionPlace::kMostRegions + place.region];
+    st_shared(&post_.tensor_in[other], in);
+    st_shared(&post_.tensor_out[other], out);
+    return found;
+  }
+  RK_DEVICE std::byte* mapped(int other, const RegionPlace& place) const {
+    if (place.region < 0 || place.region >= RegionPlace::kMostRegions) return nullptr;
+    const PeerRegion* region =
+        &args_.plan.regions[other * RegionPlace::kMostRegions + place.region];
     auto* base = reinterpret_cast<std::byte*>(ld_weak<8>(&region->base));
     const auto bytes = int64_t(ld_weak<8>(&region->bytes));
-    in_ = out_ = base + place.offset;
-    return base != nullptr && place.offset <= bytes - plan_.tensors.bytes &&
-           place.offset % A::kBytes == 0;
+    const bool inside =
+        base != nullptr && place.offset <= bytes - tensor_bytes() && place.offset % A::kBytes == 0;
+    return inside ? base + place.offset : nullptr;
   }
   // Shows the block where a rank has the piece.
   RK_DEVICE void show(int64_t at) const {
     const int other = lane_index();
     if (other >= geometry_.ranks) return;
-    std::byte* fifo = fifo_of(other);
-    st_shared(&post_.ins[other], other_stages_ ? fifo : in_ + at);
-    st_shared(&post_.outs[other], other_stages_ ? fifo : out_ + at);
+    const std::byte* in = Post::get(post_.tensor_in[other]);
+    std::byte* out = Post::get(post_.tensor_out[other]);
+    const bool stages = out == nullptr;
+    st_shared(&post_.ins[other], stages ? fifo_of(other) : in + at);
+    st_shared(&post_.outs[other], stages ? fifo_of(other) : out + at);
   }
 
-  const AcrossPlan& plan_;
+  const AcrossArgs& args_;
   AcrossPost& post_;
   const A& arithmetic_;
   const int channel_;
-  const int64_t room_;     // for a piece, where a rank stages it
-  const int64_t to_fifo_;  // from the channel's mesh to its FIFO of Simple
-  const bool stages_;
-  // The tensor of the rank that this lane stands for.
-  const std::byte* in_ = nullptr;
-  std::byte* out_ = nullptr;
-  bool other_stages_ = false;
 };
 
 template <class T, bool sum>
-RK_KERNEL(kMaxThreads, kBlocksPerSM)
+RK_KERNEL(kMostAcrossThreads, kBlocksPerSM)
 across(RK_ARGUMENT AcrossArgs args) {
   // As ring_kernel does.
   const int channel = block_index() % args.plan.channels;

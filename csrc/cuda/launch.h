@@ -120,10 +120,6 @@ struct Tensors {
   bool aligned = false;  // all allow an access of 16 bytes at their start
   const std::byte* in[MeshGeometry::kMostRanks] = {};
   std::byte* out[MeshGeometry::kMostRanks] = {};
-
-  RK_HD const std::byte* in_of(int rank) const { return in[rank]; }
-  RK_HD std::byte* out_of(int rank) const { return out[rank]; }
-  RK_HD constexpr bool multiplies() const { return true; }  // all inputs, where a reduction does
 };
 struct AcrossPlan {
   int channels = 1;  // of each rank
@@ -160,7 +156,9 @@ struct InPlaceArgs {
   Tensors tensors;
 };
 const void* in_place_kernel(DType dtype, Combine combine);
-// The same of ranks in several launches, each with one AcrossArgs.
+// The same of ranks in several launches, each with one AcrossArgs. Smaller blocks leave a thread
+// registers for more loads.
+inline constexpr int kMostAcrossThreads = 256;
 const void* across_kernel(DType dtype, Combine combine);
 
 // A ring of one: out = in, multiplied where the reduction says so. Takes one AloneArgs.

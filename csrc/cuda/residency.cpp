@@ -9,8 +9,10 @@
 namespace ringkern::cuda {
 namespace {
 
+// With the threads of its largest block, of those that wait for others.
 template <class F>
-void for_each_kernel(F&& f) {
+void for_each_kernel(F&& with_threads) {
+  const auto f = [&](const void* kernel) { with_threads(kernel, kMaxThreads); };
   for (int p = 0; p < kProtocols; ++p)
     for (int d = 0; d < kDTypes; ++d)
       for (const Combine c : {Combine::sum, Combine::prod}) f(kernel_for(Protocol(p), DType(d), c));
@@ -19,7 +21,7 @@ void for_each_kernel(F&& f) {
     for (const Combine c : {Combine::sum, Combine::prod}) {
       f(direct_kernel_for(DType(d), c));
       f(in_place_kernel(DType(d), c));
-      f(across_kernel(DType(d), c));
+      with_threads(across_kernel(DType(d), c), kMostAcrossThreads);
     }
     f(alone_kernel(DType(d)));
     if (const void* const norm = norm_kernel_for(DType(d))) f(norm);
@@ -36,10 +38,10 @@ int attribute(cudaDeviceAttr which, int device) {
 
 int resident_blocks(int device) {
   int each = 1 << 20;
-  for_each_kernel([&](const void* kernel) {
+  for_each_kernel([&](const void* kernel, int threads) {
     load(kernel);
     int blocks = 0;
-    check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kMaxThreads, 0),
+    check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, 0),
           "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
     each = std::min(each, blocks);
   });

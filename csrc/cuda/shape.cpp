@@ -53,7 +53,7 @@ Shape shape_of(const Task& task, int ranks, const Geometry& geometry) {
     chunk = plan.chunk_in_loop(0) * element;
   }
   if (across) {  // all threads move data
-    shape.threads = 32 * to_int(div_up(chunk, share.warp), 2, kMaxThreads / 32);
+    shape.threads = 32 * to_int(div_up(chunk, share.warp), 2, kMostAcrossThreads / 32);
     return shape;
   }
   // Two warps and the poster's at least; see workers_of.

@@ -86,7 +86,7 @@ struct Block {
   int blocks = 0, threads = 0;
   std::vector<Warp> warps;
   Barrier barriers[16];
-  alignas(16) std::byte shared[1024];
+  alignas(16) std::byte shared[2048];
   Shadow shadows[sizeof(shared) / 8];
 };
 

@@ -510,7 +510,7 @@ void Ring::start_next(int seat) {
   while (launch.threads > threads_ || launch.threads < fewest);
   if (wish_.shipped) launch.threads = random_.one_of(kShippedThreads);
   // A pack is a thread's by how many threads there are, which so is the same for all ranks.
-  if (call.across) launch.threads = threads_;
+  if (call.across) launch.threads = std::min(threads_, kMostAcrossThreads);
   launch.done = [this, i, seat, &launch] {
     for (const int r : launch.ranks) end_call(i, r);
     start_next(seat);
