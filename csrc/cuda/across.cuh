@@ -186,7 +186,7 @@ class TensorMesh : public MeshEnds<MeshCount::meetings> {
     return seen_ >= round_ && seen_ != kPoisoned;
   }
   RK_DEVICE static uint64_t* place_in(uint64_t* count) {
-    return &reinterpret_cast<PeerCount*>(count)->place;
+    return &reinterpret_cast<PeerMeetings*>(count)->place;
   }
   // Notes where the tensor of a rank is that has come. False where it is in no memory that it has
   // shown: nothing is written there, and the wait ends by its deadline.

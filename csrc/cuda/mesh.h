@@ -7,7 +7,7 @@
 
 namespace ringkern::cuda {
 
-// Of one channel; behind them, for each peer the same two counts of its own.
+// Of one channel; behind them, a counter of rounds for each peer.
 struct MeshCounters {
   StepCounter count[2];  // mine, over the life of the communicator
   StepCounter poisoned;  // kPoisoned once somebody has given up; whoever does writes it
@@ -15,9 +15,9 @@ struct MeshCounters {
 // The rounds over lines that a rank has finished, and the meetings that it has come to
 // (cuda/across.cuh). Flags of lines depend on the number of rounds, so the two are counted apart.
 enum class MeshCount : uint8_t { rounds, meetings };
-// A count of a peer; and, if it is of meetings, where the peer's tensor is: RegionPlace::word().
-struct alignas(kCacheLine) PeerCount {
-  uint64_t value;
+// A peer's count of meetings, and where its tensor is: RegionPlace::word().
+struct alignas(kCacheLine) PeerMeetings {
+  uint64_t count;
   uint64_t place;
 };
 
@@ -44,9 +44,9 @@ struct PeerRegion {
   int64_t bytes = 0;
 };
 
-// For each channel the counters and an inbox for each peer: slots, each for what that peer writes
-// in a round. The first half of a slot is for what it stages, and, by two_shot, the second for what
-// it has reduced.
+// For each channel the counters, an inbox for each peer, and each peer's meetings. An inbox has
+// slots, each for what that peer writes in a round: the first half of a slot is for what it stages,
+// and, by two_shot, the second for what it has reduced.
 struct MeshGeometry {
   static constexpr int kMostRanks = 32;  // a lane polls for each
   // With the FIFOs of cuda/launch.h, less than 16 MiB a rank.
@@ -63,25 +63,30 @@ struct MeshGeometry {
     g.ranks = ranks;
     g.channels = channels;
     if (!g.possible()) return g;
-    const int64_t room = kChannelBytes - g.inboxes_offset();
+    const int64_t room = kChannelBytes - g.channel_bytes();
     g.slot_bytes = room / (g.slots * (ranks - 1)) / kSlotGrain * kSlotGrain;
     return g;
   }
 
   // Whether ranks so many can write to each other directly. A ring of one has nobody to write to.
   RK_HD constexpr bool possible() const { return ranks > 1 && ranks <= kMostRanks; }
-  RK_HD constexpr int64_t channel_bytes() const {
-    return inboxes_offset() + align_up((ranks - 1) * inbox_bytes(), kCacheLine);
-  }
+  RK_HD constexpr int64_t channel_bytes() const { return meetings_offset(ranks - 1); }
   RK_HD constexpr int64_t bytes() const { return possible() ? channels * channel_bytes() : 0; }
 
   // Offsets within the memory of one channel. `index`: of a peer among those of a rank.
   RK_HD static constexpr int index(int peer, int rank) { return peer < rank ? peer : peer - 1; }
-  RK_HD static constexpr int64_t peer_counter_offset(int index, MeshCount of = MeshCount::rounds) {
-    return int64_t(sizeof(MeshCounters)) + (2 * index + int(of)) * int64_t(sizeof(PeerCount));
+  RK_HD static constexpr int64_t peer_counter_offset(int index) {
+    return int64_t(sizeof(MeshCounters)) + index * int64_t(sizeof(StepCounter));
   }
   RK_HD constexpr int64_t inboxes_offset() const { return peer_counter_offset(ranks - 1); }
   RK_HD constexpr int64_t inbox_bytes() const { return slots * slot_bytes; }
+  RK_HD constexpr int64_t meetings_offset(int index) const {
+    return inboxes_offset() + align_up((ranks - 1) * inbox_bytes(), kCacheLine) +
+           index * int64_t(sizeof(PeerMeetings));
+  }
+  RK_HD constexpr int64_t peer_offset(MeshCount of, int index) const {
+    return of == MeshCount::rounds ? peer_counter_offset(index) : meetings_offset(index);
+  }
 
   RK_HD constexpr int64_t half_bytes() const { return slot_bytes / 2; }
   // Of user data, what a chunk may have.

@@ -86,8 +86,8 @@ class MeshEnds {
 
  private:
   // In the memory of `to`.
-  RK_DEVICE static uint64_t* counter_in(std::byte* memory, int from, int to) {
-    const int64_t offset = MeshGeometry::peer_counter_offset(MeshGeometry::index(from, to), C);
+  RK_DEVICE uint64_t* counter_in(std::byte* memory, int from, int to) const {
+    const int64_t offset = geometry_.peer_offset(C, MeshGeometry::index(from, to));
     return reinterpret_cast<uint64_t*>(memory + offset);
   }
 };

@@ -282,9 +282,8 @@ std::vector<Row> measure_across(int ranks) {
                                args.geometry.bytes() + args.mesh.bytes()));
     tensors.in[r] = tensors.out[r] = memory().add("a tensor", simt::Kind::own, 0, tensors.bytes);
     if (r > 0)
-      memory().write(all[0] + args.geometry.bytes() +
-                         MeshGeometry::peer_counter_offset(r - 1, MeshCount::meetings),
-                     &kLongAgo, 8);
+      memory().write(all[0] + args.geometry.bytes() + args.mesh.meetings_offset(r - 1), &kLongAgo,
+                     8);
   }
   std::byte* table = memory().add("the segments", simt::Kind::device, 0, ranks * 8);
   memory().write(table, all.data(), ranks * 8);

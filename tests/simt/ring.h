@@ -166,8 +166,7 @@ class Ring {
   // In which `peer` counts for `rank`.
   uint64_t* peer_counter(int rank, int channel, int peer, MeshCount of = MeshCount::rounds) const {
     const int index = MeshGeometry::index(peer, rank);
-    return reinterpret_cast<uint64_t*>(mesh(rank, channel) +
-                                       MeshGeometry::peer_counter_offset(index, of));
+    return reinterpret_cast<uint64_t*>(mesh(rank, channel) + mesh_.peer_offset(of, index));
   }
   template <class T>
   T read(const T* at) const {

@@ -502,9 +502,10 @@ std::string Ring::place_in_mesh(int rank, int64_t offset) const {
   };
   const int64_t slots = offset - mesh_.inboxes_offset();
   if (slots < 0)
-    return names[offset / int64_t(sizeof(StepCounter)) % 2 == 1 ? 0 : 1] + where +
-           written_by((offset - int64_t(sizeof(MeshCounters))) /
-                      (2 * int64_t(sizeof(StepCounter))));
+    return names[0] + where +
+           written_by((offset - int64_t(sizeof(MeshCounters))) / int64_t(sizeof(StepCounter)));
+  if (const int64_t meetings = offset - mesh_.meetings_offset(0); meetings >= 0)
+    return names[1] + where + written_by(meetings / int64_t(sizeof(PeerMeetings)));
   return "byte " + std::to_string(slots % mesh_.slot_bytes) + " of slot " +
          std::to_string(slots / mesh_.slot_bytes % mesh_.slots) + where +
          written_by(slots / mesh_.inbox_bytes());
