@@ -69,7 +69,11 @@ def zeros(
 
 
 def is_shared(tensor: torch.Tensor) -> bool:
-    """Tells if a tensor is in this process's shared memory."""
+    """Tells if a tensor is in this process's shared memory.
+
+    Returns:
+        ``True`` also for a part of such a tensor.
+    """
     return _C.is_shared(tensor)
 
 

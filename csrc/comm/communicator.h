@@ -28,7 +28,7 @@ struct Device {
   ProbeRoom probe;   // where the links are probed; follows from the geometry
   // In which orders the ranks are to stand, whose devices are there; asked on rank 0. May be null.
   std::function<RingOrders(const std::vector<std::string>& buses)> arrange;
-  // What it holds, and what a ring over these devices, by rank, takes of it: changes the terms and
+  // `room`: its capacity. `fit` is told those of all ranks, by rank, and changes the terms and
   // whatever follows from them. Asked when a ring is made; null where all devices hold enough.
   std::function<DeviceRoom()> room = nullptr;
   std::function<void(Device& fitted, const std::vector<DeviceRoom>& rooms, const RankNames& names)>

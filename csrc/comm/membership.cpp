@@ -63,9 +63,17 @@ Fitting fitting_of(Device& device, const RankNames& names) {
   return fitting;
 }
 
-// Leaves out the ways that a GPU lacks, once all ranks have mapped what they can and have noted
-// what they cannot; and puts in those that all ranks' memory is made for. Up to three ranks are all
-// neighbours, who must have access to each other's memory.
+// Notes what this rank lacks, once it has mapped what it can.
+void note_lacks(const Device& device, const Segments& segments, const Transport& transport,
+                Store& store, const std::string& key) {
+  if (std::ranges::count(segments.all, nullptr) > 0) store.add(key + kApart, 1);
+  if (!transport.carries_lines()) store.add(key + kTorn, 1);
+  if (!device.terms.room.bus.empty() && !device.in_place) store.add(key + kStages, 1);
+}
+
+// Leaves out the ways that a GPU lacks, once all ranks have noted theirs; and puts in those that
+// all ranks' memory is made for. Up to three ranks are all neighbours, who must have access to each
+// other's memory.
 void fit_ways(WayTable& ways, const Device& device, int ranks, Store& store,
               const std::string& key) {
   if (device.terms.room.bus.empty()) return;
@@ -213,9 +221,7 @@ Communicator::Ring Communicator::connect(Device& device) {
       segments.calls[size_t(peer)] = ring.control->calls_of(peer);
       segments.all[size_t(peer)] = ring.transport->map(theirs, peer);
     }
-    if (std::ranges::count(segments.all, nullptr) > 0) store_->add(key + kApart, 1);
-    if (!ring.transport->carries_lines()) store_->add(key + kTorn, 1);
-    if (!device.terms.room.bus.empty() && !device.in_place) store_->add(key + kStages, 1);
+    note_lacks(device, segments, *ring.transport, *store_, key);
     segments.next = segments.all[size_t(place.next)];
     segments.prev = segments.all[size_t(place.prev)];
     equip();

@@ -41,8 +41,8 @@ struct Fitting {
 // Joins the ring of all ranks that call this with the same prefix, of which there must be
 // `place.size`. A ring of one has no neighbours: none of the functions is called.
 //
-// `fitting`, if any, is asked first for the room, and for the terms once all ranks have told theirs.
-// `make_word` is called on rank 0 alone, with where the devices of all ranks are, by rank
+// `fitting`, if any, is asked first for the room, and for the terms once all ranks have told
+// theirs. `make_word` is called on rank 0 alone, with where the devices of all ranks are, by rank
 // (DeviceRoom; none on a CPU): it says what all ranks must have alike and each may have come with
 // differently. `make_offer` is called once this rank is known to the others; the descriptor in its
 // offer stays the caller's. `map` is called with the offers of all ranks, by rank, but for this

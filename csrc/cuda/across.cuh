@@ -10,9 +10,9 @@
 //            block waits for is as many blocks as there are ranks. A meeting is a fence, a count in
 //            the memory of each other rank, and an acquire of theirs.
 // PLACES     In one process a launch knows all tensors. Between processes each rank says in the
-//            first meeting where its own is. One that is in no memory that the others have mapped is
-//            staged, piece by piece, in the FIFOs of Simple; all ranks then go piece by piece, and
-//            meet once more at the end: a FIFO must not be written to while it is read from.
+//            first meeting where its own is. One that is in no memory that the others have mapped
+//            is staged, piece by piece, in the FIFOs of Simple; all ranks then go piece by piece,
+//            and meet once more at the end: a FIFO must not be written to while it is read from.
 // GIVING UP  writes over the counts, too: a launch that begins late then writes to no tensor of a
 //            rank that has given up, whose caller may have freed it.
 #pragma once
@@ -22,7 +22,7 @@
 
 namespace ringkern::cuda {
 
-// By rank, also where the tensors are, null where one is staged, and the pieces at hand.
+// The same, and by rank the tensors, null where one is staged, and the pieces at hand.
 struct AcrossPost : MeshPost {
   const std::byte* tensor_in[MeshGeometry::kMostRanks];
   std::byte* tensor_out[MeshGeometry::kMostRanks];
@@ -34,7 +34,7 @@ struct AcrossPost : MeshPost {
 template <class A>
 class TensorMesh : public MeshEnds<MeshCount::meetings> {
  public:
-  // By all threads; `post` is the block's.
+  // Called by all threads; `post` is the block's.
   RK_DEVICE TensorMesh(const AcrossArgs& args, const RankArgs& rank, int channel, AcrossPost& post,
                        const A& arithmetic)
       : MeshEnds(args, rank, channel, post), args_(args), post_(post), arithmetic_(arithmetic),
@@ -159,7 +159,7 @@ class TensorMesh : public MeshEnds<MeshCount::meetings> {
     if (meets()) verdict = meet_others(first);
     return agree(kWholeBlock, thread_count(), verdict);
   }
-  // By the last warp, a lane for each rank, as what follows.
+  // Called by the last warp, a lane for each rank, like what follows.
   RK_DEVICE Verdict meet_others(bool first) {
     const int other = lane_index();
     const bool awaited = is_awaited(other);
@@ -237,7 +237,7 @@ class TensorMesh : public MeshEnds<MeshCount::meetings> {
 template <class T, bool sum>
 RK_KERNEL(kMostAcrossThreads, kBlocksPerSM)
 across(RK_ARGUMENT AcrossArgs args) {
-  // As ring_kernel does.
+  // The same as ring_kernel.
   const int channel = block_index() % args.plan.channels;
   const RankArgs& rank = args.ranks[block_index() / args.plan.channels];
   using A = Arithmetic<T, sum>;

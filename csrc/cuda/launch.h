@@ -24,9 +24,9 @@ inline constexpr int kPlanWorkers = workers_of(kMaxThreads);
 // 32 channels of 4 slots. The slots suit a block of 11 working warps: in Simple each moves two
 // tiles of 2 KiB, in LL each thread four lines, in LL128 ten warps two units. 10.8 MiB a rank, and
 // 4 MiB for the mesh. Between processes a ring has fewer channels where its devices hold fewer
-// (cuda/residency.h), and the same otherwise on every GPU, because its ranks must agree. On an H100,
-// with ranks that share it, 8 slots were slower, because the FIFOs then leave the L2, and slots of
-// 22 or 88 KiB were no faster; between GPUs nothing was measured.
+// (cuda/residency.h), and the same otherwise on every GPU, because its ranks must agree. On an
+// H100, with ranks that share it, 8 slots were slower, because the FIFOs then leave the L2, and
+// slots of 22 or 88 KiB were no faster; between GPUs nothing was measured.
 constexpr Geometry default_geometry() {
   Geometry g;
   g.channels = 32;

@@ -41,9 +41,9 @@ Executor::Progress joined(const Executor::Progress& a, const Executor::Progress&
 class Launcher {
  public:
   // The seats have the same orders. `one_process`: all ranks are, and `run` is given all tasks;
-  // `regions`: those of the other processes' ranks, or none. Throws UsageError or TransportError; in particular where the
-  // blocks of the seats cannot all be resident at once, for then those that are would wait for ever
-  // for those that are not.
+  // `regions`: those of the other processes' ranks, or none. Throws UsageError or TransportError;
+  // in particular where the blocks of the seats cannot all be resident at once, for then those that
+  // are would wait for ever for those that are not.
   Launcher(int device, std::vector<Seat> seats, int ranks, const Geometry& geometry,
            Milliseconds timeout, bool one_process = false, PeerRegions* regions = nullptr);
   ~Launcher();
@@ -53,8 +53,8 @@ class Launcher {
   // One task for each seat; they differ in `in` and `out` only. Throws what an earlier launch
   // failed of, as soon as it is known. Leaves them `under_way` where their number will be posted:
   // not where nothing is to be done, nor by a ring of one or where all ranks' tensors are taken by
-  // one launch, nor in a graph, which may be replayed often or never. `all`: the tasks of all ranks,
-  // in one process.
+  // one launch, nor in a graph, which may be replayed often or never. `all`: the tasks of all
+  // ranks, in one process.
   void run(std::span<const Task> tasks, std::span<const Task> all = {});
   // Throws UsageError where a task is none that these ranks have kernels for.
   void check_task(const Task& task) const;

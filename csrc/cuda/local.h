@@ -18,8 +18,8 @@ class LocalRing {
  public:
   // `devices`: of each rank. Takes as many channels as fit on each device at once. Throws
   // UsageError where not even one does, or there can be no such orders, and TransportError where
-  // neighbours are on devices that do not reach each other's memory. `apart`: each rank has a launch
-  // and a stream of its own, as if it had a device of its own.
+  // neighbours are on devices that do not reach each other's memory. `apart`: each rank has a
+  // launch and a stream of its own, as if it had a device of its own.
   LocalRing(const std::vector<int>& devices, Milliseconds timeout, const RingOrders& orders = {},
             bool apart = false);
   ~LocalRing();

@@ -7,7 +7,7 @@
 
 namespace ringkern::cuda {
 
-// Of one channel; behind them, a counter of rounds for each peer.
+// The counters of one channel; behind them is a counter of rounds for each peer.
 struct MeshCounters {
   StepCounter count[2];  // mine, over the life of the communicator
   StepCounter poisoned;  // kPoisoned once somebody has given up; whoever does writes it
@@ -49,7 +49,7 @@ struct PeerRegion {
 // and, by two_shot, the second for what it has reduced.
 struct MeshGeometry {
   static constexpr int kMostRanks = 32;  // a lane polls for each
-  // With the FIFOs of cuda/launch.h, less than 16 MiB a rank.
+  // Without the meetings. With the FIFOs of cuda/launch.h, less than 16 MiB a rank.
   static constexpr int64_t kChannelBytes = 128 << 10;
 
   int ranks = 1;
@@ -63,7 +63,7 @@ struct MeshGeometry {
     g.ranks = ranks;
     g.channels = channels;
     if (!g.possible()) return g;
-    const int64_t room = kChannelBytes - g.channel_bytes();
+    const int64_t room = kChannelBytes - g.inboxes_offset();
     g.slot_bytes = room / (g.slots * (ranks - 1)) / kSlotGrain * kSlotGrain;
     return g;
   }

@@ -21,7 +21,7 @@ RK_DEVICE Verdict look(const MeshPost& post, uint64_t& since) {
 template <MeshCount C>
 class MeshEnds {
  public:
-  // By all threads; `post` is the block's.
+  // Called by all threads; `post` is the block's.
   template <class Args>
   RK_DEVICE MeshEnds(const Args& args, const RankArgs& rank, int channel, MeshPost& post)
       : geometry_(args.mesh), post_(post), rank_(rank.rank) {
@@ -53,7 +53,7 @@ class MeshEnds {
     st_shared(&post.poisoned, &mine->poisoned.value);
   }
 
-  // Whether this launch may begin. Makes `post` known to all threads.
+  // Tells if this launch may begin. Makes `post` known to all threads.
   RK_DEVICE Verdict begin() const {
     return agree(kWholeBlock, thread_count(), failed_ != 0 ? Verdict::aborted : Verdict::ok);
   }

@@ -189,7 +189,7 @@ void PeerRegions::unmap() {
     const OnDevice guard(device_);
     for (void* at : opened_) (void)cudaIpcCloseMemHandle(at);
   } catch (const Error&) {
-    // As in the destructor.
+    // The same as in the destructor.
   }
   opened_.clear();
 }

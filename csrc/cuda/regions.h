@@ -1,5 +1,5 @@
-// Device memory of this process that the other ranks map, for tensors that an all-reduce takes where
-// they are (cuda/across.cuh).
+// Device memory of this process that the other ranks map, for tensors that an all-reduce takes
+// where they are (cuda/across.cuh).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -17,8 +17,8 @@
 namespace ringkern::cuda {
 
 // All regions of this process, each an allocation of its own, numbered as they were made. None is
-// given back to CUDA: other processes may have it mapped. One that is free is taken again by whoever
-// asks for as many bytes.
+// given back to CUDA: other processes may have it mapped. One that is free is taken again by
+// whoever asks for as many bytes.
 class Regions {
  public:
   struct Region {
@@ -59,8 +59,9 @@ class PeerRegions {
   int fd() const { return file_.fd(); }
   // A peer's board. Does not keep the descriptor. Throws TransportError unless it is one.
   void meet(int peer, int fd, const RankNames& names);
-  // Shows what this process has registered since the last call, and maps what others have. Not while
-  // the thread captures a graph. A region that cannot be mapped stays out, and those behind it.
+  // Shows what this process has registered since the last call, and maps what others have. Not
+  // while the thread captures a graph. A region that cannot be mapped stays out, and those behind
+  // it.
   void exchange();
   // 0 unless all others have mapped the tensor's memory.
   uint64_t place_of(const void* at, int64_t bytes) const;

@@ -58,7 +58,8 @@ std::vector<cudaLaunchAttribute> attributes_of_waiting(int device, bool together
     domain.id = cudaLaunchAttributeMemSyncDomain;
     domain.val.memSyncDomain = cudaLaunchMemSyncDomainRemote;
   }
-  // Or two rings, on streams of different priority, could have room for a part of their blocks each.
+  // Or two rings, on streams of different priority, could have room for a part of their blocks
+  // each.
   if (together && attribute(cudaDevAttrCooperativeLaunch, device) != 0) {
     auto& cooperative = found.emplace_back();
     cooperative.id = cudaLaunchAttributeCooperative;

@@ -17,7 +17,7 @@ int resident_blocks(int device);
 // 0: not one. Their FIFOs keep to kFifoBudget.
 int channels_of(int64_t blocks, int ranks);
 
-// What a rank tells the others of its device.
+// Returns a description of the device, for the other ranks.
 DeviceRoom room_of(int device);
 // Channels of a ring whose ranks are processes with these devices, by rank: what the fullest device
 // holds beside the other ranks', at most the default. Throws UsageError where that is not one.

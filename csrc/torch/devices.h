@@ -43,7 +43,8 @@ inline Device cpu_device(int rank, int ranks, Milliseconds timeout) {
 RingOrders arranged(const std::vector<std::string>& buses, int channels);
 
 #if RK_WITH_CUDA
-// `meshes`: all-reduces may be direct, also over tensors in place; a pair's link has messages alone.
+// `meshes`: all-reduces may be direct, also over tensors in place; a pair's link has messages
+// alone.
 inline void set_channels(Device& device, int index, int rank, int ranks, Milliseconds timeout,
                          int channels, bool meshes) {
   device.terms.geometry = cuda::default_geometry();
@@ -65,8 +66,8 @@ inline void set_channels(Device& device, int index, int rank, int ranks, Millise
   };
 }
 
-// With as many channels as the devices of the ranks hold, up to the default; a pair with few, because
-// a rank may have many.
+// With as many channels as the devices of the ranks hold, up to the default; a pair with few,
+// because a rank may have many.
 inline Device cuda_device(int index, int rank, int ranks, Milliseconds timeout, bool pair = false) {
   const int channels = pair ? 4 : cuda::default_geometry().channels;
   const bool meshes = !pair && cuda::MeshGeometry::make(ranks, 1).possible();

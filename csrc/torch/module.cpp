@@ -40,8 +40,8 @@ py::dict build_info() {
 }  // namespace
 
 #if RK_WITH_CUDA
-// The memory of a torch.cuda.MemPool, which finds them by name: ringkern/shared.py. Null where there
-// is none: torch then says so.
+// The memory of a torch.cuda.MemPool, which finds them by name: ringkern/shared.py. Null where
+// there is none: torch then says so.
 #define RK_EXPORT extern "C" __attribute__((visibility("default")))
 RK_EXPORT void* ringkern_cuda_allocate(ssize_t bytes, int device, void*) noexcept {
   try {

@@ -83,7 +83,7 @@ inline void later(cudaStream_t s, std::function<void()> what) {
 inline FakeDevices::Event& event_of(cudaEvent_t e) {
   return *reinterpret_cast<FakeDevices::Event*>(e);
 }
-// Of this thread: relaxed, it may make unsafe calls while others capture.
+// This thread's. Relaxed, it may make unsafe calls while others capture.
 inline thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
 inline cudaError_t unsafe_call() {
   if (runtime.working == nullptr || capture_mode == cudaStreamCaptureModeRelaxed)

@@ -11,8 +11,8 @@
 
 namespace simt {
 
-// Asks more of a seed than `wish` does. `direct`: of direct all-reduces, and `across`: of those over
-// the tensors themselves.
+// Asks more of a seed than `wish` does. `direct`: of direct all-reduces, and `across`: of those
+// over the tensors themselves.
 inline Wish weakening(Wish wish, bool direct, bool across, uint64_t seed) {
   wish.direct = direct;
   wish.across = across;

@@ -111,7 +111,8 @@ Region& Memory::region_of(const Agent& a, const void* at, int64_t bytes, bool st
   if (r == nullptr || offset < r->begin || offset + uint64_t(bytes) > r->begin + r->bytes)
     refuse("out of bounds");
   if (uint64_t(at) % uint64_t(bytes) != 0) refuse("misaligned");
-  // What crosses between ranks is a store, mostly: a load would wait for its journey there and back.
+  // Ranks mostly store in each other's memory: a load would wait for its journey there and
+  // back.
   const bool open =
       r->kind == Kind::common || (r->kind == Kind::shared && (store || settings_.open));
   if (r->rank != a.rank && r->rank >= 0 && a.rank >= 0 && !open) refuse("not its own");

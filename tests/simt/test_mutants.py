@@ -129,7 +129,7 @@ def test_nothing_is_written_twice(kernels: Kernels) -> None:
         ("mesh_ends.cuh", "poison_links dropped"),
         ("mesh_ends.cuh", "ld_relaxed(Post::get(post.poisoned)) == kPoisoned ignored"),
         ("across.cuh", "fence_acq_rel dropped"),
-        ("across.cuh", "poll: has_come(peer) taken for granted"),
+        ("across.cuh", "poll: has_come(other) taken for granted"),
         ("across.cuh", "seen_ != kPoisoned always"),
         ("direct.cuh", "uint32_t(w[i].hi >> 32) != flag taken for granted"),
         ("direct.cuh", "poll: uint32_t(w.lo >> 32) == flag taken for granted"),

@@ -72,8 +72,8 @@ def test_around_chunks(scenarios: Scenario, tmp_path: Path, protocol: str) -> No
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("all_early", [False, True])
 def test_in_place(scenarios: Scenario, tmp_path: Path, size: int, all_early: bool) -> None:
-    """By name always, and by ``auto`` where all ranks were early: the bits are the same, if one
-    rank's tensor is staged, too, and in several pieces."""
+    """Takes them by name always, and by ``auto`` where all ranks were early. The bits are the same
+    if one rank's tensor is staged, and if it is in several pieces."""
     (tmp_path / "early").write_text(json.dumps([*range(size)] if all_early else [0]))
     way = ("two_shot", "simple")
     calls = [Call(*way, dtype, n) for dtype in ("bfloat16", "int64") for n in (1, 1001, 100_000)]

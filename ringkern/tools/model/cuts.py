@@ -75,7 +75,7 @@ def direct(algorithm: str, ranks: int, nbytes: int, channels: int) -> Cut:
     """Cuts a call by ``one_shot`` or ``two_shot`` over LL; arguments as for :func:`ring`."""
     count = divided(nbytes, ELEMENT_BYTES)
     channels = min(channels, divided(count * ELEMENT_BYTES, CHANNEL_SHARE["ll"]))
-    room = MESH_BYTES - COUNTER_BYTES * (2 + ranks - 1)
+    room = MESH_BYTES - COUNTER_BYTES * (3 + ranks - 1)
     wire = 4 * GRAIN_BYTES  # two halves of whole grains, in lines of twice their data
     data = room // (MESH_SLOTS * (ranks - 1)) // wire * wire // 2
     parts = 1
