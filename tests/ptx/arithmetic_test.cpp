@@ -92,21 +92,22 @@ TEST_CASE("rings combine as the reference does") {
 }
 
 TEST_CASE("direct all-reduces combine as the reference does") {
-  for (const bool wide : {false, true})
-    for_each_reduction([&](DType dtype, Op op) {
-      if (wide && !Reduction::of(op, dtype, 2, 0.75, true).wide) return;
-      Wish wish;
-      wish.protocol = Protocol::ll, wish.direct = true, wish.norm = false;
-      wish.dtype = dtype, wish.op = op, wish.wide = wide;
-      check(wish);
-    });
+  for (const bool across : {false, true})
+    for (const bool wide : {false, true})
+      for_each_reduction([&](DType dtype, Op op) {
+        if (wide && !Reduction::of(op, dtype, 2, 0.75, true).wide) return;
+        Wish wish;
+        wish.protocol = Protocol::ll, wish.direct = true, wish.norm = false;
+        wish.dtype = dtype, wish.op = op, wish.wide = wide, wish.across = across;
+        check(wish);
+      });
 }
 
 TEST_CASE("norms have the bits of their definition") {
   for (const bool wide : {false, true})
     for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
       Wish wish;
-      wish.protocol = Protocol::ll, wish.direct = true, wish.norm = true;
+      wish.protocol = Protocol::ll, wish.direct = true, wish.across = false, wish.norm = true;
       wish.dtype = dtype, wish.op = Op::sum, wish.wide = wide;
       check(wish);
     }
@@ -204,7 +205,7 @@ TEST_CASE("a ring of one multiplies as the reference does") {
 TEST_CASE("no kernel of a collective is left out") {
   for (const char* way : {"norm float32", "norm float16", "norm bfloat16", "norm one_shot",
                           "norm two_shot", "aligned 0", "aligned 1", "in place 0", "in place 1",
-                          "one_shot more rounds", "two_shot more rounds"})
+                          "one_shot more rounds", "two_shot more rounds", "across some"})
     if (coverage[way] == 0) FAIL_CHECK(std::string("not tried: ") + way);
   for (const auto& [name, kernel] : ptx::kernels())
     if (name.find("::probe(") == std::string::npos && kernel.program == nullptr)

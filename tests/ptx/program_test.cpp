@@ -41,7 +41,7 @@ TEST_CASE("what is not known is refused by name") {
   const auto refused = [](const std::string& body, const std::string& what) {
     CHECK_THROWS(Error, what, program(body));
   };
-  refused("sqrt.rn.f32 %r1, %r2;", "line 11: the instruction 'sqrt.rn.f32' is not known");
+  refused("sin.approx.f32 %r1, %r2;", "line 11: the instruction 'sin.approx.f32' is not known");
   refused("ld.global.nc.u64 %rd2, [%rd1];", "'.nc' of 'ld.global.nc.u64' is not known");
   refused("ld.local.u64 %rd2, [%rd1];", "'.local' of 'ld.local.u64' is not known");
   refused("ld.u64 %rd2, [%rd1];", "the instruction 'ld.u64' is not known");
