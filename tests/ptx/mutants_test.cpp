@@ -40,7 +40,6 @@ constexpr Form kForms[] = {
     {"ll128", Protocol::ll128},
     {"any", Protocol::simple, false},
     {"direct", {}},
-    {"across", {}},
     {"timed simple", Protocol::simple, true, true},
     {"timed ll", Protocol::ll, true, true},
     {"timed ll128", Protocol::ll128, true, true},
@@ -50,16 +49,14 @@ constexpr Form kForms[] = {
 
 bool is_probe(const Form& form) { return form.name == std::string("probe"); }
 bool is_norm(const Form& form) { return form.name == std::string("norm"); }
-bool is_across(const Form& form) { return form.name == std::string("across"); }
 
 ptx::Kernel& kernel_of(const Form& form) {
-  const void* kernel = is_probe(form)    ? probe_kernel()
-                       : is_norm(form)   ? norm_kernel_for(DType::f32)
-                       : is_across(form) ? across_kernel(DType::f32, Combine::sum)
-                       : !form.protocol  ? direct_kernel_for(DType::f32, Combine::sum)
-                       : form.clock      ? timed_kernel_for(*form.protocol)
-                       : form.sum        ? kernel_for(*form.protocol, DType::f32, Combine::sum)
-                                         : kernel_for(*form.protocol, kOtherType, Combine::prod);
+  const void* kernel = is_probe(form)   ? probe_kernel()
+                       : is_norm(form)  ? norm_kernel_for(DType::f32)
+                       : !form.protocol ? direct_kernel_for(DType::f32, Combine::sum)
+                       : form.clock     ? timed_kernel_for(*form.protocol)
+                       : form.sum       ? kernel_for(*form.protocol, DType::f32, Combine::sum)
+                                        : kernel_for(*form.protocol, kOtherType, Combine::prod);
   return *static_cast<ptx::Kernel*>(const_cast<void*>(kernel));
 }
 
@@ -150,7 +147,7 @@ std::string try_seed(const Form& form, uint64_t seed, bool in_detail) {
   wish.most_steps = kMostSteps;
   // A whole tile of Simple takes a large slice.
   if (seed % 3 == 0 && form.protocol == Protocol::simple) wish.most_bytes = 16 << 10;
-  return found_by_ring(seed, weakening(wish, !form.protocol, is_across(form), seed), in_detail);
+  return found_by_ring(seed, weakening(wish, !form.protocol, /*across=*/false, seed), in_detail);
 }
 
 // While it is there, its form's kernel is the mutant.
@@ -220,13 +217,14 @@ TEST_CASE("every mutant of the PTX is caught or argued to be equivalent") {
   auto& words = ringkern::test::arguments();
   Options options(int(words.size()), words.data(),
                   "mutants_test [--seeds N (for each)] [--jobs N] [--every N (of the mutants)]\n"
-                  "  [--mutant N [--seed N]]");
+                  "  [--form NAME (of its mutants alone)] [--mutant N [--seed N]]");
   const uint64_t jobs =
       options.number("--jobs").value_or(std::max(1u, std::thread::hardware_concurrency()));
   const auto only = options.number("--mutant");
   const auto seed = options.number("--seed");
   const uint64_t seeds = options.number("--seeds").value_or(kSeeds);
   const uint64_t every = options.number("--every").value_or(1);
+  const auto form = options.text("--form");
   options.finish();
   if (std::string(RK_NVCC_VERSION) != ptx::kCompiler) {
     std::printf("nvcc %s and not %s: there is nothing to test\n", RK_NVCC_VERSION, ptx::kCompiler);
@@ -238,7 +236,9 @@ TEST_CASE("every mutant of the PTX is caught or argued to be equivalent") {
     REQUIRE(!all.empty());
     std::printf("%s:%d\n", kernel_of(*all[0].form).path.c_str(), all[0].mutant.instead.line);
   }
-  std::erase_if(all, [&](const Candidate& c) { return !only && uint64_t(c.number) % every != 0; });
+  std::erase_if(all, [&](const Candidate& c) {
+    return !only && (uint64_t(c.number) % every != 0 || (form && *form != c.form->name));
+  });
   if (seed && only) {
     const InPlace mutant(all[0]);
     std::printf("%s\n", try_seed(*all[0].form, *seed, true).c_str());
