@@ -67,6 +67,10 @@ inline constexpr char kFirstLook[] =
     "behind it "
     "does, and lines are loaded once more";
 inline constexpr char kNoLoops[] = "asks whether there are loops: without, the last chunk is empty";
+inline constexpr char kNoLine[] =
+    "the flag of lines that are rewritten without data, in a round for which nobody waits there: "
+    "one "
+    "that no round has does as well";
 inline constexpr char kNoStep[] =
     "lines that are rewritten bear a flag of no step then, and nobody takes them either";
 inline constexpr char kLessCredit[] =
@@ -141,7 +145,7 @@ inline constexpr Equivalent kEquivalent[] = {
     {"*: constant + 1: setp.eq.s64 and.b64 or.b64 r r -4294967296 0 *", kDivides},
     {"ll: inverted: bra if or.pred not.pred or.pred r r setp.ge.u64 *", kOtherLanes},
     {"ll128: inverted: bra if or.pred setp.ne.s32 sub.s32 r r 1 setp.ge.u64 *", kOtherLanes},
-    {"direct: offset + 8: ld.param.u32 (param+224) #1", kPolled},
+    {"direct: offset + 8: ld.param.u32 (param+224) #2", kPolled},
     {"direct: offset + 8: ld.param.u32 (param+12) #[12]", kNoneAhead},
     {"norm: offset + 8: ld.param.u32 (param+2852) #1", kNoneAhead},
     {"direct: offset + 8: ld.shared.u64 (add.s32 shared 8) #1", kOwnAddress},
@@ -150,12 +154,13 @@ inline constexpr Equivalent kEquivalent[] = {
     {"direct: constant + 1: setp.lt.s32 sub.s32 shl.b32 r 2 shl.b32 r 3 1 #[24]", kElements},
     {"norm: constant + 1: setp.lt.s32 sub.s32 shl.b32 r 2 shl.b32 r 3 1 #6", kElements},
     {"norm: inverted: bra if setp.eq.s64 and.b64 or.b64 r r -4294967296 0 #[2-6]", kDividesWide},
-    {"direct: constant + 1: setp.gt.s32 sub.s32 shl.b32 r 2 shl.b32 r 3 7 #5", kByElements},
+    {"direct: constant + 1: setp.gt.s32 sub.s32 shl.b32 r 2 shl.b32 r 3 7 #[35]", kByElements},
     {"simple: constant + 1: setp.lt.s32 sub.s32 min.s32 r r r 5 *", kElements},
     {"simple: constant + 1: setp.gt.s32 sub.s32 min.s32 r r r 15 *", kByElements},
     {"direct: inverted: bra if or.pred setp.ge.u32 and.b32 r 7 ld.param.s32 (r+232) setp.lt.s32 *",
      kOtherRounds},
     {"direct: inverted: bra if setp.lt.u64 r 16 #3", kNoStep},
+    {"direct: constant + 1: setp.eq.s64 r 15 #3", kNoLine},
     {"*ll128: from another lane: shfl.sync.idx.b32 selp.b32 sub.s64 r r 0 setp.gt.u64 *",
      kLessCredit},
     {"ll128: inverted: bra if setp.ne.s16 r 0 #2", kNoFlag},
@@ -190,6 +195,8 @@ inline constexpr Equivalent kEquivalent[] = {
 
 // Those that no seed has caught, though a fault is possible. They are counted, and say nothing.
 inline constexpr const char* kOpen[] = {
+    // A deadline that passes at the first look of a wait: the clock may have gone on so far.
+    "direct: constant + 1: setp.eq.s64 r 0 #10",
     // The barrier and the fence before the `tail` of a step that rewrites a slot. In the source
     // they are those before `head`, too, and a seed of tests/simt misses the fence before `tail`
     // (2040).
