@@ -212,7 +212,7 @@ def two_rings(rank: int, size: int, folder: Path) -> None:
     works = {}
     for i in (0, 1) if rank % 2 == 0 else (1, 0):
         with current(streams[i]):
-            works[i] = _start(rings[i], call, results[i], rank)
+            works[i] = _start(rings[i], call, results[i], device=rank)
         time.sleep(0.2)  # so that all of its blocks are resident
     kinds = [_outcome(works[i]) for i in range(2)]
     (folder / f"said{rank}").write_text(json.dumps(kinds))
