@@ -11,7 +11,7 @@ struct MeshPost : Post {
   std::byte* peers[MeshGeometry::kMostRanks];  // the channel's memory of each rank, mine too
 };
 
-// Whoever gives up tells all ranks here, and its neighbours on the ring also where they poll there.
+// A rank that gives up tells all ranks here, and its neighbours also where they poll on the ring.
 RK_DEVICE Verdict look(const MeshPost& post, uint64_t& since) {
   if (ld_relaxed(Post::get(post.poisoned)) == kPoisoned) return Verdict::aborted;
   return look(static_cast<const Post&>(post), since);
