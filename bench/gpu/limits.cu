@@ -1,6 +1,13 @@
-// What this GPU can do, as a measure for what the ring does: copies through device memory and
-// within the L2, launches of kernels that do nothing, and the time of a hop between two blocks.
+// The limits of this GPU, as a measure for what the ring does: copies through device memory and
+// within the L2, launches of kernels that do nothing, and the time of a hop between two blocks; the
+// same of host memory that GPU and processes share.
+#include <cuda.h>
 #include <cuda_runtime.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <utility>
 
 #include "check.cuh"
 #include "cuda/launch.h"
@@ -34,10 +41,11 @@ __global__ void __launch_bounds__(kCopyThreads)
 constexpr int64_t kTileBytes = int64_t(kCopyThreads) * kUnroll * 16;
 
 void report_copy(const char* name, int64_t footprint, double bytes, const bench::Times& t) {
-  std::printf("{\"limit\": \"%s\", \"footprint_bytes\": %lld, \"us\": %.3f, \"us_least\": %.3f, "
-              "\"us_most\": %.3f, \"gb_s\": %.1f}\n",
-              name, static_cast<long long>(footprint), t.median_us, t.least_us, t.most_us,
-              bytes / t.median_us / 1e3);
+  std::printf(
+      "{\"limit\": \"%s\", \"footprint_bytes\": %lld, \"us\": %.3f, \"us_least\": %.3f, "
+      "\"us_most\": %.3f, \"gb_s\": %.1f}\n",
+      name, static_cast<long long>(footprint), t.median_us, t.least_us, t.most_us,
+      bytes / t.median_us / 1e3);
   std::fflush(stdout);
 }
 
@@ -78,9 +86,10 @@ __global__ void __launch_bounds__(kMaxThreads)
 }
 
 void report_launch(const char* how, int blocks, int threads, const bench::Times& t) {
-  std::printf("{\"limit\": \"empty_launch\", \"how\": \"%s\", \"blocks\": %d, \"threads\": %d, "
-              "\"us\": %.3f, \"us_least\": %.3f, \"us_most\": %.3f}\n",
-              how, blocks, threads, t.median_us, t.least_us, t.most_us);
+  std::printf(
+      "{\"limit\": \"empty_launch\", \"how\": \"%s\", \"blocks\": %d, \"threads\": %d, "
+      "\"us\": %.3f, \"us_least\": %.3f, \"us_most\": %.3f}\n",
+      how, blocks, threads, t.median_us, t.least_us, t.most_us);
   std::fflush(stdout);
 }
 
@@ -129,10 +138,10 @@ void measure_launches() {
 
 enum class Hop { release, relaxed, acquired, fenced, ll, ll128 };
 constexpr int kHops = 6;
-constexpr const char* kHopNames[kHops] = {"st.release / ld.acquire", "relaxed",
-                                          "relaxed / ld.acquire",
-                                          "fence + relaxed / ld.acquire (Simple)",
-                                          "16-byte line (LL)", "128-byte line (LL128)"};
+constexpr const char* kHopNames[kHops] = {
+    "st.release / ld.acquire", "relaxed",
+    "relaxed / ld.acquire",    "fence + relaxed / ld.acquire (Simple)",
+    "16-byte line (LL)",       "128-byte line (LL128)"};
 constexpr uint64_t kMostPolls = 1 << 20;  // about a second: then the partner is not there
 constexpr int kHopWords = 64;             // of a block: 4 lines of 128 bytes
 
@@ -191,13 +200,12 @@ __global__ void ping_pong(uint64_t* memory, int partner, uint64_t rounds, uint32
   }
 }
 
+// `limit`: the name of the figure. `memory` is the GPU's or the host's.
 template <Hop hop>
-void measure_hop() {
+void measure_hop(const char* limit, uint64_t* memory) {
   constexpr uint64_t rounds = 2000;
   const int processors = bench::attribute(cudaDevAttrMultiProcessorCount);
-  uint64_t* memory = nullptr;
   uint32_t* missing = nullptr;
-  CHECK_CUDA(cudaMalloc(&memory, 2 * kHopWords * sizeof *memory));
   CHECK_CUDA(cudaMalloc(&missing, sizeof *missing));
   CHECK_CUDA(cudaMemset(missing, 0, sizeof *missing));
   uint32_t lost = 0;
@@ -214,13 +222,189 @@ void measure_hop() {
   }
   const size_t partners = ms.size();
   const bench::Times t = bench::times_of(std::move(ms), 2.0 * rounds);
-  std::printf("{\"limit\": \"ping_pong\", \"how\": \"%s\", \"partners\": %zu, \"lost\": %u, "
-              "\"ns_per_hop\": %.1f, \"ns_least\": %.1f, \"ns_most\": %.1f}\n",
-              kHopNames[int(hop)], partners, lost, t.median_us * 1e3, t.least_us * 1e3,
-              t.most_us * 1e3);
+  std::printf(
+      "{\"limit\": \"%s\", \"how\": \"%s\", \"partners\": %zu, \"lost\": %u, "
+      "\"ns_per_hop\": %.1f, \"ns_least\": %.1f, \"ns_most\": %.1f}\n",
+      limit, kHopNames[int(hop)], partners, lost, t.median_us * 1e3, t.least_us * 1e3,
+      t.most_us * 1e3);
   std::fflush(stdout);
   CHECK_CUDA(cudaFree(missing));
-  CHECK_CUDA(cudaFree(memory));
+}
+
+void measure_hops(const char* limit, uint64_t* memory) {
+  measure_hop<Hop::release>(limit, memory);
+  measure_hop<Hop::relaxed>(limit, memory);
+  measure_hop<Hop::acquired>(limit, memory);
+  measure_hop<Hop::fenced>(limit, memory);
+  measure_hop<Hop::ll>(limit, memory);
+  measure_hop<Hop::ll128>(limit, memory);
+}
+
+// ---- Host memory, as GPUs without access to each other share it
+
+// Memory of a file without a name, registered.
+class HostMemory {
+ public:
+  explicit HostMemory(int64_t bytes) : bytes_(size_t(bytes)) {
+    const int fd = ::memfd_create("limits", MFD_CLOEXEC);
+    if (fd < 0 || ::ftruncate(fd, off_t(bytes)) != 0) std::perror("memfd_create"), std::exit(1);
+    at_ = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    ::close(fd);
+    if (at_ == MAP_FAILED) std::perror("mmap"), std::exit(1);
+    std::memset(at_, 1, bytes_);
+    CHECK_CUDA(cudaHostRegister(at_, bytes_, cudaHostRegisterPortable | cudaHostRegisterMapped));
+    CHECK_CUDA(cudaHostGetDevicePointer(&seen_, at_, 0));
+  }
+  ~HostMemory() {
+    (void)cudaHostUnregister(at_);
+    (void)::munmap(at_, bytes_);
+  }
+  HostMemory(const HostMemory&) = delete;
+  HostMemory& operator=(const HostMemory&) = delete;
+  bool same_address() const { return at_ == seen_; }
+  template <class T>
+  T* get() const {
+    return static_cast<T*>(seen_);
+  }
+
+ private:
+  const size_t bytes_;
+  void *at_ = nullptr, *seen_ = nullptr;
+};
+
+template <class F>
+F driver_function(const char* name) {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result{};
+  CHECK_CUDA(cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result));
+  return reinterpret_cast<F>(found);
+}
+
+// Two streams answer each other by memory operations, which take no multiprocessor.
+void measure_stream_operations(uint64_t* words) {
+  constexpr int kRounds = 200;
+  using Operation = CUresult (*)(CUstream, CUdeviceptr, cuuint64_t, unsigned);
+  const auto write = driver_function<Operation>("cuStreamWriteValue64");
+  const auto wait = driver_function<Operation>("cuStreamWaitValue64");
+  cudaStream_t streams[2];
+  for (auto& stream : streams)
+    CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  cudaEvent_t start, stop;
+  CHECK_CUDA(cudaEventCreate(&start));
+  CHECK_CUDA(cudaEventCreate(&stop));
+  std::vector<float> ms;
+  uint64_t round = 0;
+  CHECK_CUDA(cudaMemset(words, 0, 128));
+  int refused = 0;
+  for (int repeat = 0; repeat < bench::kRepeats; ++repeat) {
+    CHECK_CUDA(cudaEventRecord(start, streams[0]));
+    for (int i = 0; i < kRounds; ++i) {
+      ++round;
+      refused += write(streams[0], CUdeviceptr(words), round, 0) != CUDA_SUCCESS;
+      refused += wait(streams[1], CUdeviceptr(words), round, CU_STREAM_WAIT_VALUE_GEQ) != 0;
+      refused += write(streams[1], CUdeviceptr(words + 8), round, 0) != CUDA_SUCCESS;
+      refused += wait(streams[0], CUdeviceptr(words + 8), round, CU_STREAM_WAIT_VALUE_GEQ) != 0;
+    }
+    CHECK_CUDA(cudaEventRecord(stop, streams[0]));
+    CHECK_CUDA(cudaEventSynchronize(stop));
+    float elapsed = 0;
+    CHECK_CUDA(cudaEventElapsedTime(&elapsed, start, stop));
+    ms.push_back(elapsed);
+  }
+  const bench::Times t = bench::times_of(std::move(ms), 2.0 * kRounds);
+  std::printf(
+      "{\"limit\": \"host_stream_operation\", \"us_per_hop\": %.2f, \"us_least\": %.2f, "
+      "\"us_most\": %.2f, \"refused\": %d}\n",
+      t.median_us, t.least_us, t.most_us, refused);
+  std::fflush(stdout);
+  for (auto stream : streams) CHECK_CUDA(cudaStreamDestroy(stream));
+  CHECK_CUDA(cudaEventDestroy(start));
+  CHECK_CUDA(cudaEventDestroy(stop));
+}
+
+// 64 MiB each way by kernels of few and many blocks and by copy engines; out, in, and both at once.
+void measure_host_copies() {
+  constexpr int64_t kBytes = 64 << 20;
+  const HostMemory out(kBytes), in(kBytes);
+  const Memory from(kBytes, 17), to(kBytes, 19);
+  cudaStream_t second;
+  cudaEvent_t forked, joined;
+  CHECK_CUDA(cudaStreamCreateWithFlags(&second, cudaStreamNonBlocking));
+  CHECK_CUDA(cudaEventCreateWithFlags(&forked, cudaEventDisableTiming));
+  CHECK_CUDA(cudaEventCreateWithFlags(&joined, cudaEventDisableTiming));
+  const auto report = [&](const char* how, int blocks, bool outward, bool inward) {
+    const auto move = [&](void* dst, void* src, cudaStream_t s) {
+      if (blocks == 0) {
+        CHECK_CUDA(cudaMemcpyAsync(dst, src, size_t(kBytes), cudaMemcpyDefault, s));
+        return;
+      }
+      copy<<<blocks, kCopyThreads, 0, s>>>(static_cast<uint4*>(dst), static_cast<uint4*>(src),
+                                           uint32_t(kBytes / kTileBytes), 1);
+      CHECK_LAUNCH();
+    };
+    const bench::Times t = bench::time_replays(1, [&](cudaStream_t s) {
+      CHECK_CUDA(cudaEventRecord(forked, s));
+      CHECK_CUDA(cudaStreamWaitEvent(second, forked, 0));
+      if (outward) move(out.get<void>(), from.get<void>(), s);
+      if (inward) move(to.get<void>(), in.get<void>(), second);
+      CHECK_CUDA(cudaEventRecord(joined, second));
+      CHECK_CUDA(cudaStreamWaitEvent(s, joined, 0));
+    });
+    std::printf(
+        "{\"limit\": \"host_copy\", \"how\": \"%s\", \"blocks\": %d, \"out\": %d, \"in\": %d, "
+        "\"us\": %.1f, \"gb_s_each_way\": %.2f}\n",
+        how, blocks, outward, inward, t.median_us, kBytes / t.median_us / 1e3);
+    std::fflush(stdout);
+  };
+  for (const int blocks : {0, 8, 32, 128})
+    for (const auto& [outward, inward] : {std::pair(true, false), {false, true}, {true, true}})
+      report(blocks == 0 ? "copy engine" : "kernel", blocks, outward, inward);
+  CHECK_CUDA(cudaEventDestroy(forked));
+  CHECK_CUDA(cudaEventDestroy(joined));
+  CHECK_CUDA(cudaStreamDestroy(second));
+}
+
+// Tells if this process may export device memory by a file descriptor, and map it again by that.
+bool maps_descriptors() {
+  CUmemAllocationProp asked{};
+  asked.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  asked.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  asked.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  CUmemAccessDesc access{};
+  access.location = asked.location;
+  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  constexpr size_t kBytes = 2 << 20;
+  CUmemGenericAllocationHandle made{}, imported{};
+  CUdeviceptr at = 0;
+  int fd = -1;
+#define DRIVER(name) driver_function<decltype(&name)>(#name)
+  if (DRIVER(cuMemCreate)(&made, kBytes, &asked, 0) != CUDA_SUCCESS) return false;
+  const auto kind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  if (DRIVER(cuMemExportToShareableHandle)(&fd, made, kind, 0) != CUDA_SUCCESS) return false;
+  auto* const shown = reinterpret_cast<void*>(uintptr_t(fd));
+  const bool mapped =
+      DRIVER(cuMemImportFromShareableHandle)(&imported, shown, kind) == CUDA_SUCCESS &&
+      DRIVER(cuMemAddressReserve)(&at, kBytes, 0, 0, 0) == CUDA_SUCCESS &&
+      DRIVER(cuMemMap)(at, kBytes, 0, imported, 0) == CUDA_SUCCESS &&
+      DRIVER(cuMemSetAccess)(at, kBytes, &access, 1) == CUDA_SUCCESS;
+#undef DRIVER
+  if (mapped) {
+    bench::fill_kernel<<<1, 32>>>(reinterpret_cast<uint64_t*>(at), 32, 1);
+    CHECK_LAUNCH();
+    CHECK_CUDA(cudaDeviceSynchronize());
+  }
+  ::close(fd);
+  return mapped;
+}
+
+void measure_host() {
+  const HostMemory words(4096);
+  std::printf("{\"limit\": \"host_memory\", \"same_address\": %d, \"descriptors\": %d}\n",
+              words.same_address(), maps_descriptors());
+  std::fflush(stdout);
+  measure_hops("host_ping_pong", words.get<uint64_t>());
+  measure_stream_operations(words.get<uint64_t>());
+  measure_host_copies();
 }
 
 }  // namespace
@@ -229,11 +413,8 @@ int main() {
   CHECK_CUDA(cudaSetDevice(0));
   bench::wake_up();
   measure_launches();
-  measure_hop<Hop::release>();
-  measure_hop<Hop::relaxed>();
-  measure_hop<Hop::acquired>();
-  measure_hop<Hop::fenced>();
-  measure_hop<Hop::ll>();
-  measure_hop<Hop::ll128>();
+  const Memory words(2 * kHopWords * sizeof(uint64_t));
+  measure_hops("ping_pong", words.get<uint64_t>());
   measure_copies();
+  measure_host();
 }
