@@ -34,12 +34,15 @@ if _C.torch_version.split(".")[:2] != torch.__version__.split(".")[:2]:
 from . import backend, errors, functional, local  # noqa: E402
 from .choose import ring_order as ring_order  # noqa: E402  (hands _C the ring orders)
 from .comm import Communicator  # noqa: E402
+from .config import config  # noqa: E402
 from .launchers import init  # noqa: E402
 from .ops import ring_all_gather, ring_all_reduce, ring_reduce_scatter  # noqa: E402
 from .recorder import dump  # noqa: E402
 from .shared import empty, is_shared, shared_memory, zeros  # noqa: E402
 
 __version__: str = _C.version
+
+_C.use_host_memory(config.cuda_memory == "host")
 
 
 def build_info() -> dict[str, Any]:

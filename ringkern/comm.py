@@ -6,6 +6,7 @@ import atexit
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -231,8 +232,12 @@ class Communicator:
             "source": tables.source(device, ranks) if lists == own else "the table of rank 0",
         }
         if hosts.count == 1:
-            return explain(device, ranks, nbytes, **asked)
-        return explain_over_hosts(hosts, self.rank, self._inter_host, device, nbytes, **asked)
+            found = explain(device, ranks, nbytes, **asked)
+        else:
+            between = (hosts, self.rank, self._inter_host)
+            found = explain_over_hosts(*between, device, nbytes, **asked)
+        detours = self._c.detours() if device == "cuda" else []
+        return replace(found, host_memory=tuple(detours))
 
     def abort(self, reason: str = "abort() was called") -> None:
         """Ends every call in progress, here and on all ranks, with CommAbortedError.

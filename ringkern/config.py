@@ -32,6 +32,8 @@ ENGINES = {"cpu": "gloo", "cuda": "nccl"}
 SHORTEST_TIMEOUT_S = 0.001
 # What a process does once a ring of it has failed.
 ON_FAULT = ("raise", "exit")
+# Where the segments of ranks on GPUs are.
+CUDA_MEMORY = ("auto", "host")
 # Characters of a name that is to fit into errors.
 LONGEST_HOST = 64
 
@@ -49,6 +51,7 @@ class Config:
     host: str = ""
     inter_host: str | None = None
     on_fault: str = ""
+    cuda_memory: str = "auto"
 
     @property
     def leaves_all_open(self) -> bool:
@@ -193,6 +196,12 @@ _READ_AT_IMPORT = (
         "the failure is reported, so that no program goes on with undefined results",
         field="on_fault",
         parse=_on_fault,
+    ),
+    _choice(
+        "RINGKERN_CUDA_MEMORY",
+        CUDA_MEMORY,
+        "memory over which ranks on GPUs exchange data: device memory, where both ranks of a pair "
+        "can open the other's, and else host memory; `host`: host memory always",
     ),
     Variable(
         "RINGKERN_DUMP_DIR",

@@ -34,6 +34,7 @@ def parser() -> argparse.ArgumentParser:
     add("--continue", dest="earlier", nargs="?", const=LAST, metavar="SUMMARY",
         help="run what an earlier run left; give its summary.json if it ran elsewhere")  # fmt: skip
     add("--prebuilt", type=Path, metavar="DIR", help="use what a preflight built, if it fits")
+    add("--memory", choices=("auto", "host"), help="between ranks: RINGKERN_CUDA_MEMORY")
     add("--quick", action="store_true", help="fewer cases, sizes and repeats")
     add("--nccl", type=Path, metavar="LIB", help="libnccl.so.2 from 2.30.3 on, to measure beside")
     add("--files", action="store_true", help="write a file for each part, too")
@@ -53,6 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the parts; the exit status: 0, 1 if one failed, 2 for what cannot be done at all."""
     given = sys.argv[1:] if arguments is None else arguments
     args = parser().parse_args(given)
+    if args.memory:
+        os.environ["RINGKERN_CUDA_MEMORY"] = args.memory  # of the parts, too
     if args.child:
         from bench.gpu.part import run_child
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +12,10 @@ import torch.distributed as dist
 
 from bench.gpu.part import Context, Failed
 
+# With `make gpu GPU_ARGS="--memory host"`, which also parts in processes of their own see so.
+ON_HOST = os.environ.get("RINGKERN_CUDA_MEMORY") == "host"
 # Not asked of ringkern: this module is loaded before ringkern is built. A test compares them.
-PROTOCOLS = ("simple", "ll", "ll128")
+PROTOCOLS = ("simple", "ll") if ON_HOST else ("simple", "ll", "ll128")
 ALGORITHMS = ("one_shot", "two_shot")  # besides the ring; each over the protocol that it has
 # Every way of an all-reduce: its name, and how to ask for it.
 WAYS: dict[str, dict[str, Any]] = {name: {"protocol": name} for name in PROTOCOLS}

@@ -21,7 +21,7 @@ from typing import Any
 
 from bench.gpu import device, limits, nccl
 from bench.gpu.bounded import ROOT
-from bench.gpu.cases import ALGORITHMS, PROTOCOLS, WAYS
+from bench.gpu.cases import ALGORITHMS, ON_HOST, PROTOCOLS, WAYS
 from bench.gpu.contest import LAUNCH, Settings
 from bench.gpu.part import WITHOUT_A_GPU, Context, Failed, write_json
 
@@ -189,7 +189,7 @@ def with_prediction(
     found: dict[str, Any], known: dict[str, Any], machine: dict[str, Any]
 ) -> dict[str, Any]:
     """A row with the time that ``python -m ringkern model`` predicts on this GPU, where it does."""
-    if not known:
+    if not known or ON_HOST:
         return found
     from ringkern.tools.model import measured, one_gpu
 

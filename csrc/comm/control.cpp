@@ -13,6 +13,7 @@ namespace ringkern {
 namespace {
 
 constexpr size_t kMostPlace = 64;
+constexpr uint64_t kShown = uint64_t(1) << 63;
 
 template <class T>
 T load(const T& word, std::memory_order order = std::memory_order_relaxed) {
@@ -47,6 +48,7 @@ struct Control::Page {
     char place[kMostPlace];
   };
   alignas(kCacheLine) Probe probe;
+  uint64_t mapped;  // whose memory, a bit for each, and kShown
   Fault fault;
   CallLine calls[kCallLines];
 };
@@ -136,6 +138,15 @@ int64_t Control::last_beat_of(int of) const { return load(pages_[size_t(of)]->la
 int64_t Control::pid_of(int of) const {
   const Page &theirs = *pages_[size_t(of)], &mine = *pages_[size_t(rank)];
   return theirs.pid_namespace == mine.pid_namespace ? theirs.pid : 0;
+}
+
+void Control::show_mapped(uint32_t of) {
+  store(pages_[size_t(rank)]->mapped, kShown | of, std::memory_order_release);
+}
+std::optional<uint32_t> Control::mapped_by(int of) const {
+  const uint64_t word = load(pages_[size_t(of)]->mapped, std::memory_order_acquire);
+  if ((word & kShown) == 0) return {};
+  return uint32_t(word);
 }
 
 void Control::begin_probe(const std::vector<bool>& out_of_reach, const std::string& place) {

@@ -105,6 +105,10 @@ class Control {
   void beat();
   int64_t last_beat_of(int rank) const;  // CLOCK_MONOTONIC, in ns
   int64_t pid_of(int rank) const;        // 0 where it is no process that this one can see
+  // Shows whose own memory this rank has mapped, a bit for each; returns what another one shows,
+  // once it does.
+  void show_mapped(uint32_t ranks);
+  std::optional<uint32_t> mapped_by(int rank) const;
   // This rank has begun to probe its links; `out_of_reach`, by rank: those whose memory it does not
   // write to. `place`: where its own is.
   void begin_probe(const std::vector<bool>& out_of_reach, const std::string& place);

@@ -17,8 +17,8 @@ constexpr Milliseconds kPartingTimeout{2000};
 // How often a rank that waits for the others looks whether one of them is gone.
 constexpr Milliseconds kLookEvery{100};
 
-// Behind the key of a ring: ranks that do not have access to the memory of all others; ranks from
-// which a line of LL128 may arrive in parts; ranks that have no memory for tensors in place.
+// Behind the key of a ring: ranks that do not have access to the device memory of all others; ranks
+// from which a line of LL128 may arrive in parts; ranks that have no memory for tensors in place.
 constexpr const char* kApart = "/apart";
 constexpr const char* kTorn = "/torn";
 constexpr const char* kStages = "/stages";
@@ -66,22 +66,23 @@ Fitting fitting_of(Device& device, const RankNames& names) {
 // Notes what this rank lacks, once it has mapped what it can.
 void note_lacks(const Device& device, const Segments& segments, const Transport& transport,
                 Store& store, const std::string& key) {
-  if (std::ranges::count(segments.all, nullptr) > 0) store.add(key + kApart, 1);
+  if (segments.on_host != 0 || std::ranges::count(segments.all, nullptr) > 0)
+    store.add(key + kApart, 1);
   if (!transport.carries_lines()) store.add(key + kTorn, 1);
   if (!device.terms.room.bus.empty() && !device.in_place) store.add(key + kStages, 1);
 }
 
 // Leaves out the ways that a GPU lacks, once all ranks have noted theirs; and puts in those that
-// all ranks' memory is made for. Up to three ranks are all neighbours, who must have access to each
-// other's memory.
+// all ranks' memory is made for. Where some have no memory in common, they are more than a mesh has.
 void fit_ways(WayTable& ways, const Device& device, int ranks, Store& store,
               const std::string& key) {
   if (device.terms.room.bus.empty()) return;
   const auto some = [&](const char* what) { return store.add(key + what, 0) > 0; };
   const bool torn = some(kTorn);
-  if (ranks > 3 && some(kApart)) ways.keep_to_ring();
-  else if (!torn && !some(kStages)) ways.take_tensors();
+  const bool apart = some(kApart);
+  if (!torn && !apart && !some(kStages)) ways.take_tensors();
   if (torn) ways.leave_out_lines();
+  if (apart && ranks <= kMostOnHost) ways.go_over_host(ranks);
 }
 
 // A store that ends the rendezvous when `look` throws. Once: afterwards the other ranks are told
@@ -151,6 +152,13 @@ WayTable Communicator::ways_on(const Device& device) {
   return found == rings_.end() ? device.ways : found->second.ways;
 }
 
+std::vector<std::string> Communicator::detours_on(const Device& device) {
+  std::lock_guard lock(state_);
+  const auto found = rings_.find(device.name);
+  if (found == rings_.end() || found->second.transport == nullptr) return {};
+  return found->second.transport->detours();
+}
+
 Geometry Communicator::geometry_on(const Device& device) {
   std::lock_guard lock(state_);
   const auto found = rings_.find(device.name);
@@ -189,7 +197,7 @@ Communicator::Ring Communicator::connect(Device& device) {
     segments.mine = ring.transport->mine();
     return with_page(ring.transport->offer(), ring.control->fd());
   };
-  // What may fail is where a failure is every rank's: in `offer` and `map`.
+  // What may fail is where a failure is every rank's: in `offer`, `map` and `probe`.
   const auto equip = [&] {
     ring.executor = device.make_executor(segments);
     ring.enqueues = ring.executor->enqueues();
@@ -221,10 +229,6 @@ Communicator::Ring Communicator::connect(Device& device) {
       segments.calls[size_t(peer)] = ring.control->calls_of(peer);
       segments.all[size_t(peer)] = ring.transport->map(theirs, peer);
     }
-    note_lacks(device, segments, *ring.transport, *store_, key);
-    segments.next = segments.all[size_t(place.next)];
-    segments.prev = segments.all[size_t(place.prev)];
-    equip();
   };
   Roster roster;
   {
@@ -247,6 +251,12 @@ Communicator::Ring Communicator::connect(Device& device) {
   key = unique_prefix(store, name_ + "/" + device.terms.device, place);
   const auto word = [&](const auto& buses) { return word_of(device, buses); };
   const auto probe = [&](const Id& session, const Look& look) {
+    if (const auto mapped = ring.transport->mapped())
+      ring.transport->settle(mapped_by_both(*ring.control, *mapped, look), segments);
+    note_lacks(device, segments, *ring.transport, *store_, key);
+    segments.next = segments.all[size_t(place.next)];
+    segments.prev = segments.all[size_t(place.prev)];
+    equip();
     probe_links({segments, device.probe, *ring.transport, *ring.control, timeout_}, session, look);
   };
   ring.neighbours = join_ring(store, key, place, device.terms, roster.left_of(timeout_), word,

@@ -119,6 +119,26 @@ struct ProbedLink {
   bool answered = true;  // the peer has said, over the link, that it has seen what this rank wrote
 };
 
+// So many ranks can have host memory in common on CUDA: a bit for each.
+inline constexpr int kMostOnHost = 32;
+
+// One rank's view of everybody's memory.
+struct Segments {
+  void* mine = nullptr;
+  void* next = nullptr;  // of the rank after this one, and of the one before
+  void* prev = nullptr;
+  std::vector<void*> all;                // by rank, this one's among them
+  std::vector<const CallLine*> calls{};  // by rank, kCallLines of each: what it says of its calls
+  RingOrders orders{};                   // where there are any, next and prev do not count
+  RankNames names{};
+  void* host = nullptr;  // this rank's second segment, in host memory, on CUDA, and a bit for each
+  uint32_t on_host = 0;  // rank that writes to this one and not to `mine`
+
+  void* written_by(int peer) const {
+    return peer < kMostOnHost && (on_host >> peer & 1) != 0 ? host : mine;
+  }
+};
+
 // Owns this rank's segment and the mappings of its neighbours' (shared memory, CUDA IPC, or plain
 // pointers between ranks of one process). Fresh segments are zero.
 class Transport {
@@ -133,8 +153,17 @@ class Transport {
   // Checks the offer against `bytes`, the size that this rank expects: never a size a peer names.
   // May be null, out of reach, where the peer is no neighbour on any ring.
   virtual void* map(const Offer& offer, int peer) = 0;
+  // A transport that can reach a peer in two ways, by its own memory and by host memory, says whose
+  // own memory it has mapped, a bit for each rank; nothing where there is one way only. Both ranks
+  // of a pair must take the same way.
+  virtual std::optional<uint32_t> mapped() const { return {}; }
+  // Takes host memory for the pairs that are not in `both`; puts it into the segments. Throws
+  // TransportError, which names a pair that has no memory in common.
+  virtual void settle(uint32_t /*both*/, Segments& /*segments*/) {}
+  // Returns a sentence for each rank with which this one has host memory in common, and why.
+  virtual std::vector<std::string> detours() const { return {}; }
   // Tells if a line of LL128 arrives whole in the memory of this rank's neighbours; once all is
-  // mapped.
+  // settled.
   virtual bool carries_lines() const { return true; }
   // Ends this rank's use of the others' memory. True where a rank must not give its own back before
   // they have done the same: the communicator then waits for their word.
@@ -159,17 +188,6 @@ class Transport {
 
  protected:
   RankNames names_;
-};
-
-// One rank's view of everybody's memory.
-struct Segments {
-  void* mine = nullptr;
-  void* next = nullptr;  // of the rank after this one, and of the one before
-  void* prev = nullptr;
-  std::vector<void*> all;                // by rank, this one's among them
-  std::vector<const CallLine*> calls{};  // by rank, kCallLines of each: what it says of its calls
-  RingOrders orders{};                   // where there are any, next and prev do not count
-  RankNames names{};
 };
 
 inline void check_orders(const RingOrders& orders, int ranks) {
@@ -237,6 +255,11 @@ inline void choose(const Task& t, const WayTable& ways) {
         "protocol ll128 needs links over which a line of 128 bytes arrives whole: NVLink, or "
         "ranks on one GPU. Ranks of this ring have another one between them, such as PCIe (see "
         "nvidia-smi topo -m): use protocol simple or ll, or leave it to auto");
+  } else if (t.algorithm == Algorithm::two_shot && t.protocol == Protocol::simple &&
+             ways.in_place == 0) {
+    throw UsageError(
+        "two_shot over simple takes the device memory of all ranks, and some ranks of this ring "
+        "have only host memory in common: use protocol ll or algorithm ring, or leave it to auto");
   }
 }
 

@@ -69,7 +69,8 @@ class Prober {
 
  private:
   uint64_t* at(int owner, int writer, int spare = 0) const {
-    void* const segment = ring_.segments.all[size_t(owner)];
+    void* const segment =
+        owner == rank_ ? ring_.segments.written_by(writer) : ring_.segments.all[size_t(owner)];
     if (segment == nullptr) return nullptr;
     return reinterpret_cast<uint64_t*>(static_cast<std::byte*>(segment) +
                                        slots_.offset(writer, owner, spare));
@@ -207,6 +208,19 @@ void check_probed(const ProbedLink& link, const ProbeWords& words, int rank, Mil
   if (!link.answered)
     fail("what " + names.here + " wrote into the memory of " + names.there +
          ", or the answer to it," + late);
+}
+
+uint32_t mapped_by_both(Control& control, uint32_t mine, const Look& look) {
+  control.show_mapped(mine);
+  for (int peer = 0; peer < control.ranks; ++peer) {
+    if (peer == control.rank) continue;
+    std::optional<uint32_t> theirs;
+    wait_until([&] { return (theirs = control.mapped_by(peer)).has_value(); },
+               Clock::time_point::max(),
+               [&] { look(control.names.text(peer) + " to map the others' memory"); });
+    if ((*theirs >> control.rank & 1) == 0) mine &= ~(uint32_t(1) << peer);
+  }
+  return mine;
 }
 
 void probe_links(const ProbedRing& ring, const Id& session, const Look& look) {

@@ -95,6 +95,10 @@ struct ProbedRing {
   Milliseconds timeout;
 };
 
+// Returns whose memory this rank has mapped, `mine`, without that of ranks which have not mapped
+// this one's: a bit for each. All ranks call it.
+uint32_t mapped_by_both(Control& control, uint32_t mine, const Look& look);
+
 // Throws TransportError, which names the link, where this rank has not received what was written.
 // `look` is called now and then, and throws when there is nothing left to wait for.
 void probe_links(const ProbedRing& ring, const Id& session, const Look& look);

@@ -3,6 +3,8 @@
 // alike whatever each of them was told.
 #pragma once
 
+#include <initializer_list>
+
 #include "core/types.h"
 
 namespace ringkern {
@@ -63,6 +65,7 @@ struct WayTable {
   };
   Row rows[kChoices][kRows];  // a list ends with the row whose `below` is kAnySize
   uint64_t whole_lines = 1;   // 0: LL128 is not there
+  uint64_t in_place = 1;      // 0: nor, on CUDA, two_shot over Simple
 
   static constexpr int64_t kAnySize = int64_t(1) << 62;  // more than any tensor has
 
@@ -75,12 +78,6 @@ struct WayTable {
     const Row* row = rows[int(choice)];
     for (int last = kRows - 1; last > 0 && bytes >= row->below; --last) ++row;
     return row->way;
-  }
-
-  // Leaves calls of which nothing is asked to the ring alone: where not every rank has access to
-  // the memory of every other, the other algorithms are not there.
-  constexpr void keep_to_ring() {
-    for (int r = 0; r < kRows; ++r) rows[int(Choice::automatic)][r] = rows[int(Choice::ring)][r];
   }
 
   // Lets all-reduces take the tensors themselves (two_shot over Simple) wherever they would not go
@@ -96,6 +93,25 @@ struct WayTable {
     Row* two_shot = rows[int(Choice::two_shot)];
     two_shot[0].below = 64 << 10;
     two_shot[1] = {kAnySize, kTensors};
+  }
+
+  // Where, on CUDA, some ranks have only host memory in common: leaves out what takes the tensors,
+  // and LL128. The sizes are predicted, for PCIe 4.0 and 5.0: docs/design/choice.md.
+  constexpr void go_over_host(int ranks) {
+    constexpr Way kOne{Algorithm::one_shot, Protocol::ll}, kTwo{Algorithm::two_shot, Protocol::ll};
+    constexpr Way kLines{Algorithm::ring, Protocol::ll}, kSimple{Algorithm::ring, Protocol::simple};
+    const int64_t once = (512 << 10) / (ranks * ranks), twice = int64_t(ranks) * (128 << 10);
+    const auto set = [&](Choice list, std::initializer_list<Row> to) {
+      Row* row = rows[int(list)];
+      for (const Row& each : to) *row++ = each;
+    };
+    set(Choice::automatic, {{once, kOne}, {twice, kTwo}, {kAnySize, kSimple}});
+    set(Choice::in_rank_order, {{once, kOne}, {kAnySize, kTwo}});
+    for (const Choice list : {Choice::ring, Choice::others})
+      set(list, {{twice, kLines}, {kAnySize, kSimple}});
+    set(Choice::two_shot, {{kAnySize, kTwo}});
+    in_place = 0;
+    leave_out_lines();
   }
 
   // Leaves LL128 out: a line of 128 bytes does not arrive whole over every link.

@@ -3,12 +3,17 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <span>
 #include <string>
 
 #include "comm/ports.h"
 
 namespace ringkern::cuda {
+
+// Ranks have host memory in common, even where they could have device memory, in segments that are
+// made from now on.
+inline std::atomic<bool> host_memory_only{false};
 
 // 0 also where there is no driver.
 int device_count() noexcept;

@@ -68,8 +68,8 @@ class LLMesh : public MeshEnds<MeshCount::rounds> {
   // What `from` writes to `to` in this round; half 0 is staged, half 1 reduced.
   RK_DEVICE std::byte* inbox(int from, int to, int half) const {
     const int64_t slot = MeshGeometry::index(from, to) * geometry_.slots + slot_;
-    return peer(to) + geometry_.inboxes_offset() + slot * geometry_.slot_bytes +
-           half * geometry_.half_bytes();
+    return (to == rank_ ? written(from) : peer(to)) + geometry_.inboxes_offset() +
+           slot * geometry_.slot_bytes + half * geometry_.half_bytes();
   }
 
   RK_DEVICE static int lines_of(int64_t elements) {

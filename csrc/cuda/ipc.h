@@ -1,18 +1,25 @@
-// Device memory that ranks see of each other: IpcTransport between processes. Ranks of one process
-// need none: their segments are plain pointers (cuda/local.h), and CUDA refuses to open a handle in
-// the process that made it.
+// Memory that ranks see of each other: IpcTransport between processes. Ranks of one process need
+// none: their segments are plain pointers (cuda/local.h), and CUDA refuses to open a handle in the
+// process that made it.
 #pragma once
 
 #include <optional>
+#include <string>
 #include <vector>
 
+#include "comm/memory_file.h"
 #include "comm/ports.h"
+#include "cuda/device.h"
 #include "cuda/prober.h"
 #include "cuda/regions.h"
 
 namespace ringkern::cuda {
 
-// A segment is an allocation of its own, never part of a caching allocator's: those may be
+// A segment in device memory, which others open by CUDA IPC, and one in host memory, a memory file
+// that both ranks of a pair register where either cannot open the other's. Most pairs need none, and
+// then it is not allocated. The kernels are the same.
+//
+// Device memory is an allocation of its own, never part of a caching allocator's: those may be
 // expandable, which cannot be exported.
 class IpcTransport final : public Transport {
  public:
@@ -27,9 +34,12 @@ class IpcTransport final : public Transport {
   void* mine() override { return mine_; }
   Offer offer() override;
   void arrange(const RingOrders& orders) override { orders_ = orders; }
-  // Throws TransportError, but for memory out of reach of a rank that is a neighbour on no ring:
-  // then it returns null.
+  // Throws TransportError, but for device memory that this rank cannot open: then it returns null,
+  // and `settle` takes host memory. Of more ranks than have a bit, neighbours must open it.
   void* map(const Offer& offer, int peer) override;
+  std::optional<uint32_t> mapped() const override;
+  void settle(uint32_t both, Segments& segments) override;
+  std::vector<std::string> detours() const override { return detours_; }
   bool carries_lines() const override { return carries_lines_; }
   bool unmap() override;
   void abandon() override { mine_ = nullptr; }
@@ -44,6 +54,9 @@ class IpcTransport final : public Transport {
   struct Ticket;
 
   bool is_neighbour(int peer) const { return orders_.are_neighbours(rank_, peer, ranks_); }
+  bool has_bits() const { return ranks_ <= kMostOnHost; }
+  void* map_device(const Ticket& ticket, int peer);
+  void* use_host(void* memory, const std::string& why);
 
   const int device_;
   const int64_t bytes_;
@@ -51,6 +64,13 @@ class IpcTransport final : public Transport {
   RingOrders orders_;
   void* mine_ = nullptr;
   std::vector<void*> mappings_;
+  MemoryFile host_;
+  Mappings host_mappings_;
+  std::vector<void*> theirs_on_host_;  // by rank, where they are mapped
+  std::vector<std::string> refusals_;  // by rank: why its device memory was not opened
+  std::vector<std::string> detours_;
+  std::vector<void*> registered_;
+  uint32_t mapped_ = 0;
   bool carries_lines_ = true;  // to the neighbours that were mapped
   const std::shared_ptr<PeerRegions> regions_;
   std::optional<Prober> prober_;  // until the links have been probed

@@ -63,9 +63,11 @@ struct Mailbox {
 // One rank of this launch.
 struct RankArgs {
   int rank = 0;
+  uint32_t on_host = 0;  // a bit for each rank that writes to `host` and not to `mine`
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
   std::byte* mine = nullptr;  // segments, as the geometry lays them out
+  std::byte* host = nullptr;  // of this rank, too, in host memory; null: there is none
   std::byte* next = nullptr;  // where the ranks stand as they are numbered
   std::byte* prev = nullptr;
   std::byte* const* all = nullptr;  // by rank, this one's among them; in device memory

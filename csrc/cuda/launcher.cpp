@@ -148,13 +148,6 @@ void Launcher::check_task(const Task& task) const {
   if (ranks_ > 1 && !mesh_.possible())
     throw UsageError(what + " on CUDA takes at most " + std::to_string(MeshGeometry::kMostRanks) +
                      " ranks, not " + std::to_string(ranks_) + ": use algorithm ring");
-  for (const Seat& seat : seats_)
-    for (size_t peer = 0; ranks_ > 1 && peer < size_t(ranks_); ++peer)
-      if (peer >= seat.segments.all.size() || seat.segments.all[peer] == nullptr)
-        throw UsageError(what + " needs the memory of all ranks, and device " +
-                         std::to_string(device_) + " of " + seat.segments.names.text(seat.rank) +
-                         " has no access to that of " + seat.segments.names.text(int(peer)) +
-                         " (see nvidia-smi topo -p2p r): use algorithm ring");
 }
 
 void Launcher::run(std::span<const Task> tasks, std::span<const Task> all) {
@@ -248,9 +241,11 @@ Args Launcher::arguments(std::span<const Task> tasks, const P& plan) const {
     auto* mine = static_cast<std::byte*>(s.mine);
     auto* tail = reinterpret_cast<SegmentTail*>(mine + tail_offset(geometry_, ranks_));
     args.ranks[i] = {seats_[i].rank,
+                     s.on_host,
                      static_cast<const std::byte*>(tasks[i].in),
                      static_cast<std::byte*>(tasks[i].out),
                      mine,
+                     static_cast<std::byte*>(s.host),
                      static_cast<std::byte*>(s.next),
                      static_cast<std::byte*>(s.prev),
                      tables_ + i * size_t(ranks_),
@@ -336,7 +331,7 @@ void Launcher::poison_others() {
   for (const Seat& seat : seats_) {
     const auto put = [&](void* at, size_t pitch, size_t bytes, int rows) {
       (void)cudaMemcpy2DAsync(at, pitch, poison_, sizeof *poison_, bytes, size_t(rows),
-                              cudaMemcpyHostToDevice, abort_stream_);
+                              cudaMemcpyDefault, abort_stream_);  // host memory, too
     };
     auto* mine = static_cast<std::byte*>(seat.segments.mine);
     put(&reinterpret_cast<SegmentTail*>(mine + tail_offset(geometry_, ranks_))->failed,

@@ -13,19 +13,30 @@ RK_DEVICE bool is_poster() { return thread_index() == thread_count() - 1; }
 
 enum BarrierId { kWholeBlock = 0, kWorkers = 1 };
 
-// The segments of the ranks to which this one sends, and from which it receives.
+// The segment of this rank that another one writes to.
+RK_DEVICE std::byte* written_by(int other, const RankArgs& rank) {
+  return rank.on_host >> other & 1 ? rank.host : rank.mine;
+}
+
+// The segments of the ranks to which this one sends, and from which it receives; and those of this
+// rank that each of them writes to.
 struct Neighbours {
-  std::byte* next;
-  std::byte* prev;
+  std::byte *next, *prev;
+  std::byte *by_next, *by_prev;
 };
 RK_DEVICE Neighbours neighbours_on(int channel, const RankArgs& rank, const RingOrders& orders,
                                    int ranks) {
-  if (orders.count == 0) return {rank.next, rank.prev};
+  Neighbours n{rank.next, rank.prev, rank.mine, rank.mine};
+  if (orders.count == 0 && rank.on_host == 0) return n;
+  const int next = orders.next(channel, rank.rank, ranks);
+  const int prev = orders.prev(channel, rank.rank, ranks);
+  n.by_next = written_by(next, rank), n.by_prev = written_by(prev, rank);
+  if (orders.count == 0) return n;
   const auto segment = [&](int of) {
     return reinterpret_cast<std::byte*>(ld_weak<8>(&rank.all[of]));
   };
-  return {segment(orders.next(channel, rank.rank, ranks)),
-          segment(orders.prev(channel, rank.rank, ranks))};
+  n.next = segment(next), n.prev = segment(prev);
+  return n;
 }
 
 // Tells the neighbours in every protocol. The counters of a channel's protocols lie side by side.
@@ -65,16 +76,17 @@ class Ends {
   RK_DEVICE Ends(const LaunchArgs& args, const RankArgs& rank, int channel, AnyPost& post)
       : geometry_(args.geometry), post_(post) {
     const int64_t counters = geometry_.counters_offset(channel, P);
-    auto* mine = reinterpret_cast<LinkCounters*>(rank.mine + counters);
     // One after the other without a wait in between, so that a launch starts after one round trip.
-    const auto [next, prev] = neighbours_on(channel, rank, args.plan.orders, args.plan.ranks);
+    const Neighbours n = neighbours_on(channel, rank, args.plan.orders, args.plan.ranks);
+    auto* mine = reinterpret_cast<LinkCounters*>(n.by_prev + counters);
+    auto* credit = &reinterpret_cast<LinkCounters*>(n.by_next + counters)->head.value;
     failed_ = ld_relaxed(rank.failed);
     sent_ = ld_weak<8>(&mine->sent.value);
     received_ = ld_weak<8>(&mine->received.value);
-    const uint64_t head = ld_acquire(&mine->head.value);
+    const uint64_t head = ld_acquire(credit);
     if (lane_index() == kCreditLane && head != kPoisoned) seen_ = head;
     const int64_t fifo = geometry_.fifo_offset(channel, P);
-    from_fifo_ = rank.mine + fifo, to_fifo_ = next + fifo;
+    from_fifo_ = n.by_prev + fifo, to_fifo_ = n.next + fifo;
     if (thread_index() != 0) return;
     if constexpr (P == Protocol::simple) {
       st_shared(&post.in, rank.in);
@@ -83,8 +95,9 @@ class Ends {
       st_shared(&post.to, to_fifo_);
     }
     st_shared(&post.mine, mine);
-    st_shared(&post.next, reinterpret_cast<LinkCounters*>(next + counters));
-    st_shared(&post.prev, reinterpret_cast<LinkCounters*>(prev + counters));
+    st_shared(&post.head, credit);
+    st_shared(&post.next, reinterpret_cast<LinkCounters*>(n.next + counters));
+    st_shared(&post.prev, reinterpret_cast<LinkCounters*>(n.prev + counters));
     st_shared(&post.mailbox, rank.mailbox);
     st_shared(&post.failed, rank.failed);
     st_shared(&post.ended, rank.ended);
@@ -115,8 +128,8 @@ class Ends {
     const uint64_t step = (for_data ? received_ : sent_) + 1;
     const auto reached = [&] {
       if ((!for_data && !for_credit) || seen_ + ahead >= step) return true;
-      const LinkCounters* mine = Post::get(post_.mine);
-      const uint64_t now = ld_acquire(for_data ? &mine->tail.value : &mine->head.value);
+      const uint64_t* from = for_data ? &Post::get(post_.mine)->tail.value : Post::get(post_.head);
+      const uint64_t now = ld_acquire(from);
       if (now != kPoisoned) seen_ = now;
       return seen_ + ahead >= step;
     };

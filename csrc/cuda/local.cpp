@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <mutex>
 
 #include "cuda/device.h"
@@ -17,24 +18,16 @@ int64_t segment_pitch(const Geometry& g, int ranks) {
 }
 
 // For the life of the process: others, torch among them, may have come to rely on it since. False
-// where there is none to enable; only neighbours on a ring must have it.
-bool enable_access(int from, int to, bool neighbours) {
+// where there is none to enable.
+bool enable_access(int from, int to) {
   if (from == to) return true;
   int possible = 0;
   check(cudaDeviceCanAccessPeer(&possible, from, to), "cudaDeviceCanAccessPeer");
-  const std::string pair = "device " + std::to_string(from) + " and device " + std::to_string(to);
-  if (!possible && neighbours)
-    throw TransportError(pair +
-                         " are neighbours in the ring and have no access to each other's "
-                         "memory. Put the ranks in an order in which neighbours have (see "
-                         "nvidia-smi topo -p2p r), or on one device");
   if (!possible) return false;
   const OnDevice guard(from);
   const cudaError_t error = cudaDeviceEnablePeerAccess(to, 0);
-  const bool enabled = error == cudaSuccess || error == cudaErrorPeerAccessAlreadyEnabled;
-  if (!enabled && neighbours) check(error, ("cudaDeviceEnablePeerAccess between " + pair).c_str());
   if (error != cudaSuccess) (void)cudaGetLastError();  // or a later call would report it
-  return enabled;
+  return error == cudaSuccess || error == cudaErrorPeerAccessAlreadyEnabled;
 }
 
 }  // namespace
@@ -44,14 +37,16 @@ bool reach_each_other(const std::vector<int>& devices) {
     for (const int to : devices) {
       int possible = from == to;
       if (!possible) check(cudaDeviceCanAccessPeer(&possible, from, to), "cudaDeviceCanAccessPeer");
-      if (!possible) return false;
+      if (!possible || host_memory_only) return false;
     }
   return true;
 }
 
 bool carry_lines(const std::vector<int>& devices) {
-  for (size_t r = 0; r < devices.size(); ++r)
-    if (!carries_lines(devices[r], devices[(r + 1) % devices.size()])) return false;
+  for (size_t r = 0; r < devices.size(); ++r) {
+    const int from = devices[r], to = devices[(r + 1) % devices.size()];
+    if (!reach_each_other({from, to}) || !carries_lines(from, to)) return false;
+  }
   return true;
 }
 
@@ -85,21 +80,34 @@ LocalRing::LocalRing(const std::vector<int>& devices, Milliseconds timeout,
     const int channels = channels_of(resident_blocks(part.device), sharing);
     geometry_.channels = std::clamp(channels, 1, geometry_.channels);  // 0: the launcher says why
   }
-  for (int channel = 0; channel < orders_.period(); ++channel)
-    for (int r = 0; r < ranks_; ++r) {
-      const int device = devices[size_t(r)];
-      const int next = devices[size_t(orders_.next(channel, r, ranks_))];
-      enable_access(device, next, /*neighbours=*/true);
-      enable_access(next, device, /*neighbours=*/true);
-    }
+  choose_memory(devices);
   try {
     if (ranks_ > 1) claim_memory();
     if (parts_.size() > 1) probe(timeout);
-    make_launchers(devices, timeout);
+    make_launchers(timeout);
   } catch (...) {
     release();
     throw;
   }
+}
+
+// Host memory for the ranks whose devices do not both have access to each other's memory.
+void LocalRing::choose_memory(const std::vector<int>& devices) {
+  on_host_.assign(size_t(ranks_), 0);
+  for (int a = 0; a < ranks_; ++a)
+    for (int b = 0; b < a; ++b) {
+      const int here = devices[size_t(a)], there = devices[size_t(b)];
+      const bool access = enable_access(here, there), back = enable_access(there, here);
+      if (access && back && !host_memory_only) continue;
+      if (ranks_ > kMostOnHost)
+        throw TransportError(
+            "device " + std::to_string(there) + " and device " + std::to_string(here) +
+            " have no access to each other's memory, and host memory serves at most " +
+            std::to_string(kMostOnHost) + " ranks, not " + std::to_string(ranks_) +
+            ": use devices that have (see nvidia-smi topo -p2p r), or fewer ranks");
+      on_host_[size_t(a)] |= uint32_t(1) << b;
+      on_host_[size_t(b)] |= uint32_t(1) << a;
+    }
 }
 
 void LocalRing::claim_memory() {
@@ -113,31 +121,42 @@ void LocalRing::claim_memory() {
               .c_str());
     check(cudaMemset(part.memory, 0, bytes), "cudaMemset");
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    if (std::ranges::all_of(part.ranks, [&](int r) { return on_host_[size_t(r)] == 0; })) continue;
+    check(cudaHostAlloc(&part.host, bytes, cudaHostAllocMapped | cudaHostAllocPortable),
+          "cudaHostAlloc", "Raise the limit of locked memory (ulimit -l), or use fewer ranks");
+    std::memset(part.host, 0, bytes);
   }
 }
 
+// The links over device memory.
 void LocalRing::probe(Milliseconds timeout) {
   std::vector<ProbedDevice> devices;
   for (const Part& part : parts_)
     devices.push_back({part.device, part.ranks.front(), static_cast<std::byte*>(part.memory)});
-  probe_devices(
-      devices, geometry_, [](int from, int to) { return enable_access(from, to, false); }, timeout);
+  const auto reaches = [](int from, int to) { return reach_each_other({from, to}); };
+  probe_devices(devices, geometry_, reaches, timeout);
 }
 
-void LocalRing::make_launchers(const std::vector<int>& devices, Milliseconds timeout) {
-  std::vector<std::byte*> segments(devices.size(), nullptr);
+void LocalRing::make_launchers(Milliseconds timeout) {
+  std::vector<Segments> own(static_cast<size_t>(ranks_));
   for (const Part& part : parts_)
-    for (size_t i = 0; i < part.ranks.size() && part.memory != nullptr; ++i)
-      segments[size_t(part.ranks[i])] =
-          static_cast<std::byte*>(part.memory) + int64_t(i) * segment_pitch(geometry_, ranks_);
-  const auto segment = [&](int rank) { return segments[size_t((rank + ranks_) % ranks_)]; };
+    for (size_t i = 0; i < part.ranks.size() && part.memory != nullptr; ++i) {
+      Segments& of = own[size_t(part.ranks[i])];
+      const int64_t offset = int64_t(i) * segment_pitch(geometry_, ranks_);
+      of.mine = static_cast<std::byte*>(part.memory) + offset;
+      of.host = part.host == nullptr ? nullptr : static_cast<std::byte*>(part.host) + offset;
+      of.on_host = on_host_[size_t(part.ranks[i])];
+      of.orders = orders_;
+    }
   for (Part& part : parts_) {
-    std::vector<void*> all;
-    for (int r = 0; r < ranks_; ++r)
-      all.push_back(enable_access(part.device, devices[size_t(r)], false) ? segment(r) : nullptr);
     std::vector<Seat> seats;
-    for (const int r : part.ranks)
-      seats.push_back({r, {segment(r), segment(r + 1), segment(r - 1), all, {}, orders_}});
+    for (const int r : part.ranks) {
+      Segments segments = own[size_t(r)];
+      for (const Segments& other : own) segments.all.push_back(other.written_by(r));
+      segments.next = segments.all[size_t((r + 1) % ranks_)];
+      segments.prev = segments.all[size_t((r + ranks_ - 1) % ranks_)];
+      seats.push_back({r, std::move(segments)});
+    }
     part.launcher = std::make_unique<Launcher>(part.device, std::move(seats), ranks_, geometry_,
                                                timeout, /*one_process=*/true);
   }
@@ -152,6 +171,7 @@ void LocalRing::release() noexcept {
     try {
       const OnDevice guard(part.device);
       (void)cudaFree(part.memory);
+      if (part.host != nullptr) (void)cudaFreeHost(part.host);
     } catch (const Error&) {
       // The driver has shut down before us, at exit.
     }

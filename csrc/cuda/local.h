@@ -16,9 +16,9 @@ bool carry_lines(const std::vector<int>& devices);
 
 class LocalRing {
  public:
-  // `devices`: of each rank. Takes as many channels as fit on each device at once. Throws
-  // UsageError where not even one does, or there can be no such orders, and TransportError where
-  // neighbours are on devices that do not reach each other's memory. `apart`: each rank has a
+  // `devices`: of each rank. Takes as many channels as fit on each device at once, and host memory
+  // for ranks whose devices have no access to each other's. Throws UsageError where not even one
+  // channel fits, or there can be no such orders, and TransportError. `apart`: each rank has a
   // launch and a stream of its own, as if it had a device of its own.
   LocalRing(const std::vector<int>& devices, Milliseconds timeout, const RingOrders& orders = {},
             bool apart = false);
@@ -41,19 +41,21 @@ class LocalRing {
   struct Part {
     int device = 0;
     std::vector<int> ranks;
-    void* memory = nullptr;  // of all their segments
+    void *memory = nullptr, *host = nullptr;  // of all their segments
     std::unique_ptr<Launcher> launcher;
   };
 
+  void choose_memory(const std::vector<int>& devices);
   void claim_memory();
   void probe(Milliseconds timeout);  // the links between the devices
-  void make_launchers(const std::vector<int>& devices, Milliseconds timeout);
+  void make_launchers(Milliseconds timeout);
   void throw_if_failed(const Task& task);
   void release() noexcept;
 
   const int ranks_;
   const RingOrders orders_;
   Geometry geometry_;
+  std::vector<uint32_t> on_host_;  // as in Segments, by rank
   std::vector<Part> parts_;
 };
 

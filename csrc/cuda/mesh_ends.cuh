@@ -7,13 +7,15 @@
 namespace ringkern::cuda {
 
 struct MeshPost : Post {
-  uint64_t* poisoned;                          // mine
+  uint64_t *poisoned, *poisoned_on_host;       // mine; the same one where I have no host memory
   std::byte* peers[MeshGeometry::kMostRanks];  // the channel's memory of each rank, mine too
 };
 
 // A rank that gives up tells all ranks here, and its neighbours also where they poll on the ring.
 RK_DEVICE Verdict look(const MeshPost& post, uint64_t& since) {
-  if (ld_relaxed(Post::get(post.poisoned)) == kPoisoned) return Verdict::aborted;
+  if (ld_relaxed(Post::get(post.poisoned)) == kPoisoned ||
+      ld_relaxed(Post::get(post.poisoned_on_host)) == kPoisoned)
+    return Verdict::aborted;
   return look(static_cast<const Post&>(post), since);
 }
 
@@ -24,33 +26,36 @@ class MeshEnds {
   // Called by all threads; `post` is the block's.
   template <class Args>
   RK_DEVICE MeshEnds(const Args& args, const RankArgs& rank, int channel, MeshPost& post)
-      : geometry_(args.mesh), post_(post), rank_(rank.rank) {
-    const int64_t offset = args.geometry.bytes() + channel * geometry_.channel_bytes();
-    auto* mine = reinterpret_cast<MeshCounters*>(rank.mine + offset);
+      : geometry_(args.mesh), post_(post), own_(rank), rank_(rank.rank),
+        offset_(args.geometry.bytes() + channel * geometry_.channel_bytes()) {
+    auto* mine = reinterpret_cast<MeshCounters*>(rank.mine + offset_);
     // One after the other without a wait in between, so that a launch starts after one round trip.
-    const auto [next, prev] = neighbours_on(channel, rank, args.orders, geometry_.ranks);
+    const Neighbours n = neighbours_on(channel, rank, args.orders, geometry_.ranks);
     failed_ = ld_relaxed(rank.failed);
     round_ = ld_weak<8>(&mine->count[int(C)].value);
     const int lane = lane_index();
-    if (is_awaited(lane)) seen_ = ld_acquire(counter_in(rank.mine + offset, lane, rank_));
+    if (is_awaited(lane)) seen_ = ld_acquire(count_of(lane));
     if (thread_index() < geometry_.ranks) {
       auto* peer = reinterpret_cast<std::byte*>(ld_weak<8>(&rank.all[thread_index()]));
-      st_shared(&post.peers[thread_index()], peer + offset);
+      st_shared(&post.peers[thread_index()], peer + offset_);
     }
     if (thread_index() != 0) return;
     const int64_t links = args.geometry.counters_offset(channel, Protocol(0));
     st_shared(&post.in, rank.in);
     st_shared(&post.out, rank.out);
-    st_shared(&post.mine, reinterpret_cast<LinkCounters*>(rank.mine + links));
-    st_shared(&post.next, reinterpret_cast<LinkCounters*>(next + links));
-    st_shared(&post.prev, reinterpret_cast<LinkCounters*>(prev + links));
+    st_shared(&post.mine, reinterpret_cast<LinkCounters*>(n.by_prev + links));
+    st_shared(&post.head, &reinterpret_cast<LinkCounters*>(n.by_next + links)->head.value);
+    st_shared(&post.next, reinterpret_cast<LinkCounters*>(n.next + links));
+    st_shared(&post.prev, reinterpret_cast<LinkCounters*>(n.prev + links));
     st_shared(&post.mailbox, rank.mailbox);
     st_shared(&post.failed, rank.failed);
     st_shared(&post.ended, rank.ended);
     st_shared(&post.timeout_ns, args.timeout_ns);
     st_shared(&post.seq, args.seq);
     st_shared(&post.channel, channel);
+    auto* on_host = reinterpret_cast<MeshCounters*>(rank.host + offset_);
     st_shared(&post.poisoned, &mine->poisoned.value);
+    st_shared(&post.poisoned_on_host, &(rank.on_host != 0 ? on_host : mine)->poisoned.value);
   }
 
   // Tells if this launch may begin. Makes `post` known to all threads.
@@ -73,13 +78,17 @@ class MeshEnds {
  protected:
   RK_DEVICE std::byte* peer(int rank) const { return Post::get(post_.peers[rank]); }
   RK_DEVICE bool is_awaited(int rank) const { return rank < geometry_.ranks && rank != rank_; }
+  // This rank's memory, where a peer writes to it.
+  RK_DEVICE std::byte* written(int by) const { return written_by(by, own_) + offset_; }
   // In which `peer` counts for this rank, and this rank for `peer`.
-  RK_DEVICE uint64_t* count_of(int from) const { return counter_in(peer(rank_), from, rank_); }
+  RK_DEVICE uint64_t* count_of(int from) const { return counter_in(written(from), from, rank_); }
   RK_DEVICE uint64_t* count_at(int to) const { return counter_in(peer(to), rank_, to); }
 
   const MeshGeometry& geometry_;
   const MeshPost& post_;
+  const RankArgs& own_;
   const int rank_;
+  const int64_t offset_;  // of the channel's memory in a segment
   uint32_t failed_;
   uint64_t round_;     // how far this rank has come
   uint64_t seen_ = 0;  // of the counter that this lane polls

@@ -47,7 +47,7 @@ void Prober::stage(std::span<const ProbedLink> links) {
   const OnDevice guard(device_);
   for (const ProbedLink& link : links)
     check(cudaMemcpyAsync(link.second_spare, link.sends, size_t(link.words + 1) * 8,
-                          cudaMemcpyHostToDevice, stream_),
+                          cudaMemcpyDefault, stream_),
           "cudaMemcpyAsync");
 }
 
@@ -91,7 +91,7 @@ void Prober::finish(std::span<ProbedLink> links, Milliseconds patience,
                          " did not find the time for a small "
                          "kernel that probes the links: other kernels run on it, and do not end");
   const auto fetch = [&](uint64_t* to, const uint64_t* from, int words) {
-    check(cudaMemcpyAsync(to, from, size_t(words) * 8, cudaMemcpyDeviceToHost, stream_),
+    check(cudaMemcpyAsync(to, from, size_t(words) * 8, cudaMemcpyDefault, stream_),
           "cudaMemcpyAsync");
     check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
   };

@@ -25,7 +25,8 @@ struct Post {
   std::byte* out;
   const std::byte* from;  // my FIFO
   std::byte* to;          // next's
-  LinkCounters* mine;
+  LinkCounters* mine;     // but for the one that next writes:
+  uint64_t* head;
   LinkCounters* next;
   LinkCounters* prev;
   Mailbox* mailbox;
@@ -44,10 +45,10 @@ struct Post {
 
 // By one lane. `since`: when the wait was first looked at; 0 before.
 RK_DEVICE Verdict look(const Post& post, uint64_t& since) {
-  const LinkCounters* mine = Post::get(post.mine);
   if (ld_relaxed(&Post::get(post.mailbox)->aborted) != 0 ||
-      ld_relaxed(Post::get(post.failed)) != 0 || ld_relaxed(&mine->tail.value) == kPoisoned ||
-      ld_relaxed(&mine->head.value) == kPoisoned)
+      ld_relaxed(Post::get(post.failed)) != 0 ||
+      ld_relaxed(&Post::get(post.mine)->tail.value) == kPoisoned ||
+      ld_relaxed(Post::get(post.head)) == kPoisoned)
     return Verdict::aborted;
   const uint64_t timeout = Post::get(post.timeout_ns);
   if (timeout == 0) return Verdict::ok;

@@ -59,6 +59,14 @@ WayTables::Lists TorchCommunicator::table(const std::string& device) {
   return lists_of(tables_.of(type));
 }
 
+std::vector<std::string> TorchCommunicator::detours() {
+  std::lock_guard lock(devices_mutex_);
+  std::vector<std::string> all;
+  for (const auto& [where, made] : devices_)
+    for (std::string& each : comm_->detours_on(made)) all.push_back(std::move(each));
+  return all;
+}
+
 std::vector<int64_t> TorchCommunicator::time_all_reduce(const at::Tensor& tensor, int64_t calls,
                                                         const Wish& wish) {
   return timed(calls, [&] {

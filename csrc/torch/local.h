@@ -123,10 +123,11 @@ class TorchLocalRing {
     if (device == c10::DeviceType::CPU) return;
     WayTable& table = tables_.of(device);
     const bool lines = carry_lines(devices_);
-    if (!reach_each_other(devices_)) table.keep_to_ring();
-    else if (lines && !is_one_device() && ranks() <= cuda::MeshGeometry::kMostRanks)
+    const bool in_reach = reach_each_other(devices_);
+    if (in_reach && lines && !is_one_device() && ranks() <= cuda::MeshGeometry::kMostRanks)
       table.take_tensors();
     if (!lines) table.leave_out_lines();
+    if (!in_reach && !is_one_device()) table.go_over_host(ranks());
   }
 
   void all_reduce(const Tensors& tensors, const c10d::ReduceOp& op, const Wish& wish) {

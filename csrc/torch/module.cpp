@@ -63,6 +63,17 @@ PYBIND11_MODULE(_C, m) {
   m.attr("protocols") = py::tuple(names<Protocol>(kProtocols));
   m.attr("algorithms") = py::tuple(names<Algorithm>(kAlgorithms));
   m.def("build_info", &build_info);
+  // RINGKERN_CUDA_MEMORY=host
+  m.def(
+      "use_host_memory",
+      [](bool only) {
+#if RK_WITH_CUDA
+        cuda::host_memory_only = only;
+#else
+        (void)only;
+#endif
+      },
+      py::arg("only"));
   bind_lists(m);
   bind_plan(m);
   bind_pieces(m);

@@ -284,14 +284,14 @@ class FakeDevices {
     ::close(mine_.at(at).fd);
     ::munmap(at, mine_.extract(at).mapped().bytes);
   }
-  cudaIpcMemHandle_t handle_of(void* at) const {
+  cudaIpcMemHandle_t handle_of(void* at, int device) const {
     cudaIpcMemHandle_t handle{};
-    const Handle h{::getpid(), mine_.at(at)};
+    const Handle h{::getpid(), device, mine_.at(at)};
     return std::memcpy(&handle, &h, sizeof h), handle;
   }
+  static int device_of(const cudaIpcMemHandle_t& handle) { return read(handle).device; }
   void* open(const cudaIpcMemHandle_t& handle) {
-    Handle h{};
-    std::memcpy(&h, &handle, sizeof h);
+    const Handle h = read(handle);
     const std::string path =
         "/proc/" + std::to_string(h.pid) + "/fd/" + std::to_string(h.memory.fd);
     const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
@@ -316,8 +316,14 @@ class FakeDevices {
   };
   struct Handle {
     pid_t pid;
+    int device;
     Memory memory;
   };
+  static Handle read(const cudaIpcMemHandle_t& handle) {
+    Handle h{};
+    std::memcpy(&h, &handle, sizeof h);
+    return h;
+  }
 
   // The following are called with the lock held.
   StreamPtr new_stream(int device, int priority) {

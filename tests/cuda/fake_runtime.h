@@ -43,15 +43,17 @@ struct Launch {
 struct FakeRuntime {
   int devices = 3;
   static inline thread_local int current = 0;
-  int processors = 132, blocks_each = 2;                // of each device
-  int capability = 9;                                   // the number before the dot
-  bool cooperates = true;                               // takes cooperative launches
-  bool peers = true;                                    // have access to each other
-  std::set<std::pair<int, int>> apart;                  // those that have none all the same
-  std::set<std::pair<int, int>> pcie;                   // those whose link tears lines of LL128
-  int refuses = -1;                                     // the device on which every launch fails
-  int full = -1;                                        // the device that has no memory left
-  bool opens = true;                                    // the memory of other processes
+  int processors = 132, blocks_each = 2;  // of each device
+  int capability = 9;                     // the number before the dot
+  bool cooperates = true;                 // takes cooperative launches
+  bool peers = true;                      // have access to each other
+  std::set<std::pair<int, int>> apart;    // those that have none all the same
+  std::set<std::pair<int, int>> pcie;     // those whose link tears lines of LL128
+  int refuses = -1;                       // the device on which every launch fails
+  int full = -1;                          // the device that has no memory left
+  bool opens = true;                      // the memory of other processes
+  bool registers = true;                  // host memory
+  std::set<const void*> registered;
   std::map<std::byte*, std::pair<int, size_t>> memory;  // but of devices that work
   std::set<std::pair<int, int>> access;
   std::vector<Launch> launches;
@@ -204,6 +206,19 @@ cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) {
   if (const cudaError_t error = unsafe_call()) return error;
   return *p = zeroed(bytes), cudaSuccess;
 }
+cudaError_t cudaHostRegister(void* p, size_t, unsigned) {
+  if (!runtime.registers) return runtime.last = cudaErrorMemoryAllocation;
+  const bool fresh = runtime.registered.insert(p).second;
+  return runtime.last = fresh ? cudaSuccess : cudaErrorHostMemoryAlreadyRegistered;
+}
+cudaError_t cudaHostUnregister(void* p) {
+  const bool there = runtime.registered.erase(p) == 1;
+  return runtime.last = there ? cudaSuccess : cudaErrorHostMemoryNotRegistered;
+}
+cudaError_t cudaHostGetDevicePointer(void** seen, void* p, unsigned) {
+  if (!runtime.registered.contains(p)) return runtime.last = cudaErrorInvalidValue;
+  return *seen = p, cudaSuccess;
+}
 cudaError_t cudaFreeHost(void* p) { return std::free(p), cudaSuccess; }
 cudaError_t cudaMemset(void* p, int v, size_t n) { return std::memset(p, v, n), cudaSuccess; }
 cudaError_t cudaMemsetAsync(void* p, int v, size_t n, cudaStream_t s) {
@@ -211,13 +226,15 @@ cudaError_t cudaMemsetAsync(void* p, int v, size_t n, cudaStream_t s) {
 }
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* p) {
   *handle = {};
-  if (runtime.working != nullptr) *handle = runtime.working->handle_of(p);
+  if (runtime.working != nullptr) *handle = runtime.working->handle_of(p, runtime.current);
   else std::memcpy(handle, &p, sizeof p);
   return cudaSuccess;
 }
 cudaError_t cudaIpcOpenMemHandle(void** p, cudaIpcMemHandle_t handle, unsigned) {
   if (!runtime.opens) return runtime.last = cudaErrorInvalidDevice;
   if (runtime.working == nullptr) return std::memcpy(p, &handle, sizeof *p), cudaSuccess;
+  if (runtime.apart.contains({runtime.current, FakeDevices::device_of(handle)}))
+    return runtime.last = cudaErrorInvalidDevice;
   return (*p = runtime.working->open(handle)) != nullptr ? cudaSuccess : cudaErrorInvalidValue;
 }
 cudaError_t cudaIpcCloseMemHandle(void* p) {

@@ -167,24 +167,6 @@ TEST_CASE("a message takes one order") {
   CHECK_EQ(runtime.launches.size(), size_t(3));
 }
 
-// Of an order only: what is no neighbour need not be within reach.
-TEST_CASE("neighbours follow the orders") {
-  runtime = {};
-  runtime.devices = 4;
-  runtime.apart = {{0, 1}, {1, 0}, {2, 3}, {3, 2}};
-  const std::vector<int> devices = {0, 1, 2, 3};
-  CHECK_THROWS(TransportError, "device 0 and device 1 are neighbours",
-               LocalRing(devices, kTimeout));
-  LocalRing ring(devices, kTimeout, test::the_order({0, 2, 1, 3}));
-  ring.run(tasks_on(devices));
-  CHECK_EQ(runtime.launches.size(), size_t(4));
-  RingOrders both = test::the_order({0, 2, 1, 3});
-  const int second[] = {0, 1, 2, 3};
-  CHECK(both.add(second, 4));
-  CHECK_THROWS(TransportError, "device 0 and device 1 are neighbours",
-               LocalRing(devices, kTimeout, both));
-}
-
 TEST_CASE("impossible orders are refused") {
   runtime = {};
   CHECK_THROWS(UsageError, "these orders of 6 ranks make no rings",
@@ -422,17 +404,44 @@ TEST_CASE("a collective that has no kernel is refused") {
   for (size_t i = 3; i < 6; ++i) CHECK(runtime.launches[i].direct->reduction.wide);
 }
 
-TEST_CASE("direct all-reduces need access of all devices to all") {
+TEST_CASE("ranks without access to each other's device have host memory in common") {
   const std::vector<int> devices = {0, 1, 2, 1};
   runtime = {};
-  runtime.apart = {{0, 2}, {2, 0}};
-  LocalRing ring(devices, kTimeout);
-  CHECK(!runtime.access.contains({0, 2}));
-  ring.run(tasks_on(devices));
-  CHECK_EQ(runtime.launches.size(), size_t(3));
-  CHECK_THROWS(UsageError, "device 0 of rank 0 has no access to that of rank 2",
-               ring.run(direct_tasks(devices, Algorithm::two_shot)));
-  CHECK_EQ(runtime.launches.size(), size_t(3));
+  runtime.apart = {{0, 2}};  // one way is as good as both
+  {
+    LocalRing ring(devices, kTimeout);
+    ring.run(tasks_on(devices));
+    ring.run(direct_tasks(devices, Algorithm::one_shot));
+    REQUIRE(runtime.launches.size() == 6);
+    std::map<int, RankArgs> ranks;
+    for (size_t i = 3; i < 6; ++i)
+      for (int r = 0; r < (runtime.launches[i].device == 1 ? 2 : 1); ++r)
+        ranks[runtime.launches[i].ranks()[r].rank] = runtime.launches[i].ranks()[r];
+    const uint32_t on_host[] = {1 << 2, 0, 1 << 0, 0};
+    for (int r = 0; r < 4; ++r) {
+      CHECK_EQ(ranks[r].on_host, on_host[r]);
+      CHECK_EQ(ranks[r].host != nullptr, r % 2 == 0);
+      for (int peer = 0; peer < 4; ++peer)
+        CHECK(ranks[r].all[peer] == (on_host[peer] >> r & 1 ? ranks[peer].host : ranks[peer].mine));
+    }
+    CHECK(!carry_lines({0, 2}) && carry_lines({0, 1}));
+  }
+  CHECK(runtime.memory.empty());
+  std::vector<int> many(33, 0);
+  many[7] = 1;
+  {
+    LocalRing fits(many, kTimeout);
+  }
+  many[5] = 2;
+  CHECK_THROWS(TransportError, "host memory serves at most 32 ranks, not 33",
+               LocalRing(many, kTimeout));
+  host_memory_only = true;
+  CHECK(!reach_each_other({1, 1}) && !carry_lines({1, 1}));
+  LocalRing one({1, 1}, kTimeout);
+  one.run(tasks_on({1, 1}));
+  host_memory_only = false;
+  const RankArgs& last = runtime.launches.back().ranks()[1];
+  CHECK(last.on_host == 1 && last.next == runtime.launches.back().ranks()[0].host);
 }
 
 TEST_CASE("direct all-reduces take no more ranks than a warp has lanes") {
@@ -538,52 +547,75 @@ TEST_CASE("neighbours have access") {
         (std::set<std::pair<int, int>>{{0, 1}, {1, 0}, {1, 2}, {2, 1}, {0, 2}, {2, 0}}));
   CHECK_EQ(int(runtime.last), int(cudaSuccess));
   CHECK(runtime.memory.empty());
-  runtime.peers = false;
-  CHECK_THROWS(TransportError, "device 0 and device 2 are neighbours",
-               LocalRing(kDevices, kTimeout));
-  LocalRing ring({1, 1, 1}, kTimeout);
 }
 
-// Between processes: memory out of reach is an error where it is a neighbour's, on any ring.
-TEST_CASE("a process must reach its neighbours") {
+// The offer as another process would make it.
+Offer as_of_another(Offer offer) {
+  const int64_t pid = 1;  // the last thing in an offer
+  offer.bytes.replace(offer.bytes.size() - sizeof pid, sizeof pid,
+                      reinterpret_cast<const char*>(&pid), sizeof pid);
+  return offer;
+}
+
+TEST_CASE("processes have host memory in common where they cannot open device memory") {
+  constexpr int64_t kBytes = 1 << 20;
   runtime = {};
-  IpcTransport mine(0, 1 << 20, 0, 4), peer(1, 1 << 20, 1, 4);
-  Offer offer = peer.offer();
-  const int64_t other = 1;  // the pid of another process, the last thing in an offer
-  offer.bytes.replace(offer.bytes.size() - sizeof other, sizeof other,
-                      reinterpret_cast<const char*>(&other), sizeof other);
+  IpcTransport mine(0, kBytes, 0, 3), peer(1, kBytes, 1, 3), third(2, kBytes, 2, 3);
   runtime.pcie = {{0, 1}};
-  CHECK(mine.map(offer, 2) == peer.mine());
-  CHECK(mine.carries_lines());  // to the neighbours
+  CHECK(mine.map(as_of_another(peer.offer()), 1) == peer.mine());
+  CHECK(!mine.carries_lines());
   runtime.opens = false;
-  const auto out_of_reach = [&](const std::set<int>& neighbours) {
-    for (const int rank : {1, 2, 3})
-      if (neighbours.contains(rank))
-        CHECK_THROWS(TransportError, "rank " + std::to_string(rank), mine.map(offer, rank));
-      else CHECK(mine.map(offer, rank) == nullptr);
-    CHECK(mine.unmap());
+  CHECK(mine.map(as_of_another(third.offer()), 2) == nullptr);
+  CHECK(peer.map(mine.offer(), 0) == nullptr);  // of its own process, as far as it can tell
+  CHECK_EQ(mine.mapped().value_or(0), 1u << 1);
+  const auto segments_of = [](IpcTransport& of) {
+    Segments s;
+    s.mine = of.mine();
+    s.all.resize(3, s.mine);
+    return s;
   };
-  out_of_reach({1, 3});
-  RingOrders orders = test::the_order({2, 0, 3, 1});
-  mine.arrange(orders);
-  out_of_reach({2, 3});
-  const int second[] = {1, 0, 2, 3};
-  CHECK(orders.add(second, 4));
-  mine.arrange(orders);
-  out_of_reach({1, 2, 3});
+  Segments one = segments_of(mine), other = segments_of(peer);
+  mine.settle(0, one);  // rank 1 has not mapped rank 0's
+  peer.settle(0b100, other);
+  CHECK_EQ(one.on_host, 0b110u);
+  CHECK_EQ(other.on_host, 0b001u);
+  CHECK(one.host != nullptr && one.written_by(1) == one.host && one.written_by(0) == one.mine);
+  *static_cast<int*>(one.all[1]) = 17;  // what one writes, the other reads
+  CHECK_EQ(*static_cast<int*>(other.host), 17);
+  CHECK_EQ(runtime.registered.size(), size_t(3 + 2));
+  REQUIRE(mine.detours().size() == 2);
+  CHECK_CONTAINS(mine.detours()[0], "rank 0 and rank 1 use host memory");
+  CHECK_CONTAINS(mine.detours()[0], "rank 1 says so");
+  CHECK_CONTAINS(mine.detours()[1], "cudaIpcOpenMemHandle");
+  CHECK_CONTAINS(peer.detours()[0], "both processes are pid");
+  CHECK(mine.unmap() && peer.unmap());
+  CHECK(runtime.registered.empty());
+  CHECK_EQ(int(runtime.last), int(cudaSuccess));
+  runtime.registers = false;
+  Segments none = segments_of(third);
+  third.map(as_of_another(peer.offer()), 1);
+  CHECK_THROWS(TransportError, "ulimit -l", third.settle(0b001, none));
+}
+
+TEST_CASE("of more ranks than host memory serves, neighbours open device memory") {
+  runtime = {};
+  IpcTransport mine(0, 1 << 20, 0, 33), peer(1, 1 << 20, 1, 33);
+  CHECK(!mine.mapped());
+  runtime.opens = false;
+  CHECK(mine.map(as_of_another(peer.offer()), 2) == nullptr);
+  for (const int rank : {1, 32})
+    CHECK_THROWS(TransportError, "rank " + std::to_string(rank) + " cannot be opened",
+                 mine.map(as_of_another(peer.offer()), rank));
 }
 
 TEST_CASE("LL128 takes links that lines cross whole") {
-  const int64_t other = 1;  // as above
   for (const bool pcie : {false, true})
     for (const int devices : {2, 1}) {  // a device that this process does not see may be anywhere
       runtime = {};
       if (pcie) runtime.pcie = {{0, 1}};
       IpcTransport mine(0, 1 << 20, 0, 2), peer(1, 1 << 20, 1, 2);
       CHECK(mine.carries_lines());
-      Offer offer = peer.offer();
-      offer.bytes.replace(offer.bytes.size() - sizeof other, sizeof other,
-                          reinterpret_cast<const char*>(&other), sizeof other);
+      const Offer offer = as_of_another(peer.offer());
       runtime.devices = devices;
       CHECK(mine.map(offer, 1) == peer.mine());
       CHECK_EQ(mine.carries_lines(), !pcie && devices == 2);

@@ -115,6 +115,9 @@ void run_ring(const std::vector<int>& devices, int count_of_orders, bool apart =
   std::mt19937_64 random(devices.size() * 97);
   std::mt19937_64 drawn(uint64_t(count_of_orders) + 1);
   const RingOrders orders = test::drawn_orders(count_of_orders, int(devices.size()), drawn);
+  std::printf("%zu ranks, %d orders%s\n", devices.size(), count_of_orders,
+              apart ? ", a launch each" : "");
+  std::fflush(stdout);
   LocalRing ring(devices, Milliseconds(20000), orders, apart);
   std::vector<cudaStream_t> streams(devices.size(), nullptr);
   for (size_t r = 0; apart && r < devices.size(); ++r) streams[r] = make_stream(devices[r]);
@@ -169,6 +172,9 @@ TEST_CASE("calls of every kind give the bits of the model") {
     run_ring(in_turn, 0);
     run_ring(in_a_row, ranks == 4 ? 2 : 0);
   }
+  host_memory_only = true;
+  run_ring({0, 0, 0}, 0);
+  host_memory_only = false;
 }
 
 }  // namespace

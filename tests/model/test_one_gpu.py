@@ -175,11 +175,18 @@ class TestFormulas:
             floors = [gpu.floor_us(ranks, 8 * K << shift) for shift in range(16)]
             assert all(time > floor for time, floor in zip(times, floors))
 
-    def test_an_h200_has_faster_memory_and_nothing_else(self) -> None:
-        assert H200.hbm_gb_s / H100.hbm_gb_s == pytest.approx(4.8 / 3.35)
-        same = {"name": "", "source": "", "hbm_gb_s": 0.0}
-        assert vars(H200) | same == vars(H100) | same
-        assert "not measured" in H200.source
+    @pytest.mark.parametrize("way", [Way("ring", "simple"), Way("ring", "ll"), Way("one_shot", "ll")])
+    @pytest.mark.parametrize("ranks", [2, 4])
+    def test_host_memory_is_as_fast_as_its_links(self, way: Way, ranks: int) -> None:
+        """Of a large tensor a rank sends so much in each direction, and the rest is hidden."""
+        for link in (one_gpu.GEN4, one_gpu.GEN5):
+            found = predict(one_gpu.over_host(H200, link, ranks), way, ranks, 64 * M)
+            sent = 2 * (ranks - 1) / ranks if way.algorithm == "ring" else ranks - 1
+            sent *= 64 * M * (2 if way.protocol == "ll" else 1)
+            assert found.bytes == pytest.approx(sent / link.gb_s / 1e3, rel=0.02)
+            small = predict(one_gpu.over_host(H200, link, ranks), way, ranks, 8)
+            hops = 2 * (ranks - 1) if way.algorithm == "ring" else 1
+            assert small.waits >= hops * link.hop_us[way.protocol]
 
 
 class TestMeasured:
@@ -191,13 +198,26 @@ class TestMeasured:
     def rows(self) -> list[measured.Compared]:
         return measured.read(RESULTS)[1]
 
-    def test_the_limits_are_those_of_the_file(self) -> None:
-        limits = figures_of("speed")["limits"]
-        machine = json.loads(RESULTS.read_text())["machine"]["gpus"][0]
-        told = measured.gpu_of(limits, {"gpus": [machine]})
+    @pytest.mark.parametrize("gpu", [H100, H200])
+    def test_the_limits_are_those_of_the_file(self, gpu: Gpu) -> None:
+        told, _ = measured.read(RESULTS.with_name(f"2026-11-26-{gpu.name.lower()}.json"))
         for name in ("launch_us", "hbm_gb_s", "l2_gb_s", "l2_bytes", "multiprocessors"):
-            assert getattr(H100, name) == getattr(told, name)
-        assert H100.hop_us == pytest.approx(told.hop_us)
+            assert getattr(gpu, name) == getattr(told, name)
+        assert gpu.hop_us == pytest.approx(told.hop_us)
+
+    def test_the_links_are_those_of_the_file(self) -> None:
+        runs = json.loads(RESULTS.with_name("2026-11-26-h200.json").read_text())["runs"]
+        (lines,) = (
+            p["figures"]["lines"] for run in runs for p in run["parts"] if p["part"] == "limits"
+        )
+        hops = {row["how"]: row["ns_per_hop"] for row in lines if row["limit"] == "host_ping_pong"}
+        assert one_gpu.GEN5.hop_us == {
+            "simple": hops["fence + relaxed / ld.acquire (Simple)"] / 1e3,
+            "ll": hops["16-byte line (LL)"] / 1e3,
+        }
+        both = {"how": "kernel", "blocks": 32, "out": 1, "in": 1}
+        (rate,) = (row["gb_s_each_way"] for row in lines if both.items() <= row.items())
+        assert one_gpu.GEN5.gb_s == rate == 2 * one_gpu.GEN4.gb_s
 
     def test_the_constant_is_fitted_to_two_times(self) -> None:
         four, eight = (

@@ -106,9 +106,11 @@ RankArgs rank_of(int64_t bytes, std::byte* mine, std::byte* next, std::byte* pre
   const Mailbox empty{};
   memory().write(mailbox, &empty, sizeof empty);
   return {0,
+          0,
           memory().add("in", simt::Kind::own, 0, bytes),
           memory().add("out", simt::Kind::own, 0, bytes),
           mine,
+          nullptr,
           next,
           prev,
           all,

@@ -39,6 +39,7 @@ Ring::Ring(uint64_t seed, const Wish& wish, Coverage& coverage)
   choose_late(seed);
   if (*wish_.direct) choose_mesh(seed);
   choose_orders(seed);
+  choose_hosts(seed);
   choose_machine(seed);
   make_segments();
   many_ = random_.one_in(8) && !*wish_.late;
@@ -140,6 +141,24 @@ void Ring::choose_orders(uint64_t seed) {
   cover("channels", alike ? "of one order" : "of different orders");
 }
 
+// The pairs that have host memory in common, and no device memory: in a third of the seeds, some.
+// Calls over the tensors themselves need device memory.
+void Ring::choose_hosts(uint64_t seed) {
+  Random random(~seed + 3);
+  const bool some = random.one_in(3) && !across_;
+  on_host_.assign(size_t(ranks_), 0);
+  if (!wish_.hosts.value_or(some)) return cover("host memory", "of none");
+  across_ = false;
+  const bool all = random.one_in(3);
+  for (int a = 0; a < ranks_; ++a)
+    for (int b = 0; b < a; ++b)
+      if (all || random.one_in(2)) {
+        on_host_[size_t(a)] |= uint32_t(1) << b;
+        on_host_[size_t(b)] |= uint32_t(1) << a;
+      }
+  cover("host memory", all ? "of all" : "of some");
+}
+
 void Ring::choose_machine(uint64_t seed) {
   settings_.seed = seed;
   settings_.polls_per_look = kPollsPerLook;
@@ -169,8 +188,11 @@ void Ring::make_segments() {
   const Mailbox empty{};
   for (int r = 0; r < ranks_; ++r) {
     const std::string of = " of rank " + std::to_string(r);
-    segments_.push_back(
-        memory().add("the segment" + of, Kind::shared, r, geometry_.bytes() + mesh_.bytes()));
+    const int64_t bytes = geometry_.bytes() + mesh_.bytes();
+    segments_.push_back(memory().add("the segment" + of, Kind::shared, r, bytes));
+    hosts_.push_back(on_host_[size_t(r)] == 0
+                         ? nullptr
+                         : memory().add("the segment on the host" + of, Kind::shared, r, bytes));
     mailboxes_.push_back(memory().add("the mailbox" + of, Kind::shared, r, sizeof(Mailbox)));
     memory().write(mailboxes_.back(), &empty, sizeof empty);
     failed_.push_back(memory().add("the word 'failed'" + of, Kind::device, r, sizeof(uint32_t)));
@@ -180,16 +202,19 @@ void Ring::make_segments() {
     for (int c = 0; c < geometry_.channels; ++c)
       for (int p = 0; p < kProtocols; ++p) {
         LinkCounters* l = counters(r, c, Protocol(p));
-        for (StepCounter* s : {&l->tail, &l->head, &l->sent, &l->received})
-          memory().write(&s->value, &first_step_, sizeof first_step_);
+        for (uint64_t* word :
+             {&l->tail.value, head(r, c, Protocol(p)), &l->sent.value, &l->received.value})
+          memory().write(word, &first_step_, sizeof first_step_);
       }
   for (int r = 0; (*wish_.direct || orders_.count > 0) && r < ranks_; ++r) {
     const int64_t bytes = ranks_ * int64_t(sizeof(std::byte*));
     tables_.push_back(memory().add("the table of rank " + std::to_string(r), Kind::own, r, bytes));
-    memory().write(tables_.back(), segments_.data(), bytes);
+    std::vector<std::byte*> theirs;
+    for (int p = 0; p < ranks_; ++p) theirs.push_back(segment(p, r));
+    memory().write(tables_.back(), theirs.data(), bytes);
     for (int c = 0; *wish_.direct && first_step_ != 0 && c < geometry_.channels; ++c)
       for (const MeshCount of : {MeshCount::rounds, MeshCount::meetings}) {
-        memory().write(&mesh_counters(r, c)->count[int(of)], &first_step_, sizeof first_step_);
+        memory().write(&mesh_counters(r, c, r)->count[int(of)], &first_step_, sizeof first_step_);
         for (int p = 0; p < ranks_; ++p)
           if (p != r) memory().write(peer_counter(r, c, p, of), &first_step_, sizeof first_step_);
       }
@@ -467,12 +492,15 @@ Args Ring::arguments(const Call& call, const std::vector<int>& ranks) const {
   args.seq = call.seq;
   for (size_t i = 0; i < ranks.size(); ++i) {
     const auto r = size_t(ranks[i]);
+    const auto theirs = [&](int rank) { return numbered ? segment(rank, int(r)) : nullptr; };
     args.ranks[i] = {int(r),
+                     on_host_[r],
                      call.in[r],
                      call.out[r],
                      segments_[r],
-                     numbered ? segments_[(r + 1) % size_t(ranks_)] : nullptr,
-                     numbered ? segments_[(r + size_t(ranks_) - 1) % size_t(ranks_)] : nullptr,
+                     hosts_[r],
+                     theirs(next_of(0, int(r))),
+                     theirs(prev_of(0, int(r))),
                      direct || !numbered ? reinterpret_cast<std::byte**>(tables_[r]) : nullptr,
                      reinterpret_cast<Mailbox*>(mailboxes_[r]),
                      reinterpret_cast<uint32_t*>(failed_[r]),

@@ -48,6 +48,7 @@ struct Wish {
   std::optional<uint64_t> most_steps;
   std::optional<int64_t> most_bytes;  // of a tensor, if that is more than the seed says
   std::optional<bool> late;           // whether the poster of a block is: Settings
+  std::optional<bool> hosts;          // whether some pairs of ranks use second segments
   std::optional<int> ranks, channels, slots, orders, atom, line_atom;
   bool shipped = false;  // slots and threads as they ship, and of the channels a few
   // Returns the input of each rank; the only call is then an all-reduce of that.
@@ -97,6 +98,7 @@ class Ring {
   void choose_machine(uint64_t seed);
   void make_segments();
   void choose_mesh(uint64_t seed);
+  void choose_hosts(uint64_t seed);
   void choose_orders(uint64_t seed);
   DType draw_dtype();
   void add_call();
@@ -153,20 +155,29 @@ class Ring {
   void print() const;
 
   Memory& memory() const { return machine().memory(); }
+  // The segment of a rank that another one writes to; a rank's own words are in the first.
+  std::byte* segment(int rank, int writer) const {
+    return (on_host_[size_t(rank)] >> writer & 1 ? hosts_ : segments_)[size_t(rank)];
+  }
+  // Of the link from the rank before, and, for the head alone, from the one behind.
   LinkCounters* counters(int rank, int channel, Protocol p) const {
-    return reinterpret_cast<LinkCounters*>(segments_[size_t(rank)] +
+    return reinterpret_cast<LinkCounters*>(segment(rank, prev_of(channel, rank)) +
                                            geometry_.counters_offset(channel, p));
   }
-  std::byte* mesh(int rank, int channel) const {
-    return segments_[size_t(rank)] + geometry_.bytes() + channel * mesh_.channel_bytes();
+  uint64_t* head(int rank, int channel, Protocol p) const {
+    std::byte* const at = segment(rank, next_of(channel, rank));
+    return &reinterpret_cast<LinkCounters*>(at + geometry_.counters_offset(channel, p))->head.value;
   }
-  MeshCounters* mesh_counters(int rank, int channel) const {
-    return reinterpret_cast<MeshCounters*>(mesh(rank, channel));
+  std::byte* mesh(int rank, int channel, int writer) const {
+    return segment(rank, writer) + geometry_.bytes() + channel * mesh_.channel_bytes();
+  }
+  MeshCounters* mesh_counters(int rank, int channel, int writer) const {
+    return reinterpret_cast<MeshCounters*>(mesh(rank, channel, writer));
   }
   // In which `peer` counts for `rank`.
   uint64_t* peer_counter(int rank, int channel, int peer, MeshCount of = MeshCount::rounds) const {
     const int index = MeshGeometry::index(peer, rank);
-    return reinterpret_cast<uint64_t*>(mesh(rank, channel) + mesh_.peer_offset(of, index));
+    return reinterpret_cast<uint64_t*>(mesh(rank, channel, peer) + mesh_.peer_offset(of, index));
   }
   template <class T>
   T read(const T* at) const {
@@ -193,7 +204,8 @@ class Ring {
   uint64_t first_step_ = 0;  // where the counters start
   uint64_t timeout_ns_ = 0;
   Settings settings_;
-  std::vector<std::byte*> segments_, mailboxes_, failed_, ended_, tables_, regions_;
+  std::vector<std::byte*> segments_, hosts_, mailboxes_, failed_, ended_, tables_, regions_;
+  std::vector<uint32_t> on_host_;  // of each rank, a bit for each that writes to its second segment
   std::vector<Call> calls_;
   std::vector<size_t> next_call_;  // of each seat: a rank, or all of them
   std::vector<size_t> completed_;  // calls, of each rank

@@ -111,10 +111,10 @@ void Ring::poison_others(int rank) {
   for (int c = 0; c < geometry_.channels; ++c) {
     for (int p = 0; p < kProtocols; ++p) {
       put(&counters(next_of(c, rank), c, Protocol(p))->tail.value);
-      put(&counters(prev_of(c, rank), c, Protocol(p))->head.value);
+      put(head(prev_of(c, rank), c, Protocol(p)));
     }
     for (int other = 0; *wish_.direct && other < ranks_; ++other)
-      put(&mesh_counters(other, c)->poisoned.value);
+      put(&mesh_counters(other, c, rank)->poisoned.value);
   }
 }
 
@@ -132,14 +132,15 @@ void Ring::corrupt() {
                            ll128_flag(step),
                            uint64_t(ll_flag(step)) << 32 | random_.below(9)};
   const uint64_t word = random_.one_of(junk);
-  void* at = random_.one_in(2) ? &l->tail.value : &l->head.value;
+  void* at = random_.one_in(2) ? &l->tail.value : head(victim_, c, p);
   if (random_.one_in(2))
-    at = segments_[size_t(victim_)] + geometry_.fifo_offset(c, p) +
+    at = segment(victim_, prev_of(c, victim_)) + geometry_.fifo_offset(c, p) +
          8 * int64_t(random_.below(uint64_t(geometry_.fifo_bytes(p)) / 8));
   if (*wish_.direct && random_.one_in(2)) {
     // All but what the rank itself keeps there.
     const int64_t words = mesh_.channel_bytes() / 8, own = kCacheLine / 8;
-    at = mesh(victim_, c) + 8 * (own + int64_t(random_.below(uint64_t(words - own))));
+    at = mesh(victim_, c, next_of(c, victim_)) +
+         8 * (own + int64_t(random_.below(uint64_t(words - own))));
     if (random_.one_in(4))
       at = peer_counter(victim_, c,
                         (victim_ + 1 + int(random_.below(uint64_t(ranks_ - 1)))) % ranks_);
@@ -231,13 +232,13 @@ void Ring::check_word(int rank) const {
       throw Failure("unsaid", "rank " + std::to_string(rank) + " gave up and did not tell " + whom);
   };
   for (int p = 0; p < kProtocols; ++p) {
-    const auto of = [&](int other, int c) { return counters(other, c, Protocol(p)); };
-    check("its next", [&](int c) { return &of(next_of(c, rank), c)->tail.value; });
-    check("its previous", [&](int c) { return &of(prev_of(c, rank), c)->head.value; });
+    check("its next",
+          [&](int c) { return &counters(next_of(c, rank), c, Protocol(p))->tail.value; });
+    check("its previous", [&](int c) { return head(prev_of(c, rank), c, Protocol(p)); });
   }
   for (int other = 0; other < ranks_ && is_direct(completed_[size_t(rank)]); ++other)
     check("rank " + std::to_string(other),
-          [&](int c) { return &mesh_counters(other, c)->poisoned.value; });
+          [&](int c) { return &mesh_counters(other, c, rank)->poisoned.value; });
 }
 
 // Nobody hears of a rank, where that one writes, but from itself.
@@ -245,10 +246,10 @@ void Ring::check_hearsay() const {
   for (int r = 0; r < ranks_; ++r)
     for (int c = 0; c < geometry_.channels; ++c)
       for (int p = 0; p < kProtocols; ++p) {
-        const LinkCounters* l = counters(r, c, Protocol(p));
-        for (const auto& [counter, writer] :
-             {std::pair(&l->tail, prev_of(c, r)), std::pair(&l->head, next_of(c, r))})
-          if (read(&counter->value) == kPoisoned && !gave_up(writer))
+        LinkCounters* l = counters(r, c, Protocol(p));
+        for (const auto& [counter, writer] : {std::pair(&l->tail.value, prev_of(c, r)),
+                                              std::pair(head(r, c, Protocol(p)), next_of(c, r))})
+          if (read(counter) == kPoisoned && !gave_up(writer))
             throw Failure("hearsay", "rank " + std::to_string(r) + " is told that rank " +
                                          std::to_string(writer) + " gave up, which has not");
       }
@@ -271,7 +272,7 @@ void Ring::check_report(int rank, const WaitReport& report) const {
 // does not see how far that one had come.
 void Ring::check_seen(int rank, const WaitReport& r) const {
   const bool unknown = r.what == WaitFor::credit && r.peer < 0 && r.seen == 0 &&
-                       read(&counters(rank, r.channel, r.protocol)->head.value) == kPoisoned;
+                       read(head(rank, r.channel, r.protocol)) == kPoisoned;
   if (r.wanted != r.seen + 1 && !unknown)
     throw Failure("report", "rank " + std::to_string(rank) + " says it wanted step " +
                                 std::to_string(r.wanted) + " and saw " + std::to_string(r.seen));
@@ -377,7 +378,7 @@ void Ring::check_counters() {
         const uint64_t read_of = sent % slots, half = slots / 2;
         const uint64_t kept = simple ? 0 : read_of < half ? read_of : read_of - half;
         const uint64_t head = std::max<uint64_t>(first_step_, sent - kept);
-        if (sent != read(&next->received.value) || head != read(&mine->head.value) ||
+        if (sent != read(&next->received.value) || head != read(this->head(r, c, Protocol(p))) ||
             (simple && sent != read(&next->tail.value)))
           throw Failure("counters", "the ends of a link differ: rank " + std::to_string(r) +
                                         " channel " + std::to_string(c) + " " +
@@ -408,8 +409,8 @@ void Ring::check_mesh_counters() {
     cover("mesh flags wrapped", int(finished / kLLFlagPeriod != first_step_ / kLLFlagPeriod));
     for (int r = 0; r < ranks_; ++r)
       for (int p = 0; p < ranks_; ++p)
-        if (p == r ? finished != read(&mesh_counters(r, c)->count[0].value) ||
-                         met != read(&mesh_counters(r, c)->count[1].value)
+        if (p == r ? finished != read(&mesh_counters(r, c, r)->count[0].value) ||
+                         met != read(&mesh_counters(r, c, r)->count[1].value)
                    : told != read(peer_counter(r, c, p)) ||
                          met != read(peer_counter(r, c, p, MeshCount::meetings)))
           throw Failure("counters",
@@ -465,8 +466,12 @@ void Ring::check_survivors() {
 
 std::string Ring::place_of(const void* at) const {
   for (int r = 0; r < ranks_; ++r) {
-    const int64_t offset = static_cast<const std::byte*>(at) - segments_[size_t(r)];
-    if (offset < 0 || offset >= geometry_.bytes() + mesh_.bytes()) continue;
+    const auto* const byte = static_cast<const std::byte*>(at);
+    const int64_t whole = geometry_.bytes() + mesh_.bytes();
+    std::byte* const host = hosts_[size_t(r)];
+    const bool on_host = host != nullptr && byte >= host && byte < host + whole;
+    const int64_t offset = byte - (on_host ? host : segments_[size_t(r)]);
+    if (offset < 0 || offset >= whole) continue;
     if (offset >= geometry_.bytes()) return place_in_mesh(r, offset - geometry_.bytes());
     for (int c = 0; c < geometry_.channels; ++c)
       for (int p = 0; p < kProtocols; ++p) {

@@ -17,7 +17,8 @@ using namespace simt;
 constexpr const char* kUsage =
     "ring_test [--seeds N] [--first N] [--jobs N] [--seed N (this one, in detail)]\n"
     "  [--protocol simple|ll|ll128|mixed] [--direct 0|1] [--across 0|1]\n"
-    "  [--trouble none|killed|aborted|corrupted] [--ranks N] [--slots N] [--orders N]\n"
+    "  [--hosts 0|1] [--trouble none|killed|aborted|corrupted] [--ranks N] [--slots N] [--orders "
+    "N]\n"
     "  [--atom 4|8|16] [--line-atom 8|16|128] [--races 0|1] [--shipped 0|1]\n"
     "  [--late 0|1] [--norm 0|1]";
 
@@ -71,6 +72,9 @@ constexpr const char* kRequired[] = {"ranks 2",
                                      "two_shot 1 rounds",
                                      "two_shot 2 rounds",
                                      "two_shot more rounds",
+                                     "host memory of all",
+                                     "host memory of some",
+                                     "host memory of none",
                                      "across some",
                                      "across none",
                                      "across chained",
@@ -191,6 +195,7 @@ Run parse_run(int argc, char** argv) {
   run.wish.line_atom = as_int("--line-atom");
   if (const auto direct = options.number("--direct")) run.wish.direct = *direct != 0;
   if (const auto across = options.number("--across")) run.wish.across = *across != 0;
+  if (const auto hosts = options.number("--hosts")) run.wish.hosts = *hosts != 0;
   if (const auto late = options.number("--late")) run.wish.late = *late != 0;
   if (const auto norm = options.number("--norm")) run.wish.norm = *norm != 0;
   run.wish.shipped = options.number("--shipped").value_or(0) != 0;

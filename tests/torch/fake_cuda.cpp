@@ -110,7 +110,9 @@ const auto told_calls = std::make_shared<ringkern::EnqueuedCalls>(told_device);
 
 RK_EXPORT long fake_touched() { return touched; }
 RK_EXPORT void fake_set_devices(int devices) { runtime.devices = devices; }
-RK_EXPORT void fake_set_apart(int a, int b) { runtime.apart = {{a, b}, {b, a}}; }
+RK_EXPORT void fake_set_apart(int from, int to) { runtime.apart.insert({from, to}); }
+RK_EXPORT void fake_set_registers(int registers) { runtime.registers = registers != 0; }
+RK_EXPORT long fake_registered() { return long(runtime.registered.size()); }
 RK_EXPORT void fake_set_pcie(int from, int to) { runtime.pcie = {{from, to}}; }
 RK_EXPORT void fake_on_wait(void (*told)(int, long)) { waits = told; }
 RK_EXPORT long fake_set_stream(int device, long stream) {

@@ -359,10 +359,11 @@ def first_message_in_a_graph(rank: int, size: int, folder: Path) -> None:
 
 
 def apart(rank: int, size: int, folder: Path) -> None:
-    """A ring of this process whose devices 0 and 2 have no access to each other's memory, and with
-    a link over which lines of LL128 do not arrive whole."""
+    """A ring of this process whose devices 0 and 2 have host memory in common, and with a link over
+    which lines of LL128 do not arrive whole."""
     fake().fake_set_devices(4)
     fake().fake_set_apart(0, 2)
+    fake().fake_set_apart(2, 0)
     fake().fake_set_pcie(2, 3)
     fake_cuda.start(processors=FEW)
     tensors = [torch.full((1000,), rank + 1.0) for rank in range(4)]
@@ -370,10 +371,76 @@ def apart(rank: int, size: int, folder: Path) -> None:
         moved = [on_device(x, device) for device, x in enumerate(tensors)]
         with pytest.raises(CommUsageError, match="protocol ll128 needs links over which"):
             ring.all_reduce(moved, protocol="ll128")
+        with pytest.raises(CommUsageError, match="have only host memory in common"):
+            ring.all_reduce(moved, algorithm="two_shot", protocol="simple")
         ring.all_reduce(moved)
-        with pytest.raises(CommUsageError, match="no access"):
-            ring.all_reduce(moved, algorithm="one_shot")
-    assert all(torch.equal(x, torch.full((1000,), 10.0)) for x in tensors)
+        ring.all_reduce(moved, algorithm="one_shot")
+    assert all(torch.equal(x, torch.full((1000,), 40.0)) for x in tensors)
+
+
+def _set_apart(rank: int, folder: Path) -> None:
+    """``apart`` in the folder: pairs of ranks, the first of which cannot open the other's memory.
+
+    Each rank is on the device of its number.
+    """
+    for opener, owner in json.loads((folder / "apart").read_text()):
+        if opener == rank:
+            fake().fake_set_apart(rank, owner)
+
+
+def on_host(rank: int, size: int, folder: Path) -> None:
+    """Ranks some of which have host memory in common, and no device memory; then messages."""
+    _set_apart(rank, folder)
+    fake().fake_set_devices(size)
+    fake_cuda.start(processors=FEW)
+    pairs: list[tuple[int, int]] = json.loads((folder / "apart").read_text())
+    channels = FEW * 2
+    with _join(rank, size, folder) as ring:
+        for seed, call in enumerate(_read(folder)):
+            inputs = call.inputs(size, seed)
+            x = inputs[rank].clone()
+            _wait(_start(ring, call, x, device=rank))
+            assert same(x, call.expected(inputs, channels)), call
+        shared = sum(rank in pair for pair in {frozenset(pair) for pair in pairs})
+        assert fake().fake_registered() == (shared + 1 if shared else 0)
+        given = on_device(torch.ones(10), rank)
+        if pairs:
+            with pytest.raises(CommUsageError, match="have only host memory in common"):
+                ring.all_reduce(given, algorithm="two_shot", protocol="simple")
+        with pytest.raises(CommUsageError, match="protocol ll128 needs links over which"):
+            ring.all_reduce(given, protocol="ll128")
+        _wait(_start(ring, Call("auto", "auto", "float32", 1000), torch.ones(1000), device=rank))
+    assert fake().fake_registered() == 0
+
+
+def messages_on_host(rank: int, size: int, folder: Path) -> None:
+    """Messages that fill a link several times, between two ranks."""
+    _set_apart(rank, folder)
+    fake_cuda.start(processors=FEW)
+    dist.init_process_group(
+        "ringkern", init_method=f"file://{folder}/group", rank=rank, world_size=size
+    )
+    for n in (10, 1_000_000):
+        x = torch.full((n,), float(rank))
+        given = on_device(x, rank)
+        work = dist.isend(given, 1) if rank == 0 else dist.irecv(given, 0)
+        assert work is not None
+        _wait(work)
+        assert torch.equal(x, torch.zeros(n))
+    dist.destroy_process_group()
+
+
+def no_memory_in_common(rank: int, size: int, folder: Path) -> None:
+    """Two ranks of which one can neither open device memory nor register host memory."""
+    _set_apart(rank, folder)
+    fake().fake_set_registers(rank)
+    fake_cuda.start(processors=FEW)
+    with _join(rank, size, folder) as ring:
+        tell(
+            rank,
+            folder,
+            first=error_of(lambda: ring.all_reduce(on_device(torch.ones(10), rank))),
+        )
 
 
 def torn(rank: int, size: int, folder: Path) -> None:
@@ -410,6 +477,7 @@ def small(rank: int, size: int, folder: Path) -> None:
 
 def killed(rank: int, size: int, folder: Path) -> None:
     """Rank 1 is killed while the others wait for it in a call on their devices."""
+    _set_apart(rank, folder)
     fake_cuda.start()
     (call,) = _read(folder)
     communicator = _join(rank, size, folder)

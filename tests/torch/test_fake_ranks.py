@@ -22,6 +22,7 @@ if (reason := fake_cuda.why_not()) is not None:
 Scenario = Callable[[str, int, Path], list[dict[str, Any]]]
 RING = [("ring", protocol) for protocol in _C.protocols]
 WAYS = [*RING, ("one_shot", "ll"), ("two_shot", "simple"), ("two_shot", "ll")]
+ON_HOST = [way for way in WAYS if way[1] == "ll" or way == ("ring", "simple")]
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +135,7 @@ def test_a_graph_over_two_devices(
 
 
 def test_devices_that_do_not_reach_each_other(scenarios: Scenario, tmp_path: Path) -> None:
-    """``auto`` does without the ways that need it."""
+    """They have host memory in common, and ``auto`` does without the ways that need another."""
     (outcome,) = scenarios("apart", 1, tmp_path)
     assert outcome["status"] == 0, outcome["stderr"]
 
@@ -156,9 +157,52 @@ def test_small_devices(
     _run(scenarios, 3, tmp_path, [Call(*way, "float32", 30_000) for way in WAYS], "small")
 
 
+@pytest.mark.parametrize(
+    ("size", "apart"),
+    [
+        (2, [(0, 1), (1, 0)]),
+        (2, [(1, 0)]),
+        (3, [(2, 1)]),
+        (4, [(0, 1), (2, 3)]),
+        (8, [(a, b) for a in range(8) for b in range(8) if a // 4 != b // 4]),
+    ],
+    ids=["all of 2", "one way of 2", "some of 3", "some of 4", "two islands of 8"],
+)
+def test_host_memory(
+    scenarios: Scenario, tmp_path: Path, size: int, apart: list[tuple[int, int]]
+) -> None:
+    """The bits are those of device memory, whichever pairs of ranks use which."""
+    (tmp_path / "apart").write_text(json.dumps(apart))
+    dtypes = ("bfloat16", "int64") if size > 4 else ("float32", "bfloat16", "int64", "uint8")
+    calls = [Call(*way, dtype, n) for way in ON_HOST for dtype in dtypes for n in (1, 1001)]
+    calls += [Call("ring", "simple", "float32", 300_000)]
+    _run(scenarios, size, tmp_path, calls, "on_host")
+
+
+def test_messages_over_host_memory(scenarios: Scenario, tmp_path: Path) -> None:
+    (tmp_path / "apart").write_text(json.dumps([(0, 1)]))
+    _run(scenarios, 2, tmp_path, [], "messages_on_host")
+
+
+def test_ranks_without_memory_in_common(scenarios: Scenario, tmp_path: Path) -> None:
+    """Both ranks and all that was tried are named, on all ranks."""
+    (tmp_path / "apart").write_text(json.dumps([(1, 0)]))
+    _run(scenarios, 2, tmp_path, [], "no_memory_in_common")
+    for rank in range(2):
+        said = json.loads((tmp_path / f"said{rank}").read_text())["first"]
+        for what in ("rank 0 and rank 1", "cannot open", "cudaHostRegister", "ulimit -l"):
+            assert what in said["text"], said
+
+
+@pytest.mark.parametrize("apart", [[], [(0, 1)], [(0, 1), (0, 2), (1, 2)]], ids=str)
 @pytest.mark.parametrize("way", WAYS, ids=" ".join)
-def test_kill_9_during_a_call(scenarios: Scenario, tmp_path: Path, way: tuple[str, str]) -> None:
+def test_kill_9_during_a_call(
+    scenarios: Scenario, tmp_path: Path, way: tuple[str, str], apart: list[tuple[int, int]]
+) -> None:
     """A kernel that waits for a rank that is gone ends, and its call says which rank that is."""
+    if apart and way not in ON_HOST:
+        return
+    (tmp_path / "apart").write_text(json.dumps(apart))
     write(tmp_path, [Call(*way, "float32", 2000)])
     outcome = scenarios("killed", 3, tmp_path)
     assert [rank["status"] for rank in outcome] == [0, -9, 0], outcome

@@ -52,6 +52,8 @@ class Explanation:
         segment_bytes: of shared or device memory that a rank has for all ways.
         candidates: all of them, the chosen one first, then by their times.
         crossovers: (bytes, what is chosen from there on), rising.
+        host_memory: a sentence for each rank with which this one has host memory in common, and no
+            device memory: data between them go through the host, which ``time_us`` does not know.
         between: of ranks on several hosts, how the call is cut and what goes between the hosts, in
             words; all else is about what one host's ring does first. ``None``: they are on one.
         times: of each way, a function from bytes to predicted microseconds; not in ``as_dict``.
@@ -79,6 +81,7 @@ class Explanation:
     crossovers: tuple[tuple[int, str], ...]
     times: dict[Way, Callable[[int], float]]
     between: str | None = None
+    host_memory: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -111,6 +114,7 @@ class Explanation:
                 f"  memory     {say_size(self.staging_bytes or 0)}B of a rank's "
                 f"{say_size(self.segment_bytes or 0)}B",
             ]
+        lines += [f"  by host    {sentence}" for sentence in self.host_memory]
         lines.append(f"  {'way':<17}{'time':>10}{'ratio':>8}  why")
         for one in self.candidates:
             ratio = f"{one.ratio:.2f}" if one.ratio is not None else "-"

@@ -99,12 +99,13 @@ def sharing(devices: Sequence[Mapping[str, Any]], seen: Mapping[str, Any]) -> Fi
         gpu["mig.mode.current"] for gpu in seen["gpus"]
     ]:
         fix = "keep all ranks on one MIG instance, or nvidia-smi --multi-instance-gpu=0"
-        return yellow(name, "MIG is on: instances do not reach each other's memory", fix)
+        text = "MIG is on: ranks on two instances exchange data in host memory"
+        return yellow(name, text, fix)
     return green(name, "under MPS" if seen["mps"] else "they take turns")
 
 
 def peers(devices: Sequence[Mapping[str, Any]], access: Sequence[Sequence[bool]]) -> Finding:
-    """Peer access between each pair, which rings across GPUs need."""
+    """Peer access between each pair: without it ranks exchange data in host memory."""
     name, count = "GPU to GPU", len(devices)
     if count == 1:
         return unchecked(name, "there is one GPU")
@@ -113,7 +114,6 @@ def peers(devices: Sequence[Mapping[str, Any]], access: Sequence[Sequence[bool]]
         return green(name, f"each of {count} reaches all others")
     return yellow(
         name,
-        f"no peer access: {', '.join(missing)}",
-        "see nvidia-smi topo -p2p rw; a virtual machine, an IOMMU or PCIe ACS may forbid it. Rings "
-        "of GPUs that reach each other work",
+        f"no peer access: {', '.join(missing)}; ranks there exchange data in host memory",
+        "see nvidia-smi topo -p2p rw; a virtual machine, an IOMMU or PCIe ACS may forbid it",
     )

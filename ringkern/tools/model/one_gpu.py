@@ -90,19 +90,59 @@ H100 = Gpu(
     l2_bytes=50 << 20,
     multiprocessors=132,
 )
-# NVIDIA's data sheets: nvidia.com/en-us/data-center/h100 and /h200, the SXM modules.
-PUBLISHED_TB_S = {"H100": 3.35, "H200": 4.8}
 H200 = Gpu(
     "H200",
-    "not measured: an H100's limits, with device memory faster by the published 4.8 to 3.35 TB/s",
-    H100.launch_us,
-    H100.hop_us,
-    H100.hbm_gb_s * PUBLISHED_TB_S["H200"] / PUBLISHED_TB_S["H100"],
-    H100.l2_gb_s,
-    H100.l2_bytes,
-    H100.multiprocessors,
+    "limits measured on an NVIDIA H200 on 2026-11-26",
+    launch_us=0.588,
+    hop_us={"simple": 1.0229, "ll": 0.383, "ll128": 0.3822},
+    hbm_gb_s=3939.0,
+    l2_gb_s=8599.0,
+    l2_bytes=60 << 20,
+    multiprocessors=132,
 )
 GPUS = {gpu.name: gpu for gpu in (H100, H200)}
+
+
+@dataclass(frozen=True)
+class Link:
+    """The link of each GPU to host memory that ranks have in common.
+
+    Attributes:
+        name, source: as of a GPU.
+        gb_s: that a kernel writes and another one reads at the same time, each.
+        hop_us: as of a GPU, through host memory.
+    """
+
+    name: str
+    source: str
+    gb_s: float
+    hop_us: dict[str, float]
+
+
+GEN5 = Link(
+    "PCIe 5.0 x16", "measured on an NVIDIA H200 on 2026-11-26", 37.84,
+    {"simple": 3.1527, "ll": 1.9787},
+)  # fmt: skip
+GEN4 = Link("PCIe 4.0 x16", "half of PCIe 5.0, with the same hops: assumed", 18.92, GEN5.hop_us)
+
+
+def over_host(gpu: Gpu, link: Link, ranks: int) -> Gpu:
+    """Returns the GPU that would take as long as ranks with a GPU each do over host memory.
+
+    Ranks in processes of their own, with the default of 32 channels; for the ways over LL and
+    Simple. The tensors of all ranks are in as many device memories, and what ranks stage goes over
+    as many links, both ways at the same time.
+    """
+    return Gpu(
+        f"{gpu.name} over {link.name}",
+        f"{gpu.source}; {link.source}",
+        gpu.launch_us,
+        link.hop_us,
+        hbm_gb_s=ranks * gpu.hbm_gb_s,
+        l2_gb_s=2 * ranks * link.gb_s,
+        l2_bytes=0,
+        multiprocessors=32 * ranks // cuts.BLOCKS_PER_MULTIPROCESSOR,
+    )
 
 
 class Terms(NamedTuple):
