@@ -16,10 +16,20 @@ struct Transports final : Transport {
   void* mine() override { return &memory_; }
   Offer offer() override { return {"some bytes"}; }
   void* map(const Offer&, int peer) override { return peer == unreached_ ? nullptr : &memory_; }
+  std::optional<uint32_t> mapped() const override {
+    return unreached_ < 0 ? ~0u : ~(1u << unreached_);
+  }
+  void settle(uint32_t both, Segments& segments) override {
+    for (size_t peer = 0; peer < segments.all.size(); ++peer) {
+      if ((both >> peer & 1) != 0) continue;
+      segments.all[peer] = segments.host = &host_;
+      segments.on_host |= 1u << peer;
+    }
+  }
   bool carries_lines() const override { return !torn_; }
   const int unreached_;
   const bool torn_;
-  int memory_ = 0;
+  int memory_ = 0, host_ = 0;
 };
 
 struct Executors final : Executor {
@@ -86,30 +96,58 @@ TEST_CASE("all ranks choose by rank 0's table") {
             "", "");
 }
 
-TEST_CASE("where a rank does not reach all others, none of them leaves the ring") {
-  WayTable ways = table_of(kSmall, kLarge);
-  for (auto& row : ways.rows[int(Choice::ring)]) row.way = kOther;
-  for (const int ranks : {3, 4})
+TEST_CASE("where two ranks have host memory in common, all go by what suits that") {
+  constexpr Way kTwo{Algorithm::two_shot, Protocol::ll}, kRing{Algorithm::ring, Protocol::simple};
+  for (const int ranks : {2, 4})
     for (const bool hole : {false, true}) {
       const auto store = std::make_shared<MemoryStore>();
-      check_all(on_threads(ranks,
-                           [&](int rank) {
-                             Way last;
-                             Device device = device_of(ways, last);
-                             device.terms.room.bus = "0000:00:00.0";
-                             device.make_transport = [&] {
-                               return std::make_unique<Transports>(hole && rank == 1 ? 3 : -1);
-                             };
-                             Communicator comm(store, "group", rank, ranks, kLong);
-                             comm.run(device, open_task(7));
-                             CHECK(last == (hole && ranks == 4 ? kOther : kSmall));
-                             Task asked = open_task(7);
-                             asked.choice = Choice::one_shot;
-                             comm.run(device, asked);
-                             CHECK(last == kSmall);
-                             return Neighbours{};
-                           }),
-                "", "");
+      check_all(
+          on_threads(ranks,
+                     [&](int rank) {
+                       Way last;
+                       uint32_t on_host = 0;
+                       Device device = device_of(table_of(kLarge, kOther), last);
+                       device.terms.room.bus = "0000:00:00.0";
+                       device.make_transport = [&] {
+                         return std::make_unique<Transports>(hole && rank == 1 ? ranks - 1 : -1);
+                       };
+                       if (ranks == 2)  // one way is as good as both
+                         device.make_transport = [&] {
+                           return std::make_unique<Transports>(hole && rank == 1 ? 0 : -1);
+                         };
+                       const auto make = device.make_executor;
+                       device.make_executor = [&, make](const Segments& segments) {
+                         on_host = segments.on_host;
+                         return make(segments);
+                       };
+                       Communicator comm(store, "group", rank, ranks, kLong);
+                       comm.run(device, open_task(7));
+                       CHECK(last == (hole ? kSmall : kLarge));
+                       const int other = ranks == 2 ? 0 : ranks - 1;
+                       CHECK_EQ(on_host, !hole           ? 0u
+                                         : rank == 1     ? 1u << other
+                                         : rank == other ? 1u << 1
+                                                         : 0u);
+                       comm.run(device, open_task((512 << 10) / (ranks * ranks) / 8));
+                       CHECK(last == (hole ? kTwo : kOther));
+                       comm.run(device, open_task(ranks * (128 << 10) / 8));
+                       CHECK(last == (hole ? kRing : kOther));
+                       Task asked = open_task(7);
+                       asked.choice = Choice::none;
+                       asked.algorithm = Algorithm::two_shot;
+                       if (hole)
+                         CHECK_THROWS(UsageError, "some ranks of this ring have only host memory",
+                                      comm.run(device, asked));
+                       else comm.run(device, asked);
+                       asked.algorithm = Algorithm::ring;
+                       asked.protocol = Protocol::ll128;
+                       if (hole) CHECK_THROWS(UsageError, "ll128", comm.run(device, asked));
+                       else comm.run(device, asked);
+                       comm.run(device, open_task(7));  // nothing has come to harm
+                       CHECK(last == (hole ? kSmall : kLarge));
+                       return Neighbours{};
+                     }),
+          "", "");
     }
 }
 
