@@ -24,6 +24,10 @@ void check(cudaError_t error, const char* call, const char* remedy) {
   (void)cudaGetLastError();
   if (error == cudaErrorStreamCaptureUnsupported || error == cudaErrorStreamCaptureImplicit)
     remedy = "A CUDA graph is captured, and the first call takes memory: make one call before";
+  if (error == cudaErrorStreamCaptureInvalidated)
+    remedy =
+        "A call that a CUDA graph cannot hold has made the capture invalid: end it and capture "
+        "again without that call";
   throw TransportError(describe(call, error) + (*remedy ? std::string(". ") + remedy : ""));
 }
 
@@ -95,6 +99,8 @@ unsigned long long capture_of(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   unsigned long long id = 0;
   check(cudaStreamGetCaptureInfo(stream, &status, &id), "cudaStreamGetCaptureInfo");
+  if (status == cudaStreamCaptureStatusInvalidated)
+    check(cudaErrorStreamCaptureInvalidated, "cudaStreamGetCaptureInfo");
   return status == cudaStreamCaptureStatusActive ? id : 0;
 }
 

@@ -40,8 +40,23 @@ void check_device(int device);
 cudaStream_t make_stream(int device);
 
 // Returns the id of the capture that a stream takes part in; 0 for none. The default stream never
-// does, and must not be asked while another stream captures.
+// does, and must not be asked while another stream captures. Throws TransportError where a call
+// that CUDA does not allow in a capture has made it invalid.
 unsigned long long capture_of(cudaStream_t stream);
+
+// While a thread of this process captures a graph, others may not allocate or map memory, nor ask
+// for events or streams, unless they say that it is none of the graph's business.
+class BesideCaptures {
+ public:
+  BesideCaptures() { exchange(); }
+  ~BesideCaptures() { exchange(); }
+  BesideCaptures(const BesideCaptures&) = delete;
+  BesideCaptures& operator=(const BesideCaptures&) = delete;
+
+ private:
+  void exchange() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
 
 // Makes a device the thread's current one, until the end of the scope.
 class OnDevice {

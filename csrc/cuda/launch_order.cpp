@@ -17,38 +17,50 @@ void LaunchOrder::release() noexcept {
 }
 
 void LaunchOrder::follow_last(cudaStream_t stream) {
-  const unsigned long long capture = capture_of(stream);
-  capturing_ = capture != 0;
-  if (capturing_) {
-    if (capture == capture_ && stream != captured_stream_)
-      check(cudaStreamWaitEvent(stream, captured_, 0), "cudaStreamWaitEvent");
-    capture_ = capture;
-  } else if (launched_ && stream != last_stream_) {
-    check(cudaStreamWaitEvent(stream, last_, 0), "cudaStreamWaitEvent");
+  const auto wait = [stream](cudaEvent_t event, unsigned flags) {
+    check(cudaStreamWaitEvent(stream, event, flags), "cudaStreamWaitEvent");
+  };
+  at_hand_ = capture_of(stream);
+  if (!capturing()) {
+    // Where there is a graph, the last launch may have been a replay, on any stream.
+    if (capture_ != 0 || stream != last_stream_) wait(last_, 0);
+  } else if (at_hand_ != capture_) {
+    wait(last_, cudaEventWaitExternal);
+  } else if (stream != captured_stream_) {
+    wait(captured_, 0);
   }
 }
 
 void LaunchOrder::note_last(cudaStream_t stream) {
-  check(cudaEventRecord(capturing_ ? captured_ : last_, stream), "cudaEventRecord");
-  (capturing_ ? captured_stream_ : last_stream_) = stream;
-  if (!capturing_) launched_ = true;
+  if (!capturing()) {
+    check(cudaEventRecord(last_, stream), "cudaEventRecord");
+    last_stream_ = stream;
+    return;
+  }
+  capture_ = at_hand_;
+  captured_stream_ = stream;
+  check(cudaEventRecordWithFlags(last_, stream, cudaEventRecordExternal),
+        "cudaEventRecordWithFlags");
+  check(cudaEventRecord(captured_, stream), "cudaEventRecord");
 }
 
 void LaunchOrder::let_follow(cudaStream_t stream) const {
-  if (launched_) (void)cudaStreamWaitEvent(stream, last_, 0);
+  (void)cudaStreamWaitEvent(stream, last_, 0);
 }
 
 bool LaunchOrder::drain(Milliseconds patience) const {
-  if (patience != Milliseconds::max() && launched_) {
-    const auto deadline = Clock::now() + patience;
-    while (cudaEventQuery(last_) == cudaErrorNotReady) {
-      if (Clock::now() >= deadline) return false;
-      std::this_thread::sleep_for(Milliseconds(1));
-    }
+  const BesideCaptures beside;
+  const auto begin = Clock::now();
+  const auto has_ended = [this] {
+    const cudaError_t error = cudaEventQuery(last_);
+    (void)cudaGetLastError();  // or a later call of someone else would report it
+    return error != cudaErrorNotReady;
+  };
+  while (!has_ended()) {
+    if (patience == Milliseconds::max()) return (void)cudaEventSynchronize(last_), true;
+    if (Clock::now() - begin >= patience) return false;
+    std::this_thread::sleep_for(Milliseconds(1));
   }
-  // Of a graph's launches nothing is known here.
-  if (capture_ != 0) (void)cudaDeviceSynchronize();
-  if (launched_) (void)cudaEventSynchronize(last_);
   return true;
 }
 

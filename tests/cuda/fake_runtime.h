@@ -6,6 +6,7 @@
 #include <cuda_runtime_api.h>
 #include <cxxabi.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -50,6 +51,9 @@ struct FakeRuntime {
   std::set<std::pair<int, int>> apart;                  // those that have none all the same
   std::set<std::pair<int, int>> pcie;                   // those whose link tears lines of LL128
   int refuses = -1;                                     // the device on which every launch fails
+  int failing = 0;                                      // so many launches fail, none after them
+  int lost = -1;                                        // the device whose context is corrupted
+  bool records = true;                                  // events
   int full = -1;                                        // the device that has no memory left
   bool opens = true;                                    // the memory of other processes
   std::map<std::byte*, std::pair<int, size_t>> memory;  // but of devices that work
@@ -248,16 +252,25 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) {
 }
 cudaError_t cudaEventDestroy(cudaEvent_t e) { return delete &event_of(e), cudaSuccess; }
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
+  if (!runtime.records) return runtime.last = cudaErrorInvalidResourceHandle;
   if (runtime.working == nullptr) return cudaSuccess;
   return runtime.last = runtime.working->record(event_of(e), stream_of(s));
 }
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t e, cudaStream_t s, unsigned flags) {
+  if (runtime.working == nullptr) return cudaSuccess;
+  const bool external = flags == cudaEventRecordExternal;
+  return runtime.last = runtime.working->record(event_of(e), stream_of(s), external);
+}
 cudaError_t cudaEventQuery(cudaEvent_t e) {
   if (const cudaError_t error = unsafe_call()) return error;
-  return FakeDevices::ended(event_of(e).ticket) ? cudaSuccess : cudaErrorNotReady;
+  if (runtime.working == nullptr) return cudaSuccess;
+  const FakeDevices::Ticket recorded = runtime.working->recorded(event_of(e));
+  return FakeDevices::ended(recorded) ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t e) {
   if (const cudaError_t error = unsafe_call()) return error;
-  return FakeDevices::wait(event_of(e).ticket), cudaSuccess;
+  if (runtime.working == nullptr) return cudaSuccess;
+  return FakeDevices::wait(runtime.working->recorded(event_of(e))), cudaSuccess;
 }
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* s, unsigned, int priority) {
   *s = static_cast<cudaStream_t>(zeroed(1));
@@ -281,13 +294,15 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s) {
 }
 cudaError_t cudaStreamQuery(cudaStream_t s) {
   if (const cudaError_t error = unsafe_call()) return error;
+  if (runtime.current == runtime.lost) return runtime.last = cudaErrorIllegalAddress;
   if (runtime.busy) return cudaErrorNotReady;
   if (runtime.working == nullptr) return ringkern::test::end_probes(), cudaSuccess;
   return FakeDevices::ended(FakeDevices::asked(stream_of(s))) ? cudaSuccess : cudaErrorNotReady;
 }
-cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) {
+cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags) {
   if (runtime.working == nullptr) return cudaSuccess;
-  return runtime.last = runtime.working->follow(stream_of(s), event_of(e));
+  const bool external = flags == cudaEventWaitExternal;
+  return runtime.last = runtime.working->follow(stream_of(s), event_of(e), external);
 }
 
 // ---- graphs
@@ -301,7 +316,8 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t s, cudaStreamCaptureStatus* st
 ) {
   ++runtime.capture_queries;
   *id = runtime.capture;
-  if (runtime.working != nullptr) *id = runtime.working->capture_of(stream_of(s));
+  if (runtime.working != nullptr)
+    return *status = runtime.working->status_of(stream_of(s), *id), cudaSuccess;
   *status = *id != 0 ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
@@ -344,15 +360,19 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* n, const void* ke
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel, void** args) {
   const auto [blocks, threads, stream] =
       std::tuple(config->gridDim, config->blockDim, config->stream);
-  if (runtime.current == runtime.refuses) return runtime.last = cudaErrorLaunchOutOfResources;
+  if (runtime.current == runtime.lost) return runtime.last = cudaErrorIllegalAddress;
+  if (runtime.current == runtime.refuses || runtime.failing > 0) {
+    runtime.failing = std::max(0, runtime.failing - 1);
+    return runtime.last = cudaErrorLaunchOutOfResources;
+  }
   const std::string& name = ringkern::test::kernel_names().at(kernel);
   const auto is = [&](const char* what) { return name.find(what) != std::string::npos; };
   if (runtime.working != nullptr) {
     const auto on = stream_of(stream);
     if (on->device != runtime.current) return runtime.last = cudaErrorInvalidResourceHandle;
-    runtime.working->launch(on,
-                            runtime.working->kernels.launch(name, blocks.x, threads.x, args[0]));
-    return cudaSuccess;
+    const auto& kernels = runtime.working->kernels;
+    return runtime.last =
+               runtime.working->launch(on, kernels.launch(name, blocks.x, threads.x, args[0]));
   }
   if (is("::probe(")) {
     const auto& probe = *static_cast<ringkern::cuda::ProbeArgs*>(args[0]);

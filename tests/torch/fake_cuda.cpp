@@ -73,7 +73,8 @@ class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
     if (runtime.working != nullptr) check(runtime.working->follow(stream(s), of(event)));
   }
   bool queryEvent(void* event) const override {
-    return ++touched, FakeDevices::ended(of(event).ticket);
+    ++touched;
+    return runtime.working == nullptr || FakeDevices::ended(runtime.working->recorded(of(event)));
   }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
     delete static_cast<FakeDevices::Event*>(event);
@@ -150,6 +151,12 @@ RK_EXPORT void fake_start(int processors) {
   runtime.processors = processors;
   runtime.working = new FakeDevices({ptx::launch_of, ptx::blocks_each}, runtime.processors);
 }
+
+// The next so many launches fail, and those after them do not.
+RK_EXPORT void fake_fail_launches(int launches) { runtime.failing = launches; }
+// As what a capture does not allow.
+RK_EXPORT int fake_unsafe_call() { return cudaDeviceSynchronize(); }
+RK_EXPORT void fake_lose(int device) { runtime.lost = device; }
 
 // The calls of torch.cuda.CUDAGraph, on the current stream of a device; they return CUDA's error.
 RK_EXPORT int fake_begin_capture(int device) {

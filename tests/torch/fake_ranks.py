@@ -314,6 +314,113 @@ def graph(rank: int, size: int, folder: Path) -> None:
             assert same(second, expected[i])
 
 
+def replays_beside_calls(rank: int, size: int, folder: Path) -> None:
+    """Two graphs and other calls on streams of their own, which wait for each other nowhere."""
+    fake_cuda.start()
+    (call,) = _read(folder)
+    inputs = call.inputs(size, seed=0)
+    expected = [call.expected(inputs)]
+    for _ in range(3):
+        expected.append(call.expected([expected[-1]] * size))
+    streams = [torch.Stream(device="cuda:0") for _ in range(4)]
+    graphs, tensors = [], [inputs[rank].clone() for _ in range(3)]
+    with _join(rank, size, folder) as ring:
+        with current(streams[0]):
+            _wait(_start(ring, call, inputs[rank].clone()))
+        for x in tensors[:2]:
+            graphs.append(Graph())
+            with current(streams[0]), graphs[-1].capture():
+                _start(ring, call, x)
+        for i in range(3):
+            with current(streams[1]):
+                work = _start(ring, call, tensors[2])
+            for j in (0, 1) if i < 2 else (1, 0):
+                with current(streams[2 + j]):
+                    graphs[j].replay()
+            if i == 1:
+                for stream in streams:
+                    stream.synchronize()
+        _wait(work)
+        for stream in streams:
+            stream.synchronize()
+    for x in tensors:
+        assert same(x, expected[2])
+
+
+def lonely_replay(rank: int, size: int, folder: Path) -> None:
+    """Rank 0 replays what rank 1 does not; an end with patience says so before the timeout."""
+    fake_cuda.start()
+    (call,) = _read(folder)
+    x = call.inputs(size, seed=0)[rank]
+    recorded, stream = Graph(), torch.Stream(device="cuda:0")
+    with _join(rank, size, folder, timeout_s=600) as ring, current(stream):
+        _wait(_start(ring, call, x))
+        with recorded.capture():
+            _start(ring, call, x)
+        if rank == 0:
+            recorded.replay()
+            ring._c.close(0.5)
+            stream.synchronize()
+            leave_note(folder / "closed", "")
+        wait_for(folder / "closed")
+
+
+def refused(rank: int, size: int, folder: Path) -> None:
+    """Rank 0 alone meets a capture and a launch that CUDA refuses, and goes on as rank 1 does."""
+    fake_cuda.start()
+    (call,) = _read(folder)
+    inputs = call.inputs(size, seed=0)
+    recorded, stream = Graph(), torch.Stream(device="cuda:0")
+    with _join(rank, size, folder) as ring, current(stream):
+
+        def make_calls() -> None:
+            for _ in range(2):
+                x = inputs[rank].clone()
+                _wait(_start(ring, call, x))
+                assert same(x, call.expected(inputs))
+
+        make_calls()
+        if rank == 1:
+            with Graph().capture():
+                _start(ring, call, inputs[rank].clone())
+        else:
+            with pytest.raises(RuntimeError, match="CUDA error 901"), Graph().capture():
+                _start(ring, call, inputs[rank].clone())
+                assert fake().fake_unsafe_call() != 0
+                with pytest.raises(RingKernError, match="end it and capture again"):
+                    _start(ring, call, inputs[rank].clone())
+        captured = inputs[rank].clone()
+        with recorded.capture():
+            _start(ring, call, captured)
+        make_calls()
+        if rank == 0:
+            fake().fake_fail_launches(1)
+            with pytest.raises(RingKernError, match="cudaLaunchKernelExC"):
+                _start(ring, call, inputs[rank].clone())
+        make_calls()
+        recorded.replay()
+        stream.synchronize()
+        assert same(captured, call.expected(inputs))
+        (status,) = ringkern.dump()["pg_status"].values()
+        assert status["last_enqueued_collective"] == 8, status  # as of rank 1
+
+
+def lost(rank: int, size: int, folder: Path) -> None:
+    """The device of rank 1 is lost, and its launch fails: the others hear of it at once."""
+    fake_cuda.start()
+    (call,) = _read(folder)
+    x = call.inputs(size, seed=0)[rank]
+    ring = _join(rank, size, folder, timeout_s=600)
+    _wait(_start(ring, call, x))
+    if rank == VICTIM:
+        fake().fake_lose(0)
+        error = error_of(lambda: _start(ring, call, x))
+    else:
+        error = error_of(lambda: _wait(_start(ring, call, x)))
+    tell(rank, folder, first=error)
+    ring.close()
+
+
 def graph_on_devices(rank: int, size: int, folder: Path) -> None:
     """A graph of a ring on two devices: the stream of one waits for an event of the other."""
     fake_cuda.start()
