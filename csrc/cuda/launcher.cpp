@@ -55,9 +55,7 @@ void Launcher::claim_tables() {
     tables.resize(size_t(&seat - seats_.data() + 1) * size_t(ranks_), nullptr);
   }
   const size_t bytes = tables.size() * sizeof tables[0];
-  void* memory = nullptr;
-  check(cudaMalloc(&memory, bytes), "cudaMalloc");
-  tables_ = static_cast<std::byte**>(memory);
+  tables_ = static_cast<std::byte**>(allocate(bytes));
   check(cudaMemcpyAsync(tables_, tables.data(), bytes, cudaMemcpyHostToDevice, abort_stream_),
         "cudaMemcpyAsync");
   check(cudaStreamSynchronize(abort_stream_), "cudaStreamSynchronize");

@@ -106,13 +106,12 @@ void LocalRing::claim_memory() {
   for (Part& part : parts_) {
     const OnDevice guard(part.device);
     const size_t bytes = size_t(segment_pitch(geometry_, ranks_)) * part.ranks.size();
-    check(cudaMalloc(&part.memory, bytes), "cudaMalloc",
-          ("Device " + std::to_string(part.device) + " needs " + std::to_string(bytes >> 20) +
-           " MiB for the FIFOs of its " + std::to_string(part.ranks.size()) +
-           " ranks; free some, or use fewer ranks")
-              .c_str());
-    check(cudaMemset(part.memory, 0, bytes), "cudaMemset");
-    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    part.memory = allocate(bytes, ("Device " + std::to_string(part.device) + " needs " +
+                                   std::to_string(bytes >> 20) + " MiB for the FIFOs of its " +
+                                   std::to_string(part.ranks.size()) +
+                                   " ranks; free some, or use fewer ranks")
+                                      .c_str());
+    clear(part.device, part.memory, bytes);
   }
 }
 

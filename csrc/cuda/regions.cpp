@@ -88,9 +88,7 @@ PeerRegions::PeerRegions(int device, int rank, int ranks)
   const OnDevice guard(device);
   const size_t bytes = sizeof(PeerRegion) * size_t(ranks) * RegionPlace::kMostRegions;
   check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
-  void* memory = nullptr;
-  check(cudaMalloc(&memory, bytes), "cudaMalloc");
-  table_ = static_cast<PeerRegion*>(memory);
+  table_ = static_cast<PeerRegion*>(cuda::allocate(bytes));
   check(cudaMemsetAsync(table_, 0, bytes, stream_), "cudaMemsetAsync");
   check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
 }

@@ -200,8 +200,8 @@ class BackendBase : public c10d::Backend {
     c10::Event called(device.type());
     called.record(impl.getStream(device));
     std::lock_guard lock(mutex_);
-    std::optional<c10::Stream>& side = cuda_[device];
-    if (!side) side = make_stream(device);
+    std::shared_ptr<const c10::Stream>& side = cuda_[device];
+    if (!side) side = own_stream(device);
     called.block(*side);
     return *side;
   }
@@ -220,7 +220,7 @@ class BackendBase : public c10d::Backend {
   bool coalescing_ = false;
   std::vector<WorkPtr> coalesced_;
   // Devices of calls, and the streams of asynchronous ones.
-  std::unordered_map<c10::Device, std::optional<c10::Stream>> cuda_;
+  std::unordered_map<c10::Device, std::shared_ptr<const c10::Stream>> cuda_;
 };
 
 }  // namespace ringkern::torch_ext

@@ -55,6 +55,8 @@ struct FakeRuntime {
   int lost = -1;                                        // the device whose context is corrupted
   bool records = true;                                  // events
   int full = -1;                                        // the device that has no memory left
+  uint32_t contexts = 0;                                // a bit for each device that has one
+  int streams = 0;                                      // with a priority that were ever made
   bool opens = true;                                    // the memory of other processes
   std::map<std::byte*, std::pair<int, size_t>> memory;  // but of devices that work
   std::set<std::pair<int, int>> access;
@@ -76,6 +78,9 @@ struct FakeRuntime {
   }
 };
 inline FakeRuntime runtime;
+inline void make_context(int device) {
+  std::atomic_ref(runtime.contexts).fetch_or(uint32_t(1) << device);
+}
 
 inline FakeDevices::StreamPtr stream_of(cudaStream_t s, int device = runtime.current) {
   return runtime.working->stream(device, s);
@@ -141,6 +146,7 @@ extern "C" {
 using ringkern::test::event_of;
 using ringkern::test::FakeDevices;
 using ringkern::test::later;
+using ringkern::test::make_context;
 using ringkern::test::runtime;
 using ringkern::test::stream_of;
 using ringkern::test::unsafe_call;
@@ -149,7 +155,19 @@ using ringkern::test::zeroed;
 // ---- devices
 cudaError_t cudaGetDeviceCount(int* n) { return *n = runtime.devices, cudaSuccess; }
 cudaError_t cudaGetDevice(int* d) { return *d = runtime.current, cudaSuccess; }
-cudaError_t cudaSetDevice(int d) { return runtime.current = d, cudaSuccess; }
+cudaError_t cudaSetDevice(int d) {
+  return make_context(d), runtime.current = d, cudaSuccess;  // since CUDA 12
+}
+int fake_primary_state(int device, unsigned*, int* active) {
+  return *active = std::atomic_ref(runtime.contexts) >> device & 1, 0;
+}
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** found, unsigned,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult* result) {
+  if (std::string(name) != "cuDevicePrimaryCtxGetState") return cudaErrorInvalidValue;
+  *found = reinterpret_cast<void*>(&fake_primary_state);
+  return *result = cudaDriverEntryPointSuccess, cudaSuccess;
+}
 cudaError_t cudaRuntimeGetVersion(int* v) { return *v = CUDART_VERSION, cudaSuccess; }
 cudaError_t cudaDeviceSynchronize() {
   if (const cudaError_t error = unsafe_call()) return error;
@@ -194,6 +212,8 @@ cudaError_t cudaGetLastError() { return std::exchange(runtime.last, cudaSuccess)
 // ---- memory
 cudaError_t cudaMalloc(void** p, size_t bytes) {
   if (const cudaError_t error = unsafe_call()) return error;
+  make_context(runtime.current);
+  if (runtime.current == runtime.lost) return runtime.last = cudaErrorIllegalAddress;
   if (runtime.current == runtime.full) return runtime.last = cudaErrorMemoryAllocation;
   if (runtime.working != nullptr) return *p = runtime.working->claim(bytes), cudaSuccess;
   runtime.memory[static_cast<std::byte*>(*p = zeroed(bytes))] = {runtime.current, bytes};
@@ -206,6 +226,7 @@ cudaError_t cudaFree(void* p) {
 }
 cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) {
   if (const cudaError_t error = unsafe_call()) return error;
+  make_context(runtime.current);
   return *p = zeroed(bytes), cudaSuccess;
 }
 cudaError_t cudaFreeHost(void* p) { return std::free(p), cudaSuccess; }
@@ -247,6 +268,7 @@ cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_
 
 // ---- streams and events
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) {
+  make_context(runtime.current);
   *e = reinterpret_cast<cudaEvent_t>(new FakeDevices::Event{runtime.current, {}, {}, {}});
   return cudaSuccess;
 }
@@ -273,6 +295,8 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e) {
   return FakeDevices::wait(runtime.working->recorded(event_of(e))), cudaSuccess;
 }
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* s, unsigned, int priority) {
+  make_context(runtime.current);
+  if (priority != 0) ++runtime.streams;
   *s = static_cast<cudaStream_t>(zeroed(1));
   if (runtime.working != nullptr) runtime.working->make(runtime.current, *s, priority);
   return cudaSuccess;
@@ -349,7 +373,9 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
 }
 
 // ---- kernels
-cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, const void*) { return cudaSuccess; }
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, const void*) {
+  return make_context(runtime.current), cudaSuccess;
+}
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* n, const void* kernel, int threads,
                                                           size_t) {
   const std::string& name = ringkern::test::kernel_names().at(kernel);

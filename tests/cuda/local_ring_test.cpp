@@ -117,7 +117,7 @@ void run_ring(const std::vector<int>& devices, int count_of_orders, bool apart =
   const RingOrders orders = test::drawn_orders(count_of_orders, int(devices.size()), drawn);
   LocalRing ring(devices, Milliseconds(20000), orders, apart);
   std::vector<cudaStream_t> streams(devices.size(), nullptr);
-  for (size_t r = 0; apart && r < devices.size(); ++r) streams[r] = make_stream(devices[r]);
+  for (size_t r = 0; apart && r < devices.size(); ++r) streams[r] = take_stream(devices[r]);
   for (int round = 0; round < 3; ++round)
     for (int p = 0; p < kProtocols; ++p)
       for (int d = 0; d < kDTypes; ++d)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -379,16 +380,20 @@ def refused(rank: int, size: int, folder: Path) -> None:
                 _wait(_start(ring, call, x))
                 assert same(x, call.expected(inputs))
 
+        def break_capture() -> None:
+            with Graph().capture():
+                _start(ring, call, inputs[rank].clone())
+                assert fake().fake_unsafe_call() != 0
+                with pytest.raises(RingKernError, match="end it and capture again"):
+                    _start(ring, call, inputs[rank].clone())
+
         make_calls()
         if rank == 1:
             with Graph().capture():
                 _start(ring, call, inputs[rank].clone())
         else:
-            with pytest.raises(RuntimeError, match="CUDA error 901"), Graph().capture():
-                _start(ring, call, inputs[rank].clone())
-                assert fake().fake_unsafe_call() != 0
-                with pytest.raises(RingKernError, match="end it and capture again"):
-                    _start(ring, call, inputs[rank].clone())
+            with pytest.raises(RuntimeError, match="CUDA error 901"):
+                break_capture()
         captured = inputs[rank].clone()
         with recorded.capture():
             _start(ring, call, captured)
@@ -403,6 +408,69 @@ def refused(rank: int, size: int, folder: Path) -> None:
         assert same(captured, call.expected(inputs))
         (status,) = ringkern.dump()["pg_status"].values()
         assert status["last_enqueued_collective"] == 8, status  # as of rank 1
+
+
+def contexts(rank: int, size: int, folder: Path) -> None:
+    """Calls, messages, an abort and an end by threads that have never chosen a device."""
+    fake_cuda.start()
+    dist.init_process_group(
+        "ringkern", init_method=f"file://{folder}/group", rank=rank, world_size=size
+    )
+    device, x = 1 + rank, torch.ones(100)
+    given, stream = on_device(x, device), torch.Stream(device=f"cuda:{device}")
+    with current(stream):
+        work = dist.all_reduce(given, async_op=True)
+        assert work is not None
+        _wait(work)
+        exchange = dist.isend if rank == 0 else dist.irecv
+        work = exchange(given, 1 - rank)
+        assert work is not None
+        _wait(work)
+    threading.Thread(target=dist.distributed_c10d._abort_process_group).start()
+    while dist.is_initialized():
+        time.sleep(0.01)
+    ring = _join(rank, size, folder)
+    with current(stream):
+        _wait(_start(ring, Call("ring", "ll", "float32", 100), x, device=device))
+    thread = threading.Thread(target=ring.close)
+    thread.start(), thread.join()
+    assert fake().fake_contexts() == 1 << device
+
+
+def full(rank: int, size: int, folder: Path) -> None:
+    """All memory of the devices is in torch's cache."""
+    fake_cuda.start()
+    (call,) = _read(folder)
+    inputs = call.inputs(size, seed=0)
+    x = inputs[rank].clone()
+    with _join(rank, size, folder) as ring:
+        fake().fake_fill(0)
+        _wait(_start(ring, call, x))
+    assert same(x, call.expected(inputs))
+    fake().fake_fill(0)
+    with local.Ring(["cuda:0", "cuda:0"]):
+        pass
+
+
+def groups_in_a_loop(rank: int, size: int, folder: Path) -> None:
+    """Each has streams of its own for asynchronous calls and for messages, which the next one has
+    after it."""
+    fake_cuda.start()
+    x = torch.ones(100)
+    given = on_device(x)
+    made = []
+    for i in range(4):
+        dist.init_process_group(
+            "ringkern", init_method=f"file://{folder}/{i}", rank=rank, world_size=size
+        )
+        exchange = dist.isend if rank == 0 else dist.irecv
+        for work in (dist.all_reduce(given, async_op=True), exchange(given, 1 - rank)):
+            assert work is not None
+            _wait(work)
+        del work
+        dist.destroy_process_group()
+        made.append(fake().fake_streams())
+    assert made[0] > 0 and made == made[:1] * 4, made
 
 
 def lost(rank: int, size: int, folder: Path) -> None:

@@ -135,6 +135,19 @@ def test_what_cuda_refuses(scenarios: Scenario, tmp_path: Path) -> None:
     _run(scenarios, 2, tmp_path, [Call("ring", "ll", "float32", 2000)], "refused")
 
 
+def test_contexts(scenarios: Scenario, tmp_path: Path) -> None:
+    """A process has one of its own device, and none of device 0."""
+    _run(scenarios, 2, tmp_path, [], "contexts")
+
+
+def test_memory_that_torch_keeps(scenarios: Scenario, tmp_path: Path) -> None:
+    _run(scenarios, 2, tmp_path, [Call("ring", "ll", "float32", 100)], "full")
+
+
+def test_groups_in_a_loop(scenarios: Scenario, tmp_path: Path) -> None:
+    _run(scenarios, 2, tmp_path, [], "groups_in_a_loop")
+
+
 def test_a_device_that_is_lost(scenarios: Scenario, tmp_path: Path) -> None:
     write(tmp_path, [Call("ring", "ll", "float32", 2000)])
     outcome = scenarios("lost", 3, tmp_path)
