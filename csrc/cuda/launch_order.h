@@ -1,8 +1,12 @@
-// The launches of a communicator follow each other, on whatever streams: two that overlap would
-// share counters.
+// Launches whose blocks wait for others follow each other on a device: those of one communicator
+// always, since two that overlap would share counters, and those of all communicators of the process
+// where the device does not hold the blocks of all at once. Two that were resident in part would
+// wait for the rest of each other.
 #pragma once
 
 #include <cuda_runtime_api.h>
+
+#include <mutex>
 
 #include "comm/ports.h"
 
@@ -13,12 +17,14 @@ namespace ringkern::cuda {
 // followed by what is launched after it.
 class LaunchOrder {
  public:
-  // On the current device.
-  void claim();
+  // On the current device, which holds so many blocks, for launches of at most so many.
+  void claim(int device, int held, int most, cudaStream_t stream);
   void release() noexcept;
 
-  // Around a launch on `stream`. Both throw TransportError; after the first nothing has changed.
-  void follow_last(cudaStream_t stream);
+  // Around a launch on `stream` of so many blocks that wait for others. Both throw TransportError;
+  // after the first nothing has changed. No other launch of this process gets a place on the device
+  // as long as the lock is held.
+  [[nodiscard]] std::unique_lock<std::mutex> follow_last(cudaStream_t stream, int blocks);
   bool capturing() const { return at_hand_ != 0; }  // whether it becomes part of a graph
   void note_last(cudaStream_t stream);
 
@@ -29,11 +35,15 @@ class LaunchOrder {
   bool drain(Milliseconds patience) const;
 
  private:
-  cudaEvent_t last_ = nullptr;
-  cudaEvent_t captured_ = nullptr;  // the last launch of a capture
+  struct Place;
+  struct Device;
+  void make_room(cudaStream_t stream, int blocks) const;
+
+  Device* device_ = nullptr;
+  Place* place_ = nullptr;  // among all communicators'
   cudaStream_t last_stream_ = nullptr, captured_stream_ = nullptr;
-  unsigned long long capture_ = 0;  // that the last captured launch is of; 0: none
-  unsigned long long at_hand_ = 0;  // the same of the launch at hand
+  unsigned long long at_hand_ = 0;  // the capture that the launch at hand is of; 0: none
+  int blocks_ = 0;                  // the same launch's
 };
 
 }  // namespace ringkern::cuda

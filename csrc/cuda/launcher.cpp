@@ -23,16 +23,17 @@ Launcher::Launcher(int device, std::vector<Seat> seats, int ranks, const Geometr
   check_device(device);
   const OnDevice guard(device);
   try {
-    check_resident();
+    const int held = resident_blocks(device);
+    check_resident(held);
     attributes_ = attributes_of_waiting(device, int(seats_.size()) == ranks);
-    claim_memory();
+    claim_memory(held);
   } catch (...) {
     release();
     throw;
   }
 }
 
-void Launcher::claim_memory() {
+void Launcher::claim_memory(int held) {
   const unsigned flags = cudaHostAllocMapped | cudaHostAllocPortable;
   void* host = nullptr;
   check(cudaHostAlloc(&host, seats_.size() * sizeof(Mailbox), flags), "cudaHostAlloc");
@@ -42,8 +43,9 @@ void Launcher::claim_memory() {
         "cudaHostAlloc");
   poison_ = static_cast<uint64_t*>(host);
   std::fill_n(poison_, geometry_.channels, kPoisoned);
-  order_.claim();
   check(cudaStreamCreateWithFlags(&abort_stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+  const int most = int(seats_.size()) * geometry_.channels;
+  order_.claim(device_, held, ranks_ > 1 ? most : 0, abort_stream_);
   if (mesh_.possible()) claim_tables();
 }
 
@@ -147,7 +149,7 @@ void Launcher::start(std::span<const Task> tasks, std::span<const Task> all) {
 template <class Args>
 bool Launcher::launch(const void* kernel, Args args, int threads, cudaStream_t stream) {
   const auto blocks = unsigned(args.plan.channels) * unsigned(seats_.size());
-  order_.follow_last(stream);
+  const auto turn = order_.follow_last(stream, int(blocks));
   if (order_.capturing()) args.seq = 0;
   else if (regions_ != nullptr) regions_->exchange();
   if constexpr (std::is_same_v<Args, AcrossArgs>)
@@ -214,11 +216,11 @@ void Launcher::run_in_place(const Task& task, const Tensors& tensors) {
   const int threads = in_place_threads(tensors.bytes);
   const auto blocks = unsigned(div_up(tensors.bytes, int64_t(16) * threads));
   const auto stream = static_cast<cudaStream_t>(task.stream);
-  const bool has_place = capture_of(stream) == 0;
-  if (has_place) order_.follow_last(stream);
   const void* kernel = in_place_kernel(task.reduction.dtype, task.reduction.combine);
+  if (capture_of(stream) != 0) return launch_kernel(kernel, blocks, threads, &args, stream);
+  const auto turn = order_.follow_last(stream, /*blocks=*/0);
   launch_kernel(kernel, blocks, threads, &args, stream);
-  if (has_place) order_.note_last(stream);
+  order_.note_last(stream);
 }
 
 void Launcher::run_alone(const Task& task) {

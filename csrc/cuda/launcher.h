@@ -37,7 +37,7 @@ struct Seat {
 // cause, a deadline that has passed.
 Executor::Progress joined(const Executor::Progress& a, const Executor::Progress& b);
 
-// Nothing of `run` allocates, synchronises or takes a lock.
+// Nothing of `run` allocates or synchronises, and it takes one lock, of the device.
 class Launcher {
  public:
   // The seats have the same orders. `one_process`: all ranks are, and `run` is given all tasks;
@@ -74,9 +74,9 @@ class Launcher {
 
  private:
   Fault fault_of(size_t seat) const;
-  void claim_memory();
+  void claim_memory(int held);
   void check_geometry() const;
-  void check_resident() const;
+  void check_resident(int held) const;
   void start(std::span<const Task> tasks, std::span<const Task> all);
   bool works() const;
   void run_alone(const Task& task);

@@ -33,8 +33,8 @@ void Launcher::check_neighbours() const {
                                "have (see nvidia-smi topo -p2p r)");
 }
 
-void Launcher::check_resident() const {
-  const int held = resident_blocks(device_), needed = int(seats_.size()) * geometry_.channels;
+void Launcher::check_resident(int held) const {
+  const int needed = int(seats_.size()) * geometry_.channels;
   if (ranks_ > 1 && needed > held)
     throw UsageError(std::to_string(seats_.size()) + " ranks of " +
                      std::to_string(geometry_.channels) + " channels need " +

@@ -28,17 +28,19 @@ class Log {
 
 // A kernel of one block or several, which ends when it is told to.
 struct Kernel {
-  Kernel(Log& log, std::string name, uint32_t blocks = 1, int blocks_each = 1)
-      : log(log), name(std::move(name)),
+  Kernel(Log& log, std::string name, uint32_t blocks = 1, int blocks_each = 1,
+         bool together = false)
+      : log(log), name(std::move(name)), each(together ? blocks : 1),
         launch{blocks, blocks_each, [this](ptx::Room& room) { run(room); }} {}
   void run(ptx::Room& room) {
-    for (uint32_t b = 0; b < launch.blocks; ++b) {
-      while (!room.take()) std::this_thread::yield();
+    for (uint32_t b = 0; b < launch.blocks; b += each) {
+      for (uint32_t i = 0; i < each; ++i)
+        while (!room.take()) std::this_thread::yield();
       log.add(name + "+");
       ++resident;
       while (to_end <= b) std::this_thread::yield();
       log.add(name + "-");
-      room.leave();
+      for (uint32_t i = 0; i < each; ++i) room.leave();
     }
   }
   void end(uint32_t blocks = 1) { to_end += blocks; }
@@ -48,6 +50,7 @@ struct Kernel {
 
   Log& log;
   const std::string name;
+  const uint32_t each;  // so many blocks begin and end together
   const ptx::Launch launch;
   std::atomic<uint32_t> to_end{0}, resident{0};
 };
