@@ -172,6 +172,8 @@ void Communicator::run_on(Ring& ring, const Task& task, const std::function<void
   }
   choose(task, ring.ways);
   task.words = words_of(task);
+  task.refused = false;
+  const uint64_t history = control.history();
   task.seq = control.begin(task.words, task.part_of);
   task.history = control.history();
   try {
@@ -188,6 +190,10 @@ void Communicator::run_on(Ring& ring, const Task& task, const std::function<void
   } catch (const AbortedError& e) {
     fail(ring, nullptr, e);
   } catch (const std::exception& e) {
+    if (task.refused && !before) {  // its caller is told here, and can make it again or another one
+      control.withdraw(history);
+      throw;
+    }
     const Fault mine = failed_call(control, task.seq, e.what());
     control.fail(mine);
     ring.executor->abort();

@@ -122,7 +122,8 @@ class Communicator {
   };
 
   void check_healthy();  // not failed
-  // A call on a ring that is there; what it throws makes this communicator unusable.
+  // A call on a ring that is there; what it throws makes this communicator unusable, unless the
+  // task was refused. One with `before` has a work, which may be looked at after the next call.
   void run_on(Ring& ring, const Task& task, const std::function<void()>& before = nullptr);
   [[noreturn]] void fail(Ring& ring, const Fault* mine, const Error& here);
   void end_waits(Ring& ring, const Fault& why) const;

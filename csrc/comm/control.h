@@ -82,6 +82,14 @@ class Control {
     seq_.store(seq, std::memory_order_release);
     return seq;
   }
+  // The call that has begun last was not made: the next one has its number, as on the other ranks.
+  // `history`: from before it.
+  void withdraw(uint64_t history) {
+    const uint64_t seq = seq_.load(std::memory_order_relaxed);
+    std::atomic_ref(lines_[seq % kCallLines].seq).store(0, std::memory_order_release);
+    history_ = history;
+    seq_.store(seq - 1, std::memory_order_release);
+  }
   uint64_t history() const { return history_; }  // of the call that has begun last
   // `now`: coarse_now(), or 0: it has taken no time that is worth a look at the clock.
   void end(int64_t now) {

@@ -233,6 +233,7 @@ struct Task {
   mutable uint64_t history = 0;    // as in CallLine
   mutable bool rested = false;     // a wait took more than some microseconds; the executor says so
   mutable bool under_way = false;  // its end is to be read from Executor::progress()
+  mutable bool refused = false;    // run() has thrown and nothing was started: nobody waits for it
   // Called on a CPU, if at all, when a wait takes more than some microseconds, and once only.
   void (*rests)(void* with) = nullptr;
   void* with = nullptr;
@@ -285,7 +286,8 @@ class Executor {
  public:
   virtual ~Executor() = default;
   // CPU: returns when the result is in `out`. CUDA: returns when it is enqueued.
-  // A wait that fails is thrown as TimeoutError or AbortedError; on CUDA by a later call.
+  // A wait that fails is thrown as TimeoutError or AbortedError; on CUDA by a later call. Leaves
+  // the task `refused` where the device would not take it, and takes later ones.
   virtual void run(const Task& task) = 0;
   // Whether run() returns when the task is enqueued: then nobody looks at its data before that.
   virtual bool enqueues() const { return false; }

@@ -96,19 +96,19 @@ struct WayTable {
   }
 
   // Where, on CUDA, some ranks have only host memory in common: leaves out what takes the tensors,
-  // and LL128. The sizes are predicted, for PCIe 4.0 and 5.0: docs/design/choice.md.
+  // and LL128. The sizes are measured for 2 ranks and predicted for more: docs/design/choice.md.
   constexpr void go_over_host(int ranks) {
     constexpr Way kOne{Algorithm::one_shot, Protocol::ll}, kTwo{Algorithm::two_shot, Protocol::ll};
     constexpr Way kLines{Algorithm::ring, Protocol::ll}, kSimple{Algorithm::ring, Protocol::simple};
-    const int64_t once = (512 << 10) / (ranks * ranks), twice = int64_t(ranks) * (128 << 10);
+    const int64_t once = (512 << 10) / (ranks * ranks), lines = int64_t(ranks) * (64 << 10);
     const auto set = [&](Choice list, std::initializer_list<Row> to) {
       Row* row = rows[int(list)];
       for (const Row& each : to) *row++ = each;
     };
-    set(Choice::automatic, {{once, kOne}, {twice, kTwo}, {kAnySize, kSimple}});
+    for (const Choice list : {Choice::automatic, Choice::ring, Choice::others})
+      set(list, {{lines, kLines}, {kAnySize, kSimple}});
+    if (ranks > 2) set(Choice::automatic, {{once, kOne}, {lines, kTwo}, {kAnySize, kSimple}});
     set(Choice::in_rank_order, {{once, kOne}, {kAnySize, kTwo}});
-    for (const Choice list : {Choice::ring, Choice::others})
-      set(list, {{twice, kLines}, {kAnySize, kSimple}});
     set(Choice::two_shot, {{kAnySize, kTwo}});
     in_place = 0;
     leave_out_lines();

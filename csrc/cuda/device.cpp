@@ -1,6 +1,44 @@
 #include "cuda/device.h"
 
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <vector>
+
 namespace ringkern::cuda {
+namespace {
+
+// Asks the driver, which the extension is not linked against. True where that cannot be asked.
+bool has_context(int device) {
+  using GetState = int(int device, unsigned* flags, int* active);
+  static GetState* const get_state = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+    const char* const name = "cuDevicePrimaryCtxGetState";
+#if CUDART_VERSION >= 12050
+    (void)cudaGetDriverEntryPointByVersion(name, &found, 7000, cudaEnableDefault, &result);
+#else
+    (void)cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &result);
+#endif
+    (void)cudaGetLastError();  // or a later call of someone else would report it
+    return result == cudaDriverEntryPointSuccess ? reinterpret_cast<GetState*>(found) : nullptr;
+  }();
+  unsigned flags = 0;
+  int active = 0;
+  return get_state == nullptr || get_state(device, &flags, &active) != 0 || active != 0;
+}
+
+// Streams that were given back, by device.
+struct StreamPool {
+  static StreamPool& mine() {
+    static auto* const all = new StreamPool;  // tensors outlive everything
+    return *all;
+  }
+  std::mutex mutex;
+  std::map<int, std::vector<cudaStream_t>> free;
+};
+
+}  // namespace
 
 int device_count() noexcept {
   int n = 0;
@@ -24,7 +62,23 @@ void check(cudaError_t error, const char* call, const char* remedy) {
   (void)cudaGetLastError();
   if (error == cudaErrorStreamCaptureUnsupported || error == cudaErrorStreamCaptureImplicit)
     remedy = "A CUDA graph is captured, and the first call takes memory: make one call before";
+  if (error == cudaErrorStreamCaptureInvalidated)
+    remedy =
+        "A call that a CUDA graph cannot hold has made the capture invalid: end it and capture "
+        "again without that call";
   throw TransportError(describe(call, error) + (*remedy ? std::string(". ") + remedy : ""));
+}
+
+void* allocate(size_t bytes, const char* remedy) {
+  void* memory = nullptr;
+  cudaError_t error = cudaMalloc(&memory, bytes);
+  if (error == cudaErrorMemoryAllocation && framework.empty_cache != nullptr) {
+    (void)cudaGetLastError();  // or a later call of someone else would report it
+    framework.empty_cache();
+    error = cudaMalloc(&memory, bytes);
+  }
+  check(error, "cudaMalloc", remedy);
+  return memory;
 }
 
 void load(const void* kernel) {
@@ -80,8 +134,20 @@ void check_device(int device) {
                          ", numbered from 0 (see CUDA_VISIBLE_DEVICES)");
 }
 
-cudaStream_t make_stream(int device) {
+cudaStream_t take_stream(int device) {
   const OnDevice guard(device);
+  const BesideCaptures beside;
+  StreamPool& pool = StreamPool::mine();
+  const std::lock_guard lock(pool.mutex);
+  std::vector<cudaStream_t>& free = pool.free[device];
+  const auto idle = std::ranges::find_if(
+      free, [](cudaStream_t stream) { return cudaStreamQuery(stream) == cudaSuccess; });
+  (void)cudaGetLastError();  // or a later call of someone else would report it
+  if (idle != free.end()) {
+    const cudaStream_t found = *idle;
+    free.erase(idle);
+    return found;
+  }
   int least = 0, greatest = 0;
   check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
   cudaStream_t stream = nullptr;
@@ -90,11 +156,27 @@ cudaStream_t make_stream(int device) {
   return stream;
 }
 
+void give_back_stream(int device, cudaStream_t stream) {
+  StreamPool& pool = StreamPool::mine();
+  const std::lock_guard lock(pool.mutex);
+  pool.free[device].push_back(stream);
+}
+
+void clear(int device, void* memory, size_t bytes) {
+  const cudaStream_t stream = take_stream(device);
+  cudaError_t error = cudaMemsetAsync(memory, 0, bytes, stream);
+  if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
+  give_back_stream(device, stream);
+  check(error, "cudaMemsetAsync");
+}
+
 unsigned long long capture_of(cudaStream_t stream) {
   if (stream == nullptr) return 0;
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   unsigned long long id = 0;
   check(cudaStreamGetCaptureInfo(stream, &status, &id), "cudaStreamGetCaptureInfo");
+  if (status == cudaStreamCaptureStatusInvalidated)
+    check(cudaErrorStreamCaptureInvalidated, "cudaStreamGetCaptureInfo");
   return status == cudaStreamCaptureStatusActive ? id : 0;
 }
 
@@ -107,7 +189,9 @@ OnDevice::OnDevice(int device) {
 }
 
 OnDevice::~OnDevice() {
-  if (before_ >= 0) (void)cudaSetDevice(before_);
+  if (before_ < 0) return;
+  if (has_context(before_)) (void)cudaSetDevice(before_);
+  else if (framework.choose != nullptr) framework.choose(before_);
 }
 
 }  // namespace ringkern::cuda

@@ -65,11 +65,18 @@ class LLMesh : public MeshEnds<MeshCount::rounds> {
     int part, line;
   };
 
-  // What `from` writes to `to` in this round; half 0 is staged, half 1 reduced.
-  RK_DEVICE std::byte* inbox(int from, int to, int half) const {
-    const int64_t slot = MeshGeometry::index(from, to) * geometry_.slots + slot_;
-    return (to == rank_ ? written(from) : peer(to)) + geometry_.inboxes_offset() +
-           slot * geometry_.slot_bytes + half * geometry_.half_bytes();
+  // What this rank writes to a peer in this round, and what it has from one; half 0 is staged, half
+  // 1 reduced.
+  RK_DEVICE std::byte* inbox_at(int to, int half) const {
+    return slot_in(peer(to), MeshGeometry::index(rank_, to), half);
+  }
+  RK_DEVICE std::byte* inbox_of(int from, int half) const {
+    return slot_in(mine_by(from), MeshGeometry::index(from, rank_), half);
+  }
+  RK_DEVICE std::byte* slot_in(std::byte* memory, int index, int half) const {
+    const int64_t slot = index * geometry_.slots + slot_;
+    return memory + geometry_.inboxes_offset() + slot * geometry_.slot_bytes +
+           half * geometry_.half_bytes();
   }
 
   RK_DEVICE static int lines_of(int64_t elements) {
@@ -108,7 +115,7 @@ class LLMesh : public MeshEnds<MeshCount::rounds> {
         write_to_all(0, i, load(user, i));
       } else if (const Place at = place_of(plan, user.lines, i); at.part != rank_) {
         const uint64_t value = load(user, at.part * lines_of(plan.part) + at.line);
-        write_line(inbox(rank_, at.part, 0) + kLine * at.line, value);
+        write_line(inbox_at(at.part, 0) + kLine * at.line, value);
       }
     }
     if (ll_rewrites_slot(round_, geometry_.slots)) rewrite(plan, chunk);
@@ -185,7 +192,7 @@ class LLMesh : public MeshEnds<MeshCount::rounds> {
     const uint32_t flag = ll_flag(round_);
     const std::byte* from[kAtOnce] = {};
     for (int i = 0; i < kAtOnce; ++i)
-      if (active && is_awaited(first + i)) from[i] = inbox(first + i, rank_, 0) + kLine * line;
+      if (active && is_awaited(first + i)) from[i] = inbox_of(first + i, 0) + kLine * line;
     int missing = -1;
     const auto arrived = [&] {
       Words w[kAtOnce] = {};
@@ -206,7 +213,7 @@ class LLMesh : public MeshEnds<MeshCount::rounds> {
   // What somebody else has reduced.
   RK_DEVICE Verdict read_line(const Place& at, bool active, uint64_t& data) {
     const uint32_t flag = ll_flag(round_);
-    const std::byte* line = active ? inbox(at.part, rank_, 1) + kLine * at.line : nullptr;
+    const std::byte* line = active ? inbox_of(at.part, 1) + kLine * at.line : nullptr;
     const auto arrived = [&] {
       if (!active) return true;
       const Words w = ld_relaxed16(line);
@@ -223,7 +230,7 @@ class LLMesh : public MeshEnds<MeshCount::rounds> {
   RK_DEVICE void write_to_all(int half, int line, uint64_t data) const {
     RK_NO_UNROLL for (int i = 1; i < geometry_.ranks; ++i) {
       const int to = rank_ + i < geometry_.ranks ? rank_ + i : rank_ + i - geometry_.ranks;
-      write_line(inbox(rank_, to, half) + kLine * line, data);
+      write_line(inbox_at(to, half) + kLine * line, data);
     }
   }
 
@@ -238,7 +245,7 @@ class LLMesh : public MeshEnds<MeshCount::rounds> {
       const int reduced = two ? lines_of(plan.part_of(chunk, rank_).count) : 0;
       RK_NO_UNROLL for (int i = thread_index(); i < 2 * half; i += worker_count())
         if (i >= staged && (!two || i < half || i - half >= reduced))
-          write_line(inbox(rank_, to, 0) + kLine * i, 0);
+          write_line(inbox_at(to, 0) + kLine * i, 0);
     }
   }
 

@@ -31,18 +31,15 @@ IpcTransport::IpcTransport(int device, int64_t bytes, int rank, int ranks,
   const OnDevice guard(device);
   const std::string need = "A rank needs " + mib(double(bytes)) + " of device memory for its FIFOs";
   // Smaller allocations share a block, and a handle is one to the whole block.
-  check(cudaMalloc(&mine_, size_t(align_up(bytes, kBlock))), "cudaMalloc",
-        (need + "; free some, or use another GPU").c_str());
-  // Before anybody gets a handle: a neighbour's first write must not be cleared. On a stream of its
-  // own, or it would wait for kernels that wait for their peers.
-  cudaStream_t stream = nullptr;
-  cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
-  if (error == cudaSuccess) error = cudaMemsetAsync(mine_, 0, size_t(bytes), stream);
-  if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
-  if (stream != nullptr) (void)cudaStreamDestroy(stream);
-  if (error == cudaSuccess) return;
-  (void)cudaFree(mine_);
-  check(error, "cudaMemsetAsync", need.c_str());
+  mine_ =
+      allocate(size_t(align_up(bytes, kBlock)), (need + "; free some, or use another GPU").c_str());
+  try {
+    // Before anybody gets a handle: a neighbour's first write must not be cleared.
+    clear(device, mine_, size_t(bytes));
+  } catch (...) {
+    (void)cudaFree(mine_);
+    throw;
+  }
 }
 
 IpcTransport::~IpcTransport() {

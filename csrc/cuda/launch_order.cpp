@@ -1,54 +1,149 @@
 #include "cuda/launch_order.h"
 
+#include <algorithm>
+#include <map>
 #include <thread>
+#include <vector>
 
 #include "cuda/device.h"
 
 namespace ringkern::cuda {
 
-void LaunchOrder::claim() {
-  check(cudaEventCreateWithFlags(&last_, cudaEventDisableTiming), "cudaEventCreate");
-  check(cudaEventCreateWithFlags(&captured_, cudaEventDisableTiming), "cudaEventCreate");
+// Of a communicator. Its events are never destroyed but taken again: graphs may hold them.
+struct LaunchOrder::Place {
+  cudaEvent_t last = nullptr;
+  cudaEvent_t captured = nullptr;  // the last launch of a capture
+  unsigned long long capture = 0;  // which that was; 0: none
+  int most = 0;                    // blocks of any launch
+  int peak = 0;                    // of those that may run
+};
+
+struct LaunchOrder::Device {
+  static Device& of(int device) {
+    static auto* const all = new std::map<int, Device>;  // communicators may end after statics
+    static std::mutex adding;
+    const std::lock_guard lock(adding);
+    return (*all)[device];
+  }
+
+  std::mutex mutex;  // guards what follows
+  int held = 0;
+  std::vector<Place*> places;  // the last one to launch comes last
+  std::vector<Place*> free;
+};
+
+namespace {
+
+bool has_ended(cudaEvent_t event) {
+  const cudaError_t error = cudaEventQuery(event);
+  (void)cudaGetLastError();  // or a later call of someone else would report it
+  return error != cudaErrorNotReady;
+}
+
+void wait(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
+  check(cudaStreamWaitEvent(stream, event, flags), "cudaStreamWaitEvent");
+}
+
+}  // namespace
+
+void LaunchOrder::claim(int device, int held, int most, cudaStream_t stream) {
+  device_ = &Device::of(device);
+  const std::lock_guard lock(device_->mutex);
+  if (device_->free.empty()) {
+    auto made = std::make_unique<Place>();
+    for (cudaEvent_t* event : {&made->last, &made->captured})
+      check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "cudaEventCreate");
+    device_->free.push_back(made.release());
+  }
+  place_ = device_->free.back();
+  device_->free.pop_back();
+  device_->places.push_back(place_);
+  device_->held = held;
+  *place_ = {place_->last, place_->captured, 0, most, 0};
+  // Before a graph waits for it.
+  check(cudaEventRecord(place_->last, stream), "cudaEventRecord");
 }
 
 void LaunchOrder::release() noexcept {
-  if (captured_ != nullptr) (void)cudaEventDestroy(captured_);
-  if (last_ != nullptr) (void)cudaEventDestroy(last_);
+  if (place_ == nullptr) return;
+  const std::lock_guard lock(device_->mutex);
+  std::erase(device_->places, place_);
+  device_->free.push_back(place_);
+  place_ = nullptr;
 }
 
-void LaunchOrder::follow_last(cudaStream_t stream) {
-  const unsigned long long capture = capture_of(stream);
-  capturing_ = capture != 0;
-  if (capturing_) {
-    if (capture == capture_ && stream != captured_stream_)
-      check(cudaStreamWaitEvent(stream, captured_, 0), "cudaStreamWaitEvent");
-    capture_ = capture;
-  } else if (launched_ && stream != last_stream_) {
-    check(cudaStreamWaitEvent(stream, last_, 0), "cudaStreamWaitEvent");
+std::unique_lock<std::mutex> LaunchOrder::follow_last(cudaStream_t stream, int blocks) {
+  std::unique_lock lock(device_->mutex);
+  at_hand_ = capture_of(stream);
+  blocks_ = blocks;
+  if (!capturing()) {
+    // Where there is a graph, the last launch may have been a replay, on any stream.
+    if (place_->capture != 0 || stream != last_stream_) wait(stream, place_->last, 0);
+  } else if (at_hand_ != place_->capture) {
+    wait(stream, place_->last, cudaEventWaitExternal);
+  } else if (stream != captured_stream_) {
+    wait(stream, place_->captured, 0);
+  }
+  if (blocks > 0) make_room(stream, blocks);
+  return lock;
+}
+
+// Behind as many launches of others as leave room, the oldest first: so of all that run at a time the
+// last one has counted the others. What has ended counts no more, but a graph, which may be replayed
+// at any time; and a graph counts all that others may launch.
+void LaunchOrder::make_room(cudaStream_t stream, int blocks) const {
+  const auto count = [&](const Place* p) {
+    return p == place_ ? 0 : capturing() ? p->most : p->peak;
+  };
+  const auto sum = [&] {
+    int all = blocks;
+    for (const Place* p : device_->places) all += count(p);
+    return all;
+  };
+  if (sum() <= device_->held) return;
+  const BesideCaptures beside;
+  for (Place* p : device_->places)
+    if (p->capture == 0 && has_ended(p->last)) p->peak = 0;
+  int all = sum();
+  for (const Place* p : device_->places) {
+    if (all <= device_->held) return;
+    if (count(p) == 0) continue;
+    if (!capturing()) wait(stream, p->last, 0);
+    else if (p->capture == at_hand_) wait(stream, p->captured, 0);
+    else wait(stream, p->last, cudaEventWaitExternal);
+    all -= count(p);
   }
 }
 
 void LaunchOrder::note_last(cudaStream_t stream) {
-  check(cudaEventRecord(capturing_ ? captured_ : last_, stream), "cudaEventRecord");
-  (capturing_ ? captured_stream_ : last_stream_) = stream;
-  if (!capturing_) launched_ = true;
+  place_->peak = std::max(place_->peak, blocks_);
+  const auto mine = std::ranges::find(device_->places, place_);
+  std::rotate(mine, mine + 1, device_->places.end());
+  if (!capturing()) {
+    check(cudaEventRecord(place_->last, stream), "cudaEventRecord");
+    last_stream_ = stream;
+    return;
+  }
+  place_->capture = at_hand_;
+  captured_stream_ = stream;
+  check(cudaEventRecordWithFlags(place_->last, stream, cudaEventRecordExternal),
+        "cudaEventRecordWithFlags");
+  check(cudaEventRecord(place_->captured, stream), "cudaEventRecord");
 }
 
 void LaunchOrder::let_follow(cudaStream_t stream) const {
-  if (launched_) (void)cudaStreamWaitEvent(stream, last_, 0);
+  (void)cudaStreamWaitEvent(stream, place_->last, 0);
 }
 
 bool LaunchOrder::drain(Milliseconds patience) const {
-  if (patience != Milliseconds::max() && launched_) {
-    const auto deadline = Clock::now() + patience;
-    while (cudaEventQuery(last_) == cudaErrorNotReady) {
-      if (Clock::now() >= deadline) return false;
-      std::this_thread::sleep_for(Milliseconds(1));
-    }
+  if (place_ == nullptr) return true;
+  const BesideCaptures beside;
+  const auto begin = Clock::now();
+  while (!has_ended(place_->last)) {
+    if (patience == Milliseconds::max()) return (void)cudaEventSynchronize(place_->last), true;
+    if (Clock::now() - begin >= patience) return false;
+    std::this_thread::sleep_for(Milliseconds(1));
   }
-  // Of a graph's launches nothing is known here.
-  if (capture_ != 0) (void)cudaDeviceSynchronize();
-  if (launched_) (void)cudaEventSynchronize(last_);
   return true;
 }
 

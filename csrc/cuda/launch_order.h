@@ -1,41 +1,49 @@
-// The launches of a communicator follow each other, on whatever streams: two that overlap would
-// share counters.
+// Launches whose blocks wait for others follow each other on a device: those of one communicator
+// always, since two that overlap would share counters, and those of all communicators of the process
+// where the device does not hold the blocks of all at once. Two that were resident in part would
+// wait for the rest of each other.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
-#include <atomic>
+#include <mutex>
 
 #include "comm/ports.h"
 
 namespace ringkern::cuda {
 
-// What is recorded in a graph cannot wait for what is launched outside of it, nor the other way
-// round: a graph must not be replayed while another stream runs a collective of this communicator.
+// One event stands for the end of the last launch. A captured launch waits for it and records it by
+// nodes of its graph, so that each replay does: it follows what was launched before it, and is
+// followed by what is launched after it.
 class LaunchOrder {
  public:
-  // On the current device.
-  void claim();
+  // On the current device, which holds so many blocks, for launches of at most so many.
+  void claim(int device, int held, int most, cudaStream_t stream);
   void release() noexcept;
 
-  // Around a launch on `stream`.
-  void follow_last(cudaStream_t stream);
-  bool capturing() const { return capturing_; }  // whether it becomes part of a graph
+  // Around a launch on `stream` of so many blocks that wait for others. Both throw TransportError;
+  // after the first nothing has changed. No other launch of this process gets a place on the device
+  // as long as the lock is held.
+  [[nodiscard]] std::unique_lock<std::mutex> follow_last(cudaStream_t stream, int blocks);
+  bool capturing() const { return at_hand_ != 0; }  // whether it becomes part of a graph
   void note_last(cudaStream_t stream);
 
-  // Makes `stream` follow the last launch outside of captures.
+  // Makes `stream` follow the last launch or replay.
   void let_follow(cudaStream_t stream) const;
 
-  // Returns when all launches have ended; false if they have not within `patience`.
+  // Returns when the last launch or replay has ended; false if it has not within `patience`.
   bool drain(Milliseconds patience) const;
 
  private:
-  cudaEvent_t last_ = nullptr;      // outside of captures
-  cudaEvent_t captured_ = nullptr;  // within one
+  struct Place;
+  struct Device;
+  void make_room(cudaStream_t stream, int blocks) const;
+
+  Device* device_ = nullptr;
+  Place* place_ = nullptr;  // among all communicators'
   cudaStream_t last_stream_ = nullptr, captured_stream_ = nullptr;
-  unsigned long long capture_ = 0;  // the last one's id; 0: none
-  std::atomic<bool> launched_{false};
-  bool capturing_ = false;  // the launch at hand
+  unsigned long long at_hand_ = 0;  // the capture that the launch at hand is of; 0: none
+  int blocks_ = 0;                  // the same launch's
 };
 
 }  // namespace ringkern::cuda

@@ -8,27 +8,13 @@
 #include "cuda/shape.h"
 
 namespace ringkern::cuda {
-namespace {
-
-void check_geometry(const Geometry& g) {
-  const int64_t unit = kLL128Unit * line_bytes(Protocol::ll128);
-  bool ok = g.valid() && g.slot_bytes[int(Protocol::ll128)] % unit == 0;
-  for (const int64_t bytes : g.slot_bytes) ok = ok && bytes <= 1 << 29;  // offsets in it are ints
-  if (!ok)
-    throw UsageError("the CUDA engine takes 1 to " + std::to_string(kMaxChannels) +
-                     " channels, at least two slots of at most 512 MiB, and LL128 slots of whole " +
-                     std::to_string(unit) + " bytes");
-}
-
-}  // namespace
-
 Launcher::Launcher(int device, std::vector<Seat> seats, int ranks, const Geometry& geometry,
                    Milliseconds timeout, bool one_process, PeerRegions* regions)
     : device_(device), seats_(std::move(seats)), ranks_(ranks),
       orders_(seats_.empty() ? RingOrders{} : seats_.front().segments.orders), geometry_(geometry),
       mesh_(MeshGeometry::make(ranks, geometry.channels)), timeout_(timeout),
       one_process_(one_process), regions_(regions) {
-  check_geometry(geometry);
+  check_geometry();
   check_orders(orders_, ranks);
   if (seats_.empty() || int(seats_.size()) > kMaxLocalRanks)
     throw UsageError("one launch serves 1 to " + std::to_string(kMaxLocalRanks) + " ranks, not " +
@@ -37,43 +23,17 @@ Launcher::Launcher(int device, std::vector<Seat> seats, int ranks, const Geometr
   check_device(device);
   const OnDevice guard(device);
   try {
-    check_resident();
+    const int held = resident_blocks(device);
+    check_resident(held);
     attributes_ = attributes_of_waiting(device, int(seats_.size()) == ranks);
-    claim_memory();
+    claim_memory(held);
   } catch (...) {
     release();
     throw;
   }
 }
 
-// The kernels take them from a table of all ranks, which then is always there.
-void Launcher::check_neighbours() const {
-  static_assert(RingOrders::kMostRanks <= MeshGeometry::kMostRanks);
-  for (const Seat& seat : seats_)
-    for (int channel = 0; channel < orders_.count; ++channel)
-      for (const int peer :
-           {orders_.next(channel, seat.rank, ranks_), orders_.prev(channel, seat.rank, ranks_)})
-        if (size_t(peer) >= seat.segments.all.size() || seat.segments.all[size_t(peer)] == nullptr)
-          throw TransportError(seat.segments.names.text(seat.rank) + " and " +
-                               seat.segments.names.text(peer) +
-                               " are neighbours on a ring, and device " + std::to_string(device_) +
-                               " of " + seat.segments.names.text(seat.rank) +
-                               " has no access to the memory of " + seat.segments.names.text(peer) +
-                               ". Take an order of the ranks in which neighbours "
-                               "have (see nvidia-smi topo -p2p r)");
-}
-
-void Launcher::check_resident() const {
-  const int held = resident_blocks(device_), needed = int(seats_.size()) * geometry_.channels;
-  if (ranks_ > 1 && needed > held)
-    throw UsageError(std::to_string(seats_.size()) + " ranks of " +
-                     std::to_string(geometry_.channels) + " channels need " +
-                     std::to_string(needed) + " blocks resident at once, and device " +
-                     std::to_string(device_) + " holds " + std::to_string(held) +
-                     ": use fewer ranks or channels on it, or a larger GPU");
-}
-
-void Launcher::claim_memory() {
+void Launcher::claim_memory(int held) {
   const unsigned flags = cudaHostAllocMapped | cudaHostAllocPortable;
   void* host = nullptr;
   check(cudaHostAlloc(&host, seats_.size() * sizeof(Mailbox), flags), "cudaHostAlloc");
@@ -83,8 +43,9 @@ void Launcher::claim_memory() {
         "cudaHostAlloc");
   poison_ = static_cast<uint64_t*>(host);
   std::fill_n(poison_, geometry_.channels, kPoisoned);
-  order_.claim();
   check(cudaStreamCreateWithFlags(&abort_stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+  const int most = int(seats_.size()) * geometry_.channels;
+  order_.claim(device_, held, ranks_ > 1 ? most : 0, abort_stream_);
   if (mesh_.possible()) claim_tables();
 }
 
@@ -96,9 +57,7 @@ void Launcher::claim_tables() {
     tables.resize(size_t(&seat - seats_.data() + 1) * size_t(ranks_), nullptr);
   }
   const size_t bytes = tables.size() * sizeof tables[0];
-  void* memory = nullptr;
-  check(cudaMalloc(&memory, bytes), "cudaMalloc");
-  tables_ = static_cast<std::byte**>(memory);
+  tables_ = static_cast<std::byte**>(allocate(bytes));
   check(cudaMemcpyAsync(tables_, tables.data(), bytes, cudaMemcpyHostToDevice, abort_stream_),
         "cudaMemcpyAsync");
   check(cudaStreamSynchronize(abort_stream_), "cudaStreamSynchronize");
@@ -122,41 +81,33 @@ Launcher::~Launcher() {
   }
 }
 
-void Launcher::check_task(const Task& task) const {
-  if (ranks_ > 1) check_wide(task);
-  const Reduction& r = task.reduction;
-  if (task.timeline != nullptr &&
-      (task.algorithm != Algorithm::ring || r.dtype != DType::f32 || r.combine != Combine::sum))
-    throw UsageError(std::string("kernels with a clock are there for sums of float32 round the "
-                                 "ring, not for ") +
-                     name_of(task.collective) + " by " + name_of(task.algorithm) + " of " +
-                     name_of(r.dtype) + ": trace one of those");
-  if (task.collective == Collective::send_recv && orders_.count > 1)
-    throw UsageError("a message goes from the root to the next rank, and here channels have " +
-                     std::to_string(orders_.count) +
-                     " orders of the ranks: send it over a ring "
-                     "with one");
-  if (task.algorithm == Algorithm::ring) return;
-  const std::string what = name_of(task.algorithm);
-  if (task.collective != Collective::all_reduce || !direct_runs_over(task.algorithm, task.protocol))
-    throw UsageError(
-        std::string(name_of(task.collective)) + " by " + what + " over " + name_of(task.protocol) +
-        " is not there: on CUDA one_shot and two_shot are all-reduces and run over LL, "
-        "and two_shot over Simple. "
-        "Use protocol ll, or algorithm ring");
-  if (is_in_place(task.algorithm, task.protocol) && int(seats_.size()) == ranks_) return;
-  if (ranks_ > 1 && !mesh_.possible())
-    throw UsageError(what + " on CUDA takes at most " + std::to_string(MeshGeometry::kMostRanks) +
-                     " ranks, not " + std::to_string(ranks_) + ": use algorithm ring");
-}
-
 void Launcher::run(std::span<const Task> tasks, std::span<const Task> all) {
-  for (const Task& each : tasks) each.under_way = false;
+  for (const Task& each : tasks) each.under_way = each.refused = false;
   const Task& task = tasks.front();
   throw_if_failed(task);
   check_task(task);
   if (task.count == 0) return;
   const OnDevice guard(device_);
+  try {
+    start(tasks, all);
+  } catch (...) {
+    if (!works()) abort();  // the others must not wait for a device that is lost
+    for (const Task& each : tasks) each.refused = !aborted_;
+    throw;
+  }
+}
+
+// Tells a launch that CUDA refuses, as in an invalid capture or on a stream of another device, from
+// an error after which every call fails.
+bool Launcher::works() const {
+  const BesideCaptures beside;
+  const cudaError_t error = cudaStreamQuery(abort_stream_);
+  (void)cudaGetLastError();  // or a later call of someone else would report it
+  return error == cudaSuccess || error == cudaErrorNotReady;
+}
+
+void Launcher::start(std::span<const Task> tasks, std::span<const Task> all) {
+  const Task& task = tasks.front();
   if (ranks_ == 1) return run_alone(task);
   const bool in_place = is_in_place(task.algorithm, task.protocol);
   if (in_place && int(seats_.size()) == ranks_) return run_in_place(task, tensors_of(tasks));
@@ -198,19 +149,19 @@ void Launcher::run(std::span<const Task> tasks, std::span<const Task> all) {
 template <class Args>
 bool Launcher::launch(const void* kernel, Args args, int threads, cudaStream_t stream) {
   const auto blocks = unsigned(args.plan.channels) * unsigned(seats_.size());
+  const auto turn = order_.follow_last(stream, int(blocks));
+  if (order_.capturing()) args.seq = 0;
+  else if (regions_ != nullptr) regions_->exchange();
+  if constexpr (std::is_same_v<Args, AcrossArgs>)
+    if (regions_ != nullptr) args.plan.place = regions_->place_in(args);
+  launch_kernel(kernel, blocks, threads, &args, stream, attributes_);
   try {
-    order_.follow_last(stream);
-    if (order_.capturing()) args.seq = 0;
-    else if (regions_ != nullptr) regions_->exchange();
-    if constexpr (std::is_same_v<Args, AcrossArgs>)
-      if (regions_ != nullptr) args.plan.place = regions_->place_in(args);
-    launch_kernel(kernel, blocks, threads, &args, stream, attributes_);
     order_.note_last(stream);
-    if (aborted_) poison_others();  // by another thread, which may not have seen this launch
   } catch (...) {
-    abort();  // the others must not wait for what was not launched
+    if (!order_.capturing()) abort();  // what comes next would run beside this launch
     throw;
   }
+  if (aborted_) poison_others();  // by another thread, which may not have seen this launch
   return args.seq > 0;
 }
 
@@ -260,14 +211,16 @@ Args Launcher::arguments(std::span<const Task> tasks, const P& plan) const {
   return args;
 }
 
-// It waits for nobody and touches no segment; it has its place among the launches for `drain`.
+// It waits for nobody and touches no segment; it has its place among the launches for `drain`, and
+// none in a graph, where it would cost two nodes.
 void Launcher::run_in_place(const Task& task, const Tensors& tensors) {
   InPlaceArgs args{task.reduction, tensors};
   const int threads = in_place_threads(tensors.bytes);
   const auto blocks = unsigned(div_up(tensors.bytes, int64_t(16) * threads));
   const auto stream = static_cast<cudaStream_t>(task.stream);
-  order_.follow_last(stream);
   const void* kernel = in_place_kernel(task.reduction.dtype, task.reduction.combine);
+  if (capture_of(stream) != 0) return launch_kernel(kernel, blocks, threads, &args, stream);
+  const auto turn = order_.follow_last(stream, /*blocks=*/0);
   launch_kernel(kernel, blocks, threads, &args, stream);
   order_.note_last(stream);
 }

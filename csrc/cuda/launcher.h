@@ -37,7 +37,7 @@ struct Seat {
 // cause, a deadline that has passed.
 Executor::Progress joined(const Executor::Progress& a, const Executor::Progress& b);
 
-// Nothing of `run` allocates, synchronises or takes a lock.
+// Nothing of `run` allocates or synchronises, and it takes one lock, of the device.
 class Launcher {
  public:
   // The seats have the same orders. `one_process`: all ranks are, and `run` is given all tasks;
@@ -51,7 +51,8 @@ class Launcher {
   Launcher& operator=(const Launcher&) = delete;
 
   // One task for each seat; they differ in `in` and `out` only. Throws what an earlier launch
-  // failed of, as soon as it is known. Leaves them `under_way` where their number will be posted:
+  // failed of, as soon as it is known. A launch that CUDA refuses leaves them `refused`, and the
+  // next one may follow; after any other failure none can. Leaves them `under_way` where their number will be posted:
   // not where nothing is to be done, nor by a ring of one or where all ranks' tensors are taken by
   // one launch, nor in a graph, which may be replayed often or never. `all`: the tasks of all
   // ranks, in one process.
@@ -66,14 +67,18 @@ class Launcher {
   // Returns when all launches have ended, which each does by its deadline; false if they have not
   // within `patience`.
   bool drain(Milliseconds patience);
+  bool captured() const { return order_.capturing(); }  // the last launch, by a graph
   // Reads how far all seats have come, as the device has posted it; takes no lock and asks the
   // device nothing.
   Executor::Progress progress() const;
 
  private:
   Fault fault_of(size_t seat) const;
-  void claim_memory();
-  void check_resident() const;
+  void claim_memory(int held);
+  void check_geometry() const;
+  void check_resident(int held) const;
+  void start(std::span<const Task> tasks, std::span<const Task> all);
+  bool works() const;
   void run_alone(const Task& task);
   void run_in_place(const Task& task, const Tensors& tensors);
   AcrossArgs across_arguments(std::span<const Task> tasks, std::span<const Task> all,

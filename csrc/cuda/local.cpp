@@ -114,13 +114,12 @@ void LocalRing::claim_memory() {
   for (Part& part : parts_) {
     const OnDevice guard(part.device);
     const size_t bytes = size_t(segment_pitch(geometry_, ranks_)) * part.ranks.size();
-    check(cudaMalloc(&part.memory, bytes), "cudaMalloc",
-          ("Device " + std::to_string(part.device) + " needs " + std::to_string(bytes >> 20) +
-           " MiB for the FIFOs of its " + std::to_string(part.ranks.size()) +
-           " ranks; free some, or use fewer ranks")
-              .c_str());
-    check(cudaMemset(part.memory, 0, bytes), "cudaMemset");
-    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    part.memory = allocate(bytes, ("Device " + std::to_string(part.device) + " needs " +
+                                   std::to_string(bytes >> 20) + " MiB for the FIFOs of its " +
+                                   std::to_string(part.ranks.size()) +
+                                   " ranks; free some, or use fewer ranks")
+                                      .c_str());
+    clear(part.device, part.memory, bytes);
     if (std::ranges::all_of(part.ranks, [&](int r) { return on_host_[size_t(r)] == 0; })) continue;
     check(cudaHostAlloc(&part.host, bytes, cudaHostAllocMapped | cudaHostAllocPortable),
           "cudaHostAlloc", "Raise the limit of locked memory (ulimit -l), or use fewer ranks");
@@ -182,7 +181,7 @@ void LocalRing::run(std::span<const Task> tasks) {
   if (int(tasks.size()) != ranks_)
     throw UsageError("a ring of " + std::to_string(ranks_) + " ranks takes as many tasks, not " +
                      std::to_string(tasks.size()));
-  for (const Task& task : tasks) task.under_way = false;
+  for (const Task& task : tasks) task.under_way = task.refused = false;
   for (Part& part : parts_) part.launcher->check_task(tasks.front());
   // Two rings on the same devices, used by two threads: were they launched in one order here and in
   // another there, each could wait behind the other.
@@ -190,7 +189,7 @@ void LocalRing::run(std::span<const Task> tasks) {
   std::unique_lock turn(order, std::defer_lock);
   const bool several = parts_.size() > 1;
   if (several) turn.lock();
-  bool under_way = true;
+  bool under_way = true, waiting = false, refused = false;
   try {
     if (several) throw_if_failed(tasks.front());  // before any is launched; a launcher looks itself
     for (Part& part : parts_) {
@@ -199,11 +198,18 @@ void LocalRing::run(std::span<const Task> tasks) {
         seated[i] = tasks[size_t(part.ranks[i])];
         seated[i].seq = tasks.front().seq;
       }
-      part.launcher->run({seated.data(), part.ranks.size()}, tasks);
+      try {
+        part.launcher->run({seated.data(), part.ranks.size()}, tasks);
+      } catch (...) {
+        refused = seated[0].refused && !waiting;
+        throw;
+      }
       under_way = under_way && seated[0].under_way;
+      waiting = waiting || !part.launcher->captured();
     }
   } catch (...) {
-    abort();  // kernels on other devices must not wait for what was not launched
+    tasks.front().refused = refused;
+    if (!refused) abort();  // kernels on other devices must not wait for what was not launched
     throw;
   }
   for (const Task& task : tasks) task.under_way = under_way;

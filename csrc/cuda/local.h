@@ -28,7 +28,7 @@ class LocalRing {
 
   // A task for each rank, in order; they differ in `in`, `out` and `stream` only, and those of one
   // launch have one stream. The number of the call is the first one's. Launches on all devices, or
-  // throws; what was launched then ends.
+  // throws; what was launched then ends, and where that is nothing the first task is `refused`.
   void run(std::span<const Task> tasks);
   void abort();
   bool drain(Milliseconds patience);

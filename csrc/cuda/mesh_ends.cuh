@@ -7,8 +7,9 @@
 namespace ringkern::cuda {
 
 struct MeshPost : Post {
-  uint64_t *poisoned, *poisoned_on_host;       // mine; the same one where I have no host memory
-  std::byte* peers[MeshGeometry::kMostRanks];  // the channel's memory of each rank, mine too
+  uint64_t *poisoned, *poisoned_on_host;         // mine; the same one where I have no host memory
+  std::byte* peers[MeshGeometry::kMostRanks];    // the channel's memory of each rank, mine too
+  std::byte* mine_by[MeshGeometry::kMostRanks];  // mine, as each rank writes to it
 };
 
 // A rank that gives up tells all ranks here, and its neighbours also where they poll on the ring.
@@ -26,18 +27,20 @@ class MeshEnds {
   // Called by all threads; `post` is the block's.
   template <class Args>
   RK_DEVICE MeshEnds(const Args& args, const RankArgs& rank, int channel, MeshPost& post)
-      : geometry_(args.mesh), post_(post), own_(rank), rank_(rank.rank),
-        offset_(args.geometry.bytes() + channel * geometry_.channel_bytes()) {
-    auto* mine = reinterpret_cast<MeshCounters*>(rank.mine + offset_);
+      : geometry_(args.mesh), post_(post), rank_(rank.rank) {
+    const int64_t offset = args.geometry.bytes() + channel * geometry_.channel_bytes();
+    auto* mine = reinterpret_cast<MeshCounters*>(rank.mine + offset);
     // One after the other without a wait in between, so that a launch starts after one round trip.
     const Neighbours n = neighbours_on(channel, rank, args.orders, geometry_.ranks);
     failed_ = ld_relaxed(rank.failed);
     round_ = ld_weak<8>(&mine->count[int(C)].value);
     const int lane = lane_index();
-    if (is_awaited(lane)) seen_ = ld_acquire(count_of(lane));
+    if (is_awaited(lane))
+      seen_ = ld_acquire(counter_in(written_by(lane, rank) + offset, lane, rank_));
     if (thread_index() < geometry_.ranks) {
       auto* peer = reinterpret_cast<std::byte*>(ld_weak<8>(&rank.all[thread_index()]));
-      st_shared(&post.peers[thread_index()], peer + offset_);
+      st_shared(&post.peers[thread_index()], peer + offset);
+      st_shared(&post.mine_by[thread_index()], written_by(thread_index(), rank) + offset);
     }
     if (thread_index() != 0) return;
     const int64_t links = args.geometry.counters_offset(channel, Protocol(0));
@@ -53,7 +56,7 @@ class MeshEnds {
     st_shared(&post.timeout_ns, args.timeout_ns);
     st_shared(&post.seq, args.seq);
     st_shared(&post.channel, channel);
-    auto* on_host = reinterpret_cast<MeshCounters*>(rank.host + offset_);
+    auto* on_host = reinterpret_cast<MeshCounters*>(rank.host + offset);
     st_shared(&post.poisoned, &mine->poisoned.value);
     st_shared(&post.poisoned_on_host, &(rank.on_host != 0 ? on_host : mine)->poisoned.value);
   }
@@ -78,17 +81,14 @@ class MeshEnds {
  protected:
   RK_DEVICE std::byte* peer(int rank) const { return Post::get(post_.peers[rank]); }
   RK_DEVICE bool is_awaited(int rank) const { return rank < geometry_.ranks && rank != rank_; }
-  // This rank's memory, where a peer writes to it.
-  RK_DEVICE std::byte* written(int by) const { return written_by(by, own_) + offset_; }
+  RK_DEVICE std::byte* mine_by(int peer) const { return Post::get(post_.mine_by[peer]); }
   // In which `peer` counts for this rank, and this rank for `peer`.
-  RK_DEVICE uint64_t* count_of(int from) const { return counter_in(written(from), from, rank_); }
+  RK_DEVICE uint64_t* count_of(int from) const { return counter_in(mine_by(from), from, rank_); }
   RK_DEVICE uint64_t* count_at(int to) const { return counter_in(peer(to), rank_, to); }
 
   const MeshGeometry& geometry_;
   const MeshPost& post_;
-  const RankArgs& own_;
   const int rank_;
-  const int64_t offset_;  // of the channel's memory in a segment
   uint32_t failed_;
   uint64_t round_;     // how far this rank has come
   uint64_t seen_ = 0;  // of the counter that this lane polls

@@ -18,20 +18,6 @@ void store(T& word, T value) {
   std::atomic_ref(word).store(value, std::memory_order_release);
 }
 
-// While a thread of this process captures a graph, others may not allocate or map memory unless
-// they say that it is none of the graph's business.
-class BesideCaptures {
- public:
-  BesideCaptures() { exchange(); }
-  ~BesideCaptures() { exchange(); }
-  BesideCaptures(const BesideCaptures&) = delete;
-  BesideCaptures& operator=(const BesideCaptures&) = delete;
-
- private:
-  void exchange() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
-};
-
 }  // namespace
 
 // ---- Of this process
@@ -102,9 +88,7 @@ PeerRegions::PeerRegions(int device, int rank, int ranks)
   const OnDevice guard(device);
   const size_t bytes = sizeof(PeerRegion) * size_t(ranks) * RegionPlace::kMostRegions;
   check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
-  void* memory = nullptr;
-  check(cudaMalloc(&memory, bytes), "cudaMalloc");
-  table_ = static_cast<PeerRegion*>(memory);
+  table_ = static_cast<PeerRegion*>(cuda::allocate(bytes));
   check(cudaMemsetAsync(table_, 0, bytes, stream_), "cudaMemsetAsync");
   check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
 }

@@ -143,7 +143,7 @@ class BackendBase : public c10d::Backend {
 
   template <class Options>
   WorkPtr over_ring(Call call, const Options& o) {
-    const Record record(group(), call, ++sequence_, o.asyncOp);
+    const Record record(group(), call, sequence_ + 1, o.asyncOp);
     std::optional<c10::Stream> stream;
     if (!call.device.is_cpu() && o.asyncOp) stream = side_stream(call.device);
     WorkPtr work = called_by_torch([&] {
@@ -151,6 +151,7 @@ class BackendBase : public c10d::Backend {
         return ring_->launch(std::move(call), wish_, o.asyncOp, timeout_of(o), stream);
       });
     });
+    ++sequence_;  // not before: the other ranks count no call that this one could not make
     if (o.asyncOp) abort_by(*work, aborter());
     return noted(std::move(work));
   }
@@ -158,7 +159,7 @@ class BackendBase : public c10d::Backend {
   WorkPtr between_pairs(Call call, const Options& o) {
     const Record record(group(), call, ++sequence_, o.asyncOp);
     WorkPtr work = post(std::move(call), kCollectiveTag | exchanges_, timeout_of(o));
-    ++exchanges_;  // not before: the other ranks count no call that this one could not make
+    ++exchanges_;  // not before, either
     return noted(std::move(work));
   }
   WorkPtr deliver(Call call, int tag) {
@@ -199,8 +200,8 @@ class BackendBase : public c10d::Backend {
     c10::Event called(device.type());
     called.record(impl.getStream(device));
     std::lock_guard lock(mutex_);
-    std::optional<c10::Stream>& side = cuda_[device];
-    if (!side) side = make_stream(device);
+    std::shared_ptr<const c10::Stream>& side = cuda_[device];
+    if (!side) side = own_stream(device);
     called.block(*side);
     return *side;
   }
@@ -219,7 +220,7 @@ class BackendBase : public c10d::Backend {
   bool coalescing_ = false;
   std::vector<WorkPtr> coalesced_;
   // Devices of calls, and the streams of asynchronous ones.
-  std::unordered_map<c10::Device, std::optional<c10::Stream>> cuda_;
+  std::unordered_map<c10::Device, std::shared_ptr<const c10::Stream>> cuda_;
 };
 
 }  // namespace ringkern::torch_ext

@@ -108,13 +108,19 @@ inline Device device_for(c10::Device device, int rank, int ranks, Milliseconds t
   return made;
 }
 
-// A stream of ringkern's own, as torch knows those that it did not make: by their address. torch's
-// pools are shared with the user, and what waits for a peer there may keep the peer waiting.
-inline c10::Stream make_stream(c10::Device device) {
+// A stream that is nobody else's as long as it is held, as torch knows those that it did not make:
+// by their address. torch's pools are shared with the user, and what waits for a peer there may keep
+// the peer waiting.
+inline std::shared_ptr<const c10::Stream> own_stream(c10::Device device) {
 #if RK_WITH_CUDA
-  if (device.is_cuda())
-    return c10::Stream(c10::Stream::UNSAFE, device,
-                       reinterpret_cast<c10::StreamId>(cuda::make_stream(device.index())));
+  if (device.is_cuda()) {
+    cudaStream_t const stream = cuda::take_stream(device.index());
+    return {new c10::Stream(c10::Stream::UNSAFE, device, reinterpret_cast<c10::StreamId>(stream)),
+            [=](const c10::Stream* known) {
+              cuda::give_back_stream(device.index(), stream);
+              delete known;
+            }};
+  }
 #endif
   throw_no_kernels(device);
 }

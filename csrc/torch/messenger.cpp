@@ -92,11 +92,12 @@ class Messenger final : public Carrier {
   struct Pair {
     Pair(c10::Device d, const std::shared_ptr<Store>& store, const std::string& name, int place,
          Milliseconds timeout, OnFault policy, RankNames names)
-        : where(d), device(pair_device_for(d, place, timeout, policy)), stream(make_stream(d)),
+        : where(d), device(pair_device_for(d, place, timeout, policy)), own(own_stream(d)), stream(*own),
           comm(store, name, place, 2, timeout, std::move(names)) {}
 
     const c10::Device where;
     const Device device;
+    const std::shared_ptr<const c10::Stream> own;
     const c10::Stream stream;  // its launches are in order whatever the user's streams are
     std::mutex mutex;          // guards what follows
     std::condition_variable launched;

@@ -1,5 +1,7 @@
 // The Python module `ringkern._C`, and views of other rooms: plan, layout, recorded calls. The
 // other units of this room add their own (torch/bindings.h).
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/headeronly/version.h>
 
 #include "comm/handshake.h"
@@ -37,6 +39,24 @@ py::dict build_info() {
   return info;
 }
 
+#if RK_WITH_CUDA
+// Through interfaces that a torch without CUDA has, too.
+void serve_cuda() {
+  cuda::framework.empty_cache = [] {
+    try {
+      c10::getDeviceAllocator(c10::kCUDA)->emptyCache();
+    } catch (const std::exception&) {
+      // An allocator that keeps nothing for later, as of torch.cuda.memory.CUDAPluggableAllocator.
+    }
+  };
+  cuda::framework.choose = [](int device) {
+    if (c10::impl::hasDeviceGuardImpl(c10::kCUDA))
+      c10::impl::getDeviceGuardImpl(c10::kCUDA)
+          ->uncheckedSetDevice(c10::Device(c10::kCUDA, c10::DeviceIndex(device)));
+  };
+}
+#endif
+
 }  // namespace
 
 #if RK_WITH_CUDA
@@ -57,6 +77,9 @@ RK_EXPORT void ringkern_cuda_free(void* at, ssize_t, int, void*) noexcept {
 
 PYBIND11_MODULE(_C, m) {
   translate_errors();
+#if RK_WITH_CUDA
+  serve_cuda();
+#endif
   m.attr("torch_version") = TORCH_VERSION;
   m.attr("version") = RINGKERN_VERSION;
   m.attr("wire_version") = kWireVersion;

@@ -241,6 +241,39 @@ TEST_CASE("an aborted communicator runs no call") {
 }
 
 // A wait that failed has left counters between two steps.
+// As a launch that CUDA refuses. The call has not been made, so the next one has its number.
+TEST_CASE("a communicator goes on after a call that its device refuses") {
+  FakeDevice cuda("cuda:0");
+  Alone c;
+  std::vector<uint64_t> numbers, histories;
+  bool refuses = false;
+  cuda.call = [&](const Task& task) {
+    task.refused = refuses;
+    if (refuses) throw TransportError("refused");
+    numbers.push_back(task.seq);
+    histories.push_back(task.history);
+  };
+  c.run(cuda.device, numbered(1));
+  refuses = true;
+  CHECK_THROWS(TransportError, "refused", c.run(cuda.device, numbered(2)));
+  CHECK_THROWS(TransportError, "refused", c.run_now(cuda.device, numbered(2)));
+  CHECK_EQ(c.last_seq_on(cuda.device), uint64_t(1));
+  CHECK(!c.failed() && cuda.aborts == 0);
+  refuses = false;
+  c.run(cuda.device, numbered(3));
+  CHECK(numbers == (std::vector<uint64_t>{1, 2}));
+  Alone other;
+  other.run(cuda.device, numbered(1));
+  other.run(cuda.device, numbered(3));
+  CHECK_EQ(histories[3], histories[1]);
+  for (const RingRecord& ring : recorded_calls())
+    CHECK(ring.failure || ring.calls.size() == 2);  // and nobody is shown the call that was refused
+  refuses = true;  // where nobody may hear of it before the next call
+  CHECK_THROWS(TransportError, "refused", c.run(cuda.device, numbered(4), [] {}));
+  CHECK(c.failed());
+  CHECK_EQ(cuda.aborts, 1);
+}
+
 TEST_CASE("a communicator is unusable after a failed call") {
   FakeDevice cpu;
   Alone c;

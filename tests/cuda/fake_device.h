@@ -103,10 +103,13 @@ class FakeDevices {
     std::function<void()> copy;  // or else:
     ptx::Launch launch;
   };
+  struct Event;
   struct Node {
     StreamPtr on;
     Operation what;
-    std::set<size_t> after;  // indices of nodes
+    std::set<size_t> after;    // indices of nodes
+    Event* waits = nullptr;    // or else: waits, in each replay, for what the event was last
+    Event* records = nullptr;  // recorded for; records it
   };
   struct Stream {
     int device, priority;
@@ -163,7 +166,9 @@ class FakeDevices {
   }
   // A copy, or anything else that needs no multiprocessor.
   void later(const StreamPtr& s, std::function<void()> copy) { submit(s, {std::move(copy), {}}); }
-  void launch(const StreamPtr& s, ptx::Launch launch) { submit(s, {nullptr, std::move(launch)}); }
+  cudaError_t launch(const StreamPtr& s, ptx::Launch launch) {
+    return submit(s, {nullptr, std::move(launch)});
+  }
   // Calls it when a device has come to the end of all that it has been asked for.
   void after_all(int device, std::function<void()> call) {
     devices_[device].aside.post(
@@ -186,14 +191,19 @@ class FakeDevices {
 
   // ---- events and graphs; they return what CUDA would
 
-  cudaError_t record(Event& e, const StreamPtr& s) {
+  // `external`: by each replay of the graph, when it is launched; only in a capture.
+  cudaError_t record(Event& e, const StreamPtr& s, bool external = false) {
     const std::lock_guard lock(mutex_);
     if (e.device != s->device) return cudaErrorInvalidResourceHandle;
+    if (is_broken(s)) return cudaErrorStreamCaptureInvalidated;
+    if (external) return add_external(s, nullptr, &e);
     e = {e.device, s->capture ? Ticket() : asked(s), s->capture, s->after};
     return cudaSuccess;
   }
-  cudaError_t follow(const StreamPtr& s, const Event& e) {
+  cudaError_t follow(const StreamPtr& s, Event& e, bool external = false) {
     const std::lock_guard lock(mutex_);
+    if (is_broken(s)) return cudaErrorStreamCaptureInvalidated;
+    if (external) return add_external(s, &e, nullptr);
     if (e.capture == nullptr) {
       if (e.ticket.stream == nullptr) return cudaSuccess;  // it was never recorded
       if (s->capture != nullptr) return broken(*s->capture, cudaErrorStreamCaptureIsolation);
@@ -204,9 +214,15 @@ class FakeDevices {
     s->after.insert(e.after.begin(), e.after.end());
     return cudaSuccess;
   }
-  unsigned long long capture_of(const StreamPtr& s) const {
+  Ticket recorded(const Event& e) const {
     const std::lock_guard lock(mutex_);
-    return s->capture == nullptr ? 0 : s->capture->id;
+    return e.ticket;
+  }
+  cudaStreamCaptureStatus status_of(const StreamPtr& s, unsigned long long& capture) const {
+    const std::lock_guard lock(mutex_);
+    capture = s->capture == nullptr || is_broken(s) ? 0 : s->capture->id;
+    if (is_broken(s)) return cudaStreamCaptureStatusInvalidated;
+    return capture != 0 ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   }
   // Fails a call that may wait for a device, or that no graph can hold, during a capture.
   cudaError_t unsafe_call() {
@@ -265,8 +281,10 @@ class FakeDevices {
     for (const Node& node : exec.nodes) {
       if (used.insert(node.on).second) enqueue_wait(node.on, before);
       for (const size_t i : node.after) enqueue_wait(node.on, tickets[i]);
-      enqueue(node.on, node.what);
+      if (node.waits != nullptr) enqueue_wait(node.on, node.waits->ticket);
+      else if (node.records == nullptr) enqueue(node.on, node.what);
       tickets.push_back(asked(node.on));
+      if (node.records != nullptr) *node.records = {node.on->device, tickets.back(), nullptr, {}};
     }
     for (const StreamPtr& each : used) enqueue_wait(s, asked(each));
   }
@@ -350,11 +368,21 @@ class FakeDevices {
         [] {});
   }
 
-  void submit(const StreamPtr& s, Operation what) {
+  cudaError_t submit(const StreamPtr& s, Operation what) {
     const std::lock_guard lock(mutex_);
-    if (s->capture == nullptr) return enqueue(s, std::move(what));
-    std::vector<Node>& nodes = s->capture->nodes;
-    nodes.push_back({s, std::move(what), std::exchange(s->after, {nodes.size()})});
+    if (s->capture == nullptr) return enqueue(s, std::move(what)), cudaSuccess;
+    if (is_broken(s)) return cudaErrorStreamCaptureInvalidated;
+    return add({s, std::move(what), {}});
+  }
+  static bool is_broken(const StreamPtr& s) { return s->capture != nullptr && s->capture->broken; }
+  static cudaError_t add_external(const StreamPtr& s, Event* waits, Event* records) {
+    if (s->capture == nullptr) return cudaErrorIllegalState;
+    return add({s, {}, {}, waits, records});
+  }
+  static cudaError_t add(Node node) {
+    std::vector<Node>& nodes = node.on->capture->nodes;
+    node.after = std::exchange(node.on->after, {nodes.size()});
+    return nodes.push_back(std::move(node)), cudaSuccess;
   }
   std::vector<Ticket> all_on(int device) const {
     const std::lock_guard lock(mutex_);

@@ -3,72 +3,17 @@
 
 #if RK_WITH_CUDA
 
-#include <chrono>
-#include <mutex>
-
+#include "cuda/fake_kernels.h"
 #include "cuda/fake_runtime.h"
 
 using namespace ringkern::test;
 
 namespace {
 
-// The names of what has begun and ended on a device: "a+" and "a-", or "a" for a copy.
-class Log {
- public:
-  void add(const std::string& name) {
-    const std::lock_guard lock(mutex_);
-    text_ += (text_.empty() ? "" : " ") + name;
-  }
-  std::string text() {
-    const std::lock_guard lock(mutex_);
-    return text_;
-  }
-
- private:
-  std::mutex mutex_;
-  std::string text_;
-};
-
-// A kernel of one block or several, which ends when it is told to.
-struct Kernel {
-  Kernel(Log& log, std::string name, uint32_t blocks = 1, int blocks_each = 1)
-      : log(log), name(std::move(name)),
-        launch{blocks, blocks_each, [this](ptx::Room& room) { run(room); }} {}
-  void run(ptx::Room& room) {
-    for (uint32_t b = 0; b < launch.blocks; ++b) {
-      while (!room.take()) std::this_thread::yield();
-      log.add(name + "+");
-      ++resident;
-      while (to_end <= b) std::this_thread::yield();
-      log.add(name + "-");
-      room.leave();
-    }
-  }
-  void end(uint32_t blocks = 1) { to_end += blocks; }
-  void wait_until_resident() const {
-    while (resident == 0) std::this_thread::yield();
-  }
-
-  Log& log;
-  const std::string name;
-  const ptx::Launch launch;
-  std::atomic<uint32_t> to_end{0}, resident{0};
-};
-
-constexpr std::chrono::milliseconds kNothingComes{20};
-void see_that_nothing_comes(Log& log, const std::string& text) {
-  std::this_thread::sleep_for(kNothingComes);
-  CHECK_EQ(log.text(), text);
-}
-
-cudaStream_t handle(size_t n) { return reinterpret_cast<cudaStream_t>(n * 16); }
-
-// Devices with so many hardware queues. They are left when a test ends: threads may hold them.
-FakeDevices& devices_of(int processors, const char* queues = nullptr) {
-  if (queues != nullptr) ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", queues, 1);
-  auto* devices = new FakeDevices({}, processors);
-  ::unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
-  return *devices;
+unsigned long long capture_of(const FakeDevices& devices, const FakeDevices::StreamPtr& stream) {
+  unsigned long long capture = 0;
+  (void)devices.status_of(stream, capture);
+  return capture;
 }
 
 TEST_CASE("a stream has an order, and two streams have none") {
@@ -178,11 +123,11 @@ TEST_CASE("a graph is replayed in the order of its streams and events") {
   FakeDevices::Event fork{0, {}, {}, {}}, join = fork;
   CHECK_EQ(devices.begin_capture(one, cudaStreamCaptureModeRelaxed), cudaSuccess);
   CHECK_EQ(devices.begin_capture(one, cudaStreamCaptureModeRelaxed), cudaErrorIllegalState);
-  CHECK(devices.capture_of(one) != 0 && devices.capture_of(other) == 0);
+  CHECK(capture_of(devices, one) != 0 && capture_of(devices, other) == 0);
   devices.later(one, [&] { log.add("a"); });
   devices.record(fork, one);
   devices.follow(other, fork);
-  CHECK_EQ(devices.capture_of(other), devices.capture_of(one));
+  CHECK_EQ(capture_of(devices, other), capture_of(devices, one));
   devices.later(other, [&] {
     std::this_thread::sleep_for(kNothingComes);
     log.add("b");
@@ -192,7 +137,7 @@ TEST_CASE("a graph is replayed in the order of its streams and events") {
   devices.later(one, [&] { log.add("c"); });
   FakeDevices::Graph* graph = nullptr;
   CHECK_EQ(devices.end_capture(one, graph), cudaSuccess);
-  CHECK(devices.capture_of(one) == 0 && devices.capture_of(other) == 0);
+  CHECK(capture_of(devices, one) == 0 && capture_of(devices, other) == 0);
   CHECK_EQ(log.text(), "");
   FakeDevices::Graph* exec = devices.instantiate(*graph);
   devices.replay(*exec, other);
@@ -202,6 +147,42 @@ TEST_CASE("a graph is replayed in the order of its streams and events") {
   CHECK(log.text().starts_with("a b c "));
   CHECK(log.text() == "a b c d a b c" || log.text() == "a b c a d b c" ||
         log.text() == "a b c a b d c" || log.text() == "a b c a b c d");
+  delete exec, delete graph;
+}
+
+// Each replay waits for what was recorded when it was launched, and what is launched after it waits
+// for the replay.
+TEST_CASE("a graph has nodes of events outside of it") {
+  FakeDevices& devices = devices_of(4);
+  const auto one = devices.stream(0, handle(1)), other = devices.stream(0, handle(2));
+  Log log;
+  Kernel a(log, "a"), b(log, "b");
+  FakeDevices::Event event{0, {}, {}, {}};
+  CHECK_EQ(devices.record(event, one, /*external=*/true), cudaErrorIllegalState);
+  CHECK_EQ(devices.follow(one, event, /*external=*/true), cudaErrorIllegalState);
+  FakeDevices::Graph* graph = nullptr;
+  CHECK_EQ(devices.begin_capture(one, cudaStreamCaptureModeGlobal), cudaSuccess);
+  CHECK_EQ(devices.follow(one, event, /*external=*/true), cudaSuccess);
+  CHECK_EQ(devices.launch(one, b.launch), cudaSuccess);
+  CHECK_EQ(devices.record(event, one, /*external=*/true), cudaSuccess);
+  CHECK_EQ(devices.end_capture(one, graph), cudaSuccess);
+  FakeDevices::Graph* exec = devices.instantiate(*graph);
+  CHECK(FakeDevices::ended(devices.recorded(event)));  // a capture records nothing
+  devices.launch(one, a.launch);
+  devices.record(event, one);
+  a.wait_until_resident();
+  devices.replay(*exec, other);
+  CHECK(!FakeDevices::ended(devices.recorded(event)));
+  devices.follow(one, event);
+  devices.later(one, [&] { log.add("c"); });
+  see_that_nothing_comes(log, "a+");
+  a.end();
+  b.wait_until_resident();
+  see_that_nothing_comes(log, "a+ a- b+");
+  b.end();
+  devices.wait_for_all(0);
+  CHECK_EQ(log.text(), "a+ a- b+ b- c");
+  CHECK(FakeDevices::ended(devices.recorded(event)));
   delete exec, delete graph;
 }
 
@@ -227,6 +208,12 @@ TEST_CASE("a capture that CUDA refuses makes no graph") {
 
   devices.begin_capture(one, cudaStreamCaptureModeGlobal);
   CHECK_EQ(devices.unsafe_call(), cudaErrorStreamCaptureUnsupported);
+  unsigned long long capture = 1;
+  CHECK_EQ(devices.status_of(one, capture), cudaStreamCaptureStatusInvalidated);
+  CHECK_EQ(capture, 0u);
+  CHECK_EQ(devices.record(event, one), cudaErrorStreamCaptureInvalidated);
+  CHECK_EQ(devices.follow(one, event), cudaErrorStreamCaptureInvalidated);
+  CHECK_EQ(devices.launch(one, {}), cudaErrorStreamCaptureInvalidated);
   CHECK_EQ(devices.end_capture(one, graph), cudaErrorStreamCaptureInvalidated);
   CHECK_EQ(devices.unsafe_call(), cudaSuccess);
 

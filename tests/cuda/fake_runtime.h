@@ -6,6 +6,7 @@
 #include <cuda_runtime_api.h>
 #include <cxxabi.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -50,7 +51,12 @@ struct FakeRuntime {
   std::set<std::pair<int, int>> apart;    // those that have none all the same
   std::set<std::pair<int, int>> pcie;     // those whose link tears lines of LL128
   int refuses = -1;                       // the device on which every launch fails
+  int failing = 0;                        // so many launches fail, none after them
+  int lost = -1;                          // the device whose context is corrupted
+  bool records = true;                    // events
   int full = -1;                          // the device that has no memory left
+  uint32_t contexts = 0;                  // a bit for each device that has one
+  int streams = 0;                        // with a priority that were ever made
   bool opens = true;                      // the memory of other processes
   bool registers = true;                  // host memory
   std::set<const void*> registered;
@@ -74,6 +80,9 @@ struct FakeRuntime {
   }
 };
 inline FakeRuntime runtime;
+inline void make_context(int device) {
+  std::atomic_ref(runtime.contexts).fetch_or(uint32_t(1) << device);
+}
 
 inline FakeDevices::StreamPtr stream_of(cudaStream_t s, int device = runtime.current) {
   return runtime.working->stream(device, s);
@@ -139,6 +148,7 @@ extern "C" {
 using ringkern::test::event_of;
 using ringkern::test::FakeDevices;
 using ringkern::test::later;
+using ringkern::test::make_context;
 using ringkern::test::runtime;
 using ringkern::test::stream_of;
 using ringkern::test::unsafe_call;
@@ -147,7 +157,19 @@ using ringkern::test::zeroed;
 // ---- devices
 cudaError_t cudaGetDeviceCount(int* n) { return *n = runtime.devices, cudaSuccess; }
 cudaError_t cudaGetDevice(int* d) { return *d = runtime.current, cudaSuccess; }
-cudaError_t cudaSetDevice(int d) { return runtime.current = d, cudaSuccess; }
+cudaError_t cudaSetDevice(int d) {
+  return make_context(d), runtime.current = d, cudaSuccess;  // since CUDA 12
+}
+int fake_primary_state(int device, unsigned*, int* active) {
+  return *active = std::atomic_ref(runtime.contexts) >> device & 1, 0;
+}
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** found, unsigned,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult* result) {
+  if (std::string(name) != "cuDevicePrimaryCtxGetState") return cudaErrorInvalidValue;
+  *found = reinterpret_cast<void*>(&fake_primary_state);
+  return *result = cudaDriverEntryPointSuccess, cudaSuccess;
+}
 cudaError_t cudaRuntimeGetVersion(int* v) { return *v = CUDART_VERSION, cudaSuccess; }
 cudaError_t cudaDeviceSynchronize() {
   if (const cudaError_t error = unsafe_call()) return error;
@@ -192,6 +214,8 @@ cudaError_t cudaGetLastError() { return std::exchange(runtime.last, cudaSuccess)
 // ---- memory
 cudaError_t cudaMalloc(void** p, size_t bytes) {
   if (const cudaError_t error = unsafe_call()) return error;
+  make_context(runtime.current);
+  if (runtime.current == runtime.lost) return runtime.last = cudaErrorIllegalAddress;
   if (runtime.current == runtime.full) return runtime.last = cudaErrorMemoryAllocation;
   if (runtime.working != nullptr) return *p = runtime.working->claim(bytes), cudaSuccess;
   runtime.memory[static_cast<std::byte*>(*p = zeroed(bytes))] = {runtime.current, bytes};
@@ -204,9 +228,11 @@ cudaError_t cudaFree(void* p) {
 }
 cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) {
   if (const cudaError_t error = unsafe_call()) return error;
+  make_context(runtime.current);
   return *p = zeroed(bytes), cudaSuccess;
 }
 cudaError_t cudaHostRegister(void* p, size_t, unsigned) {
+  make_context(runtime.current);
   if (!runtime.registers) return runtime.last = cudaErrorMemoryAllocation;
   const bool fresh = runtime.registered.insert(p).second;
   return runtime.last = fresh ? cudaSuccess : cudaErrorHostMemoryAlreadyRegistered;
@@ -260,23 +286,35 @@ cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_
 
 // ---- streams and events
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) {
+  make_context(runtime.current);
   *e = reinterpret_cast<cudaEvent_t>(new FakeDevices::Event{runtime.current, {}, {}, {}});
   return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t e) { return delete &event_of(e), cudaSuccess; }
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
+  if (!runtime.records) return runtime.last = cudaErrorInvalidResourceHandle;
   if (runtime.working == nullptr) return cudaSuccess;
   return runtime.last = runtime.working->record(event_of(e), stream_of(s));
 }
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t e, cudaStream_t s, unsigned flags) {
+  if (runtime.working == nullptr) return cudaSuccess;
+  const bool external = flags == cudaEventRecordExternal;
+  return runtime.last = runtime.working->record(event_of(e), stream_of(s), external);
+}
 cudaError_t cudaEventQuery(cudaEvent_t e) {
   if (const cudaError_t error = unsafe_call()) return error;
-  return FakeDevices::ended(event_of(e).ticket) ? cudaSuccess : cudaErrorNotReady;
+  if (runtime.working == nullptr) return cudaSuccess;
+  const FakeDevices::Ticket recorded = runtime.working->recorded(event_of(e));
+  return FakeDevices::ended(recorded) ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t e) {
   if (const cudaError_t error = unsafe_call()) return error;
-  return FakeDevices::wait(event_of(e).ticket), cudaSuccess;
+  if (runtime.working == nullptr) return cudaSuccess;
+  return FakeDevices::wait(runtime.working->recorded(event_of(e))), cudaSuccess;
 }
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* s, unsigned, int priority) {
+  make_context(runtime.current);
+  if (priority != 0) ++runtime.streams;
   *s = static_cast<cudaStream_t>(zeroed(1));
   if (runtime.working != nullptr) runtime.working->make(runtime.current, *s, priority);
   return cudaSuccess;
@@ -298,13 +336,15 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s) {
 }
 cudaError_t cudaStreamQuery(cudaStream_t s) {
   if (const cudaError_t error = unsafe_call()) return error;
+  if (runtime.current == runtime.lost) return runtime.last = cudaErrorIllegalAddress;
   if (runtime.busy) return cudaErrorNotReady;
   if (runtime.working == nullptr) return ringkern::test::end_probes(), cudaSuccess;
   return FakeDevices::ended(FakeDevices::asked(stream_of(s))) ? cudaSuccess : cudaErrorNotReady;
 }
-cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) {
+cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags) {
   if (runtime.working == nullptr) return cudaSuccess;
-  return runtime.last = runtime.working->follow(stream_of(s), event_of(e));
+  const bool external = flags == cudaEventWaitExternal;
+  return runtime.last = runtime.working->follow(stream_of(s), event_of(e), external);
 }
 
 // ---- graphs
@@ -318,7 +358,8 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t s, cudaStreamCaptureStatus* st
 ) {
   ++runtime.capture_queries;
   *id = runtime.capture;
-  if (runtime.working != nullptr) *id = runtime.working->capture_of(stream_of(s));
+  if (runtime.working != nullptr)
+    return *status = runtime.working->status_of(stream_of(s), *id), cudaSuccess;
   *status = *id != 0 ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
@@ -350,7 +391,9 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
 }
 
 // ---- kernels
-cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, const void*) { return cudaSuccess; }
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, const void*) {
+  return make_context(runtime.current), cudaSuccess;
+}
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* n, const void* kernel, int threads,
                                                           size_t) {
   const std::string& name = ringkern::test::kernel_names().at(kernel);
@@ -361,15 +404,19 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* n, const void* ke
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel, void** args) {
   const auto [blocks, threads, stream] =
       std::tuple(config->gridDim, config->blockDim, config->stream);
-  if (runtime.current == runtime.refuses) return runtime.last = cudaErrorLaunchOutOfResources;
+  if (runtime.current == runtime.lost) return runtime.last = cudaErrorIllegalAddress;
+  if (runtime.current == runtime.refuses || runtime.failing > 0) {
+    runtime.failing = std::max(0, runtime.failing - 1);
+    return runtime.last = cudaErrorLaunchOutOfResources;
+  }
   const std::string& name = ringkern::test::kernel_names().at(kernel);
   const auto is = [&](const char* what) { return name.find(what) != std::string::npos; };
   if (runtime.working != nullptr) {
     const auto on = stream_of(stream);
     if (on->device != runtime.current) return runtime.last = cudaErrorInvalidResourceHandle;
-    runtime.working->launch(on,
-                            runtime.working->kernels.launch(name, blocks.x, threads.x, args[0]));
-    return cudaSuccess;
+    const auto& kernels = runtime.working->kernels;
+    return runtime.last =
+               runtime.working->launch(on, kernels.launch(name, blocks.x, threads.x, args[0]));
   }
   if (is("::probe(")) {
     const auto& probe = *static_cast<ringkern::cuda::ProbeArgs*>(args[0]);

@@ -675,12 +675,25 @@ TEST_CASE("a process probes its links") {
 TEST_CASE("a launch that fails ends the others") {
   runtime = {};
   LocalRing ring(kDevices, kTimeout);
-  runtime.refuses = 2;
-  CHECK_THROWS(TransportError, "cudaLaunchKernel", ring.run(tasks_on(kDevices)));
+  std::vector<Task> tasks = tasks_on(kDevices);
+  runtime.failing = 1;
+  CHECK_THROWS(TransportError, "cudaLaunchKernel", ring.run(tasks));
+  CHECK(tasks.front().refused);  // of the first device: no kernel waits
+  for (const unsigned long long capture : {7, 0}) {
+    runtime.launches.clear();
+    ring.run(tasks);
+    CHECK(!tasks.front().refused);
+    CHECK_EQ(runtime.launches.size(), size_t(3));
+    runtime.launches.clear();
+    runtime.capture = capture;
+    runtime.refuses = 2;
+    CHECK_THROWS(TransportError, "cudaLaunchKernel", ring.run(tasks));
+    CHECK_EQ(tasks.front().refused, capture != 0);  // nor does one that is only captured
+    runtime.refuses = -1;
+  }
   REQUIRE(runtime.launches.size() == 1);
   const Launch& launch = runtime.launches[0];
   for (size_t i = 0; i < seats(launch); ++i) CHECK_EQ(launch.args.ranks[i].mailbox->aborted, 1u);
-  runtime.refuses = -1;
   CHECK_THROWS(AbortedError, "was aborted before", ring.run(tasks_on(kDevices)));
   CHECK_EQ(runtime.launches.size(), size_t(1));
 }

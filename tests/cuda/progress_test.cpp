@@ -225,7 +225,7 @@ TEST_CASE("an executor passes on what its launches show") {
   CHECK(!task.under_way);
 }
 
-// Each ends the waits of its neighbours, too.
+// Each ends the waits of its neighbours, too, but for a launch that is refused.
 TEST_CASE("an engine raises what its launches show, and what a launch fails with") {
   for (const Verdict verdict : {Verdict::timed_out, Verdict::aborted, Verdict::ok}) {
     runtime = {};
@@ -244,13 +244,40 @@ TEST_CASE("an engine raises what its launches show, and what a launch fails with
       CHECK_THROWS(TimeoutError, "rank 1 waited for data from rank 0", engine.run(task));
     if (verdict == Verdict::aborted)
       CHECK_THROWS(AbortedError, "rank 1 waited for data from rank 0", engine.run(task));
-    runtime.refuses = 0;
-    if (verdict == Verdict::ok) CHECK_THROWS(TransportError, "cudaLaunchKernel", engine.run(task));
+    CHECK_EQ(mailbox->aborted, verdict == Verdict::ok ? 0u : 1u);
+    CHECK(!task.refused);
+    runtime.failing = 1;
+    if (verdict == Verdict::ok) {
+      CHECK_THROWS(TransportError, "cudaLaunchKernel", engine.run(task));
+      CHECK(task.refused);
+      CHECK_EQ(mailbox->aborted, 0u);
+      engine.run(task);
+      CHECK(!task.refused && task.under_way);
+      CHECK_EQ(runtime.launches.size(), size_t(2));
+      runtime.launches.pop_back();
+      runtime.lost = 0;
+      CHECK_THROWS(TransportError, "cudaLaunchKernel", engine.run(task));
+    }
+    runtime.lost = -1;
+    CHECK(!task.refused);
     CHECK_EQ(mailbox->aborted, 1u);
-    runtime.refuses = -1;
     if (verdict == Verdict::ok)
       CHECK_THROWS(AbortedError, "was aborted before all_reduce", engine.run(task));
     CHECK_EQ(runtime.launches.size(), size_t(1));
+  }
+}
+
+// It is under way, and the next one would run beside it.
+TEST_CASE("a launch that nothing can follow is no call that was refused") {
+  for (const unsigned long long capture : {0, 7}) {
+    runtime = {};
+    LocalRing ring(kDevices, kTimeout);
+    std::vector<Task> tasks = tasks_of(1);
+    runtime.capture = capture;
+    runtime.records = false;
+    CHECK_THROWS(TransportError, "cudaEventRecord", ring.run(tasks));
+    CHECK_EQ(runtime.launches.size(), size_t(1));
+    CHECK_EQ(tasks.front().refused, capture != 0);  // a graph that is not made
   }
 }
 

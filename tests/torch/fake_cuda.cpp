@@ -1,6 +1,7 @@
 // Linked into the extension in place of the CUDA runtime: the fake runtime, and torch's view of its
 // devices, which a torch without CUDA lacks. Python follows by ctypes what is waited for.
 #include <ATen/ops/from_blob.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -33,8 +34,11 @@ class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
     return setDevice(d), before;
   }
   c10::Device getDevice() const override { return ++touched, at(runtime.current); }
-  void setDevice(c10::Device d) const override { ++touched, runtime.current = d.index(); }
-  void uncheckedSetDevice(c10::Device d) const noexcept override { setDevice(d); }
+  void setDevice(c10::Device d) const override { ++touched, (void)cudaSetDevice(d.index()); }
+  // As torch's, without a context for the device.
+  void uncheckedSetDevice(c10::Device d) const noexcept override {
+    ++touched, runtime.current = d.index();
+  }
   c10::DeviceIndex deviceCount() const noexcept override {
     return ++touched, c10::DeviceIndex(runtime.devices);
   }
@@ -73,7 +77,8 @@ class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
     if (runtime.working != nullptr) check(runtime.working->follow(stream(s), of(event)));
   }
   bool queryEvent(void* event) const override {
-    return ++touched, FakeDevices::ended(of(event).ticket);
+    ++touched;
+    return runtime.working == nullptr || FakeDevices::ended(runtime.working->recorded(of(event)));
   }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
     delete static_cast<FakeDevices::Event*>(event);
@@ -93,6 +98,19 @@ class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
 C10_REGISTER_GUARD_IMPL(CUDA, FakeGuard)
 
 }  // namespace
+
+// torch's cache, which holds all memory of the device that is full.
+class FakeAllocator final : public c10::DeviceAllocator {
+ public:
+  void emptyCache(c10::MempoolId_t) override { runtime.full = -1; }
+  bool initialized() override { return true; }
+  void recordStream(const c10::DataPtr&, c10::Stream) override {}
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override { return {}; }
+  void resetAccumulatedStats(c10::DeviceIndex) override {}
+  void resetPeakStats(c10::DeviceIndex) override {}
+  c10::DataPtr allocate(size_t) override { return {}; }
+  void copy_data(void*, const void*, size_t) const override {}
+};
 
 // A device whose calls end when the test says so.
 class ToldDevice final : public ringkern::Executor {
@@ -152,6 +170,20 @@ RK_EXPORT void fake_start(int processors) {
   runtime.processors = processors;
   runtime.working = new FakeDevices({ptx::launch_of, ptx::blocks_each}, runtime.processors);
 }
+
+// The next so many launches fail, and those after them do not.
+RK_EXPORT void fake_fail_launches(int launches) { runtime.failing = launches; }
+// As what a capture does not allow.
+RK_EXPORT int fake_unsafe_call() { return cudaDeviceSynchronize(); }
+RK_EXPORT unsigned fake_contexts() { return runtime.contexts; }
+RK_EXPORT int fake_streams() { return runtime.streams; }
+// The device has no memory left, but for what torch keeps for later.
+RK_EXPORT void fake_fill(int device) {
+  static FakeAllocator allocator;
+  c10::SetAllocator(c10::kCUDA, &allocator);
+  runtime.full = device;
+}
+RK_EXPORT void fake_lose(int device) { runtime.lost = device; }
 
 // The calls of torch.cuda.CUDAGraph, on the current stream of a device; they return CUDA's error.
 RK_EXPORT int fake_begin_capture(int device) {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -312,6 +313,180 @@ def graph(rank: int, size: int, folder: Path) -> None:
             stream.synchronize()
             assert same(first, expected[i])
             assert same(second, expected[i])
+
+
+def replays_beside_calls(rank: int, size: int, folder: Path) -> None:
+    """Two graphs and other calls on streams of their own, which wait for each other nowhere."""
+    fake_cuda.start()
+    (call,) = _read(folder)
+    inputs = call.inputs(size, seed=0)
+    expected = [call.expected(inputs)]
+    for _ in range(3):
+        expected.append(call.expected([expected[-1]] * size))
+    streams = [torch.Stream(device="cuda:0") for _ in range(4)]
+    graphs, tensors = [], [inputs[rank].clone() for _ in range(3)]
+    with _join(rank, size, folder) as ring:
+        with current(streams[0]):
+            _wait(_start(ring, call, inputs[rank].clone()))
+        for x in tensors[:2]:
+            graphs.append(Graph())
+            with current(streams[0]), graphs[-1].capture():
+                _start(ring, call, x)
+        for i in range(3):
+            with current(streams[1]):
+                work = _start(ring, call, tensors[2])
+            for j in (0, 1) if i < 2 else (1, 0):
+                with current(streams[2 + j]):
+                    graphs[j].replay()
+            if i == 1:
+                for stream in streams:
+                    stream.synchronize()
+        _wait(work)
+        for stream in streams:
+            stream.synchronize()
+    for x in tensors:
+        assert same(x, expected[2])
+
+
+def lonely_replay(rank: int, size: int, folder: Path) -> None:
+    """Rank 0 replays what rank 1 does not; an end with patience says so before the timeout."""
+    fake_cuda.start()
+    (call,) = _read(folder)
+    x = call.inputs(size, seed=0)[rank]
+    recorded, stream = Graph(), torch.Stream(device="cuda:0")
+    with _join(rank, size, folder, timeout_s=600) as ring, current(stream):
+        _wait(_start(ring, call, x))
+        with recorded.capture():
+            _start(ring, call, x)
+        if rank == 0:
+            recorded.replay()
+            ring._c.close(0.5)
+            stream.synchronize()
+            leave_note(folder / "closed", "")
+        wait_for(folder / "closed")
+
+
+def refused(rank: int, size: int, folder: Path) -> None:
+    """Rank 0 alone meets a capture and a launch that CUDA refuses, and goes on as rank 1 does."""
+    fake_cuda.start()
+    (call,) = _read(folder)
+    inputs = call.inputs(size, seed=0)
+    recorded, stream = Graph(), torch.Stream(device="cuda:0")
+    with _join(rank, size, folder) as ring, current(stream):
+
+        def make_calls() -> None:
+            for _ in range(2):
+                x = inputs[rank].clone()
+                _wait(_start(ring, call, x))
+                assert same(x, call.expected(inputs))
+
+        def break_capture() -> None:
+            with Graph().capture():
+                _start(ring, call, inputs[rank].clone())
+                assert fake().fake_unsafe_call() != 0
+                with pytest.raises(RingKernError, match="end it and capture again"):
+                    _start(ring, call, inputs[rank].clone())
+
+        make_calls()
+        if rank == 1:
+            with Graph().capture():
+                _start(ring, call, inputs[rank].clone())
+        else:
+            with pytest.raises(RuntimeError, match="CUDA error 901"):
+                break_capture()
+        captured = inputs[rank].clone()
+        with recorded.capture():
+            _start(ring, call, captured)
+        make_calls()
+        if rank == 0:
+            fake().fake_fail_launches(1)
+            with pytest.raises(RingKernError, match="cudaLaunchKernelExC"):
+                _start(ring, call, inputs[rank].clone())
+        make_calls()
+        recorded.replay()
+        stream.synchronize()
+        assert same(captured, call.expected(inputs))
+        (status,) = ringkern.dump()["pg_status"].values()
+        assert status["last_enqueued_collective"] == 8, status  # as of rank 1
+
+
+def contexts(rank: int, size: int, folder: Path) -> None:
+    """Calls, messages, an abort and an end by threads that have never chosen a device."""
+    fake_cuda.start()
+    dist.init_process_group(
+        "ringkern", init_method=f"file://{folder}/group", rank=rank, world_size=size
+    )
+    device, x = 1 + rank, torch.ones(100)
+    given, stream = on_device(x, device), torch.Stream(device=f"cuda:{device}")
+    with current(stream):
+        work = dist.all_reduce(given, async_op=True)
+        assert work is not None
+        _wait(work)
+        exchange = dist.isend if rank == 0 else dist.irecv
+        work = exchange(given, 1 - rank)
+        assert work is not None
+        _wait(work)
+    threading.Thread(target=dist.distributed_c10d._abort_process_group).start()
+    while dist.is_initialized():
+        time.sleep(0.01)
+    ring = _join(rank, size, folder)
+    with current(stream):
+        _wait(_start(ring, Call("ring", "ll", "float32", 100), x, device=device))
+    thread = threading.Thread(target=ring.close)
+    thread.start(), thread.join()
+    assert fake().fake_contexts() == 1 << device
+
+
+def full(rank: int, size: int, folder: Path) -> None:
+    """All memory of the devices is in torch's cache."""
+    fake_cuda.start()
+    (call,) = _read(folder)
+    inputs = call.inputs(size, seed=0)
+    x = inputs[rank].clone()
+    with _join(rank, size, folder) as ring:
+        fake().fake_fill(0)
+        _wait(_start(ring, call, x))
+    assert same(x, call.expected(inputs))
+    fake().fake_fill(0)
+    with local.Ring(["cuda:0", "cuda:0"]):
+        pass
+
+
+def groups_in_a_loop(rank: int, size: int, folder: Path) -> None:
+    """Each has streams of its own for asynchronous calls and for messages, which the next one has
+    after it."""
+    fake_cuda.start()
+    x = torch.ones(100)
+    given = on_device(x)
+    made = []
+    for i in range(4):
+        dist.init_process_group(
+            "ringkern", init_method=f"file://{folder}/{i}", rank=rank, world_size=size
+        )
+        exchange = dist.isend if rank == 0 else dist.irecv
+        for work in (dist.all_reduce(given, async_op=True), exchange(given, 1 - rank)):
+            assert work is not None
+            _wait(work)
+        del work
+        dist.destroy_process_group()
+        made.append(fake().fake_streams())
+    assert made == [2] * 4  # one for each
+
+
+def lost(rank: int, size: int, folder: Path) -> None:
+    """The device of rank 1 is lost, and its launch fails: the others hear of it at once."""
+    fake_cuda.start()
+    (call,) = _read(folder)
+    x = call.inputs(size, seed=0)[rank]
+    ring = _join(rank, size, folder, timeout_s=600)
+    _wait(_start(ring, call, x))
+    if rank == VICTIM:
+        fake().fake_lose(0)
+        error = error_of(lambda: _start(ring, call, x))
+    else:
+        error = error_of(lambda: _wait(_start(ring, call, x)))
+    tell(rank, folder, first=error)
+    ring.close()
 
 
 def graph_on_devices(rank: int, size: int, folder: Path) -> None:

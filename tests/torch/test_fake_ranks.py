@@ -123,6 +123,41 @@ def test_a_graph(scenarios: Scenario, tmp_path: Path, way: tuple[str, str]) -> N
     _run(scenarios, 2, tmp_path, [Call(*way, "float32", 2000)], "graph")
 
 
+@pytest.mark.parametrize("way", WAYS, ids=" ".join)
+def test_replays_beside_calls(scenarios: Scenario, tmp_path: Path, way: tuple[str, str]) -> None:
+    _run(scenarios, 2, tmp_path, [Call(*way, "float32", 2000)], "replays_beside_calls")
+
+
+def test_a_replay_without_its_peer(scenarios: Scenario, tmp_path: Path) -> None:
+    _run(scenarios, 2, tmp_path, [Call("ring", "ll", "float32", 2000)], "lonely_replay")
+
+
+def test_what_cuda_refuses(scenarios: Scenario, tmp_path: Path) -> None:
+    _run(scenarios, 2, tmp_path, [Call("ring", "ll", "float32", 2000)], "refused")
+
+
+def test_contexts(scenarios: Scenario, tmp_path: Path) -> None:
+    """A process has one of its own device, and none of device 0."""
+    _run(scenarios, 2, tmp_path, [], "contexts")
+
+
+def test_memory_that_torch_keeps(scenarios: Scenario, tmp_path: Path) -> None:
+    _run(scenarios, 2, tmp_path, [Call("ring", "ll", "float32", 100)], "full")
+
+
+def test_groups_in_a_loop(scenarios: Scenario, tmp_path: Path) -> None:
+    _run(scenarios, 2, tmp_path, [], "groups_in_a_loop")
+
+
+def test_a_device_that_is_lost(scenarios: Scenario, tmp_path: Path) -> None:
+    write(tmp_path, [Call("ring", "ll", "float32", 2000)])
+    outcome = scenarios("lost", 3, tmp_path)
+    assert [rank["status"] for rank in outcome] == [0] * 3, outcome
+    for rank in range(3):
+        said = json.loads((tmp_path / f"said{rank}").read_text())["first"]
+        assert "cudaLaunchKernelExC" in said["text"], said
+
+
 def test_the_first_message_in_a_graph(scenarios: Scenario, tmp_path: Path) -> None:
     _run(scenarios, 2, tmp_path, [], "first_message_in_a_graph")
 
