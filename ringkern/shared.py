@@ -16,7 +16,7 @@ meet a tensor in it. Most all-reduces with ``algorithm="auto"`` take them in pla
 On CUDA they are in a memory pool of their own (:class:`torch.cuda.MemPool`), whose memory the other
 ranks map at their next call, and which this process keeps until it ends. ``"auto"`` takes them in
 place where NVLink connects the GPUs (or ranks share one), and all ranks had such memory before the
-first call of the group. It has run on no GPU.
+first call of the group. It has run with ranks that share one GPU.
 """
 
 from __future__ import annotations

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pytest
 
+from ringkern.choose import tables
 from ringkern.choose.cost import Way
-from ringkern.tools.model import cuts, measured, one_gpu
+from ringkern.tools.model import measured, one_gpu
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "design" / "performance.md"
@@ -146,10 +148,24 @@ def test_commands_are_those_of_the_files() -> None:
         assert results(name)["command"].removesuffix(" --json out.json") in text
 
 
+H100, H200 = (ROOT / "bench" / "results" / f"2026-11-26-{gpu}.json" for gpu in ("h100", "h200"))
+
+
+def speeds(file: Path, *, on_host: bool = False) -> list[dict[tuple[int, int, str], Any]]:
+    """The part speed of each run: rows by ranks, bytes and contender."""
+    return [
+        {(row["ranks"], row["size_bytes"], row["contender"]): row for row in part["figures"]["rows"]}
+        for run in json.loads(file.read_text())["runs"]
+        if ("--memory host" in run.get("command", "")) == on_host
+        for part in run.get("parts", [])
+        if part["part"] == "speed"
+    ]
+
+
 def test_predicted_on_one_gpu() -> None:
     """The table is what the model predicts now, and the text says how far off it is."""
     text = PAGE.read_text()
-    gpu, compared = measured.read(ROOT / "bench" / "results" / "2026-11-26-h100.json")
+    gpu, compared = measured.read(H200)
     section = " ".join(text.split("## Predicted on one GPU\n")[1].split())
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
@@ -175,63 +191,73 @@ def test_predicted_on_one_gpu() -> None:
         in section
     )
     assert f"within a factor of {off:.2f}" in section
+    earlier = [row.ratio for row in measured.read(H100)[1]]
+    assert f"[{min(earlier):.2f} to {max(earlier):.2f} of the times]" in section
     assert f"{one_gpu.INSTRUCTION_NS} ns each, fitted" in section
-    for protocol, words in (("ll", "over LL with 2, 4 and 8"), ("ll128", "over LL128. **They")):
-        way = Way("ring", protocol)
-        two, four, eight = (
-            f"{one_gpu.predict(one_gpu.H100, way, ranks, 8192).time_us:.1f}" for ranks in (2, 4, 8)
-        )
-        now = f"{two}, {four} and {eight}"
-        assert re.search(rf"{now} (us for 8 KiB )?{re.escape(words)}", section), now
     assert f"{gpu.launch_us} us | measured" in section
     assert f"{gpu.hop_us['ll']:.3f} us, with Simple's fence {gpu.hop_us['simple']} us" in section
     assert f"at {gpu.hbm_gb_s:,.0f} GB/s, what ranks stage at {gpu.l2_gb_s:,.0f} GB/s" in section
 
 
-def test_predicted_where_nothing_was_fitted() -> None:
-    """The third run has other kernels; of its rows, those that are cut as a call is."""
-    runs = json.loads((ROOT / "bench" / "results" / "2026-11-26-h100.json").read_text())["runs"]
-    (costs,) = (p["figures"]["costs"] for p in runs[1]["parts"] if p["part"] == "speed")
-    ratios = {}
-    for row in runs[2]["rows"]:
-        ranks, size = row["ranks"], row["size_bytes"]
-        way = Way(row["algorithm"], row["protocol"])
-        slots, channels = cuts.SLOTS, cuts.channels_of(one_gpu.H100.multiprocessors, ranks)
-        if (row["slots"], row["channels"]) == (slots, channels):
-            time = one_gpu.predict(one_gpu.H100, way, ranks, size, costs).time_us
-            ratios[way, size, ranks] = time / row["hot_us"]
-    assert {key[0] for key in ratios} == set(one_gpu.WAYS)
-    assert min(ratios, key=ratios.__getitem__) == (Way("ring", "ll128"), 64 << 10, 8)
-    assert max(ratios, key=ratios.__getitem__) == (one_gpu.DIRECT, 4 << 20, 8)
-    low, high = min(ratios.values()), max(ratios.values())
-    good = sum(0.8 <= ratio <= 1.25 for ratio in ratios.values())
-    off = median(measured.error_of(ratio) for ratio in ratios.values())
-    section = " ".join(PAGE.read_text().split("## Predicted on one GPU\n")[1].split())
-    assert f"In its {len(ratios)} rows with the channels and slots that are shipped" in section
-    assert f"{low:.2f} (LL128, 64 KiB, 8 ranks) to {high:.2f} (over the tensors, 4 MiB" in section
-    assert f"{good} are between 0.8 and 1.25, and half are within a factor of {off:.2f}" in section
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_the_predicted_choice_is_the_quickest(ranks: int) -> None:
+    """As docs/design/choice.md says: of what `auto` may take between processes."""
+    rows, times = tables.table("cuda", ranks)["automatic"], speeds(H200)[-1]
+    names = {("one_shot", "ll"): "one_shot", ("ring", "ll"): "ll", ("ring", "simple"): "simple"}
+    for size in sorted({key[1] for key in times}):
+        way = next(row[1:] for row in rows if size < row[0])
+        found = {of: times.get((ranks, size, f"ringkern/{name}")) for of, name in names.items()}
+        quickest = min((of for of, row in found.items() if row), key=lambda of: found[of]["hot_us"])
+        assert way in (("two_shot", "ll"), quickest)
+
+
+def test_over_host_memory() -> None:
+    """Measured on one GPU, whose link the ranks share; predicted with a link each."""
+    (times,) = speeds(H200, on_host=True)
+    section = PAGE.read_text().split("### Over host memory\n")[1].split("\n## ")[0]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in section.splitlines()
+        if re.match(r"\| \d", line)
+    ]
+    ways = {"simple": ("ring", "simple"), "ll": ("ring", "ll"), "one_shot": ("one_shot", "ll")}
+    ratios: dict[str, list[float]] = {}
+    for row in rows[:-3]:
+        at = int(row[0]), size_of(row[1])
+        link = replace(one_gpu.GEN5, gb_s=one_gpu.GEN5.gb_s / at[0])
+        gpu = one_gpu.over_host(one_gpu.H200, link, at[0])
+        for (name, way), cell in zip(ways.items(), row[2:]):
+            us = times.get((*at, f"ringkern/{name}"), {}).get("hot_us")
+            assert cell == ("-" if us is None else shown(us))
+            if us is not None:
+                predicted = one_gpu.predict(gpu, Way(*way), *at).time_us
+                ratios.setdefault(name, []).append(predicted / us)
+    text = " ".join(section.split())
+    every = [ratio for of in ratios.values() for ratio in of]
+    assert f"are {min(every):.2f} to {max(every):.2f} of the times" in text
+    assert f"Simple {min(ratios['simple']):.2f} to {max(ratios['simple']):.2f}." in text
+    for row in rows[-3:]:
+        cells = []
+        for link in (one_gpu.GEN4, one_gpu.GEN5):
+            gpu = one_gpu.over_host(one_gpu.H200, link, 2)
+            for protocol in ("ll", "simple"):
+                time = one_gpu.predict(gpu, Way("ring", protocol), 2, size_of(row[0])).time_us
+                cells.append(shown(time))
+        assert row[1:5] == cells
 
 
 def test_cuda() -> None:
-    """Before and after are runs of one file; the shares of the ring are in the text."""
+    """The newest run; before and after are runs of an earlier file."""
     _, rows = table("On CUDA")
-    file = ROOT / "bench" / "results" / "2026-11-26-h100.json"
-    before, after = (
-        {
-            (row["ranks"], row["size_bytes"], row["contender"]): row
-            for part in run["parts"]
-            if part["part"] == "speed"
-            for row in part["figures"]["rows"]
-        }
-        for run in json.loads(file.read_text())["runs"][:2]
-    )
+    now = speeds(H200)[-1]
+    before, after = speeds(H100)[:2]
     contenders = ["auto", "simple", "ll", "ll128", "one_shot"]
     names = [*(f"ringkern/{name}" for name in contenders), "nccl/auto"]
     for row in rows[:15]:
         at = int(row[0]), size_of(row[1])
-        times = [after[(*at, name)]["hot_us"] if (*at, name) in after else None for name in names]
+        times = [now[(*at, name)]["hot_us"] if (*at, name) in now else None for name in names]
         assert row[2:8] == ["-" if us is None else shown(us) for us in times]
-        assert row[8] == f"{after[(*at, 'ringkern/auto')]['share']:.0%}"
+        assert row[8] == f"{now[(*at, 'ringkern/auto')]['share']:.0%}"
 
     def of(run: Any, size: int, way: str, *ranks: int) -> str:
         return ", ".join(shown(run[k, size, f"ringkern/{way}"]["hot_us"]) for k in ranks)
@@ -244,8 +270,7 @@ def test_cuda() -> None:
         (small, "one_shot", 2, 4, 8),
         (small, "ll128", 8),
     ]
-    assert len(rows) == 15 + 2 + len(changes)
     for row, change in zip(rows[17:], changes):
         assert row[-2:] == [of(before, *change), of(after, *change)]
-    shares = [f"{100 * after[k, large, 'ringkern/simple']['share']:.0f}" for k in (2, 4, 8)]
+    shares = [f"{100 * now[k, large, 'ringkern/simple']['share']:.0f}" for k in (2, 4, 8)]
     assert f"Simple reaches {shares[0]}, {shares[1]} and {shares[2]} %" in PAGE.read_text()

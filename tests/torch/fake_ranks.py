@@ -578,6 +578,9 @@ def on_host(rank: int, size: int, folder: Path) -> None:
             assert same(x, call.expected(inputs, channels)), call
         shared = sum(rank in pair for pair in {frozenset(pair) for pair in pairs})
         assert fake().fake_registered() == (shared + 1 if shared else 0)
+        explained = ring.explain(1000, device="cuda")
+        assert len(explained.host_memory) == shared == str(explained).count("by host")
+        assert all(f"rank {rank} and rank" in why for why in explained.host_memory)
         given = on_device(torch.ones(10), rank)
         if pairs:
             with pytest.raises(CommUsageError, match="have only host memory in common"):
