@@ -9,7 +9,8 @@
 
 namespace ringkern::cuda {
 
-// Of a communicator. Its events are never destroyed but taken again: graphs may hold them.
+// The launches of one communicator. Its events are never destroyed but taken again: graphs may hold
+// them.
 struct LaunchOrder::Place {
   cudaEvent_t last = nullptr;
   cudaEvent_t captured = nullptr;  // the last launch of a capture

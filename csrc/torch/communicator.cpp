@@ -137,9 +137,18 @@ WorkPtr TorchCommunicator::launch_uninterrupted(Call call, const Wish& wish, boo
   const c10::OptionalDeviceGuard device_guard(on.is_cpu() ? std::nullopt : std::optional(on));
   auto work = c10::make_intrusive<RingWork>(std::move(call), 1);
   uint64_t seq = 0;
+  bool begun = false;
   for (Task task : tasks) {
     task.stream = current_stream(on);
-    start(device, task);
+    try {
+      start(device, task);
+    } catch (const std::exception& e) {
+      // Made again, it would meet the other ranks' calls for what comes next.
+      if (begun)
+        comm_->abort(std::string("a call of several tensors was made in part: ") + e.what());
+      throw;
+    }
+    begun = true;
     if (task.under_way) seq = task.seq;
   }
   if (seq > 0) work->follow(comm_->enqueued_on(device), seq);

@@ -92,8 +92,8 @@ class Messenger final : public Carrier {
   struct Pair {
     Pair(c10::Device d, const std::shared_ptr<Store>& store, const std::string& name, int place,
          Milliseconds timeout, OnFault policy, RankNames names)
-        : where(d), device(pair_device_for(d, place, timeout, policy)), own(own_stream(d)), stream(*own),
-          comm(store, name, place, 2, timeout, std::move(names)) {}
+        : where(d), device(pair_device_for(d, place, timeout, policy)), own(own_stream(d)),
+          stream(*own), comm(store, name, place, 2, timeout, std::move(names)) {}
 
     const c10::Device where;
     const Device device;

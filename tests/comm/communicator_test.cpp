@@ -241,7 +241,7 @@ TEST_CASE("an aborted communicator runs no call") {
 }
 
 // A wait that failed has left counters between two steps.
-// As a launch that CUDA refuses. The call has not been made, so the next one has its number.
+// Such as a launch that CUDA refuses. The call has not been made, so the next one has its number.
 TEST_CASE("a communicator goes on after a call that its device refuses") {
   FakeDevice cuda("cuda:0");
   Alone c;

@@ -51,7 +51,7 @@ struct FakeRuntime {
   std::set<std::pair<int, int>> apart;    // those that have none all the same
   std::set<std::pair<int, int>> pcie;     // those whose link tears lines of LL128
   int refuses = -1;                       // the device on which every launch fails
-  int failing = 0;                        // so many launches fail, none after them
+  int spared = 0, failing = 0;            // so many launches do not fail, then do
   int lost = -1;                          // the device whose context is corrupted
   bool records = true;                    // events
   int full = -1;                          // the device that has no memory left
@@ -405,7 +405,9 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* ke
   const auto [blocks, threads, stream] =
       std::tuple(config->gridDim, config->blockDim, config->stream);
   if (runtime.current == runtime.lost) return runtime.last = cudaErrorIllegalAddress;
-  if (runtime.current == runtime.refuses || runtime.failing > 0) {
+  if (runtime.spared > 0) {
+    --runtime.spared;
+  } else if (runtime.current == runtime.refuses || runtime.failing > 0) {
     runtime.failing = std::max(0, runtime.failing - 1);
     return runtime.last = cudaErrorLaunchOutOfResources;
   }

@@ -185,7 +185,7 @@ TEST_CASE("launches go on after a capture that was refused") {
   CHECK_EQ(l.log.text(), "a+ a- b+ b- g+ g-");
 }
 
-// Whose blocks wait for each other.
+// A kernel whose blocks wait for each other.
 struct Gang : Kernel {
   Gang(Log& log, const std::string& name, uint32_t blocks) : Kernel(log, name, blocks, 1, true) {}
 };
@@ -295,7 +295,7 @@ ptx::Launch ring_kernel(const std::string&, uint32_t blocks, uint32_t, const voi
           }};
 }
 
-// Of 264 blocks, 8 ranks have 128.
+// 8 ranks have 128 blocks of 264.
 TEST_CASE("local rings run side by side as far as the device holds their blocks") {
   runtime = {};
   runtime.working =

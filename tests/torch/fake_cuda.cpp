@@ -35,7 +35,7 @@ class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
   }
   c10::Device getDevice() const override { return ++touched, at(runtime.current); }
   void setDevice(c10::Device d) const override { ++touched, (void)cudaSetDevice(d.index()); }
-  // As torch's, without a context for the device.
+  // Makes no context for the device, as torch does not.
   void uncheckedSetDevice(c10::Device d) const noexcept override {
     ++touched, runtime.current = d.index();
   }
@@ -171,10 +171,13 @@ RK_EXPORT void fake_start(int processors) {
   runtime.working = new FakeDevices({ptx::launch_of, ptx::blocks_each}, runtime.processors);
 }
 
-// The next so many launches fail, and those after them do not.
-RK_EXPORT void fake_fail_launches(int launches) { runtime.failing = launches; }
-// As what a capture does not allow.
+// So many launches fail, after so many that do not.
+RK_EXPORT void fake_fail_launches(int launches, int spared) {
+  runtime.failing = launches, runtime.spared = spared;
+}
+// A call that a capture does not allow.
 RK_EXPORT int fake_unsafe_call() { return cudaDeviceSynchronize(); }
+RK_EXPORT int fake_current_device() { return runtime.current; }
 RK_EXPORT unsigned fake_contexts() { return runtime.contexts; }
 RK_EXPORT int fake_streams() { return runtime.streams; }
 // The device has no memory left, but for what torch keeps for later.

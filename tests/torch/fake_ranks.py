@@ -316,7 +316,7 @@ def graph(rank: int, size: int, folder: Path) -> None:
 
 
 def replays_beside_calls(rank: int, size: int, folder: Path) -> None:
-    """Two graphs and other calls on streams of their own, which wait for each other nowhere."""
+    """Replays two graphs beside other calls, on streams that wait for each other nowhere."""
     fake_cuda.start()
     (call,) = _read(folder)
     inputs = call.inputs(size, seed=0)
@@ -349,7 +349,7 @@ def replays_beside_calls(rank: int, size: int, folder: Path) -> None:
 
 
 def lonely_replay(rank: int, size: int, folder: Path) -> None:
-    """Rank 0 replays what rank 1 does not; an end with patience says so before the timeout."""
+    """Replays on rank 0 what rank 1 does not; an end with patience comes before the timeout."""
     fake_cuda.start()
     (call,) = _read(folder)
     x = call.inputs(size, seed=0)[rank]
@@ -367,7 +367,7 @@ def lonely_replay(rank: int, size: int, folder: Path) -> None:
 
 
 def refused(rank: int, size: int, folder: Path) -> None:
-    """Rank 0 alone meets a capture and a launch that CUDA refuses, and goes on as rank 1 does."""
+    """Meets, on rank 0 alone, captures and launches that CUDA refuses; goes on as rank 1 does."""
     fake_cuda.start()
     (call,) = _read(folder)
     inputs = call.inputs(size, seed=0)
@@ -387,6 +387,12 @@ def refused(rank: int, size: int, folder: Path) -> None:
                 with pytest.raises(RingKernError, match="end it and capture again"):
                     _start(ring, call, inputs[rank].clone())
 
+        def make_call_in_part() -> None:
+            dist.all_reduce_coalesced([given, given])
+            while True:  # until rank 1 hears of it
+                dist.all_reduce(given)
+                stream.synchronize()
+
         make_calls()
         if rank == 1:
             with Graph().capture():
@@ -399,7 +405,7 @@ def refused(rank: int, size: int, folder: Path) -> None:
             _start(ring, call, captured)
         make_calls()
         if rank == 0:
-            fake().fake_fail_launches(1)
+            fake().fake_fail_launches(1, 0)
             with pytest.raises(RingKernError, match="cudaLaunchKernelExC"):
                 _start(ring, call, inputs[rank].clone())
         make_calls()
@@ -408,10 +414,28 @@ def refused(rank: int, size: int, folder: Path) -> None:
         assert same(captured, call.expected(inputs))
         (status,) = ringkern.dump()["pg_status"].values()
         assert status["last_enqueued_collective"] == 8, status  # as of rank 1
+        dist.init_process_group(
+            "ringkern", init_method=f"file://{folder}/group", rank=rank, world_size=size
+        )
+        given = on_device(torch.ones(100))
+        dist.all_reduce(given)
+        if rank == 0:
+            fake().fake_fail_launches(1, 0)
+            with pytest.raises(RingKernError, match="cudaLaunchKernelExC"):
+                dist.all_reduce(given)
+        dist.all_reduce(given)
+        stream.synchronize()
+        backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cuda"))
+        assert backend._get_sequence_number_for_group() == 2
+        if rank == 0:
+            fake().fake_fail_launches(1, 1)
+        with pytest.raises(RingKernError, match=r"made in part|cudaLaunchKernelExC"):
+            make_call_in_part()
+        dist.destroy_process_group()
 
 
 def contexts(rank: int, size: int, folder: Path) -> None:
-    """Calls, messages, an abort and an end by threads that have never chosen a device."""
+    """Makes calls, messages, an abort and an end by threads that have never chosen a device."""
     fake_cuda.start()
     dist.init_process_group(
         "ringkern", init_method=f"file://{folder}/group", rank=rank, world_size=size
@@ -432,13 +456,21 @@ def contexts(rank: int, size: int, folder: Path) -> None:
     ring = _join(rank, size, folder)
     with current(stream):
         _wait(_start(ring, Call("ring", "ll", "float32", 100), x, device=device))
-    thread = threading.Thread(target=ring.close)
-    thread.start(), thread.join()
+    current_device = []
+
+    def end() -> None:
+        ring.close()
+        current_device.append(fake().fake_current_device())
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    thread.join()
+    assert current_device == [0]
     assert fake().fake_contexts() == 1 << device
 
 
 def full(rank: int, size: int, folder: Path) -> None:
-    """All memory of the devices is in torch's cache."""
+    """Makes rings where all memory of the devices is in torch's cache."""
     fake_cuda.start()
     (call,) = _read(folder)
     inputs = call.inputs(size, seed=0)
@@ -453,8 +485,8 @@ def full(rank: int, size: int, folder: Path) -> None:
 
 
 def groups_in_a_loop(rank: int, size: int, folder: Path) -> None:
-    """Each has streams of its own for asynchronous calls and for messages, which the next one has
-    after it."""
+    """Makes groups one after the other, each with a stream for asynchronous calls, and one for
+    messages, which the next one takes."""
     fake_cuda.start()
     x = torch.ones(100)
     given = on_device(x)
@@ -474,7 +506,7 @@ def groups_in_a_loop(rank: int, size: int, folder: Path) -> None:
 
 
 def lost(rank: int, size: int, folder: Path) -> None:
-    """The device of rank 1 is lost, and its launch fails: the others hear of it at once."""
+    """Loses the device of rank 1, whose launch fails: the others hear of it at once."""
     fake_cuda.start()
     (call,) = _read(folder)
     x = call.inputs(size, seed=0)[rank]

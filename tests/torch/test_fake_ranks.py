@@ -137,7 +137,7 @@ def test_what_cuda_refuses(scenarios: Scenario, tmp_path: Path) -> None:
 
 
 def test_contexts(scenarios: Scenario, tmp_path: Path) -> None:
-    """A process has one of its own device, and none of device 0."""
+    """Makes one in each process, for its own device, and none for device 0."""
     _run(scenarios, 2, tmp_path, [], "contexts")
 
 
