@@ -16,14 +16,14 @@ void LaunchOrder::release() noexcept {
   if (last_ != nullptr) (void)cudaEventDestroy(last_);
 }
 
-void LaunchOrder::follow_last(cudaStream_t stream) {
+void LaunchOrder::follow_last(cudaStream_t stream, bool ended) {
   const unsigned long long capture = capture_of(stream);
   capturing_ = capture != 0;
   if (capturing_) {
     if (capture == capture_ && stream != captured_stream_)
       check(cudaStreamWaitEvent(stream, captured_, 0), "cudaStreamWaitEvent");
     capture_ = capture;
-  } else if (launched_ && stream != last_stream_) {
+  } else if (launched_ && !ended && stream != last_stream_) {
     check(cudaStreamWaitEvent(stream, last_, 0), "cudaStreamWaitEvent");
   }
 }

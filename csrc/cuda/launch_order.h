@@ -18,8 +18,8 @@ class LaunchOrder {
   void claim();
   void release() noexcept;
 
-  // Around a launch on `stream`.
-  void follow_last(cudaStream_t stream);
+  // Around a launch on `stream`. `ended`: the last launch outside of captures is known to have.
+  void follow_last(cudaStream_t stream, bool ended = false);
   bool capturing() const { return capturing_; }  // whether it becomes part of a graph
   void note_last(cudaStream_t stream);
 

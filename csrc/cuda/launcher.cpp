@@ -63,8 +63,9 @@ void Launcher::check_neighbours() const {
                                "have (see nvidia-smi topo -p2p r)");
 }
 
-void Launcher::check_resident() const {
-  const int held = resident_blocks(device_), needed = int(seats_.size()) * geometry_.channels;
+void Launcher::check_resident() {
+  const int held = resident_ = resident_blocks(device_),
+            needed = int(seats_.size()) * geometry_.channels;
   if (ranks_ > 1 && needed > held)
     throw UsageError(std::to_string(seats_.size()) + " ranks of " +
                      std::to_string(geometry_.channels) + " channels need " +
@@ -176,7 +177,9 @@ void Launcher::run(std::span<const Task> tasks, std::span<const Task> all) {
     Plan plan = Plan::make(task.collective, task.protocol, ranks_, task.count, size_of(dtype),
                            kPlanWorkers, geometry_, shape.channels, task.root);
     plan.orders = orders_;
-    if (task.timeline != nullptr)
+    if (task.batch != nullptr)
+      under_way = add_to(*task.batch, arguments<MessageArgs>(tasks, plan), shape.threads);
+    else if (task.timeline != nullptr)
       under_way = launch(timed_kernel_for(task.protocol), arguments<TimedArgs>(tasks, plan),
                          shape.threads, stream);
     else
@@ -212,8 +215,7 @@ bool Launcher::launch(const void* kernel, Args args, int threads, cudaStream_t s
     if constexpr (std::is_same_v<Args, AcrossArgs>)
       if (regions_ != nullptr) args.plan.place = regions_->place_in(args);
     launch_kernel(kernel, blocks, threads, &args, stream, attributes_);
-    order_.note_last(stream);
-    if (aborted_) poison_others();  // by another thread, which may not have seen this launch
+    note_launch(stream);
   } catch (...) {
     abort();  // the others must not wait for what was not launched
     throw;

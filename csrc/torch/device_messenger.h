@@ -1,27 +1,38 @@
 // Messages between pairs of ranks on CUDA: launches over links that are made when they are first
 // needed. On a CPU: cpu/courier.h.
 //
-// A message waits for the one before it in its direction on the host, and never in a stream. So what
-// is launched begins at once. What waits for a peer in a stream would hold up all that is behind it
-// in a hardware queue, among it what the peer waits for.
+// A message waits for the one before it in its direction on the device, and never in a stream
+// (cuda/messages.cu). So what is launched begins at once. What waits for a peer in a stream would
+// hold up all that is behind it in a hardware queue, among it what the peer waits for.
 #pragma once
 
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
 #include <condition_variable>
-#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "comm/worker.h"
 #include "torch/calls.h"
 #include "torch/devices.h"
 #include "torch/work.h"
+
+#if !RK_WITH_CUDA
+namespace ringkern {
+struct LaunchBatch {  // of nothing: there is no device
+  static constexpr int kMost = 1;
+  explicit LaunchBatch(void*) {}
+  void launch() {}
+  int beside = 0, blocks = 0;
+  bool at_once = false;
+};
+}  // namespace ringkern
+#endif
 
 namespace ringkern::torch_ext {
 
@@ -35,7 +46,6 @@ class DeviceMessenger {
 
   void set_on_fault(OnFault policy) { on_fault_ = policy; }
 
-  // A message goes at once where its direction is idle.
   c10::intrusive_ptr<RingWork> post(Call call, const Wish& wish, Milliseconds timeout,
                                     bool collective) {
     const c10::Device device = call.device;
@@ -61,25 +71,52 @@ class DeviceMessenger {
     if (transfers.empty()) work->end_part(nullptr);
     std::vector<Message> messages;
     for (size_t i = 0; i < transfers.size(); ++i) {
-      Task task = task_of(transfers[i], *links[i], wish);
+      Task task = task_of(transfers[i], wish);
       task.timeout = timeout;
-      messages.push_back({links[i], task, transfers[i].copies, called, work, collective});
+      const Transfer& t = transfers[i];
+      const int ahead = t.sends ? t.peer - seat_.rank : seat_.rank - t.peer;
+      const int distance = (ahead + seat_.ranks) % seat_.ranks;
+      messages.push_back({links[i], task, t.copies, called, work, collective, distance});
     }
-    if (captured(user.native_handle())) capture(std::move(messages));
-    else enqueue(std::move(messages));
+    const bool captured = is_captured(user.native_handle());
+    {
+      std::lock_guard lock(mutex_);
+      for (const Message& m : messages) m.pair->ends_in_message = !collective;
+      if (holds_ && !captured) {
+        held_.insert(held_.end(), messages.begin(), messages.end());
+        return work;
+      }
+    }
+    launch(std::move(messages), captured);
     return work;
+  }
+  // Messages that are posted between the two are launched together.
+  void hold() {
+    release();  // of a group that an error has left open
+    std::lock_guard lock(mutex_);
+    holds_ = true;
+  }
+  void release() {
+    std::vector<Message> messages;
+    {
+      std::lock_guard lock(mutex_);
+      holds_ = false;
+      messages.swap(held_);
+    }
+    launch(std::move(messages), /*captured=*/false);
   }
 
   void abort(const std::string& reason) {
     for (const auto& pair : pairs()) pair->comm.abort(reason);
   }
+  // A launch ends when all of its messages have: where one waits for ever, all have to be ended.
   void close(Milliseconds patience) {
+    release();
     const auto end = Clock::now() + patience;
-    if (!later_.drain(patience)) {
-      for (const auto& pair : pairs())
-        pair->comm.abort(names_.text(seat_.rank) + " closed it before its calls had finished");
-      later_.drain();
-    }
+    while (under_way() && Clock::now() < end) std::this_thread::sleep_for(Milliseconds(1));
+    if (under_way()) abort(names_.text(seat_.rank) + " closed it before its calls had finished");
+    // A launcher knows of its last launch alone, which an abort may end before the one before it.
+    for (const LanePtr& lane : lanes()) lane->stream.synchronize();
     for (const auto& pair : pairs()) {
       const auto left = std::chrono::duration_cast<Milliseconds>(end - Clock::now());
       pair->comm.close(std::max(left, Milliseconds(0)));
@@ -93,16 +130,15 @@ class DeviceMessenger {
     for (const auto& pair : pairs()) {
       std::unique_lock lock(mutex_);
       if (pair->ends_in_message) continue;
-      Pause pause;
-      while (!pair->waiting.empty() || !pair->idle()) pause.take(changed_, lock);
+      launched_.wait(lock, [&] { return pair->to_launch == 0; });
+      const auto last = pair->last;
       lock.unlock();
-      pair->stream.synchronize();
+      if (last) last->synchronize();
     }
   }
 
  private:
   using Ends = std::pair<int, int>;  // from, to
-  using State = EnqueuedCalls::State;
   struct Pair;
 
   struct Message {
@@ -112,6 +148,7 @@ class DeviceMessenger {
     std::shared_ptr<c10::Event> called;
     c10::intrusive_ptr<RingWork> work;
     bool collective = false;  // a part of one
+    int distance = 0;         // from who sends it to who receives it, in the order of the ranks
   };
 
   // A ring of two, of which one only sends. Each direction has its own, so that ranks that send to
@@ -119,44 +156,38 @@ class DeviceMessenger {
   struct Pair {
     Pair(c10::Device d, const std::shared_ptr<Store>& store, const std::string& name, int place,
          Milliseconds timeout, OnFault policy, RankNames names)
-        : where(d), device(pair_device_for(d, place, timeout, policy)), stream(make_stream(d)),
+        : where(d), device(pair_device_for(d, place, timeout, policy)),
           comm(store, name, place, 2, timeout, std::move(names)) {}
 
     bool connected() { return comm.connected(device); }
 
     const c10::Device where;
     const Device device;
-    const c10::Stream stream;
+    // In graphs, where messages follow each other in the stream: a graph can be replayed.
+    std::optional<c10::Stream> in_graphs;  // made when the first one is captured
     // Guarded by the messenger's mutex:
-    std::deque<Message> waiting;  // for the one before
-    bool launching = false;       // by a thread, without the mutex
-    std::shared_ptr<EnqueuedCalls>
-        on;                       // where the last message is; null: it is known to have ended
-    uint64_t seq = 0;             // and its number there
-    std::optional<Message> rest;  // the last message, which is to be copied from its buffer
-    bool ends_in_message = true;  // the last call is a message
-    Communicator comm;            // ends before what it uses
+    int to_launch = 0;
+    std::shared_ptr<c10::Event> last;  // the end of the last message of a collective
+    bool ends_in_message = true;       // the last call is a message
+    Communicator comm;                 // ends before what it uses
+  };
 
-    // Whether the device has done the last message, and nothing is left to be done for it.
+  using Numbered = std::pair<std::shared_ptr<EnqueuedCalls>, uint64_t>;  // a call
+
+  // A stream of ringkern's own, and the calls that are on it.
+  struct Lane {
+    c10::Stream stream;
+    std::vector<Numbered> calls;
+    int blocks = 0;  // of the last launch
+
     bool idle() {
-      if (launching) return false;
-      return !rest && (!on || on->state_of(seq) != State::under_way);
+      std::erase_if(calls, [](const auto& call) {
+        return call.first->state_of(call.second) != EnqueuedCalls::State::under_way;
+      });
+      return calls.empty();
     }
   };
-
-  // Of a thread that looks now and then what a device has done: as long as an eighth of the time
-  // that it has waited already.
-  class Pause {
-   public:
-    void take(std::condition_variable& changed, std::unique_lock<std::mutex>& lock) const {
-      constexpr Clock::duration least = std::chrono::microseconds(5), most = Milliseconds(1);
-      changed.wait_for(lock, std::clamp((Clock::now() - since_) / 8, least, most));
-    }
-    void begin() { since_ = Clock::now(); }
-
-   private:
-    Clock::time_point since_ = Clock::now();
-  };
+  using LanePtr = std::shared_ptr<Lane>;
 
   std::vector<std::shared_ptr<Pair>> pairs() {
     std::lock_guard lock(mutex_);
@@ -169,7 +200,6 @@ class DeviceMessenger {
     const Ends ends =
         transfer.sends ? Ends{seat_.rank, transfer.peer} : Ends{transfer.peer, seat_.rank};
     std::lock_guard lock(mutex_);
-    if (pairs_.empty()) later_.post([] {}, [] {});  // or throws: from then on it has a thread
     auto& pair = pairs_[ends];
     if (!pair) {
       const std::string name =
@@ -186,7 +216,7 @@ class DeviceMessenger {
   }
 
   // Pairs meet without rank 0, so the protocol is a rule that all ranks have, and not a table.
-  static Task task_of(const Transfer& transfer, const Pair& pair, const Wish& wish) {
+  static Task task_of(const Transfer& transfer, const Wish& wish) {
     Task task;
     task.collective = Collective::send_recv;
     task.reduction.dtype = DType::u8;
@@ -195,141 +225,144 @@ class DeviceMessenger {
     task.out = const_cast<void*>(task.in);
     task.count = int64_t(transfer.buffer.nbytes());
     task.protocol = wish.protocol.value_or(task.count < 32 << 10 ? Protocol::ll : Protocol::simple);
-    task.stream = pair.stream.native_handle();
     return task;
   }
 
-  void enqueue(std::vector<Message> messages) {
-    std::vector<Message> now;
-    {
+  // One launch of those whose links are there. A link that is not is made on its own thread: made
+  // here, in the order of the calls, ranks that send to each other would wait in a circle.
+  // In one order on all ranks: there may not be room for the blocks of all at once.
+  void launch(std::vector<Message> messages, bool captured) {
+    std::ranges::stable_sort(messages, {}, &Message::distance);
+    for (const Message& m : messages) {
       std::lock_guard lock(mutex_);
-      for (Message& m : messages) {
-        Pair& pair = *m.pair;
-        pair.ends_in_message = !m.collective;
-        if (pair.waiting.empty() && pair.idle()) {
-          pair.launching = true;
-          now.push_back(std::move(m));
-        } else {
-          pair.waiting.push_back(std::move(m));
-          launch_later();
-        }
-      }
+      ++m.pair->to_launch;
     }
-    for (Message& m : now) launch(std::move(m));
-  }
-
-  // In a graph nothing waits on the host, and messages follow each other in the stream. They come
-  // behind those that wait, as on the other rank.
-  void capture(std::vector<Message> messages) {
+    std::vector<Message> ready;
     for (Message& m : messages) {
-      {
-        std::unique_lock lock(mutex_);
-        Pause pause;
-        while (!m.pair->waiting.empty() || m.pair->launching) pause.take(changed_, lock);
+      const bool again = std::ranges::any_of(ready, [&](auto& r) { return r.pair == m.pair; });
+      if (ready.size() == size_t(LaunchBatch::kMost) || (again && captured))
+        launch_together(std::exchange(ready, {}), captured);
+      if (m.pair->connected()) ready.push_back(std::move(m));
+      else connect_and_launch(std::move(m));
+    }
+    if (!ready.empty()) launch_together(std::move(ready), captured);
+  }
+
+  void launch_together(std::vector<Message> messages, bool captured) {
+    std::lock_guard in_order(launching_);
+    Pair& first = *messages[0].pair;
+    if (captured && !first.in_graphs) first.in_graphs = make_stream(first.where);
+    const LanePtr lane =
+        captured ? std::make_shared<Lane>(*first.in_graphs) : idle_lane(first.where);
+    LaunchBatch batch(lane->stream.native_handle());
+    batch.beside = blocks_beside(*lane);
+    for (const Message& m : messages) m.called->block(lane->stream);
+    std::vector<std::exception_ptr> errors(messages.size());
+    std::vector<Numbered> calls(messages.size());
+    for (size_t i = 0; i < messages.size(); ++i) {
+      Message& m = messages[i];
+      m.task.batch = &batch;
+      m.task.stream = lane->stream.native_handle();
+      errors[i] = error_in(
+          [&] { m.pair->comm.run(m.pair->device, m.task, [&] { calls[i] = number_of(m); }); });
+    }
+    const std::exception_ptr failed = error_in([&] { batch.launch(); });
+    for (size_t i = 0; i < messages.size(); ++i) {
+      if (failed && !errors[i]) {
+        errors[i] = failed;
+        messages[i].pair->comm.abort("a message to or from it could not be launched");
       }
-      end(m, run(m, [called = m.called, pair = m.pair] { called->block(pair->stream); }));
+      if (!errors[i] && !captured) note_call(*lane, calls[i], batch.blocks);
+      end(messages[i], lane->stream, errors[i]);
     }
   }
 
-  // With the lock: sees that a thread launches what waits.
-  void launch_later() {
-    if (!std::exchange(launches_later_, true)) later_.post([this] { launch_all(); }, [] {});
+  void connect_and_launch(Message m) {
+    const LanePtr lane = idle_lane(m.pair->where);
+    const auto batch = std::make_shared<LaunchBatch>(lane->stream.native_handle());
+    batch->at_once = true;
+    batch->beside = blocks_beside(*lane);
+    m.task.batch = batch.get();
+    m.task.stream = lane->stream.native_handle();
+    const auto call = std::make_shared<Numbered>();
+    const auto before = [m, lane, call] {
+      m.called->block(lane->stream);
+      *call = number_of(m);
+    };
+    const auto done = [this, m, lane, batch, call](std::exception_ptr error) {
+      if (!error) note_call(*lane, *call, batch->blocks);
+      end(m, lane->stream, error);
+    };
+    const auto error =
+        error_in([&] { m.pair->comm.run_async(m.pair->device, m.task, done, before); });
+    if (error) end(m, lane->stream, error);
   }
 
-  void launch_all() {
-    std::unique_lock lock(mutex_);
-    for (Pause pause;;) {
-      std::vector<Message> rests, ready;
-      bool some = false;
-      for (const auto& [ends, pair] : pairs_) {
-        if (pair->rest && pair->on->state_of(pair->seq) != State::under_way) {
-          if (pair->on->state_of(pair->seq) == State::failed) pair->rest->copies.clear();
-          pair->launching = true;
-          rests.push_back(*std::exchange(pair->rest, {}));
-        } else if (!pair->waiting.empty() && pair->idle()) {
-          pair->launching = true;
-          ready.push_back(std::move(pair->waiting.front()));
-          pair->waiting.pop_front();
-        }
-        some = some || pair->rest || !pair->waiting.empty();
-      }
-      if (!rests.empty() || !ready.empty()) {
-        lock.unlock();
-        for (Message& m : rests) end(m, nullptr), note_end(*m.pair);
-        for (Message& m : ready) launch(std::move(m));
-        rests.clear(), ready.clear();
-        lock.lock();
-        pause.begin();
-      } else if (some) {
-        pause.take(changed_, lock);
-      } else {
-        launches_later_ = false;
-        return;
-      }
-    }
+  // When it is the turn of its call.
+  static Numbered number_of(const Message& m) {
+    const Numbered call{m.pair->comm.enqueued_on(m.pair->device),
+                        m.pair->comm.last_seq_on(m.pair->device)};
+    m.work->follow(call.first, call.second);
+    return call;
   }
 
-  // A link that is not there yet is made on its own thread: made here, in the order of the calls,
-  // ranks that send to each other would wait in a circle.
-  void launch(Message m) {
-    if (m.pair->connected()) {
-      const std::exception_ptr error = run(m, before_launch(m));
-      return note_launch(std::move(m), error);
+  void end(const Message& m, const c10::Stream& stream, std::exception_ptr error) {
+    const c10::StreamGuard guard(stream);
+    if (!error) copy_all(m.copies);
+    m.work->end_part(error);
+    std::shared_ptr<c10::Event> last;
+    if (m.collective) {
+      last = std::make_shared<c10::Event>(stream.device_type());
+      last->record(stream);
     }
-    Pair& pair = *m.pair;
-    const auto before = before_launch(m);
-    auto done = [this, m](std::exception_ptr error) mutable { note_launch(std::move(m), error); };
+    std::lock_guard lock(mutex_);
+    if (last) m.pair->last = std::move(last);
+    --m.pair->to_launch;
+    launched_.notify_all();
+  }
+
+  // ---- The streams
+
+  std::vector<LanePtr> lanes() {
+    std::lock_guard lock(mutex_);
+    return lanes_;
+  }
+  LanePtr idle_lane(c10::Device device) {
+    std::lock_guard lock(mutex_);
+    for (const LanePtr& lane : lanes_)
+      if (lane->stream.device() == device && lane.use_count() == 1 && lane->idle()) return lane;
+    return lanes_.emplace_back(std::make_shared<Lane>(make_stream(device)));
+  }
+  int blocks_beside(const Lane& mine) {
+    std::lock_guard lock(mutex_);
+    int blocks = 0;
+    for (const LanePtr& lane : lanes_)
+      if (lane.get() != &mine && lane->stream.device() == mine.stream.device() && !lane->idle())
+        blocks += lane->blocks;
+    return blocks;
+  }
+  void note_call(Lane& lane, const Numbered& call, int blocks) {
+    std::lock_guard lock(mutex_);
+    lane.calls.push_back(call);
+    lane.blocks = blocks;
+  }
+  bool under_way() {
+    std::lock_guard lock(mutex_);
+    return std::ranges::any_of(lanes_, [](const LanePtr& lane) { return !lane->idle(); }) ||
+           std::ranges::any_of(pairs_, [](auto& each) { return each.second->to_launch > 0; });
+  }
+
+  template <class F>
+  static std::exception_ptr error_in(F&& f) {
     try {
-      pair.comm.run_async(pair.device, m.task, std::move(done), before);
-    } catch (...) {
-      note_launch(std::move(m), std::current_exception());
-    }
-  }
-
-  static std::exception_ptr run(const Message& m, const std::function<void()>& before) {
-    try {
-      m.pair->comm.run(m.pair->device, m.task, before);
+      f();
     } catch (...) {
       return std::current_exception();
     }
     return nullptr;
   }
-  static std::function<void()> before_launch(const Message& m) {
-    return [called = m.called, pair = m.pair, work = m.work] {
-      called->block(pair->stream);
-      pair->on = pair->comm.enqueued_on(pair->device);
-      pair->seq = pair->comm.last_seq_on(pair->device);
-      work->follow(pair->on, pair->seq);
-    };
-  }
 
-  void note_launch(Message m, std::exception_ptr error) {
-    Pair& pair = *m.pair;
-    // Of a collective the ranks call alike, and its copies may wait in the stream.
-    const bool rests = !error && !m.collective && !m.copies.empty();
-    if (!rests) end(m, error);
-    std::lock_guard lock(mutex_);
-    pair.launching = false;
-    if (error) pair.on = nullptr;
-    if (rests) {
-      pair.rest = std::move(m);
-      launch_later();
-    }
-    changed_.notify_all();
-  }
-  void note_end(Pair& pair) {
-    std::lock_guard lock(mutex_);
-    pair.launching = false;
-    changed_.notify_all();
-  }
-
-  static void end(const Message& m, std::exception_ptr error) {
-    const c10::StreamGuard guard(m.pair->stream);
-    if (!error) copy_all(m.copies);
-    m.work->end_part(error);
-  }
-
-  static bool captured([[maybe_unused]] void* stream) {
+  static bool is_captured([[maybe_unused]] void* stream) {
 #if RK_WITH_CUDA
     return cuda::capture_of(static_cast<cudaStream_t>(stream)) != 0;
 #else
@@ -344,11 +377,13 @@ class DeviceMessenger {
   const RankNames names_;
   const RingWork::Elsewhere elsewhere_;
   OnFault on_fault_ = OnFault::by_device;
-  std::mutex mutex_;
-  std::condition_variable changed_;  // what pairs have, but for what a device does
+  std::mutex launching_;  // the launches of a pair are in the order of its calls
+  std::mutex mutex_;      // guards what follows
+  std::condition_variable launched_;
+  bool holds_ = false;
+  std::vector<Message> held_;
+  std::vector<LanePtr> lanes_;
   std::map<Ends, std::shared_ptr<Pair>> pairs_;
-  bool launches_later_ = false;  // a thread does
-  Worker later_;                 // launches what waits
 };
 
 }  // namespace ringkern::torch_ext

@@ -68,6 +68,8 @@ class Messenger final : public Carrier {
     on_fault_ = policy;
     on_devices_.set_on_fault(policy);
   }
+  void hold() override { on_devices_.hold(); }
+  void release() override { on_devices_.release(); }
   void check_enqueued() override { on_devices_.check_enqueued(); }
   void wait_for_exchanges() override { on_devices_.wait_for_exchanges(); }
 

@@ -53,6 +53,9 @@ class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
     (void)cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, priority);
     return c10::Stream(c10::Stream::UNSAFE, d, reinterpret_cast<c10::StreamId>(made));
   }
+  c10::Stream getStreamFromGlobalPool(c10::Device d, bool) const override {
+    return getNewStream(d, 0);
+  }
   c10::Stream exchangeStream(c10::Stream s) const override {
     const c10::Stream before = getStream(s.device());
     return current_streams[s.device_index()] = s.id(), before;
@@ -79,6 +82,7 @@ class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
   bool queryEvent(void* event) const override {
     return ++touched, FakeDevices::ended(of(event).ticket);
   }
+  void synchronizeEvent(void* event) const override { FakeDevices::wait(of(event).ticket); }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
     delete static_cast<FakeDevices::Event*>(event);
   }
@@ -152,6 +156,7 @@ const auto told_calls = std::make_shared<ringkern::EnqueuedCalls>(told_device);
 #define RK_EXPORT extern "C" __attribute__((visibility("default")))
 
 RK_EXPORT long fake_touched() { return touched; }
+RK_EXPORT int fake_message_launches() { return ringkern::test::message_launches; }
 RK_EXPORT void fake_set_devices(int devices) { runtime.devices = devices; }
 RK_EXPORT void fake_set_apart(int a, int b) { runtime.apart = {{a, b}, {b, a}}; }
 RK_EXPORT void fake_set_pcie(int from, int to) { runtime.pcie = {{from, to}}; }

@@ -363,10 +363,12 @@ def first_message_in_a_graph(rank: int, size: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def _group(rank: int, size: int, folder: Path, timeout_s: float = 50) -> None:
+def _group(
+    rank: int, size: int, folder: Path, timeout_s: float = 50, processors: int = 132
+) -> None:
     """Joins the group, on a device that has as many hardware queues as ``queues`` in the folder."""
     os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = (folder / "queues").read_text()
-    fake_cuda.start()
+    fake_cuda.start(processors)
     dist.init_process_group(
         "ringkern",
         init_method=f"file://{folder}/group",
@@ -374,6 +376,12 @@ def _group(rank: int, size: int, folder: Path, timeout_s: float = 50) -> None:
         world_size=size,
         timeout=timedelta(seconds=timeout_s),
     )
+
+
+def _connect(size: int) -> None:
+    """Makes the links between all ranks, as the first exchange does."""
+    dist.all_to_all_single(on_device(torch.zeros(size)), on_device(torch.zeros(size)))
+    dist.barrier()
 
 
 def _message(source: int, to: int, number: int, n: int) -> torch.Tensor:
@@ -432,6 +440,8 @@ def messages(rank: int, size: int, folder: Path) -> None:
 def batches(rank: int, size: int, folder: Path) -> None:
     """Several batches in a row, which each rank has in an order of its own."""
     _group(rank, size, folder)
+    _connect(size)
+    launches = fake().fake_message_launches()
     exchange = Exchange(rank, size)
     works = []
     for number in range(len(Exchange.SIZES)):
@@ -439,6 +449,7 @@ def batches(rank: int, size: int, folder: Path) -> None:
         posts += [exchange.send(peer, number) for peer in exchange.peers]
         random.Random(10 * number + rank).shuffle(posts)
         works += dist.batch_isend_irecv([dist.P2POp(*post[:3]) for post in posts])
+    assert fake().fake_message_launches() == launches + len(Exchange.SIZES)
     for work in works:
         _wait(work)
     exchange.check()
@@ -448,6 +459,8 @@ def batches(rank: int, size: int, folder: Path) -> None:
 def exchanges(rank: int, size: int, folder: Path) -> None:
     """All-to-alls of parts of ``bytes`` in the folder, a gather and a scatter, before any wait."""
     _group(rank, size, folder)
+    _connect(size)
+    launches = fake().fake_message_launches()
     n = int((folder / "bytes").read_text()) // 4
     works, results = [], []
     for number in range(2):
@@ -457,7 +470,10 @@ def exchanges(rank: int, size: int, folder: Path) -> None:
         results.append((out, expected))
         works.append(dist.all_to_all_single(on_device(out), on_device(given), async_op=True))
     root = size - 1
-    given, outs = _message(rank, root, 2, n), [torch.zeros(n, dtype=torch.int32) for _ in range(size)]
+    given, outs = (
+        _message(rank, root, 2, n),
+        [torch.zeros(n, dtype=torch.int32) for _ in range(size)],
+    )
     to = [on_device(out) for out in outs] if rank == root else None
     works.append(dist.gather(on_device(given), to, dst=root, async_op=True))
     if rank == root:
@@ -466,6 +482,7 @@ def exchanges(rank: int, size: int, folder: Path) -> None:
     parts = [on_device(_message(root, i, 3, n)) for i in range(size)] if rank == root else None
     works.append(dist.scatter(on_device(given), parts, src=root, async_op=True))
     results.append((given, _message(root, rank, 3, n)))
+    assert fake().fake_message_launches() == launches + len(works)
     dist.barrier()  # which waits for the devices, too
     for x, expected in results:
         assert same(x, expected)
@@ -475,10 +492,46 @@ def exchanges(rank: int, size: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def _connect(size: int) -> None:
-    """Makes the links between all ranks, as the first exchange does."""
-    dist.all_to_all_single(on_device(torch.zeros(size)), on_device(torch.zeros(size)))
-    dist.barrier()
+def batches_without_room(rank: int, size: int, folder: Path) -> None:
+    """Batches whose blocks are not all resident at once, one after the other."""
+    _group(rank, size, folder, processors=FEW)
+    for number in range(len(Exchange.SIZES)):
+        exchange = Exchange(rank, size)
+        posts = [exchange.receive(peer, number) for peer in exchange.peers]
+        posts += [exchange.send(peer, number) for peer in exchange.peers]
+        random.Random(10 * number + rank).shuffle(posts)
+        for work in dist.batch_isend_irecv([dist.P2POp(*post[:3]) for post in posts]):
+            _wait(work)
+        exchange.check()
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+def messages_before_collectives(rank: int, size: int, folder: Path) -> None:
+    """Rank 0 enqueues an all-reduce, and what follows it, as soon as it has posted its messages."""
+    _group(rank, size, folder)
+    _connect(size)
+    total, copy = torch.zeros(1000), torch.zeros(1000)
+    for _ in range(5):
+        exchange = Exchange(rank, size)
+        numbers = range(len(Exchange.SIZES))
+        post_of = exchange.send if rank == 0 else exchange.receive
+        posts = [post_of(1 - rank, number) for number in numbers]
+        works = [post(x, peer, tag=tag) for post, x, peer, tag in posts]
+        if rank == 1:
+            for work in works:
+                work.wait()
+        total.fill_(1)
+        work = dist.all_reduce(on_device(total), async_op=True)
+        assert work is not None
+        work.wait()
+        on_device(copy).copy_(on_device(total))
+        for each in [work, *works]:
+            _wait(each)
+        dist.barrier()
+        exchange.check()
+        assert copy.tolist() == [2.0] * 1000
+    dist.destroy_process_group()
 
 
 def killed_in_messages(rank: int, size: int, folder: Path) -> None:
@@ -549,8 +602,8 @@ def graph_of_messages(rank: int, size: int, folder: Path) -> None:
             recorded.replay()
             stream.synchronize()
             assert same(result, _message(peer, rank, number, 300))
-            out = torch.zeros(2, dtype=torch.int32)
-            works = [dist.irecv(on_device(out), peer), dist.isend(on_device(out + 1), peer)]
+            out, ones = torch.zeros(2, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
+            works = [dist.irecv(on_device(out), peer), dist.isend(on_device(ones), peer)]
             for work in works:
                 assert work is not None
                 _wait(work)
@@ -562,6 +615,7 @@ def graph_of_messages(rank: int, size: int, folder: Path) -> None:
 def messages_in_callbacks(rank: int, size: int, folder: Path) -> None:
     """A message whose callback posts the next one, and waits for it."""
     _group(rank, size, folder)
+    _connect(size)  # a link that is made meanwhile is late: a queue may be held up by then
     peer = 1 - rank
     done: queue.Queue[bool] = queue.Queue()
 

@@ -131,7 +131,7 @@ def test_the_first_message_in_a_graph(scenarios: Scenario, tmp_path: Path) -> No
     [
         (2, "receives first", 8),
         (2, "receives first", 1),
-        (2, "strided", 1),
+        (2, "strided", 8),
         (3, "receives first", 1),
         (3, "alternating", 1),
     ],
@@ -145,9 +145,7 @@ def test_messages_in_any_order(
 
 
 @pytest.mark.parametrize(("size", "queues"), [(2, 1), (4, 8), (4, 1)])
-def test_batches_of_messages(
-    scenarios: Scenario, tmp_path: Path, size: int, queues: int
-) -> None:
+def test_batches_of_messages(scenarios: Scenario, tmp_path: Path, size: int, queues: int) -> None:
     (tmp_path / "queues").write_text(str(queues))
     _run(scenarios, size, tmp_path, [], "batches")
 
@@ -155,18 +153,26 @@ def test_batches_of_messages(
 @pytest.mark.parametrize(
     ("size", "part", "queues"), [(2, 12, 1), (4, 3000, 1), (4, 2 << 20, 8), (4, 2 << 20, 1)]
 )
-def test_exchanges(
-    scenarios: Scenario, tmp_path: Path, size: int, part: int, queues: int
-) -> None:
+def test_exchanges(scenarios: Scenario, tmp_path: Path, size: int, part: int, queues: int) -> None:
     (tmp_path / "queues").write_text(str(queues))
     (tmp_path / "bytes").write_text(str(part))
     _run(scenarios, size, tmp_path, [], "exchanges")
 
 
-@pytest.mark.parametrize("name", ["graph_of_messages", "messages_in_callbacks"])
-def test_other_messages(scenarios: Scenario, tmp_path: Path, name: str) -> None:
-    (tmp_path / "queues").write_text("8")
-    _run(scenarios, 2, tmp_path, [], name)
+@pytest.mark.parametrize(
+    ("name", "size", "queues"),
+    [
+        ("graph_of_messages", 2, 8),
+        ("messages_in_callbacks", 2, 8),
+        ("messages_before_collectives", 2, 1),
+        ("batches_without_room", 4, 8),
+    ],
+)
+def test_other_messages(
+    scenarios: Scenario, tmp_path: Path, name: str, size: int, queues: int
+) -> None:
+    (tmp_path / "queues").write_text(str(queues))
+    _run(scenarios, size, tmp_path, [], name)
 
 
 @pytest.mark.parametrize("aborts", [False, True])
