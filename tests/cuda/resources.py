@@ -31,7 +31,9 @@ HEAD = """\
 class Resources(NamedTuple):
     """A row: a kernel on an architecture, and what it takes."""
 
-    protocol: str  # or "direct", "norm", "in_place", "across", "alone", "probe": csrc/cuda
+    protocol: (
+        str  # or "direct", "norm", "in_place", "across", "alone", "messages", "probe": csrc/cuda
+    )
     dtype: str
     combine: str  # "sum", or "any": with a switch over the others; "timed": the sum, with a clock
     arch: str
