@@ -151,7 +151,7 @@ def test_batches_of_messages(scenarios: Scenario, tmp_path: Path, size: int, que
 
 
 @pytest.mark.parametrize(
-    ("size", "part", "queues"), [(2, 12, 1), (4, 3000, 1), (4, 2 << 20, 8), (4, 2 << 20, 1)]
+    ("size", "part", "queues"), [(2, 12, 1), (4, 3000, 1), (4, 2 << 20, 8), (4, 16 << 20, 1)]
 )
 def test_exchanges(scenarios: Scenario, tmp_path: Path, size: int, part: int, queues: int) -> None:
     (tmp_path / "queues").write_text(str(queues))
