@@ -20,6 +20,13 @@ std::exception_ptr EnqueuedCalls::error_of(uint64_t seq) {
   return why_ && seq > done_ ? ringkern::error_of(*why_) : nullptr;
 }
 
+EnqueuedCalls::State EnqueuedCalls::state_of(uint64_t seq) {
+  std::lock_guard lock(mutex_);
+  look();
+  if (seq <= done_) return State::done;
+  return why_ || executor_ == nullptr ? State::failed : State::under_way;
+}
+
 void EnqueuedCalls::fail(const Fault& why) {
   std::lock_guard lock(mutex_);
   look();

@@ -20,6 +20,9 @@ class EnqueuedCalls {
   // after 1.2 s where another rank has ended the wait and says nothing; 2 s at most. Any thread but
   // the watch's.
   std::exception_ptr error_of(uint64_t seq);
+  // Tells how far a call has come, as the device has shown it. Waits for nobody.
+  enum class State { under_way, done, failed };
+  State state_of(uint64_t seq);
   // Ends all calls that have not ended well; the first reason stays.
   void fail(const Fault& why);
   // The executor ends.

@@ -212,6 +212,8 @@ struct RowNorm {
   bool done = false;  // the executor says so; else `out` is the sum alone
 };
 
+struct LaunchBatch;  // cuda/launcher.h
+
 // One collective, ready to run. Sizes in elements of `reduction.dtype`, as in Plan; `in` and `out`
 // may be the same. `stream` is a cudaStream_t, or null on a CPU.
 struct Task {
@@ -239,6 +241,7 @@ struct Task {
   void* with = nullptr;
   RowNorm* norm = nullptr;             // on all ranks or on none
   const Timeline* timeline = nullptr;  // a ring's verbs are noted there; null: nowhere
+  LaunchBatch* batch = nullptr;        // a message's: added there in place of being launched
   int moved = 0;  // an index of kMoved: the dtype of elements that travel as bytes
   // The larger call that this is a step of, if any (kSpansHosts). Ranks compare it, too: their
   // steps may be alike though their calls are not.

@@ -73,13 +73,15 @@ void LaunchOrder::release() noexcept {
   place_ = nullptr;
 }
 
-std::unique_lock<std::mutex> LaunchOrder::follow_last(cudaStream_t stream, int blocks) {
-  std::unique_lock lock(device_->mutex);
+std::unique_lock<std::mutex> LaunchOrder::turn() const { return std::unique_lock(device_->mutex); }
+
+std::unique_lock<std::mutex> LaunchOrder::follow_last(cudaStream_t stream, int blocks, bool ended) {
+  std::unique_lock lock = turn();
   at_hand_ = capture_of(stream);
   blocks_ = blocks;
   if (!capturing()) {
     // Where there is a graph, the last launch may have been a replay, on any stream.
-    if (place_->capture != 0 || stream != last_stream_) wait(stream, place_->last, 0);
+    if (place_->capture != 0 || (!ended && stream != last_stream_)) wait(stream, place_->last, 0);
   } else if (at_hand_ != place_->capture) {
     wait(stream, place_->last, cudaEventWaitExternal);
   } else if (stream != captured_stream_) {

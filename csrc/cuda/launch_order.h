@@ -23,8 +23,11 @@ class LaunchOrder {
 
   // Around a launch on `stream` of so many blocks that wait for others. Both throw TransportError;
   // after the first nothing has changed. No other launch of this process gets a place on the device
-  // as long as the lock is held.
-  [[nodiscard]] std::unique_lock<std::mutex> follow_last(cudaStream_t stream, int blocks);
+  // as long as the lock is held. `ended`: the last launch outside of captures is known to have.
+  [[nodiscard]] std::unique_lock<std::mutex> follow_last(cudaStream_t stream, int blocks,
+                                                         bool ended = false);
+  // The same lock.
+  [[nodiscard]] std::unique_lock<std::mutex> turn() const;
   bool capturing() const { return at_hand_ != 0; }  // whether it becomes part of a graph
   void note_last(cudaStream_t stream);
 

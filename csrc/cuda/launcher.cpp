@@ -23,7 +23,7 @@ Launcher::Launcher(int device, std::vector<Seat> seats, int ranks, const Geometr
   check_device(device);
   const OnDevice guard(device);
   try {
-    const int held = resident_blocks(device);
+    const int held = resident_ = resident_blocks(device);
     check_resident(held);
     attributes_ = attributes_of_waiting(device, int(seats_.size()) == ranks);
     claim_memory(held);
@@ -120,7 +120,9 @@ void Launcher::start(std::span<const Task> tasks, std::span<const Task> all) {
     Plan plan = Plan::make(task.collective, task.protocol, ranks_, task.count, size_of(dtype),
                            kPlanWorkers, geometry_, shape.channels, task.root);
     plan.orders = orders_;
-    if (task.timeline != nullptr)
+    if (task.batch != nullptr)
+      under_way = add_to(*task.batch, arguments<MessageArgs>(tasks, plan), shape.threads);
+    else if (task.timeline != nullptr)
       under_way = launch(timed_kernel_for(task.protocol), arguments<TimedArgs>(tasks, plan),
                          shape.threads, stream);
     else

@@ -10,7 +10,33 @@
 #include "comm/ports.h"
 #include "cuda/launch.h"
 #include "cuda/launch_order.h"
+#include "cuda/messages.h"
 #include "cuda/regions.h"
+
+namespace ringkern {
+namespace cuda {
+class Launcher;
+}
+
+// Messages that are launched together, each of a launcher of its own, all on one device. A task
+// that names it is added in place of being launched.
+struct LaunchBatch {
+  static constexpr int kMost = cuda::kMostMessages;
+
+  explicit LaunchBatch(void* on) : stream(static_cast<cudaStream_t>(on)) {}
+  // Launches what was added. Throws TransportError; then all its launchers are aborted.
+  void launch();
+
+  const cudaStream_t stream;
+  int beside = 0;        // blocks of messages that have not ended
+  bool at_once = false;  // launched as soon as one message was added
+  int blocks = 0;
+  int threads = 0;
+  std::vector<cuda::Launcher*> of;
+  cuda::MessagesArgs args;
+};
+
+}  // namespace ringkern
 
 namespace ringkern::cuda {
 
@@ -18,6 +44,7 @@ namespace ringkern::cuda {
 struct SegmentTail {
   alignas(kCacheLine) uint32_t failed;
   uint32_t ended;
+  uint64_t last;  // the number of the last message that has ended
 };
 constexpr int64_t tail_offset(const Geometry& g, int ranks) {
   return g.bytes() + MeshGeometry::make(ranks, g.channels).bytes();
@@ -52,10 +79,10 @@ class Launcher {
 
   // One task for each seat; they differ in `in` and `out` only. Throws what an earlier launch
   // failed of, as soon as it is known. A launch that CUDA refuses leaves them `refused`, and the
-  // next one may follow; after any other failure none can. Leaves them `under_way` where their number will be posted:
-  // not where nothing is to be done, nor by a ring of one or where all ranks' tensors are taken by
-  // one launch, nor in a graph, which may be replayed often or never. `all`: the tasks of all
-  // ranks, in one process.
+  // next one may follow; after any other failure none can. Leaves them `under_way` where their
+  // number will be posted: not where nothing is to be done, nor by a ring of one or where all ranks'
+  // tensors are taken by one launch, nor in a graph, which may be replayed often or never. `all`:
+  // the tasks of all ranks, in one process.
   void run(std::span<const Task> tasks, std::span<const Task> all = {});
   // Throws UsageError where a task is none that these ranks have kernels for.
   void check_task(const Task& task) const;
@@ -88,6 +115,9 @@ class Launcher {
   // Returns whether the number of the call will be posted.
   template <class Args>
   bool launch(const void* kernel, Args args, int threads, cudaStream_t stream);
+  bool add_to(LaunchBatch& batch, MessageArgs args, int threads);
+  void note_launch(cudaStream_t stream);
+  friend LaunchBatch;
   void claim_tables();
   void check_neighbours() const;
   void poison_others();
@@ -110,7 +140,9 @@ class Launcher {
   std::atomic<bool> aborted_{false};
 
   std::vector<cudaLaunchAttribute> attributes_;  // of all launches but in_place and alone
+  int resident_ = 0;                             // blocks that the device holds at once
   LaunchOrder order_;
+  uint64_t added_ = 0;  // the number of the last call that was added to a batch
   cudaStream_t abort_stream_ = nullptr;
 };
 

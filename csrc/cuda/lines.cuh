@@ -46,7 +46,8 @@ class LineEnds : public Ends<P, AnyPost> {
 
  public:
   // All threads call it.
-  RK_DEVICE LineEnds(const LaunchArgs& args, const RankArgs& rank, int channel, AnyPost& post)
+  template <class Args>
+  RK_DEVICE LineEnds(const Args& args, const RankArgs& rank, int channel, AnyPost& post)
       : Base(args, rank, channel, post), in_(rank.in + user_place()), out_(rank.out + user_place()),
         from_(this->from_fifo_, slot_of(this->received_, this->slots()), this->slots(),
               this->slot_bytes(), place()),

@@ -49,13 +49,14 @@ RK_DEVICE void poison_links(LinkCounters* next, LinkCounters* prev) {
 
 // Tells the host which call has ended. Each of a rank's `blocks` comes here at its end, with its
 // verdict, and the last one speaks; all that they did precedes the word. A block that gave up does
-// not count, so that its call is never said to have ended.
-RK_DEVICE void tell_end(const Post& post, Verdict verdict, int blocks) {
+// not count, so that its call is never said to have ended. `last`: the device is told there, too.
+RK_DEVICE void tell_end(const Post& post, Verdict verdict, int blocks, uint64_t* last = nullptr) {
   if (verdict != Verdict::ok || !is_poster()) return;
   const uint64_t seq = Post::get(post.seq);
   if (seq == 0) return;
   const auto others = uint32_t(blocks - 1);
   if (others > 0 && count_round(Post::get(post.ended), others) != others) return;
+  if (last != nullptr) st_release(last, seq);
   st_release(&Post::get(post.mailbox)->done, seq);
 }
 
@@ -73,7 +74,8 @@ template <Protocol P, class AnyPost = Post>
 class Ends {
  public:
   // By all threads; `post` is the block's.
-  RK_DEVICE Ends(const LaunchArgs& args, const RankArgs& rank, int channel, AnyPost& post)
+  template <class Args>
+  RK_DEVICE Ends(const Args& args, const RankArgs& rank, int channel, AnyPost& post)
       : geometry_(args.geometry), post_(post) {
     const int64_t counters = geometry_.counters_offset(channel, P);
     // One after the other without a wait in between, so that a launch starts after one round trip.

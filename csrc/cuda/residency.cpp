@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "cuda/device.h"
-#include "cuda/launch.h"
+#include "cuda/messages.h"
 
 namespace ringkern::cuda {
 namespace {
@@ -17,6 +17,7 @@ void for_each_kernel(F&& with_threads) {
     for (int d = 0; d < kDTypes; ++d)
       for (const Combine c : {Combine::sum, Combine::prod}) f(kernel_for(Protocol(p), DType(d), c));
   for (int p = 0; p < kProtocols; ++p) f(timed_kernel_for(Protocol(p)));
+  with_threads(message_kernel(), kMostMessageThreads);
   for (int d = 0; d < kDTypes; ++d) {
     for (const Combine c : {Combine::sum, Combine::prod}) {
       f(direct_kernel_for(DType(d), c));

@@ -50,11 +50,14 @@ class BackendBase : public c10d::Backend {
   }
 
   // Calls between the two are made at once, and waited for as one.
+  bool supportsCoalescing() const override { return true; }
   void startCoalescing() override {
+    messenger_->hold();
     std::lock_guard lock(mutex_);
     coalescing_ = true;
   }
   WorkPtr endCoalescing() override {
+    called_by_torch([&] { messenger_->release(); });
     std::lock_guard lock(mutex_);
     coalescing_ = false;
     return c10::make_intrusive<JointWork>(std::exchange(coalesced_, {}));

@@ -48,6 +48,9 @@ class Carrier {
   virtual WorkPtr post(Call call, uint64_t tag, const Wish& wish, Milliseconds timeout) = 0;
   virtual void abort(const std::string& reason) = 0;
   virtual void close(Milliseconds patience) = 0;
+  // On CUDA, what is posted between the two is launched together, by the second.
+  virtual void hold() {}
+  virtual void release() {}
   // Waits until CUDA has done the collectives. Leaves out links whose last call is a message of the
   // user's: its other end may be posted after the barrier that calls this.
   virtual void wait_for_exchanges() = 0;

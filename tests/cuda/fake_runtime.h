@@ -7,6 +7,7 @@
 #include <cxxabi.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -21,6 +22,7 @@
 #include <vector>
 
 #include "cuda/fake_device.h"
+#include "cuda/messages.h"
 #include "cuda/probe.h"
 
 namespace ringkern::test {
@@ -35,6 +37,7 @@ struct Launch {
   std::optional<cuda::TimedArgs> timed;    // besides args, where the kernel has a clock
   std::optional<cuda::InPlaceArgs> in_place;
   std::optional<cuda::AcrossArgs> across;
+  std::optional<cuda::MessagesArgs> messages;
   std::map<cudaLaunchAttributeID, int> attributes;
 
   int channels() const { return direct ? direct->plan.channels : args.plan.channels; }
@@ -83,6 +86,7 @@ inline FakeRuntime runtime;
 inline void make_context(int device) {
   std::atomic_ref(runtime.contexts).fetch_or(uint32_t(1) << device);
 }
+inline std::atomic<int> message_launches = 0;
 
 inline FakeDevices::StreamPtr stream_of(cudaStream_t s, int device = runtime.current) {
   return runtime.working->stream(device, s);
@@ -415,6 +419,7 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* ke
   const auto is = [&](const char* what) { return name.find(what) != std::string::npos; };
   if (runtime.working != nullptr) {
     const auto on = stream_of(stream);
+    if (is("::messages(")) ++ringkern::test::message_launches;
     if (on->device != runtime.current) return runtime.last = cudaErrorInvalidResourceHandle;
     const auto& kernels = runtime.working->kernels;
     return runtime.last =
@@ -437,6 +442,10 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* ke
     else return runtime.last = cudaErrorInvalidValue;
   }
   if (is("::alone<")) return cudaSuccess;
+  if (is("::messages(")) {
+    launch.messages = *static_cast<ringkern::cuda::MessagesArgs*>(args[0]);
+    return cudaSuccess;
+  }
   if (is("::in_place<")) {
     launch.in_place = *static_cast<ringkern::cuda::InPlaceArgs*>(args[0]);
     return cudaSuccess;

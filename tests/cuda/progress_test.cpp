@@ -62,6 +62,86 @@ std::map<int, Mailbox*> mailboxes() {
   return all;
 }
 
+// One end of a link for messages.
+struct Link {
+  static constexpr Geometry geometry() {
+    Geometry g = default_geometry();
+    g.channels = 4;
+    return g;
+  }
+  static Segments segments() {
+    const auto bytes = size_t(segment_bytes(geometry(), 2));
+    Segments s;
+    s.mine = test::zeroed(bytes), s.next = s.prev = test::zeroed(bytes);
+    s.all = {s.mine, s.next};
+    return s;
+  }
+  // Returns what its message is launched with; `beside`: blocks of others.
+  MessageArgs launch(uint64_t seq, int beside = 0) {
+    LaunchBatch batch(nullptr);
+    batch.beside = beside;
+    add_to(batch, seq);
+    batch.launch();
+    return runtime.launches.back().messages->messages[0];
+  }
+  void add_to(LaunchBatch& batch, uint64_t seq) {
+    Task task = tasks_of(seq, 100'000).front();
+    task.collective = Collective::send_recv;
+    task.reduction.dtype = DType::u8;
+    task.batch = &batch;
+    engine.run(task);
+    CHECK(task.under_way);
+  }
+  const Segments memory = segments();
+  Engine engine{memory, geometry(), /*rank=*/0, /*ranks=*/2, /*device=*/0, kTimeout};
+};
+
+TEST_CASE("messages are launched together") {
+  runtime = {};
+  Link one, other;
+  LaunchBatch batch(nullptr);
+  one.add_to(batch, 1), other.add_to(batch, 5);
+  CHECK(runtime.launches.empty());
+  batch.launch();
+  CHECK_EQ(runtime.launches.size(), size_t(1));
+  const Launch& launch = runtime.launches[0];
+  CHECK_EQ(launch.blocks, 8u);
+  for (const int i : {0, 1}) {
+    const MessageArgs& args = launch.messages->messages[i];
+    CHECK_EQ(args.seq, uint64_t(i == 0 ? 1 : 5));
+    CHECK_EQ(args.plan.channels, 4);
+    CHECK(args.ranks[0].mine == (i == 0 ? one : other).memory.mine);
+  }
+  runtime.refuses = 0;
+  LaunchBatch refused(nullptr);
+  one.add_to(refused, 2), other.add_to(refused, 6);
+  CHECK_THROWS(TransportError, "cudaLaunchKernelExC", refused.launch());
+  for (Link* each : {&one, &other}) CHECK_THROWS(AbortedError, "was aborted", each->launch(7));
+}
+
+TEST_CASE("a message waits for the one before it, unless that has ended") {
+  runtime = {};
+  Link link;
+  const MessageArgs first = link.launch(1);
+  CHECK(first.after == 0 && first.last != nullptr);
+  CHECK_EQ(link.launch(2).after, uint64_t(1));
+  first.ranks[0].mailbox->done = 2;
+  CHECK_EQ(link.launch(3).after, uint64_t(0));
+  CHECK_EQ(link.launch(4, /*beside=*/1 << 20).after, uint64_t(3));  // there is no room: in a stream
+  runtime.capture = 1;
+  LaunchBatch batch(reinterpret_cast<void*>(16));
+  Task task = tasks_of(5).front();
+  task.collective = Collective::send_recv;
+  task.reduction.dtype = DType::u8;
+  task.batch = &batch;
+  link.engine.run(task);
+  CHECK(!task.under_way);
+  batch.launch();
+  const MessageArgs& captured = runtime.launches.back().messages->messages[0];
+  CHECK(captured.after == 0 && captured.seq == 0 && captured.last == nullptr);
+  runtime.capture = 0;
+}
+
 TEST_CASE("every launch is told its call's number and timeout") {
   for (int kind = 0; kind < kKinds; ++kind) {
     runtime = {};

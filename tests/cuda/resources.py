@@ -31,7 +31,9 @@ HEAD = """\
 class Resources(NamedTuple):
     """A row: a kernel on an architecture, and what it takes."""
 
-    protocol: str  # or "direct", "norm", "in_place", "across", "alone", "probe": csrc/cuda
+    protocol: (
+        str  # or "direct", "norm", "in_place", "across", "alone", "messages", "probe": csrc/cuda
+    )
     dtype: str
     combine: str  # "sum", or "any": with a switch over the others; "timed": the sum, with a clock
     arch: str
@@ -80,6 +82,8 @@ def name_of(mangled: str) -> tuple[str, str, str]:
     """Protocol, dtype and combine."""
     if re.search(r"5probeENS0_9ProbeArgsE$", mangled):
         return "probe", "-", "-"
+    if re.search(r"8messagesENS0_12MessagesArgsE$", mangled):
+        return "messages", "-", "-"
     if timed := re.search(r"12timed_kernelILNS_8ProtocolE(\d+)EEEvNS0_9TimedArgsE$", mangled):
         return protocols()[int(timed[1])], "f32", "timed"
     ring = re.search(r"11ring_kernelILNS_8ProtocolE(\d+)E(?:NS_)?(.+)Lb([01])EE", mangled)
@@ -157,7 +161,7 @@ TITLES = line_of(Resources._fields)
 
 def rows_of(kernels: Iterable[Resources]) -> list[Resources]:
     """In an order that does not depend on the compiler's."""
-    order = [*protocols(), "direct", "norm", "in_place", "across", "alone", "probe"]
+    order = [*protocols(), "direct", "norm", "in_place", "across", "alone", "messages", "probe"]
     names = [*dtypes().values(), "-"]
 
     def place(row: Resources) -> tuple[int, int, str, int]:

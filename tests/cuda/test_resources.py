@@ -26,7 +26,9 @@ def build() -> Build:
 
 
 def constant(name: str) -> int:
-    found = re.search(rf"\b{name} = (\d+);", (resources.ROOT / "csrc/cuda/launch.h").read_text())
+    headers = [resources.ROOT / "csrc/cuda" / header for header in ("launch.h", "messages.h")]
+    text = "".join(header.read_text() for header in headers)
+    found = re.search(rf"\b{name} = (\d+);", text)
     assert found
     return int(found[1])
 
@@ -51,7 +53,7 @@ def test_every_kernel_is_reported(build: Build) -> None:
     for arch in build.archs:
         found = [row[:3] for row in build.kernels if row.arch == arch]
         assert len(found) == len(set(found))
-        assert set(found) == kernels | alone | {("probe", "-", "-")}
+        assert set(found) == kernels | alone | {("messages", "-", "-"), ("probe", "-", "-")}
 
 
 def test_hopper_kernels_use_no_local_memory(build: Build) -> None:
@@ -64,7 +66,8 @@ def test_hopper_kernels_use_no_local_memory(build: Build) -> None:
 
 def test_blocks_are_resident_side_by_side(build: Build) -> None:
     def most(row: resources.Resources) -> int:
-        name = "kMostAcrossThreads" if row.protocol == "across" else "kMaxThreads"
+        names = {"across": "kMostAcrossThreads", "messages": "kMostMessageThreads"}
+        name = names.get(row.protocol, "kMaxThreads")
         threads = constant(name) * constant("kBlocksPerSM")
         return 65536 // threads // 8 * 8  # registers are given to warps 8 a thread at a time
 

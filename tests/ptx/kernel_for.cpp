@@ -1,6 +1,7 @@
 // The kernels that the host asks for are programs in PTX, on the simulated machine.
 #include <typeinfo>
 
+#include "cuda/messages.h"
 #include "cuda/probe.h"
 #include "kernels.h"
 #include "reduce/dtype.h"
@@ -63,6 +64,7 @@ const void* alone_kernel(DType dtype) {
     return &ptx::kernel_named("alone<" + type + (type.ends_with('>') ? " >" : ">"));
   });
 }
+const void* message_kernel() { return &ptx::kernel_named("messages"); }
 const void* probe_kernel() { return &ptx::kernel_named("probe"); }
 
 }  // namespace ringkern::cuda

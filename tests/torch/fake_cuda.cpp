@@ -1,9 +1,13 @@
 // Linked into the extension in place of the CUDA runtime: the fake runtime, and torch's view of its
 // devices, which a torch without CUDA lacks. Python follows by ctypes what is waited for.
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/view_native.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/library.h>
 
 #include <atomic>
 #include <optional>
@@ -53,6 +57,9 @@ class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
     (void)cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, priority);
     return c10::Stream(c10::Stream::UNSAFE, d, reinterpret_cast<c10::StreamId>(made));
   }
+  c10::Stream getStreamFromGlobalPool(c10::Device d, bool) const override {
+    return getNewStream(d, 0);
+  }
   c10::Stream exchangeStream(c10::Stream s) const override {
     const c10::Stream before = getStream(s.device());
     return current_streams[s.device_index()] = s.id(), before;
@@ -80,6 +87,7 @@ class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
     ++touched;
     return runtime.working == nullptr || FakeDevices::ended(runtime.working->recorded(of(event)));
   }
+  void synchronizeEvent(void* event) const override { FakeDevices::wait(of(event).ticket); }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
     delete static_cast<FakeDevices::Event*>(event);
   }
@@ -96,6 +104,45 @@ class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
 };
 
 C10_REGISTER_GUARD_IMPL(CUDA, FakeGuard)
+
+// Returns a tensor on the device, of the same memory.
+at::Tensor on_device(const at::Tensor& memory, int device) {
+  const c10::Device on(c10::kCUDA, c10::DeviceIndex(device));
+  auto maker = at::for_blob(memory.data_ptr(), memory.sizes());
+  // It is not used again before the device has come there, as torch's allocator sees to.
+  maker.deleter([memory, device](void*) {
+    if (runtime.working != nullptr) runtime.working->after_all(device, [memory] {});
+  });
+  maker.options(memory.options().device(on)).target_device(on);
+  return maker.make_tensor();
+}
+
+// ---- The operators that exchanges need, which a torch without CUDA lacks
+
+at::Tensor empty(c10::SymIntArrayRef sizes, std::optional<at::ScalarType> dtype,
+                 std::optional<at::Layout>, std::optional<at::Device> device, std::optional<bool>,
+                 std::optional<at::MemoryFormat>) {
+  const auto options = at::TensorOptions().dtype(dtype.value_or(at::kFloat));
+  return on_device(at::empty(C10_AS_INTARRAYREF_SLOW(sizes), options),
+                   device && device->has_index() ? device->index() : runtime.current);
+}
+// On the current stream of the device that it copies to.
+at::Tensor& copy(at::Tensor& to, const at::Tensor& from, bool) {
+  const auto memory_of = [](const at::Tensor& t) {
+    return at::from_blob(t.data_ptr(), t.sizes(), t.strides(), t.options().device(at::kCPU));
+  };
+  const int device = to.device().index();
+  const auto on = ringkern::test::stream_of(current_stream(device), device);
+  runtime.working->later(on, [to = memory_of(to), from = memory_of(from)] { to.copy_(from); });
+  return to;
+}
+
+TORCH_LIBRARY_IMPL(aten, CUDA, m) {
+  m.impl("as_strided", &at::native::as_strided_tensorimpl);
+  m.impl("view", &at::native::view);
+  m.impl("empty.memory_format", &empty);
+  m.impl("copy_", &copy);
+}
 
 }  // namespace
 
@@ -127,6 +174,7 @@ const auto told_calls = std::make_shared<ringkern::EnqueuedCalls>(told_device);
 #define RK_EXPORT extern "C" __attribute__((visibility("default")))
 
 RK_EXPORT long fake_touched() { return touched; }
+RK_EXPORT int fake_message_launches() { return ringkern::test::message_launches; }
 RK_EXPORT void fake_set_devices(int devices) { runtime.devices = devices; }
 RK_EXPORT void fake_set_apart(int from, int to) { runtime.apart.insert({from, to}); }
 RK_EXPORT void fake_set_registers(int registers) { runtime.registers = registers != 0; }
@@ -156,14 +204,7 @@ RK_EXPORT void fake_fail(long seq) {
 RK_EXPORT PyObject* fake_tensor(PyObject* given, int device) {
   // Apart from Python's tensor, so that the device's thread can let go of it without Python's lock.
   const auto memory = py::cast<at::Tensor>(py::handle(given)).detach();
-  const c10::Device on(c10::kCUDA, c10::DeviceIndex(device));
-  auto maker = at::for_blob(memory.data_ptr(), memory.sizes());
-  // It is not used again before the device has come there, as torch's allocator sees to.
-  maker.deleter([memory, device](void*) {
-    if (runtime.working != nullptr) runtime.working->after_all(device, [memory] {});
-  });
-  maker.options(memory.options().device(on)).target_device(on);
-  return py::cast(maker.make_tensor()).release().ptr();
+  return py::cast(on_device(memory, device)).release().ptr();
 }
 // The devices of this process work from here on.
 RK_EXPORT void fake_start(int processors) {

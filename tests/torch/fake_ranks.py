@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import queue
+import random
 import signal
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -542,7 +547,7 @@ def graph_on_devices(rank: int, size: int, folder: Path) -> None:
         for _ in range(3):
             recorded.replay()
             here.synchronize()
-            assert all(same(x, expected) for x in tensors)
+            assert all(torch.equal(x, expected) for x in tensors)
             expected = call.expected([expected] * len(devices))
 
 
@@ -562,6 +567,279 @@ def first_message_in_a_graph(rank: int, size: int, folder: Path) -> None:
         assert work is not None
         _wait(work)
     assert x.tolist() == [0.0] * 10
+    dist.destroy_process_group()
+
+
+def _group(
+    rank: int, size: int, folder: Path, timeout_s: float = 50, processors: int = 132
+) -> None:
+    """Joins the group, on a device that has as many hardware queues as ``queues`` in the folder."""
+    os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = (folder / "queues").read_text()
+    fake_cuda.start(processors)
+    dist.init_process_group(
+        "ringkern",
+        init_method=f"file://{folder}/group",
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=timeout_s),
+    )
+
+
+def _connect(size: int) -> None:
+    """Makes the links between all ranks, as the first exchange does."""
+    dist.all_to_all_single(on_device(torch.zeros(size)), on_device(torch.zeros(size)))
+    dist.barrier()
+
+
+def _message(source: int, to: int, number: int, n: int) -> torch.Tensor:
+    return torch.arange(n, dtype=torch.int32) + 1000 * (source + 10 * to + 100 * number)
+
+
+class Exchange:
+    """Messages of different sizes, to and from each other rank, as isend() and irecv() post them.
+
+    Args:
+        strided: the tensors received are not contiguous.
+    """
+
+    SIZES = (10, 30_000, 1, 400_000)  # LL and Simple; the last is larger than the FIFO
+
+    def __init__(self, rank: int, size: int, strided: bool = False) -> None:
+        self.rank = rank
+        self.peers = [peer for peer in range(size) if peer != rank]
+        self.strided = strided
+        self.received: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def send(self, peer: int, number: int) -> tuple[Callable[..., Any], torch.Tensor, int, int]:
+        x = _message(self.rank, peer, number, self.SIZES[number])
+        return dist.isend, on_device(x), peer, number
+
+    def receive(self, peer: int, number: int) -> tuple[Callable[..., Any], torch.Tensor, int, int]:
+        x = _message(peer, self.rank, number, self.SIZES[number])
+        memory = torch.zeros(x.numel(), 2 if self.strided else 1, dtype=x.dtype)
+        self.received.append((memory[:, 0], x))
+        return dist.irecv, on_device(memory)[:, 0], peer, number
+
+    def check(self) -> None:
+        assert all(torch.equal(x, expected) for x, expected in self.received)
+
+
+def messages(rank: int, size: int, folder: Path) -> None:
+    """Posts messages in the order that ``order`` in the folder has, each by a call of its own."""
+    _group(rank, size, folder)
+    order = (folder / "order").read_text()
+    exchange = Exchange(rank, size, strided=order == "strided")
+    if order != "alternating":  # that one has its links made meanwhile
+        _connect(size)
+    numbers = range(len(Exchange.SIZES))
+    receives = [exchange.receive(peer, i) for i in numbers for peer in exchange.peers]
+    sends = [exchange.send(peer, i) for i in numbers for peer in exchange.peers]
+    posts = receives + sends
+    if order == "alternating":  # rank 0 sends first and the others receive first
+        posts = sends + receives if rank == 0 else posts
+    works = [post(x, peer, tag=tag) for post, x, peer, tag in posts]
+    for work in works:
+        _wait(work)
+    exchange.check()
+    dist.destroy_process_group()
+
+
+def batches(rank: int, size: int, folder: Path) -> None:
+    """Several batches in a row, which each rank has in an order of its own."""
+    _group(rank, size, folder)
+    _connect(size)
+    launches = fake().fake_message_launches()
+    exchange = Exchange(rank, size)
+    works = []
+    for number in range(len(Exchange.SIZES)):
+        posts = [exchange.receive(peer, number) for peer in exchange.peers]
+        posts += [exchange.send(peer, number) for peer in exchange.peers]
+        random.Random(10 * number + rank).shuffle(posts)
+        works += dist.batch_isend_irecv([dist.P2POp(*post[:3]) for post in posts])
+    assert fake().fake_message_launches() == launches + len(Exchange.SIZES)
+    for work in works:
+        _wait(work)
+    exchange.check()
+    dist.destroy_process_group()
+
+
+def exchanges(rank: int, size: int, folder: Path) -> None:
+    """All-to-alls of parts of ``bytes`` in the folder, a gather and a scatter, before any wait."""
+    _group(rank, size, folder)
+    _connect(size)
+    launches = fake().fake_message_launches()
+    n = int((folder / "bytes").read_text()) // 4
+    works, results = [], []
+    for number in range(1 if n > 1 << 20 else 2):  # large parts take seconds
+        given = torch.cat([_message(rank, to, number, n) for to in range(size)])
+        out = torch.zeros_like(given)
+        expected = torch.cat([_message(source, rank, number, n) for source in range(size)])
+        results.append((out, expected))
+        works.append(dist.all_to_all_single(on_device(out), on_device(given), async_op=True))
+    root, n = size - 1, min(n, 1 << 18)
+    given, outs = (
+        _message(rank, root, 2, n),
+        [torch.zeros(n, dtype=torch.int32) for _ in range(size)],
+    )
+    to = [on_device(out) for out in outs] if rank == root else None
+    works.append(dist.gather(on_device(given), to, dst=root, async_op=True))
+    if rank == root:
+        results += [(out, _message(source, root, 2, n)) for source, out in enumerate(outs)]
+    given = torch.zeros(n, dtype=torch.int32)
+    parts = [on_device(_message(root, i, 3, n)) for i in range(size)] if rank == root else None
+    works.append(dist.scatter(on_device(given), parts, src=root, async_op=True))
+    results.append((given, _message(root, rank, 3, n)))
+    assert fake().fake_message_launches() == launches + len(works)
+    dist.barrier()  # which waits for the devices, too
+    for x, expected in results:
+        assert same(x, expected)
+    for work in works:
+        assert work is not None
+        _wait(work)
+    dist.destroy_process_group()
+
+
+def batches_without_room(rank: int, size: int, folder: Path) -> None:
+    """Batches whose blocks are not all resident at once, one after the other."""
+    _group(rank, size, folder, processors=FEW)
+    for number in range(len(Exchange.SIZES)):
+        exchange = Exchange(rank, size)
+        posts = [exchange.receive(peer, number) for peer in exchange.peers]
+        posts += [exchange.send(peer, number) for peer in exchange.peers]
+        random.Random(10 * number + rank).shuffle(posts)
+        for work in dist.batch_isend_irecv([dist.P2POp(*post[:3]) for post in posts]):
+            _wait(work)
+        exchange.check()
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+def messages_before_collectives(rank: int, size: int, folder: Path) -> None:
+    """Rank 0 enqueues an all-reduce, and what follows it, as soon as it has posted its messages."""
+    _group(rank, size, folder)
+    _connect(size)
+    total, copy = torch.zeros(1000), torch.zeros(1000)
+    for _ in range(5):
+        exchange = Exchange(rank, size)
+        numbers = range(len(Exchange.SIZES))
+        post_of = exchange.send if rank == 0 else exchange.receive
+        posts = [post_of(1 - rank, number) for number in numbers]
+        works = [post(x, peer, tag=tag) for post, x, peer, tag in posts]
+        if rank == 1:
+            for work in works:
+                work.wait()
+        total.fill_(1)
+        work = dist.all_reduce(on_device(total), async_op=True)
+        assert work is not None
+        work.wait()
+        on_device(copy).copy_(on_device(total))
+        for each in [work, *works]:
+            _wait(each)
+        dist.barrier()
+        exchange.check()
+        assert copy.tolist() == [2.0] * 1000
+    dist.destroy_process_group()
+
+
+def killed_in_messages(rank: int, size: int, folder: Path) -> None:
+    """Rank 1 is killed while messages from it are under way and wait; those of others go on."""
+    _group(rank, size, folder)
+    _connect(size)
+    exchange = Exchange(rank, size)
+    if rank == VICTIM:
+        for other in (0, 2):
+            wait_for(folder / f"called{other}")
+        os.kill(os.getpid(), signal.SIGKILL)
+    posts = [exchange.receive(VICTIM, number) for number in range(3)]
+    lost = [post(x, peer, tag=tag) for post, x, peer, tag in posts]
+    exchange.received.clear()
+    posts = [exchange.receive(2 - rank, number) for number in range(3)]
+    posts += [exchange.send(2 - rank, number) for number in range(3)]
+    works = [post(x, peer, tag=tag) for post, x, peer, tag in posts]
+    leave_note(folder / f"called{rank}", "")
+    for work in works:
+        _wait(work)
+    exchange.check()
+    said = {str(i): error_of(functools.partial(_wait, work)) for i, work in enumerate(lost)}
+    tell(rank, folder, **said)
+
+
+def unfinished_messages(rank: int, size: int, folder: Path) -> None:
+    """The group ends, or is aborted, while messages wait whose other end is never posted."""
+    _group(rank, size, folder, timeout_s=600)
+    _connect(size)
+    exchange = Exchange(rank, size)
+    posts = [exchange.receive(1 - rank, number) for number in range(3)]
+    works = [post(x, peer, tag=tag) for post, x, peer, tag in posts]
+    if (folder / "aborts").exists():
+        dist.distributed_c10d._get_default_group()._get_backend(torch.device("cuda")).abort()
+    else:
+        dist.destroy_process_group()
+    kinds = [_outcome(work) for work in works]
+    assert "no error" not in kinds, kinds
+
+
+def graph_of_messages(rank: int, size: int, folder: Path) -> None:
+    """A graph of messages each way, replayed after others that are under way when it is made."""
+    _group(rank, size, folder)
+    stream = torch.Stream(device="cuda:0")
+    recorded = Graph()
+    peer = 1 - rank
+    given, result = torch.zeros(300, dtype=torch.int32), torch.zeros(300, dtype=torch.int32)
+    with current(stream):
+        _connect(size)
+        exchange = Exchange(rank, size)
+        posts = [exchange.receive(peer, number) for number in range(3)]
+        posts += [exchange.send(peer, number) for number in range(3)]
+        works = [post(x, to, tag=tag) for post, x, to, tag in posts]
+        with recorded.capture():
+            captured = []
+            for i in range(3):
+                part = slice(100 * i, 100 * (i + 1))
+                captured.append(dist.isend(on_device(given[part]), peer))
+                captured.append(dist.irecv(on_device(result[part]), peer))
+            for work in captured:
+                assert work is not None
+                work.wait()
+        for work in works:
+            _wait(work)
+        exchange.check()
+        for number in range(3):
+            given.copy_(_message(rank, peer, number, 300))
+            recorded.replay()
+            stream.synchronize()
+            assert same(result, _message(peer, rank, number, 300))
+            out, ones = torch.zeros(2, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
+            works = [dist.irecv(on_device(out), peer), dist.isend(on_device(ones), peer)]
+            for work in works:
+                assert work is not None
+                _wait(work)
+            assert out.tolist() == [1, 1]
+            dist.barrier()  # nobody sends while another one may still replay
+    dist.destroy_process_group()
+
+
+def messages_in_callbacks(rank: int, size: int, folder: Path) -> None:
+    """A message whose callback posts the next one, and waits for it."""
+    _group(rank, size, folder)
+    _connect(size)  # a link that is made meanwhile is late: a queue may be held up by then
+    peer = 1 - rank
+    done: queue.Queue[bool] = queue.Queue()
+
+    def go_on(number: int) -> None:
+        exchange = Exchange(rank, size)
+        posts = [exchange.receive(peer, number), exchange.send(peer, number)]
+        works = [post(x, to, tag=tag) for post, x, to, tag in posts]
+        if number < 3:
+            works[0].get_future().add_done_callback(lambda _: go_on(number + 1))
+        for work in works:
+            _wait(work)
+        exchange.check()
+        if number == 3:
+            done.put(True)
+
+    go_on(0)
+    assert done.get(timeout=30)
     dist.destroy_process_group()
 
 

@@ -162,6 +162,75 @@ def test_the_first_message_in_a_graph(scenarios: Scenario, tmp_path: Path) -> No
     _run(scenarios, 2, tmp_path, [], "first_message_in_a_graph")
 
 
+@pytest.mark.parametrize(
+    ("size", "order", "queues"),
+    [
+        (2, "receives first", 8),
+        (2, "receives first", 1),
+        (2, "strided", 8),
+        (3, "receives first", 1),
+        (3, "alternating", 1),
+    ],
+)
+def test_messages_in_any_order(
+    scenarios: Scenario, tmp_path: Path, size: int, order: str, queues: int
+) -> None:
+    (tmp_path / "queues").write_text(str(queues))
+    (tmp_path / "order").write_text(order)
+    _run(scenarios, size, tmp_path, [], "messages")
+
+
+@pytest.mark.parametrize(("size", "queues"), [(2, 1), (4, 8), (4, 1)])
+def test_batches_of_messages(scenarios: Scenario, tmp_path: Path, size: int, queues: int) -> None:
+    (tmp_path / "queues").write_text(str(queues))
+    _run(scenarios, size, tmp_path, [], "batches")
+
+
+@pytest.mark.parametrize(
+    ("size", "part", "queues"), [(2, 12, 1), (4, 3000, 1), (4, 2 << 20, 8), (4, 16 << 20, 1)]
+)
+def test_exchanges(scenarios: Scenario, tmp_path: Path, size: int, part: int, queues: int) -> None:
+    (tmp_path / "queues").write_text(str(queues))
+    (tmp_path / "bytes").write_text(str(part))
+    _run(scenarios, size, tmp_path, [], "exchanges")
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "queues"),
+    [
+        ("graph_of_messages", 2, 8),
+        ("messages_in_callbacks", 2, 8),
+        ("messages_before_collectives", 2, 1),
+        ("batches_without_room", 4, 8),
+    ],
+)
+def test_other_messages(
+    scenarios: Scenario, tmp_path: Path, name: str, size: int, queues: int
+) -> None:
+    (tmp_path / "queues").write_text(str(queues))
+    _run(scenarios, size, tmp_path, [], name)
+
+
+@pytest.mark.parametrize("aborts", [False, True])
+def test_unfinished_messages(scenarios: Scenario, tmp_path: Path, aborts: bool) -> None:
+    (tmp_path / "queues").write_text("1")
+    if aborts:
+        (tmp_path / "aborts").write_text("")
+    _run(scenarios, 2, tmp_path, [], "unfinished_messages")
+
+
+def test_kill_9_during_messages(scenarios: Scenario, tmp_path: Path) -> None:
+    """Those that wait behind one that is lost are lost, too."""
+    (tmp_path / "queues").write_text("1")
+    outcome = scenarios("killed_in_messages", 3, tmp_path)
+    assert [rank["status"] for rank in outcome] == [0, -9, 0], outcome
+    for rank in (0, 2):
+        said = json.loads((tmp_path / f"said{rank}").read_text())
+        for number in "012":
+            assert "rank 1" in said[number]["text"], said
+        assert said["0"]["kind"] == "PeerLostError", said
+
+
 @pytest.mark.parametrize("way", [("ring", "ll"), ("two_shot", "simple")], ids=" ".join)
 def test_a_graph_over_two_devices(
     scenarios: Scenario, tmp_path: Path, way: tuple[str, str]

@@ -1,0 +1,66 @@
+// The kernel of messages: the links of the ring, of bytes, each block with that of its message.
+#include "cuda/messages.h"
+
+#include "cuda/kernels.cuh"
+
+namespace ringkern::cuda {
+namespace {
+
+// Waits until the message before it in its direction has ended: no stream orders their launches,
+// since what waits for a peer in a stream holds up what is behind it in a hardware queue. Called by
+// all threads.
+RK_DEVICE Verdict take_turn(const MessageArgs& args, int channel, Post& post) {
+  if (args.after == 0) return Verdict::ok;
+  const RankArgs& rank = args.ranks[0];
+  const int64_t counters = args.geometry.counters_offset(channel, args.plan.protocol);
+  if (thread_index() == 0) {
+    st_shared(&post.mine, reinterpret_cast<LinkCounters*>(rank.mine + counters));
+    st_shared(&post.mailbox, rank.mailbox);
+    st_shared(&post.failed, rank.failed);
+    st_shared(&post.timeout_ns, uint64_t(0));  // the one before has its own
+    st_shared(&post.seq, args.seq);
+    st_shared(&post.channel, int64_t(channel));
+  }
+  Verdict verdict = agree(kWholeBlock, thread_count(), Verdict::ok);
+  const auto reached = [&] { return lane_index() != 0 || ld_acquire(args.last) >= args.after; };
+  if (warp_index() == 0)
+    verdict = wait(post, args.plan.protocol, WaitFor::data, args.after, reached,
+                   [&] { return uint64_t(0); });
+  return agree(kWholeBlock, thread_count(), verdict);
+}
+
+template <Protocol P>
+RK_DEVICE void run_message(const MessageArgs& args, int channel, Post& post) {
+  using A = Arithmetic<uint8_t, true>;
+  const RankArgs& rank = args.ranks[0];
+  const A arithmetic(args.reduction);
+  const Verdict turn = take_turn(args, channel, post);
+  typename LinkOf<P, A>::Ends ends(args, rank, channel, post);
+  typename LinkOf<P, A>::Link link(ends, arithmetic);
+  Verdict verdict = ends.begin();
+  if (turn != Verdict::ok) verdict = turn;
+  if (verdict == Verdict::ok) verdict = run_schedule(args.plan, rank.rank, channel, link);
+  verdict = ends.end(verdict);
+  tell_end(post, verdict, args.plan.channels, args.last);
+}
+
+RK_KERNEL(kMostMessageThreads, kBlocksPerSM)
+messages(RK_ARGUMENT MessagesArgs args) {
+  const MessageArgs* mine = args.messages;
+  int channel = block_index();
+  RK_NO_UNROLL for (; channel >= mine->plan.channels; ++mine)
+    channel -= mine->plan.channels;
+  RK_SHARED(Post, post);
+  switch (mine->plan.protocol) {
+#define RK_CASE(e) \
+  case Protocol::e: return run_message<Protocol::e>(*mine, channel, post);
+    RK_PROTOCOLS(RK_CASE)
+#undef RK_CASE
+  }
+}
+
+}  // namespace
+
+const void* message_kernel() { return reinterpret_cast<const void*>(&messages); }
+
+}  // namespace ringkern::cuda
