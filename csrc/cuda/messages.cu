@@ -14,7 +14,9 @@ RK_DEVICE Verdict take_turn(const MessageArgs& args, int channel, Post& post) {
   const RankArgs& rank = args.ranks[0];
   const int64_t counters = args.geometry.counters_offset(channel, args.plan.protocol);
   if (thread_index() == 0) {
-    st_shared(&post.mine, reinterpret_cast<LinkCounters*>(rank.mine + counters));
+    const Neighbours n = neighbours_on(channel, rank, args.plan.orders, args.plan.ranks);
+    st_shared(&post.mine, reinterpret_cast<LinkCounters*>(n.by_prev + counters));
+    st_shared(&post.head, &reinterpret_cast<LinkCounters*>(n.by_next + counters)->head.value);
     st_shared(&post.mailbox, rank.mailbox);
     st_shared(&post.failed, rank.failed);
     st_shared(&post.timeout_ns, uint64_t(0));  // the one before has its own

@@ -507,7 +507,7 @@ def groups_in_a_loop(rank: int, size: int, folder: Path) -> None:
         del work
         dist.destroy_process_group()
         made.append(fake().fake_streams())
-    assert made == [2] * 4  # one for each
+    assert made == made[:1] * 4, made  # of the first group; the others take them
 
 
 def lost(rank: int, size: int, folder: Path) -> None:

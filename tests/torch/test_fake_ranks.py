@@ -167,7 +167,7 @@ def test_the_first_message_in_a_graph(scenarios: Scenario, tmp_path: Path) -> No
     [
         (2, "receives first", 8),
         (2, "receives first", 1),
-        (2, "strided", 8),
+        (2, "strided", 32),  # a queue for each stream
         (3, "receives first", 1),
         (3, "alternating", 1),
     ],
