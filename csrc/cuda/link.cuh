@@ -130,8 +130,8 @@ class Ends {
     const uint64_t step = (for_data ? received_ : sent_) + 1;
     const auto reached = [&] {
       if ((!for_data && !for_credit) || seen_ + ahead >= step) return true;
-      const uint64_t* from = for_data ? &Post::get(post_.mine)->tail.value : Post::get(post_.head);
-      const uint64_t now = ld_acquire(from);
+      const uint64_t now =
+          ld_acquire(for_data ? &Post::get(post_.mine)->tail.value : Post::get(post_.head));
       if (now != kPoisoned) seen_ = now;
       return seen_ + ahead >= step;
     };

@@ -44,6 +44,7 @@ RK_KERNEL(kProbeThreads, 1) probe(RK_ARGUMENT ProbeArgs args) {
   RK_SHARED(Post, post);
   if (thread_index() == 0) {
     st_shared(&post.mine, &link.scratch->counters);
+    st_shared(&post.head, &link.scratch->counters.head.value);
     st_shared(&post.mailbox, &link.scratch->mailbox);
     st_shared(&post.failed, &link.scratch->failed);
     st_shared(&post.timeout_ns, args.timeout_ns);

@@ -97,6 +97,8 @@ ORDERS_NOTHING = {
 ELSEWHERE = {
     "probe.cu": "no ring runs it, so none would miss what it lacks; probe_test.cpp does, and an "
     "ordering that it lacked would refuse a ring, not give wrong sums",
+    "messages.cu": "its links are the ring's, which are mutated; that a message waits for the one "
+    "before it is run by tests/torch/test_fake_ranks.py alone",
 }
 
 
