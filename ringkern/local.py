@@ -13,9 +13,9 @@ enough to work on a program of many ranks.
 On CUDA the ranks of a device are run by one launch, on torch's current stream of that device, and
 the call returns when it is enqueued. Between devices the ring uses peer access, which it enables,
 or host memory. The call can be captured in a CUDA graph, if the ring is there before: make a
-:class:`Ring`, or call once outside. Where the ranks are on several devices, their streams have to be part of the capture,
-as always with several streams: let each wait for an event of the stream that captures, and that one
-for an event of each at the end. While such a graph runs, nothing else may run on its ring.
+:class:`Ring`, or call once outside. Where the ranks are on several devices, their streams have to
+be part of the capture, as always with several streams: let each wait for an event of the stream
+that captures, and that one for an event of each at the end.
 
 On the CPU each rank has a thread, and the call returns with the result.
 """

@@ -175,18 +175,19 @@ class TestFormulas:
             floors = [gpu.floor_us(ranks, 8 * K << shift) for shift in range(16)]
             assert all(time > floor for time, floor in zip(times, floors))
 
-    @pytest.mark.parametrize("way", [Way("ring", "simple"), Way("ring", "ll"), Way("one_shot", "ll")])
+    @pytest.mark.parametrize("protocol", ["simple", "ll"])
     @pytest.mark.parametrize("ranks", [2, 4])
-    def test_host_memory_is_as_fast_as_its_links(self, way: Way, ranks: int) -> None:
+    def test_a_ring_over_host_memory_is_as_fast_as_its_links(
+        self, protocol: str, ranks: int
+    ) -> None:
         """Of a large tensor a rank sends so much in each direction, and the rest is hidden."""
+        way = Way("ring", protocol)
         for link in (one_gpu.GEN4, one_gpu.GEN5):
-            found = predict(one_gpu.over_host(H200, link, ranks), way, ranks, 64 * M)
-            sent = 2 * (ranks - 1) / ranks if way.algorithm == "ring" else ranks - 1
-            sent *= 64 * M * (2 if way.protocol == "ll" else 1)
+            gpu = one_gpu.over_host(H200, link, ranks)
+            sent = 2 * (ranks - 1) / ranks * 64 * M * (2 if protocol == "ll" else 1)
+            found = predict(gpu, way, ranks, 64 * M)
             assert found.bytes == pytest.approx(sent / link.gb_s / 1e3, rel=0.02)
-            small = predict(one_gpu.over_host(H200, link, ranks), way, ranks, 8)
-            hops = 2 * (ranks - 1) if way.algorithm == "ring" else 1
-            assert small.waits >= hops * link.hop_us[way.protocol]
+            assert predict(gpu, way, ranks, 8).waits >= 2 * (ranks - 1) * link.hop_us[protocol]
 
 
 class TestMeasured:
@@ -211,10 +212,11 @@ class TestMeasured:
             p["figures"]["lines"] for run in runs for p in run["parts"] if p["part"] == "limits"
         )
         hops = {row["how"]: row["ns_per_hop"] for row in lines if row["limit"] == "host_ping_pong"}
-        assert one_gpu.GEN5.hop_us == {
-            "simple": hops["fence + relaxed / ld.acquire (Simple)"] / 1e3,
-            "ll": hops["16-byte line (LL)"] / 1e3,
-        }
+        found = [
+            hops[how] / 1e3
+            for how in ("fence + relaxed / ld.acquire (Simple)", "16-byte line (LL)")
+        ]
+        assert [*one_gpu.GEN5.hop_us.values()] == pytest.approx(found)
         both = {"how": "kernel", "blocks": 32, "out": 1, "in": 1}
         (rate,) = (row["gb_s_each_way"] for row in lines if both.items() <= row.items())
         assert one_gpu.GEN5.gb_s == rate == 2 * one_gpu.GEN4.gb_s
@@ -393,7 +395,7 @@ class TestCommand:
 
     def test_an_h200_is_a_prediction(self, capsys: pytest.CaptureFixture[str]) -> None:
         lines = run(capsys, "--gpu", "H200", "-n", "3", "--sizes", "256M").splitlines()
-        assert "not measured" in lines[0]
+        assert lines[0].startswith("one H200, limits measured on an NVIDIA H200 on 2026-11-26")
         assert lines[1] == "3 ranks of one process"
         assert f"{predict(H200, DIRECT, 3, 256 * M).time_us:.1f}*" in lines[4]
 

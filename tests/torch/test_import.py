@@ -210,7 +210,8 @@ print(ringkern.config.config)
         "RINGKERN_PROTOCOL='tree': choose one of auto, simple, ll, ll128",
         "imported",
         "Config(protocol='ll', timeout_s=7.5, algorithm='auto', dump_dir=None, "
-        "deterministic='auto', accumulate='auto', host='', inter_host=None, on_fault='', cuda_memory='auto')",
+        "deterministic='auto', accumulate='auto', host='', inter_host=None, on_fault='', "
+        "cuda_memory='auto')",
     ]
     assert "unknown environment variable RINGKERN_TIMEOUTS; did you mean RINGKERN_TIMEOUT?" in (
         done.stderr
