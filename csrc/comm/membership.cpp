@@ -63,6 +63,15 @@ Fitting fitting_of(Device& device, const RankNames& names) {
   return fitting;
 }
 
+// Chooses the memory of each pair of ranks, where a transport has two kinds.
+void settle(const Place& place, Transport& transport, Control& control, const Look& look,
+            Segments& segments) {
+  if (const auto mapped = transport.mapped())
+    transport.settle(mapped_by_both(control, *mapped, look), segments);
+  segments.next = segments.all[size_t(place.next)];
+  segments.prev = segments.all[size_t(place.prev)];
+}
+
 // Notes what this rank lacks, once it has mapped what it can.
 void note_lacks(const Device& device, const Segments& segments, const Transport& transport,
                 Store& store, const std::string& key) {
@@ -73,7 +82,7 @@ void note_lacks(const Device& device, const Segments& segments, const Transport&
 }
 
 // Leaves out the ways that a GPU lacks, once all ranks have noted theirs; and puts in those that
-// all ranks' memory is made for. Where some have no memory in common, they are more than a mesh has.
+// all ranks' memory is made for. Where two have no memory in common, all are more than a mesh has.
 void fit_ways(WayTable& ways, const Device& device, int ranks, Store& store,
               const std::string& key) {
   if (device.terms.room.bus.empty()) return;
@@ -251,11 +260,8 @@ Communicator::Ring Communicator::connect(Device& device) {
   key = unique_prefix(store, name_ + "/" + device.terms.device, place);
   const auto word = [&](const auto& buses) { return word_of(device, buses); };
   const auto probe = [&](const Id& session, const Look& look) {
-    if (const auto mapped = ring.transport->mapped())
-      ring.transport->settle(mapped_by_both(*ring.control, *mapped, look), segments);
+    settle(place, *ring.transport, *ring.control, look, segments);
     note_lacks(device, segments, *ring.transport, *store_, key);
-    segments.next = segments.all[size_t(place.next)];
-    segments.prev = segments.all[size_t(place.prev)];
     equip();
     probe_links({segments, device.probe, *ring.transport, *ring.control, timeout_}, session, look);
   };

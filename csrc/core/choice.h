@@ -3,8 +3,6 @@
 // alike whatever each of them was told.
 #pragma once
 
-#include <initializer_list>
-
 #include "core/types.h"
 
 namespace ringkern {
@@ -101,15 +99,16 @@ struct WayTable {
     constexpr Way kOne{Algorithm::one_shot, Protocol::ll}, kTwo{Algorithm::two_shot, Protocol::ll};
     constexpr Way kLines{Algorithm::ring, Protocol::ll}, kSimple{Algorithm::ring, Protocol::simple};
     const int64_t once = (512 << 10) / (ranks * ranks), lines = int64_t(ranks) * (64 << 10);
-    const auto set = [&](Choice list, std::initializer_list<Row> to) {
-      Row* row = rows[int(list)];
-      for (const Row& each : to) *row++ = each;
+    const auto set = [&](Choice list, Row first, Row second, Row third = {}) {
+      rows[int(list)][0] = first, rows[int(list)][1] = second, rows[int(list)][2] = third;
     };
-    for (const Choice list : {Choice::automatic, Choice::ring, Choice::others})
-      set(list, {{lines, kLines}, {kAnySize, kSimple}});
-    if (ranks > 2) set(Choice::automatic, {{once, kOne}, {lines, kTwo}, {kAnySize, kSimple}});
-    set(Choice::in_rank_order, {{once, kOne}, {kAnySize, kTwo}});
-    set(Choice::two_shot, {{kAnySize, kTwo}});
+    const Row last{kAnySize, kSimple};
+    set(Choice::automatic, {lines, kLines}, last);
+    set(Choice::ring, {lines, kLines}, last);
+    set(Choice::others, {lines, kLines}, last);
+    if (ranks > 2) set(Choice::automatic, {once, kOne}, {lines, kTwo}, last);
+    set(Choice::in_rank_order, {once, kOne}, {kAnySize, kTwo});
+    set(Choice::two_shot, {kAnySize, kTwo}, {});
     in_place = 0;
     leave_out_lines();
   }

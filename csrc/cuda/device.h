@@ -82,8 +82,8 @@ class BesideCaptures {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-// Makes a device the thread's current one, until the end of the scope. A device without a context in
-// this process does not get one by becoming the current one again: each process would take some
+// Makes a device the thread's current one, until the end of the scope. A device without a context
+// in this process does not get one by becoming the current one again: each process would take some
 // hundred MB of device 0, since that is the current one of every thread that has chosen none.
 class OnDevice {
  public:

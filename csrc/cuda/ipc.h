@@ -16,8 +16,8 @@
 namespace ringkern::cuda {
 
 // A segment in device memory, which others open by CUDA IPC, and one in host memory, a memory file
-// that both ranks of a pair register where either cannot open the other's. Most pairs need none, and
-// then it is not allocated. The kernels are the same.
+// that both ranks of a pair register where either cannot open the other's. Most pairs need none,
+// and then it is not allocated. The kernels are the same.
 //
 // Device memory is an allocation of its own, never part of a caching allocator's: those may be
 // expandable, which cannot be exported.

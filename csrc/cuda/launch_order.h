@@ -1,7 +1,7 @@
 // Launches whose blocks wait for others follow each other on a device: those of one communicator
-// always, since two that overlap would share counters, and those of all communicators of the process
-// where the device does not hold the blocks of all at once. Two that were resident in part would
-// wait for the rest of each other.
+// always, since two that overlap would share counters, and those of all communicators of the
+// process where the device does not hold the blocks of all at once. Two that were resident in part
+// would wait for the rest of each other.
 #pragma once
 
 #include <cuda_runtime_api.h>

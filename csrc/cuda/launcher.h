@@ -80,9 +80,9 @@ class Launcher {
   // One task for each seat; they differ in `in` and `out` only. Throws what an earlier launch
   // failed of, as soon as it is known. A launch that CUDA refuses leaves them `refused`, and the
   // next one may follow; after any other failure none can. Leaves them `under_way` where their
-  // number will be posted: not where nothing is to be done, nor by a ring of one or where all ranks'
-  // tensors are taken by one launch, nor in a graph, which may be replayed often or never. `all`:
-  // the tasks of all ranks, in one process.
+  // number will be posted: not where nothing is to be done, nor by a ring of one or where all
+  // ranks' tensors are taken by one launch, nor in a graph, which may be replayed often or never.
+  // `all`: the tasks of all ranks, in one process.
   void run(std::span<const Task> tasks, std::span<const Task> all = {});
   // Throws UsageError where a task is none that these ranks have kernels for.
   void check_task(const Task& task) const;

@@ -109,8 +109,8 @@ inline Device device_for(c10::Device device, int rank, int ranks, Milliseconds t
 }
 
 // A stream that is nobody else's as long as it is held, as torch knows those that it did not make:
-// by their address. torch's pools are shared with the user, and what waits for a peer there may keep
-// the peer waiting.
+// by their address. torch's pools are shared with the user, and what waits for a peer there may
+// keep the peer waiting.
 inline std::shared_ptr<const c10::Stream> own_stream(c10::Device device) {
 #if RK_WITH_CUDA
   if (device.is_cuda()) {

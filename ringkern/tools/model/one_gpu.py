@@ -130,8 +130,8 @@ def over_host(gpu: Gpu, link: Link, ranks: int) -> Gpu:
     """Returns the GPU that would take as long as ranks with a GPU each do over host memory.
 
     Ranks in processes of their own, with the default of 32 channels, that go round the ring over LL
-    or Simple. The tensors of all ranks are in as many device memories, and what ranks stage goes over
-    as many links, both ways at the same time.
+    or Simple. The tensors of all ranks are in as many device memories, and what ranks stage goes
+    over as many links, both ways at the same time.
     """
     return Gpu(
         f"{gpu.name} over {link.name}",
