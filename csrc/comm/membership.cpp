@@ -206,7 +206,7 @@ Communicator::Ring Communicator::connect(Device& device) {
     segments.mine = ring.transport->mine();
     return with_page(ring.transport->offer(), ring.control->fd());
   };
-  // What may fail is where a failure is every rank's: in `offer`, `map` and `probe`.
+  // All that may fail is where a failure is every rank's: in `offer`, `map` and `probe`.
   const auto equip = [&] {
     ring.executor = device.make_executor(segments);
     ring.enqueues = ring.executor->enqueues();

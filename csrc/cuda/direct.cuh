@@ -65,8 +65,7 @@ class LLMesh : public MeshEnds<MeshCount::rounds> {
     int part, line;
   };
 
-  // What this rank writes to a peer in this round, and what it has from one; half 0 is staged, half
-  // 1 reduced.
+  // This rank's slot at a peer in this round, and a peer's here; half 0 is staged, half 1 reduced.
   RK_DEVICE std::byte* inbox_at(int to, int half) const {
     return slot_in(peer(to), MeshGeometry::index(rank_, to), half);
   }

@@ -35,7 +35,7 @@ class IpcTransport final : public Transport {
   Offer offer() override;
   void arrange(const RingOrders& orders) override { orders_ = orders; }
   // Throws TransportError, but for device memory that this rank cannot open: then it returns null,
-  // and `settle` takes host memory. Of more ranks than have a bit, neighbours must open it.
+  // and `settle` takes host memory. Neighbours must open it where ranks have no bits.
   void* map(const Offer& offer, int peer) override;
   std::optional<uint32_t> mapped() const override;
   void settle(uint32_t both, Segments& segments) override;

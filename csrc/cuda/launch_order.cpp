@@ -92,7 +92,7 @@ std::unique_lock<std::mutex> LaunchOrder::follow_last(cudaStream_t stream, int b
 }
 
 // Behind as many launches of others as leave room, the oldest first: so of all that run at a time
-// the last one has counted the others. What has ended counts no more, but a graph, which may be
+// the last one has counted the others. An ended launch counts no more, but a graph, which may be
 // replayed at any time; and a graph counts all that others may launch.
 void LaunchOrder::make_room(cudaStream_t stream, int blocks) const {
   const auto count = [&](const Place* p) {

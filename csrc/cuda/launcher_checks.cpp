@@ -1,4 +1,4 @@
-// What a launcher refuses before it launches anything.
+// The refusals of a launcher, before it launches anything.
 #include "cuda/device.h"
 #include "cuda/launcher.h"
 #include "cuda/residency.h"

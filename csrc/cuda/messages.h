@@ -17,7 +17,7 @@ inline constexpr int kMostMessages = 16;
 inline constexpr int kMostMessages = 9;
 #endif
 
-// Of a block. Larger ones leave a thread too few registers for all three links.
+// Threads of a block. Larger ones leave a thread too few registers for all three links.
 inline constexpr int kMostMessageThreads = 256;
 
 // LaunchArgs of a single rank.

@@ -204,7 +204,7 @@ def test_predicted_on_one_gpu() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_the_predicted_choice_is_the_quickest(ranks: int) -> None:
-    """As docs/design/choice.md says: of what `auto` may take between processes."""
+    """Holds for the ways that `auto` may take between processes: docs/design/choice.md."""
     rows, times = tables.table("cuda", ranks)["automatic"], speeds(H200)[-1]
     names = {("one_shot", "ll"): "one_shot", ("ring", "ll"): "ll", ("ring", "simple"): "simple"}
     for size in sorted({key[1] for key in times}):

@@ -180,7 +180,7 @@ class TestFormulas:
     def test_a_ring_over_host_memory_is_as_fast_as_its_links(
         self, protocol: str, ranks: int
     ) -> None:
-        """Of a large tensor a rank sends so much in each direction, and the rest is hidden."""
+        """The bytes that a rank sends in each direction take longest, and hide the rest."""
         way = Way("ring", protocol)
         for link in (one_gpu.GEN4, one_gpu.GEN5):
             gpu = one_gpu.over_host(H200, link, ranks)

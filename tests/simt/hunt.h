@@ -17,7 +17,7 @@ inline Wish weakening(Wish wish, bool direct, bool across, uint64_t seed) {
   wish.direct = direct;
   wish.across = across;
   if (direct) wish.mixed = true;
-  // Whoever has two segments hears in either that a rank has given up.
+  // A rank with two segments hears in either that another one has given up.
   if (direct && !across) wish.hosts = seed / 8 % 2 == 0;
   // More trouble than usual, and where it meets most others: there is much that only it shows.
   if (seed % 3 != 0) wish.trouble = Trouble(1 + seed / 3 % 3);

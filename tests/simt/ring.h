@@ -159,7 +159,7 @@ class Ring {
   std::byte* segment(int rank, int writer) const {
     return (on_host_[size_t(rank)] >> writer & 1 ? hosts_ : segments_)[size_t(rank)];
   }
-  // Of the link from the rank before, and, for the head alone, from the one behind.
+  // Those of the link from the rank before; the head, from the one behind, is elsewhere.
   LinkCounters* counters(int rank, int channel, Protocol p) const {
     return reinterpret_cast<LinkCounters*>(segment(rank, prev_of(channel, rank)) +
                                            geometry_.counters_offset(channel, p));
