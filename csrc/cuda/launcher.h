@@ -53,8 +53,8 @@ constexpr int64_t segment_bytes(const Geometry& g, int ranks) {
   return tail_offset(g, ranks) + int64_t(sizeof(SegmentTail));
 }
 
-// A rank of this process, and the segments that it uses. Where ranks are more than a mesh has, those
-// of ranks that are its neighbours on no ring may be null, out of reach.
+// A rank of this process, and the segments that it uses. Where ranks are more than a mesh has,
+// those of ranks that are its neighbours on no ring may be null, out of reach.
 struct Seat {
   int rank = 0;
   Segments segments;

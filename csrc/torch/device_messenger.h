@@ -2,8 +2,8 @@
 // needed. On a CPU: cpu/courier.h.
 //
 // A message waits for the one before it in its direction on the device, and never in a stream
-// (cuda/messages.cu), so that all launches begin at once. One that waited for a peer in a stream would
-// hold up all that is behind it in a hardware queue, among it what the peer waits for.
+// (cuda/messages.cu), so that all launches begin at once. One that waited for a peer in a stream
+// would hold up all that is behind it in a hardware queue, among it what the peer waits for.
 #pragma once
 
 #include <c10/core/DeviceGuard.h>
