@@ -137,7 +137,7 @@ inline constexpr Equivalent kEquivalent[] = {
     {"*ll128: vector swapped: ld.volatile.global.v2.u64 (add.s64 r 512) #1", kFirstLook},
     // In lanes without a flag, unless the data of all of them is that flag.
     {"ll128: inverted: bra if setp.ne.s32 sub.s32 sub.s32 r r and.b32 r -8 7 #1", kFirstLook},
-    {"direct: offset + 8: st.global.u32 (add.s64 ld.shared.u64 (add.s32 r 56) 132) #[23]", kIsData},
+    {"direct: offset + 8: st.global.u32 (add.s64 ld.shared.u64 (add.s32 r 64) 132) #[23]", kIsData},
     {"ll: .relaxed -> weak: st.relaxed.sys.global.v2.u64 * #2", kRewritten},
     {"ll: .sys -> .*: st.relaxed.sys.global.v2.u64 * #2", kRewritten},
     {"timed ll: .relaxed -> weak: st.relaxed.sys.global.v2.u64 * #2", kRewritten},
@@ -167,23 +167,23 @@ inline constexpr Equivalent kEquivalent[] = {
     {"timed ll: no time: mov.u64 %globaltimer #[48]", kCancels},
     {"timed ll128: no time: mov.u64 %globaltimer #[48]", kCancels},
 
-    {"probe: .relaxed -> weak: ld.relaxed.sys.global.u32 (ld.shared.u64 (add.s32 shared 56)) *",
+    {"probe: .relaxed -> weak: ld.relaxed.sys.global.u32 (ld.shared.u64 (add.s32 shared 64)) *",
      kNoAbort},
-    {"probe: .sys -> .*: ld.relaxed.sys.global.u32 (ld.shared.u64 (add.s32 shared 56)) *",
+    {"probe: .sys -> .*: ld.relaxed.sys.global.u32 (ld.shared.u64 (add.s32 shared 64)) *",
      kNoAbort},
-    {"probe: offset + 8: ld.relaxed.sys.global.u32 (ld.shared.u64 (add.s32 shared 56)) *",
-     kNoAbort},
-    {"probe: offset + 8: ld.shared.u64 (add.s32 shared 56) #[13]", kNoAbort},
-    {"probe: *: ld.relaxed.sys.global.u64 (ld.shared.u64 (add.s32 shared 32)) *", kNoAbort},
-    {"probe: *: ld.relaxed.sys.global.u64 (add.s64 ld.shared.u64 (add.s32 r 32) 128) *", kNoAbort},
     {"probe: offset + 8: ld.relaxed.sys.global.u32 (ld.shared.u64 (add.s32 shared 64)) *",
+     kNoAbort},
+    {"probe: offset + 8: ld.shared.u64 (add.s32 shared 64) #[13]", kNoAbort},
+    {"probe: *: ld.relaxed.sys.global.u64 (ld.shared.u64 (add.s32 shared 32)) *", kNoAbort},
+    {"probe: *: ld.relaxed.sys.global.u64 (ld.shared.u64 (add.s32 shared 40)) *", kNoAbort},
+    {"probe: offset + 8: ld.relaxed.sys.global.u32 (ld.shared.u64 (add.s32 shared 72)) *",
      kOwnDeadline},
     {"probe: .release -> .relaxed: st.release.sys.global.u32 *", kNoReader},
     {"probe: .sys -> .*: st.release.sys.global.u32 *", kNoReader},
-    {"probe: offset + 8: st.global.* (add.s64 ld.shared.u64 (add.s32 r 56) 13?) *", kZero},
-    {"probe: offset + 8: st.global.u32 (add.s64 ld.shared.u64 (add.s32 r 56) 140) *", kZero},
-    {"probe: offset + 8: st.global.u64 (add.s64 ld.shared.u64 (add.s32 r 56) 16?) *", kZero},
-    {"probe: offset + 8: ld.shared.u64 (add.s32 shared 88) *", kZero},
+    {"probe: offset + 8: st.global.* (add.s64 ld.shared.u64 (add.s32 r 64) 13?) *", kZero},
+    {"probe: offset + 8: st.global.u32 (add.s64 ld.shared.u64 (add.s32 r 64) 140) *", kZero},
+    {"probe: offset + 8: st.global.u64 (add.s64 ld.shared.u64 (add.s32 r 64) 16?) *", kZero},
+    {"probe: offset + 8: ld.shared.u64 (add.s32 shared 96) *", kZero},
     {"probe: inverted: bra if setp.ne.s32 %tid.x 0 #[35]", kPublishers},
     {"probe: inverted: bra if setp.ne.s32 and.b32 %tid.x 31 0 #[13]", kOtherLanes},
     {"probe: inverted: bra if setp.ne.s16 r 0 *", kSameReport},
@@ -208,12 +208,12 @@ inline constexpr const char* kOpen[] = {
     // A look of a wait in a direct all-reduce at the words of the ring, where they alone tell: a
     // neighbour has given up in the call before, round the ring, and nobody in a direct one has.
     "direct: offset + 8: ld.relaxed.sys.global.u64 (ld.shared.u64 (add.s32 shared 32)) #[123]",
-    "direct: offset + 8: ld.relaxed.sys.global.u64 (add.s64 ld.shared.u64 (add.s32 r 32) 128) "
+    "direct: offset + 8: ld.relaxed.sys.global.u64 (ld.shared.u64 (add.s32 shared 40)) "
     "#[123]",
     // A wait for a round to be finished by others, in a direct all-reduce, that ends because of a
     // rank that is no neighbour; or that fails first, on channel 1, where channel 0 has ended.
-    "direct: offset + 8: ld.relaxed.sys.global.u64 (ld.shared.u64 (add.s32 shared 104)) #1",
-    "direct: offset + 8: st.global.u32 (add.s64 ld.shared.u64 (add.s32 r 56) 140) #1",
+    "direct: offset + 8: ld.relaxed.sys.global.u64 (ld.shared.u64 (add.s32 shared 112)) #1",
+    "direct: offset + 8: st.global.u32 (add.s64 ld.shared.u64 (add.s32 r 64) 140) #1",
 };
 
 }  // namespace ptx

@@ -23,7 +23,7 @@ using ringkern::test::FakeDevices;
 using ringkern::test::runtime;
 
 std::atomic<long> touched = 0;  // calls of the guard
-// Called when the host waits for a stream of a device.
+// Called when the host waits for a stream of a device, or for an event, of stream 0 then.
 std::atomic<void (*)(int, long)> waits = nullptr;
 thread_local long current_streams[8];
 cudaStream_t current_stream(int device) {
@@ -87,7 +87,10 @@ class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
     ++touched;
     return runtime.working == nullptr || FakeDevices::ended(runtime.working->recorded(of(event)));
   }
-  void synchronizeEvent(void* event) const override { FakeDevices::wait(of(event).ticket); }
+  void synchronizeEvent(void* event) const override {
+    if (auto* told = waits.load()) told(of(event).device, 0);
+    FakeDevices::wait(of(event).ticket);
+  }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
     delete static_cast<FakeDevices::Event*>(event);
   }
