@@ -42,7 +42,7 @@ from .shared import empty, is_shared, shared_memory, zeros  # noqa: E402
 
 __version__: str = _C.version
 
-_C.use_host_memory(config.cuda_memory == "host")
+_C.use_cuda_memory(config.cuda_memory)
 
 
 def build_info() -> dict[str, Any]:

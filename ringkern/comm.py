@@ -236,8 +236,10 @@ class Communicator:
         else:
             between = (hosts, self.rank, self._inter_host)
             found = explain_over_hosts(*between, device, nbytes, **asked)
-        detours = self._c.detours() if device == "cuda" else []
-        return replace(found, host_memory=tuple(detours))
+        if device == "cpu":
+            return found
+        opened_by, host = self._c.shared_memory()
+        return replace(found, opened_by=opened_by, host_memory=tuple(host))
 
     def abort(self, reason: str = "abort() was called") -> None:
         """Ends every call in progress, here and on all ranks, with CommAbortedError.

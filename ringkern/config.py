@@ -33,7 +33,7 @@ SHORTEST_TIMEOUT_S = 0.001
 # What a process does once a ring of it has failed.
 ON_FAULT = ("raise", "exit")
 # Where the segments of ranks on GPUs are.
-CUDA_MEMORY = ("auto", "host")
+CUDA_MEMORY = ("auto", "ipc", "host")
 # Characters of a name that is to fit into errors.
 LONGEST_HOST = 64
 
@@ -201,7 +201,8 @@ _READ_AT_IMPORT = (
         "RINGKERN_CUDA_MEMORY",
         CUDA_MEMORY,
         "memory over which ranks on GPUs exchange data: device memory, where both ranks of a pair "
-        "can open the other's, and else host memory; `host`: host memory always",
+        "can open the other's, by a file descriptor or by CUDA IPC, and else host memory; `ipc`: "
+        "without file descriptors; `host`: host memory always",
     ),
     Variable(
         "RINGKERN_DUMP_DIR",

@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     add("--continue", dest="earlier", nargs="?", const=LAST, metavar="SUMMARY",
         help="run what an earlier run left; give its summary.json if it ran elsewhere")  # fmt: skip
     add("--prebuilt", type=Path, metavar="DIR", help="use what a preflight built, if it fits")
-    add("--memory", choices=("auto", "host"), help="between ranks: RINGKERN_CUDA_MEMORY")
+    add("--memory", choices=("auto", "ipc", "host"), help="between ranks: RINGKERN_CUDA_MEMORY")
     add("--quick", action="store_true", help="fewer cases, sizes and repeats")
     add("--nccl", type=Path, metavar="LIB", help="libnccl.so.2 from 2.30.3 on, to measure beside")
     add("--files", action="store_true", help="write a file for each part, too")

@@ -129,7 +129,7 @@ def within_a_process(context: Context, wrong: list[str]) -> None:
 
 
 def between_processes(context: Context, wrong: list[str]) -> None:
-    """Over CUDA IPC. On one GPU the processes take turns, a few milliseconds each: that is slow."""
+    """Between processes. On one GPU the processes take turns, a few milliseconds each: that is slow."""
     ranks = Ranks(2, timeout_s=60)
     rows: list[dict[str, Any]] = []
     try:

@@ -1,4 +1,4 @@
-"""The first minute: one ring in a process, one capture, one call between processes over CUDA IPC.
+"""The first minute: one ring in a process, one capture, one call between processes.
 
 All that follows is the same in greater width. Each step is taken whatever became of the others.
 """

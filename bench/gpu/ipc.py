@@ -1,4 +1,4 @@
-"""Processes, a rank each, over CUDA IPC: results, to the bit.
+"""Processes, a rank each: results, to the bit.
 
 Where they share a GPU they take turns on it, a few milliseconds each, and every hop of the ring may
 cost a turn: the cases are few, and their time says nothing about speed.

@@ -1,4 +1,4 @@
-"""A rank a process: ringkern over CUDA IPC, next to torch's NCCL and torch's symmetric memory.
+"""A rank a process: ringkern, next to torch's NCCL and torch's symmetric memory.
 
 With several GPUs each rank has its own, and this is the comparison that counts. On one GPU the
 processes take turns on it, a few milliseconds each: times then show that, and nothing of the ring.

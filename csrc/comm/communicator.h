@@ -78,9 +78,8 @@ class Communicator {
   void check_enqueued();
   // What calls there are chosen from; before the ranks are connected, as far as this rank knows.
   WayTable ways_on(const Device& device);
-  // Returns a sentence for each rank with which this one has host memory in common there, and no
-  // device memory; none before the ranks are connected.
-  std::vector<std::string> detours_on(const Device& device);
+  // None before the ranks are connected.
+  SharedMemory memory_on(const Device& device);
   // The same of the geometry.
   Geometry geometry_on(const Device& device);
 

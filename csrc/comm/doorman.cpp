@@ -123,7 +123,7 @@ void Doorman::tell(const Line& line) const {
 
 void Doorman::say(const Line& line, const Fault& why) const {
   try {
-    send_message(line.socket, to_bytes(why), -1);
+    send_message(line.socket, to_bytes(why));
   } catch (const std::system_error&) {
     // It has gone already.
   }
@@ -194,11 +194,12 @@ bool Doorman::greeted(Line& line, bool whole, Message& message) {
     const Greeting greeting = read_greeting(message.bytes, my_hello_to(line), line.peer, names_);
     if (!whole) throw RendezvousError(not_whole(line.peer, rank_, names_));
     mine = calls_.make_offer(line.peer);
-    calls_.map(line.peer, {greeting.offer, message.fd.get()});
+    message.bytes = greeting.offer;
+    calls_.map(line.peer, offer_in(message));
   } catch (const std::exception& e) {
     const std::string why = text_of(fault(Event::cannot_exchange, e.what(), line.peer));
     calls_.lost(line.peer, std::current_exception());
-    greet(line, {why, -1});
+    greet(line, {why});
     return false;
   }
   greet(line, mine);
@@ -215,8 +216,9 @@ void Doorman::answered(Line& line, Received received, Message& message) {
                         {names_.number(line.peer)});
   const Greeting greeting = read_greeting(message.bytes, my_hello_to(line), line.peer, names_);
   if (received == Received::broken) throw RendezvousError(not_whole(line.peer, rank_, names_));
-  if (!message.fd) throw SharedMemoryError(printable(greeting.offer));
-  calls_.map(line.peer, {greeting.offer, message.fd.get()});
+  if (message.fds.empty()) throw SharedMemoryError(printable(greeting.offer));
+  message.bytes = greeting.offer;
+  calls_.map(line.peer, offer_in(message));
   line.stage = Line::Stage::met;
 }
 
@@ -228,7 +230,7 @@ void Doorman::greet(const Line& line, const Offer& offer) const {
   Hello hello = my_hello_to(line);
   hello.offer_bytes = uint32_t(offer.bytes.size());
   try {
-    send_message(line.socket, to_bytes(hello) + offer.bytes, offer.fd);
+    send_message(line.socket, to_bytes(hello) + offer.bytes, offer.fds);
   } catch (const std::system_error& e) {
     throw PeerLostError(names_.text(rank_) + " cannot greet " + names_.text(line.peer) + ": " +
                             e.what() + ". That process has ended or left the group",

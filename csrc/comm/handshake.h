@@ -14,7 +14,7 @@ namespace ringkern {
 
 // Changes whenever ranks of two versions could not work together: these structs, the layout of
 // segments, flags and counters, or the order in which the ring moves chunks.
-inline constexpr uint32_t kLayoutVersion = 8;
+inline constexpr uint32_t kLayoutVersion = 9;
 
 // A hash of the lists whose entries ranks tell each other by number.
 constexpr uint16_t lists_version() {

@@ -25,14 +25,14 @@ constexpr const char* kStages = "/stages";
 
 // The control page of a rank goes with its transport's offer: its descriptor is the last one.
 Offer with_page(Offer offer, int page) {
-  (offer.fd < 0 ? offer.fd : offer.second_fd < 0 ? offer.second_fd : offer.third_fd) = page;
+  offer.fds.push_back(page);
   return offer;
 }
 int take_page(Offer& offer) {
-  return std::exchange(offer.third_fd >= 0    ? offer.third_fd
-                       : offer.second_fd >= 0 ? offer.second_fd
-                                              : offer.fd,
-                       -1);
+  if (offer.fds.empty()) return -1;
+  const int page = offer.fds.back();
+  offer.fds.pop_back();
+  return page;
 }
 
 // What rank 0 says for all: by which way calls go, and in which orders the ranks stand.
@@ -161,11 +161,11 @@ WayTable Communicator::ways_on(const Device& device) {
   return found == rings_.end() ? device.ways : found->second.ways;
 }
 
-std::vector<std::string> Communicator::detours_on(const Device& device) {
+SharedMemory Communicator::memory_on(const Device& device) {
   std::lock_guard lock(state_);
   const auto found = rings_.find(device.name);
   if (found == rings_.end() || found->second.transport == nullptr) return {};
-  return found->second.transport->detours();
+  return found->second.transport->memory();
 }
 
 Geometry Communicator::geometry_on(const Device& device) {

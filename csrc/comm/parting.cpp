@@ -9,7 +9,7 @@ const std::string kGoodbye = "goodbye";
 
 void say_goodbye(const Neighbour& neighbour) {
   try {
-    send_message(neighbour.socket, kGoodbye, -1);
+    send_message(neighbour.socket, kGoodbye);
   } catch (const std::system_error&) {
     // It has gone already, which its end of file will tell.
   }

@@ -82,11 +82,20 @@ class Store {
   virtual int64_t add(const std::string& key, int64_t amount) = 0;
 };
 
-// What a rank needs to map a segment of another: a handle of some bytes, or file descriptors, the
-// first ones of these, or both. Whoever receives one owns the descriptors.
+// Handles by which a rank maps the segments of another: some bytes, file descriptors, or both. The
+// receiver owns the descriptors.
 struct Offer {
   std::string bytes;
-  int fd = -1, second_fd = -1, third_fd = -1;
+  std::vector<int> fds{};
+
+  // -1 where there are not so many.
+  int fd(size_t i = 0) const { return i < fds.size() ? fds[i] : -1; }
+};
+
+// Memory of other ranks that one on a GPU uses, in words.
+struct SharedMemory {
+  std::string device{};             // how it has opened their device memory; empty: none
+  std::vector<std::string> host{};  // for each rank with which it has host memory in common, why
 };
 
 // A rank's GPU, as the other ranks must know it: those of one device share what it holds.
@@ -160,8 +169,8 @@ class Transport {
   // Takes host memory for the pairs that are not in `both`; puts it into the segments. Throws
   // TransportError, which names a pair that has no memory in common.
   virtual void settle(uint32_t /*both*/, Segments& /*segments*/) {}
-  // Returns a sentence for each rank with which this one has host memory in common, and why.
-  virtual std::vector<std::string> detours() const { return {}; }
+  // Once all is settled.
+  virtual SharedMemory memory() const { return {}; }
   // Tells if a line of LL128 arrives whole in the memory of this rank's neighbours; once all is
   // settled.
   virtual bool carries_lines() const { return true; }

@@ -15,10 +15,6 @@ namespace {
 // Connections whose greeting is awaited at a time; beyond that the oldest is dropped.
 constexpr size_t kMaxPending = 16;
 
-Offer offer_in(const Message& m) {
-  return {m.bytes, m.fd.get(), m.second_fd.get(), m.third_fd.get()};
-}
-
 constexpr Milliseconds kEndShows{200};
 
 // The facts of an error in sending: a rank that has closed its end has not voted: it has died.
@@ -148,7 +144,7 @@ void Exchange::greet(const Met& to, int rank, const Offer& mine) const {
     throw TransportError("an offer of " + std::to_string(mine.bytes.size()) +
                          " bytes does not fit in a greeting");
   try {
-    send_message(to.socket, bytes, mine.fd, mine.second_fd, mine.third_fd);
+    send_message(to.socket, bytes, mine.fds);
   } catch (const std::system_error& e) {
     throw Lost(name_of(place_.rank) + " cannot greet " + name_of(rank) + ": " + e.what(),
                facts_of(e, place_, rank));
@@ -199,8 +195,7 @@ void Exchange::pass_round() {
   int owner = place_.prev;
   for (int i = 3; i < place_.size; ++i) {
     try {
-      send_message(next_.socket, passed_on(terms_, session_, owner, last.bytes), last.fd,
-                   last.second_fd, last.third_fd);
+      send_message(next_.socket, passed_on(terms_, session_, owner, last.bytes), last.fds);
     } catch (const std::system_error& e) {
       throw Lost(name_of(place_.rank) + " cannot pass the offer of " + name_of(owner) + " to " +
                      name_of(place_.next) + ": " + e.what(),

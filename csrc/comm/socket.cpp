@@ -26,7 +26,7 @@ namespace {
 // More than what a ring needs, so that many strays do not shut out a neighbour.
 constexpr int kBacklog = 64;
 // Room for descriptors that should not be there: they have to be received to be closed.
-constexpr size_t kMaxFds = 8;
+constexpr size_t kRoomForFds = 2 * kMaxFds;
 
 struct Name {
   sockaddr_un address{};
@@ -99,10 +99,10 @@ Fd make_socket() {
   return fd;
 }
 
-// Takes every descriptor out of a received message; keeps three. False if there were more.
+// Takes every descriptor out of a received message; keeps kMaxFds. False if there were more.
 bool take_fds(msghdr& header, Message& message) {
-  Fd* const places[] = {&message.fd, &message.second_fd, &message.third_fd};
   size_t count = 0;
+  message.fds.clear();
   for (cmsghdr* c = CMSG_FIRSTHDR(&header); c != nullptr; c = CMSG_NXTHDR(&header, c)) {
     if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
     const size_t n = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
@@ -110,11 +110,10 @@ bool take_fds(msghdr& header, Message& message) {
       int fd;
       std::memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof(int));
       Fd owned(fd);
-      if (count < std::size(places)) *places[count] = std::move(owned);
-      ++count;
+      if (count++ < kMaxFds) message.fds.push_back(std::move(owned));
     }
   }
-  return count <= std::size(places);
+  return count <= kMaxFds;
 }
 
 }  // namespace
@@ -190,32 +189,36 @@ bool readable(std::span<pollfd> sockets, Milliseconds timeout) {
   return n > 0;
 }
 
-void send_message(const Fd& socket, const std::string& bytes, int fd, int second_fd, int third_fd) {
+void send_message(const Fd& socket, const std::string& bytes, std::span<const int> fds) {
   iovec data{const_cast<char*>(bytes.data()), bytes.size()};
-  const int fds[] = {fd, second_fd, third_fd};
-  const size_t fds_bytes = sizeof(int) * (third_fd >= 0 ? 3 : second_fd >= 0 ? 2 : 1);
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof fds)] = {};
+  std::vector<char> control(CMSG_SPACE(fds.size_bytes()));
   msghdr header{};
   header.msg_iov = &data;
   header.msg_iovlen = 1;
-  if (fd >= 0) {
-    header.msg_control = control;
-    header.msg_controllen = CMSG_SPACE(fds_bytes);
+  if (!fds.empty()) {
+    header.msg_control = control.data();
+    header.msg_controllen = control.size();
     cmsghdr* c = CMSG_FIRSTHDR(&header);
     c->cmsg_level = SOL_SOCKET;
     c->cmsg_type = SCM_RIGHTS;
-    c->cmsg_len = CMSG_LEN(fds_bytes);
-    std::memcpy(CMSG_DATA(c), fds, fds_bytes);
+    c->cmsg_len = CMSG_LEN(fds.size_bytes());
+    std::memcpy(CMSG_DATA(c), fds.data(), fds.size_bytes());
   }
   // One small message a direction: it always fits in the socket's buffer, so this need not wait.
   while (::sendmsg(socket.get(), &header, MSG_NOSIGNAL) < 0)
     if (errno != EINTR) fail("sendmsg");
 }
 
+Offer offer_in(const Message& message) {
+  Offer offer{message.bytes};
+  for (const Fd& fd : message.fds) offer.fds.push_back(fd.get());
+  return offer;
+}
+
 Received receive_message(const Fd& socket, Message& message) {
   std::string bytes(kMaxMessage, '\0');
   iovec data{bytes.data(), bytes.size()};
-  alignas(cmsghdr) char control[CMSG_SPACE(kMaxFds * sizeof(int))];
+  alignas(cmsghdr) char control[CMSG_SPACE(kRoomForFds * sizeof(int))];
   msghdr header{};
   header.msg_iov = &data;
   header.msg_iovlen = 1;

@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "comm/ports.h"
 
@@ -37,11 +38,14 @@ class Fd {
 };
 
 inline constexpr size_t kMaxMessage = 4096;
+inline constexpr size_t kMaxFds = 4;
 
 struct Message {
   std::string bytes;
-  Fd fd, second_fd, third_fd;
+  std::vector<Fd> fds;
 };
+// The descriptors stay the message's.
+Offer offer_in(const Message& message);
 
 // What wakes a thread that polls: readable once it was rung, until it is silenced.
 Fd make_bell();
@@ -61,10 +65,8 @@ uid_t own_uid();
 // Whether something can be read from one of them; `revents` tells from which.
 bool readable(std::span<pollfd> sockets, Milliseconds timeout);
 
-// Those of the descriptors that are none, -1, come last.
-void send_message(const Fd& socket, const std::string& bytes, int fd, int second_fd = -1,
-                  int third_fd = -1);
-// `broken`: longer than kMaxMessage, more than three descriptors, or one that found no room here.
+void send_message(const Fd& socket, const std::string& bytes, std::span<const int> fds = {});
+// `broken`: longer than kMaxMessage, more than kMaxFds, or a descriptor that found no room here.
 // The message holds what came of it.
 enum class Received { message, nothing_yet, closed, broken };
 Received receive_message(const Fd& socket, Message& message);

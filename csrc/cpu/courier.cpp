@@ -94,10 +94,10 @@ PeerCalls Courier::Body::peer_calls() {
   PeerCalls calls;
   calls.make_offer = [this](int peer) {
     inbox_->open(peer);
-    return Offer{"", inbox_->fd()};
+    return Offer{"", {inbox_->fd()}};
   };
   calls.map = [this](int peer, const Offer& offer) {
-    inbox_->map(peer, offer.fd);
+    inbox_->map(peer, offer.fd());
     std::lock_guard lock(mutex_);
     news_.met.push_back(peer);
     tell_thread();

@@ -28,18 +28,18 @@ ShmTransport::ShmTransport(int64_t bytes, std::shared_ptr<Arenas> arenas)
 }
 
 Offer ShmTransport::offer() {
-  const bool has_arena = arenas_ != nullptr && arenas_->mine != nullptr;
-  return {"", file_.fd(), has_arena ? arenas_->mine->fd() : -1};
+  Offer offer{"", {file_.fd()}};
+  if (arenas_ != nullptr && arenas_->mine != nullptr) offer.fds.push_back(arenas_->mine->fd());
+  return offer;
 }
 
 void* ShmTransport::map(const Offer& offer, int peer) {
-  check_memory_of(peer, offer.fd, bytes_, names_);
-  if (arenas_ != nullptr && arenas_->mine != nullptr && offer.second_fd >= 0) {
+  check_memory_of(peer, offer.fd(), bytes_, names_);
+  if (arenas_ != nullptr && arenas_->mine != nullptr && offer.fd(1) >= 0) {
     if (arenas_->of.size() <= size_t(peer)) arenas_->of.resize(size_t(peer) + 1);
-    arenas_->of[size_t(peer)] =
-        PeerArena::of(peer, offer.second_fd, arenas_->mine->bytes(), names_);
+    arenas_->of[size_t(peer)] = PeerArena::of(peer, offer.fd(1), arenas_->mine->bytes(), names_);
   }
-  return mappings_.map(offer.fd, 0, bytes_, "mmap of the memory of " + names_.text(peer));
+  return mappings_.map(offer.fd(), 0, bytes_, "mmap of the memory of " + names_.text(peer));
 }
 
 // ---- ranks of one process -----------------------------------------------------------------------
@@ -65,7 +65,7 @@ LocalTransport::LocalTransport(std::shared_ptr<LocalMemory> memory, int64_t byte
 
 Offer LocalTransport::offer() {
   const Ticket ticket{memory_->nonce_, ::getpid(), bytes_, index_};
-  return {std::string(reinterpret_cast<const char*>(&ticket), sizeof ticket), -1};
+  return {std::string(reinterpret_cast<const char*>(&ticket), sizeof ticket)};
 }
 
 void* LocalTransport::map(const Offer& offer, int peer) {

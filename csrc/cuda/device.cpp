@@ -8,21 +8,10 @@
 namespace ringkern::cuda {
 namespace {
 
-// Asks the driver, which the extension is not linked against. True where that cannot be asked.
+// True where the driver cannot be asked.
 bool has_context(int device) {
-  using GetState = int(int device, unsigned* flags, int* active);
-  static GetState* const get_state = [] {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    const char* const name = "cuDevicePrimaryCtxGetState";
-#if CUDART_VERSION >= 12050
-    (void)cudaGetDriverEntryPointByVersion(name, &found, 7000, cudaEnableDefault, &result);
-#else
-    (void)cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &result);
-#endif
-    (void)cudaGetLastError();  // or a later call of someone else would report it
-    return result == cudaDriverEntryPointSuccess ? reinterpret_cast<GetState*>(found) : nullptr;
-  }();
+  using GetState = int (*)(int device, unsigned* flags, int* active);
+  static const auto get_state = driver_function<GetState>("cuDevicePrimaryCtxGetState", 7000);
   unsigned flags = 0;
   int active = 0;
   return get_state == nullptr || get_state(device, &flags, &active) != 0 || active != 0;
@@ -69,16 +58,33 @@ void check(cudaError_t error, const char* call, const char* remedy) {
   throw TransportError(describe(call, error) + (*remedy ? std::string(". ") + remedy : ""));
 }
 
+cudaError_t beside_cache(const std::function<cudaError_t()>& take) {
+  const cudaError_t error = take();
+  if (error != cudaErrorMemoryAllocation || framework.empty_cache == nullptr) return error;
+  (void)cudaGetLastError();  // or a later call of someone else would report it
+  framework.empty_cache();
+  return take();
+}
+
 void* allocate(size_t bytes, const char* remedy) {
   void* memory = nullptr;
-  cudaError_t error = cudaMalloc(&memory, bytes);
-  if (error == cudaErrorMemoryAllocation && framework.empty_cache != nullptr) {
-    (void)cudaGetLastError();  // or a later call of someone else would report it
-    framework.empty_cache();
-    error = cudaMalloc(&memory, bytes);
-  }
-  check(error, "cudaMalloc", remedy);
+  check(beside_cache([&] { return cudaMalloc(&memory, bytes); }), "cudaMalloc", remedy);
   return memory;
+}
+
+void* find_in_driver(const char* name, unsigned version) noexcept {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result{};
+#if CUDART_VERSION >= 12050
+  const cudaError_t error =
+      cudaGetDriverEntryPointByVersion(name, &found, version, cudaEnableDefault, &result);
+#else
+  (void)version;
+  const cudaError_t error = cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &result);
+#endif
+  if (error == cudaSuccess && result == cudaDriverEntryPointSuccess) return found;
+  (void)cudaGetLastError();  // or a later call of someone else would report it
+  return nullptr;
 }
 
 void load(const void* kernel) {

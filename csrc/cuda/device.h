@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <atomic>
+#include <functional>
 #include <span>
 #include <string>
 
@@ -11,9 +12,13 @@
 
 namespace ringkern::cuda {
 
-// Ranks have host memory in common, even where they could have device memory, in segments that are
-// made from now on.
-inline std::atomic<bool> host_memory_only{false};
+// Memory over which ranks exchange data, in segments that are made from now on.
+enum class MemoryChoice {
+  any,   // device memory, by a descriptor where the device has that, and else by CUDA IPC; or host
+  ipc,   // the same without descriptors
+  host,  // host memory, even where ranks could have device memory
+};
+inline std::atomic<MemoryChoice> memory_choice{MemoryChoice::any};
 
 // The framework's part in this process's use of devices, of which this room knows nothing: set by
 // the extension when it is loaded, before any other thread.
@@ -37,6 +42,15 @@ void check(cudaError_t error, const char* call, const char* remedy = "");
 // Takes memory on the current device, if need be after the framework has emptied its cache. Throws
 // TransportError. Not for the framework's own allocators, which hold a lock meanwhile.
 void* allocate(size_t bytes, const char* remedy = "");
+// The same for a call that takes memory, and returns what that returns.
+cudaError_t beside_cache(const std::function<cudaError_t()>& take);
+// Returns a function of the driver, which the extension is not linked against, as it was in a
+// version of CUDA; null where the driver lacks it.
+void* find_in_driver(const char* name, unsigned version) noexcept;
+template <class F>
+F driver_function(const char* name, unsigned version) {
+  return reinterpret_cast<F>(find_in_driver(name, version));
+}
 // Loads a kernel on the current device. Throws TransportError where it was not built for that.
 void load(const void* kernel);
 // Launches a kernel that takes one argument, on the current device. Throws TransportError.

@@ -10,28 +10,26 @@
 #include "comm/memory_file.h"
 #include "comm/ports.h"
 #include "cuda/device.h"
+#include "cuda/device_memory.h"
 #include "cuda/prober.h"
 #include "cuda/regions.h"
 
 namespace ringkern::cuda {
 
-// A segment in device memory, which others open by CUDA IPC, and one in host memory, a memory file
-// that both ranks of a pair register where either cannot open the other's. Most pairs need none,
-// and then it is not allocated. The kernels are the same.
-//
-// Device memory is an allocation of its own, never part of a caching allocator's: those may be
-// expandable, which cannot be exported.
+// A segment in device memory, which others open, and one in host memory, a memory file that both
+// ranks of a pair register where either cannot open the other's. Most pairs need none, and then it
+// is not allocated. The kernels are the same.
 class IpcTransport final : public Transport {
  public:
   // Allocates and clears `bytes` on `device`. `regions`, if there are any, meet those of the other
   // ranks. Throws TransportError.
   IpcTransport(int device, int64_t bytes, int rank, int ranks,
                std::shared_ptr<PeerRegions> regions = nullptr);
-  ~IpcTransport() override;
+  ~IpcTransport() override { unmap(); }
   IpcTransport(const IpcTransport&) = delete;
   IpcTransport& operator=(const IpcTransport&) = delete;
 
-  void* mine() override { return mine_; }
+  void* mine() override { return mine_.at(); }
   Offer offer() override;
   void arrange(const RingOrders& orders) override { orders_ = orders; }
   // Throws TransportError, but for device memory that this rank cannot open: then it returns null,
@@ -39,10 +37,10 @@ class IpcTransport final : public Transport {
   void* map(const Offer& offer, int peer) override;
   std::optional<uint32_t> mapped() const override;
   void settle(uint32_t both, Segments& segments) override;
-  std::vector<std::string> detours() const override { return detours_; }
+  SharedMemory memory() const override;
   bool carries_lines() const override { return carries_lines_; }
   bool unmap() override;
-  void abandon() override { mine_ = nullptr; }
+  void abandon() override { mine_.abandon(); }
   void begin_probe(std::span<ProbedLink> links) override;
   void end_probe(std::span<ProbedLink> links, Milliseconds patience,
                  const std::function<void()>& look) override;
@@ -55,19 +53,19 @@ class IpcTransport final : public Transport {
 
   bool is_neighbour(int peer) const { return orders_.are_neighbours(rank_, peer, ranks_); }
   bool has_bits() const { return ranks_ <= kMostOnHost; }
-  void* map_device(const Ticket& ticket, int peer);
   void* use_host(void* memory, const std::string& why);
 
   const int device_;
   const int64_t bytes_;
   const int rank_, ranks_;
   RingOrders orders_;
-  void* mine_ = nullptr;
-  std::vector<void*> mappings_;
+  DeviceMemory mine_;
+  OpenedMemory theirs_;
   MemoryFile host_;
   Mappings host_mappings_;
-  std::vector<void*> theirs_on_host_;  // by rank, where they are mapped
-  std::vector<std::string> refusals_;  // by rank: why its device memory was not opened
+  std::vector<void*> theirs_on_host_;          // by rank, where they are mapped
+  std::vector<std::string> refusals_;          // by rank: why its device memory was not opened
+  std::vector<MemoryHandle::Kind> opened_by_;  // by rank
   std::vector<std::string> detours_;
   std::vector<void*> registered_;
   uint32_t mapped_ = 0;

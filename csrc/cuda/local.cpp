@@ -37,7 +37,7 @@ bool reach_each_other(const std::vector<int>& devices) {
     for (const int to : devices) {
       int possible = from == to;
       if (!possible) check(cudaDeviceCanAccessPeer(&possible, from, to), "cudaDeviceCanAccessPeer");
-      if (!possible || host_memory_only) return false;
+      if (!possible || memory_choice == MemoryChoice::host) return false;
     }
   return true;
 }
@@ -98,7 +98,7 @@ void LocalRing::choose_memory(const std::vector<int>& devices) {
     for (int b = 0; b < a; ++b) {
       const int here = devices[size_t(a)], there = devices[size_t(b)];
       const bool access = enable_access(here, there), back = enable_access(there, here);
-      if (access && back && !host_memory_only) continue;
+      if (access && back && memory_choice != MemoryChoice::host) continue;
       if (ranks_ > kMostOnHost)
         throw TransportError(
             "device " + std::to_string(there) + " and device " + std::to_string(here) +

@@ -30,8 +30,8 @@ class Regions {
 
   static Regions& mine();
 
-  // Throws TransportError. Where there are as many as there can be, the memory is in no region, and
-  // tensors in it are staged.
+  // Throws TransportError. Where there are as many as there can be, or CUDA IPC is missing, the
+  // memory is in no region, and tensors in it are staged.
   void* allocate(int device, int64_t bytes);
   void free(void* at);
 

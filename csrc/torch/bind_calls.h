@@ -64,7 +64,7 @@ void bind_calls(py::class_<C>& bound) {
           py::arg("tensor"), py::arg("calls"), py::arg("algorithm") = "auto",
           py::arg("protocol") = "auto", py::arg("in_rank_order") = false, py::arg("wide") = false)
       .def("table", &C::table, py::arg("device"))
-      .def("detours", &C::detours)
+      .def("shared_memory", &C::shared_memory)
       .def_property_readonly("rank", &C::rank)
       .def_property_readonly("size", &C::ranks)
       .def_property_readonly("timeout_s", &C::timeout_s)

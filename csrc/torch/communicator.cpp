@@ -59,12 +59,14 @@ WayTables::Lists TorchCommunicator::table(const std::string& device) {
   return lists_of(tables_.of(type));
 }
 
-std::vector<std::string> TorchCommunicator::detours() {
+std::pair<std::string, std::vector<std::string>> TorchCommunicator::shared_memory() {
   std::lock_guard lock(devices_mutex_);
-  std::vector<std::string> all;
   for (const auto& [where, made] : devices_)
-    for (std::string& each : comm_->detours_on(made)) all.push_back(std::move(each));
-  return all;
+    if (where.is_cuda()) {
+      const SharedMemory memory = comm_->memory_on(made);
+      return {memory.device, memory.host};
+    }
+  return {};
 }
 
 std::vector<int64_t> TorchCommunicator::time_all_reduce(const at::Tensor& tensor, int64_t calls,

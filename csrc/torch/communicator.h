@@ -109,8 +109,8 @@ class TorchCommunicator final : public Runner {
   // What calls on this kind of device are chosen from: rank 0's lists once the ranks are connected,
   // until then this rank's.
   WayTables::Lists table(const std::string& device);
-  // Returns a sentence for each rank with which this one has host memory in common on its GPU.
-  std::vector<std::string> detours();
+  // Returns the two parts of SharedMemory, on its GPU.
+  std::pair<std::string, std::vector<std::string>> shared_memory();
 
   // Nanoseconds that each of so many calls of all_reduce took.
   std::vector<int64_t> time_all_reduce(const at::Tensor& tensor, int64_t calls, const Wish& wish);

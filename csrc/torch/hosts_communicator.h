@@ -49,7 +49,7 @@ class HostsCommunicator final : public Runner {
   }
   // Of the ring inside.
   WayTables::Lists table(const std::string& device) { return inner_->table(device); }
-  std::vector<std::string> detours() { return inner_->detours(); }
+  auto shared_memory() { return inner_->shared_memory(); }
 
   WorkPtr all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, const Wish& wish,
                      bool async_op) {

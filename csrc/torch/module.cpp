@@ -86,17 +86,18 @@ PYBIND11_MODULE(_C, m) {
   m.attr("protocols") = py::tuple(names<Protocol>(kProtocols));
   m.attr("algorithms") = py::tuple(names<Algorithm>(kAlgorithms));
   m.def("build_info", &build_info);
-  // RINGKERN_CUDA_MEMORY=host
+  // RINGKERN_CUDA_MEMORY
   m.def(
-      "use_host_memory",
-      [](bool only) {
+      "use_cuda_memory",
+      [](const std::string& choice) {
 #if RK_WITH_CUDA
-        cuda::host_memory_only = only;
+        using enum cuda::MemoryChoice;
+        cuda::memory_choice = choice == "host" ? host : choice == "ipc" ? ipc : any;
 #else
-        (void)only;
+        (void)choice;
 #endif
       },
-      py::arg("only"));
+      py::arg("choice"));
   bind_lists(m);
   bind_plan(m);
   bind_pieces(m);

@@ -21,7 +21,7 @@ SUFFIXES = {".h", ".cuh", ".cpp", ".cu"}
 PHRASES = {
     "fixed-width integers": r"cstddef|cstdint",
     "the headers of half, bfloat16 and fp8": r"cuda_(bf16|fp16|fp8)\.h",
-    "the CUDA runtime": r"cuda_runtime(_api)?\.h",
+    "the headers of CUDA": r"cuda(_runtime(_api)?)?\.h",
     "POSIX": (
         r"(sys|linux)/\w+\.h|"
         r"(fcntl|limits|poll|pthread|sched|semaphore|signal|time|unistd)\.h"

@@ -43,7 +43,7 @@ TEST_CASE("a peer's answer is checked") {
     Message greeting;
     CHECK(receive_from(socket, greeting) == Received::message);
     CHECK(is_greeting(greeting.bytes, address.session));
-    CHECK(greeting.fd);
+    CHECK_EQ(greeting.fds.size(), size_t(1));
     answer(socket, address, my_hello(some_terms(), address.session, 2, 1, 0));
     socket = Fd();
     CHECK_CONTAINS(zero.lost(1), text);
@@ -52,27 +52,27 @@ TEST_CASE("a peer's answer is checked") {
   play([](const Fd&, const Address&, Hello) {},
        "PeerLostError rank 1 ended before it answered rank 0. Look for the first error in the "
        "logs of the ranks");
-  play([](const Fd& s, const Address&, Hello) { send_message(s, "what?", -1); },
+  play([](const Fd& s, const Address&, Hello) { send_message(s, "what?"); },
        "RendezvousError the greeting of rank 1 does not belong");
   play(
       [](const Fd& s, const Address&, Hello h) {
         h.session[0] ^= 1;
-        send_message(s, to_bytes(h), -1);
+        send_message(s, to_bytes(h));
       },
       "RendezvousError the greeting of rank 1 does not belong");
   play(
       [](const Fd& s, const Address&, Hello h) {
         h.from = 5;
-        send_message(s, to_bytes(h), -1);
+        send_message(s, to_bytes(h));
       },
       "RendezvousError rank 5 takes rank 0");
   play(
       [](const Fd& s, const Address&, Hello h) {
         h.offer_bytes = 10;
-        send_message(s, to_bytes(h) + "no memory\n", -1);
+        send_message(s, to_bytes(h) + "no memory\n");
       },
       "SharedMemoryError no memory ");
-  play([](const Fd& s, const Address&, Hello h) { send_with_four_fds(s, to_bytes(h)); },
+  play([](const Fd& s, const Address&, Hello h) { send_with_too_many_fds(s, to_bytes(h)); },
        "RendezvousError the greeting of rank 1 did not arrive whole");
 }
 
@@ -97,13 +97,13 @@ TEST_CASE("a second meeting that fails is no loss") {
     const Fd first = accept();
     Message greeting;
     CHECK(receive_from(first, greeting) == Received::message);
-    send_message(first, to_bytes(hello) + offer, file.get());
+    send_message(first, to_bytes(hello) + offer, std::array{file.get()});
     zero.wait_met(1);
     zero.doorman->knock_at(1);
     if (answers) accept();  // and hangs up
     else listener.reset();
     std::this_thread::sleep_for(Milliseconds(50));
-    send_message(first, to_bytes(aborted_by(1, "enough")), -1);
+    send_message(first, to_bytes(aborted_by(1, "enough")));
     CHECK_EQ(zero.told(1), std::string("aborted by rank 1: enough"));
     zero.check_nothing_lost();
     ::shutdown(first.get(), SHUT_RDWR);
@@ -137,7 +137,7 @@ TEST_CASE("strangers are sent away and harm nobody") {
   for (int i = 0; i < 10; ++i) silent.push_back(knock(store, 0, 3));
   for (const std::string& bytes : sent) {
     const Fd socket = knock(store, 0, 3);
-    send_message(socket, bytes, -1);
+    send_message(socket, bytes);
     Message answer;
     CHECK(receive_from(socket, answer) == Received::closed);
   }
@@ -159,15 +159,15 @@ TEST_CASE("an incomplete greeting is answered with the reason") {
   Party zero(store, 0, 3, some_terms(), nullptr, [](int) { throw TransportError("no memory"); });
   const Address address = address_of(*store, 0, 3);
   const Fd socket = knock(store, 0, 3);
-  send_message(socket, to_bytes(my_hello(some_terms(), address.session, 3, 1, 0)), -1);
+  send_message(socket, to_bytes(my_hello(some_terms(), address.session, 3, 1, 0)));
   Message answer;
   CHECK(receive_from(socket, answer) == Received::message);
-  CHECK(!answer.fd);
+  CHECK(answer.fds.empty());
   CHECK_CONTAINS(answer.bytes, "rank 0 cannot exchange messages with rank 1: no memory");
   CHECK_EQ(zero.lost(1), std::string("TransportError no memory"));
 
   const Fd two_files = knock(store, 0, 3);
-  send_with_four_fds(two_files, to_bytes(my_hello(some_terms(), address.session, 3, 2, 0)));
+  send_with_too_many_fds(two_files, to_bytes(my_hello(some_terms(), address.session, 3, 2, 0)));
   CHECK(receive_from(two_files, answer) == Received::message);
   CHECK_CONTAINS(answer.bytes, "the greeting of rank 2 did not arrive whole");
   CHECK_CONTAINS(zero.lost(2), "the greeting of rank 2 did not arrive whole");
@@ -197,7 +197,7 @@ TEST_CASE("other users are sent away") {
   const pid_t visitor = as_another_user([&] {
     const Fd socket = knock(store, 0, 2);
     try {
-      send_message(socket, to_bytes(my_hello(some_terms(), address.session, 2, 1, 0)), -1);
+      send_message(socket, to_bytes(my_hello(some_terms(), address.session, 2, 1, 0)));
     } catch (const std::system_error&) {
       return;  // it has hung up already
     }

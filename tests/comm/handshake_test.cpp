@@ -211,15 +211,15 @@ TEST_CASE("strangers do not disturb the handshake") {
   std::vector<Fd> sockets;
   const auto visit = [&](const Address& rank_0, MemoryStore&) {
     const Terms terms = some_terms();
-    const auto stranger = [&](const std::string& bytes, int fd) {
+    const auto stranger = [&](const std::string& bytes, std::span<const int> fds = {}) {
       sockets.push_back(connect(rank_0));
-      send_message(sockets.back(), bytes, fd);
+      send_message(sockets.back(), bytes, fds);
     };
-    sockets.push_back(connect(rank_0));                             // says nothing, and stays
-    connect(rank_0);                                                // says nothing, and goes
-    stranger(to_bytes(my_hello(terms, random_id(), 2, 1, 0)), -1);  // of another ring
-    stranger("garbage", sockets[0].get());                          // and a descriptor
-    stranger(std::string(3 * kMaxMessage, 'x'), -1);
+    sockets.push_back(connect(rank_0));                         // says nothing, and stays
+    connect(rank_0);                                            // says nothing, and goes
+    stranger(to_bytes(my_hello(terms, random_id(), 2, 1, 0)));  // of another ring
+    stranger("garbage", std::array{sockets[0].get()});          // and a descriptor
+    stranger(std::string(3 * kMaxMessage, 'x'));
     for (int i = 0; i < 40; ++i) sockets.push_back(connect(rank_0));  // more than are kept waiting
   };
   const int fds = open_files();
@@ -248,18 +248,18 @@ void check_bad_rank(const std::string& text, const std::function<void(const Fd&,
 TEST_CASE("bad messages of a rank fail the ring") {
   const std::string broken = "the greeting of rank 1 did not arrive whole";
   check_bad_rank(broken, [](const Fd& socket, const Hello& hello) {
-    send_message(socket, to_bytes(hello) + std::string(kMaxMessage, 'x'), -1);
+    send_message(socket, to_bytes(hello) + std::string(kMaxMessage, 'x'));
   });
   check_bad_rank(broken, [](const Fd& socket, const Hello& hello) {
-    send_with_four_fds(socket, to_bytes(hello));
+    send_with_too_many_fds(socket, to_bytes(hello));
   });
   check_bad_rank("which is not what it announces", [](const Fd& socket, Hello hello) {
     hello.offer_bytes = 99;
-    send_message(socket, to_bytes(hello), -1);
+    send_message(socket, to_bytes(hello));
   });
   check_bad_rank("disagree on the order", [](const Fd& socket, Hello hello) {
     hello.from = 7;
-    send_message(socket, to_bytes(hello), -1);
+    send_message(socket, to_bytes(hello));
   });
 }
 
@@ -277,7 +277,7 @@ TEST_CASE("a rank that ends while others wait is named") {
 TEST_CASE("an offer that is too long is refused") {
   const std::vector<Outcome> outcomes = join_all(2, [](Joiner& joiner) {
     if (joiner.place.rank == 0)
-      joiner.make_offer = [] { return Offer{std::string(kMaxMessage, 'x'), -1}; };
+      joiner.make_offer = [] { return Offer{std::string(kMaxMessage, 'x')}; };
   });
   check_outcome(outcomes[0], "TransportError", "an offer of 4096 bytes does not fit");
   check_outcome(outcomes[1], "RendezvousError", "rank 0 could not join the ring: an offer of 4096");

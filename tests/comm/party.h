@@ -44,14 +44,14 @@ class Party {
       if (before_offer) before_offer(peer);
       std::lock_guard lock(mutex_);
       offered_.insert(peer);
-      return Offer{"from " + std::to_string(rank_), file_.get()};
+      return Offer{"from " + std::to_string(rank_), {file_.get()}};
     };
     calls.map = [this, before_map](int peer, const Offer& offer) {
       if (before_map) before_map(peer);
       std::lock_guard lock(mutex_);
       CHECK(offered_.count(peer) == 1);  // room first: the peer may write at once
       CHECK_EQ(offer.bytes, "from " + std::to_string(peer));
-      CHECK_EQ(number_in(offer.fd), 100 + peer);
+      CHECK_EQ(number_in(offer.fd()), 100 + peer);
       met_.insert(peer);
       changed_.notify_all();
     };

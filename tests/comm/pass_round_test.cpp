@@ -30,7 +30,7 @@ void play(MemoryStore& store, const std::function<void(const Met&)>& then) {
   Met met;
   met.session = address_of(0).session;
   const auto greet = [&](const Fd& socket, int to) {
-    send_message(socket, to_bytes(my_hello(terms, met.session, kRanks, kBad, to)), -1);
+    send_message(socket, to_bytes(my_hello(terms, met.session, kRanks, kBad, to)));
   };
   const auto hear = [](const Fd& socket) {
     Message message;
@@ -80,30 +80,30 @@ TEST_CASE("a malformed offer is refused") {
   const std::string refused =
       "rank 2 should have passed the offer of rank 1 to rank 3, and sent "
       "something else";
-  check_bad_rank(refused, [&](const Met& m) { send_message(m.next, "garbage", -1); });
+  check_bad_rank(refused, [&](const Met& m) { send_message(m.next, "garbage"); });
   check_bad_rank(refused, [&](const Met& m) {  // of the rank before the right one
-    send_message(m.next, passed_on(terms, m.session, 0, "some bytes"), -1);
+    send_message(m.next, passed_on(terms, m.session, 0, "some bytes"));
   });
   check_bad_rank(refused, [&](const Met& m) {  // of another ring
-    send_message(m.next, passed_on(terms, random_id(), 1, "some bytes"), -1);
+    send_message(m.next, passed_on(terms, random_id(), 1, "some bytes"));
   });
   check_bad_rank(refused, [&](const Met& m) {  // not what it announces
-    send_message(m.next, passed_on(terms, m.session, 1, "some bytes") + "x", -1);
+    send_message(m.next, passed_on(terms, m.session, 1, "some bytes") + "x");
   });
   check_bad_rank(refused, [&](const Met& m) {  // a second greeting
-    send_message(m.next, to_bytes(my_hello(terms, m.session, kRanks, kBad, kBad + 1)), -1);
+    send_message(m.next, to_bytes(my_hello(terms, m.session, kRanks, kBad, kBad + 1)));
   });
   // The first is right, the second is not.
   check_bad_rank("rank 2 should have passed the offer of rank 0 to rank 3", [&](const Met& m) {
-    send_message(m.next, passed_on(terms, m.session, 1, "some bytes"), -1);
-    send_message(m.next, passed_on(terms, m.session, 1, "some bytes"), -1);
+    send_message(m.next, passed_on(terms, m.session, 1, "some bytes"));
+    send_message(m.next, passed_on(terms, m.session, 1, "some bytes"));
   });
-  // Longer than any message, and with more descriptors than two.
+  // Longer than any message, and with too many descriptors.
   check_bad_rank("rank 2 did not arrive whole", [&](const Met& m) {
-    send_message(m.next, passed_on(terms, m.session, 1, std::string(2 * kMaxMessage, 'x')), -1);
+    send_message(m.next, passed_on(terms, m.session, 1, std::string(2 * kMaxMessage, 'x')));
   });
   check_bad_rank("rank 2 did not arrive whole", [&](const Met& m) {
-    send_with_four_fds(m.next, passed_on(terms, m.session, 1, "some bytes"));
+    send_with_too_many_fds(m.next, passed_on(terms, m.session, 1, "some bytes"));
   });
 }
 

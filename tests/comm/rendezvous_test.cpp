@@ -34,17 +34,18 @@ void ranks_see_each_others_memory(int ranks, bool reversed) {
       second = std::make_unique<cpu::ShmTransport>(kBytes);
       *static_cast<int*>(transport->mine()) = rank;
       *static_cast<int*>(second->mine()) = 100 + rank;
-      return Offer{"of rank " + std::to_string(rank), transport->offer().fd, second->offer().fd};
+      return Offer{"of rank " + std::to_string(rank),
+                   {transport->offer().fd(), second->offer().fd()}};
     };
     joiner.map_all = [&](const std::vector<Offer>& offers) {
       REQUIRE(int(offers.size()) == ranks);
-      CHECK(offers[size_t(rank)].bytes.empty() && offers[size_t(rank)].fd < 0);
+      CHECK(offers[size_t(rank)].bytes.empty() && offers[size_t(rank)].fds.empty());
       for (int peer = 0; peer < ranks; ++peer) {
         if (peer == rank) continue;
         const Offer& offer = offers[size_t(peer)];
         CHECK_EQ(offer.bytes, "of rank " + std::to_string(peer));
-        CHECK_EQ(*static_cast<int*>(transport->map({"", offer.fd, -1}, peer)), peer);
-        CHECK_EQ(*static_cast<int*>(second->map({"", offer.second_fd, -1}, peer)), 100 + peer);
+        CHECK_EQ(*static_cast<int*>(transport->map({"", {offer.fd()}}, peer)), peer);
+        CHECK_EQ(*static_cast<int*>(second->map({"", {offer.fd(1)}}, peer)), 100 + peer);
       }
     };
     return joiner.join();
@@ -93,12 +94,12 @@ TEST_CASE("offers without a file go round") {
                      [&](Joiner& joiner) {
                        const int rank = joiner.place.rank;
                        joiner.make_offer = [rank] {
-                         return rank == 3 ? Offer{std::string(3000, 'x'), -1}
+                         return rank == 3 ? Offer{std::string(3000, 'x')}
                                           : Offer{std::string(size_t(rank), 'x')};
                        };
                        joiner.map_all = [&right, rank](const std::vector<Offer>& offers) {
                          for (int peer = 0; peer < 5; ++peer)
-                           right += offers[size_t(peer)].fd < 0 &&
+                           right += offers[size_t(peer)].fds.empty() &&
                                     int(offers[size_t(peer)].bytes.size()) == (peer == rank ? 0
                                                                                : peer == 3  ? 3000
                                                                                             : peer);
@@ -190,7 +191,9 @@ TEST_CASE("memory that is no segment fails the ring") {
     const std::vector<Outcome> outcomes = join_all(3, [&](Joiner& joiner) {
       auto transport = std::make_shared<cpu::ShmTransport>(kBytes);
       auto offered = std::make_shared<Fd>(joiner.place.rank == 1 ? make_fd() : -1);
-      joiner.make_offer = [=] { return *offered ? Offer{"", offered->get()} : transport->offer(); };
+      joiner.make_offer = [=] {
+        return *offered ? Offer{"", {offered->get()}} : transport->offer();
+      };
       joiner.map = [transport, place = joiner.place](const Offer& next, const Offer& prev) {
         transport->map(next, place.next);
         transport->map(prev, place.prev);
@@ -208,7 +211,7 @@ TEST_CASE("memory that is no segment fails the ring") {
     return fd;
   };
   check(unsealed, "expected a memory file that nobody can resize");
-  const auto longer = [] { return ::dup(cpu::ShmTransport(2 * kBytes).offer().fd); };
+  const auto longer = [] { return ::dup(cpu::ShmTransport(2 * kBytes).offer().fd()); };
   check(longer, "expected 4096 bytes, found 8192");
   const auto foreign = [] { return ::open("/dev/zero", O_RDWR | O_CLOEXEC); };
   check(foreign, "expected a memory file, found a file of another kind");

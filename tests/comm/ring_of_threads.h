@@ -37,21 +37,8 @@ inline std::string named_shared_memory() {
 }
 
 // A message as nobody should send it.
-inline void send_with_four_fds(const Fd& socket, std::string bytes) {
-  iovec data{bytes.data(), bytes.size()};
-  alignas(cmsghdr) char control[CMSG_SPACE(4 * sizeof(int))] = {};
-  msghdr header{};
-  header.msg_iov = &data;
-  header.msg_iovlen = 1;
-  header.msg_control = control;
-  header.msg_controllen = sizeof control;
-  cmsghdr* c = CMSG_FIRSTHDR(&header);
-  c->cmsg_level = SOL_SOCKET;
-  c->cmsg_type = SCM_RIGHTS;
-  c->cmsg_len = CMSG_LEN(4 * sizeof(int));
-  const int fds[] = {socket.get(), socket.get(), socket.get(), socket.get()};
-  std::memcpy(CMSG_DATA(c), fds, sizeof fds);
-  CHECK(::sendmsg(socket.get(), &header, MSG_NOSIGNAL) > 0);
+inline void send_with_too_many_fds(const Fd& socket, const std::string& bytes) {
+  send_message(socket, bytes, std::vector<int>(kMaxFds + 1, socket.get()));
 }
 
 // A store in memory that may be gone: `use` is called before each use, and may throw.
@@ -128,7 +115,7 @@ struct Joiner {
   Place place;
   Terms terms = some_terms();
   Milliseconds timeout{20000};  // no test waits for it unless it is about the timeout
-  std::function<Offer()> make_offer = [] { return Offer{"some bytes", -1}; };
+  std::function<Offer()> make_offer = [] { return Offer{"some bytes"}; };
   std::function<void(const Offer& next, const Offer& prev)> map = [](const Offer&, const Offer&) {};
   std::function<void(const std::vector<Offer>&)> map_all = [](const std::vector<Offer>&) {};
   MakeWord make_word = [](const std::vector<std::string>&) { return std::string(); };

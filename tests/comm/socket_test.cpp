@@ -13,8 +13,8 @@ TEST_CASE("a last message is read although its sender has closed the socket") {
     REQUIRE(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) == 0);
     const Fd stays(fds[0]);
     Fd ends(fds[1]);
-    if (!read_all) send_message(stays, "never read", -1);
-    send_message(ends, "the reason", -1);
+    if (!read_all) send_message(stays, "never read");
+    send_message(ends, "the reason");
     ends = Fd();
     Message message;
     CHECK(receive_message(stays, message) == Received::message);

@@ -78,7 +78,7 @@ struct FakeTransport final : Transport {
   Offer offer() override { return {"some bytes"}; }
   void* map(const Offer& offer, int) override {
     CHECK_EQ(offer.bytes, std::string("some bytes"));
-    CHECK_EQ(offer.fd, -1);  // the control page is the communicator's
+    CHECK(offer.fds.empty());  // the control page is the communicator's
     return &memory_;
   }
   int memory_ = 0;

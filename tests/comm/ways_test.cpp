@@ -298,7 +298,7 @@ void a_word_that_is_none_fails_the_ring(const std::string& word) {
     Joiner joiner{*store, unique_prefix(*store, "group/cpu", place_of(0, 2)), place_of(0, 2)};
     joiner.make_word = [&](const std::vector<std::string>&) { return word; };
     const Control page(0, 2, "group");
-    joiner.make_offer = [&] { return Offer{"some bytes", page.fd()}; };
+    joiner.make_offer = [&] { return Offer{"some bytes", {page.fd()}}; };
     return joiner.join();
   });
   check_all(outcomes, "RendezvousError",

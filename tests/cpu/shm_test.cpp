@@ -66,7 +66,7 @@ TEST_CASE("a forked child shares the memory of its parent") {
 
 TEST_CASE("a segment is allocated, sealed and closed on exec") {
   ShmTransport a(kBytes);
-  const int fd = a.offer().fd;
+  const int fd = a.offer().fd();
   struct stat status;
   CHECK(::fstat(fd, &status) == 0);
   CHECK(status.st_blocks * 512 >= kBytes);
@@ -84,17 +84,17 @@ TEST_CASE("memory that is no segment is refused") {
 
   const int unsealed = ::memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   CHECK(::ftruncate(unsealed, kBytes) == 0);
-  CHECK_THROWS(TransportError, "nobody can resize", a.map(Offer{"", unsealed}, 3));
+  CHECK_THROWS(TransportError, "nobody can resize", a.map(Offer{"", {unsealed}}, 3));
   CHECK(::fcntl(unsealed, F_ADD_SEALS, F_SEAL_SHRINK) == 0);
-  CHECK_THROWS(TransportError, "nobody can resize", a.map(Offer{"", unsealed}, 3));
+  CHECK_THROWS(TransportError, "nobody can resize", a.map(Offer{"", {unsealed}}, 3));
   CHECK(::fcntl(unsealed, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SEAL) == 0);
-  a.map(Offer{"", unsealed}, 3);
+  a.map(Offer{"", {unsealed}}, 3);
   ::close(unsealed);
 
   const int null = ::open("/dev/null", O_RDWR | O_CLOEXEC);
-  CHECK_THROWS(TransportError, "expected a memory file", a.map(Offer{"", null}, 3));
+  CHECK_THROWS(TransportError, "expected a memory file", a.map(Offer{"", {null}}, 3));
   ::close(null);
-  CHECK_THROWS(TransportError, "expected a file descriptor", a.map(Offer{"", null}, 3));
+  CHECK_THROWS(TransportError, "expected a file descriptor", a.map(Offer{"", {null}}, 3));
 }
 
 TEST_CASE("memory of another user is refused") {
@@ -104,7 +104,7 @@ TEST_CASE("memory of another user is refused") {
   }
   in_child([] {
     ShmTransport a(kBytes), b(kBytes);
-    CHECK(::fchown(b.offer().fd, 65534, 65534) == 0);
+    CHECK(::fchown(b.offer().fd(), 65534, 65534) == 0);
     CHECK_THROWS(TransportError, "expected memory of user 0, found memory of user 65534",
                  a.map(b.offer(), 1));
   });
@@ -176,7 +176,7 @@ TEST_CASE("threads of a process refuse the offers of others") {
   LocalTransport stranger(std::make_shared<LocalMemory>(), kBytes);
   CHECK_THROWS(TransportError, "expected 12416 bytes, found 12424", a.map(other_size.offer(), 1));
   CHECK_THROWS(TransportError, "another process or group", a.map(stranger.offer(), 1));
-  CHECK_THROWS(TransportError, "of a thread's offer, found 3", a.map(Offer{"abc", -1}, 1));
+  CHECK_THROWS(TransportError, "of a thread's offer, found 3", a.map(Offer{"abc"}, 1));
   Offer gone;
   {
     LocalTransport b(memory, kBytes);

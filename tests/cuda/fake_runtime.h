@@ -60,6 +60,9 @@ struct FakeRuntime {
   int full = -1;                          // the device that has no memory left
   uint32_t contexts = 0;                  // a bit for each device that has one
   int streams = 0;                        // with a priority that were ever made
+  bool descriptors = true;                // for device memory: cuMemCreate
+  bool exports = true;                    // them
+  bool ipc = true;                        // handles of other device memory
   bool opens = true;                      // the memory of other processes
   bool registers = true;                  // host memory
   std::set<const void*> registered;
@@ -147,6 +150,8 @@ inline std::map<const void*, std::string>& kernel_names() {
 
 }  // namespace ringkern::test
 
+#include "cuda/fake_driver.h"
+
 extern "C" {
 
 using ringkern::test::event_of;
@@ -170,9 +175,11 @@ int fake_primary_state(int device, unsigned*, int* active) {
 cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** found, unsigned,
                                              unsigned long long,
                                              cudaDriverEntryPointQueryResult* result) {
-  if (std::string(name) != "cuDevicePrimaryCtxGetState") return cudaErrorInvalidValue;
-  *found = reinterpret_cast<void*>(&fake_primary_state);
-  return *result = cudaDriverEntryPointSuccess, cudaSuccess;
+  *found = std::string(name) == "cuDevicePrimaryCtxGetState"
+               ? reinterpret_cast<void*>(&fake_primary_state)
+               : ringkern::test::find_driver_function(name);
+  *result = *found == nullptr ? cudaDriverEntryPointSymbolNotFound : cudaDriverEntryPointSuccess;
+  return cudaSuccess;
 }
 cudaError_t cudaRuntimeGetVersion(int* v) { return *v = CUDART_VERSION, cudaSuccess; }
 cudaError_t cudaDeviceSynchronize() {
@@ -256,6 +263,7 @@ cudaError_t cudaMemsetAsync(void* p, int v, size_t n, cudaStream_t s) {
 }
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* p) {
   *handle = {};
+  if (!runtime.ipc) return runtime.last = cudaErrorNotSupported;
   if (runtime.working != nullptr) *handle = runtime.working->handle_of(p, runtime.current);
   else std::memcpy(handle, &p, sizeof p);
   return cudaSuccess;

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "comm/probe.h"
+#include "comm/ring_of_threads.h"
 #include "cuda/engine.h"
 #include "cuda/fake_runtime.h"
 #include "cuda/ipc.h"
@@ -17,6 +18,7 @@
 using namespace ringkern;
 using namespace ringkern::cuda;
 using test::Launch;
+using test::open_files;
 using test::runtime;
 
 namespace {
@@ -435,11 +437,11 @@ TEST_CASE("ranks without access to each other's device have host memory in commo
   many[5] = 2;
   CHECK_THROWS(TransportError, "host memory serves at most 32 ranks, not 33",
                LocalRing(many, kTimeout));
-  host_memory_only = true;
+  memory_choice = MemoryChoice::host;
   CHECK(!reach_each_other({1, 1}) && !carry_lines({1, 1}));
   LocalRing one({1, 1}, kTimeout);
   one.run(tasks_on({1, 1}));
-  host_memory_only = false;
+  memory_choice = MemoryChoice::any;
   const RankArgs& last = runtime.launches.back().ranks()[1];
   CHECK(last.on_host == 1 && last.next == runtime.launches.back().ranks()[0].host);
 }
@@ -560,6 +562,7 @@ Offer as_of_another(Offer offer) {
 TEST_CASE("processes have host memory in common where they cannot open device memory") {
   constexpr int64_t kBytes = 1 << 20;
   runtime = {};
+  runtime.descriptors = false;
   IpcTransport mine(0, kBytes, 0, 3), peer(1, kBytes, 1, 3), third(2, kBytes, 2, 3);
   runtime.pcie = {{0, 1}};
   CHECK(mine.map(as_of_another(peer.offer()), 1) == peer.mine());
@@ -583,11 +586,13 @@ TEST_CASE("processes have host memory in common where they cannot open device me
   *static_cast<int*>(one.all[1]) = 17;  // what one writes, the other reads
   CHECK_EQ(*static_cast<int*>(other.host), 17);
   CHECK_EQ(runtime.registered.size(), size_t(3 + 2));
-  REQUIRE(mine.detours().size() == 2);
-  CHECK_CONTAINS(mine.detours()[0], "rank 0 and rank 1 use host memory");
-  CHECK_CONTAINS(mine.detours()[0], "rank 1 says so");
-  CHECK_CONTAINS(mine.detours()[1], "cudaIpcOpenMemHandle");
-  CHECK_CONTAINS(peer.detours()[0], "both processes are pid");
+  const std::vector<std::string> why = mine.memory().host;
+  REQUIRE(why.size() == 2);
+  CHECK_CONTAINS(why[0], "rank 0 and rank 1 use host memory");
+  CHECK_CONTAINS(why[0], "rank 1 says so");
+  CHECK_CONTAINS(why[1], "cudaIpcOpenMemHandle");
+  CHECK_CONTAINS(peer.memory().host[0], "both processes are pid");
+  CHECK_EQ(mine.memory().device + peer.memory().device, "");
   CHECK(mine.unmap() && peer.unmap());
   CHECK(runtime.registered.empty());
   CHECK_EQ(int(runtime.last), int(cudaSuccess));
@@ -595,6 +600,68 @@ TEST_CASE("processes have host memory in common where they cannot open device me
   Segments none = segments_of(third);
   third.map(as_of_another(peer.offer()), 1);
   CHECK_THROWS(TransportError, "ulimit -l", third.settle(0b001, none));
+}
+
+TEST_CASE("processes open device memory by a descriptor where its device has one") {
+  constexpr int64_t kBytes = 1 << 20;
+  runtime = {};
+  const int files = open_files();
+  {
+    IpcTransport mine(0, kBytes, 0, 5), peer(1, kBytes, 1, 5);
+    runtime.descriptors = false;
+    IpcTransport other(2, kBytes, 2, 5);
+    runtime.descriptors = true, runtime.exports = false;
+    IpcTransport third(0, kBytes, 3, 5);
+    memory_choice = MemoryChoice::ipc;
+    runtime.exports = true;
+    IpcTransport fourth(0, kBytes, 4, 5);
+    memory_choice = MemoryChoice::any;
+    REQUIRE(peer.offer().fds.size() == 2 && other.offer().fds.size() == 1);
+    auto* const seen = static_cast<int*>(mine.map(peer.offer(), 1));  // also of one process
+    REQUIRE(seen != nullptr && seen != peer.mine());
+    CHECK_EQ(seen[5], 0);
+    static_cast<int*>(peer.mine())[5] = 17;
+    CHECK_EQ(seen[5], 17);
+    CHECK_EQ(mine.memory().device, "file descriptor");
+    CHECK(mine.map(as_of_another(other.offer()), 2) == other.mine());
+    CHECK(mine.map(as_of_another(third.offer()), 3) == third.mine());
+    CHECK_EQ(mine.memory().device, "file descriptor and CUDA IPC");
+    CHECK(mine.map(as_of_another(fourth.offer()), 4) == fourth.mine());
+    runtime.ipc = false;
+    CHECK(peer.map(as_of_another(fourth.offer()), 4) == nullptr);
+    // What a rank cannot open it goes round.
+    runtime.apart = {{1, 0}};
+    CHECK(peer.map(mine.offer(), 0) == nullptr);
+    runtime.opens = false;
+    CHECK(peer.map(mine.offer(), 2) == nullptr);
+    Segments segments;
+    segments.mine = peer.mine();
+    segments.all.resize(5, segments.mine);
+    peer.settle(1u << 3, segments);
+    REQUIRE(peer.memory().host.size() == 3);
+    CHECK_CONTAINS(peer.memory().host[0], "mapping its file descriptor");
+    CHECK_CONTAINS(peer.memory().host[1], "cuMemImportFromShareableHandle");
+    CHECK_CONTAINS(peer.memory().host[2], "neither by a file descriptor nor by CUDA IPC");
+    // Once all have it, no forked process must keep the memory.
+    const int before = open_files();
+    mine.begin_probe({});
+    CHECK_EQ(open_files(), before - 1);
+    mine.end_probe({}, Milliseconds(100), [] {});
+  }
+  CHECK_EQ(open_files(), files);
+  CHECK(runtime.memory.empty());
+  CHECK_EQ(int(runtime.last), int(cudaSuccess));
+}
+
+TEST_CASE("memory by a descriptor is taken from the framework's cache") {
+  runtime = {};
+  runtime.full = 0;
+  framework.empty_cache = [] { runtime.full = -1; };
+  CHECK_EQ(IpcTransport(0, 1 << 20, 0, 2).offer().fds.size(), size_t(2));
+  runtime.full = 0;
+  framework.empty_cache = nullptr;
+  CHECK_THROWS(TransportError, "use another GPU", IpcTransport(0, 1 << 20, 0, 2));
+  CHECK(runtime.memory.empty());
 }
 
 TEST_CASE("of more ranks than host memory serves, neighbours open device memory") {
@@ -617,7 +684,7 @@ TEST_CASE("LL128 takes links that lines cross whole") {
       CHECK(mine.carries_lines());
       const Offer offer = as_of_another(peer.offer());
       runtime.devices = devices;
-      CHECK(mine.map(offer, 1) == peer.mine());
+      CHECK(mine.map(offer, 1) != nullptr);
       CHECK_EQ(mine.carries_lines(), !pcie && devices == 2);
       CHECK_EQ(int(runtime.last), int(cudaSuccess));
     }

@@ -173,9 +173,9 @@ TEST_CASE("calls of every kind give the bits of the model") {
     run_ring(in_turn, 0);
     run_ring(in_a_row, ranks == 4 ? 2 : 0);
   }
-  host_memory_only = true;
+  memory_choice = MemoryChoice::host;
   run_ring({0, 0, 0}, 0);
-  host_memory_only = false;
+  memory_choice = MemoryChoice::any;
 }
 
 }  // namespace

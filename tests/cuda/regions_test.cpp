@@ -48,6 +48,17 @@ TEST_CASE("a region is an allocation of its own, and is used again") {
   CHECK_EQ(Regions::mine().count(), count + 2);
 }
 
+TEST_CASE("without CUDA IPC memory is in no region") {
+  runtime = {};
+  runtime.ipc = false;
+  const int count = Regions::mine().count();
+  std::byte* const memory = allocate();
+  CHECK(memory != nullptr && Regions::mine().count() == count);
+  CHECK_EQ(int(runtime.last), int(cudaSuccess));
+  Regions::mine().free(memory);
+  CHECK(!runtime.memory.contains(memory));
+}
+
 TEST_CASE("a place is told once all others have mapped its region") {
   runtime = {};
   std::byte* const memory = allocate();

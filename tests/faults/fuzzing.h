@@ -31,7 +31,7 @@ class Fuzzer {
     };
     keep(::memfd_create("test", MFD_CLOEXEC));  // unsealed
     CHECK(::ftruncate(wrong_.back().get(), kOfferedBytes) == 0);
-    keep(::dup(longer_.offer().fd));
+    keep(::dup(longer_.offer().fd()));
     keep(::open("/dev/null", O_RDWR | O_CLOEXEC));
     keep(::open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     keep(::open("/", O_PATH | O_CLOEXEC));
@@ -44,7 +44,7 @@ class Fuzzer {
   bool one_in(uint64_t n) { return below(n) == 0; }
 
   // What a rank would offer.
-  int memory() { return memory_.offer().fd; }
+  int memory() { return memory_.offer().fd(); }
 
   // Changes some of it: bits, numbers at their limits, its length, parts of it in other places.
   std::string mutated(std::string bytes) {

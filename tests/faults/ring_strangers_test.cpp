@@ -27,7 +27,7 @@ void publish(Store& store, const std::string& ring, int rank, const Address& add
 void knock_in_vain(Store& store, const Address& at, const Hello& hello) {
   const auto socket = connect_to(socket_name(at.socket));
   REQUIRE(socket.has_value());
-  send_message(*socket, to_bytes(hello), -1);  // kept for the rank until it listens
+  send_message(*socket, to_bytes(hello));  // kept for the rank until it listens
   store.set("visited", "");
   pollfd watched{socket->get(), POLLIN, 0};
   REQUIRE(readable({&watched, 1}, kLong));

@@ -180,6 +180,7 @@ RK_EXPORT long fake_touched() { return touched; }
 RK_EXPORT int fake_message_launches() { return ringkern::test::message_launches; }
 RK_EXPORT void fake_set_devices(int devices) { runtime.devices = devices; }
 RK_EXPORT void fake_set_apart(int from, int to) { runtime.apart.insert({from, to}); }
+RK_EXPORT void fake_set_descriptors(int has) { runtime.descriptors = has != 0; }
 RK_EXPORT void fake_set_registers(int registers) { runtime.registers = registers != 0; }
 RK_EXPORT long fake_registered() { return long(runtime.registered.size()); }
 RK_EXPORT void fake_set_pcie(int from, int to) { runtime.pcie = {{from, to}}; }

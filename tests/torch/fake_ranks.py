@@ -10,7 +10,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -863,22 +863,32 @@ def apart(rank: int, size: int, folder: Path) -> None:
     assert all(torch.equal(x, torch.full((1000,), 40.0)) for x in tensors)
 
 
-def _set_apart(rank: int, folder: Path) -> None:
-    """``apart`` in the folder: pairs of ranks, the first of which cannot open the other's memory.
+def set_memory(
+    folder: Path, apart: Sequence[tuple[int, int]] = (), by_ipc: Sequence[int] = ()
+) -> None:
+    """Notes what memory ranks have in common, each on the device of its number.
 
-    Each rank is on the device of its number.
+    Args:
+        apart: pairs of ranks, the first of which cannot open the other's memory.
+        by_ipc: ranks whose devices have no file descriptors for their memory.
     """
-    for opener, owner in json.loads((folder / "apart").read_text()):
+    (folder / "memory").write_text(json.dumps([apart, by_ipc]))
+
+
+def _take_memory(rank: int, folder: Path) -> tuple[list[tuple[int, int]], list[int]]:
+    apart, by_ipc = json.loads((folder / "memory").read_text())
+    for opener, owner in apart:
         if opener == rank:
             fake().fake_set_apart(rank, owner)
+    fake().fake_set_descriptors(rank not in by_ipc)
+    return apart, by_ipc
 
 
 def on_host(rank: int, size: int, folder: Path) -> None:
-    """Ranks some of which have host memory in common, and no device memory; then messages."""
-    _set_apart(rank, folder)
+    """Ranks some of which have host memory in common, and no device memory."""
+    pairs, by_ipc = _take_memory(rank, folder)
     fake().fake_set_devices(size)
     fake_cuda.start(processors=FEW)
-    pairs: list[tuple[int, int]] = json.loads((folder / "apart").read_text())
     channels = FEW * 2
     with _join(rank, size, folder) as ring:
         for seed, call in enumerate(_read(folder)):
@@ -886,24 +896,28 @@ def on_host(rank: int, size: int, folder: Path) -> None:
             x = inputs[rank].clone()
             _wait(_start(ring, call, x, device=rank))
             assert same(x, call.expected(inputs, channels)), call
-        shared = sum(rank in pair for pair in {frozenset(pair) for pair in pairs})
+        on_host = {other for pair in pairs if rank in pair for other in pair if other != rank}
+        shared = len(on_host)
         assert fake().fake_registered() == (shared + 1 if shared else 0)
         explained = ring.explain(1000, device="cuda")
         assert len(explained.host_memory) == shared == str(explained).count("by host")
+        kinds = {other in by_ipc for other in range(size) if other not in {rank, *on_host}}
+        named = {False: "file descriptor", True: "CUDA IPC"}
+        assert explained.opened_by == " and ".join(named[kind] for kind in sorted(kinds))
         assert all(f"rank {rank} and rank" in why for why in explained.host_memory)
         given = on_device(torch.ones(10), rank)
         if pairs:
             with pytest.raises(CommUsageError, match="have only host memory in common"):
                 ring.all_reduce(given, algorithm="two_shot", protocol="simple")
-        with pytest.raises(CommUsageError, match="protocol ll128 needs links over which"):
-            ring.all_reduce(given, protocol="ll128")
+            with pytest.raises(CommUsageError, match="protocol ll128 needs links over which"):
+                ring.all_reduce(given, protocol="ll128")
         _wait(_start(ring, Call("auto", "auto", "float32", 1000), torch.ones(1000), device=rank))
     assert fake().fake_registered() == 0
 
 
 def messages_on_host(rank: int, size: int, folder: Path) -> None:
     """Messages that fill a link several times, between two ranks."""
-    _set_apart(rank, folder)
+    _take_memory(rank, folder)
     fake_cuda.start(processors=FEW)
     dist.init_process_group(
         "ringkern", init_method=f"file://{folder}/group", rank=rank, world_size=size
@@ -920,7 +934,7 @@ def messages_on_host(rank: int, size: int, folder: Path) -> None:
 
 def no_memory_in_common(rank: int, size: int, folder: Path) -> None:
     """Two ranks of which one can neither open device memory nor register host memory."""
-    _set_apart(rank, folder)
+    _take_memory(rank, folder)
     fake().fake_set_registers(rank)
     fake_cuda.start(processors=FEW)
     with _join(rank, size, folder) as ring:
@@ -965,7 +979,7 @@ def small(rank: int, size: int, folder: Path) -> None:
 
 def killed(rank: int, size: int, folder: Path) -> None:
     """Rank 1 is killed while the others wait for it in a call on their devices."""
-    _set_apart(rank, folder)
+    _take_memory(rank, folder)
     fake_cuda.start()
     (call,) = _read(folder)
     communicator = _join(rank, size, folder)

@@ -14,7 +14,7 @@ from ringkern import _C
 from tests.comm.exits import scenarios_of
 from tests.reference import DTYPES
 from tests.torch import fake_cuda
-from tests.torch.fake_ranks import ROOM, VICTIM, Call, cut_of, write
+from tests.torch.fake_ranks import ROOM, VICTIM, Call, cut_of, set_memory, write
 
 if (reason := fake_cuda.why_not()) is not None:
     pytest.skip(reason, allow_module_level=True)
@@ -276,21 +276,31 @@ def test_host_memory(
     scenarios: Scenario, tmp_path: Path, size: int, apart: list[tuple[int, int]]
 ) -> None:
     """The bits are those of device memory, whichever pairs of ranks use which."""
-    (tmp_path / "apart").write_text(json.dumps(apart))
+    set_memory(tmp_path, apart, by_ipc=[*range(0, size, 2)])
     dtypes = ("bfloat16", "int64") if size > 4 else ("float32", "bfloat16", "int64", "uint8")
     calls = [Call(*way, dtype, n) for way in ON_HOST for dtype in dtypes for n in (1, 1001)]
     calls += [Call("ring", "simple", "float32", 300_000)]
     _run(scenarios, size, tmp_path, calls, "on_host")
 
 
+@pytest.mark.parametrize(
+    ("size", "by_ipc"), [(2, [0, 1]), (2, [0]), (3, [0, 1, 2]), (4, [0, 2]), (8, [0, 2, 4, 6])]
+)
+def test_device_memory(scenarios: Scenario, tmp_path: Path, size: int, by_ipc: list[int]) -> None:
+    """The bits are the same by whichever handle ranks open each other's memory."""
+    set_memory(tmp_path, by_ipc=by_ipc)
+    calls = [Call(*way, "float32", n) for way in ON_HOST for n in (1, 1001)]
+    _run(scenarios, size, tmp_path, calls, "on_host")
+
+
 def test_messages_over_host_memory(scenarios: Scenario, tmp_path: Path) -> None:
-    (tmp_path / "apart").write_text(json.dumps([(0, 1)]))
+    set_memory(tmp_path, [(0, 1)])
     _run(scenarios, 2, tmp_path, [], "messages_on_host")
 
 
 def test_ranks_without_memory_in_common(scenarios: Scenario, tmp_path: Path) -> None:
     """Both ranks and all that was tried are named, on all ranks."""
-    (tmp_path / "apart").write_text(json.dumps([(1, 0)]))
+    set_memory(tmp_path, [(1, 0)])
     _run(scenarios, 2, tmp_path, [], "no_memory_in_common")
     for rank in range(2):
         said = json.loads((tmp_path / f"said{rank}").read_text())["first"]
@@ -298,15 +308,23 @@ def test_ranks_without_memory_in_common(scenarios: Scenario, tmp_path: Path) -> 
             assert what in said["text"], said
 
 
-@pytest.mark.parametrize("apart", [[], [(0, 1)], [(0, 1), (0, 2), (1, 2)]], ids=str)
+@pytest.mark.parametrize(
+    ("apart", "by_ipc"),
+    [([], []), ([], [0, 1, 2]), ([(0, 1)], [2]), ([(0, 1), (0, 2), (1, 2)], [])],
+    ids=str,
+)
 @pytest.mark.parametrize("way", WAYS, ids=" ".join)
 def test_kill_9_during_a_call(
-    scenarios: Scenario, tmp_path: Path, way: tuple[str, str], apart: list[tuple[int, int]]
+    scenarios: Scenario,
+    tmp_path: Path,
+    way: tuple[str, str],
+    apart: list[tuple[int, int]],
+    by_ipc: list[int],
 ) -> None:
     """A kernel that waits for a rank that is gone ends, and its call says which rank that is."""
     if apart and way not in ON_HOST:
         return
-    (tmp_path / "apart").write_text(json.dumps(apart))
+    set_memory(tmp_path, apart, by_ipc)
     write(tmp_path, [Call(*way, "float32", 2000)])
     outcome = scenarios("killed", 3, tmp_path)
     assert [rank["status"] for rank in outcome] == [0, -9, 0], outcome

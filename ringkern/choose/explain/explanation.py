@@ -52,6 +52,8 @@ class Explanation:
         segment_bytes: of shared or device memory that a rank has for all ways.
         candidates: all of them, the chosen one first, then by their times.
         crossovers: (bytes, what is chosen from there on), rising.
+        opened_by: how this rank has opened the device memory of others, ``"file descriptor"`` or
+            ``"CUDA IPC"``, or both with ``" and "``; empty on a CPU, and before the first call.
         host_memory: a sentence for each rank with which this one has host memory in common, and no
             device memory: data between them go through the host, which ``time_us`` does not know.
         between: of ranks on several hosts, how the call is cut and what goes between the hosts, in
@@ -81,6 +83,7 @@ class Explanation:
     crossovers: tuple[tuple[int, str], ...]
     times: dict[Way, Callable[[int], float]]
     between: str | None = None
+    opened_by: str = ""
     host_memory: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -114,6 +117,8 @@ class Explanation:
                 f"  memory     {say_size(self.staging_bytes or 0)}B of a rank's "
                 f"{say_size(self.segment_bytes or 0)}B",
             ]
+        if self.opened_by:
+            lines.append(f"  opened by  {self.opened_by}, the device memory of other ranks")
         lines += [f"  by host    {sentence}" for sentence in self.host_memory]
         lines.append(f"  {'way':<17}{'time':>10}{'ratio':>8}  why")
         for one in self.candidates:

@@ -18,10 +18,13 @@ WAIT_S = 15.0  # for a neighbour; a ring of such tensors takes milliseconds
 
 
 class Test(NamedTuple):
-    """What all ranks run, in a Gloo group of them: ``function(*args)``. It raises, or is good."""
+    """Function that all ranks run, in a Gloo group of them: ``function(*args)``.
+
+    It raises, or is good; it may return words that follow ``right on 2 ranks``.
+    """
 
     name: str
-    function: Callable[..., None]
+    function: Callable[..., str | None]
     args: tuple[Any, ...] = ()
 
 
@@ -56,10 +59,13 @@ def in_one_process() -> list[Test]:
 
 
 def on_gpus(gpus: int, ranks: int) -> list[Test]:
-    """Over CUDA IPC and between GPUs of one process: on one GPU, and across them."""
+    """Between processes and in one process: on one GPU, and across them."""
     one = ["cuda:0"] * ranks
     found = [
-        *(Test(f"CUDA IPC, one GPU: {p}", all_reduce, ("cuda:0", "ring", p)) for p in _C.protocols),
+        *(
+            Test(f"processes, one GPU: {p}", all_reduce, ("cuda:0", "ring", p))
+            for p in _C.protocols
+        ),
         *(Test(f"one process, one GPU: {p}", in_process, (one, p)) for p in _C.protocols),
         Test('backend "ringkern", CUDA', backend, ("cuda:0",)),
     ]
@@ -67,7 +73,7 @@ def on_gpus(gpus: int, ranks: int) -> list[Test]:
         some = [f"cuda:{rank % gpus}" for rank in range(ranks)]
         for protocol in ("auto", "simple", "ll"):
             args = ("cuda", "ring", protocol)
-            found.append(Test(f"CUDA IPC, across GPUs: {protocol}", all_reduce, args))
+            found.append(Test(f"processes, across GPUs: {protocol}", all_reduce, args))
             found.append(
                 Test(f"one process, across GPUs: {protocol}", in_process, (some, protocol))
             )
@@ -106,12 +112,16 @@ def _ring() -> Iterator[Communicator]:
         yield ring
 
 
-def all_reduce(device: str, algorithm: str, protocol: str) -> None:
-    """A sum, by one way."""
+def all_reduce(device: str, algorithm: str, protocol: str) -> str:
+    """Computes a sum by one way; returns how the ranks reach each other's memory on a GPU."""
     tensor = _given(dist.get_rank(), _here(device))
     with _ring() as ring:
         ring.all_reduce(tensor, algorithm=algorithm, protocol=protocol)
         _expect(tensor, _sum())
+        if tensor.device.type == "cpu":
+            return ""
+        found = ring.explain(tensor.nbytes, device="cuda")
+        return f", over {found.opened_by or 'host memory'}"
 
 
 def halves(device: str, protocol: str) -> None:

@@ -53,10 +53,10 @@ def _batch(tests: Sequence[Test], ranks: int, limit_s: float) -> Iterator[Findin
                 said.write(f"{type(error).__name__}: {error}")
         notes = [_notes(folder, rank) for rank in range(ranks)]
         for test in tests:
-            said_of = {rank: each.get(test.name, "?") for rank, each in enumerate(notes)}
-            errors = {rank: error for rank, error in said_of.items() if error}
+            said_of = [each.get(test.name, ("?", "")) for each in notes]
+            errors = {rank: error for rank, (error, _) in enumerate(said_of) if error}
             if not errors:
-                yield green(test.name, f"right on {ranks} rank{'s' * (ranks > 1)}")
+                yield green(test.name, f"right on {ranks} rank{'s' * (ranks > 1)}{said_of[0][1]}")
                 continue
             lost = [rank for rank, error in errors.items() if error == "?"]
             words = [f"rank {rank} {_end(folder, rank, said, limit_s)}" for rank in lost]
@@ -67,8 +67,8 @@ def _batch(tests: Sequence[Test], ranks: int, limit_s: float) -> Iterator[Findin
             return
 
 
-def _notes(folder: Path, rank: int) -> dict[str, str]:
-    """Of each test that a rank has ended, what was wrong; empty: nothing."""
+def _notes(folder: Path, rank: int) -> dict[str, tuple[str, str]]:
+    """Returns the outcome of each test that a rank has ended."""
     try:
         return dict(map(json.loads, (folder / f"notes-{rank}").read_text().splitlines()))
     except FileNotFoundError:
@@ -113,8 +113,8 @@ def _rank(tests: Sequence[Test], folder: Path, limit_s: float) -> int:
     with (folder / f"notes-{rank}").open("w") as notes:
         for test in tests:
             faulthandler.dump_traceback_later(limit_s, exit=True)
-            error = _outcome(test)
-            notes.write(json.dumps([test.name, error]) + "\n")
+            error, detail = _outcome(test)
+            notes.write(json.dumps([test.name, [error, detail]]) + "\n")
             notes.flush()
             failed = torch.tensor(float(bool(error)))
             dist.all_reduce(failed)  # raises where another rank is gone
@@ -131,23 +131,24 @@ def joined(tests: Sequence[Test], limit_s: float = TEST_S) -> Iterator[Finding]:
             yield unchecked(test.name, "a rank has failed before")
             continue
         faulthandler.dump_traceback_later(limit_s, exit=True)
-        said: list[str] = [""] * ranks
+        said = [("", "")] * ranks
         dist.all_gather_object(said, _outcome(test))
-        errors = [f"rank {rank}: {error}" for rank, error in enumerate(said) if error]
+        errors = [f"rank {rank}: {error}" for rank, (error, _) in enumerate(said) if error]
         going = not errors
         if going:
-            yield green(test.name, f"right on {ranks} ranks")
+            yield green(test.name, f"right on {ranks} ranks{said[0][1]}")
         else:
             yield red(test.name, errors[0], _fix(errors[0].split(": ", 1)[1]))
     faulthandler.cancel_dump_traceback_later()
 
 
-def _outcome(test: Test) -> str:
+def _outcome(test: Test) -> tuple[str, str]:
+    """Returns the error of a test, empty where there is none, and what it found."""
     try:
-        test.function(*test.args)
+        found = test.function(*test.args)
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
     except Exception as error:
         first = str(error).strip().split("\n")[0]
-        return f"{type(error).__name__}: {first}"
-    return ""
+        return f"{type(error).__name__}: {first}", ""
+    return "", found or ""
