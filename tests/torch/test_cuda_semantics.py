@@ -27,9 +27,7 @@ def server() -> Iterator[Callable[[str, int, Path], list[dict[str, Any]]]]:
 
 
 @pytest.fixture
-def two_ranks(
-    server: Callable[[str, int, Path], list[dict[str, Any]]], tmp_path: Path
-) -> Scenario:
+def two_ranks(server: Callable[[str, int, Path], list[dict[str, Any]]], tmp_path: Path) -> Scenario:
     def run(name: str) -> None:
         for rank in server(name, 2, tmp_path):
             assert rank["status"] == 0, rank["stderr"]
