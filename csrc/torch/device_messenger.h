@@ -366,14 +366,6 @@ class DeviceMessenger {
     return nullptr;
   }
 
-  static bool is_captured([[maybe_unused]] void* stream) {
-#if RK_WITH_CUDA
-    return cuda::capture_of(static_cast<cudaStream_t>(stream)) != 0;
-#else
-    return false;
-#endif
-  }
-
   const std::shared_ptr<Store> store_;
   const std::string name_;
   const Seat seat_;

@@ -125,16 +125,22 @@ inline std::shared_ptr<const c10::Stream> own_stream(c10::Device device) {
   throw_no_kernels(device);
 }
 
-// Throws UsageError where a CUDA graph captures the stream; null: on a CPU. The first call on a
-// device takes memory and waits for other ranks, which a graph cannot hold: it would end ring and
-// capture.
-inline void check_not_captured([[maybe_unused]] void* stream) {
+// Returns whether a CUDA graph captures the stream; null: on a CPU.
+inline bool is_captured([[maybe_unused]] void* stream) {
 #if RK_WITH_CUDA
-  if (stream != nullptr && cuda::capture_of(static_cast<cudaStream_t>(stream)) != 0)
+  return stream != nullptr && cuda::capture_of(static_cast<cudaStream_t>(stream)) != 0;
+#else
+  return false;
+#endif
+}
+
+// Throws UsageError where a CUDA graph captures the stream. The first call on a device takes memory
+// and waits for other ranks, which a graph cannot hold: it would end ring and capture.
+inline void check_not_captured(void* stream) {
+  if (is_captured(stream))
     throw UsageError(
         "a CUDA graph is captured, and the first call takes device memory and waits for the other "
         "ranks: make one call before the capture");
-#endif
 }
 
 // What a link between a pair of ranks is made of: `place` 0 sends and 1 receives. A rank may have

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "comm/enqueued.h"
+#include "torch/devices.h"
 #include "torch/errors.h"
 #include "torch/signals.h"
 #include "torch/tensors.h"
@@ -112,6 +113,12 @@ class RingWork : public c10d::Work {
 
   // True where the future is done, too. CUDA: when the device has done it, or it has failed there.
   bool isCompleted() override {
+    if (captured_)  // an event of a capture cannot be queried, and a query would end the capture
+      called_by_torch([] {
+        throw UsageError(
+            "is_completed() was called on the work of a captured call, which each replay of the "
+            "CUDA graph makes again: ask an event that is recorded after a replay");
+      });
     const bool failed = exception() != nullptr;
     std::lock_guard lock(state_);
     if (failed) return true;
@@ -144,6 +151,7 @@ class RingWork : public c10d::Work {
     if (const auto error = exception()) std::rethrow_exception(error);
   }
   void blockCurrentStream() override { synchronize(); }
+  // CUDA: where there is a timeout, the host waits for the device, too.
   bool wait(std::chrono::milliseconds timeout) override {
     // torch's own end comes after the callbacks: one of them would wait for itself.
     if (calling_back_ == std::this_thread::get_id()) {
@@ -151,7 +159,9 @@ class RingWork : public c10d::Work {
       synchronize();
       return true;
     }
-    Work::wait(wait_for_end(timeout));  // synchronizes
+    const auto left = wait_for_end(timeout);
+    Work::wait(left);  // synchronizes
+    if (left != kNoTimeout && !device_.is_cpu()) wait_for_device(Clock::now() + left);
     release();
     return true;
   }
@@ -190,6 +200,7 @@ class RingWork : public c10d::Work {
     const c10::Stream stream = impl.getStream(device_);
     c10::Event event(device_.type());
     event.record(stream);
+    if (is_captured(stream.native_handle())) captured_ = true;
     std::lock_guard lock(state_);
     events_.push_back(std::move(event));
     streams_.push_back(stream);
@@ -212,6 +223,16 @@ class RingWork : public c10d::Work {
     if (for_ever) return timeout;
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now());
     return std::max(left, std::chrono::milliseconds(1));
+  }
+  void wait_for_device(Clock::time_point end) {
+    const Signals signals(this, [this](const std::string& reason) { abort_for(reason); });
+    while (!captured_ && !isCompleted()) {
+      if (Clock::now() >= end) C10_THROW_ERROR(DistBackendError, "Operation timed out!");
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      look_out();
+      signals.rethrow();
+    }
+    if (const auto error = exception()) std::rethrow_exception(error);
   }
   void abort_for(const std::string& reason) {
     std::lock_guard lock(ending_);
@@ -276,7 +297,8 @@ class RingWork : public c10d::Work {
   c10::intrusive_ptr<Future> future_;            // made when somebody asks for it
   std::atomic<std::thread::id> calling_back_{};  // on which the future's callbacks run
   std::atomic<int> source_{-1};
-  std::vector<c10::Event> events_;  // CUDA: of the streams that the parts are on
+  std::atomic<bool> captured_{false};  // in a CUDA graph
+  std::vector<c10::Event> events_;     // CUDA: of the streams that the parts are on
   std::vector<c10::Stream> streams_;
   std::vector<Followed> enqueued_;
   std::mutex ending_;  // guards what follows

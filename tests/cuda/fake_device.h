@@ -214,6 +214,11 @@ class FakeDevices {
     s->after.insert(e.after.begin(), e.after.end());
     return cudaSuccess;
   }
+  // Fails, as does the capture, where a graph has the event.
+  cudaError_t query(const Event& e) const {
+    const std::lock_guard lock(mutex_);
+    return e.capture == nullptr ? cudaSuccess : broken(*e.capture, cudaErrorCapturedEvent);
+  }
   Ticket recorded(const Event& e) const {
     const std::lock_guard lock(mutex_);
     return e.ticket;

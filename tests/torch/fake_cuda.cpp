@@ -23,6 +23,7 @@ using ringkern::test::FakeDevices;
 using ringkern::test::runtime;
 
 std::atomic<long> touched = 0;  // calls of the guard
+std::atomic<int> recorded = 0;  // memory that torch's allocator was told is used on a stream
 // Called when the host waits for a stream of a device, or for an event, of stream 0 then.
 std::atomic<void (*)(int, long)> waits = nullptr;
 thread_local long current_streams[8];
@@ -83,8 +84,10 @@ class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
     ++touched;
     if (runtime.working != nullptr) check(runtime.working->follow(stream(s), of(event)));
   }
+  void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&) const override { ++recorded; }
   bool queryEvent(void* event) const override {
     ++touched;
+    if (runtime.working != nullptr) check(runtime.working->query(of(event)));
     return runtime.working == nullptr || FakeDevices::ended(runtime.working->recorded(of(event)));
   }
   void synchronizeEvent(void* event) const override {
@@ -177,6 +180,7 @@ const auto told_calls = std::make_shared<ringkern::EnqueuedCalls>(told_device);
 #define RK_EXPORT extern "C" __attribute__((visibility("default")))
 
 RK_EXPORT long fake_touched() { return touched; }
+RK_EXPORT int fake_recorded() { return recorded; }
 RK_EXPORT int fake_message_launches() { return ringkern::test::message_launches; }
 RK_EXPORT void fake_set_devices(int devices) { runtime.devices = devices; }
 RK_EXPORT void fake_set_apart(int from, int to) { runtime.apart.insert({from, to}); }

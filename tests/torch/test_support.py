@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import time
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -61,6 +63,46 @@ def test_a_quote_that_is_gone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
         "a fact of NCCL names no row: no row",
         "gather: the docstring of gather has no 'not with NCCL'",
     ]
+
+
+TESTS = Path(__file__).resolve().parents[1]
+ON_CUDA = re.compile(r"^## On CUDA.*?(?=^## )", re.MULTILINE | re.DOTALL)
+NAMED = re.compile(r"`(?:([\w/]+\.py)::)?(test_\w+)`")
+
+
+def rows_on_cuda() -> list[list[str]]:
+    """Returns the cells of the rows next to ProcessGroupNCCL, without those that are headings."""
+    (section,) = ON_CUDA.findall(table.TEMPLATE.read_text())
+    lines = [line for line in section.splitlines() if line.startswith("| ")][1:]
+    rows = [re.split(r" ?\| ?", line.removesuffix("|").removeprefix("| ")) for line in lines]
+    return [row for row in rows if not row[0].startswith("**")]
+
+
+def functions_of(file: Path) -> set[str]:
+    if not file.exists():
+        return set()
+    body = ast.parse(file.read_text()).body
+    return {node.name for node in body if isinstance(node, ast.FunctionDef)}
+
+
+def test_every_point_next_to_nccl_names_tests_that_exist() -> None:
+    found = rows_on_cuda()
+    assert len(found) > 40
+    for row in found:
+        assert len(row) == 4, row
+        named = NAMED.findall(row[3])
+        assert named or row[3].startswith("not testable without a GPU: "), row
+        for file, name in named:
+            where = TESTS / (file or "torch/test_cuda_semantics.py")
+            assert name in functions_of(where), f"{where} has no {name}: {row[0]}"
+
+
+def test_every_test_of_cuda_semantics_is_of_a_point() -> None:
+    cells = " ".join(row[3] for row in rows_on_cuda())
+    tests = {
+        f for f in functions_of(TESTS / "torch/test_cuda_semantics.py") if f.startswith("test")
+    }
+    assert tests == {name for file, name in NAMED.findall(cells) if not file}
 
 
 # ---- Runs ----------------------------------------------------------------------------------------
