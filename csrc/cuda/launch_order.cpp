@@ -13,10 +13,11 @@ namespace ringkern::cuda {
 // them.
 struct LaunchOrder::Place {
   cudaEvent_t last = nullptr;
-  cudaEvent_t captured = nullptr;  // the last launch of a capture
-  unsigned long long capture = 0;  // which that was; 0: none
-  int most = 0;                    // blocks of any launch
-  int peak = 0;                    // of those that may run
+  cudaEvent_t captured = nullptr;    // the last launch of a capture
+  unsigned long long capture = 0;    // which that was; 0: none
+  cudaGraphNode_t record = nullptr;  // of `last`, behind the same launch
+  int most = 0;                      // blocks of any launch
+  int peak = 0;                      // of those that may run
 };
 
 struct LaunchOrder::Device {
@@ -45,6 +46,31 @@ void wait(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
   check(cudaStreamWaitEvent(stream, event, flags), "cudaStreamWaitEvent");
 }
 
+// Adds a node to the graph that `stream` captures into. It records `event` behind what the stream
+// has and behind `before`, unless that is null. The stream does not follow it, and need not: nodes
+// out of reach "due to direct actions on the graph do not trigger cudaErrorStreamCaptureUnjoined".
+cudaGraphNode_t add_record(cudaStream_t stream, cudaEvent_t event, cudaGraphNode_t before) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  unsigned long long id = 0;
+  cudaGraph_t graph = nullptr;
+  const cudaGraphNode_t* nodes = nullptr;
+  size_t count = 0;
+  check(cudaStreamGetCaptureInfo(stream, &status, &id, &graph, &nodes,
+#if CUDART_VERSION >= 13000
+                                 /*edgeData_out=*/nullptr,
+#endif
+                                 &count),
+        "cudaStreamGetCaptureInfo");
+  if (status != cudaStreamCaptureStatusActive)
+    check(cudaErrorStreamCaptureInvalidated, "cudaStreamGetCaptureInfo");
+  std::vector<cudaGraphNode_t> after(nodes, nodes + count);
+  if (before != nullptr) after.push_back(before);
+  cudaGraphNode_t node = nullptr;
+  check(cudaGraphAddEventRecordNode(&node, graph, after.data(), after.size(), event),
+        "cudaGraphAddEventRecordNode");
+  return node;
+}
+
 }  // namespace
 
 void LaunchOrder::claim(int device, int held, int most, cudaStream_t stream) {
@@ -60,7 +86,7 @@ void LaunchOrder::claim(int device, int held, int most, cudaStream_t stream) {
   device_->free.pop_back();
   device_->places.push_back(place_);
   device_->held = held;
-  *place_ = {place_->last, place_->captured, 0, most, 0};
+  *place_ = {place_->last, place_->captured, 0, nullptr, most, 0};
   // Before a graph waits for it.
   check(cudaEventRecord(place_->last, stream), "cudaEventRecord");
 }
@@ -127,10 +153,10 @@ void LaunchOrder::note_last(cudaStream_t stream) {
     last_stream_ = stream;
     return;
   }
+  const bool first = at_hand_ != place_->capture;
+  place_->record = add_record(stream, place_->last, first ? nullptr : place_->record);
   place_->capture = at_hand_;
   captured_stream_ = stream;
-  check(cudaEventRecordWithFlags(place_->last, stream, cudaEventRecordExternal),
-        "cudaEventRecordWithFlags");
   check(cudaEventRecord(place_->captured, stream), "cudaEventRecord");
 }
 

@@ -124,6 +124,19 @@ TEST_CASE("launches of a graph on two streams follow each other, and all are wai
   CHECK_EQ(l.log.text(), "g+ g- h+ h- a+ a-");
 }
 
+TEST_CASE("what a graph does after a launch does not wait for its record") {
+  Launches l;
+  Kernel g(l.log, "g"), users(l.log, "users");
+  const cudaGraphExec_t graph = l.captured(l.one, [&] {
+    l.launch(g, l.one);
+    runtime.working->launch(test::stream_of(l.one), users.launch);
+  });
+  const auto& nodes = reinterpret_cast<FakeDevices::Graph*>(graph)->nodes;
+  const auto records = [](const FakeDevices::Node& node) { return node.records != nullptr; };
+  CHECK_EQ(std::ranges::count_if(nodes, records), 1);
+  for (const size_t i : nodes.back().after) CHECK(!records(nodes[i]));
+}
+
 TEST_CASE("a replay is waited for as long as there is patience, and nobody else's kernel is") {
   Launches l;
   Kernel g(l.log, "g"), users(l.log, "users");
@@ -177,6 +190,7 @@ TEST_CASE("launches go on after a capture that was refused") {
   void* memory = nullptr;
   CHECK_EQ(cudaMalloc(&memory, 16), cudaErrorStreamCaptureUnsupported);
   CHECK_THROWS(TransportError, "end it and capture again", l.launch(g, l.one));
+  CHECK_THROWS(TransportError, "end it and capture again", l.order.note_last(l.one));
   CHECK_EQ(cudaStreamEndCapture(l.one, &graph), cudaErrorStreamCaptureInvalidated);
   l.launch(b, l.one);
   (void)cudaGraphLaunch(l.captured(g), l.other);
