@@ -45,7 +45,7 @@ class LaunchOrder {
 
   Device* device_ = nullptr;
   Place* place_ = nullptr;  // among all communicators'
-  cudaStream_t last_stream_ = nullptr, captured_stream_ = nullptr;
+  cudaStream_t last_stream_ = nullptr;
   unsigned long long at_hand_ = 0;  // the capture that the launch at hand is of; 0: none
   int blocks_ = 0;                  // the same launch's
 };

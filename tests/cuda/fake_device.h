@@ -311,7 +311,8 @@ class FakeDevices {
     }
     return exec;
   }
-  // CUDA does not say which of two records without an order is an event's last: here the first is.
+  // Nodes wait for what was recorded before the replay. CUDA does not say which of two records
+  // without an order is an event's last: here the first is.
   void replay(const Graph& exec, const StreamPtr& s) {
     const std::lock_guard lock(mutex_);
     const Ticket before = asked(s);
@@ -328,8 +329,8 @@ class FakeDevices {
       const auto [found, first] = last.emplace(node.records, tickets.size() - 1);
       if (!first && !with_earlier(exec, node.after).contains(found->second)) continue;
       found->second = tickets.size() - 1;
-      *node.records = {node.on->device, tickets.back(), nullptr, {}};
     }
+    for (const auto& [event, i] : last) *event = {event->device, tickets[i], nullptr, {}};
     for (const StreamPtr& each : used) enqueue_wait(s, asked(each));
   }
 

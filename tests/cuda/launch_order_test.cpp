@@ -44,6 +44,13 @@ struct Launches {
     cuda::check(error, "launch");
     order.note_last(stream);
   }
+  // Makes a stream follow another one, into a capture or back.
+  static void fork(cudaStream_t from, cudaStream_t to) {
+    cudaEvent_t event = nullptr;
+    (void)cudaEventCreateWithFlags(&event, 0);
+    (void)cudaEventRecord(event, from);
+    (void)cudaStreamWaitEvent(to, event, 0);
+  }
   template <class F>
   cudaGraphExec_t captured(cudaStream_t origin, const F& what) {
     cudaGraph_t graph = nullptr;
@@ -97,18 +104,48 @@ TEST_CASE("two graphs on two streams follow each other") {
   CHECK_EQ(l.log.text(), "h+ h- g+ g-");
 }
 
+// Two captures at a time, whose launches take turns.
+TEST_CASE("launches of a graph follow each other, though another one is captured meanwhile") {
+  for (const bool on_two_streams : {false, true}) {
+    Launches l;
+    Kernel a(l.log, "a"), x(l.log, "x"), b(l.log, "b"), y(l.log, "y"), c(l.log, "c");
+    const cudaStream_t side = on_two_streams ? l.third : l.one;
+    cudaGraphExec_t beside = nullptr;
+    const cudaGraphExec_t graph = l.captured(l.one, [&] {
+      Launches::fork(l.one, side);
+      beside = l.captured(l.other, [&] {
+        l.launch(a, l.one);
+        l.launch(x, l.other);
+        l.launch(b, side);
+        l.launch(y, l.other);
+      });
+      Launches::fork(side, l.one);
+    });
+    (void)cudaGraphLaunch(graph, l.one);
+    a.wait_until_resident();
+    see_that_nothing_comes(l.log, "a+");
+    a.end();
+    b.wait_until_resident();
+    (void)cudaGraphLaunch(beside, l.other);
+    see_that_nothing_comes(l.log, "a+ a- b+");
+    b.end();
+    x.wait_until_resident();
+    l.launch(c, l.one);
+    see_that_nothing_comes(l.log, "a+ a- b+ b- x+");
+    x.end(), y.end(), c.end();
+    (void)cudaDeviceSynchronize();
+    CHECK_EQ(l.log.text(), "a+ a- b+ b- x+ x- y+ y- c+ c-");
+  }
+}
+
 TEST_CASE("launches of a graph on two streams follow each other, and all are waited for") {
   Launches l;
   Kernel g(l.log, "g"), h(l.log, "h"), a(l.log, "a");
   const cudaGraphExec_t graph = l.captured(l.one, [&] {
-    cudaEvent_t fork = nullptr, join = nullptr;
-    for (cudaEvent_t* event : {&fork, &join}) (void)cudaEventCreateWithFlags(event, 0);
-    (void)cudaEventRecord(fork, l.one);
-    (void)cudaStreamWaitEvent(l.other, fork, 0);
+    Launches::fork(l.one, l.other);
     l.launch(g, l.one);
     l.launch(h, l.other);
-    (void)cudaEventRecord(join, l.other);
-    (void)cudaStreamWaitEvent(l.one, join, 0);
+    Launches::fork(l.other, l.one);
   });
   (void)cudaGraphLaunch(graph, l.one);
   l.launch(a, l.other);
@@ -279,14 +316,10 @@ TEST_CASE("launches of two communicators in one graph follow each other") {
   Launches l;
   Gang g(l.log, "g", 4), h(l.log, "h", 5);
   const cudaGraphExec_t graph = l.captured(l.one, [&] {
-    cudaEvent_t fork = nullptr, join = nullptr;
-    for (cudaEvent_t* event : {&fork, &join}) (void)cudaEventCreateWithFlags(event, 0);
-    (void)cudaEventRecord(fork, l.one);
-    (void)cudaStreamWaitEvent(l.other, fork, 0);
+    Launches::fork(l.one, l.other);
     l.launch(l.order, g, l.one);
     l.launch(l.second, h, l.other);
-    (void)cudaEventRecord(join, l.other);
-    (void)cudaStreamWaitEvent(l.one, join, 0);
+    Launches::fork(l.other, l.one);
   });
   (void)cudaGraphLaunch(graph, l.one);
   g.wait_until_resident();
