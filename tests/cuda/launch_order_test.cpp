@@ -40,9 +40,15 @@ struct Launches {
   void launch(const Kernel& kernel, cudaStream_t stream) { launch(order, kernel, stream); }
   static void launch(LaunchOrder& order, const Kernel& kernel, cudaStream_t stream) {
     const auto turn = order.follow_last(stream, int(kernel.launch.blocks));
-    const cudaError_t error = runtime.working->launch(test::stream_of(stream), kernel.launch);
-    cuda::check(error, "launch");
+    cuda::check(launch_users(kernel, stream), "launch");
     order.note_last(stream);
+  }
+  static cudaError_t launch_users(const Kernel& kernel, cudaStream_t stream) {
+    return runtime.working->launch(test::stream_of(stream), kernel.launch);
+  }
+  std::string text_at_end() {
+    (void)cudaDeviceSynchronize();
+    return log.text();
   }
   // Makes a stream follow another one, into a capture or back.
   static void fork(cudaStream_t from, cudaStream_t to) {
@@ -85,8 +91,7 @@ TEST_CASE("a replay waits for a launch, and a launch for a replay") {
   g.end();
   b.wait_until_resident();
   b.end();
-  (void)cudaDeviceSynchronize();
-  CHECK_EQ(l.log.text(), "a+ a- g+ g- b+ b-");
+  CHECK_EQ(l.text_at_end(), "a+ a- g+ g- b+ b-");
 }
 
 TEST_CASE("two graphs on two streams follow each other") {
@@ -100,8 +105,7 @@ TEST_CASE("two graphs on two streams follow each other") {
   h.end();
   g.wait_until_resident();
   g.end();
-  (void)cudaDeviceSynchronize();
-  CHECK_EQ(l.log.text(), "h+ h- g+ g-");
+  CHECK_EQ(l.text_at_end(), "h+ h- g+ g-");
 }
 
 // Two captures at a time, whose launches take turns.
@@ -133,8 +137,7 @@ TEST_CASE("launches of a graph follow each other, though another one is captured
     l.launch(c, l.one);
     see_that_nothing_comes(l.log, "a+ a- b+ b- x+");
     x.end(), y.end(), c.end();
-    (void)cudaDeviceSynchronize();
-    CHECK_EQ(l.log.text(), "a+ a- b+ b- x+ x- y+ y- c+ c-");
+    CHECK_EQ(l.text_at_end(), "a+ a- b+ b- x+ x- y+ y- c+ c-");
   }
 }
 
@@ -157,8 +160,7 @@ TEST_CASE("launches of a graph on two streams follow each other, and all are wai
   h.end();
   a.wait_until_resident();
   a.end();
-  (void)cudaDeviceSynchronize();
-  CHECK_EQ(l.log.text(), "g+ g- h+ h- a+ a-");
+  CHECK_EQ(l.text_at_end(), "g+ g- h+ h- a+ a-");
 }
 
 TEST_CASE("what a graph does after a launch does not wait for its record") {
@@ -166,7 +168,7 @@ TEST_CASE("what a graph does after a launch does not wait for its record") {
   Kernel g(l.log, "g"), users(l.log, "users");
   const cudaGraphExec_t graph = l.captured(l.one, [&] {
     l.launch(g, l.one);
-    runtime.working->launch(test::stream_of(l.one), users.launch);
+    l.launch_users(users, l.one);
   });
   const auto& nodes = reinterpret_cast<FakeDevices::Graph*>(graph)->nodes;
   const auto records = [](const FakeDevices::Node& node) { return node.records != nullptr; };
@@ -178,7 +180,7 @@ TEST_CASE("a replay is waited for as long as there is patience, and nobody else'
   Launches l;
   Kernel g(l.log, "g"), users(l.log, "users");
   const cudaGraphExec_t graph = l.captured(g);
-  runtime.working->launch(test::stream_of(l.third), users.launch);
+  l.launch_users(users, l.third);
   users.wait_until_resident();
   CHECK(l.order.drain(Milliseconds(1)));  // captured, and not launched
   CHECK(l.order.drain(Milliseconds::max()));
@@ -201,8 +203,7 @@ TEST_CASE("what follows the last launch follows a replay") {
   runtime.working->later(test::stream_of(l.other), [&] { l.log.add("poison"); });
   see_that_nothing_comes(l.log, "g+");
   g.end();
-  (void)cudaDeviceSynchronize();
-  CHECK_EQ(l.log.text(), "g+ g- poison");
+  CHECK_EQ(l.text_at_end(), "g+ g- poison");
 }
 
 // While a stream captures, a thread may ask another one's event only where it says so.
@@ -232,8 +233,7 @@ TEST_CASE("launches go on after a capture that was refused") {
   l.launch(b, l.one);
   (void)cudaGraphLaunch(l.captured(g), l.other);
   a.end(), b.end(), g.end();
-  (void)cudaDeviceSynchronize();
-  CHECK_EQ(l.log.text(), "a+ a- b+ b- g+ g-");
+  CHECK_EQ(l.text_at_end(), "a+ a- b+ b- g+ g-");
 }
 
 // A kernel whose blocks wait for each other.
@@ -251,8 +251,7 @@ TEST_CASE("launches of two communicators run side by side where there is room, a
     if (blocks == 4) b.wait_until_resident();
     see_that_nothing_comes(l.log, blocks == 4 ? "a+ b+" : "a+");
     a.end(), b.end();
-    (void)cudaDeviceSynchronize();
-    CHECK_EQ(l.log.text().starts_with("a+ a- b+"), blocks == 5);
+    CHECK_EQ(l.text_at_end().starts_with("a+ a- b+"), blocks == 5);
   }
 }
 
@@ -308,8 +307,7 @@ TEST_CASE("a graph has room reserved, and is put behind launches of others") {
   (void)cudaGraphLaunch(graph, l.one);  // whose kernel ends at once
   see_that_nothing_comes(l.log, "before+ before- g+ g- a+");
   a.end();
-  (void)cudaDeviceSynchronize();
-  CHECK(l.log.text().ends_with("a- g+ g-"));
+  CHECK(l.text_at_end().ends_with("a- g+ g-"));
 }
 
 TEST_CASE("launches of two communicators in one graph follow each other") {
@@ -325,8 +323,7 @@ TEST_CASE("launches of two communicators in one graph follow each other") {
   g.wait_until_resident();
   see_that_nothing_comes(l.log, "g+");
   g.end(), h.end();
-  (void)cudaDeviceSynchronize();
-  CHECK(l.log.text().starts_with("g+ g- h+"));
+  CHECK(l.text_at_end().starts_with("g+ g- h+"));
 }
 
 // Kernels of rings, each of which runs until the test ends one.
@@ -389,8 +386,7 @@ TEST_CASE("a launch that was refused takes no room") {
   a.end();
   l.launch(l.second, b, l.other);
   b.end();
-  (void)cudaDeviceSynchronize();
-  CHECK(l.log.text().starts_with("a+ a- b+"));
+  CHECK(l.text_at_end().starts_with("a+ a- b+"));
 }
 
 }  // namespace
