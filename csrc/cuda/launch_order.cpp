@@ -1,6 +1,7 @@
 #include "cuda/launch_order.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <thread>
 #include <vector>
@@ -12,11 +13,24 @@ namespace ringkern::cuda {
 // The launches of one communicator. Its events are never destroyed but taken again: graphs may hold
 // them.
 struct LaunchOrder::Place {
+  // The last launch of a capture.
+  struct Captured {
+    cudaEvent_t end = nullptr;
+    unsigned long long capture = 0;  // 0: none
+    cudaStream_t stream = nullptr;
+    cudaGraphNode_t record = nullptr;  // of `last`
+  };
+  // Returns that of a capture; null where it has none, or where as many captures are newer.
+  Captured* of(unsigned long long capture) {
+    const auto found = std::ranges::find(captures, capture, &Captured::capture);
+    return found == captures.end() ? nullptr : &*found;
+  }
+  bool has_graphs() const { return captures.front().capture != 0; }
+
   cudaEvent_t last = nullptr;
-  cudaEvent_t captured = nullptr;  // the last launch of a capture
-  unsigned long long capture = 0;  // which that was; 0: none
-  int most = 0;                    // blocks of any launch
-  int peak = 0;                    // of those that may run
+  std::array<Captured, 8> captures;  // the newest first
+  int most = 0;                      // blocks of any launch
+  int peak = 0;                      // of those that may run
 };
 
 struct LaunchOrder::Device {
@@ -45,6 +59,31 @@ void wait(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
   check(cudaStreamWaitEvent(stream, event, flags), "cudaStreamWaitEvent");
 }
 
+// Adds a node to the graph that `stream` captures into. It records `event` behind what the stream
+// has and behind `before`, unless that is null. The stream does not follow it, and need not: nodes
+// out of reach "due to direct actions on the graph do not trigger cudaErrorStreamCaptureUnjoined".
+cudaGraphNode_t add_record(cudaStream_t stream, cudaEvent_t event, cudaGraphNode_t before) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  unsigned long long id = 0;
+  cudaGraph_t graph = nullptr;
+  const cudaGraphNode_t* nodes = nullptr;
+  size_t count = 0;
+  check(cudaStreamGetCaptureInfo(stream, &status, &id, &graph, &nodes,
+#if CUDART_VERSION >= 13000
+                                 /*edgeData_out=*/nullptr,
+#endif
+                                 &count),
+        "cudaStreamGetCaptureInfo");
+  if (status != cudaStreamCaptureStatusActive)
+    check(cudaErrorStreamCaptureInvalidated, "cudaStreamGetCaptureInfo");
+  std::vector<cudaGraphNode_t> after(nodes, nodes + count);
+  if (before != nullptr) after.push_back(before);
+  cudaGraphNode_t node = nullptr;
+  check(cudaGraphAddEventRecordNode(&node, graph, after.data(), after.size(), event),
+        "cudaGraphAddEventRecordNode");
+  return node;
+}
+
 }  // namespace
 
 void LaunchOrder::claim(int device, int held, int most, cudaStream_t stream) {
@@ -52,15 +91,19 @@ void LaunchOrder::claim(int device, int held, int most, cudaStream_t stream) {
   const std::lock_guard lock(device_->mutex);
   if (device_->free.empty()) {
     auto made = std::make_unique<Place>();
-    for (cudaEvent_t* event : {&made->last, &made->captured})
-      check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "cudaEventCreate");
+    const auto make = [](cudaEvent_t& event) {
+      check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+    };
+    make(made->last);
+    for (Place::Captured& each : made->captures) make(each.end);
     device_->free.push_back(made.release());
   }
   place_ = device_->free.back();
   device_->free.pop_back();
   device_->places.push_back(place_);
   device_->held = held;
-  *place_ = {place_->last, place_->captured, 0, most, 0};
+  for (Place::Captured& each : place_->captures) each.capture = 0;
+  place_->most = most, place_->peak = 0;
   // Before a graph waits for it.
   check(cudaEventRecord(place_->last, stream), "cudaEventRecord");
 }
@@ -81,11 +124,11 @@ std::unique_lock<std::mutex> LaunchOrder::follow_last(cudaStream_t stream, int b
   blocks_ = blocks;
   if (!capturing()) {
     // Where there is a graph, the last launch may have been a replay, on any stream.
-    if (place_->capture != 0 || (!ended && stream != last_stream_)) wait(stream, place_->last, 0);
-  } else if (at_hand_ != place_->capture) {
+    if (place_->has_graphs() || (!ended && stream != last_stream_)) wait(stream, place_->last, 0);
+  } else if (const Place::Captured* before = place_->of(at_hand_); before == nullptr) {
     wait(stream, place_->last, cudaEventWaitExternal);
-  } else if (stream != captured_stream_) {
-    wait(stream, place_->captured, 0);
+  } else if (stream != before->stream) {
+    wait(stream, before->end, 0);
   }
   if (blocks > 0) make_room(stream, blocks);
   return lock;
@@ -106,13 +149,13 @@ void LaunchOrder::make_room(cudaStream_t stream, int blocks) const {
   if (sum() <= device_->held) return;
   const BesideCaptures beside;
   for (Place* p : device_->places)
-    if (p->capture == 0 && has_ended(p->last)) p->peak = 0;
+    if (!p->has_graphs() && has_ended(p->last)) p->peak = 0;
   int all = sum();
-  for (const Place* p : device_->places) {
+  for (Place* p : device_->places) {
     if (all <= device_->held) return;
     if (count(p) == 0) continue;
     if (!capturing()) wait(stream, p->last, 0);
-    else if (p->capture == at_hand_) wait(stream, p->captured, 0);
+    else if (const Place::Captured* before = p->of(at_hand_)) wait(stream, before->end, 0);
     else wait(stream, p->last, cudaEventWaitExternal);
     all -= count(p);
   }
@@ -127,11 +170,15 @@ void LaunchOrder::note_last(cudaStream_t stream) {
     last_stream_ = stream;
     return;
   }
-  place_->capture = at_hand_;
-  captured_stream_ = stream;
-  check(cudaEventRecordWithFlags(place_->last, stream, cudaEventRecordExternal),
-        "cudaEventRecordWithFlags");
-  check(cudaEventRecord(place_->captured, stream), "cudaEventRecord");
+  Place::Captured* launch = place_->of(at_hand_);
+  const cudaGraphNode_t before = launch == nullptr ? nullptr : launch->record;
+  const cudaGraphNode_t record = add_record(stream, place_->last, before);
+  if (launch == nullptr) {
+    launch = place_->captures.begin();
+    std::rotate(launch, place_->captures.end() - 1, place_->captures.end());
+  }
+  *launch = {launch->end, at_hand_, stream, record};
+  check(cudaEventRecord(launch->end, stream), "cudaEventRecord");
 }
 
 void LaunchOrder::let_follow(cudaStream_t stream) const {

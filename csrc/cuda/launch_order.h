@@ -12,9 +12,10 @@
 
 namespace ringkern::cuda {
 
-// One event stands for the end of the last launch. A captured launch waits for it and records it by
-// nodes of its graph, so that each replay does: it follows what was launched before it, and is
-// followed by what is launched after it.
+// One event stands for the end of the last launch. The first launch of a capture waits for it, and
+// each one records it, by nodes of their graph, so that each replay does: it follows what was
+// launched before it, and is followed by what is launched after it. The records of a graph follow
+// each other, and nothing else of the graph follows them.
 class LaunchOrder {
  public:
   // On the current device, which holds so many blocks, for launches of at most so many.
@@ -44,7 +45,7 @@ class LaunchOrder {
 
   Device* device_ = nullptr;
   Place* place_ = nullptr;  // among all communicators'
-  cudaStream_t last_stream_ = nullptr, captured_stream_ = nullptr;
+  cudaStream_t last_stream_ = nullptr;
   unsigned long long at_hand_ = 0;  // the capture that the launch at hand is of; 0: none
   int blocks_ = 0;                  // the same launch's
 };

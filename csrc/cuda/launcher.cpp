@@ -23,17 +23,17 @@ Launcher::Launcher(int device, std::vector<Seat> seats, int ranks, const Geometr
   check_device(device);
   const OnDevice guard(device);
   try {
-    const int held = resident_ = resident_blocks(device);
-    check_resident(held);
+    resident_ = resident_blocks(device);
+    check_resident();
     attributes_ = attributes_of_waiting(device, int(seats_.size()) == ranks);
-    claim_memory(held);
+    claim_memory();
   } catch (...) {
     release();
     throw;
   }
 }
 
-void Launcher::claim_memory(int held) {
+void Launcher::claim_memory() {
   const unsigned flags = cudaHostAllocMapped | cudaHostAllocPortable;
   void* host = nullptr;
   check(cudaHostAlloc(&host, seats_.size() * sizeof(Mailbox), flags), "cudaHostAlloc");
@@ -45,7 +45,7 @@ void Launcher::claim_memory(int held) {
   std::fill_n(poison_, geometry_.channels, kPoisoned);
   check(cudaStreamCreateWithFlags(&abort_stream_, cudaStreamNonBlocking), "cudaStreamCreate");
   const int most = int(seats_.size()) * geometry_.channels;
-  order_.claim(device_, held, ranks_ > 1 ? most : 0, abort_stream_);
+  order_.claim(device_, resident_, ranks_ > 1 ? most : 0, abort_stream_);
   if (mesh_.possible()) claim_tables();
 }
 

@@ -101,9 +101,9 @@ class Launcher {
 
  private:
   Fault fault_of(size_t seat) const;
-  void claim_memory(int held);
+  void claim_memory();
   void check_geometry() const;
-  void check_resident(int held) const;
+  void check_resident() const;
   void start(std::span<const Task> tasks, std::span<const Task> all);
   bool works() const;
   void run_alone(const Task& task);

@@ -33,13 +33,13 @@ void Launcher::check_neighbours() const {
                                "have (see nvidia-smi topo -p2p r)");
 }
 
-void Launcher::check_resident(int held) const {
+void Launcher::check_resident() const {
   const int needed = int(seats_.size()) * geometry_.channels;
-  if (ranks_ > 1 && needed > held)
+  if (ranks_ > 1 && needed > resident_)
     throw UsageError(std::to_string(seats_.size()) + " ranks of " +
                      std::to_string(geometry_.channels) + " channels need " +
                      std::to_string(needed) + " blocks resident at once, and device " +
-                     std::to_string(device_) + " holds " + std::to_string(held) +
+                     std::to_string(device_) + " holds " + std::to_string(resident_) +
                      ": use fewer ranks or channels on it, or a larger GPU");
 }
 

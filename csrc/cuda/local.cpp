@@ -80,7 +80,7 @@ LocalRing::LocalRing(const std::vector<int>& devices, Milliseconds timeout,
     const int channels = channels_of(resident_blocks(part.device), sharing);
     geometry_.channels = std::clamp(channels, 1, geometry_.channels);  // 0: the launcher says why
   }
-  choose_memory(devices);
+  choose_memory();
   try {
     if (ranks_ > 1) claim_memory();
     if (parts_.size() > 1) probe(timeout);
@@ -92,21 +92,22 @@ LocalRing::LocalRing(const std::vector<int>& devices, Milliseconds timeout,
 }
 
 // Host memory for the ranks whose devices do not both have access to each other's memory.
-void LocalRing::choose_memory(const std::vector<int>& devices) {
+void LocalRing::choose_memory() {
   on_host_.assign(size_t(ranks_), 0);
-  for (int a = 0; a < ranks_; ++a)
-    for (int b = 0; b < a; ++b) {
-      const int here = devices[size_t(a)], there = devices[size_t(b)];
-      const bool access = enable_access(here, there), back = enable_access(there, here);
-      if (access && back && memory_choice != MemoryChoice::host) continue;
+  for (const Part& here : parts_)
+    for (const Part& there : parts_) {
+      if (enable_access(here.device, there.device) && memory_choice != MemoryChoice::host) continue;
       if (ranks_ > kMostOnHost)
         throw TransportError(
-            "device " + std::to_string(there) + " and device " + std::to_string(here) +
+            "device " + std::to_string(here.device) + " and device " +
+            std::to_string(there.device) +
             " have no access to each other's memory, and host memory serves at most " +
             std::to_string(kMostOnHost) + " ranks, not " + std::to_string(ranks_) +
             ": use devices that have (see nvidia-smi topo -p2p r), or fewer ranks");
-      on_host_[size_t(a)] |= uint32_t(1) << b;
-      on_host_[size_t(b)] |= uint32_t(1) << a;
+      for (const int a : here.ranks)
+        for (const int b : there.ranks)
+          if (a != b)
+            on_host_[size_t(a)] |= uint32_t(1) << b, on_host_[size_t(b)] |= uint32_t(1) << a;
     }
 }
 

@@ -45,7 +45,7 @@ class LocalRing {
     std::unique_ptr<Launcher> launcher;
   };
 
-  void choose_memory(const std::vector<int>& devices);
+  void choose_memory();
   void claim_memory();
   void probe(Milliseconds timeout);  // the links between the devices
   void make_launchers(Milliseconds timeout);

@@ -28,6 +28,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -105,7 +106,7 @@ class FakeDevices {
   };
   struct Event;
   struct Node {
-    StreamPtr on;
+    StreamPtr on;  // null: was added to the graph itself
     Operation what;
     std::set<size_t> after;    // indices of nodes
     Event* waits = nullptr;    // or else: waits, in each replay, for what the event was last
@@ -115,25 +116,30 @@ class FakeDevices {
     int device, priority;
     Worker* queue;
     std::atomic<uint64_t> asked{0}, done{0};
-    CapturePtr capture;      // that it takes part in
-    std::set<size_t> after;  // its nodes that the next one follows
+    CapturePtr capture;                   // that it takes part in
+    std::set<size_t> after;               // its nodes that the next one follows
+    std::vector<cudaGraphNode_t> listed;  // the same, as CUDA returns them
+  };
+  struct Graph {
+    unsigned long long id;  // of the capture
+    std::vector<Node> nodes;
+
+    cudaGraphNode_t handle(size_t node) const {
+      return reinterpret_cast<cudaGraphNode_t>(id << 32 | node);
+    }
   };
   struct Capture {
-    unsigned long long id;
     StreamPtr origin;
     cudaStreamCaptureMode mode;
     std::thread::id by;
+    std::unique_ptr<Graph> graph;
     bool broken = false;
-    std::vector<Node> nodes;
   };
   struct Event {
     int device;
     Ticket ticket;
     CapturePtr capture;
     std::set<size_t> after;
-  };
-  struct Graph {
-    std::vector<Node> nodes;
   };
 
   FakeDevices(ptx::Kernels kernels, int processors) : kernels(kernels) {
@@ -191,19 +197,19 @@ class FakeDevices {
 
   // ---- events and graphs; they return what CUDA would
 
-  // `external`: by each replay of the graph, when it is launched; only in a capture.
-  cudaError_t record(Event& e, const StreamPtr& s, bool external = false) {
+  cudaError_t record(Event& e, const StreamPtr& s) {
     const std::lock_guard lock(mutex_);
     if (e.device != s->device) return cudaErrorInvalidResourceHandle;
     if (is_broken(s)) return cudaErrorStreamCaptureInvalidated;
-    if (external) return add_external(s, nullptr, &e);
     e = {e.device, s->capture ? Ticket() : asked(s), s->capture, s->after};
     return cudaSuccess;
   }
+  // `external`: by each replay of the graph, when it is launched; only in a capture.
   cudaError_t follow(const StreamPtr& s, Event& e, bool external = false) {
     const std::lock_guard lock(mutex_);
     if (is_broken(s)) return cudaErrorStreamCaptureInvalidated;
-    if (external) return add_external(s, &e, nullptr);
+    if (external && s->capture == nullptr) return cudaErrorIllegalState;
+    if (external) return add({s, {}, {}, &e});
     if (e.capture == nullptr) {
       if (e.ticket.stream == nullptr) return cudaSuccess;  // it was never recorded
       if (s->capture != nullptr) return broken(*s->capture, cudaErrorStreamCaptureIsolation);
@@ -225,9 +231,37 @@ class FakeDevices {
   }
   cudaStreamCaptureStatus status_of(const StreamPtr& s, unsigned long long& capture) const {
     const std::lock_guard lock(mutex_);
-    capture = s->capture == nullptr || is_broken(s) ? 0 : s->capture->id;
+    capture = s->capture == nullptr || is_broken(s) ? 0 : s->capture->graph->id;
     if (is_broken(s)) return cudaStreamCaptureStatusInvalidated;
     return capture != 0 ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  }
+  // Returns the graph that a stream captures into; null for none.
+  Graph* graph_of(const StreamPtr& s) const {
+    const std::lock_guard lock(mutex_);
+    return s->capture == nullptr || is_broken(s) ? nullptr : s->capture->graph.get();
+  }
+  // Lists the nodes that the next one of a stream follows.
+  const std::vector<cudaGraphNode_t>& dependencies_of(const StreamPtr& s) const {
+    const std::lock_guard lock(mutex_);
+    s->listed.clear();
+    for (const size_t i : s->after) s->listed.push_back(s->capture->graph->handle(i));
+    return s->listed;
+  }
+  // Adds a node that records an event. No stream follows it.
+  cudaError_t add_record(Graph* graph, std::span<const cudaGraphNode_t> after, Event& e,
+                         cudaGraphNode_t& node) {
+    const std::lock_guard lock(mutex_);
+    if (graph == nullptr) return cudaErrorInvalidValue;
+    std::set<size_t> indices;
+    for (const cudaGraphNode_t each : after) {
+      const auto index = reinterpret_cast<size_t>(each) & 0xffffffff;
+      if (index >= graph->nodes.size() || each != graph->handle(index) ||
+          !indices.insert(index).second)
+        return cudaErrorInvalidValue;
+    }
+    node = graph->handle(graph->nodes.size());
+    graph->nodes.push_back({nullptr, {}, std::move(indices), nullptr, &e});
+    return cudaSuccess;
   }
   // Fails a call that may wait for a device, or that no graph can hold, during a capture.
   cudaError_t unsafe_call() {
@@ -243,7 +277,7 @@ class FakeDevices {
     const std::lock_guard lock(mutex_);
     if (s->capture != nullptr) return cudaErrorIllegalState;
     s->capture = std::make_shared<Capture>(
-        Capture{++last_capture_, s, mode, std::this_thread::get_id(), false, {}});
+        Capture{s, mode, std::this_thread::get_id(), std::make_unique<Graph>(++last_capture_)});
     captures_.insert(s->capture);
     return cudaSuccess;
   }
@@ -252,45 +286,56 @@ class FakeDevices {
     const CapturePtr capture = s->capture;
     if (capture == nullptr) return cudaErrorIllegalState;
     if (capture->origin != s) return broken(*capture, cudaErrorStreamCaptureUnmatched);
-    std::set<size_t> joined = s->after;  // and all before them
-    for (size_t i = capture->nodes.size(); i-- > 0;)
-      if (joined.contains(i))
-        joined.insert(capture->nodes[i].after.begin(), capture->nodes[i].after.end());
+    const std::set<size_t> joined = with_earlier(*capture->graph, s->after);
     captures_.erase(capture);
     for (const Device& d : devices_)
       for (const StreamPtr& each : d.all)
         if (each->capture == capture) each->capture = nullptr, each->after.clear();
     graph = nullptr;
     if (capture->broken) return cudaErrorStreamCaptureInvalidated;
-    if (joined.size() != capture->nodes.size()) return cudaErrorStreamCaptureUnjoined;
-    graph = new Graph{std::move(capture->nodes)};
+    for (size_t i = 0; i < capture->graph->nodes.size(); ++i)
+      if (capture->graph->nodes[i].on != nullptr && !joined.contains(i))
+        return cudaErrorStreamCaptureUnjoined;
+    graph = capture->graph.release();
     return cudaSuccess;
   }
-  // Returns a graph whose nodes are on streams of its own, one for each stream of the capture.
+  // Returns a graph whose nodes are on streams of its own, one for each stream of the capture and
+  // one for each node that was added to the graph itself.
   Graph* instantiate(const Graph& graph) {
     const std::lock_guard lock(mutex_);
     auto* exec = new Graph(graph);
     std::map<StreamPtr, StreamPtr> own;
     for (Node& node : exec->nodes) {
+      if (node.on == nullptr) {
+        node.on = new_stream(node.records->device, 0);
+        continue;
+      }
       StreamPtr& mine = own[node.on];
       if (mine == nullptr) mine = new_stream(node.on->device, node.on->priority);
       node.on = mine;
     }
     return exec;
   }
+  // Nodes wait for what was recorded before the replay. CUDA does not say which of two records
+  // without an order is an event's last: here the first is.
   void replay(const Graph& exec, const StreamPtr& s) {
     const std::lock_guard lock(mutex_);
     const Ticket before = asked(s);
     std::set<StreamPtr> used;
     std::vector<Ticket> tickets;
+    std::map<Event*, size_t> last;
     for (const Node& node : exec.nodes) {
       if (used.insert(node.on).second) enqueue_wait(node.on, before);
       for (const size_t i : node.after) enqueue_wait(node.on, tickets[i]);
       if (node.waits != nullptr) enqueue_wait(node.on, node.waits->ticket);
       else if (node.records == nullptr) enqueue(node.on, node.what);
       tickets.push_back(asked(node.on));
-      if (node.records != nullptr) *node.records = {node.on->device, tickets.back(), nullptr, {}};
+      if (node.records == nullptr) continue;
+      const auto [found, first] = last.emplace(node.records, tickets.size() - 1);
+      if (!first && !with_earlier(exec, node.after).contains(found->second)) continue;
+      found->second = tickets.size() - 1;
     }
+    for (const auto& [event, i] : last) *event = {event->device, tickets[i], nullptr, {}};
     for (const StreamPtr& each : used) enqueue_wait(s, asked(each));
   }
 
@@ -348,11 +393,18 @@ class FakeDevices {
     return h;
   }
 
+  // Returns these nodes of a graph and all before them.
+  static std::set<size_t> with_earlier(const Graph& graph, std::set<size_t> these) {
+    for (size_t i = graph.nodes.size(); i-- > 0;)
+      if (these.contains(i)) these.insert(graph.nodes[i].after.begin(), graph.nodes[i].after.end());
+    return these;
+  }
+
   // The following are called with the lock held.
   StreamPtr new_stream(int device, int priority) {
     Device& d = devices_[device];
     Worker& queue = d.queues[d.all.size() % d.queues.size()];
-    return d.all.emplace_back(new Stream{device, priority, &queue, {}, {}, {}, {}});
+    return d.all.emplace_back(new Stream{device, priority, &queue, {}, {}, {}, {}, {}});
   }
   static cudaError_t broken(Capture& capture, cudaError_t error) {
     capture.broken = true;
@@ -380,12 +432,8 @@ class FakeDevices {
     return add({s, std::move(what), {}});
   }
   static bool is_broken(const StreamPtr& s) { return s->capture != nullptr && s->capture->broken; }
-  static cudaError_t add_external(const StreamPtr& s, Event* waits, Event* records) {
-    if (s->capture == nullptr) return cudaErrorIllegalState;
-    return add({s, {}, {}, waits, records});
-  }
   static cudaError_t add(Node node) {
-    std::vector<Node>& nodes = node.on->capture->nodes;
+    std::vector<Node>& nodes = node.on->capture->graph->nodes;
     node.after = std::exchange(node.on->after, {nodes.size()});
     return nodes.push_back(std::move(node)), cudaSuccess;
   }

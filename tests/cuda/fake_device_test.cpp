@@ -158,13 +158,15 @@ TEST_CASE("a graph has nodes of events outside of it") {
   Log log;
   Kernel a(log, "a"), b(log, "b");
   FakeDevices::Event event{0, {}, {}, {}};
-  CHECK_EQ(devices.record(event, one, /*external=*/true), cudaErrorIllegalState);
+  cudaGraphNode_t record = nullptr;
+  CHECK_EQ(devices.add_record(devices.graph_of(one), {}, event, record), cudaErrorInvalidValue);
   CHECK_EQ(devices.follow(one, event, /*external=*/true), cudaErrorIllegalState);
   FakeDevices::Graph* graph = nullptr;
   CHECK_EQ(devices.begin_capture(one, cudaStreamCaptureModeGlobal), cudaSuccess);
   CHECK_EQ(devices.follow(one, event, /*external=*/true), cudaSuccess);
   CHECK_EQ(devices.launch(one, b.launch), cudaSuccess);
-  CHECK_EQ(devices.record(event, one, /*external=*/true), cudaSuccess);
+  const auto& before = devices.dependencies_of(one);
+  CHECK_EQ(devices.add_record(devices.graph_of(one), before, event, record), cudaSuccess);
   CHECK_EQ(devices.end_capture(one, graph), cudaSuccess);
   FakeDevices::Graph* exec = devices.instantiate(*graph);
   CHECK(FakeDevices::ended(devices.recorded(event)));  // a capture records nothing
@@ -184,6 +186,40 @@ TEST_CASE("a graph has nodes of events outside of it") {
   CHECK_EQ(log.text(), "a+ a- b+ b- c");
   CHECK(FakeDevices::ended(devices.recorded(event)));
   delete exec, delete graph;
+}
+
+TEST_CASE("a replay leaves an event at the last of its records, or at one of several last ones") {
+  for (const bool ordered : {true, false}) {
+    FakeDevices& devices = devices_of(4);
+    const auto one = devices.stream(0, handle(1)), other = devices.stream(0, handle(2));
+    Log log;
+    Kernel a(log, "a"), b(log, "b");
+    FakeDevices::Event event{0, {}, {}, {}};
+    FakeDevices::Graph* graph = nullptr;
+    devices.begin_capture(one, cudaStreamCaptureModeGlobal);
+    cudaGraphNode_t record = nullptr;
+    for (const Kernel* each : {&a, &b}) {
+      devices.launch(one, each->launch);
+      std::vector<cudaGraphNode_t> after = devices.dependencies_of(one);
+      if (ordered && record != nullptr) after.push_back(record);
+      CHECK_EQ(devices.add_record(devices.graph_of(one), after, event, record), cudaSuccess);
+    }
+    const std::vector<cudaGraphNode_t> twice(2, record);
+    CHECK_EQ(devices.add_record(devices.graph_of(one), twice, event, record),
+             cudaErrorInvalidValue);
+    CHECK_EQ(devices.end_capture(one, graph), cudaSuccess);  // though nothing joins the records
+    devices.begin_capture(one, cudaStreamCaptureModeGlobal);
+    CHECK_EQ(devices.add_record(devices.graph_of(one), {&record, 1}, event, record),
+             cudaErrorInvalidValue);  // a node of another graph
+    devices.replay(*devices.instantiate(*graph), one);
+    a.end();
+    b.wait_until_resident();
+    devices.follow(other, event);
+    devices.later(other, [&] { log.add("c"); });
+    see_that_nothing_comes(log, ordered ? "a+ a- b+" : "a+ a- b+ c");
+    b.end();
+    devices.wait_for_all(0);
+  }
 }
 
 TEST_CASE("a capture that CUDA refuses makes no graph") {

@@ -308,11 +308,6 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
   if (runtime.working == nullptr) return cudaSuccess;
   return runtime.last = runtime.working->record(event_of(e), stream_of(s));
 }
-cudaError_t cudaEventRecordWithFlags(cudaEvent_t e, cudaStream_t s, unsigned flags) {
-  if (runtime.working == nullptr) return cudaSuccess;
-  const bool external = flags == cudaEventRecordExternal;
-  return runtime.last = runtime.working->record(event_of(e), stream_of(s), external);
-}
 cudaError_t cudaEventQuery(cudaEvent_t e) {
   if (const cudaError_t error = unsafe_call()) return error;
   if (runtime.working == nullptr) return cudaSuccess;
@@ -361,19 +356,29 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags) {
 
 // ---- graphs
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t s, cudaStreamCaptureStatus* status,
-                                     unsigned long long* id
+                                     unsigned long long* id, cudaGraph_t* graph,
+                                     const cudaGraphNode_t** after,
 #if CUDART_VERSION >= 13000
-                                     ,
-                                     cudaGraph_t*, const cudaGraphNode_t**,
-                                     const cudaGraphEdgeData**, size_t*
+                                     const cudaGraphEdgeData**,
 #endif
-) {
+                                     size_t* count) {
   ++runtime.capture_queries;
   *id = runtime.capture;
-  if (runtime.working != nullptr)
-    return *status = runtime.working->status_of(stream_of(s), *id), cudaSuccess;
   *status = *id != 0 ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
-  return cudaSuccess;
+  if (runtime.working == nullptr) return cudaSuccess;
+  const auto stream = stream_of(s);
+  *status = runtime.working->status_of(stream, *id);
+  if (graph == nullptr || *status != cudaStreamCaptureStatusActive) return cudaSuccess;
+  *graph = reinterpret_cast<cudaGraph_t>(runtime.working->graph_of(stream));
+  const auto& listed = runtime.working->dependencies_of(stream);
+  return *after = listed.data(), *count = listed.size(), cudaSuccess;
+}
+cudaError_t cudaGraphAddEventRecordNode(cudaGraphNode_t* node, cudaGraph_t graph,
+                                        const cudaGraphNode_t* after, size_t count, cudaEvent_t e) {
+  if (!runtime.records) return runtime.last = cudaErrorInvalidResourceHandle;
+  if (runtime.working == nullptr) return cudaSuccess;
+  return runtime.last = runtime.working->add_record(reinterpret_cast<FakeDevices::Graph*>(graph),
+                                                    {after, count}, event_of(e), *node);
 }
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
   return std::swap(*mode, ringkern::test::capture_mode), cudaSuccess;

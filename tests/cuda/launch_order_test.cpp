@@ -40,9 +40,22 @@ struct Launches {
   void launch(const Kernel& kernel, cudaStream_t stream) { launch(order, kernel, stream); }
   static void launch(LaunchOrder& order, const Kernel& kernel, cudaStream_t stream) {
     const auto turn = order.follow_last(stream, int(kernel.launch.blocks));
-    const cudaError_t error = runtime.working->launch(test::stream_of(stream), kernel.launch);
-    cuda::check(error, "launch");
+    cuda::check(launch_users(kernel, stream), "launch");
     order.note_last(stream);
+  }
+  static cudaError_t launch_users(const Kernel& kernel, cudaStream_t stream) {
+    return runtime.working->launch(test::stream_of(stream), kernel.launch);
+  }
+  std::string text_at_end() {
+    (void)cudaDeviceSynchronize();
+    return log.text();
+  }
+  // Makes a stream follow another one, into a capture or back.
+  static void fork(cudaStream_t from, cudaStream_t to) {
+    cudaEvent_t event = nullptr;
+    (void)cudaEventCreateWithFlags(&event, 0);
+    (void)cudaEventRecord(event, from);
+    (void)cudaStreamWaitEvent(to, event, 0);
   }
   template <class F>
   cudaGraphExec_t captured(cudaStream_t origin, const F& what) {
@@ -78,8 +91,7 @@ TEST_CASE("a replay waits for a launch, and a launch for a replay") {
   g.end();
   b.wait_until_resident();
   b.end();
-  (void)cudaDeviceSynchronize();
-  CHECK_EQ(l.log.text(), "a+ a- g+ g- b+ b-");
+  CHECK_EQ(l.text_at_end(), "a+ a- g+ g- b+ b-");
 }
 
 TEST_CASE("two graphs on two streams follow each other") {
@@ -93,22 +105,50 @@ TEST_CASE("two graphs on two streams follow each other") {
   h.end();
   g.wait_until_resident();
   g.end();
-  (void)cudaDeviceSynchronize();
-  CHECK_EQ(l.log.text(), "h+ h- g+ g-");
+  CHECK_EQ(l.text_at_end(), "h+ h- g+ g-");
+}
+
+// Two captures at a time, whose launches take turns.
+TEST_CASE("launches of a graph follow each other, though another one is captured meanwhile") {
+  for (const bool on_two_streams : {false, true}) {
+    Launches l;
+    Kernel a(l.log, "a"), x(l.log, "x"), b(l.log, "b"), y(l.log, "y"), c(l.log, "c");
+    const cudaStream_t side = on_two_streams ? l.third : l.one;
+    cudaGraphExec_t beside = nullptr;
+    const cudaGraphExec_t graph = l.captured(l.one, [&] {
+      Launches::fork(l.one, side);
+      beside = l.captured(l.other, [&] {
+        l.launch(a, l.one);
+        l.launch(x, l.other);
+        l.launch(b, side);
+        l.launch(y, l.other);
+      });
+      Launches::fork(side, l.one);
+    });
+    (void)cudaGraphLaunch(graph, l.one);
+    a.wait_until_resident();
+    see_that_nothing_comes(l.log, "a+");
+    a.end();
+    b.wait_until_resident();
+    (void)cudaGraphLaunch(beside, l.other);
+    see_that_nothing_comes(l.log, "a+ a- b+");
+    b.end();
+    x.wait_until_resident();
+    l.launch(c, l.one);
+    see_that_nothing_comes(l.log, "a+ a- b+ b- x+");
+    x.end(), y.end(), c.end();
+    CHECK_EQ(l.text_at_end(), "a+ a- b+ b- x+ x- y+ y- c+ c-");
+  }
 }
 
 TEST_CASE("launches of a graph on two streams follow each other, and all are waited for") {
   Launches l;
   Kernel g(l.log, "g"), h(l.log, "h"), a(l.log, "a");
   const cudaGraphExec_t graph = l.captured(l.one, [&] {
-    cudaEvent_t fork = nullptr, join = nullptr;
-    for (cudaEvent_t* event : {&fork, &join}) (void)cudaEventCreateWithFlags(event, 0);
-    (void)cudaEventRecord(fork, l.one);
-    (void)cudaStreamWaitEvent(l.other, fork, 0);
+    Launches::fork(l.one, l.other);
     l.launch(g, l.one);
     l.launch(h, l.other);
-    (void)cudaEventRecord(join, l.other);
-    (void)cudaStreamWaitEvent(l.one, join, 0);
+    Launches::fork(l.other, l.one);
   });
   (void)cudaGraphLaunch(graph, l.one);
   l.launch(a, l.other);
@@ -120,15 +160,27 @@ TEST_CASE("launches of a graph on two streams follow each other, and all are wai
   h.end();
   a.wait_until_resident();
   a.end();
-  (void)cudaDeviceSynchronize();
-  CHECK_EQ(l.log.text(), "g+ g- h+ h- a+ a-");
+  CHECK_EQ(l.text_at_end(), "g+ g- h+ h- a+ a-");
+}
+
+TEST_CASE("what a graph does after a launch does not wait for its record") {
+  Launches l;
+  Kernel g(l.log, "g"), users(l.log, "users");
+  const cudaGraphExec_t graph = l.captured(l.one, [&] {
+    l.launch(g, l.one);
+    l.launch_users(users, l.one);
+  });
+  const auto& nodes = reinterpret_cast<FakeDevices::Graph*>(graph)->nodes;
+  const auto records = [](const FakeDevices::Node& node) { return node.records != nullptr; };
+  CHECK_EQ(std::ranges::count_if(nodes, records), 1);
+  for (const size_t i : nodes.back().after) CHECK(!records(nodes[i]));
 }
 
 TEST_CASE("a replay is waited for as long as there is patience, and nobody else's kernel is") {
   Launches l;
   Kernel g(l.log, "g"), users(l.log, "users");
   const cudaGraphExec_t graph = l.captured(g);
-  runtime.working->launch(test::stream_of(l.third), users.launch);
+  l.launch_users(users, l.third);
   users.wait_until_resident();
   CHECK(l.order.drain(Milliseconds(1)));  // captured, and not launched
   CHECK(l.order.drain(Milliseconds::max()));
@@ -151,8 +203,7 @@ TEST_CASE("what follows the last launch follows a replay") {
   runtime.working->later(test::stream_of(l.other), [&] { l.log.add("poison"); });
   see_that_nothing_comes(l.log, "g+");
   g.end();
-  (void)cudaDeviceSynchronize();
-  CHECK_EQ(l.log.text(), "g+ g- poison");
+  CHECK_EQ(l.text_at_end(), "g+ g- poison");
 }
 
 // While a stream captures, a thread may ask another one's event only where it says so.
@@ -177,12 +228,12 @@ TEST_CASE("launches go on after a capture that was refused") {
   void* memory = nullptr;
   CHECK_EQ(cudaMalloc(&memory, 16), cudaErrorStreamCaptureUnsupported);
   CHECK_THROWS(TransportError, "end it and capture again", l.launch(g, l.one));
+  CHECK_THROWS(TransportError, "end it and capture again", l.order.note_last(l.one));
   CHECK_EQ(cudaStreamEndCapture(l.one, &graph), cudaErrorStreamCaptureInvalidated);
   l.launch(b, l.one);
   (void)cudaGraphLaunch(l.captured(g), l.other);
   a.end(), b.end(), g.end();
-  (void)cudaDeviceSynchronize();
-  CHECK_EQ(l.log.text(), "a+ a- b+ b- g+ g-");
+  CHECK_EQ(l.text_at_end(), "a+ a- b+ b- g+ g-");
 }
 
 // A kernel whose blocks wait for each other.
@@ -200,8 +251,7 @@ TEST_CASE("launches of two communicators run side by side where there is room, a
     if (blocks == 4) b.wait_until_resident();
     see_that_nothing_comes(l.log, blocks == 4 ? "a+ b+" : "a+");
     a.end(), b.end();
-    (void)cudaDeviceSynchronize();
-    CHECK_EQ(l.log.text().starts_with("a+ a- b+"), blocks == 5);
+    CHECK_EQ(l.text_at_end().starts_with("a+ a- b+"), blocks == 5);
   }
 }
 
@@ -257,29 +307,23 @@ TEST_CASE("a graph has room reserved, and is put behind launches of others") {
   (void)cudaGraphLaunch(graph, l.one);  // whose kernel ends at once
   see_that_nothing_comes(l.log, "before+ before- g+ g- a+");
   a.end();
-  (void)cudaDeviceSynchronize();
-  CHECK(l.log.text().ends_with("a- g+ g-"));
+  CHECK(l.text_at_end().ends_with("a- g+ g-"));
 }
 
 TEST_CASE("launches of two communicators in one graph follow each other") {
   Launches l;
   Gang g(l.log, "g", 4), h(l.log, "h", 5);
   const cudaGraphExec_t graph = l.captured(l.one, [&] {
-    cudaEvent_t fork = nullptr, join = nullptr;
-    for (cudaEvent_t* event : {&fork, &join}) (void)cudaEventCreateWithFlags(event, 0);
-    (void)cudaEventRecord(fork, l.one);
-    (void)cudaStreamWaitEvent(l.other, fork, 0);
+    Launches::fork(l.one, l.other);
     l.launch(l.order, g, l.one);
     l.launch(l.second, h, l.other);
-    (void)cudaEventRecord(join, l.other);
-    (void)cudaStreamWaitEvent(l.one, join, 0);
+    Launches::fork(l.other, l.one);
   });
   (void)cudaGraphLaunch(graph, l.one);
   g.wait_until_resident();
   see_that_nothing_comes(l.log, "g+");
   g.end(), h.end();
-  (void)cudaDeviceSynchronize();
-  CHECK(l.log.text().starts_with("g+ g- h+"));
+  CHECK(l.text_at_end().starts_with("g+ g- h+"));
 }
 
 // Kernels of rings, each of which runs until the test ends one.
@@ -342,8 +386,7 @@ TEST_CASE("a launch that was refused takes no room") {
   a.end();
   l.launch(l.second, b, l.other);
   b.end();
-  (void)cudaDeviceSynchronize();
-  CHECK(l.log.text().starts_with("a+ a- b+"));
+  CHECK(l.text_at_end().starts_with("a+ a- b+"));
 }
 
 }  // namespace

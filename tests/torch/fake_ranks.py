@@ -10,7 +10,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -98,6 +98,16 @@ def _join(
     return ringkern.Communicator.from_store(store, rank, size, timeout=timeout)
 
 
+def _init(rank: int, size: int, folder: Path, name: str = "group", timeout_s: float = 50) -> None:
+    dist.init_process_group(
+        "ringkern",
+        init_method=f"file://{folder}/{name}",
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=timeout_s),
+    )
+
+
 def _start(
     communicator: ringkern.Communicator,
     call: Call,
@@ -117,10 +127,16 @@ def _start(
     return work
 
 
-def _wait(work: dist.Work) -> None:
+def _wait(work: dist.Work | None) -> None:
+    assert work is not None
     while not work.is_completed():
         time.sleep(0.001)
     work.wait()
+
+
+def _to_or_from(rank: int, given: torch.Tensor) -> dist.Work | None:
+    """Starts a message from rank 0 to rank 1; returns this rank's end."""
+    return dist.isend(given, 1) if rank == 0 else dist.irecv(given, 0)
 
 
 def _outcome(work: dist.Work) -> str:
@@ -419,9 +435,7 @@ def refused(rank: int, size: int, folder: Path) -> None:
         assert same(captured, call.expected(inputs))
         (status,) = ringkern.dump()["pg_status"].values()
         assert status["last_enqueued_collective"] == 8, status  # as of rank 1
-        dist.init_process_group(
-            "ringkern", init_method=f"file://{folder}/group", rank=rank, world_size=size
-        )
+        _init(rank, size, folder)
         given = on_device(torch.ones(100))
         dist.all_reduce(given)
         if rank == 0:
@@ -442,19 +456,12 @@ def refused(rank: int, size: int, folder: Path) -> None:
 def contexts(rank: int, size: int, folder: Path) -> None:
     """Makes calls, messages, an abort and an end by threads that have never chosen a device."""
     fake_cuda.start()
-    dist.init_process_group(
-        "ringkern", init_method=f"file://{folder}/group", rank=rank, world_size=size
-    )
+    _init(rank, size, folder)
     device, x = 1 + rank, torch.ones(100)
     given, stream = on_device(x, device), torch.Stream(device=f"cuda:{device}")
     with current(stream):
-        work = dist.all_reduce(given, async_op=True)
-        assert work is not None
-        _wait(work)
-        exchange = dist.isend if rank == 0 else dist.irecv
-        work = exchange(given, 1 - rank)
-        assert work is not None
-        _wait(work)
+        _wait(dist.all_reduce(given, async_op=True))
+        _wait(_to_or_from(rank, given))
     threading.Thread(target=dist.distributed_c10d._abort_process_group).start()
     while dist.is_initialized():
         time.sleep(0.01)
@@ -497,14 +504,10 @@ def groups_in_a_loop(rank: int, size: int, folder: Path) -> None:
     given = on_device(x)
     made = []
     for i in range(4):
-        dist.init_process_group(
-            "ringkern", init_method=f"file://{folder}/{i}", rank=rank, world_size=size
-        )
-        exchange = dist.isend if rank == 0 else dist.irecv
-        for work in (dist.all_reduce(given, async_op=True), exchange(given, 1 - rank)):
-            assert work is not None
-            _wait(work)
-        del work
+        _init(rank, size, folder, str(i))
+        works = [dist.all_reduce(given, async_op=True), _to_or_from(rank, given)]
+        while works:
+            _wait(works.pop())
         dist.destroy_process_group()
         made.append(fake().fake_streams())
     assert made == made[:1] * 4, made  # of the first group; the others take them
@@ -554,18 +557,13 @@ def graph_on_devices(rank: int, size: int, folder: Path) -> None:
 def first_message_in_a_graph(rank: int, size: int, folder: Path) -> None:
     """It is refused; the link to the other rank can be made later."""
     fake_cuda.start()
-    dist.init_process_group(
-        "ringkern", init_method=f"file://{folder}/group", rank=rank, world_size=size
-    )
+    _init(rank, size, folder)
     x = torch.full((10,), float(rank))
     given, stream = on_device(x), torch.Stream(device="cuda:0")
-    exchange = dist.isend if rank == 0 else dist.irecv
     with current(stream):
         with Graph().capture(), pytest.raises(CommUsageError, match="make one call before"):
-            exchange(given, 1 - rank)
-        work = exchange(given, 1 - rank)
-        assert work is not None
-        _wait(work)
+            _to_or_from(rank, given)
+        _wait(_to_or_from(rank, given))
     assert x.tolist() == [0.0] * 10
     dist.destroy_process_group()
 
@@ -576,13 +574,7 @@ def _group(
     """Joins the group, on a device that has as many hardware queues as ``queues`` in the folder."""
     os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = (folder / "queues").read_text()
     fake_cuda.start(processors)
-    dist.init_process_group(
-        "ringkern",
-        init_method=f"file://{folder}/group",
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=timeout_s),
-    )
+    _init(rank, size, folder, timeout_s=timeout_s)
 
 
 def _connect(size: int) -> None:
@@ -593,6 +585,9 @@ def _connect(size: int) -> None:
 
 def _message(source: int, to: int, number: int, n: int) -> torch.Tensor:
     return torch.arange(n, dtype=torch.int32) + 1000 * (source + 10 * to + 100 * number)
+
+
+Post = tuple[Callable[..., Any], torch.Tensor, int, int]
 
 
 class Exchange:
@@ -610,15 +605,36 @@ class Exchange:
         self.strided = strided
         self.received: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def send(self, peer: int, number: int) -> tuple[Callable[..., Any], torch.Tensor, int, int]:
+    def send(self, peer: int, number: int) -> Post:
         x = _message(self.rank, peer, number, self.SIZES[number])
         return dist.isend, on_device(x), peer, number
 
-    def receive(self, peer: int, number: int) -> tuple[Callable[..., Any], torch.Tensor, int, int]:
+    def receive(self, peer: int, number: int) -> Post:
         x = _message(peer, self.rank, number, self.SIZES[number])
         memory = torch.zeros(x.numel(), 2 if self.strided else 1, dtype=x.dtype)
         self.received.append((memory[:, 0], x))
         return dist.irecv, on_device(memory)[:, 0], peer, number
+
+    def both(self, numbers: Iterable[int], peers: list[int] | None = None) -> list[Post]:
+        """Returns the receives of these messages from and the sends to the peers; None: all."""
+        pairs = [(peer, number) for number in numbers for peer in peers or self.peers]
+        return [self.receive(*pair) for pair in pairs] + [self.send(*pair) for pair in pairs]
+
+    def batch(self, number: int) -> list[dist.Work]:
+        """Posts one message each way as a batch, in an order of the rank's own."""
+        posts = self.both([number])
+        random.Random(10 * number + self.rank).shuffle(posts)
+        return dist.batch_isend_irecv([dist.P2POp(*post[:3]) for post in posts])
+
+    @staticmethod
+    def post(posts: Iterable[Post]) -> list[dist.Work]:
+        return [post(x, peer, tag=tag) for post, x, peer, tag in posts]
+
+    def finish(self, works: Iterable[dist.Work]) -> None:
+        """Waits, and checks what was received."""
+        for work in works:
+            _wait(work)
+        self.check()
 
     def check(self) -> None:
         assert all(torch.equal(x, expected) for x, expected in self.received)
@@ -631,16 +647,10 @@ def messages(rank: int, size: int, folder: Path) -> None:
     exchange = Exchange(rank, size, strided=order == "strided")
     if order != "alternating":  # that one has its links made meanwhile
         _connect(size)
-    numbers = range(len(Exchange.SIZES))
-    receives = [exchange.receive(peer, i) for i in numbers for peer in exchange.peers]
-    sends = [exchange.send(peer, i) for i in numbers for peer in exchange.peers]
-    posts = receives + sends
-    if order == "alternating":  # rank 0 sends first and the others receive first
-        posts = sends + receives if rank == 0 else posts
-    works = [post(x, peer, tag=tag) for post, x, peer, tag in posts]
-    for work in works:
-        _wait(work)
-    exchange.check()
+    posts = exchange.both(range(len(Exchange.SIZES)))
+    if order == "alternating" and rank == 0:  # sends first, and the others receive first
+        posts = posts[len(posts) // 2 :] + posts[: len(posts) // 2]
+    exchange.finish(exchange.post(posts))
     dist.destroy_process_group()
 
 
@@ -650,16 +660,9 @@ def batches(rank: int, size: int, folder: Path) -> None:
     _connect(size)
     launches = fake().fake_message_launches()
     exchange = Exchange(rank, size)
-    works = []
-    for number in range(len(Exchange.SIZES)):
-        posts = [exchange.receive(peer, number) for peer in exchange.peers]
-        posts += [exchange.send(peer, number) for peer in exchange.peers]
-        random.Random(10 * number + rank).shuffle(posts)
-        works += dist.batch_isend_irecv([dist.P2POp(*post[:3]) for post in posts])
+    works = [work for number in range(len(Exchange.SIZES)) for work in exchange.batch(number)]
     assert fake().fake_message_launches() == launches + len(Exchange.SIZES)
-    for work in works:
-        _wait(work)
-    exchange.check()
+    exchange.finish(works)
     dist.destroy_process_group()
 
 
@@ -694,7 +697,6 @@ def exchanges(rank: int, size: int, folder: Path) -> None:
     for x, expected in results:
         assert same(x, expected)
     for work in works:
-        assert work is not None
         _wait(work)
     dist.destroy_process_group()
 
@@ -704,12 +706,7 @@ def batches_without_room(rank: int, size: int, folder: Path) -> None:
     _group(rank, size, folder, processors=FEW)
     for number in range(len(Exchange.SIZES)):
         exchange = Exchange(rank, size)
-        posts = [exchange.receive(peer, number) for peer in exchange.peers]
-        posts += [exchange.send(peer, number) for peer in exchange.peers]
-        random.Random(10 * number + rank).shuffle(posts)
-        for work in dist.batch_isend_irecv([dist.P2POp(*post[:3]) for post in posts]):
-            _wait(work)
-        exchange.check()
+        exchange.finish(exchange.batch(number))
         dist.barrier()
     dist.destroy_process_group()
 
@@ -721,10 +718,8 @@ def messages_before_collectives(rank: int, size: int, folder: Path) -> None:
     total, copy = torch.zeros(1000), torch.zeros(1000)
     for _ in range(5):
         exchange = Exchange(rank, size)
-        numbers = range(len(Exchange.SIZES))
         post_of = exchange.send if rank == 0 else exchange.receive
-        posts = [post_of(1 - rank, number) for number in numbers]
-        works = [post(x, peer, tag=tag) for post, x, peer, tag in posts]
+        works = exchange.post(post_of(1 - rank, number) for number in range(len(Exchange.SIZES)))
         if rank == 1:
             for work in works:
                 work.wait()
@@ -733,10 +728,9 @@ def messages_before_collectives(rank: int, size: int, folder: Path) -> None:
         assert work is not None
         work.wait()
         on_device(copy).copy_(on_device(total))
-        for each in [work, *works]:
-            _wait(each)
+        _wait(work)
+        exchange.finish(works)
         dist.barrier()
-        exchange.check()
         assert copy.tolist() == [2.0] * 1000
     dist.destroy_process_group()
 
@@ -750,16 +744,11 @@ def killed_in_messages(rank: int, size: int, folder: Path) -> None:
         for other in (0, 2):
             wait_for(folder / f"called{other}")
         os.kill(os.getpid(), signal.SIGKILL)
-    posts = [exchange.receive(VICTIM, number) for number in range(3)]
-    lost = [post(x, peer, tag=tag) for post, x, peer, tag in posts]
+    lost = exchange.post(exchange.receive(VICTIM, number) for number in range(3))
     exchange.received.clear()
-    posts = [exchange.receive(2 - rank, number) for number in range(3)]
-    posts += [exchange.send(2 - rank, number) for number in range(3)]
-    works = [post(x, peer, tag=tag) for post, x, peer, tag in posts]
+    works = exchange.post(exchange.both(range(3), [2 - rank]))
     leave_note(folder / f"called{rank}", "")
-    for work in works:
-        _wait(work)
-    exchange.check()
+    exchange.finish(works)
     said = {str(i): error_of(functools.partial(_wait, work)) for i, work in enumerate(lost)}
     tell(rank, folder, **said)
 
@@ -769,8 +758,7 @@ def unfinished_messages(rank: int, size: int, folder: Path) -> None:
     _group(rank, size, folder, timeout_s=600)
     _connect(size)
     exchange = Exchange(rank, size)
-    posts = [exchange.receive(1 - rank, number) for number in range(3)]
-    works = [post(x, peer, tag=tag) for post, x, peer, tag in posts]
+    works = exchange.post(exchange.receive(1 - rank, number) for number in range(3))
     if (folder / "aborts").exists():
         dist.distributed_c10d._get_default_group()._get_backend(torch.device("cuda")).abort()
     else:
@@ -789,9 +777,7 @@ def graph_of_messages(rank: int, size: int, folder: Path) -> None:
     with current(stream):
         _connect(size)
         exchange = Exchange(rank, size)
-        posts = [exchange.receive(peer, number) for number in range(3)]
-        posts += [exchange.send(peer, number) for number in range(3)]
-        works = [post(x, to, tag=tag) for post, x, to, tag in posts]
+        works = exchange.post(exchange.both(range(3)))
         with recorded.capture():
             captured = []
             for i in range(3):
@@ -801,18 +787,14 @@ def graph_of_messages(rank: int, size: int, folder: Path) -> None:
             for work in captured:
                 assert work is not None
                 work.wait()
-        for work in works:
-            _wait(work)
-        exchange.check()
+        exchange.finish(works)
         for number in range(3):
             given.copy_(_message(rank, peer, number, 300))
             recorded.replay()
             stream.synchronize()
             assert same(result, _message(peer, rank, number, 300))
             out, ones = torch.zeros(2, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
-            works = [dist.irecv(on_device(out), peer), dist.isend(on_device(ones), peer)]
-            for work in works:
-                assert work is not None
+            for work in dist.irecv(on_device(out), peer), dist.isend(on_device(ones), peer):
                 _wait(work)
             assert out.tolist() == [1, 1]
             dist.barrier()  # nobody sends while another one may still replay
@@ -823,18 +805,14 @@ def messages_in_callbacks(rank: int, size: int, folder: Path) -> None:
     """A message whose callback posts the next one, and waits for it."""
     _group(rank, size, folder)
     _connect(size)  # a link that is made meanwhile is late: a queue may be held up by then
-    peer = 1 - rank
     done: queue.Queue[bool] = queue.Queue()
 
     def go_on(number: int) -> None:
         exchange = Exchange(rank, size)
-        posts = [exchange.receive(peer, number), exchange.send(peer, number)]
-        works = [post(x, to, tag=tag) for post, x, to, tag in posts]
+        works = exchange.post(exchange.both([number]))
         if number < 3:
             works[0].get_future().add_done_callback(lambda _: go_on(number + 1))
-        for work in works:
-            _wait(work)
-        exchange.check()
+        exchange.finish(works)
         if number == 3:
             done.put(True)
 
@@ -919,15 +897,10 @@ def messages_on_host(rank: int, size: int, folder: Path) -> None:
     """Messages that fill a link several times, between two ranks."""
     _take_memory(rank, folder)
     fake_cuda.start(processors=FEW)
-    dist.init_process_group(
-        "ringkern", init_method=f"file://{folder}/group", rank=rank, world_size=size
-    )
+    _init(rank, size, folder)
     for n in (10, 1_000_000):
         x = torch.full((n,), float(rank))
-        given = on_device(x, rank)
-        work = dist.isend(given, 1) if rank == 0 else dist.irecv(given, 0)
-        assert work is not None
-        _wait(work)
+        _wait(_to_or_from(rank, on_device(x, rank)))
         assert torch.equal(x, torch.zeros(n))
     dist.destroy_process_group()
 
