@@ -176,9 +176,7 @@ def test_a_program_that_never_looks_goes_on_where_calls_raise(
 ) -> None:
     outcome = never_looks(plan)
     for rank in (0, 2):
-        # A busy machine may take so long to connect the ranks that they warn of it.
-        said = [x for x in outcome[rank]["stderr"].splitlines() if " ranks yet, after " not in x]
-        assert (outcome[rank]["status"], said) == (0, [])
+        assert outcome[rank] == {"status": 0, "stderr": ""}
     assert len([line for rank in (0, 2) for line in reports(tmp_path, rank)]) == 1
 
 

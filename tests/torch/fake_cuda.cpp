@@ -15,6 +15,7 @@
 #include "cuda/device.h"
 #include "cuda/fake_runtime.h"
 #include "ptx/host.h"
+#include "ptx/kernels.h"
 #include "torch/work.h"
 
 namespace {
@@ -213,6 +214,10 @@ RK_EXPORT PyObject* fake_tensor(PyObject* given, int device) {
   // Apart from Python's tensor, so that the device's thread can let go of it without Python's lock.
   const auto memory = py::cast<at::Tensor>(py::handle(given)).detach();
   return py::cast(on_device(memory, device)).release().ptr();
+}
+// Parses all kernels, which the first ring does with most of them otherwise.
+RK_EXPORT void fake_read_kernels() {
+  for (const auto& [name, kernel] : ptx::kernels()) ptx::kernel_called(name);
 }
 // The devices of this process work from here on.
 RK_EXPORT void fake_start(int processors) {

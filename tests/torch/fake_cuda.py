@@ -125,6 +125,7 @@ def main(path: str, module: str) -> None:
     sys.meta_path.insert(0, Finder(path))
     importlib.import_module("ringkern")  # registers the backend
     dist.Backend.backend_capability["ringkern"] = ["cpu", "cuda"]  # as where torch has CUDA
+    fake().fake_read_kernels()  # once, before ranks are forked
     torch.cuda.get_device_capability = lambda *_: (9, 0)  # which dist.broadcast() asks for
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
