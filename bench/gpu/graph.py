@@ -129,7 +129,7 @@ def within_a_process(context: Context, wrong: list[str]) -> None:
 
 
 def between_processes(context: Context, wrong: list[str]) -> None:
-    """Between processes. On one GPU the processes take turns, a few milliseconds each: that is slow."""
+    """Replays between processes. On one GPU they take turns, a few milliseconds each: slow."""
     ranks = Ranks(2, timeout_s=60)
     rows: list[dict[str, Any]] = []
     try:

@@ -617,6 +617,7 @@ TEST_CASE("processes open device memory by a descriptor where its device has one
     IpcTransport fourth(0, kBytes, 4, 5);
     memory_choice = MemoryChoice::any;
     REQUIRE(peer.offer().fds.size() == 2 && other.offer().fds.size() == 1);
+    CHECK((::fcntl(peer.offer().fd(1), F_GETFD) & FD_CLOEXEC) != 0);
     auto* const seen = static_cast<int*>(mine.map(peer.offer(), 1));  // also of one process
     REQUIRE(seen != nullptr && seen != peer.mine());
     CHECK_EQ(seen[5], 0);
@@ -629,6 +630,7 @@ TEST_CASE("processes open device memory by a descriptor where its device has one
     CHECK(mine.map(as_of_another(fourth.offer()), 4) == fourth.mine());
     runtime.ipc = false;
     CHECK(peer.map(as_of_another(fourth.offer()), 4) == nullptr);
+    CHECK_EQ(int(runtime.last), int(cudaSuccess));
     // What a rank cannot open it goes round.
     runtime.apart = {{1, 0}};
     CHECK(peer.map(mine.offer(), 0) == nullptr);
