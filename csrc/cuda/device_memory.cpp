@@ -205,7 +205,7 @@ void OpenedMemory::close() noexcept {
       if (each.bytes > 0) Driver::mine()->drop(each.at, each.bytes);
       else (void)cudaIpcCloseMemHandle(each.at);
   } catch (const Error&) {
-    // As in DeviceMemory.
+    // The driver has shut down before us, at exit.
   }
   opened_.clear();
 }

@@ -13,12 +13,13 @@ struct IpcTransport::Ticket {
 
 IpcTransport::IpcTransport(int device, int64_t bytes, int rank, int ranks,
                            std::shared_ptr<PeerRegions> regions)
-    : device_(device), bytes_(bytes), rank_(rank), ranks_(ranks), host_(bytes),
+    : device_(device), bytes_(bytes), rank_(rank), ranks_(ranks),
       mine_(device, bytes,
             "A rank needs " + mib(double(bytes)) +
                 " of device memory for its FIFOs; free some, or use another GPU"),
-      theirs_(device), theirs_on_host_(size_t(ranks), nullptr), refusals_(size_t(ranks)),
-      opened_by_(size_t(ranks), MemoryHandle::Kind::none), regions_(std::move(regions)) {}
+      theirs_(device), host_(bytes), theirs_on_host_(size_t(ranks), nullptr),
+      refusals_(size_t(ranks)), opened_by_(size_t(ranks), MemoryHandle::Kind::none),
+      regions_(std::move(regions)) {}
 
 // A device whose memory cannot be exported offers host memory alone: its ticket has no handle.
 Offer IpcTransport::offer() {

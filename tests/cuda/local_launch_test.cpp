@@ -631,7 +631,7 @@ TEST_CASE("processes open device memory by a descriptor where its device has one
     runtime.ipc = false;
     CHECK(peer.map(as_of_another(fourth.offer()), 4) == nullptr);
     CHECK_EQ(int(runtime.last), int(cudaSuccess));
-    // What a rank cannot open it goes round.
+    // Host memory stands in for memory that a rank cannot open.
     runtime.apart = {{1, 0}};
     CHECK(peer.map(mine.offer(), 0) == nullptr);
     runtime.opens = false;

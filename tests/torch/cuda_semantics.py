@@ -272,7 +272,7 @@ def timeouts_of_wait(rank: int, size: int, folder: Path) -> None:
 def states(rank: int, size: int, folder: Path) -> None:
     """The states of a work whose peer never comes, before and after its deadline.
 
-    That is the call's own, or, with ``of the group`` in the folder, that of set_timeout().
+    The timeout is the call's own, or, with ``of the group`` in the folder, that of set_timeout().
     """
     with group(rank, size, folder, timeout_s=NEVER_S) as b:
         if rank == 1:
@@ -355,7 +355,7 @@ def captures(rank: int, size: int, folder: Path) -> None:
 
 
 def coalescing(rank: int, size: int, folder: Path) -> None:
-    """What is called in a coalescing manager is one work."""
+    """Calls in a coalescing manager are one work."""
     peer = 1 - rank
     with group(rank, size, folder) as b:
         assert b.supports_coalescing
@@ -480,7 +480,7 @@ def ends(rank: int, size: int, folder: Path) -> None:
 
 
 def lacks(rank: int, size: int, folder: Path) -> None:
-    """What ProcessGroupNCCL has and this backend has not."""
+    """Methods that ProcessGroupNCCL has and this backend lacks."""
     with group(rank, size, folder) as b:
         names = "register_mem_pool comm_split_count perform_nocolor_split get_error"
         names += " _add_ephemeral_timeout _is_initialized"

@@ -571,8 +571,14 @@ def first_message_in_a_graph(rank: int, size: int, folder: Path) -> None:
 def _group(
     rank: int, size: int, folder: Path, timeout_s: float = 50, processors: int = 132
 ) -> None:
-    """Joins the group, on a device that has as many hardware queues as ``queues`` in the folder."""
+    """Joins the group.
+
+    ``queues`` in the folder: how many hardware queues the device has; ``choice``:
+    ``RINGKERN_CUDA_MEMORY``.
+    """
     os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = (folder / "queues").read_text()
+    if (folder / "choice").exists():
+        _C.use_cuda_memory((folder / "choice").read_text())
     fake_cuda.start(processors)
     _init(rank, size, folder, timeout_s=timeout_s)
 

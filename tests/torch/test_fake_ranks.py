@@ -180,9 +180,15 @@ def test_messages_in_any_order(
     _run(scenarios, size, tmp_path, [], "messages")
 
 
-@pytest.mark.parametrize(("size", "queues"), [(2, 1), (4, 8), (4, 1)])
-def test_batches_of_messages(scenarios: Scenario, tmp_path: Path, size: int, queues: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "queues", "memory"),
+    [(2, 1, "ipc"), (4, 8, "auto"), (4, 1, "host"), (8, 8, "auto"), (8, 8, "host")],
+)
+def test_batches_of_messages(
+    scenarios: Scenario, tmp_path: Path, size: int, queues: int, memory: str
+) -> None:
     (tmp_path / "queues").write_text(str(queues))
+    (tmp_path / "choice").write_text(memory)
     _run(scenarios, size, tmp_path, [], "batches")
 
 
@@ -211,17 +217,24 @@ def test_other_messages(
     _run(scenarios, size, tmp_path, [], name)
 
 
-@pytest.mark.parametrize("aborts", [False, True])
-def test_unfinished_messages(scenarios: Scenario, tmp_path: Path, aborts: bool) -> None:
+@pytest.mark.parametrize(
+    ("aborts", "memory"), [(False, "auto"), (True, "auto"), (True, "ipc"), (True, "host")]
+)
+def test_unfinished_messages(
+    scenarios: Scenario, tmp_path: Path, aborts: bool, memory: str
+) -> None:
     (tmp_path / "queues").write_text("1")
+    (tmp_path / "choice").write_text(memory)
     if aborts:
         (tmp_path / "aborts").write_text("")
     _run(scenarios, 2, tmp_path, [], "unfinished_messages")
 
 
-def test_kill_9_during_messages(scenarios: Scenario, tmp_path: Path) -> None:
+@pytest.mark.parametrize("memory", ["auto", "ipc", "host"])
+def test_kill_9_during_messages(scenarios: Scenario, tmp_path: Path, memory: str) -> None:
     """Those that wait behind one that is lost are lost, too."""
     (tmp_path / "queues").write_text("1")
+    (tmp_path / "choice").write_text(memory)
     outcome = scenarios("killed_in_messages", 3, tmp_path)
     assert [rank["status"] for rank in outcome] == [0, -9, 0], outcome
     for rank in (0, 2):
