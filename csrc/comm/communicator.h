@@ -78,10 +78,10 @@ class Communicator {
   void check_enqueued();
   // What calls there are chosen from; before the ranks are connected, as far as this rank knows.
   WayTable ways_on(const Device& device);
-  // None before the ranks are connected.
-  SharedMemory memory_on(const Device& device);
   // The same of the geometry.
   Geometry geometry_on(const Device& device);
+  // None before the ranks are connected.
+  SharedMemory memory_on(const Device& device);
 
   // Ends every wait of this rank and, hop by hop, of the whole ring. Any thread, any number of
   // times.

@@ -9,7 +9,6 @@
 namespace ringkern::cuda {
 namespace {
 
-constexpr int64_t kBlock = 2 << 20;  // smaller allocations share one, and a handle is one to it
 constexpr auto kByDescriptor = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
 // The driver's virtual memory management. Its codes are those of the runtime.
@@ -85,13 +84,10 @@ std::string describe(const char* call, CUresult result) {
 
 }  // namespace
 
-const char* name_of(MemoryHandle::Kind kind) {
-  switch (kind) {
-    case MemoryHandle::Kind::none: return "none";
-    case MemoryHandle::Kind::ipc: return "CUDA IPC";
-    case MemoryHandle::Kind::descriptor: return "file descriptor";
-  }
-  return "?";
+bool export_by_ipc(void* at, cudaIpcMemHandle_t& handle) noexcept {
+  if (cudaIpcGetMemHandle(&handle, at) == cudaSuccess) return true;
+  (void)cudaGetLastError();  // or a later call of someone else would report it
+  return false;
 }
 
 DeviceMemory::DeviceMemory(int device, int64_t bytes, const std::string& remedy)
@@ -160,33 +156,26 @@ MemoryHandle DeviceMemory::handle() const {
   handle.pid = ::getpid();
   if (exportable_) return handle;
   const OnDevice guard(device_);
-  const bool exported = cudaIpcGetMemHandle(&handle.ipc, at_) == cudaSuccess;
-  if (!exported) (void)cudaGetLastError();  // or a later call of someone else would report it
+  const bool exported = export_by_ipc(at_, handle.ipc);
   handle.kind = exported ? MemoryHandle::Kind::ipc : MemoryHandle::Kind::none;
   return handle;
 }
 
 void* OpenedMemory::open(const MemoryHandle& handle, int fd, std::string& why_not) {
   const auto refuse = [&](std::string why) -> void* { return why_not = std::move(why), nullptr; };
-  const OnDevice guard(device_);
-  opened_.reserve(opened_.size() + 1);
-  void* at = nullptr;
   if (handle.kind == MemoryHandle::Kind::ipc) {
     if (handle.pid == ::getpid())
       return refuse("both processes are pid " + std::to_string(handle.pid) +
                     " in pid namespaces of their own, and CUDA IPC does not tell them apart");
-    const cudaError_t error = cudaIpcOpenMemHandle(&at, handle.ipc, cudaIpcMemLazyEnablePeerAccess);
-    if (error != cudaSuccess) {
-      (void)cudaGetLastError();  // or a later call of someone else would report it
-      return refuse(cuda::describe("cudaIpcOpenMemHandle", error));
-    }
-    opened_.push_back({at, 0});
-    return at;
+    return open(handle.ipc, why_not);
   }
   if (handle.kind != MemoryHandle::Kind::descriptor)
     return refuse("its device exports none: neither by a file descriptor nor by CUDA IPC");
   const Driver* const driver = Driver::mine();
   if (driver == nullptr) return refuse("this rank's driver lacks virtual memory management");
+  const OnDevice guard(device_);
+  opened_.reserve(opened_.size() + 1);
+  void* at = nullptr;
   CUmemGenericAllocationHandle memory{};
   CUresult result =
       driver->imported(&memory, reinterpret_cast<void*>(uintptr_t(fd)), kByDescriptor);
@@ -194,6 +183,19 @@ void* OpenedMemory::open(const MemoryHandle& handle, int fd, std::string& why_no
   result = driver->map_for(device_, memory, handle.bytes, at);
   if (result != CUDA_SUCCESS) return refuse(describe("mapping its file descriptor", result));
   opened_.push_back({at, handle.bytes});
+  return at;
+}
+
+void* OpenedMemory::open(const cudaIpcMemHandle_t& handle, std::string& why_not) {
+  const OnDevice guard(device_);
+  opened_.reserve(opened_.size() + 1);
+  void* at = nullptr;
+  const cudaError_t error = cudaIpcOpenMemHandle(&at, handle, cudaIpcMemLazyEnablePeerAccess);
+  if (error != cudaSuccess) {
+    (void)cudaGetLastError();  // or a later call of someone else would report it
+    return why_not = cuda::describe("cudaIpcOpenMemHandle", error), nullptr;
+  }
+  opened_.push_back({at, 0});
   return at;
 }
 

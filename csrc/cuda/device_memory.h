@@ -11,6 +11,12 @@
 
 namespace ringkern::cuda {
 
+// Smaller allocations share one, and a handle is one to it.
+inline constexpr int64_t kBlock = 2 << 20;
+
+// Makes the handle of CUDA IPC to device memory; false where CUDA has none.
+bool export_by_ipc(void* at, cudaIpcMemHandle_t& handle) noexcept;
+
 // Handle of a rank's device memory; a descriptor goes beside it.
 struct MemoryHandle {
   enum class Kind : int64_t { none, ipc, descriptor };
@@ -19,7 +25,6 @@ struct MemoryHandle {
   cudaIpcMemHandle_t ipc;
   int64_t pid;
 };
-const char* name_of(MemoryHandle::Kind kind);
 
 // An allocation of its own, zeroed, and never part of a caching allocator's: those may be
 // expandable, which cannot be exported.
@@ -61,6 +66,8 @@ class OpenedMemory {
 
   // Does not keep the descriptor. Returns null where it cannot be opened, and says why.
   void* open(const MemoryHandle& handle, int fd, std::string& why_not);
+  // The same by CUDA IPC, of another process.
+  void* open(const cudaIpcMemHandle_t& handle, std::string& why_not);
   void close() noexcept;
   bool empty() const { return opened_.empty(); }
 

@@ -89,10 +89,12 @@ void IpcTransport::settle(uint32_t both, Segments& segments) {
 }
 
 SharedMemory IpcTransport::memory() const {
+  using enum MemoryHandle::Kind;
   std::string device;
-  for (const auto kind : {MemoryHandle::Kind::descriptor, MemoryHandle::Kind::ipc})
+  for (const auto& [kind, name] :
+       {std::pair(descriptor, "file descriptor"), std::pair(ipc, "CUDA IPC")})
     if (std::ranges::count(opened_by_, kind) > 0)
-      device += (device.empty() ? "" : " and ") + std::string(name_of(kind));
+      device += (device.empty() ? "" : " and ") + std::string(name);
   return {device, detours_};
 }
 

@@ -7,8 +7,6 @@
 namespace ringkern::cuda {
 namespace {
 
-constexpr int64_t kBlock = 2 << 20;  // smaller allocations share one, and a handle is one to it
-
 template <class T>
 T load(const T& word) {
   return std::atomic_ref(const_cast<T&>(word)).load(std::memory_order_acquire);
@@ -46,10 +44,7 @@ void* Regions::allocate(int device, int64_t bytes) {
   if (index == RegionPlace::kMostRegions) return memory;
   Region& region = regions_[size_t(index)];
   region = {static_cast<std::byte*>(memory), whole, device, {}};
-  if (cudaIpcGetMemHandle(&region.handle, memory) != cudaSuccess) {
-    (void)cudaGetLastError();  // or a later call of someone else would report it
-    return memory;
-  }
+  if (!export_by_ipc(memory, region.handle)) return memory;
   count_.store(index + 1, std::memory_order_release);
   return memory;
 }
@@ -85,7 +80,7 @@ struct PeerRegions::Board {
 
 PeerRegions::PeerRegions(int device, int rank, int ranks)
     : device_(device), rank_(rank), ranks_(ranks), file_(int64_t(sizeof(Board))),
-      boards_(size_t(ranks), nullptr), mapped_(size_t(ranks), 0) {
+      boards_(size_t(ranks), nullptr), mapped_(size_t(ranks), 0), opened_(device) {
   file_.allocate(0, sizeof(Board));
   boards_[size_t(rank)] = static_cast<Board*>(mappings_.map(file_.fd(), 0, sizeof(Board)));
   const OnDevice guard(device);
@@ -135,14 +130,12 @@ bool PeerRegions::map_next(int peer, int index) {
   if (entry.bytes <= 0) return true;
   const OnDevice guard(device_);
   const BesideCaptures beside;
-  void* at = nullptr;
-  const cudaError_t error = cudaIpcOpenMemHandle(&at, entry.handle, cudaIpcMemLazyEnablePeerAccess);
-  if (error != cudaSuccess) {
-    (void)cudaGetLastError();  // or a later call of someone else would report it
+  std::string why_not;
+  void* const at = opened_.open(entry.handle, why_not);
+  if (at == nullptr) {
     mapped_[size_t(peer)] = RegionPlace::kMostRegions;
     return false;
   }
-  opened_.push_back(at);
   write_table(peer, index, {static_cast<std::byte*>(at), entry.bytes});
   return true;
 }
@@ -168,17 +161,6 @@ uint64_t PeerRegions::place_in(const AcrossArgs& args) const {
   const RankArgs& rank = args.ranks[0];
   const bool multiplied = args.reduction.scale == Reduction::Scale::multiply_input;
   return rank.in != rank.out || multiplied ? 0 : place_of(rank.out, args.plan.tensors.bytes);
-}
-
-void PeerRegions::unmap() {
-  if (opened_.empty()) return;
-  try {
-    const OnDevice guard(device_);
-    for (void* at : opened_) (void)cudaIpcCloseMemHandle(at);
-  } catch (const Error&) {
-    // The same as in the destructor.
-  }
-  opened_.clear();
 }
 
 }  // namespace ringkern::cuda

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "comm/memory_file.h"
+#include "cuda/device_memory.h"
 #include "cuda/launch.h"
 
 namespace ringkern::cuda {
@@ -69,7 +70,7 @@ class PeerRegions {
   // has a factor, which the others do not know.
   uint64_t place_in(const AcrossArgs& args) const;
   const PeerRegion* table() const { return table_; }
-  void unmap();
+  void unmap() { opened_.close(); }
 
  private:
   struct Board;
@@ -82,7 +83,7 @@ class PeerRegions {
   Mappings mappings_;
   std::vector<Board*> boards_;  // by rank
   std::vector<int> mapped_;     // by rank: regions that have been looked at
-  std::vector<void*> opened_;
+  OpenedMemory opened_;
   int shown_ = 0;
   PeerRegion* table_ = nullptr;  // in device memory
   cudaStream_t stream_ = nullptr;

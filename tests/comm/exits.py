@@ -36,9 +36,12 @@ LIMIT_S = 60.0
 held: list[object] = []  # as a program's globals hold what it forgets
 
 
-def join(rank: int, size: int, folder: Path) -> None:
+def join(
+    rank: int, size: int, folder: Path, backend: str = "gloo", name: str = "group", **kw: Any
+) -> None:
+    """Makes the default group over a file of the folder; ``kw``: of init_process_group()."""
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/group", rank=rank, world_size=size
+        backend, init_method=f"file://{folder}/{name}", rank=rank, world_size=size, **kw
     )
 
 
@@ -256,15 +259,19 @@ def serve(scenarios: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def scenarios_of(*module: str) -> Iterator[Callable[[str, int, Path], list[dict[str, Any]]]]:
+def scenarios_of(
+    *module: str, **environment: str
+) -> Iterator[Callable[[str, int, Path], list[dict[str, Any]]]]:
     """``run(scenario, size, folder)``, in a process that serves that module's scenarios.
 
-    ``module``: its name, behind that of a module that runs it, and with its arguments.
+    ``module``: its name, behind that of a module that runs it, and with its arguments;
+    ``environment``: variables that this process has besides.
     """
     with subprocess.Popen(
         # Newer Pythons warn of fork() beside threads, which is what is tested.
         [sys.executable, "-W", "ignore::DeprecationWarning", "-m", *module],
         cwd=ROOT,
+        env={**os.environ, **environment},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -155,14 +155,9 @@ def never_looks(rank: int, size: int, folder: Path) -> None:
     goes_on = on_fault == "raise" or (on_fault, device) == ("default", "cpu")
     if device == "cuda":
         fake_cuda.start()
-    dist.init_process_group(
-        "ringkern",
-        init_method=f"file://{folder}/never",
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=NEVER_S),
-        pg_options=Options(on_fault=None if on_fault == "default" else on_fault),
-    )
+    options = Options(on_fault=None if on_fault == "default" else on_fault)
+    timeout = timedelta(seconds=NEVER_S)
+    join(rank, size, folder, "ringkern", timeout=timeout, pg_options=options)
     x = torch.ones(10) if device == "cpu" else on_device(torch.ones(10))
     dist.all_reduce(x)
     if deed == "closes":
@@ -284,13 +279,7 @@ FAULTS: dict[str, Callable[[Path], object]] = {
 def trains(rank: int, size: int, folder: Path) -> None:
     """The victim fails, as the plan says, once it has been through its third forward()."""
     wrapper, fault = (folder / "plan").read_text().split()
-    dist.init_process_group(
-        "ringkern",
-        init_method=f"file://{folder}/group",
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=NEVER_S),
-    )
+    join(rank, size, folder, "ringkern", timeout=timedelta(seconds=NEVER_S))
     model = WRAPPERS[wrapper]()
     step = 0
 

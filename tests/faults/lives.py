@@ -130,13 +130,7 @@ def killed_beside_its_worker(rank: int, size: int, folder: Path) -> None:
 
 
 def killed_beside_its_worker_with_messages_due(rank: int, size: int, folder: Path) -> None:
-    dist.init_process_group(
-        "ringkern",
-        init_method=f"file://{folder}/group",
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=NEVER_S),
-    )
+    join(rank, size, folder, "ringkern", timeout=timedelta(seconds=NEVER_S))
     x = torch.ones(10)
     if rank == 1:
         dist.send(x, 0)

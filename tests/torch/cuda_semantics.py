@@ -21,7 +21,7 @@ from torch.distributed.distributed_c10d import _coalescing_manager
 
 from ringkern.backend import Options
 from ringkern.errors import CollectiveTimeoutError, CommAbortedError, CommUsageError
-from tests.comm.exits import serve
+from tests.comm.exits import join, serve
 from tests.faults.fates import error_of
 from tests.faults.lives import leave_note, wait_for
 from tests.torch import fake_cuda
@@ -40,14 +40,7 @@ def group(
 ) -> Iterator[Any]:
     """A default group, whose ring on device 0 is there; yields its backend on CUDA."""
     fake_cuda.start()
-    dist.init_process_group(
-        "ringkern",
-        init_method=f"file://{folder}/group",
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=timeout_s),
-        **kw,
-    )
+    join(rank, size, folder, "ringkern", timeout=timedelta(seconds=timeout_s), **kw)
     dist.all_reduce(on_device(torch.ones(1)))
     dist.barrier()
     yield backend()
@@ -81,7 +74,7 @@ def full(value: float) -> list[float]:
 
 
 class Late:
-    """The peer of rank 0: rank 1 waits in :meth:`peer` until rank 0 leaves :meth:`come`."""
+    """Rank 1, which waits in :meth:`wait_for_it` until rank 0 calls :meth:`let_come`."""
 
     def __init__(self, rank: int, folder: Path) -> None:
         self.rank, self.folder, self.number = rank, folder, 0

@@ -25,7 +25,7 @@ from ringkern import _C, local
 from ringkern.choose.cost import ANY_SIZE
 from ringkern.errors import CommUsageError, RingKernError
 from tests import reference
-from tests.comm.exits import serve
+from tests.comm.exits import join, serve
 from tests.faults.fates import error_of, tell
 from tests.faults.lives import leave_note, wait_for
 from tests.torch import fake_cuda
@@ -99,13 +99,7 @@ def _join(
 
 
 def _init(rank: int, size: int, folder: Path, name: str = "group", timeout_s: float = 50) -> None:
-    dist.init_process_group(
-        "ringkern",
-        init_method=f"file://{folder}/{name}",
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=timeout_s),
-    )
+    join(rank, size, folder, "ringkern", name, timeout=timedelta(seconds=timeout_s))
 
 
 def _start(
@@ -880,12 +874,12 @@ def on_host(rank: int, size: int, folder: Path) -> None:
             x = inputs[rank].clone()
             _wait(_start(ring, call, x, device=rank))
             assert same(x, call.expected(inputs, channels)), call
-        on_host = {other for pair in pairs if rank in pair for other in pair if other != rank}
-        shared = len(on_host)
+        partners = {other for pair in pairs if rank in pair for other in pair if other != rank}
+        shared = len(partners)
         assert fake().fake_registered() == (shared + 1 if shared else 0)
         explained = ring.explain(1000, device="cuda")
         assert len(explained.host_memory) == shared == str(explained).count("by host")
-        kinds = {other in by_ipc for other in range(size) if other not in {rank, *on_host}}
+        kinds = {other in by_ipc for other in range(size) if other not in {rank, *partners}}
         named = {False: "file descriptor", True: "CUDA IPC"}
         assert explained.opened_by == " and ".join(named[kind] for kind in sorted(kinds))
         assert all(f"rank {rank} and rank" in why for why in explained.host_memory)

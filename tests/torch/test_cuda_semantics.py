@@ -20,10 +20,9 @@ Scenario = Callable[[str], None]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Callable[[str, int, Path], list[dict[str, Any]]]]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RINGKERN_ON_FAULT", "raise")
-        with scenarios_of(*fake_cuda.over_fake("tests.torch.cuda_semantics")) as run:
-            yield run
+    module = fake_cuda.over_fake("tests.torch.cuda_semantics")
+    with scenarios_of(*module, RINGKERN_ON_FAULT="raise") as run:
+        yield run
 
 
 @pytest.fixture

@@ -28,10 +28,9 @@ ON_HOST = [way for way in WAYS if way[1] == "ll" or way == ("ring", "simple")]
 @pytest.fixture(scope="module")
 def scenarios() -> Iterator[Scenario]:
     # Calls on CUDA end the process by default where one has failed.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RINGKERN_ON_FAULT", "raise")
-        with scenarios_of(*fake_cuda.over_fake("tests.torch.fake_ranks")) as run:
-            yield run
+    module = fake_cuda.over_fake("tests.torch.fake_ranks")
+    with scenarios_of(*module, RINGKERN_ON_FAULT="raise") as run:
+        yield run
 
 
 def _run(
