@@ -69,7 +69,7 @@ WORDS = (
     Word("a spin", r"\b(__builtin_ia32_pause|rest)\s*\(", r"core|reduce|cpu|cuda", MAY_SPIN),
 )
 
-_NO_CODE = re.compile(
+NO_CODE = re.compile(
     r"""(?P<comment>//(?:\\\n|[^\n])*|/\*.*?\*/)"""
     r"""|R"(?P<mark>[^()\\\s]{0,16})\(.*?\)(?P=mark)\""""
     r"""|"(?:\\.|[^"\\\n])*"|(?<![0-9a-fA-F])'(?:\\.|[^'\\\n])+'""",
@@ -86,7 +86,7 @@ def without_comments(text: str, *, keep_texts: bool = False) -> str:
             return found[0]
         return " " + "\n" * found[0].count("\n")
 
-    return _NO_CODE.sub(blank, text)
+    return NO_CODE.sub(blank, text)
 
 
 # ---- the map ------------------------------------------------------------------------------------
