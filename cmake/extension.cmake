@@ -13,7 +13,8 @@ if(NOT RK_PYTHON_INCLUDE)
   set(RK_PYTHON_INCLUDE ${Python3_INCLUDE_DIRS})
 endif()
 
-file(GLOB _units CONFIGURE_DEPENDS csrc/torch/*.cpp)
+file(GLOB _units CONFIGURE_DEPENDS
+  csrc/torch/*.cpp csrc/p2p/torch_*.cpp csrc/hosts/torch_*.cpp)
 # A library of its own, though _C alone has its objects: Ninja starts first what most steps wait
 # for, and would start these, which take longest, after the whole core.
 add_library(ringkern_torch STATIC ${_units})

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <charconv>
 
-#include "comm/news.h"
+#include "comm/event_queue.h"
 #include "fault/render.h"
 
 namespace ringkern {
@@ -87,11 +87,11 @@ void Agreement::look(const std::string& waiting_for) {
                ". All ranks must make this call, each within the timeout of the others");
   if (waited >= patience_) {
     patience_ = waited < 30 ? 30 : patience_ + 60;
-    NewsDesk::all().post(NewsKind::warning, "'" + prefix_ + "': no ring of " +
-                                                std::to_string(size_) + " ranks yet, after " +
-                                                std::to_string(int(waited)) + " s" +
-                                                who_is_late(waiting_for) + ". It fails after " +
-                                                seconds_text(timeout_));
+    EventQueue::all().post(EventKind::warning, "'" + prefix_ + "': no ring of " +
+                                                   std::to_string(size_) + " ranks yet, after " +
+                                                   std::to_string(int(waited)) + " s" +
+                                                   who_is_late(waiting_for) + ". It fails after " +
+                                                   seconds_text(timeout_));
   }
 }
 

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "comm/diagnosis.h"
-#include "comm/news.h"
+#include "comm/event_queue.h"
 #include "core/lookout.h"
 #include "fault/render.h"
 
@@ -243,8 +243,8 @@ bool Communicator::take_reason(const Fault& why) {
 void Communicator::tell(const Fault& why) const {
   const bool mine = ranks_ == 1 || why.reporter == names_.number(rank_);
   const bool reports = mine && why.event != Event::abort && !is_quoted(why.event);
-  NewsDesk::all().post(reports ? NewsKind::report : NewsKind::failure,
-                       "communicator '" + name_ + "': " + text_of(why));
+  EventQueue::all().post(reports ? EventKind::report : EventKind::failure,
+                         "communicator '" + name_ + "': " + text_of(why));
 }
 
 void Communicator::poison(const Fault& why) {

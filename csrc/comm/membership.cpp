@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "comm/communicator.h"
-#include "comm/parting.h"
+#include "comm/disconnect.h"
 #include "comm/probe.h"
 #include "core/lookout.h"
 #include "fault/render.h"
@@ -13,7 +13,7 @@ namespace {
 
 // Long enough for ranks that end together; a rank that ends long before its neighbours does not
 // wait for them.
-constexpr Milliseconds kPartingTimeout{2000};
+constexpr Milliseconds kDisconnectTimeout{2000};
 // How often a rank that waits for the others looks whether one of them is gone.
 constexpr Milliseconds kLookEvery{100};
 
@@ -323,7 +323,7 @@ void Communicator::dissolve(Ring& ring, Milliseconds patience) const {
   if (ring.enqueued) ring.enqueued->close();
   ring.executor.reset();
   if (ring.transport == nullptr || !ring.transport->unmap()) return;
-  if (!part_from(ring.neighbours, ranks_, kPartingTimeout)) ring.transport->abandon();
+  if (!disconnect(ring.neighbours, ranks_, kDisconnectTimeout)) ring.transport->abandon();
 }
 
 }  // namespace ringkern

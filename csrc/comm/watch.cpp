@@ -15,7 +15,7 @@
 #include <thread>
 
 #include "comm/diagnosis.h"
-#include "comm/news.h"
+#include "comm/event_queue.h"
 #include "comm/process.h"
 #include "fault/render.h"
 
@@ -255,8 +255,8 @@ class Watchman {
     const auto late = late_rank(control, call->seq);
     if (!late) return;  // all are at work
     ++entry.warnings;
-    NewsDesk::all().post(NewsKind::warning,
-                         text_of(late_in(control, *call, *late, waited, entry.ring.timeout)));
+    EventQueue::all().post(EventKind::warning,
+                           text_of(late_in(control, *call, *late, waited, entry.ring.timeout)));
   }
 
   std::mutex lifecycle_;  // of the thread; taken before the other

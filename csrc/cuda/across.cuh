@@ -68,7 +68,7 @@ class TensorMesh : public MeshEnds<MeshCount::meetings> {
   }
 
  private:
-  // ---- Pieces: this channel's begin at `at`, in the tensor
+  // ---- Stages: this channel's begin at `at`, in the tensor
 
   static constexpr int64_t kMostPiece = 1 << 30;  // offsets in it are ints
 

@@ -1,15 +1,15 @@
 // "ringkern" as a torch.distributed backend: c10d's calls become calls of torch/collectives.h and
-// torch/exchanges.h, and are run over the ring or between pairs of ranks.
+// p2p/torch_collectives.h, and are run over the ring or between pairs of ranks.
 #include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "hosts/torch_communicator.h"
+#include "p2p/torch_collectives.h"
+#include "p2p/torch_p2p.h"
 #include "torch/backend_base.h"
 #include "torch/bindings.h"
-#include "torch/exchanges.h"
-#include "torch/hosts_communicator.h"
-#include "torch/messenger.h"
 #include "torch/monitored_barrier.h"
 #include "torch/sparse_sum.h"
 
@@ -219,20 +219,20 @@ c10::intrusive_ptr<c10d::Backend> make_backend(
     const std::vector<int64_t>& global_ranks, double timeout_s, const Wish& wish,
     const std::map<std::string, WayTables::Lists>& tables, Roster roster, OnFault policy,
     const std::vector<int>& host_of, const std::vector<std::string>& host_names, py::object engine,
-    const HostsCommunicator::Crossings& crossings) {
+    const HostsCommunicator::InterHostCosts& crossings) {
   std::unique_ptr<Runner> ring;
-  std::unique_ptr<Carrier> messenger;
+  std::unique_ptr<P2pRunner> messenger;
   if (host_of.empty()) {
     ring = std::make_unique<TorchCommunicator>(store, name, rank, size, timeout_s);
     ring->set_roster(std::move(roster));
-    messenger = make_messenger(std::make_shared<C10dStore>(store), "backend/pairs",
-                               Seat{rank, size}, milliseconds(timeout_s));
+    messenger = make_p2p(std::make_shared<C10dStore>(store), "backend/pairs", Seat{rank, size},
+                         milliseconds(timeout_s));
   } else {
     auto over_hosts = std::make_unique<HostsCommunicator>(
         store, name, Hosts(rank, host_of, host_names), timeout_s, std::move(engine), crossings);
     over_hosts->set_roster(std::move(roster));  // the messenger already waits for other ranks
-    messenger = make_hosts_messenger(*over_hosts, std::make_shared<C10dStore>(store),
-                                     "backend/pairs", milliseconds(timeout_s));
+    messenger = make_hosts_p2p(*over_hosts, std::make_shared<C10dStore>(store), "backend/pairs",
+                               milliseconds(timeout_s));
     ring = std::move(over_hosts);
   }
   ring->set_on_fault(policy);
@@ -253,7 +253,7 @@ void bind_backend(py::module_& m) {
          const std::map<std::string, WayTables::Lists>& tables, const RosterParts& roster,
          const std::string& on_fault, const std::vector<int>& host_of,
          const std::vector<std::string>& host_names, py::object engine,
-         const HostsCommunicator::Crossings& crossings) {
+         const HostsCommunicator::InterHostCosts& crossings) {
         return make_backend(std::move(store), name, rank, size, global_ranks, timeout_s,
                             Wish::of(algorithm, protocol, in_rank_order, wide), tables,
                             roster_of(roster), on_fault_of(on_fault), host_of, host_names,
@@ -264,7 +264,7 @@ void bind_backend(py::module_& m) {
       py::arg("wide"), py::arg("tables"), py::arg("roster") = RosterParts(),
       py::arg("on_fault") = "", py::arg("host_of") = std::vector<int>(),
       py::arg("host_names") = std::vector<std::string>(), py::arg("engine") = py::none(),
-      py::arg("crossings") = HostsCommunicator::Crossings());
+      py::arg("crossings") = HostsCommunicator::InterHostCosts());
   m.def(
       "close_backends",
       [](double patience_s) { OpenBackends::all().close(milliseconds(patience_s)); },

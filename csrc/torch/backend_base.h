@@ -31,7 +31,7 @@ class BackendBase : public c10d::Backend {
   BackendBase(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
               const std::vector<int64_t>& global_ranks, double timeout_s, const Wish& wish,
               const std::map<std::string, WayTables::Lists>& tables, std::unique_ptr<Runner> ring,
-              std::unique_ptr<Carrier> messenger)
+              std::unique_ptr<P2pRunner> messenger)
       : Backend(rank, size), seat_{rank, size}, group_(group_record(rank, size, global_ranks)),
         timeout_(milliseconds(timeout_s)), wish_(wish), store_(std::make_shared<C10dStore>(store)),
         ring_(std::move(ring)), messenger_(std::move(messenger)) {
@@ -218,8 +218,8 @@ class BackendBase : public c10d::Backend {
   std::atomic<uint64_t> exchanges_{0};  // of those between pairs
   uint64_t monitored_barriers_ = 0;
   std::unique_ptr<Runner> ring_;
-  std::unique_ptr<Carrier> messenger_;  // ends first: it may use what the ring has
-  std::mutex mutex_;                    // guards what follows
+  std::unique_ptr<P2pRunner> messenger_;  // ends first: it may use what the ring has
+  std::mutex mutex_;                      // guards what follows
   bool coalescing_ = false;
   std::vector<WorkPtr> coalesced_;
   // Devices of calls, and the streams of asynchronous ones.

@@ -6,11 +6,11 @@
 
 #include "comm/handshake.h"
 #include "cpu/simd.h"
+#include "hosts/torch_stages.h"
 #include "torch/bindings.h"
 #include "torch/errors.h"
 #include "torch/layout.h"
 #include "torch/lists.h"
-#include "torch/pieces.h"
 #include "torch/plan.h"
 #include "torch/recorder.h"
 #include "torch/shared.h"
@@ -100,7 +100,7 @@ PYBIND11_MODULE(_C, m) {
       py::arg("choice"));
   bind_lists(m);
   bind_plan(m);
-  bind_pieces(m);
+  bind_stages(m);
   bind_layout(m);
   bind_recorder(m);
   bind_arranger(m);

@@ -173,7 +173,7 @@ inline Described describe_on_cpu(const Task& task, int ranks) {
 }
 
 #if RK_WITH_CUDA
-// Pieces are of tensors that are staged; others go in one.
+// Stages are of tensors that are staged; others go in one.
 inline Described describe_across(const Task& task, int ranks, int channels, const Geometry& g) {
   const int64_t bytes = task.count * size_of(task.reduction.dtype);
   Described d;

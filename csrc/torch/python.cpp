@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/news.h"
+#include "comm/event_queue.h"
 #include "fault/render.h"
 #include "torch/bindings.h"
 #include "torch/devices.h"
@@ -192,7 +192,7 @@ void exit_for(const Fault& why) {
       "ringkern: ending this process because a group of it has failed (with "
       "RINGKERN_ON_FAULT=raise it would go on): " +
       text_of(why) + "\n";
-  (void)NewsDesk::all().told_within(kIsLogged);
+  (void)EventQueue::all().told_within(kIsLogged);
   (void)!::write(STDERR_FILENO, text.data(), text.size());
   std::_Exit(kStatus);
 }
@@ -238,10 +238,10 @@ RingOrders arranged(const std::vector<std::string>& buses, int channels) {
       if (order.size() != buses.size() || !orders.add(order.data(), int(order.size())))
         throw py::value_error("no order of " + std::to_string(buses.size()) + " ranks");
   } catch (const std::exception& e) {
-    NewsDesk::all().post(NewsKind::warning,
-                         std::string("the ranks stand in their own order, because no better one "
-                                     "could be looked for: ") +
-                             e.what());
+    EventQueue::all().post(EventKind::warning,
+                           std::string("the ranks stand in their own order, because no better one "
+                                       "could be looked for: ") +
+                               e.what());
     return {};
   }
   return orders;

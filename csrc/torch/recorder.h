@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "comm/news.h"
+#include "comm/event_queue.h"
 #include "comm/watch.h"
 #include "fault/render.h"
 #include "torch/errors.h"
@@ -69,22 +69,22 @@ inline py::list recorded_calls_for_python() {
   return rings;
 }
 
-inline const char* kind_name(NewsKind kind) {
+inline const char* kind_name(EventKind kind) {
   switch (kind) {
-    case NewsKind::warning: return "warning";
-    case NewsKind::failure: return "failure";
-    case NewsKind::report: return "report";
-    case NewsKind::dump: return "dump";
+    case EventKind::warning: return "warning";
+    case EventKind::failure: return "failure";
+    case EventKind::report: return "report";
+    case EventKind::dump: return "dump";
   }
   return "?";
 }
 
 // Kind and text, or None when there will be no more.
 inline py::object next_news() {
-  std::optional<News> news;
+  std::optional<QueuedEvent> news;
   {
     const py::gil_scoped_release no_gil;
-    news = NewsDesk::all().next();
+    news = EventQueue::all().next();
   }
   if (!news) return py::none();
   return py::make_tuple(kind_name(news->kind), text_of_peer(news->text));
@@ -94,13 +94,13 @@ inline py::object next_news() {
 // ignored. A handler of C, not of Python, which would wait for the main thread to come back from
 // the very call that somebody wants to know about.
 inline bool dump_on(int number) {
-  const auto ask = [](int) { NewsDesk::ask_for_dump(); };
+  const auto ask = [](int) { EventQueue::ask_for_dump(); };
   struct sigaction found{};
   if (::sigaction(number, nullptr, &found) != 0) return false;
   if ((found.sa_flags & SA_SIGINFO) != 0) return false;
   if (found.sa_handler == +ask) return true;
   if (found.sa_handler != SIG_DFL) return false;
-  (void)NewsDesk::all();  // which a handler cannot make
+  (void)EventQueue::all();  // which a handler cannot make
   struct sigaction ours{};
   ours.sa_handler = ask;
   ours.sa_flags = SA_RESTART;
@@ -111,8 +111,8 @@ inline bool dump_on(int number) {
 inline void bind_recorder(py::module_& m) {
   m.def("recorded_calls", &recorded_calls_for_python);
   m.def("next_news", &next_news);
-  m.def("open_news", [] { NewsDesk::all().open(); });
-  m.def("close_news", [] { NewsDesk::all().close(); });
+  m.def("open_news", [] { EventQueue::all().open(); });
+  m.def("close_news", [] { EventQueue::all().close(); });
   m.def("dump_on", &dump_on, py::arg("signal"));
 }
 

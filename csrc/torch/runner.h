@@ -1,12 +1,12 @@
 // Who runs the calls of a group: the ring of one host (torch/communicator.h), or the rings of
-// several and the engine between them (torch/hosts_communicator.h).
+// several and the engine between them (hosts/torch_communicator.h).
 #pragma once
 
 #include <optional>
 #include <string>
 
 #include "comm/agreement.h"
-#include "cpu/courier.h"
+#include "p2p/engine.h"
 #include "torch/choice.h"
 #include "torch/on_fault.h"
 #include "torch/work.h"
@@ -37,11 +37,11 @@ class Runner {
   virtual void close(double patience_s) = 0;
 };
 
-// A mover of messages between pairs of ranks: between processes of one host (torch/messenger.cpp),
-// or between hosts, too (torch/hosts_messenger.cpp).
-class Carrier {
+// A mover of messages between pairs of ranks: between processes of one host (p2p/torch_p2p.cpp),
+// or between hosts, too (hosts/torch_p2p.cpp).
+class P2pRunner {
  public:
-  virtual ~Carrier() = default;
+  virtual ~P2pRunner() = default;
 
   // Returns at once; the work is complete when all transfers of the call have arrived (CPU), or are
   // enqueued (CUDA). `tag`: what the two ends of each have alike.

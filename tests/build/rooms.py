@@ -146,6 +146,12 @@ class Include:
     own: bool  # with quotes: a header of csrc
 
 
+def room_of(file: str) -> str:
+    """The room whose rules a file of csrc follows; "torch" for p2p/torch_x.h and hosts/torch_x.h."""
+    room, _, name = file.partition("/")
+    return "torch" if name.startswith("torch_") else room
+
+
 def includes(text: str) -> list[Include]:
     code = without_comments(text, keep_texts=True)
     return [
@@ -156,14 +162,14 @@ def includes(text: str) -> list[Include]:
 
 def _refused(file: str, include: Include, rooms: dict[str, Room], files: set[str]) -> str | None:
     """Why `file` may not have this include, or None."""
-    name = file.split("/")[0]
+    name = room_of(file)
     room, path = rooms[name], include.path
     if include.own:
         if path not in files:
             return "there is no such file; headers are included by room path"
-        if path.split("/")[0] in room.rooms or path in room.headers:
+        if room_of(path) in room.rooms or path in room.headers:
             return None
-        return f"{name} may not use {path.split('/')[0]}"
+        return f"{name} may not use {room_of(path)}"
     if room.system.fullmatch(path) or (file, path) in EXCUSED:
         return None
     if re.fullmatch(r"\w+", path):
@@ -218,7 +224,7 @@ def violations(csrc: Path) -> Iterator[str]:
 def _words(file: str, text: str) -> Iterator[str]:
     code = without_comments(text)
     for word in WORDS:
-        if file in word.but or not re.fullmatch(word.rooms, file.split("/")[0]):
+        if file in word.but or not re.fullmatch(word.rooms, room_of(file)):
             continue
         for found in re.finditer(word.pattern, code):
             line = code.count("\n", 0, found.start()) + 1

@@ -45,7 +45,7 @@ struct Alone : Communicator {
 };
 
 // Returns true if that is all that was posted since the last time.
-bool posted_only(NewsKind kind) {
+bool posted_only(EventKind kind) {
   const auto news = news_so_far();
   return news.size() == 1 && news[0].kind == kind;
 }
@@ -299,7 +299,7 @@ TEST_CASE("an exception that is quoted is no report") {
     Alone c(RankNames{{7}});
     (void)news_so_far();
     CHECK_THROWS(std::runtime_error, waits ? "nobody came" : "no memory", c.run(cpu.device, {}));
-    CHECK(posted_only(NewsKind::failure));
+    CHECK(posted_only(EventKind::failure));
     REQUIRE(c.failed());
     const Fault f = *c.trouble();
     CHECK(f.event == (waits ? Event::quoted_timeout : Event::quoted_failure) && f.reporter == 7);
@@ -314,7 +314,7 @@ TEST_CASE("an exception of a call ends the ring and is reported") {
   cpu.call = [](const Task&) { throw std::runtime_error("no memory"); };
   (void)news_so_far();
   CHECK_THROWS(std::runtime_error, "no memory", c.run(cpu.device, numbered(5)));
-  CHECK(posted_only(NewsKind::report));
+  CHECK(posted_only(EventKind::report));
   CHECK_EQ(cpu.aborts, 1);
   REQUIRE(c.failed());
   const Fault f = *c.trouble();
@@ -327,7 +327,7 @@ TEST_CASE("the first of two aborts counts, also before there is a ring") {
   (void)news_so_far();
   c.abort("enough");
   c.abort("more than enough");
-  CHECK(posted_only(NewsKind::failure));
+  CHECK(posted_only(EventKind::failure));
   const Fault f = c.trouble().value();
   CHECK(f.event == Event::abort && f.rank == 7 && f.reporter == 7);
   CHECK_EQ(f.evidence.text(), "enough");

@@ -7,7 +7,7 @@
 #include <latch>
 
 #include "comm/agreement.h"
-#include "comm/news.h"
+#include "comm/event_queue.h"
 #include "comm/ring_of_threads.h"
 #include "cpu/shm.h"
 #include "fault/render.h"
@@ -78,13 +78,13 @@ TEST_CASE("a rank that is late is told before the ring fails") {
                        if (joiner.place.rank == 1) ::usleep(5'500'000);
                      }),
             "", "");
-  NewsDesk::all().close();  // `next` waits for no more than there is
-  const auto news = NewsDesk::all().next();
-  REQUIRE(news && news->kind == NewsKind::warning);
+  EventQueue::all().close();  // `next` waits for no more than there is
+  const auto news = EventQueue::all().next();
+  REQUIRE(news && news->kind == EventKind::warning);
   CHECK_CONTAINS(news->text,
                  "no ring of 2 ranks yet, after 5 s; did not come: rank 1; rank 0 "
                  "waited for the address of rank 1. It fails after 20.0 s");
-  CHECK(!NewsDesk::all().next());
+  CHECK(!EventQueue::all().next());
 }
 
 // Offers that have no file descriptor stay without, and are not taken for empty ones.

@@ -12,8 +12,8 @@
 
 #include "check.h"
 #include "comm/communicator.h"
+#include "comm/event_queue.h"
 #include "comm/memory_store.h"
-#include "comm/news.h"
 
 namespace ringkern::test {
 
@@ -22,16 +22,16 @@ inline constexpr Milliseconds kLong{20000};
 inline std::atomic<int> in_a_wait{0};
 
 // Posts since the last time.
-inline std::vector<News> news_so_far() {
-  std::vector<News> all;
-  NewsDesk::all().close();
-  while (auto one = NewsDesk::all().next()) all.push_back(*one);
-  NewsDesk::all().open();
+inline std::vector<QueuedEvent> news_so_far() {
+  std::vector<QueuedEvent> all;
+  EventQueue::all().close();
+  while (auto one = EventQueue::all().next()) all.push_back(*one);
+  EventQueue::all().open();
   return all;
 }
-inline int count_of(const std::vector<News>& news, NewsKind kind) {
-  return int(
-      std::count_if(news.begin(), news.end(), [&](const News& n) { return n.kind == kind; }));
+inline int count_of(const std::vector<QueuedEvent>& news, EventKind kind) {
+  return int(std::count_if(news.begin(), news.end(),
+                           [&](const QueuedEvent& n) { return n.kind == kind; }));
 }
 
 // What a device shows, as a test says; it shows nothing before.

@@ -192,8 +192,8 @@ TEST_CASE("what ends a call of a rank is raised by all") {
     CHECK_CONTAINS(texts[0], raised);
     CHECK_CONTAINS(texts[0], " Here: rank ? waited.");
     const auto news = news_so_far();
-    CHECK_EQ(count_of(news, NewsKind::report), 1);
-    CHECK_EQ(count_of(news, NewsKind::failure), 1);
+    CHECK_EQ(count_of(news, EventKind::report), 1);
+    CHECK_EQ(count_of(news, EventKind::failure), 1);
   }
 }
 

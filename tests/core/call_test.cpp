@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "check.h"
-#include "core/forecast.h"
+#include "hosts/forecast.h"
 
 using namespace ringkern;
 

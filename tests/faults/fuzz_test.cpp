@@ -6,11 +6,11 @@
 #include <atomic>
 #include <thread>
 
-#include "comm/party.h"
 #include "faults/calls.h"
 #include "faults/fuzzed_ring.h"
 #include "faults/options.h"
 #include "faults/shared.h"
+#include "p2p/party.h"
 
 using namespace ringkern;
 using namespace ringkern::faults;
@@ -80,7 +80,7 @@ class BusyRank {
     calls.told = [](int who, const Fault& why) {
       if (who == 0) FAIL(text_of(why));  // not so: it can still be reached
     };
-    doorman_.emplace(store_, "group", 0, 3, terms(), calls);
+    connector_.emplace(store_, "group", 0, 3, terms(), calls);
     zero_ = read_address(store_->get("ringkern/group/3/0/address/0", kLong), 0,
                          my_address(terms(), random_id()), 1);
   }
@@ -105,7 +105,7 @@ class BusyRank {
     if (spoils_address) bytes = fuzzer.mutated(bytes);
     store_->set("ringkern/group/3/0/address/1", bytes);
     store_->add("ringkern/group/3/0/present/1", 1);
-    doorman_->knock_at(1);
+    connector_->connect_to_peer(1);
     pollfd watched{listener.get(), POLLIN, 0};
     if (!readable({&watched, 1}, spoils_address ? Milliseconds(20) : kLong)) return;
     const auto socket = accept_from(listener);
@@ -147,7 +147,7 @@ class BusyRank {
   cpu::ShmTransport transport_;
   Address zero_;
   std::vector<Fd> kept_;
-  std::optional<Doorman> doorman_;  // last, so that it ends first
+  std::optional<Connector> connector_;  // last, so that it ends first
 };
 
 // ---- all of them --------------------------------------------------------------------------------

@@ -4,9 +4,9 @@
 #include <future>
 #include <optional>
 
-#include "cpu/courier.h"
 #include "faults/calls.h"
 #include "faults/shared.h"
+#include "p2p/engine.h"
 
 namespace ringkern::faults {
 
@@ -49,7 +49,7 @@ inline void use_courier(std::shared_ptr<Store> store, const std::string& name, i
     const std::string name;
     ~Leaving() { meet(store, name + " has ended"); }
   };
-  std::optional<cpu::Courier> courier;
+  std::optional<cpu::P2pEngine> courier;
   const Leaving leaving{*store, name};
   courier.emplace(store, name, rank, kRanks, kTimeout);
   struct Note {

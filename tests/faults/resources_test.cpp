@@ -5,10 +5,10 @@
 #include <sys/resource.h>
 
 #include "comm/processes.h"
-#include "cpu/inbox.h"
 #include "faults/cages.h"
 #include "faults/calls.h"
 #include "faults/shared.h"
+#include "p2p/receive_buffer.h"
 
 using namespace ringkern;
 using namespace ringkern::faults;

@@ -1,0 +1,227 @@
+// A rank's membership in a group that spans several hosts: the ring inside its host, the engines
+// between hosts, whose turn it is, and what becomes of a failure on either.
+#pragma once
+
+#include <unistd.h>
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "hosts/hosts.h"
+#include "hosts/stages.h"
+#include "hosts/store_channel.h"
+#include "hosts/torch_engine.h"
+#include "torch/communicator.h"
+
+namespace ringkern::torch_ext {
+
+class HostsCommunicator final : public Runner {
+ public:
+  // rail_bytes, piece_bytes and tree of a InterHostCost.
+  using InterHostCosts = std::map<std::string, std::tuple<int64_t, int64_t, bool>>;
+
+  // `make_engine(device, ranks, watched)`: Python's; a backend over these ranks of the group.
+  // `watched(prefix, store)`: a store that stops waiting where a rank is gone. `crossings`:
+  // by kind of device; what is left out is as a InterHostCost is by default.
+  HostsCommunicator(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name,
+                    Hosts hosts, double timeout_s, py::object make_engine,
+                    const InterHostCosts& crossings);
+
+  // As that of a TorchCommunicator, for the same reasons.
+  ~HostsCommunicator() override;
+
+  void set_roster(Roster roster) override {
+    inner_->set_roster(roster.of(hosts_.ranks_on(hosts_.host())));
+    roster_ = std::move(roster);
+  }
+  void set_on_fault(OnFault policy) override { inner_->set_on_fault(policy); }
+  void check_enqueued() override { inner_->check_enqueued(); }
+  void set_table(const std::string& device, const WayTables::Lists& lists) override {
+    inner_->set_table(device, lists);
+  }
+  // Of the ring inside.
+  WayTables::Lists table(const std::string& device) { return inner_->table(device); }
+  auto shared_memory() { return inner_->shared_memory(); }
+
+  WorkPtr all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, const Wish& wish,
+                     bool async_op) {
+    return launch_one(c10d::OpType::ALLREDUCE, tensor,
+                      prepare_all_reduce(tensor, op_of(op), ranks()), wish, async_op);
+  }
+  // The same as that of a TorchCommunicator, but for the norm.
+  at::Tensor sum_of(const at::Tensor& x, const Wish& wish, RowNorm* = nullptr) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    at::Tensor out = x.clone(at::MemoryFormat::Contiguous);
+    all_reduce(out, c10d::ReduceOp::SUM, wish, false);
+    return out;
+  }
+  WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                         const c10d::ReduceOp& op, const Wish& wish, bool async_op) {
+    return launch_one(c10d::OpType::_REDUCE_SCATTER_BASE, output,
+                      prepare_reduce_scatter(output, input, op_of(op), rank(), ranks()), wish,
+                      async_op);
+  }
+  WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input, const Wish& wish,
+                     bool async_op) {
+    return launch_one(c10d::OpType::_ALLGATHER_BASE, output,
+                      prepare_all_gather(output, input, rank(), ranks()), wish, async_op);
+  }
+  std::vector<int64_t> time_all_reduce(const at::Tensor& tensor, int64_t calls, const Wish& wish) {
+    return timed(calls, [&] { all_reduce(tensor, c10d::ReduceOp::SUM, wish, false); });
+  }
+
+  WorkPtr launch(Call call, const Wish& wish, bool async_op, Milliseconds timeout,
+                 std::optional<c10::Stream> stream) override;
+  // The same as that of a TorchCommunicator.
+  Abort aborter() {
+    return [this](const std::string& reason) { abort(reason); };
+  }
+
+  // The engine over all ranks of the group; all of them have to ask for it together.
+  Engine& flat(c10::Device device);
+  const Hosts& hosts() const { return hosts_; }
+  // Listens to what the ranks of the group tell each other.
+  std::unique_ptr<StoreChannel::Listening> listen() const {
+    return std::make_unique<StoreChannel::Listening>(channel_);
+  }
+  // Another one of these ranks, which has no part in what becomes of the group.
+  std::shared_ptr<StoreChannel> channel(const std::string& name) const {
+    return std::make_shared<StoreChannel>(connector(store_), prefix_ + "/" + name, hosts_);
+  }
+  // The first failure of the group that was told, if it has come here.
+  std::optional<Fault> heard() const { return channel_.heard(); }
+  // Calls this once such a failure comes, on a thread of its own. Null: no more; returns when it
+  // does not run.
+  void on_told(std::function<void(const Fault&)> call) {
+    std::lock_guard lock(told_);
+    on_told_ = std::move(call);
+  }
+  Callers& callers() { return callers_; }
+  int rank() const { return hosts_.rank(); }
+  int ranks() const { return hosts_.ranks(); }
+  double timeout_s() const { return double(timeout_.count()) / 1000; }
+  bool failed() override {
+    std::lock_guard lock(state_);
+    return failure_.has_value();
+  }
+  void abort(const std::string& reason) override;
+  void close(double patience_s) override;
+
+ private:
+  // The end of a wait between hosts. `own`: this rank has found it, and asks the others before it
+  // is told; else somebody has told it.
+  struct Ended {
+    Fault fault;
+    bool own = false;
+  };
+  // The call that this rank is in.
+  struct Now {
+    c10::Device device = at::kCPU;
+    Milliseconds timeout{0};
+    CallAt call;  // none: the group is being made
+    Clock::time_point since = Clock::now();
+  };
+
+  static constexpr Milliseconds kReasonComes{1000}, kStoreAnswers{1000}, kCallsCome{600};
+  // A wait that lasts so long may be for a rank that makes another call.
+  static constexpr Milliseconds kLookAround{300};
+  // Ranks that have waited for some seconds look for a roll call once a second.
+  static constexpr Milliseconds kStatusQuery{1500};
+  // A wait between hosts ends after those inside one, which know who is missing.
+  static constexpr Milliseconds kLater{500};
+
+  std::unique_ptr<TorchCommunicator> inner_over(const c10::intrusive_ptr<c10d::Store>& store,
+                                                double timeout_s) const;
+  // A connection of its own: a call on the other may last as long as the network is cut.
+  static std::function<std::shared_ptr<Store>()> connector(
+      const c10::intrusive_ptr<c10d::Store>& store) {
+    return [store] { return std::make_shared<C10dStore>(store->clone()); };
+  }
+  std::string prefix_in(const c10::intrusive_ptr<c10d::Store>& store) const;
+
+  WorkPtr launch_one(c10d::OpType type, const at::Tensor& output, Prepared task, const Wish& wish,
+                     bool async_op) {
+    Call call = call_of(type, output, std::move(task));
+    WorkPtr work = launch(std::move(call), wish, async_op, Milliseconds(0), {});
+    return async_op ? work : nullptr;
+  }
+  WorkPtr launch_uninterrupted(Call call, const Wish& wish, bool async_op, Milliseconds timeout,
+                               std::optional<c10::Stream> stream);
+  void run_tasks(const std::vector<Prepared>& tasks, const Wish& wish, Milliseconds timeout);
+  void run_task(const Prepared& task, const Wish& wish, Milliseconds timeout);
+  Engine& flat_engine(c10::Device device);
+  Engine& engine(c10::Device device, bool over_all);
+  std::unique_ptr<Engine> make_engine_over(const std::vector<int>& ranks, c10::Device device);
+  void meet(const std::string& name, const std::vector<int>& ranks);
+  // Waits for a work of an engine, and for whatever else would end the wait.
+  void await(const WorkPtr& work);
+  InterHostCost inter_host_cost_on(c10::Device device) const;
+  static CallWords words_between_hosts(const Task& task, const Wish& wish);
+  std::optional<Fault> trouble_inside();
+  std::optional<Fault> trouble_in_call();
+  bool is_late(const std::optional<Fault>& inside) const;
+  std::optional<Fault> told();
+  void throw_if_over(Clock::time_point start);
+  // Returns what throws Ended, ten times a second, if one of these, which has not made its first
+  // call, is gone.
+  std::function<void()> look_for_gone(const std::vector<int>& ranks);
+  void look_around_if_due(Clock::time_point start, Clock::time_point& due,
+                          const std::function<bool()>& enough);
+  using Query = std::vector<std::optional<CallsAt>>;
+  std::optional<Fault> difference(const Query& roll) const;
+
+  void check_callable();
+  void check_healthy();
+  bool in_callback() const;
+  void end_in_callback();
+  bool forked() const { return ::getpid() != born_in_; }
+  Fault reason_of(std::exception_ptr error);
+  Fault lost(const Fault& broken);
+  Fault late();
+  Fault differs(int rank, const CallAt& mine, const CallAt& theirs) const;
+  Fault in_calls(const Fault& why);
+  std::vector<int> absent(const Query& roll) const;
+  std::string hosts_text(const std::vector<int>& which) const;
+  // A fault that this rank finds in the call that it is in; `about`: another rank.
+  Fault fault(Event event, int about = -1) const;
+  Fault settle(const Fault& mine);
+  // How an exception of a call is told: as this group's first failure.
+  [[noreturn]] void fail(std::exception_ptr error);
+  void leave_engines();
+
+  const Hosts hosts_;
+  const std::string name_;
+  const Milliseconds timeout_;
+  const InterHostCosts inter_host_costs_;
+  py::object make_engine_;
+  const pid_t born_in_ = ::getpid();
+  const std::unique_ptr<TorchCommunicator> inner_;
+  const c10::intrusive_ptr<c10d::Store> store_;
+  const std::string prefix_;  // in it
+  std::mutex told_;           // guards what follows
+  std::function<void(const Fault&)> on_told_;
+  StoreChannel channel_;
+  Roster roster_;
+  Callers callers_;
+
+  std::timed_mutex turn_;  // one call at a time
+  Now now_;                // of whoever has the turn
+  uint64_t seq_ = 0;
+  std::map<std::pair<c10::DeviceType, bool>, std::unique_ptr<Engine>> engines_;
+  std::atomic<int> posted_{0};  // asynchronous calls that have not run
+  std::unique_ptr<Worker> worker_;
+  std::mutex state_;  // guards what follows
+  std::optional<Fault> failure_;
+  Clock::time_point failed_at_;
+  bool closed_ = false;
+};
+
+}  // namespace ringkern::torch_ext

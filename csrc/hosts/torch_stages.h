@@ -1,0 +1,41 @@
+// The cut of an all-reduce over hosts for Python: without making a call.
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <tuple>
+
+#include "hosts/stages.h"
+
+namespace ringkern::torch_ext {
+
+namespace py = pybind11;
+
+// `crossing`: rail_bytes, piece_bytes and tree of a InterHostCost.
+inline Stages make_stages(int64_t count, int element_bytes, int rails, int hosts, bool inside,
+                          const std::tuple<int64_t, int64_t, bool>& crossing) {
+  if (count < 0) throw py::value_error("count must not be negative");
+  if (element_bytes < 1 || element_bytes > 8) throw py::value_error("element_bytes must be 1 to 8");
+  if (rails < 1 || rails > kMaxRanks) throw py::value_error("rails must be 1 to 1024");
+  if (hosts < 2) throw py::value_error("hosts must be 2 or more: one host needs no cut");
+  const auto& [rail_bytes, piece_bytes, tree] = crossing;
+  if (rail_bytes < 0 || piece_bytes < 1)
+    throw py::value_error("a crossing has rail_bytes of 0 or more and piece_bytes of 1 or more");
+  return Stages::make(count, element_bytes, rails, hosts, inside, {rail_bytes, piece_bytes, tree});
+}
+
+inline void bind_stages(py::module_& m) {
+  py::class_<Stages> pieces(m, "Stages",
+                            "How an all-reduce over hosts is cut. Counts are in elements.");
+  pieces
+      .def(py::init(&make_stages), py::arg("count"), py::arg("element_bytes"), py::arg("rails"),
+           py::arg("hosts"), py::arg("inside"), py::arg("crossing"))
+      .def_readonly("rails", &Stages::rails, "The rails in use: all, or 1.")
+      .def_readonly("long_stages", &Stages::long_stages, "The pieces that go over these rails.");
+  pieces.attr("most") = Stages::kMost;
+  pieces.attr("under_way") = Stages::kUnderWay;
+  pieces.attr("little_bytes") = Stages::kLittleBytes;
+}
+
+}  // namespace ringkern::torch_ext

@@ -1,0 +1,68 @@
+// Messages between any two ranks of one host: sends and receives that progress side by side, on a
+// thread of their own, over links that are made when a rank first needs one.
+#pragma once
+
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/ports.h"
+
+namespace ringkern::cpu {
+
+inline constexpr int kAnySource = -1;
+// Longer ones are cut to it: it has a time_point.
+inline constexpr Milliseconds kLongestTimeout = std::chrono::hours(24 * 365);
+
+// One message, of this rank's side. `data` stays valid until `done`.
+struct Message {
+  bool sends = true;
+  int peer = 0;                          // a rank, not this one; kAnySource where it is received
+  uint64_t tag = 0;                      // the two ends must have the same
+  Protocol protocol = Protocol::simple;  // of what is sent; a receiver learns it from the header
+  void* data = nullptr;                  // read only where it is sent
+  int64_t bytes = 0;                     // the two ends must have the same
+  Milliseconds timeout{0};  // how long it may wait while nothing moves; 0: the courier's
+  // Once, on the courier's thread: the error or null, and the rank at the other end. Must not
+  // throw; may post.
+  std::function<void(std::exception_ptr, int source)> done;
+  int dtype = 0;  // an index of kMoved; the two ends must have the same
+};
+
+// Messages between the same two ranks with the same tag are matched in the order of posting;
+// different tags in any order, so that what nobody has asked for yet is kept aside when something
+// behind it is wanted. A send is done when its last byte is in the link. The first message that
+// fails makes the courier unusable, and every rank that it has met is told why.
+class P2pEngine {
+ public:
+  // Leaves this rank's address in the store and starts; does not wait for anybody. `name` is the
+  // same on all ranks and may be used again for a later courier.
+  P2pEngine(std::shared_ptr<Store> store, std::string name, int rank, int ranks,
+            Milliseconds timeout, RankNames names = {});
+  ~P2pEngine();
+  P2pEngine(const P2pEngine&) = delete;
+  P2pEngine& operator=(const P2pEngine&) = delete;
+
+  // Any thread; returns at once. Throws what is wrong with any of them before one is posted.
+  void post(std::vector<Message> messages);
+  // Every message of this rank fails, and those of the ranks that it has met. Any thread.
+  void abort(const std::string& reason);
+  // Finishes what was posted, then gives everything back; what has not finished after `patience` is
+  // aborted. Any number of times.
+  void close(Milliseconds patience = Milliseconds::max());
+  // Whether this is `done` of one of its messages: there it can be neither closed nor destroyed.
+  bool in_callback() const;
+
+ private:
+  class Body;
+
+  bool forked() const;
+
+  const int born_in_;  // pid
+  const std::string name_;
+  std::unique_ptr<Body> body_;  // a forked child leaks it
+};
+
+}  // namespace ringkern::cpu

@@ -1,0 +1,48 @@
+// Where the others write their messages to a rank: one memory file, with a bell, and for each other
+// rank the counters of the links to and from it and the FIFOs of the link from it.
+//
+// The file has room for all, but memory is taken for the head alone, and for the FIFOs of a rank
+// when the two meet. Two ranks that have met are to each other what neighbours on a ring of two
+// are: each is next and prev of the other.
+#pragma once
+
+#include <vector>
+
+#include "comm/memory_file.h"
+#include "cpu/link.h"
+
+namespace ringkern::cpu {
+
+class ReceiveBuffer {
+ public:
+  // Throws SharedMemoryError, as what follows.
+  ReceiveBuffer(int rank, int ranks, const Geometry& geometry, RankNames names = {});
+
+  Bell& bell() const { return *mine_.front().bell; }
+  int fd() const { return file_.fd(); }
+  int64_t bytes() const { return bytes_; }
+  const Geometry& geometry() const { return geometry_; }
+  const RankNames& names() const { return names_; }
+
+  // Makes room for what `peer` sends; again does nothing. One thread at a time, as the next one.
+  void open(int peer);
+  // Maps what of the peer's inbox is this rank's; again does nothing. Does not keep the descriptor.
+  // Throws TransportError unless it is an inbox of this size.
+  void map(int peer, int fd);
+  // The links with a peer, once it is open and mapped.
+  Ends ends(int peer, Protocol p) const;
+
+ private:
+  LinkMemory view(std::byte* head, std::byte* fifos, int of) const;
+
+  const int rank_;
+  const Geometry geometry_;
+  const int64_t page_, head_bytes_, fifo_bytes_, bytes_;
+  MemoryFile file_;
+  Mappings mappings_;
+  std::byte* head_ = nullptr;
+  std::vector<LinkMemory> mine_, theirs_;  // of each other rank
+  const RankNames names_;
+};
+
+}  // namespace ringkern::cpu

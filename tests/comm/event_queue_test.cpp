@@ -1,0 +1,115 @@
+// QueuedEvent: in order, bounded, ended by close(), asked for by a signal, and of no child's parent.
+#include "comm/event_queue.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
+
+#include "check.h"
+
+namespace ringkern {
+namespace {
+
+std::string next_text(EventQueue& desk) {
+  const auto news = desk.next();
+  return news ? news->text : "nothing";
+}
+
+TEST_CASE("news is taken in the order in which it came") {
+  EventQueue desk;
+  desk.post(EventKind::warning, "one");
+  desk.post(EventKind::failure, "two");
+  const auto one = desk.next(), two = desk.next();
+  CHECK(one && one->kind == EventKind::warning && one->text == "one");
+  CHECK(two && two->kind == EventKind::failure && two->text == "two");
+}
+
+TEST_CASE("news that nobody takes is dropped, the oldest first") {
+  EventQueue desk;
+  for (int i = 0; i < 1500; ++i) desk.post(EventKind::warning, std::to_string(i));
+  for (int i = 500; i < 1500; ++i) CHECK_EQ(next_text(desk), std::to_string(i));
+  desk.close();
+  CHECK_EQ(next_text(desk), std::string("nothing"));
+}
+
+TEST_CASE("close ends the wait and loses nothing") {
+  EventQueue desk;
+  std::atomic<int> taken{0};
+  std::thread reader([&] {
+    while (desk.next()) ++taken;
+  });
+  desk.post(EventKind::warning, "before");
+  desk.post(EventKind::warning, "before");
+  desk.close();
+  reader.join();
+  CHECK_EQ(taken.load(), 2);
+  desk.post(EventKind::warning, "after");
+  CHECK_EQ(next_text(desk), std::string("after"));
+  CHECK_EQ(next_text(desk), std::string("nothing"));
+  CHECK_EQ(next_text(desk), std::string("nothing"));
+  desk.open();
+  std::thread late([&] { CHECK_EQ(next_text(desk), std::string("late")); });
+  desk.post(EventKind::warning, "late");
+  late.join();
+}
+
+TEST_CASE("news of many threads arrives") {
+  EventQueue desk;
+  std::thread posting[4];
+  for (std::thread& t : posting)
+    t = std::thread([&] {
+      for (int i = 0; i < 200; ++i) desk.post(EventKind::warning, "x");
+    });
+  for (int i = 0; i < 800; ++i) CHECK_EQ(next_text(desk), std::string("x"));
+  for (std::thread& t : posting) t.join();
+}
+
+TEST_CASE("a signal asks for a dump") {
+  EventQueue& desk = EventQueue::all();
+  struct sigaction action{};
+  action.sa_handler = [](int) { EventQueue::ask_for_dump(); };
+  CHECK(::sigaction(SIGUSR2, &action, nullptr) == 0);
+  // Also while the reader sleeps, and in the very thread that reads.
+  std::thread sender([] { CHECK(::kill(::getpid(), SIGUSR2) == 0); });
+  const auto news = desk.next();
+  sender.join();
+  CHECK(news && news->kind == EventKind::dump);
+  CHECK(::raise(SIGUSR2) == 0);
+  CHECK(::raise(SIGUSR2) == 0);
+  desk.post(EventKind::warning, "then");
+  CHECK(desk.next()->kind == EventKind::dump);  // both of them
+  CHECK_EQ(next_text(desk), std::string("then"));
+}
+
+TEST_CASE("a forked child has news of its own") {
+  EventQueue& desk = EventQueue::all();
+  desk.post(EventKind::warning, "of the parent");
+  // Held at the fork, in the child for ever: what its parent's desk could be.
+  std::atomic<bool> stop{false};
+  std::thread busy([&] {
+    while (!stop) desk.post(EventKind::warning, "of the parent");
+  });
+  for (int i = 0; i < 20; ++i) {
+    const pid_t child = ::fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+      EventQueue::ask_for_dump();  // a handler is inherited: there is no desk yet, and no harm
+      ::alarm(20);
+      EventQueue::all().post(EventKind::failure, "of the child");
+      const auto news = EventQueue::all().next();
+      ::_exit(news && news->text == "of the child" ? 0 : 1);
+    }
+    int status = 0;
+    CHECK(::waitpid(child, &status, 0) == child);
+    CHECK_EQ(status, 0);
+  }
+  stop = true;
+  busy.join();
+  CHECK_EQ(next_text(desk), std::string("of the parent"));
+}
+
+}  // namespace
+}  // namespace ringkern

@@ -1,0 +1,361 @@
+// What ranks of several hosts tell each other through a store that answers. The one that does not
+// is in telegraph_cut_test.cpp.
+#include "hosts/store_channel.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "hosts/store_channel_stores.h"
+
+using namespace ringkern;
+using namespace ringkern::test;
+
+namespace {
+
+// First: no other thread runs yet. Its own is the parent's, and so may be its lock.
+TEST_CASE("a forked child parts with its channel") {
+  Group group;
+  group[0].watch(call_at(1));
+  until([&] { return group.stores[0]->questions > 0; });
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    ::alarm(20);
+    group.ranks[0].reset();
+    ::_exit(0);
+  }
+  int status = 0;
+  CHECK_EQ(::waitpid(child, &status, 0), child);
+  CHECK_EQ(status, 0);
+  group[2].tell(lost(2, 1), kForEver);
+  until([&] { return group[0].heard().has_value(); });
+}
+
+TEST_CASE("a word comes as it was told") {
+  Group group;
+  CHECK(!group[2].heard());
+  group[2].watch(call_at(17));
+  const Fault told = group[0].tell(lost(0, 3), kForEver);
+  CHECK_EQ(text_of(told), std::string("rank 3 on host b died"));
+  until([&] { return group[2].heard().has_value(); });
+  const Fault heard = *group[2].heard();
+  CHECK(heard.cause == Cause::peer_lost);
+  CHECK(heard.given);
+  CHECK_EQ(heard.reporter, 0);
+  CHECK_EQ(heard.rank, 3);
+  CHECK_EQ(heard.seq, uint64_t(17));
+  CHECK_EQ(text_of(heard), text_of(told));
+}
+
+// Who waits for a better reason than its own need not be in a long wait.
+TEST_CASE("a rank that listens hears a word") {
+  Group group;
+  CHECK(!group[3].hear(Milliseconds(1)));
+  std::thread teller([&] { group[1].tell(lost(1, 2), kForEver); });
+  CHECK_EQ(group[3].hear(kForEver)->rank, 2);
+  teller.join();
+  CHECK_EQ(group[3].hear(kForEver)->rank, 2);  // and hears it again, at once
+}
+
+TEST_CASE("the first of many words counts") {
+  for (int i = 0; i < 20; ++i) {
+    Group group({0, 0, 0, 1, 1, 1});
+    std::vector<Fault> said(6);
+    std::vector<std::thread> threads;
+    for (int r = 0; r < 6; ++r)
+      threads.emplace_back([&, r] {
+        said[size_t(r)] = group[r].tell(lost(r, r, "word of rank " + std::to_string(r)), kForEver);
+      });
+    for (std::thread& thread : threads) thread.join();
+    for (int r = 0; r < 6; ++r) {
+      CHECK_EQ(text_of(said[size_t(r)]), text_of(said[0]));
+      CHECK_EQ(said[size_t(r)].reporter, said[0].reporter);
+      CHECK_EQ(text_of(group[r].tell(lost(r, r, "once more"), kForEver)), text_of(said[0]));
+    }
+    CHECK_EQ(text_of(said[0]), "word of rank " + std::to_string(said[0].reporter));
+  }
+}
+
+// Neither asked nor paid for by who has no need.
+TEST_CASE("a rank that does not wait does not ask the store") {
+  const int threads = threads_of_this_process();
+  {
+    Group group;
+    CHECK(!group[2].heard());
+    CHECK(group[2].store_answers());
+    group[2].rest();
+    CHECK_EQ(threads_of_this_process(), threads);
+    CHECK_EQ(group.stores[2]->questions, 0);
+    group[2].watch(call_at(1));
+    until([&] { return group.stores[2]->questions > 2; });
+    group[2].rest();
+    std::this_thread::sleep_for(Milliseconds(300));  // the thread may be in a last look
+    const int questions = group.stores[2]->questions;
+    group[0].tell(lost(0, 3), kForEver);
+    std::this_thread::sleep_for(Milliseconds(500));
+    CHECK_EQ(group.stores[2]->questions, questions);
+    CHECK(!group[2].heard());
+    group[2].watch(call_at(2));  // it was told before: the first look finds it
+    until([&] { return group[2].heard().has_value(); });
+  }
+  CHECK_EQ(threads_of_this_process(), threads);
+}
+
+// In calls that are short nobody is asked. One that is long answers a roll as a wait for other
+// hosts does.
+TEST_CASE("a call listens when it is long") {
+  const int threads = threads_of_this_process();
+  Group group;
+  std::atomic<int> heard{0};
+  group.ranks[2] =
+      group.channel(2, [store = group.stores[2]] { return store; }, [&](const Fault&) { ++heard; });
+  for (int i = 0; i < 1000; ++i) {
+    const StoreChannel::Listening listening(group[2], call_at(1));
+  }
+  std::this_thread::sleep_for(Milliseconds(300));
+  CHECK_EQ(group.stores[2]->questions, 0);
+  CHECK_EQ(threads_of_this_process(), threads + 1);
+  std::this_thread::sleep_for(Milliseconds(1200));  // the thread sleeps until the next call
+  std::optional<StoreChannel::Listening> listening(std::in_place, group[2], call_at(1));
+  std::make_unique<StoreChannel::Listening>(group[2]).reset();  // another wait, which is over
+  until([&] { return group.stores[2]->questions > 0; });
+  CHECK(group[0].query_status(Milliseconds(1500))[2] == call_at(1));
+  CHECK_EQ(heard, 0);
+  group[0].tell(lost(0, 3), kForEver);
+  until([&] { return heard == 1; });  // though it asks for nothing
+  CHECK(group[2].heard().has_value());
+  CHECK(listening->heard().has_value());
+  listening.reset();
+  std::this_thread::sleep_for(Milliseconds(300));
+  const int questions = group.stores[2]->questions;
+  std::this_thread::sleep_for(Milliseconds(300));
+  CHECK_EQ(group.stores[2]->questions, questions);
+  CHECK_EQ(heard, 1);
+}
+
+// Told, and its program has ended before anybody could see to it.
+TEST_CASE("last words are told before the program ends") {
+  Group group;
+  group[0].tell(lost(0, 3), Milliseconds(0));
+  group.ranks[0].reset();
+  CHECK_EQ(group[2].hear(kForEver)->rank, 3);
+}
+
+TEST_CASE("words are bounded and printable") {
+  Group group;
+  const Fault told =
+      group[0].tell(lost(0, 3, "a\nb\x1b[2J\xff" + std::string(1 << 20, 'x')), kForEver);
+  const Fault heard = *group[2].hear(kForEver);
+  CHECK_EQ(text_of(heard).size(), sizeof heard.evidence - 1);
+  CHECK_CONTAINS(text_of(heard), "a b?[2J?xxx");
+  CHECK_EQ(text_of(told), text_of(heard));  // the same on all ranks
+}
+
+// ---- roll calls ---------------------------------------------------------------------------------
+
+TEST_CASE("who is first to tell does not wait for the store to say so") {
+  Gate gate;
+  Group group;
+  gate.shut();
+  group.stores[0]->use = [&](const std::string& how) {
+    if (how == "look" || how == "get") gate.pass();
+  };
+  const Fault first = group[0].tell(lost(0, 3), kForEver);
+  CHECK(first.rank == 3 && first.given);
+  gate.shut(false);
+}
+
+TEST_CASE("a rank that waits answers a roll call") {
+  Group group({0, 0, 1, 1, 2});
+  group[1].watch(call_at(4));
+  group[3].watch(call_at(5, 100));
+  group[4].watch(call_at(6));
+  group[2].watch(call_at(3));
+  group[2].rest();
+  const auto places = group[1].query_status(kForEver);  // for ranks of all hosts wait
+  REQUIRE(places.size() == 5);
+  CHECK(!places[0] && !places[2]);
+  CHECK_EQ(places[1]->seq, uint64_t(4));  // its own
+  CHECK(places[3] == call_at(5, 100));
+  CHECK(places[4] == call_at(6));
+}
+
+TEST_CASE("an answer to a roll call has the rank's last calls") {
+  Group group({0, 1});
+  for (uint64_t seq = 1; seq <= 20; ++seq) group[1].watch(call_at(seq, int64_t(100 + seq)));
+  group[0].watch(call_at(7));
+  const auto places = group[0].query_status(kForEver);
+  REQUIRE(places[1].has_value());
+  CHECK_EQ(places[1]->seq, uint64_t(20));
+  for (uint64_t seq = 5; seq <= 20; ++seq) {
+    REQUIRE(places[1]->find(seq) != nullptr);
+    CHECK(*places[1]->find(seq) == call_at(seq, int64_t(100 + seq)));
+  }
+  CHECK(places[1]->find(4) == nullptr);  // too long ago
+  CHECK(places[1]->find(21) == nullptr);
+  CHECK(places[0]->find(7) != nullptr && places[0]->find(0) == nullptr);
+}
+
+TEST_CASE("a rank that does not wait is missed in a roll call") {
+  Group group({0, 0, 1, 1, 2});
+  group[3].watch(call_at(5));
+  const auto places = group[0].query_status(Milliseconds(1500));
+  CHECK(!places[0] && !places[1] && !places[2] && places[3] && !places[4]);
+  CHECK(group[0].store_answers());
+  // An answer is to one roll only.
+  group[3].rest();
+  std::this_thread::sleep_for(Milliseconds(300));
+  CHECK(!group[0].query_status(Milliseconds(500))[3]);
+  group[3].watch(call_at(7));
+  CHECK_EQ(group[0].query_status(Milliseconds(1500))[3]->seq, uint64_t(7));
+}
+
+// As when all run out of time together: then each answers the others.
+TEST_CASE("all ranks may call a roll at once") {
+  Group group({0, 0, 1, 1, 2, 2});
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 6; ++r)
+    threads.emplace_back([&, r] {
+      group[r].watch(call_at(uint64_t(r + 1)));
+      const auto places = group[r].query_status(kForEver);
+      CHECK_EQ(places[size_t(r)]->seq, uint64_t(r + 1));
+      for (int host = 0; host < 3; ++host)
+        CHECK(places[size_t(2 * host)] || places[size_t(2 * host + 1)]);
+      for (size_t other = 0; other < 6; ++other)
+        if (places[other]) CHECK_EQ(places[other]->seq, uint64_t(other + 1));
+    });
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST_CASE("threads of a rank share a roll call") {
+  Group group;
+  group[2].watch(call_at(3));
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&] { CHECK_EQ(group[0].query_status(kForEver)[2]->seq, uint64_t(3)); });
+  for (std::thread& thread : threads) thread.join();
+}
+
+// A caller that has what it waited for needs no more answers. Until then all are asked, and one
+// rank of a host is not enough.
+TEST_CASE("a caller that has its answers asks no more") {
+  Group group;
+  std::atomic<int> asked{0};
+  const auto places = group[0].query_status(kForEver, [&] { return ++asked >= 3; });
+  CHECK_EQ(asked, 3);
+  CHECK(!places[2]);
+  group[2].watch(call_at(3));  // and the next one is another roll
+  std::thread late([&] {
+    std::this_thread::sleep_for(Milliseconds(300));
+    group[1].watch(call_at(4));
+    group[3].watch(call_at(5));
+  });
+  const auto all = group[0].query_status(kForEver, [] { return false; });
+  late.join();
+  for (size_t rank = 1; rank < 4; ++rank) CHECK(all[rank].has_value());
+}
+
+// Then nobody wants to know any more.
+TEST_CASE("a word ends a roll call") {
+  Group group;
+  std::thread caller([&] { CHECK(!group[0].query_status(kForEver)[2]); });
+  until([&] { return group.count("bell") != 0; });
+  group[3].tell(lost(3, 1), kForEver);
+  caller.join();
+  CHECK(group[0].heard().has_value());
+  CHECK(!group[0].query_status(kForEver)[2]);
+}
+
+// ---- what may be in a store ---------------------------------------------------------------------
+
+std::string garbage_heard(const std::string& word) {
+  Group group;
+  group.write("word/1", word);
+  group.count("bell", 1);
+  const Fault heard = *group[2].hear(kForEver);
+  CHECK(heard.cause == Cause::failed);
+  CHECK_EQ(heard.rank, -1);
+  return text_of(heard);
+}
+
+TEST_CASE("a malformed word is a failure all the same") {
+  const std::string good = to_bytes(lost(0, 1));
+  for (size_t n = 0; n < good.size(); n += 7)
+    CHECK_CONTAINS(garbage_heard(good.substr(0, n)), "cannot be read: '");
+  Fault other = lost(0, 1);
+  other.size += 8;
+  CHECK_CONTAINS(garbage_heard(to_bytes(other)),
+                 "Install the same version of ringkern for all ranks.");
+  CHECK_CONTAINS(garbage_heard("\x1b[2J\n\xff" + std::string(1 << 20, 'x')),
+                 "cannot be read: '?[2J ?xxx");
+  CHECK(garbage_heard(std::string(1 << 20, 'x')).size() < 300);
+}
+
+// A number that another has written is no index.
+TEST_CASE("a word about a rank that does not exist names nobody") {
+  for (const int rank : {4, -1, INT32_MIN, INT32_MAX}) {
+    Group group;
+    group.write("word/1", to_bytes(lost(rank, rank)));
+    group.count("bell", 1);
+    const Fault heard = *group[2].hear(kForEver);
+    CHECK(heard.cause == Cause::peer_lost);
+    CHECK_EQ(heard.rank, -1);
+    CHECK_EQ(heard.reporter, -1);
+  }
+}
+
+TEST_CASE("a malformed answer to a roll call is none") {
+  const std::string good(sizeof(int64_t) + sizeof(CallsAt), '\1');
+  for (const std::string& answer : {std::string(), good.substr(1), good + "x"}) {
+    Group group;
+    group.write("at/2", answer);
+    group.count("answers", -3);
+    CHECK(!group[0].query_status(Milliseconds(300))[2]);
+  }
+  Group group;
+  group.write("at/2", good);
+  group.count("answers", 1);
+  const CallAt place = *group[0].query_status(kForEver)[2];
+  CHECK_CONTAINS(text_of(place.seq, place.words), "seq=72340172838076673 ");
+}
+
+TEST_CASE("the counter of words may have any value") {
+  for (const int64_t bell : {int64_t(-1), INT64_MIN, INT64_MAX / 2, -(int64_t(1) << 32)}) {
+    Group group;
+    group.count("bell", bell);
+    group[2].watch(call_at(1));
+    until([&] { return group.stores[2]->questions > 3; });
+    (void)group[0].query_status(Milliseconds(200));
+    (void)group[0].tell(lost(0, 3), Milliseconds(200));
+  }
+}
+
+// Who announces a word may die before it is there.
+TEST_CASE("a word that was announced may never come") {
+  Group group;
+  group.count("bell", 1);
+  const Fault unsaid = *group[2].hear(kForEver);
+  CHECK(unsaid.event == Event::unsaid && unsaid.given && unsaid.rank == -1);
+  Group of_two;
+  of_two.count("bell", 1);
+  CHECK_EQ(of_two[0].tell(lost(0, 3), kForEver).rank, 3);
+  CHECK_EQ(of_two[2].hear(kForEver)->rank, 3);
+  Group twice;
+  twice.count("bell", 1);
+  twice[0].tell(lost(0, 3, "what it said first"), Milliseconds(200));
+  CHECK_EQ(text_of(twice[0].tell(lost(0, 3, "another"), kForEver)),
+           std::string("what it said first"));
+  Group late;
+  late.count("bell", 2);
+  late.write("word/2", to_bytes(lost(0, 1, "the second")));
+  std::thread writer([&] {
+    until([&] { return late.stores[2]->questions > 2; });
+    late.write("word/1", to_bytes(lost(0, 1, "the first")));
+  });
+  CHECK_EQ(text_of(*late[2].hear(kForEver)), std::string("the first"));
+  writer.join();
+}
+
+// ---- processes ----------------------------------------------------------------------------------
+
+}  // namespace
