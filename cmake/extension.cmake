@@ -18,8 +18,26 @@ file(GLOB _units CONFIGURE_DEPENDS
 # A library of its own, though _C alone has its objects: Ninja starts first what most steps wait
 # for, and would start these, which take longest, after the whole core.
 add_library(ringkern_torch STATIC ${_units})
+# torch's headers are most of what a unit costs, so files are compiled in groups.
+set_target_properties(ringkern_torch PROPERTIES UNITY_BUILD ON)
 if(RK_ONE_UNIT)
-  set_target_properties(ringkern_torch PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
+  set_target_properties(ringkern_torch PROPERTIES UNITY_BUILD_BATCH_SIZE 0)
+else()
+  set_target_properties(ringkern_torch PROPERTIES UNITY_BUILD_MODE GROUP)
+  foreach(_unit IN LISTS _units)
+    if(_unit MATCHES "/p2p/torch_(p2p|devices)|/torch/(choice|checks|collectives|devices|tensors|work)\\.")
+      set(_group calls)
+    elseif(_unit MATCHES "/hosts/")
+      set(_group hosts)
+    elseif(_unit MATCHES "/torch/(communicator|quick|trace|local)\\.")
+      set(_group communicator)
+    elseif(_unit MATCHES "/torch/(backend|backend_base|monitored_barrier|sparse_sum)\\.|/p2p/")
+      set(_group backend)
+    else()
+      set(_group module)
+    endif()
+    set_source_files_properties(${_unit} PROPERTIES UNITY_GROUP ${_group})
+  endforeach()
 endif()
 # Not SYSTEM: a pybind11 that CPATH or CXXFLAGS bring along would be found before torch's own, and
 # with another pybind11 c10d's types are "incompatible function arguments".

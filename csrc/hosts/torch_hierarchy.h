@@ -25,28 +25,9 @@ class HierarchicalTask {
     std::function<Engine&()> flat;  // over all ranks
   };
 
-  HierarchicalTask(const Ways& ways, const Prepared& p, const Wish& wish)
-      : ways_(ways), hosts_(ways.hosts), prepared_(p), task_(p.task), wish_(wish),
-        scale_(p.task.reduction.scale), factor_(p.task.reduction.factor),
-        inside_(p.task.reduction) {
-    // Once, when all hosts' sums are together.
-    if (scale_ == Reduction::Scale::divide_result) inside_.scale = Reduction::Scale::none;
-    halves_.protocol = wish.protocol;
-  }
+  HierarchicalTask(const Ways& ways, const Prepared& p, const Wish& wish);
 
-  void run() {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    if (task_.count == 0 && prepared_.device.is_cpu()) return compare_only();
-    switch (task_.collective) {
-      case Collective::all_reduce: return all_reduce();
-      case Collective::reduce_scatter: return reduce_scatter();
-      case Collective::all_gather: return all_gather();
-      case Collective::broadcast: return broadcast();
-      case Collective::reduce: return reduce();
-      case Collective::send_recv: break;  // hosts/torch_p2p.cpp
-    }
-    throw UsageError("a message is no journey");
-  }
+  void run();
 
  private:
   using Finish = Engine::Finish;
@@ -54,31 +35,13 @@ class HierarchicalTask {
   // ---- Steps inside, on `count` elements of a rank
 
   void step(Collective collective, const Reduction& reduction, const void* in, void* out,
-            int64_t count, int root = 0) {
-    Task t;
-    t.collective = collective;
-    t.reduction = reduction;
-    t.in = in;
-    t.out = out;
-    t.count = count;
-    t.root = root;
-    ways_.inside(t, collective == Collective::all_reduce ? wish_ : halves_);
-  }
+            int64_t count, int root = 0);
   // Nothing is to be moved, and yet all ranks have to make the same call.
-  void compare_only() {
-    if (hosts_.local() == 0) ways_.rail().compare();
-    uint8_t token = 1;
-    step(Collective::all_reduce, {DType::u8, Combine::min}, &token, &token, 1);
-  }
-  void* element(const void* base, int64_t offset, DType dtype) const {
-    return const_cast<char*>(static_cast<const char*>(base)) + offset * size_of(dtype);
-  }
+  void compare_only();
+  void* element(const void* base, int64_t offset, DType dtype) const;
   static constexpr Reduction kMoved{DType::u8};
 
-  Stages cut(int64_t count, int element_bytes, int most_rails) const {
-    return Stages::make(count, element_bytes, most_rails, hosts_.count(),
-                        hosts_.ranks() > hosts_.count(), ways_.crossing);
-  }
+  Stages cut(int64_t count, int element_bytes, int most_rails) const;
 
   // Stages follow each other: `begin` starts one on its way between the hosts, and returns how to
   // wait for it, if this rank has to; `arrive` is what is left to do inside. While some are under
@@ -102,140 +65,30 @@ class HierarchicalTask {
 
   // ---- All-reduce
 
-  void all_reduce() {
-    const Reduction& r = task_.reduction;
-    // One rounding, at the very end: so what crosses is as wide as what is kept.
-    if (wish_.wide && r.can_be_wide()) return all_reduce_wide();
-    reduce_in_stages(prepared_.out, task_.out, task_.count);
-  }
+  void all_reduce();
 
-  void all_reduce_wide() {
-    const at::Tensor narrow = slice_of(prepared_.out, task_.out, 0, task_.count, inside_.dtype);
-    at::Tensor wide = narrow.to(at::kFloat);
-    if (scale_ == Reduction::Scale::multiply_input) {
-      // What a rank gives is of the dtype, and so is its product with the factor.
-      wide = rounded(wide.mul_(factor_), narrow.scalar_type()).to(at::kFloat);
-      inside_.scale = Reduction::Scale::none;
-    }
-    inside_.dtype = DType::f32;
-    reduce_in_stages(wide, wide.mutable_data_ptr(), task_.count);
-    narrow.copy_(rounded(wide, narrow.scalar_type()));
-  }
+  void all_reduce_wide();
 
-  void reduce_in_stages(const at::Tensor& owner, void* base, int64_t count) {
-    const Stages pieces = cut(count, size_of(inside_.dtype), hosts_.rails());
-    // While the host reduces the first piece.
-    if (hosts_.local() < pieces.rails && pieces.shard * size_of(inside_.dtype) > kSlotBytes)
-      ways_.rail().begin_comparing();
-    travel(
-        pieces,
-        [&](const Stage& piece) {
-          reduce_inside(piece, base);
-          return hosts_.local() < piece.rails ? cross(piece, owner, base) : Finish();
-        },
-        [&](const Stage& piece) { gather_inside(piece, base); });
-  }
+  void reduce_in_stages(const at::Tensor& owner, void* base, int64_t count);
 
   // So that local rank r has the host's sum of shard r.
-  void reduce_inside(const Stage& piece, void* base) {
-    const DType dtype = inside_.dtype;
-    void* const in = element(base, piece.offset, dtype);
-    const int here = int(hosts_.ranks_on(hosts_.host()).size());
-    const bool little = piece.rails == 1 && piece.count() * size_of(dtype) <= Stages::kLittleBytes;
-    if (wish_.in_rank_order || little) {
-      step(Collective::all_reduce, inside_, in, in, piece.count());
-    } else if (piece.rails == here) {
-      step(Collective::reduce_scatter, inside_, in,
-           element(in, hosts_.local() * piece.shard, dtype), piece.shard);
-    } else {
-      for (int r = 0; r < piece.rails; ++r) {
-        void* const shard = element(in, r * piece.shard, dtype);
-        step(Collective::reduce, inside_, shard, r == hosts_.local() ? shard : nullptr, piece.shard,
-             r);
-      }
-    }
-  }
+  void reduce_inside(const Stage& piece, void* base);
 
-  Finish cross(const Stage& piece, const at::Tensor& owner, void* base) {
-    const at::Tensor shard = slice_of(owner, base, piece.offset + hosts_.local() * piece.shard,
-                                      piece.shard, inside_.dtype);
-    Finish finish = ways_.rail().begin_all_reduce(shard, inside_, wish_.in_rank_order);
-    if (scale_ != Reduction::Scale::divide_result) return finish;
-    return [this, shard, finish] {
-      finish();
-      divide(shard, factor_);
-    };
-  }
+  Finish cross(const Stage& piece, const at::Tensor& owner, void* base);
 
-  void gather_inside(const Stage& piece, void* base) {
-    const int64_t shard_bytes = piece.shard * size_of(inside_.dtype);
-    char* const begin = static_cast<char*>(element(base, piece.offset, inside_.dtype));
-    const int here = int(hosts_.ranks_on(hosts_.host()).size());
-    if (piece.rails == here)
-      return step(Collective::all_gather, kMoved, begin + hosts_.local() * shard_bytes, begin,
-                  shard_bytes);
-    for (int r = 0; r < piece.rails; ++r) {
-      char* const shard = begin + r * shard_bytes;
-      step(Collective::broadcast, kMoved, shard, shard, shard_bytes, r);
-    }
-  }
+  void gather_inside(const Stage& piece, void* base);
 
   // ---- Reduce-scatter: each host reduces what every other is to have, and sends it there
 
-  void reduce_scatter() {
-    const int64_t n = task_.count;
-    if (!hosts_.regular()) return reduce_scatter_by_all_reduce();
-    const int hosts = hosts_.count(), here = int(hosts_.ranks_on(0).size());
-    const auto options = prepared_.out.options().dtype(scalar_of(inside_.dtype));
-    const at::Tensor sums = at::empty({hosts, n}, options), parts = at::empty_like(sums);
-    if (hosts * n * size_of(inside_.dtype) > kSlotBytes) ways_.rail().begin_comparing();
-    for (int h = 0; h < hosts; ++h) {
-      const void* in = element(task_.in, int64_t(h) * here * n, inside_.dtype);
-      step(Collective::reduce_scatter, inside_, in,
-           element(sums.mutable_data_ptr(), h * n, inside_.dtype), n);
-    }
-    ways_.rail().begin_all_to_all(parts, sums)();
-    put_in_out(combined(parts, inside_.combine));
-  }
+  void reduce_scatter();
 
-  void reduce_scatter_by_all_reduce() {
-    const int64_t n = task_.count;
-    const at::Tensor all =
-        slice_of(prepared_.in, task_.in, 0, n * hosts_.ranks(), inside_.dtype).clone();
-    const Reduction::Scale scale = std::exchange(scale_, Reduction::Scale::none);
-    reduce_in_stages(all, all.mutable_data_ptr(), all.numel());
-    scale_ = scale;
-    put_in_out(all.narrow(0, n * hosts_.rank(), n));
-  }
+  void reduce_scatter_by_all_reduce();
 
-  void put_in_out(const at::Tensor& sum) {
-    const at::Tensor out = slice_of(prepared_.out, task_.out, 0, task_.count, inside_.dtype);
-    out.copy_(sum);
-    if (scale_ == Reduction::Scale::divide_result) divide(out, factor_);
-  }
+  void put_in_out(const at::Tensor& sum);
 
   // ---- All-gather: between the hosts first, and then each host spreads what has come
 
-  void all_gather() {
-    const int64_t n = task_.count * size_of(task_.reduction.dtype);  // bytes
-    const at::Tensor in = slice_of(prepared_.in, task_.in, 0, n, DType::u8);
-    if (!hosts_.regular()) {
-      // In place an engine may not take it.
-      const at::Tensor out = slice_of(prepared_.out, task_.out, 0, n * hosts_.ranks(), DType::u8);
-      return ways_.flat().begin_all_gather(out, in.clone())();
-    }
-    const int hosts = hosts_.count(), here = int(hosts_.ranks_on(0).size());
-    const at::Tensor come = at::empty({hosts, n}, in.options());
-    const Finish finish = ways_.rail().begin_all_gather(come, in);
-    const auto spread = [&](int host, const void* from) {
-      step(Collective::all_gather, kMoved, from,
-           element(task_.out, int64_t(host) * here * n, DType::u8), n);
-    };
-    spread(hosts_.host(), in.const_data_ptr());
-    finish();
-    for (int h = 0; h < hosts; ++h)
-      if (h != hosts_.host()) spread(h, come.select(0, h).const_data_ptr());
-  }
+  void all_gather();
 
   // ---- Broadcast and reduce: over the root's rail, or the first where it is on none
 
@@ -243,71 +96,9 @@ class HierarchicalTask {
   int root_local() const { return hosts_.local_of(task_.root); }
   int rail_of_root() const { return root_local() < hosts_.rails() ? root_local() : 0; }
 
-  void broadcast() {
-    const int on = rail_of_root();
-    const bool at_home = root_host() == hosts_.host(), sends = hosts_.local() == on;
-    void* const base = task_.out;
-    const int64_t bytes = task_.count * size_of(task_.reduction.dtype);
-    const auto spread = [&](const Stage& piece, int root) {
-      void* const part = element(base, piece.offset, DType::u8);
-      step(Collective::broadcast, kMoved, part, part, piece.count(), root);
-    };
-    // The root may give it from elsewhere.
-    if (hosts_.rank() == task_.root && task_.in != base)
-      slice_of(prepared_.out, base, 0, bytes, DType::u8)
-          .copy_(slice_of(prepared_.in, task_.in, 0, bytes, DType::u8));
-    // Other hosts get data that travel in a slot no later for it, and the root's own ranks get
-    // nothing of a call that other hosts do not make.
-    const bool crosses_first = bytes <= kSlotBytes && on == root_local();
-    travel(
-        cut(bytes, 1, 1),
-        [&](const Stage& piece) {
-          if (at_home && on != root_local()) spread(piece, root_local());
-          Finish finish;
-          if (sends)
-            finish = ways_.rail().begin_broadcast(
-                slice_of(prepared_.out, base, piece.offset, piece.count(), DType::u8), root_host());
-          if (at_home && on == root_local() && !crosses_first) spread(piece, root_local());
-          return finish;
-        },
-        [&](const Stage& piece) {
-          if (!at_home) spread(piece, on);
-          else if (crosses_first) spread(piece, root_local());
-        });
-  }
+  void broadcast();
 
-  void reduce() {
-    const int on = rail_of_root();
-    const bool crosses = hosts_.local() == on, root = hosts_.rank() == task_.root;
-    const auto options = prepared_.in.options().dtype(scalar_of(inside_.dtype));
-    // On the root's host all have a part in what may be handed on.
-    const bool hands_on = root_host() == hosts_.host() && on != root_local();
-    at::Tensor sum;
-    if (root) sum = slice_of(prepared_.out, task_.out, 0, task_.count, inside_.dtype);
-    else if (crosses || hands_on) sum = at::empty({task_.count}, options);
-    void* const base = sum.defined() ? sum.mutable_data_ptr() : nullptr;
-    const auto part = [&](const Stage& piece) {
-      return element(base, piece.offset, inside_.dtype);
-    };
-    if (crosses && task_.count * size_of(inside_.dtype) > kSlotBytes)
-      ways_.rail().begin_comparing();
-    travel(
-        cut(task_.count, size_of(inside_.dtype), 1),
-        [&](const Stage& piece) {
-          step(Collective::reduce, inside_, element(task_.in, piece.offset, inside_.dtype),
-               crosses ? part(piece) : nullptr, piece.count(), on);
-          if (!crosses) return Finish();
-          return ways_.rail().begin_reduce(
-              slice_of(sum, base, piece.offset, piece.count(), inside_.dtype), inside_,
-              root_host());
-        },
-        [&](const Stage& piece) {
-          if (hands_on)
-            step(Collective::broadcast, kMoved, part(piece), part(piece),
-                 piece.count() * size_of(inside_.dtype), on);
-        });
-    if (root && scale_ == Reduction::Scale::divide_result) divide(sum, factor_);
-  }
+  void reduce();
 
   const Ways& ways_;
   const Hosts& hosts_;

@@ -31,14 +31,7 @@ class BackendBase : public c10d::Backend {
   BackendBase(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
               const std::vector<int64_t>& global_ranks, double timeout_s, const Wish& wish,
               const std::map<std::string, WayTables::Lists>& tables, std::unique_ptr<Runner> ring,
-              std::unique_ptr<P2pRunner> messenger)
-      : Backend(rank, size), seat_{rank, size}, group_(group_record(rank, size, global_ranks)),
-        timeout_(milliseconds(timeout_s)), wish_(wish), store_(std::make_shared<C10dStore>(store)),
-        ring_(std::move(ring)), messenger_(std::move(messenger)) {
-    for (const auto& [device, lists] : tables) ring_->set_table(device, lists);
-    init();
-    OpenBackends::all().add(this, [this](Milliseconds patience) { close(patience); });
-  }
+              std::unique_ptr<P2pRunner> messenger);
   ~BackendBase() override {
     OpenBackends::all().remove(this);
     shutdown();
@@ -51,17 +44,8 @@ class BackendBase : public c10d::Backend {
 
   // Calls between the two are made at once, and waited for as one.
   bool supportsCoalescing() const override { return true; }
-  void startCoalescing() override {
-    messenger_->hold();
-    std::lock_guard lock(mutex_);
-    coalescing_ = true;
-  }
-  WorkPtr endCoalescing() override {
-    called_by_torch([&] { messenger_->release(); });
-    std::lock_guard lock(mutex_);
-    coalescing_ = false;
-    return c10::make_intrusive<JointWork>(std::exchange(coalesced_, {}));
-  }
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
 
   void setSequenceNumberForGroup() override {}  // it starts at 0 on all ranks
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
@@ -76,12 +60,7 @@ class BackendBase : public c10d::Backend {
   void abort() override { abort_for("the process group was aborted"); }
   void shutdown() override { close(kPatience); }
   // Finishes what was called, but waits no longer than `patience`.
-  void close(Milliseconds patience) {
-    if (Signals::interrupts(this)) return abort_for("it was closed in a signal handler");
-    const WithoutGil no_gil;
-    messenger_->close(patience);
-    ring_->close(double(patience.count()) / 1000);
-  }
+  void close(Milliseconds patience);
 
  protected:
   // What has not finished by then, when the group is destroyed, waits for who will not come.
@@ -92,57 +71,13 @@ class BackendBase : public c10d::Backend {
     return o.timeout.count() > 0 ? o.timeout : timeout_.load();
   }
   // Asks CUDA: torch's guard counts a device where there is none, once a fake tensor was made.
-  static bool has_cuda() {
-#if RK_WITH_CUDA
-    return cuda::device_count() > 0;
-#else
-    return false;
-#endif
-  }
+  static bool has_cuda();
 
   // Waits until CUDA has done what is enqueued on the current and side streams of every device of
   // this group's calls, since torch names the CPU if the group has it, and of the devices named.
-  void wait_for_devices(const c10d::BarrierOptions& o) {
-    std::unordered_set<c10::Device> devices;
-    std::vector<c10::Stream> streams;
-    const auto add = [&](c10::Device device) {
-      const c10::impl::VirtualGuardImpl guard(device.type());
-      if (!device.has_index()) device = guard.getDevice();
-      if (devices.insert(device).second) streams.push_back(guard.getStream(device));
-    };
-    for (const auto& device : {o.device, getBoundDeviceId()})
-      if (device) add(*device);
-    // Wrappers give them where there is no CUDA, too, and Gloo takes no notice.
-    if (!o.device_ids.empty() && has_cuda()) add({c10::kCUDA, c10::DeviceIndex(o.device_ids[0])});
-    {
-      std::lock_guard lock(mutex_);  // not during the waits: other threads make calls meanwhile
-      for (const auto& [device, side] : cuda_) {
-        add(device);
-        if (side) streams.push_back(*side);
-      }
-    }
-    for (const c10::Stream& stream : streams) stream.synchronize();
-    messenger_->wait_for_exchanges();
-    called_by_torch([&] {
-      ring_->check_enqueued();
-      messenger_->check_enqueued();
-    });
-  }
+  void wait_for_devices(const c10d::BarrierOptions& o);
 
-  Call begin(c10d::OpType type, const char* title, const Tensors& ins, Tensors outs) {
-    Call call;
-    call.type = type;
-    call.title = title;
-    if (at::hasCallbacks()) call.inputs = ins;
-    for (const at::Tensor& t : outs.empty() ? ins : outs)
-      if (t.defined()) call.device = t.device();
-    if (call.device.is_cuda()) {
-      std::lock_guard lock(mutex_);
-      cuda_.try_emplace(call.device);
-    }
-    call.outputs = std::move(outs);
-    return call;
-  }
+  Call begin(c10d::OpType type, const char* title, const Tensors& ins, Tensors outs);
 
   template <class Options>
   WorkPtr over_ring(Call call, const Options& o) {
@@ -169,12 +104,7 @@ class BackendBase : public c10d::Backend {
     const Record record(group(), call, sequence_, true);
     return noted(post(std::move(call), uint64_t(tag), timeout_));
   }
-  WorkPtr post(Call call, uint64_t tag, Milliseconds timeout) {
-    WorkPtr work =
-        called_by_torch([&] { return messenger_->post(std::move(call), tag, wish_, timeout); });
-    abort_by(*work, aborter());
-    return work;
-  }
+  WorkPtr post(Call call, uint64_t tag, Milliseconds timeout);
 
   // Its name is known after the constructor has run.
   const GroupRecord& group() {
@@ -191,23 +121,10 @@ class BackendBase : public c10d::Backend {
     return [this](const std::string& reason) { abort_for(reason); };
   }
 
-  WorkPtr noted(WorkPtr work) {
-    std::lock_guard lock(mutex_);
-    if (coalescing_) coalesced_.push_back(work);
-    return work;
-  }
+  WorkPtr noted(WorkPtr work);
 
   // Asynchronous calls run beside what the user enqueues, after what has been enqueued.
-  c10::Stream side_stream(c10::Device device) {
-    const c10::impl::VirtualGuardImpl impl(device.type());
-    c10::Event called(device.type());
-    called.record(impl.getStream(device));
-    std::lock_guard lock(mutex_);
-    std::shared_ptr<const c10::Stream>& side = cuda_[device];
-    if (!side) side = own_stream(device);
-    called.block(*side);
-    return *side;
-  }
+  c10::Stream side_stream(c10::Device device);
 
   const Seat seat_;
   GroupRecord group_;

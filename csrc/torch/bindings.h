@@ -14,5 +14,14 @@ void bind_arranger(py::module_& m);
 void bind_backend(py::module_& m);
 void bind_communicator(py::module_& m);
 void bind_hosts_communicator(py::module_& m);
+void bind_layout(py::module_& m);
+void bind_lists(py::module_& m);
+void bind_local(py::module_& m);
+void bind_plan(py::module_& m);
+void bind_quick(py::module_& m);
+void bind_recorder(py::module_& m);
+void bind_shared(py::module_& m);
+void bind_stages(py::module_& m);
+void bind_trace(py::module_& m);
 
 }  // namespace ringkern::torch_ext

@@ -37,105 +37,31 @@ struct Wish {
 };
 
 // Tells if the all-reduces that take no ring are there over a protocol.
-inline bool runs_over(c10::DeviceType device, Algorithm algorithm, Protocol protocol) {
-  if (algorithm == Algorithm::ring) return true;
-  return device == c10::DeviceType::CPU ? cpu::direct_runs_over(algorithm, protocol)
-                                        : cuda::direct_runs_over(algorithm, protocol);
-}
+bool runs_over(c10::DeviceType device, Algorithm algorithm, Protocol protocol);
 
 // Tells if a kind of device has a way of a collective between this many ranks.
-inline bool has_way(c10::DeviceType device, Collective collective, const Way& way, int ranks) {
-  if (way.algorithm == Algorithm::ring) return true;
-  return collective == Collective::all_reduce && runs_over(device, way.algorithm, way.protocol) &&
-         (device == c10::DeviceType::CPU || cuda::MeshGeometry::make(ranks, 1).possible());
-}
+bool has_way(c10::DeviceType device, Collective collective, const Way& way, int ranks);
 
-[[noreturn]] inline void throw_not_over(c10::DeviceType on, Algorithm algorithm,
-                                        Protocol protocol) {
-  std::string known;
-  for (int p = 0; p < kProtocols; ++p)
-    if (runs_over(on, algorithm, Protocol(p)))
-      known += std::string(known.empty() ? "" : ", ") + name_of(Protocol(p));
-  throw py::value_error(std::string("algorithm '") + name_of(algorithm) +
-                        "' does not run over protocol '" + name_of(protocol) + "' on " +
-                        c10::DeviceTypeName(on, true) + "; choose one of auto, " + known);
-}
+[[noreturn]] inline void throw_not_over(c10::DeviceType on, Algorithm algorithm, Protocol protocol);
 
 // The request that the ring cannot keep, in words; nullptr: there is none. It adds up each chunk in
 // an order of its own, and rounds at every hop.
-inline const char* not_by_ring(const Task& task, const Wish& wish) {
-  if (task.collective != Collective::all_reduce) return nullptr;
-  if (wish.in_rank_order) return "deterministic='size_invariant'";
-  return wish.wide && task.reduction.can_be_wide() ? "accumulate='float32'" : nullptr;
-}
+const char* not_by_ring(const Task& task, const Wish& wish);
 
 [[noreturn]] inline void throw_not_by_ring(const char* kept, const Wish& wish,
-                                           const std::string& asked) {
-  throw py::value_error(
-      std::string(kept) + " and " + asked + ": " +
-      (wish.in_rank_order ? "the order in which the ring adds an element depends on its place"
-                          : "the ring rounds partial sums, which it sends, to the tensor's dtype") +
-      "; leave algorithm and protocol to auto, or use one_shot or two_shot");
-}
+                                           const std::string& asked);
 
 // A task's way as `wish` has it, or what it is to be chosen from. Throws ValueError where the
 // device does not have what is asked for.
-inline void choose_way(Task& task, const Wish& wish, c10::DeviceType on) {
-  task.choice = Choice::none;
-  if (task.collective != Collective::all_reduce) {
-    if (wish.protocol) task.protocol = *wish.protocol;
-    else task.choice = Choice::others;
-    return;
-  }
-  task.reduction.wide = wish.wide && task.reduction.can_be_wide();
-  const char* const direct = not_by_ring(task, wish);
-  std::optional<Algorithm> algorithm = wish.algorithm;
-  if (direct && algorithm == Algorithm::ring) throw_not_by_ring(direct, wish, "algorithm='ring'");
-  if (direct && !algorithm && wish.protocol) {
-    algorithm = runs_over(on, Algorithm::two_shot, *wish.protocol) ? Algorithm::two_shot
-                                                                   : Algorithm::one_shot;
-    if (!runs_over(on, *algorithm, *wish.protocol))
-      throw_not_by_ring(direct, wish, std::string("protocol='") + name_of(*wish.protocol) + "'");
-  }
-  if (wish.protocol) {
-    task.algorithm = algorithm.value_or(Algorithm::ring);
-    task.protocol = *wish.protocol;
-    if (!runs_over(on, task.algorithm, task.protocol))
-      throw_not_over(on, task.algorithm, task.protocol);
-  } else {
-    task.choice = algorithm ? choice_of(*algorithm)
-                  : direct  ? Choice::in_rank_order
-                            : Choice::automatic;
-  }
-}
+void choose_way(Task& task, const Wish& wish, c10::DeviceType on);
 
 // Says why a call of this many ranks cannot go by a way; empty: it can.
-inline std::string why_not(c10::DeviceType device, Task task, const Wish& wish, const Way& way,
-                           int ranks) {
-  if (!has_way(device, task.collective, way, ranks))
-    return c10::DeviceTypeName(device, true) + " has no " + name_of(way.algorithm) + " over " +
-           name_of(way.protocol);
-  const char* const kept = not_by_ring(task, wish);
-  if (kept && way.algorithm == Algorithm::ring) return std::string("does not keep ") + kept;
-  choose_way(task, wish, device);
-  if (task.choice == Choice::none ? way == Way{task.algorithm, task.protocol}
-                                  : may_list(task.choice, way))
-    return "";
-  const bool protocol_alone = wish.protocol && !wish.algorithm && !kept;
-  return protocol_alone && way.protocol == task.protocol
-             ? "not asked for: a protocol alone is the ring's"
-             : "not asked for";
-}
+std::string why_not(c10::DeviceType device, Task task, const Wish& wish, const Way& way, int ranks);
 
 // A way as Python names it, of a call whose part of a rank has so many bytes. Throws ValueError
 // where the device has none like it.
-inline std::pair<std::string, std::string> way_of(const WayTable& table, c10::DeviceType device,
-                                                  Task task, int64_t bytes, const Wish& wish) {
-  choose_way(task, wish, device);
-  Way way{task.algorithm, task.protocol};
-  if (task.choice != Choice::none) way = table.choose(task.choice, bytes);
-  return {name_of(way.algorithm), name_of(way.protocol)};
-}
+std::pair<std::string, std::string> way_of(const WayTable& table, c10::DeviceType device, Task task,
+                                           int64_t bytes, const Wish& wish);
 
 // The tables of this rank, of each kind of device, made by ringkern/choose/tables.py: for each list
 // rows of (below how many bytes, algorithm, protocol).
@@ -145,28 +71,7 @@ class WayTables {
   using Lists = std::map<std::string, std::vector<Row>>;
 
   // Throws ValueError where they are none.
-  void set(const std::string& device, const Lists& lists) {
-    const c10::DeviceType on = c10::Device(device).type();
-    WayTable table;
-    for (const auto& [name, rows] : lists) {
-      const Choice list = parse<Choice>(name, kChoices, "list");
-      if (rows.empty() || rows.size() > WayTable::kRows)
-        throw py::value_error("list '" + name + "' has " + std::to_string(rows.size()) +
-                              " rows; it takes 1 to " + std::to_string(WayTable::kRows));
-      for (size_t r = 0; r < rows.size(); ++r) {
-        const auto& [below, algorithm, protocol] = rows[r];
-        const Way way{parse<Algorithm>(algorithm, kAlgorithms, "algorithm"),
-                      parse<Protocol>(protocol, kProtocols, "protocol")};
-        if (!runs_over(on, way.algorithm, way.protocol))
-          throw_not_over(on, way.algorithm, way.protocol);
-        table.rows[int(list)][r] = {below, way};
-      }
-    }
-    if (!table.valid())
-      throw py::value_error("the rows of a list rise, and the last one is below " +
-                            std::to_string(WayTable::kAnySize) + " bytes");
-    of_[index(on)] = table;
-  }
+  void set(const std::string& device, const Lists& lists);
 
   const WayTable& of(c10::DeviceType device) const { return of_[index(device)]; }
   WayTable& of(c10::DeviceType device) { return of_[index(device)]; }
@@ -178,17 +83,6 @@ class WayTables {
   std::array<WayTable, 2> of_;
 };
 
-inline WayTables::Lists lists_of(const WayTable& table) {
-  WayTables::Lists lists;
-  for (int c = 0; c < kChoices; ++c) {
-    if (Choice(c) == Choice::none) continue;
-    auto& rows = lists[name_of(Choice(c))];
-    do {
-      const WayTable::Row& row = table.rows[c][rows.size()];
-      rows.emplace_back(row.below, name_of(row.way.algorithm), name_of(row.way.protocol));
-    } while (std::get<0>(rows.back()) != WayTable::kAnySize);
-  }
-  return lists;
-}
+WayTables::Lists lists_of(const WayTable& table);
 
 }  // namespace ringkern::torch_ext

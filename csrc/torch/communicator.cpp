@@ -8,9 +8,6 @@
 
 #include "fault/render.h"
 #include "torch/bind_calls.h"
-#include "torch/local.h"
-#include "torch/quick.h"
-#include "torch/trace.h"
 
 namespace ringkern::torch_ext {
 
@@ -205,9 +202,6 @@ void bind_communicator(py::module_& m) {
             py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("size"),
             py::arg("timeout_s"));
   bind_calls(bound);
-  bind_quick(m);
-  bind_trace(m);
-  bind_local(m);
   m.def("this_process", [] {
     const Process mine = this_process();
     return std::pair(mine.pid, mine.started);

@@ -22,21 +22,7 @@
 
 namespace ringkern::torch_ext {
 
-inline Device cpu_device(int rank, int ranks, Milliseconds timeout) {
-  Device device;
-  device.name = device.terms.device = "cpu";
-  device.terms.geometry = cpu::default_geometry();
-  device.terms.segment_bytes = cpu::segment_bytes(device.terms.geometry);
-  device.probe = cpu::probe_room(device.terms.geometry);
-  const auto arenas = std::make_shared<cpu::Arenas>();
-  device.make_transport = [=, bytes = device.terms.segment_bytes] {
-    return std::make_unique<cpu::ShmTransport>(bytes, arenas);
-  };
-  device.make_executor = [=, geometry = device.terms.geometry](const Segments& segments) {
-    return std::make_unique<cpu::Engine>(segments, geometry, rank, ranks, timeout, arenas);
-  };
-  return device;
-}
+Device cpu_device(int rank, int ranks, Milliseconds timeout);
 
 // Returns the orders of the ranks that Python's arranger finds for these buses. A ring is none the
 // worse for one that was not found.
@@ -45,115 +31,32 @@ RingOrders arranged(const std::vector<std::string>& buses, int channels);
 #if RK_WITH_CUDA
 // `meshes`: all-reduces may be direct, also over tensors in place; a pair's link has messages
 // alone.
-inline void set_channels(Device& device, int index, int rank, int ranks, Milliseconds timeout,
-                         int channels, bool meshes) {
-  device.terms.geometry = cuda::default_geometry();
-  device.terms.geometry.channels = channels;
-  device.terms.segment_bytes = cuda::segment_bytes(device.terms.geometry, ranks);
-  device.probe = cuda::probe_room(device.terms.geometry);
-  if (ranks > 2)  // two can stand in one order only
-    device.arrange = [=](const std::vector<std::string>& buses) {
-      return arranged(buses, channels);
-    };
-  const auto regions = std::make_shared<std::shared_ptr<cuda::PeerRegions>>();
-  device.make_transport = [=, bytes = device.terms.segment_bytes] {
-    if (meshes) *regions = std::make_shared<cuda::PeerRegions>(index, rank, ranks);
-    return std::make_unique<cuda::IpcTransport>(index, bytes, rank, ranks, *regions);
-  };
-  device.make_executor = [=, geometry = device.terms.geometry](const Segments& segments) {
-    return std::make_unique<cuda::Engine>(segments, geometry, rank, ranks, index, timeout,
-                                          regions->get());
-  };
-}
+void set_channels(Device& device, int index, int rank, int ranks, Milliseconds timeout,
+                  int channels, bool meshes);
 
 // With as many channels as the devices of the ranks hold, up to the default; a pair with few,
 // because a rank may have many.
-inline Device cuda_device(int index, int rank, int ranks, Milliseconds timeout, bool pair = false) {
-  const int channels = pair ? 4 : cuda::default_geometry().channels;
-  const bool meshes = !pair && cuda::MeshGeometry::make(ranks, 1).possible();
-  Device device;
-  device.name = "cuda:" + std::to_string(index);
-  device.terms.device = "cuda";
-  device.terms.workers = cuda::kPlanWorkers;
-  device.terms.room.bus = cuda::bus_of(index);
-  device.in_place = meshes && cuda::Regions::mine().count() > 0;
-  set_channels(device, index, rank, ranks, timeout, channels, meshes);
-  device.room = [index] { return cuda::room_of(index); };
-  device.fit = [=](Device& fitted, const std::vector<DeviceRoom>& rooms, const RankNames& names) {
-    set_channels(fitted, index, rank, ranks, timeout,
-                 std::min(channels, cuda::channels_of(rooms, names)), meshes);
-  };
-  return device;
-}
+Device cuda_device(int index, int rank, int ranks, Milliseconds timeout, bool pair = false);
 #endif
 
-[[noreturn]] inline void throw_no_kernels(c10::Device device) {
-  throw pybind11::value_error("ringkern has no kernels for a tensor on device '" + device.str() +
-                              "'. It takes CPU tensors" +
-                              (RK_WITH_CUDA
-                                   ? " and CUDA tensors."
-                                   : "; for CUDA tensors build it where nvcc is on the PATH "
-                                     "(see ringkern.build_info())."));
-}
+[[noreturn]] inline void throw_no_kernels(c10::Device device);
 
-inline Device device_for(c10::Device device, int rank, int ranks, Milliseconds timeout,
-                         OnFault policy) {
-  Device made;
-  if (device.is_cpu()) made = cpu_device(rank, ranks, timeout);
-#if RK_WITH_CUDA
-  else if (device.is_cuda()) made = cuda_device(device.index(), rank, ranks, timeout);
-#endif
-  else throw_no_kernels(device);
-  made.after_fault = after_fault(policy, device.type());
-  return made;
-}
+Device device_for(c10::Device device, int rank, int ranks, Milliseconds timeout, OnFault policy);
 
 // A stream that is nobody else's as long as it is held, as torch knows those that it did not make:
 // by their address. torch's pools are shared with the user, and what waits for a peer there may
 // keep the peer waiting.
-inline std::shared_ptr<const c10::Stream> own_stream(c10::Device device) {
-#if RK_WITH_CUDA
-  if (device.is_cuda()) {
-    cudaStream_t const stream = cuda::take_stream(device.index());
-    return {new c10::Stream(c10::Stream::UNSAFE, device, reinterpret_cast<c10::StreamId>(stream)),
-            [=](const c10::Stream* known) {
-              cuda::give_back_stream(device.index(), stream);
-              delete known;
-            }};
-  }
-#endif
-  throw_no_kernels(device);
-}
+std::shared_ptr<const c10::Stream> own_stream(c10::Device device);
 
 // Returns whether a CUDA graph captures the stream; null: on a CPU.
-inline bool is_captured([[maybe_unused]] void* stream) {
-#if RK_WITH_CUDA
-  return stream != nullptr && cuda::capture_of(static_cast<cudaStream_t>(stream)) != 0;
-#else
-  return false;
-#endif
-}
+bool is_captured([[maybe_unused]] void* stream);
 
 // Throws UsageError where a CUDA graph captures the stream. The first call on a device takes memory
 // and waits for other ranks, which a graph cannot hold: it would end ring and capture.
-inline void check_not_captured(void* stream) {
-  if (is_captured(stream))
-    throw UsageError(
-        "a CUDA graph is captured, and the first call takes device memory and waits for the other "
-        "ranks: make one call before the capture");
-}
+void check_not_captured(void* stream);
 
 // What a link between a pair of ranks is made of: `place` 0 sends and 1 receives. A rank may have
 // many, so they are smaller than those of the ring.
-inline Device pair_device_for(c10::Device device, int place, Milliseconds timeout, OnFault policy) {
-#if RK_WITH_CUDA
-  if (device.is_cuda()) {
-    Device made = cuda_device(device.index(), place, 2, timeout, /*pair=*/true);
-    made.after_fault = after_fault(policy, device.type());
-    return made;
-  }
-#endif
-  throw_no_kernels(device);
-}
+Device pair_device_for(c10::Device device, int place, Milliseconds timeout, OnFault policy);
 
 }  // namespace ringkern::torch_ext

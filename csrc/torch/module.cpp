@@ -6,16 +6,11 @@
 
 #include "comm/handshake.h"
 #include "cpu/simd.h"
-#include "hosts/torch_stages.h"
 #include "torch/bindings.h"
 #include "torch/errors.h"
-#include "torch/layout.h"
-#include "torch/lists.h"
-#include "torch/plan.h"
-#include "torch/recorder.h"
-#include "torch/shared.h"
 #if RK_WITH_CUDA
 #include "cuda/device.h"
+#include "cuda/regions.h"
 #endif
 
 namespace ringkern::torch_ext {
@@ -106,6 +101,9 @@ PYBIND11_MODULE(_C, m) {
   bind_arranger(m);
   bind_shared(m);
   bind_communicator(m);
+  bind_quick(m);
+  bind_trace(m);
+  bind_local(m);
   bind_hosts_communicator(m);
   bind_backend(m);
 }

@@ -77,94 +77,25 @@ class RingWork : public c10d::Work {
         parts_(parts) {}
 
   // The memory of what nobody has waited for may be in use for a while yet.
-  ~RingWork() override {
-    if (streams_.empty()) return;
-    const c10::impl::VirtualGuardImpl impl(device_.type());
-    call_.for_each_tensor([&](const at::Tensor& t) {
-      if (!t.defined()) return;
-      for (const c10::Stream& s : streams_) impl.recordDataPtrOnStream(t.storage().data_ptr(), s);
-    });
-  }
+  ~RingWork() override;
 
   // A part has its result (CPU), or has it enqueued on the current stream (CUDA); or failed. From
   // any thread; the first failure is what the call ends in. The last part finishes the call.
-  void end_part(std::exception_ptr error) {
-    std::unique_lock lock(state_);
-    if (error && !error_) error_ = for_torch(error);
-    const bool last = --parts_ == 0, ok = !error_;
-    lock.unlock();
-    try {
-      if (last && ok) call_.finish();
-      note_stream();
-    } catch (...) {
-      lock.lock();
-      if (!error_) error_ = std::current_exception();
-      lock.unlock();
-    }
-    if (last) complete();
-  }
+  void end_part(std::exception_ptr error);
 
   // CUDA: what becomes of the call with this number, which was enqueued.
-  void follow(std::shared_ptr<EnqueuedCalls> enqueued, uint64_t seq) {
-    if (!enqueued) return;
-    std::lock_guard lock(state_);
-    enqueued_.emplace_back(std::move(enqueued), seq);
-  }
+  void follow(std::shared_ptr<EnqueuedCalls> enqueued, uint64_t seq);
 
   // True where the future is done, too. CUDA: when the device has done it, or it has failed there.
-  bool isCompleted() override {
-    if (captured_)  // an event of a capture cannot be queried, and a query would end the capture
-      called_by_torch([] {
-        throw UsageError(
-            "is_completed() was called on the work of a captured call, which each replay of the "
-            "CUDA graph makes again: ask an event that is recorded after a replay");
-      });
-    const bool failed = exception() != nullptr;
-    std::lock_guard lock(state_);
-    if (failed) return true;
-    for (const c10::Event& event : events_)
-      if (!event.query()) return false;
-    return ended_;
-  }
+  bool isCompleted() override;
   // CUDA: a failure on the device, too, once the device has shown it.
-  std::exception_ptr exception() const override {
-    std::vector<Followed> calls;
-    {
-      std::lock_guard lock(state_);
-      if (!ended_) return nullptr;
-      if (error_) return error_;
-      calls = enqueued_;
-    }
-    for (const auto& [enqueued, seq] : calls)
-      if (const auto error = enqueued->error_of(seq)) return for_torch(error);
-    return nullptr;
-  }
+  std::exception_ptr exception() const override;
   bool isSuccess() const override { return !exception(); }
   // CUDA: the current stream waits for what is enqueued on others, once all is.
-  void synchronize() override {
-    if (device_.is_cpu()) return;
-    std::unique_lock lock(state_);
-    all_ended_.wait(lock, [this] { return ended_; });
-    const c10::impl::VirtualGuardImpl impl(device_.type());
-    for (const c10::Event& event : events_) event.block(impl.getStream(device_));
-    lock.unlock();
-    if (const auto error = exception()) std::rethrow_exception(error);
-  }
+  void synchronize() override;
   void blockCurrentStream() override { synchronize(); }
   // CUDA: where there is a timeout, the host waits for the device, too.
-  bool wait(std::chrono::milliseconds timeout) override {
-    // torch's own end comes after the callbacks: one of them would wait for itself.
-    if (calling_back_ == std::this_thread::get_id()) {
-      if (const auto error = exception()) std::rethrow_exception(error);
-      synchronize();
-      return true;
-    }
-    const auto left = wait_for_end(timeout);
-    Work::wait(left);  // synchronizes
-    if (left != kNoTimeout && !device_.is_cpu()) wait_for_device(Clock::now() + left);
-    release();
-    return true;
-  }
+  bool wait(std::chrono::milliseconds timeout) override;
   // Sets what ends the call if a signal interrupts somebody who waits for it; until it has ended.
   void abort_by(Abort abort) {
     std::lock_guard lock(ending_);
@@ -172,118 +103,32 @@ class RingWork : public c10d::Work {
   }
 
   std::vector<at::Tensor> result() override { return outputs_; }
-  c10::intrusive_ptr<Future> getFuture() override {
-    std::unique_lock lock(state_);
-    if (future_) return future_;
-    future_ = c10::make_intrusive<Future>(c10::ListType::ofTensors(),
-                                          device_.is_cpu() ? std::vector<c10::Device>{}
-                                                           : std::vector<c10::Device>{device_});
-    const bool ended = ended_;
-    lock.unlock();
-    if (ended) fulfil();
-    return future_;
-  }
+  c10::intrusive_ptr<Future> getFuture() override;
 
-  int sourceRank() const override {
-    if (source_ < 0)
-      throw py::value_error("source_rank() is known of a receive, once it has completed");
-    return source_;
-  }
+  int sourceRank() const override;
   void set_source(int rank) { source_ = rank; }
 
  private:
   using Followed = std::pair<std::shared_ptr<EnqueuedCalls>, uint64_t>;  // with the call's number
 
-  void note_stream() {
-    if (device_.is_cpu()) return;
-    const c10::impl::VirtualGuardImpl impl(device_.type());
-    const c10::Stream stream = impl.getStream(device_);
-    c10::Event event(device_.type());
-    event.record(stream);
-    if (is_captured(stream.native_handle())) captured_ = true;
-    std::lock_guard lock(state_);
-    events_.push_back(std::move(event));
-    streams_.push_back(stream);
-  }
+  void note_stream();
 
   // Waits as torch does, but looks out for signals; returns what is left of the time to wait.
-  std::chrono::milliseconds wait_for_end(std::chrono::milliseconds timeout) {
-    const bool for_ever = timeout == kNoTimeout;
-    const auto end = Clock::now() + timeout;
-    const Signals signals(this, [this](const std::string& reason) { abort_for(reason); });
-    std::unique_lock lock(state_);
-    while (!ended_ && (for_ever || Clock::now() < end)) {
-      const auto next = Clock::now() + kLookOutEvery;
-      all_ended_.wait_until(lock, for_ever ? next : std::min(next, end));
-      lock.unlock();
-      look_out();
-      signals.rethrow();
-      lock.lock();
-    }
-    if (for_ever) return timeout;
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now());
-    return std::max(left, std::chrono::milliseconds(1));
-  }
-  void wait_for_device(Clock::time_point end) {
-    const Signals signals(this, [this](const std::string& reason) { abort_for(reason); });
-    while (!captured_ && !isCompleted()) {
-      if (Clock::now() >= end) C10_THROW_ERROR(DistBackendError, "Operation timed out!");
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      look_out();
-      signals.rethrow();
-    }
-    if (const auto error = exception()) std::rethrow_exception(error);
-  }
+  std::chrono::milliseconds wait_for_end(std::chrono::milliseconds timeout);
+  void wait_for_device(Clock::time_point end);
   void abort_for(const std::string& reason) {
     std::lock_guard lock(ending_);
     if (abort_) abort_(reason);
   }
 
-  void complete() {
-    {
-      std::lock_guard lock(ending_);  // whoever is to abort it may end from here on
-      over_ = true;
-      abort_ = nullptr;
-    }
-    if (device_.is_cpu()) release();
-    std::unique_lock lock(state_);
-    ended_ = true;
-    const bool asked = bool(future_);
-    lock.unlock();
-    all_ended_.notify_all();
-    if (asked && elsewhere_)
-      return elsewhere_([self = c10::intrusive_ptr<RingWork>::reclaim_copy(this)] {
-        self->fulfil();
-        self->finish(self->error_);
-      });
-    if (asked) fulfil();
-    finish(error_);
-  }
+  void complete();
 
   // Once, by whoever comes second: the end of the call, or whoever asks for the future.
-  void fulfil() {
-    calling_back_ = std::this_thread::get_id();
-    set_future();
-    calling_back_ = std::thread::id();
-  }
-  void set_future() {
-    if (error_) return future_->setError(error_);
-    if (device_.is_cpu()) return future_->markCompleted(c10::IValue(outputs_));
-    // A future has one stream of a device, and that is torch's for those who ask.
-    const c10::impl::VirtualGuardImpl impl(device_.type());
-    const c10::Stream joint = impl.getStreamFromGlobalPool(device_);
-    for (const c10::Event& event : events_) event.block(joint);
-    const c10::StreamGuard guard(joint);
-    future_->markCompleted(c10::IValue(outputs_));
-  }
+  void fulfil();
+  void set_future();
 
   // Of what is over only the outputs are kept.
-  void release() {
-    Call over;  // goes after the lock: the end of a tensor may have to wait for the GIL
-    std::lock_guard lock(state_);
-    std::swap(over, call_);
-    streams_.clear();
-  }
+  void release();
 
   Call call_;
   const c10::Device device_;
@@ -312,21 +157,9 @@ class JointWork : public c10d::Work {
   explicit JointWork(std::vector<c10::intrusive_ptr<c10d::Work>> works)
       : Work(/*rank=*/-1, c10d::OpType::COALESCED), works_(std::move(works)) {}
 
-  bool isCompleted() override {
-    for (const auto& work : works_)
-      if (!work->isCompleted()) return false;
-    return true;
-  }
-  bool isSuccess() const override {
-    for (const auto& work : works_)
-      if (!work->isSuccess()) return false;
-    return true;
-  }
-  std::exception_ptr exception() const override {
-    for (const auto& work : works_)
-      if (const auto error = work->exception()) return error;
-    return nullptr;
-  }
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
   bool wait(std::chrono::milliseconds timeout) override {
     for (const auto& work : works_) work->wait(timeout);
     return true;
@@ -335,23 +168,8 @@ class JointWork : public c10d::Work {
     for (const auto& work : works_) work->synchronize();
   }
   void blockCurrentStream() override { synchronize(); }
-  std::vector<at::Tensor> result() override {
-    std::vector<at::Tensor> all;
-    for (const auto& work : works_)
-      for (const at::Tensor& tensor : work->result()) all.push_back(tensor);
-    return all;
-  }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-    c10::List<c10::intrusive_ptr<c10::ivalue::Future>> futures(
-        c10::FutureType::create(c10::ListType::ofTensors()));
-    for (const auto& work : works_) futures.push_back(work->getFuture());
-    return c10::collectAll(futures)->then(
-        [results = result()](c10::ivalue::Future& all) {
-          if (all.hasError()) std::rethrow_exception(all.exception_ptr());
-          return c10::IValue(results);
-        },
-        c10::ListType::ofTensors());
-  }
+  std::vector<at::Tensor> result() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
   const std::vector<c10::intrusive_ptr<c10d::Work>>& works() const { return works_; }
 

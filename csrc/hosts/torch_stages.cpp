@@ -1,20 +1,16 @@
 // The cut of an all-reduce over hosts for Python: without making a call.
-#pragma once
-
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
 
 #include <tuple>
 
 #include "hosts/stages.h"
+#include "torch/bindings.h"
 
 namespace ringkern::torch_ext {
-
-namespace py = pybind11;
+namespace {
 
 // `crossing`: rail_bytes, piece_bytes and tree of a InterHostCost.
-inline Stages make_stages(int64_t count, int element_bytes, int rails, int hosts, bool inside,
-                          const std::tuple<int64_t, int64_t, bool>& crossing) {
+Stages make_stages(int64_t count, int element_bytes, int rails, int hosts, bool inside,
+                   const std::tuple<int64_t, int64_t, bool>& crossing) {
   if (count < 0) throw py::value_error("count must not be negative");
   if (element_bytes < 1 || element_bytes > 8) throw py::value_error("element_bytes must be 1 to 8");
   if (rails < 1 || rails > kMaxRanks) throw py::value_error("rails must be 1 to 1024");
@@ -25,7 +21,9 @@ inline Stages make_stages(int64_t count, int element_bytes, int rails, int hosts
   return Stages::make(count, element_bytes, rails, hosts, inside, {rail_bytes, piece_bytes, tree});
 }
 
-inline void bind_stages(py::module_& m) {
+}  // namespace
+
+void bind_stages(py::module_& m) {
   py::class_<Stages> pieces(m, "Stages",
                             "How an all-reduce over hosts is cut. Counts are in elements.");
   pieces

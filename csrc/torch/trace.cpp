@@ -1,25 +1,27 @@
 // An all-reduce round the ring with a clock, for Python: who ran which verb, from when to when.
-#pragma once
 
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "core/timeline.h"
+#include "core/trace.h"
+#include "torch/bindings.h"
 #include "torch/communicator.h"
 #include "torch/plan.h"
 
 namespace ringkern::torch_ext {
+namespace {
 
 // Rows of a rank at most: more than anybody looks at, and 1 MiB.
-inline constexpr int64_t kMostVerbs = 1 << 14;
+constexpr int64_t kMostVerbs = 1 << 14;
 
 // (channel, loop, step, verb, owner, offset, count, start, end, wait for prev, wait for next)
 using TimedRow = std::tuple<int, int64_t, int, std::string, int, int64_t, int64_t, int64_t, int64_t,
                             int64_t, int64_t>;
 
 // Before anything is sent: a call that is refused, is so on all ranks alike.
-inline void check_traceable(const Prepared& call, const Plan& plan) {
+void check_traceable(const Prepared& call, const Plan& plan) {
   const int64_t verbs = plan.channels * verbs_of(plan);
   if (verbs > kMostVerbs)
     throw py::value_error("all_reduce of " + std::to_string(plan.count) + " elements over " +
@@ -32,7 +34,7 @@ inline void check_traceable(const Prepared& call, const Plan& plan) {
                          "clock; trace a float32 tensor of as many bytes");
 }
 
-inline std::vector<TimedRow> rows_of(const at::Tensor& memory, const Plan& plan) {
+std::vector<TimedRow> rows_of(const at::Tensor& memory, const Plan& plan) {
   const int64_t room = verbs_of(plan);
   const int each = steps(plan.collective, plan.ranks);
   std::vector<TimedRow> rows;
@@ -53,8 +55,8 @@ inline std::vector<TimedRow> rows_of(const at::Tensor& memory, const Plan& plan)
 }
 
 // A sum round the ring, in place, of all ranks; returns when it is done here.
-inline std::vector<TimedRow> record_all_reduce(TorchCommunicator& c, const at::Tensor& tensor,
-                                               const std::string& protocol) {
+std::vector<TimedRow> record_all_reduce(TorchCommunicator& c, const at::Tensor& tensor,
+                                        const std::string& protocol) {
   Prepared prepared = prepare_all_reduce(tensor, op_of(c10d::ReduceOp::SUM), c.ranks());
   const Wish wish{Algorithm::ring, parse<Protocol>(protocol, kProtocols, "protocol")};
   choose_way(prepared.task, wish, prepared.device.type());
@@ -82,7 +84,9 @@ inline std::vector<TimedRow> record_all_reduce(TorchCommunicator& c, const at::T
 }
 
 // After bind_communicator.
-inline void bind_trace(py::module_& m) {
+}  // namespace
+
+void bind_trace(py::module_& m) {
   py::class_<TorchCommunicator>(m.attr("Communicator"))
       .def("record_all_reduce", &record_all_reduce, py::arg("tensor"), py::arg("protocol"));
 }

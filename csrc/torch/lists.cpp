@@ -1,8 +1,4 @@
 // The lists and limits of csrc/core for Python, and the rules by which ways are left out.
-#pragma once
-
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
 
 #include <string>
 #include <utility>
@@ -10,19 +6,21 @@
 
 #include "core/choice.h"
 #include "core/orders.h"
+#include "torch/bindings.h"
 #include "torch/choice.h"
 #include "torch/names.h"
 
 namespace ringkern::torch_ext {
+namespace {
 
-inline Task task_of(const std::string& collective, const std::string& dtype) {
+Task task_of(const std::string& collective, const std::string& dtype) {
   Task task;
   task.collective = parse<Collective>(collective, kCollectives, "collective");
   task.reduction.dtype = parse<DType>(dtype, kDTypes, "dtype");
   return task;
 }
 
-inline std::vector<std::string> ops_of(const std::string& dtype) {
+std::vector<std::string> ops_of(const std::string& dtype) {
   const Kind kind = kind_of(parse<DType>(dtype, kDTypes, "dtype"));
   std::vector<std::string> ops;
   for (int op = 0; op < kOps; ++op)
@@ -30,7 +28,7 @@ inline std::vector<std::string> ops_of(const std::string& dtype) {
   return ops;
 }
 
-inline std::vector<std::pair<std::string, std::string>> ways_on(const std::string& device) {
+std::vector<std::pair<std::string, std::string>> ways_on(const std::string& device) {
   const auto type = c10::Device(device).type();
   std::vector<std::pair<std::string, std::string>> ways;
   for (int a = 0; a < kAlgorithms; ++a)
@@ -41,7 +39,7 @@ inline std::vector<std::pair<std::string, std::string>> ways_on(const std::strin
 }
 
 // Tells if an all-reduce, of a dtype for which everything counts, can be all that is asked.
-inline bool is_there(const std::string& device, const Wish& wish) {
+bool is_there(const std::string& device, const Wish& wish) {
   Task task;
   task.reduction.dtype = DType::f16;
   const auto type = c10::Device(device).type();
@@ -55,7 +53,9 @@ inline bool is_there(const std::string& device, const Wish& wish) {
   return false;
 }
 
-inline void bind_lists(py::module_& m) {
+}  // namespace
+
+void bind_lists(py::module_& m) {
   py::list lists;
   for (int c = 0; c < kChoices; ++c)
     if (Choice(c) != Choice::none) lists.append(name_of(Choice(c)));

@@ -3,7 +3,6 @@
 // connected, takes the long way, which also finds out what is wrong.
 //
 // pybind11's call costs more than the all-reduce of a small tensor, so this one is CPython's own.
-#pragma once
 
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -11,12 +10,14 @@
 #include <algorithm>
 #include <array>
 
+#include "torch/bindings.h"
 #include "torch/communicator.h"
 #include "torch/errors.h"
 
 namespace ringkern::torch_ext {
+namespace {
 
-inline bool refers_to(PyObject* weak, PyObject* object) {
+bool refers_to(PyObject* weak, PyObject* object) {
 #if PY_VERSION_HEX < 0x030D0000
   return PyWeakref_GetObject(weak) == object;
 #else  // where the former is deprecated
@@ -93,7 +94,7 @@ struct QuickNames {
 
 // quick_all_reduce(tensor, op, group, async_op, protocol, algorithm, deterministic, accumulate):
 // whether it is done.
-inline PyObject* quick_all_reduce(PyObject*, PyObject* const* args, Py_ssize_t count) {
+PyObject* quick_all_reduce(PyObject*, PyObject* const* args, Py_ssize_t count) {
   static const QuickNames& names = QuickNames::get();
   if (count != 8 || args[3] != Py_False || !THPVariable_CheckTypeExact(Py_TYPE(args[0])))
     Py_RETURN_FALSE;
@@ -113,8 +114,7 @@ inline PyObject* quick_all_reduce(PyObject*, PyObject* const* args, Py_ssize_t c
 }
 
 // pybind11 translates what its own functions throw; this one is not.
-inline PyObject* translated_quick_all_reduce(PyObject* self, PyObject* const* args,
-                                             Py_ssize_t count) {
+PyObject* translated_quick_all_reduce(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   try {
     return quick_all_reduce(self, args, count);
   } catch (py::error_already_set& e) {
@@ -130,12 +130,14 @@ inline PyObject* translated_quick_all_reduce(PyObject* self, PyObject* const* ar
   }
   return nullptr;
 }
-inline PyMethodDef quick_all_reduce_method = {
+PyMethodDef quick_all_reduce_method = {
     "quick_all_reduce",
     reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&translated_quick_all_reduce)),
     METH_FASTCALL, nullptr};
 
-inline void bind_quick(py::module_& m) {
+}  // namespace
+
+void bind_quick(py::module_& m) {
   m.add_object("quick_all_reduce", py::reinterpret_steal<py::object>(
                                        PyCFunction_New(&quick_all_reduce_method, nullptr)));
   m.def(

@@ -1,5 +1,4 @@
 // A ring whose ranks are all in this process, as Python sees it: lists of tensors in, one a rank.
-#pragma once
 
 #include <algorithm>
 #include <memory>
@@ -8,6 +7,7 @@
 
 #include "comm/memory_store.h"
 #include "cpu/local.h"
+#include "torch/bindings.h"
 #include "torch/calls.h"
 #include "torch/devices.h"
 #include "torch/tensors.h"
@@ -16,6 +16,7 @@
 #endif
 
 namespace ringkern::torch_ext {
+namespace {
 
 // A whole ring in the place of one rank: a communicator of one rank then gives it turns, abort,
 // close and care for forks. The task that it passes on, by reference, is rank 0's; those of the
@@ -40,27 +41,27 @@ class WholeRing final : public Executor {
   Ring ring_;
 };
 
-inline std::vector<int> indices_of(const std::vector<c10::Device>& devices) {
+std::vector<int> indices_of(const std::vector<c10::Device>& devices) {
   std::vector<int> indices;
   for (const c10::Device device : devices) indices.push_back(device.index());
   return indices;
 }
 
-inline bool reach_each_other(const std::vector<c10::Device>& devices) {
+bool reach_each_other(const std::vector<c10::Device>& devices) {
 #if RK_WITH_CUDA
   if (devices.front().is_cuda()) return cuda::reach_each_other(indices_of(devices));
 #endif
   return true;
 }
-inline bool carry_lines(const std::vector<c10::Device>& devices) {
+bool carry_lines(const std::vector<c10::Device>& devices) {
 #if RK_WITH_CUDA
   if (devices.front().is_cuda()) return cuda::carry_lines(indices_of(devices));
 #endif
   return true;
 }
 
-inline std::unique_ptr<Executor> whole_ring(const std::vector<c10::Device>& devices,
-                                            Milliseconds timeout) {
+std::unique_ptr<Executor> whole_ring(const std::vector<c10::Device>& devices,
+                                     Milliseconds timeout) {
   const c10::Device first = devices.front();
   if (first.is_cpu())
     return std::make_unique<WholeRing<cpu::LocalRing>>(int(devices.size()), timeout);
@@ -255,7 +256,9 @@ class TorchLocalRing {
   std::unique_ptr<Communicator> comm_;
 };
 
-inline void bind_local(py::module_& m) {
+}  // namespace
+
+void bind_local(py::module_& m) {
   using Tensors = TorchLocalRing::Tensors;
   py::class_<TorchLocalRing>(m, "LocalRing")
       .def(py::init<const std::vector<std::string>&, double, const std::string&>(),

@@ -1,5 +1,4 @@
 // Tensors in memory that all ranks of the host can map: cpu/arena.h as a torch allocator.
-#pragma once
 
 #include <ATen/EmptyTensor.h>
 #include <c10/core/Allocator.h>
@@ -9,12 +8,14 @@
 #include <vector>
 
 #include "cpu/arena.h"
+#include "torch/bindings.h"
 #include "torch/tensors.h"
 #if RK_WITH_CUDA
 #include "cuda/regions.h"
 #endif
 
 namespace ringkern::torch_ext {
+namespace {
 
 class SharedAllocator final : public c10::Allocator {
  public:
@@ -47,14 +48,14 @@ class SharedAllocator final : public c10::Allocator {
   }
 };
 
-inline at::Tensor shared_empty(const std::vector<int64_t>& sizes, at::ScalarType dtype) {
+at::Tensor shared_empty(const std::vector<int64_t>& sizes, at::ScalarType dtype) {
   for (const int64_t size : sizes)
     if (size < 0) throw py::value_error("a size is negative: " + std::to_string(size));
   return at::detail::empty_generic(sizes, SharedAllocator::get(),
                                    c10::DispatchKeySet(c10::DispatchKey::CPU), dtype, std::nullopt);
 }
 
-inline bool is_shared(const at::Tensor& t) {
+bool is_shared(const at::Tensor& t) {
   if (!t.has_storage() || t.numel() == 0) return false;
 #if RK_WITH_CUDA
   if (t.is_cuda()) return cuda::Regions::mine().place_of(t.const_data_ptr(), 1).region >= 0;
@@ -80,7 +81,9 @@ class SharedByDefault {
   c10::Allocator* former_ = nullptr;
 };
 
-inline void bind_shared(py::module_& m) {
+}  // namespace
+
+void bind_shared(py::module_& m) {
   m.def(
       "shared_empty",
       [](const std::vector<int64_t>& sizes, const py::object& dtype) {

@@ -1,7 +1,5 @@
 // The recorded calls and the news for Python: `ringkern.recorder` and `ringkern.news`.
-#pragma once
 
-#include <pybind11/pybind11.h>
 #include <signal.h>
 
 #include <chrono>
@@ -11,32 +9,32 @@
 #include "comm/event_queue.h"
 #include "comm/watch.h"
 #include "fault/render.h"
+#include "torch/bindings.h"
 #include "torch/errors.h"
 
 namespace ringkern::torch_ext {
+namespace {
 
-namespace py = pybind11;
-
-inline py::object text_of_peer(const std::string& text) {
+py::object text_of_peer(const std::string& text) {
   auto decoded = py::reinterpret_steal<py::object>(as_text(text));
   if (!decoded) throw py::error_already_set();
   return decoded;
 }
 
-inline py::object fault_for_python(const Fault& fault) {
+py::object fault_for_python(const Fault& fault) {
   auto dict = py::reinterpret_steal<py::object>(as_dict(fault));
   if (!dict) throw py::error_already_set();
   return dict;
 }
 
 // What to add to CLOCK_MONOTONIC for the time since 1970, in ns.
-inline int64_t unix_time_offset() {
+int64_t unix_time_offset() {
   using std::chrono::nanoseconds;
   return nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count() -
          nanoseconds(Clock::now().time_since_epoch()).count();
 }
 
-inline py::dict call_for_python(const ringkern::Call& call, int64_t offset) {
+py::dict call_for_python(const ringkern::Call& call, int64_t offset) {
   using namespace py::literals;
   const CallNames names = names_of(call.words.what);
   return py::dict("seq"_a = call.seq, "collective"_a = names.collective, "op"_a = names.op,
@@ -49,7 +47,7 @@ inline py::dict call_for_python(const ringkern::Call& call, int64_t offset) {
 
 // Of each ring a dict, its calls in the list `calls`, the oldest first. Times in ns since 1970; 0:
 // not yet.
-inline py::list recorded_calls_for_python() {
+py::list recorded_calls_for_python() {
   using namespace py::literals;
   std::vector<RingRecord> records;
   {
@@ -69,7 +67,7 @@ inline py::list recorded_calls_for_python() {
   return rings;
 }
 
-inline const char* kind_name(EventKind kind) {
+const char* kind_name(EventKind kind) {
   switch (kind) {
     case EventKind::warning: return "warning";
     case EventKind::failure: return "failure";
@@ -80,7 +78,7 @@ inline const char* kind_name(EventKind kind) {
 }
 
 // Kind and text, or None when there will be no more.
-inline py::object next_news() {
+py::object next_news() {
   std::optional<QueuedEvent> news;
   {
     const py::gil_scoped_release no_gil;
@@ -93,7 +91,7 @@ inline py::object next_news() {
 // Whether the signal asks for a dump from now on: not where somebody else has a handler, or has it
 // ignored. A handler of C, not of Python, which would wait for the main thread to come back from
 // the very call that somebody wants to know about.
-inline bool dump_on(int number) {
+bool dump_on(int number) {
   const auto ask = [](int) { EventQueue::ask_for_dump(); };
   struct sigaction found{};
   if (::sigaction(number, nullptr, &found) != 0) return false;
@@ -108,7 +106,9 @@ inline bool dump_on(int number) {
   return ::sigaction(number, &ours, nullptr) == 0;
 }
 
-inline void bind_recorder(py::module_& m) {
+}  // namespace
+
+void bind_recorder(py::module_& m) {
   m.def("recorded_calls", &recorded_calls_for_python);
   m.def("next_news", &next_news);
   m.def("open_news", [] { EventQueue::all().open(); });

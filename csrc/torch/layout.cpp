@@ -1,9 +1,5 @@
 // What lies where on a CPU, for Python: the pictures of the documentation are drawn from it, and a
 // test compares them, so that they cannot show what is not so.
-#pragma once
-
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
 
 #include <string>
 #include <tuple>
@@ -15,13 +11,15 @@
 #include "cpu/link.h"
 #include "cpu/ll.h"
 #include "cpu/ll128.h"
+#include "torch/bindings.h"
 #include "torch/names.h"
 
 namespace ringkern::torch_ext {
+namespace {
 
 // (name, offset, bytes) of each part of a rank's segment, as an engine's are, in order. A FIFO and
 // what is staged are followed by their first slot, so that their number of slots can be told.
-inline std::vector<std::tuple<std::string, int64_t, int64_t>> cpu_segment() {
+std::vector<std::tuple<std::string, int64_t, int64_t>> cpu_segment() {
   using cpu::MeshGeometry;
   const Geometry g = cpu::default_geometry();
   std::vector<std::tuple<std::string, int64_t, int64_t>> parts;
@@ -54,7 +52,7 @@ inline std::vector<std::tuple<std::string, int64_t, int64_t>> cpu_segment() {
 }
 
 // A line as it lies in memory once it was written in `step`; its data are the bytes 0, 1, 2, ...
-inline py::bytes cpu_line(const std::string& protocol, uint64_t step) {
+py::bytes cpu_line(const std::string& protocol, uint64_t step) {
   const auto written = [&](auto line) {
     std::byte data[decltype(line)::kData];
     for (size_t i = 0; i < sizeof data; ++i) data[i] = std::byte(i);
@@ -70,7 +68,7 @@ inline py::bytes cpu_line(const std::string& protocol, uint64_t step) {
 }
 
 // The verbs of a direct all-reduce of one rank, in order: (verb, round, first element, elements).
-inline std::vector<std::tuple<std::string, int64_t, int64_t, int64_t>> cpu_direct_trace(
+std::vector<std::tuple<std::string, int64_t, int64_t, int64_t>> cpu_direct_trace(
     const std::string& algorithm, int ranks, int64_t count, int element_bytes) {
   using cpu::MeshGeometry;
   if (ranks < 2 || ranks > kMaxRanks) throw py::value_error("ranks must be 2 to 1024");
@@ -86,7 +84,9 @@ inline std::vector<std::tuple<std::string, int64_t, int64_t, int64_t>> cpu_direc
   return rows;
 }
 
-inline void bind_layout(py::module_& m) {
+}  // namespace
+
+void bind_layout(py::module_& m) {
   m.def("cpu_segment", &cpu_segment,
         "(name, offset, bytes) of each part of a rank's segment on a CPU; a part with slots is "
         "followed by its first one.");
