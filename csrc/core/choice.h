@@ -79,7 +79,7 @@ struct WayTable {
   }
 
   // Uses the tensors themselves (two_shot over Simple) for all-reduces that do not go by one_shot,
-  // and for those that ask for two_shot, from a size on. That size is a guess for GPUs; none was
+  // and for those that ask for two_shot, from a size on. The size is a guess for GPUs; none was
   // measured.
   constexpr void take_tensors() {
     constexpr Way kTensors{Algorithm::two_shot, Protocol::simple};
