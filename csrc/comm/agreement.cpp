@@ -11,7 +11,8 @@ namespace {
 
 constexpr Milliseconds kLookEvery{100};
 constexpr Milliseconds kVerdictGrace{2000};
-constexpr Milliseconds kLongest = std::chrono::hours(24 * 365);  // a deadline that is a time_point
+constexpr Milliseconds kLongest = std::chrono::hours(24 * 365);  // keeps the deadline within a
+                                                                 // time_point
 
 constexpr int64_t kRefused = int64_t(1) << 32;
 const char* const kFormed = "formed";
@@ -29,7 +30,8 @@ std::optional<Fault> Roster::find_gone(Store& store) const {
 
 std::optional<Fault> Roster::find_gone(const std::function<std::string()>& left) const {
   const auto ended = std::ranges::find_if(processes, [](const Process& p) { return has_ended(p); });
-  const std::string last = left();  // after that: a rank that leaves says so before it ends
+  const std::string last = left();  // read last: a rank that leaves records it before its process
+                                    // ends
   const auto gone = [&](Event event, int rank) {
     Fault f = fault_of(event, -1, RankNames{numbers}.number(rank));
     if (size_t(rank) < processes.size()) f.theirs.pid = processes[size_t(rank)].pid;
@@ -61,7 +63,7 @@ Roster Roster::of(const std::vector<int>& ranks) const {
 }
 
 Milliseconds Roster::left_of(Milliseconds timeout) const {
-  // Ranks that have just met are not to miss each other by milliseconds.
+  // At least one second, so that ranks that have just met do not time out by milliseconds.
   constexpr Milliseconds kLeast{1000};
   return std::max(timeout - waited, std::min(timeout, kLeast));
 }
@@ -142,11 +144,11 @@ std::optional<Fault> Agreement::refuse(const Fault& mine) {
   try {
     const int64_t votes = store_.add(key("votes"), kRefused);
     if (votes == kRefused + size_) {
-      store_.set(key("verdict"), kFormed);  // the last to vote may have died before it could
+      store_.set(key("verdict"), kFormed);  // in case the last voter died before it did this
       return std::nullopt;
     }
-    // Only the first to refuse can tell from the sum whether it came too late: votes for the ring
-    // are counted after a refusal, too.
+    // Only the first rank to refuse can tell from the sum whether it was in time, because votes for
+    // the ring are also counted after a refusal.
     if (votes < 2 * kRefused) {
       store_.set(key("verdict"), to_bytes(mine));
       return mine;
@@ -155,7 +157,7 @@ std::optional<Fault> Agreement::refuse(const Fault& mine) {
     if (verdict == kFormed) return std::nullopt;
     return read_fault(verdict);
   } catch (const std::exception&) {
-    // A store that is gone, or a rank that died before it gave its reason: this one's will do.
+    // The store is gone, or the first to refuse died before it left its reason: report this rank's.
   }
   return mine;
 }

@@ -1,8 +1,8 @@
-// What ranks do together before they are connected: wait for each other, and vote.
+// Synchronises ranks before they are connected: they wait for each other and vote on the ring.
 //
-// Votes are counted in one number, so that they have one order and one outcome: a vote for the ring
-// adds 1, a vote against adds more than all others could, and the ring is made when the sum is its
-// size. Votes in keys of their own could be read differently by a rank that runs out of time.
+// Votes are counted in one number, so that they have one order and one outcome. A vote for the ring
+// adds 1; a vote against adds more than all others together. The ring is made if the sum equals its
+// size. With one key per vote, a rank that runs out of time could read a different outcome.
 #pragma once
 
 #include <functional>
@@ -16,27 +16,27 @@
 
 namespace ringkern {
 
-// The ranks of a ring, as each has made itself known in the store before its first call.
+// The ranks of a ring, from the records that they left in the store before their first call.
 struct Roster {
   std::vector<Process> processes{};  // by rank
-  std::vector<int> numbers{};        // by rank, those that the store has
+  std::vector<int> numbers{};        // by rank: the numbers used in the store
   std::string departures{};  // key of the last rank to leave before its first call; empty: none
-  Milliseconds waited{0};    // this rank has waited so long for the others already
+  Milliseconds waited{0};    // how long this rank has waited for the others already
 
-  // Returns a rank that will not make its first call, if one can be seen.
+  // Returns the fault of a rank that is known to make no first call, if there is one.
   std::optional<Fault> find_gone(Store& store) const;
-  // The same; `left`: returns what is under `departures`, nothing if there is none.
+  // The same; `left` returns the value of `departures`, empty if there is none.
   std::optional<Fault> find_gone(const std::function<std::string()>& left) const;
   // Tells the others that this rank makes no call.
   void depart(Store& store, int rank) const;
-  // Returns what is known of some of the ranks, whose numbers here are their places among them.
+  // Returns the roster of some of the ranks, numbered by their index in `ranks`.
   Roster of(const std::vector<int>& ranks) const;
-  // Returns what is left of a timeout for a second wait.
+  // Returns the time that is left of a timeout for a second wait.
   Milliseconds left_of(Milliseconds timeout) const;
 };
 
-// The end of a wait whose reason lies with other ranks, who may know it better. A rank that its
-// facts name is lost.
+// Thrown when a wait ends because of other ranks, which may know the reason better. If its facts
+// name a rank, that rank is lost.
 struct Lost : RendezvousError {
   using RendezvousError::RendezvousError;
 };
@@ -48,23 +48,24 @@ class Agreement {
 
   // Makes this rank count as present.
   void arrive();
-  // Leaves a note for the others; waits for the note of another rank.
+  // Leaves a note for the other ranks; waits for the note of another rank.
   void set_note(const std::string& value) { store_.set(key("rank", rank_), value); }
   std::string note_of(int rank, const std::string& waiting_for);
-  // What rank 0 says for all, and what the others hear.
+  // Publishes rank 0's decision; waits for it on the other ranks.
   void set_word(const std::string& value) { store_.set(key("word"), value); }
   std::string word() { return get(key("word"), "the word of rank 0"); }
 
-  // Every wait is cut in slices of `slice()`, with a `look()` between them, which throws Lost when
-  // another rank has given up, `closer` throws, or the time is over.
+  // Waits are cut into slices of `slice()`. Between slices, `look()` throws Lost if another rank
+  // has given up, `closer` throws, or the time is over.
   Milliseconds slice() const;
   void look_closer(std::function<void()> closer) { closer_ = std::move(closer); }
   void look(const std::string& waiting_for);
 
-  // Votes for the ring and waits until all have. Throws Lost with the fault of who voted against.
+  // Votes for the ring and waits until all ranks have voted. Throws Lost with the fault of the rank
+  // that voted against.
   void agree();
-  // Votes against. Returns the fault that all ranks get, which is that of the first to refuse; or
-  // nothing if it is too late: all have voted for the ring, and it is made.
+  // Votes against the ring. Returns the fault that all ranks report: that of the first to refuse.
+  // Returns nothing if all ranks had already voted for the ring, which is then made.
   std::optional<Fault> refuse(const Fault& mine);
 
  private:
@@ -82,7 +83,7 @@ class Agreement {
   const RankNames names_;
   const Milliseconds timeout_;
   const Clock::time_point start_, deadline_;
-  double patience_ = 5;  // in seconds: how long it may take before somebody is told
+  double patience_ = 5;  // in seconds: a wait that takes longer is reported
   std::function<void()> closer_ = [] {};
 };
 

@@ -14,7 +14,7 @@
 namespace ringkern {
 namespace {
 
-// getpid() is a system call; a counter that only a forked child moves is not.
+// Counts forks. Comparing the counter is cheaper than getpid(), which is a system call.
 std::atomic<int> forks{0};
 
 int watch_forks() {
@@ -24,12 +24,12 @@ int watch_forks() {
   return forks.load(std::memory_order_relaxed);
 }
 
-// The communicator whose callback runs on this thread, which is then that communicator's own: what
-// waits for the thread there would wait for itself.
+// The communicator whose callback runs on this thread. A callback must not wait for this thread,
+// because it would wait for itself.
 thread_local const Communicator* calling_back = nullptr;
 
-// Kernels take what comes. So the ranks compare what they enqueue: the last to come sees what the
-// others have, for each shows its call before it looks.
+// Throws if ranks have enqueued different calls. Kernels do not check what they receive. Each rank
+// publishes its call before it looks, so the last rank to enqueue sees the others' calls.
 void throw_if_at_odds(const Control& control) {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (const auto found = find_mismatch(control)) throw_fault(*found);
@@ -101,8 +101,8 @@ void Communicator::run(const Device& device, const Task& task,
         "a synchronous call in the callback of an asynchronous one would wait for "
         "itself. Use async_op=True there, or call after wait().");
   const auto turn = lock_and_look_out(turn_);
-  check_callable();  // it may have been closed while this call waited for its turn
-  worker_->drain();  // asynchronous calls came first
+  check_callable();  // it may have been closed during the wait for this turn
+  worker_->drain();  // asynchronous calls that were made before run first
   execute(device, task, before);
 }
 
@@ -119,12 +119,12 @@ void Communicator::run_async(const Device& device, const Task& task,
                              std::function<void()> before) {
   check_callable();
   std::unique_lock<std::timed_mutex> turn;
-  // In a callback, whoever has the turn waits for the callback to end: nothing runs beside it.
+  // In a callback the turn is held by a thread that waits for the callback, so no other call runs.
   if (calling_back != this) {
     turn = lock_and_look_out(turn_);
     check_callable();
   }
-  // `run` and `tell` are one after the other.
+  // `run` and `tell` are called one after the other, so they can share `error`.
   auto error = std::make_shared<std::exception_ptr>();
   worker_->post(
       [this, &device, task, error, before = std::move(before)] {
@@ -137,25 +137,25 @@ void Communicator::run_async(const Device& device, const Task& task,
       [this, error, done = std::move(done)]() mutable {
         calling_back = this;
         done(*error);
-        done = nullptr;  // what it holds may be the last to hold this communicator
+        done = nullptr;  // its captures may hold the last reference to this communicator
         calling_back = nullptr;
       });
 }
 
 void Communicator::execute(const Device& device, const Task& task,
                            const std::function<void()>& before) {
-  check_healthy();  // what came before may have failed
+  check_healthy();  // an earlier call may have failed
   const bool connects = !connected(device);
   try {
     last_ring_ = &ring_on(device);
   } catch (const std::exception&) {
     poison(fault_of(std::current_exception(), names_.number(rank_)));
-    // It was connecting when it was given up.
+    // It was aborted while it was connecting.
     if (const auto given = trouble(); given && given->given) throw_fault(*given);
     throw;
   }
   last_device_ = &device;
-  // The others were quicker, and this call is one of those that they failed in.
+  // Other ranks were quicker and have already failed in this call.
   if (const auto failure = last_ring_->control->failure(); failure && connects) {
     poison(*failure);
     throw_fault(*failure);
@@ -165,7 +165,7 @@ void Communicator::execute(const Device& device, const Task& task,
 
 void Communicator::run_on(Ring& ring, const Task& task, const std::function<void()>& before) {
   Control& control = *ring.control;
-  if (control.failed()) [[unlikely]] {  // and nobody has told this rank yet
+  if (control.failed()) [[unlikely]] {  // the failure has not reached this rank yet
     const auto failure = control.failure();
     if (failure) poison(*failure);
     check_healthy();
@@ -190,7 +190,7 @@ void Communicator::run_on(Ring& ring, const Task& task, const std::function<void
   } catch (const AbortedError& e) {
     fail(ring, nullptr, e);
   } catch (const std::exception& e) {
-    if (task.refused && !before) {  // its caller is told here, and can make it again or another one
+    if (task.refused && !before) {  // its caller gets the error here, and may call again
       control.withdraw(history);
       throw;
     }
@@ -203,13 +203,13 @@ void Communicator::run_on(Ring& ring, const Task& task, const std::function<void
   if (!task.under_way) control.end(task.rested ? coarse_now() : 0);
 }
 
-// A wait of this rank has failed: for a reason of its own, or for one that another rank gives. What
-// came first is what all ranks say.
+// Handles a failed wait of this rank. All ranks report the reason that was recorded first, their
+// own or another rank's.
 void Communicator::fail(Ring& ring, const Fault* mine, const Error& here) {
   Control& control = *ring.control;
   if (mine != nullptr) control.fail(*mine);
   ring.executor->abort();
-  // An executor that aborts its neighbours does so before its communicator can say why.
+  // Wait for the reason: an executor aborts its neighbours before its communicator records it.
   for (auto end = Clock::now() + kReasonComes; !control.failed() && Clock::now() < end;)
     std::this_thread::sleep_for(Milliseconds(1));
   std::optional<Fault> found = control.failure();
@@ -223,7 +223,7 @@ void Communicator::fail(Ring& ring, const Fault* mine, const Error& here) {
   throw_fault(first, here.facts.phase, own ? "" : here.what());
 }
 
-// Of all ranks, for this reason unless there was another.
+// Ends the waits of all ranks for this reason, unless another one was recorded.
 void Communicator::end_waits(Ring& ring, const Fault& why) const {
   ring.control->fail(why);
   if (ring.enqueued) ring.enqueued->fail(why);
@@ -231,15 +231,15 @@ void Communicator::end_waits(Ring& ring, const Fault& why) const {
 }
 
 bool Communicator::take_reason(const Fault& why) {
-  if (poisoned_) return false;  // the first reason is the cause of the others
+  if (poisoned_) return false;  // later reasons are consequences of the first
   poisoned_ = why;
   poisoned_at_ = Clock::now();
   usable_ = false;
   return true;
 }
 
-// The rank that has found a fault reports it though nobody asks. An abort is somebody's wish, and
-// what is quoted is raised here.
+// Posts an event for a failure. The rank that found it posts a report, even if no call raises it.
+// Aborts were requested and quoted faults are raised, so they are not reports.
 void Communicator::tell(const Fault& why) const {
   const bool mine = ranks_ == 1 || why.reporter == names_.number(rank_);
   const bool reports = mine && why.event != Event::abort && !is_quoted(why.event);
@@ -271,12 +271,12 @@ void Communicator::end_all(Fault why) {
   {
     std::lock_guard lock(state_);
     for (auto& [name, ring] : rings_) end_waits(ring, why);
-    // Where a ring had failed already, its ranks say that; so does this one.
+    // If a ring had failed already, use its reason, which its other ranks report.
     for (auto& [name, ring] : rings_)
       if (auto earlier = ring.control->failure()) why = *std::move(earlier);
     first = take_reason(why);
   }
-  // When the rings are known to have failed: whoever hears may look at them.
+  // Last: a callback may query the rings and must see them failed.
   if (first) tell(why);
 }
 

@@ -35,20 +35,22 @@ std::string read_text(const char (&from)[N]) {
 
 }  // namespace
 
-// A fault is written once, before its rank is named as the first to fail.
+// A fault is written before its rank is named as the first to fail, and never again.
 struct Control::Page {
   int64_t pid;
   uint64_t pid_namespace;
   alignas(kCacheLine) int64_t last_beat;
-  alignas(kCacheLine) uint64_t departed;       // 0: not yet; else 1 + the number of its last call
-  alignas(kCacheLine) uint64_t first_to_fail;  // rank 0's page: 0: nobody; else 1 + the rank
+  alignas(kCacheLine) uint64_t departed;       // 0: not yet; otherwise 1 + the number of its last
+                                               // call
+  alignas(kCacheLine) uint64_t first_to_fail;  // on rank 0's page: 0: no rank; otherwise 1 + the
+                                               // rank
   struct Probe {
     uint64_t begun;         // written last
-    uint64_t out_of_reach;  // a bit for each
+    uint64_t out_of_reach;  // one bit per rank
     char place[kMostPlace];
   };
   alignas(kCacheLine) Probe probe;
-  uint64_t mapped;  // whose memory, a bit for each, and kShown
+  uint64_t mapped;  // ranks whose memory is mapped, one bit each, and kShown
   Fault fault;
   CallLine calls[kCallLines];
 };
@@ -116,7 +118,7 @@ void Control::end_through(uint64_t seq, int64_t now) {
     if (found == 0 || found > seq ||
         !std::atomic_ref(line.ended).compare_exchange_strong(open, now))
       continue;
-    // The line may have become that of a later call meanwhile.
+    // A later call may have taken the line in the meantime.
     int64_t mine = now;
     if (load(line.seq, std::memory_order_seq_cst) != found)
       std::atomic_ref(line.ended).compare_exchange_strong(mine, 0);

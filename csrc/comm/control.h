@@ -1,9 +1,9 @@
-// What the ranks of a ring tell each other besides data, each on a page of its own that all have
-// mapped: their last calls, that they are alive, that they have left, and who was first to fail.
+// The control page of a rank, mapped by all ranks of the ring. It holds everything that ranks share
+// besides data: recent calls, heartbeat, departure, and the first failure.
 //
-// A word has one writer, its rank; but the one that says who was first to fail, on rank 0's page,
-// goes to whoever comes first, so that all ranks give the same reason. The pages outlive their
-// ranks: what a rank wrote before it died can be read.
+// Only its own rank writes a page. The exception is the word on rank 0's page that names the first
+// rank to fail: the first rank to claim it wins, so that all ranks give the same reason. Pages
+// outlive their ranks: the record of a dead rank can still be read.
 #pragma once
 
 #include <time.h>
@@ -20,7 +20,7 @@
 
 namespace ringkern {
 
-// A call of a rank, as far as it can be read.
+// A call of a rank, as read from its page.
 struct Call {
   uint64_t seq = 0;
   CallWords words;
@@ -31,33 +31,33 @@ struct Call {
   bool alike(const Call& other) const { return words == other.words && history == other.history; }
 };
 
-// CLOCK_MONOTONIC, in ns, some milliseconds behind: five times as quick as the exact one.
+// Returns CLOCK_MONOTONIC in ns, up to some milliseconds old. Five times as fast as the exact
+// clock.
 inline int64_t coarse_now() {
   timespec t;
   ::clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
   return t.tv_sec * 1'000'000'000 + t.tv_nsec;
 }
 
-// So many ranks' memory can be marked as out of reach.
+// The most ranks whose memory can be marked as unreachable.
 inline constexpr int kMostProbed = 64;
 
 class Control {
  public:
-  // Throws SharedMemoryError, as map(). A ring of one rank has no descriptor.
-  // `name`: the communicator's, and `names`: its ranks', for messages.
+  // Throws SharedMemoryError, as does map(). A ring of one rank has no descriptor. `name` and
+  // `names` (of the communicator and its ranks) are for messages.
   Control(int rank, int ranks, std::string name = {}, RankNames names = {});
   ~Control();
   Control(const Control&) = delete;
   Control& operator=(const Control&) = delete;
 
   int fd() const { return file_ ? file_->fd() : -1; }
-  // Does not keep the descriptor. Throws TransportError unless it is a page.
+  // Does not keep the descriptor. Throws TransportError if it is not a control page.
   void map(int peer, int fd);
-  // A rank's lines; null while it has not been mapped.
+  // Returns a rank's lines; null until its page is mapped.
   const CallLine* calls_of(int rank) const;
 
-  // A call of this rank begins, and is over; returns its number. One thread at a time. `part_of`:
-  // as in Task.
+  // Begins a call of this rank and returns its number. One thread at a time. `part_of`: as in Task.
   uint64_t begin(const CallWords& words, const CallWords& part_of = {}) {
     const uint64_t seq = seq_.load(std::memory_order_relaxed) + 1;
     CallLine& line = lines_[seq % kCallLines];
@@ -69,9 +69,9 @@ class Control {
     set(line.what, words.what, std::memory_order_relaxed);
     set(line.count, words.count, std::memory_order_relaxed);
     set(line.started, ranks == 1 ? coarse_now() : now_.load(std::memory_order_relaxed),
-        std::memory_order_relaxed);  // alone it has no watch
+        std::memory_order_relaxed);  // a ring of one rank has no watch that updates now_
     set(line.ended, int64_t(0), std::memory_order_relaxed);
-    if (part_of.what != 0 || line.whole_what != 0) {  // most calls: two stores less
+    if (part_of.what != 0 || line.whole_what != 0) {  // avoids two stores in most calls
       set(line.whole_what, part_of.what, std::memory_order_relaxed);
       set(line.whole_count, part_of.count, std::memory_order_relaxed);
     }
@@ -82,55 +82,56 @@ class Control {
     seq_.store(seq, std::memory_order_release);
     return seq;
   }
-  // The call that has begun last was not made: the next one has its number, as on the other ranks.
-  // `history`: from before it.
+  // Undoes the last begin(): the next call gets its number, as on the other ranks. `history`: its
+  // value before that call.
   void withdraw(uint64_t history) {
     const uint64_t seq = seq_.load(std::memory_order_relaxed);
     std::atomic_ref(lines_[seq % kCallLines].seq).store(0, std::memory_order_release);
     history_ = history;
     seq_.store(seq - 1, std::memory_order_release);
   }
-  uint64_t history() const { return history_; }  // of the call that has begun last
-  // `now`: coarse_now(), or 0: it has taken no time that is worth a look at the clock.
+  uint64_t history() const { return history_; }  // includes the last begun call
+  // Ends the call. `now`: coarse_now(), or 0 if the call was too short to read the clock.
   void end(int64_t now) {
     CallLine& line = lines_[seq_.load(std::memory_order_relaxed) % kCallLines];
     std::atomic_ref(line.ended).store(now != 0 ? now : line.started, std::memory_order_release);
   }
 
-  // The same for calls up to that one, which a device has shown to be done. The watch's thread.
+  // Ends all calls up to `seq`, which a device has completed. Called on the watch's thread.
   void end_through(uint64_t seq, int64_t now);
 
-  // The rest from any thread.
+  // The functions below may be called from any thread.
   uint64_t last_seq() const { return seq_.load(std::memory_order_acquire); }
-  // That call, unless kCallLines have followed.
+  // Returns the call `seq`, unless kCallLines calls have followed it.
   std::optional<Call> call(int rank, uint64_t seq) const;
-  // The first call that a rank has not ended, of those that it shows.
+  // Returns the first call on a rank's page that has not ended.
   std::optional<Call> open_call(int rank) const;
-  // The last calls, the oldest first; may lack what is just being written.
+  // Returns the last calls, the oldest first. May lack a call that is being written.
   std::vector<Call> last_calls(int rank, size_t most = kCallLines) const;
 
-  // Now and then, to show that this rank is alive, and to know the time.
+  // Records that this rank is alive and updates its clock; called periodically.
   void beat();
   int64_t last_beat_of(int rank) const;  // CLOCK_MONOTONIC, in ns
-  int64_t pid_of(int rank) const;        // 0 where it is no process that this one can see
-  // Shows whose own memory this rank has mapped, a bit for each; returns what another one shows,
-  // once it does.
+  int64_t pid_of(int rank) const;        // 0 if its process is not visible from here
+  // Publishes whose own memory this rank has mapped, one bit per rank; returns what another rank
+  // has published, if it has.
   void show_mapped(uint32_t ranks);
   std::optional<uint32_t> mapped_by(int rank) const;
-  // This rank has begun to probe its links; `out_of_reach`, by rank: those whose memory it does not
-  // write to. `place`: where its own is.
+  // Publishes that this rank has begun to probe its links. `out_of_reach`, by rank: ranks whose
+  // memory it does not write to. `place`: where its own memory is.
   void begin_probe(const std::vector<bool>& out_of_reach, const std::string& place);
   bool has_begun_probe(int rank) const;
-  // Of a rank that has.
+  // Valid for a rank that has begun to probe.
   bool reaches(int rank, int peer) const;
   std::string place_of(int rank) const;
 
-  // This rank leaves in an orderly way: it makes no call after its last.
+  // Records that this rank leaves in an orderly way and makes no further call.
   void depart();
-  // The last call of a rank that has departed.
+  // Returns the number of the last call of a rank that has left.
   std::optional<uint64_t> departed_after(int rank) const;
 
-  // Posts why the ring fails, unless a rank has; returns whether it did. All ranks see the first.
+  // Records why the ring fails, unless a rank already has; returns true if this reason was
+  // recorded. All ranks see the first reason.
   bool fail(const Fault& fault);
   bool failed() const {
     return first_to_fail_ != nullptr &&
@@ -150,7 +151,7 @@ class Control {
   Page* alone_ = nullptr;  // of a ring of one rank
   std::vector<Page*> pages_;
   uint64_t* first_to_fail_ = nullptr;  // on rank 0's page; null while that is not mapped
-  CallLine* lines_ = nullptr;          // mine
+  CallLine* lines_ = nullptr;          // this rank's
   std::atomic<int64_t> now_{coarse_now()};
   std::atomic<uint64_t> seq_{0};
   uint64_t history_ = 0;

@@ -1,5 +1,6 @@
-// What a call is, as far as all ranks must have it alike, in two words: exact, so that two calls
-// with equal words are the same call. And the line in which a rank shows it to the others.
+// A call, encoded in two words that all ranks must have equal. The encoding is exact: calls with
+// equal words are the same call. CallLine is the memory in which a rank shows its call to the
+// others.
 #pragma once
 
 #include "core/types.h"
@@ -8,20 +9,20 @@ namespace ringkern {
 
 struct CallWords {
   uint64_t what = 0;
-  int64_t count = 0;  // elements, of the dtype
+  int64_t count = 0;  // in elements of the dtype
 
   constexpr bool operator==(const CallWords&) const = default;
 };
 
-// Of all calls of a ring up to one, in their order: ranks that have it alike have made the same,
-// and nothing that one has sent the other is left over from an earlier call.
+// Returns a hash of all calls of a ring up to `last`, in order. Ranks with equal hashes have made
+// the same calls, so no data of an earlier call is left between them.
 constexpr uint64_t history_of(uint64_t before, const CallWords& last) {
   uint64_t h = (before ^ last.what) * 0x9e3779b97f4a7c15;
   h = (h ^ h >> 32 ^ uint64_t(last.count)) * 0xd6e8feb86659fd93;
   return h ^ h >> 32;
 }
 
-// A bit of `what`: a call over several hosts, of which the ring of one makes steps.
+// A bit of `what`: the call spans hosts, and the ring runs one step of it.
 inline constexpr uint64_t kSpansHosts = uint64_t(1) << 31;
 
 // The fields of `what`, from its lowest bit up.
@@ -33,7 +34,8 @@ constexpr uint64_t reduction_bits(const Reduction& r) {
          uint64_t(r.wide) << 9;
 }
 
-// The factor of a scale is a rank's own business. `moved`: an index of kMoved.
+// The factor of a scale is not included: it may differ between ranks. `moved` is an index of
+// kMoved.
 constexpr CallWords words_of(Collective collective, const Reduction& reduction, Algorithm algorithm,
                              Protocol protocol, int root, int64_t count, int moved = 0) {
   static_assert(kCollectives <= 16 && kAlgorithms <= 4 && kProtocols <= 4 && kMovedDTypes <= 64);
@@ -44,7 +46,7 @@ constexpr CallWords words_of(Collective collective, const Reduction& reduction, 
           count};
 }
 
-// Read back, from what may have been written by anybody: out of range is for the reader to find.
+// The decoded fields. The words may come from another process, so the reader must check the ranges.
 struct CallFields {
   unsigned dtype, combine, scale, wide, collective, algorithm, protocol, moved, spans_hosts, root;
 };
@@ -66,22 +68,22 @@ constexpr uint64_t with_root(uint64_t what, int root) {
   return (what & 0xffffffff) | uint64_t(uint32_t(root)) << 32;
 }
 
-// A call in the memory of its rank, which is its only writer: what the others compare theirs with,
-// and what is told of it when something goes wrong.
+// A call in the memory of its rank, which is the only writer. Other ranks compare it with theirs,
+// and failure reports are made from it.
 struct alignas(64) CallLine {
-  uint64_t seq;  // of this ring, from 1; written last, 0 while the rest changes
+  uint64_t seq;  // number on this ring, from 1; written last, 0 while the other fields change
   uint64_t what;
   int64_t count;
-  int64_t started;   // CLOCK_MONOTONIC, in ns; as the watch last looked at it, up to 0.2 s before
-  int64_t ended;     // 0: not yet
-  uint64_t history;  // with this call
-  uint64_t whole_what;  // the call that this is a step of; 0: of none
+  int64_t started;      // CLOCK_MONOTONIC, in ns; the watch's last reading, up to 0.2 s old
+  int64_t ended;        // 0: not yet
+  uint64_t history;     // history_of this call
+  uint64_t whole_what;  // the call of which this is a step; 0: none
   int64_t whole_count;
 };
 static_assert(sizeof(CallLine) == 64);
 
-// Of the last calls of a rank. With twice as many, calls of some KB take a tenth longer: a call
-// writes the next one, and these then go round a whole page.
+// Number of recent calls that a rank shows. With 32 lines, calls of some KB take a tenth longer:
+// each call writes the next line, and 32 lines fill more of the cache.
 inline constexpr int kCallLines = 16;
 
 }  // namespace ringkern

@@ -1,6 +1,6 @@
-// Chooses how a collective goes where its caller leaves that open: by the bytes of a rank's part,
-// from lists of ringkern/choose/tables.py. A ring takes rank 0's lists, so that all ranks choose
-// alike whatever each of them was told.
+// Chooses the algorithm and protocol of a call that leaves them open, by the bytes of a rank's
+// part. The lists come from ringkern/choose/tables.py. All ranks of a ring use the lists of rank 0,
+// so that they choose alike.
 #pragma once
 
 #include "core/types.h"
@@ -14,12 +14,12 @@ struct Way {
   constexpr bool operator==(const Way&) const = default;
 };
 
-// What is left open, and so which list it is chosen from; `none`: nothing is.
+// The part of the choice that a call leaves open; it selects the list. `none`: nothing is open.
 #define RK_CHOICES(X)                                                        \
   X(none)                                                                    \
-  X(automatic)      /* an all-reduce of which nothing is asked */            \
-  X(in_rank_order)  /* one whose every element is combined from rank 0 up */ \
-  X(ring)           /* one by this algorithm, over whichever protocol */     \
+  X(automatic)      /* an all-reduce without requirements */                 \
+  X(in_rank_order)  /* one that combines from rank 0 up, on every rank */    \
+  X(ring)           /* one by this algorithm, over any protocol */           \
   X(one_shot)                                                                \
   X(two_shot)                                                                \
   X(others)         /* every other collective */
@@ -42,7 +42,7 @@ constexpr Choice choice_of(Algorithm a) {
                                     : Choice::two_shot;
 }
 
-// Tells if a list may have a way: each has only ways that keep what its calls ask for.
+// Returns true if a list may contain `way`: every way of a list must keep what its calls ask for.
 constexpr bool may_list(Choice list, const Way& way) {
   switch (list) {
     case Choice::none: return false;
@@ -53,21 +53,21 @@ constexpr bool may_list(Choice list, const Way& way) {
   }
 }
 
-// The lists of one kind of device. Goes from rank to rank as it is.
+// The lists for one kind of device. Sent between ranks as raw bytes.
 struct WayTable {
   static constexpr int kRows = 8;
   struct Row {
-    int64_t below = 0;  // bytes of a rank's part; the first row that fits counts
+    int64_t below = 0;  // bytes of a rank's part; the first matching row counts
     Way way;
     uint8_t unused[6] = {};
   };
   Row rows[kChoices][kRows];  // a list ends with the row whose `below` is kAnySize
-  uint64_t whole_lines = 1;   // 0: LL128 is not there
-  uint64_t in_place = 1;      // 0: nor, on CUDA, two_shot over Simple
+  uint64_t whole_lines = 1;   // 0: LL128 is not available
+  uint64_t in_place = 1;      // 0: two_shot over Simple is not available on CUDA
 
-  static constexpr int64_t kAnySize = int64_t(1) << 62;  // more than any tensor has
+  static constexpr int64_t kAnySize = int64_t(1) << 62;  // more than the bytes of any tensor
 
-  // A table of one way for everything: what is there before anybody has chosen.
+  // Makes a table with one way for everything, the default until tables are set.
   constexpr WayTable() {
     for (int c = 0; c < kChoices; ++c) rows[c][0].below = kAnySize;
   }
@@ -78,9 +78,9 @@ struct WayTable {
     return row->way;
   }
 
-  // Lets all-reduces take the tensors themselves (two_shot over Simple) wherever they would not go
-  // by one_shot, and those that ask for two_shot from some size on. Between GPUs nothing was
-  // measured: the size is a guess.
+  // Uses the tensors themselves (two_shot over Simple) for all-reduces that do not go by one_shot,
+  // and for those that ask for two_shot, from a size on. The size is a guess for GPUs; none was
+  // measured.
   constexpr void take_tensors() {
     constexpr Way kTensors{Algorithm::two_shot, Protocol::simple};
     for (const Choice list : {Choice::automatic, Choice::in_rank_order}) {
@@ -93,8 +93,9 @@ struct WayTable {
     two_shot[1] = {kAnySize, kTensors};
   }
 
-  // Where, on CUDA, some ranks have only host memory in common: leaves out what takes the tensors,
-  // and LL128. The sizes are measured for 2 ranks and predicted for more: docs/design/choice.md.
+  // Sets the lists for CUDA ranks of which some have only host memory in common. Leaves out LL128
+  // and the algorithms that use the tensors themselves. The sizes are measured for 2 ranks and
+  // predicted for more: docs/design/choice.md.
   constexpr void go_over_host(int ranks) {
     constexpr Way kOne{Algorithm::one_shot, Protocol::ll}, kTwo{Algorithm::two_shot, Protocol::ll};
     constexpr Way kLines{Algorithm::ring, Protocol::ll}, kSimple{Algorithm::ring, Protocol::simple};
@@ -113,7 +114,7 @@ struct WayTable {
     leave_out_lines();
   }
 
-  // Leaves LL128 out: a line of 128 bytes does not arrive whole over every link.
+  // Replaces LL128: a line of 128 bytes does not arrive whole over every link.
   constexpr void leave_out_lines() {
     whole_lines = 0;
     for (auto& list : rows)
@@ -121,7 +122,8 @@ struct WayTable {
         if (row.way.protocol == Protocol::ll128) row.way.protocol = Protocol::simple;
   }
 
-  // What comes from another process is looked at before it is used.
+  // Returns true if the table is well-formed. A table from another process must be checked before
+  // use.
   constexpr bool valid() const {
     for (const auto& list : rows) {
       int64_t below = 0;

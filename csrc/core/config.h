@@ -1,4 +1,4 @@
-// Constants of the library, and the one macro that lets a function run on the host and on a device.
+// Constants of the library, and the macro for functions that run on the host and on a device.
 #pragma once
 
 #include <cstddef>
@@ -15,15 +15,15 @@
 #define RK_WITH_CUDA 0
 #endif
 
-// Bits of the LL flag that vary with the step. A test build makes it small, so that the flag wraps
-// within a few calls and the rewriting of stale slots is exercised.
+// Number of bits of the LL flag that vary with the step. A test build reduces it, so that the flag
+// wraps within a few calls and the rewriting of stale slots is tested.
 #ifndef RK_LL_FLAG_BITS
 #define RK_LL_FLAG_BITS 32
 #endif
 
 namespace ringkern {
 
-// Two 64-byte lines: the adjacent-line prefetcher of x86 would otherwise make neighbours share.
+// Two 64-byte lines: the adjacent-line prefetcher of x86 would cause false sharing between them.
 inline constexpr int kCacheLine = 128;
 inline constexpr int kDefaultSlots = 8;
 inline constexpr int kMaxSlots = 64;

@@ -1,15 +1,15 @@
-// A lookout of a thread: called now and then while the thread waits, so that whoever has made the
-// call can end the wait for a reason that no other room knows, such as a signal.
+// A hook that a waiting thread calls periodically. The caller can end the wait for reasons that lie
+// outside this library, such as a signal.
 #pragma once
 
 namespace ringkern {
 
 struct Lookout {
-  void (*look)(void* with);  // does not throw; ends the wait, if at all, as abort() does
+  void (*look)(void* with);  // does not throw; may end the wait, through abort()
   void* with;
 };
 
-// Null where nobody looks out: on every thread of the library's own.
+// Null on threads that the library owns, which have no hook.
 inline constinit thread_local const Lookout* lookout = nullptr;
 
 inline void look_out() {

@@ -1,24 +1,25 @@
-// In which order the ranks stand on the ring: each channel may have an order of its own, so that
-// together they use more of a machine's links, and each in both directions.
+// The order of the ranks on the ring. Each channel may have its own order, so that the channels
+// together use more links of a machine, and each link in both directions.
 #pragma once
 
 #include "core/config.h"
 
 namespace ringkern {
 
-// Orders of all ranks, in the direction of travel; where one begins says nothing about the ring.
-// Packed, 4 bits a rank, because they go along with every launch of a kernel.
+// The orders of all channels, in the direction of travel. The starting rank of an order is
+// arbitrary. Packed, 4 bits per rank, because every kernel launch carries them.
 struct RingOrders {
   static constexpr int kMostRanks = 16;
   static constexpr int kMost = 8;
 
-  int count = 0;  // channel c has order c % count; 0: all have 0, 1, ..., k-1, for any k
-  uint64_t ranks[kMost] = {};      // of an order, by position
-  uint64_t positions[kMost] = {};  // of an order, by rank
+  int count = 0;  // channel c has order c % count; 0: every channel has 0, 1, ..., k-1, for any k
+  uint64_t ranks[kMost] = {};      // for each order: rank by position
+  uint64_t positions[kMost] = {};  // for each order: position by rank
 
   constexpr bool operator==(const RingOrders&) const = default;
 
-  // Adds the order of k ranks; false, and nothing is added, where it is none or there is no room.
+  // Adds the order of k ranks. Returns false and adds nothing if it is not a permutation or there
+  // is no room.
   constexpr bool add(const int* order, int k) {
     if (k < 1 || k > kMostRanks || count < 0 || count >= kMost) return false;
     uint64_t by_position = 0, by_rank = 0;
@@ -36,7 +37,7 @@ struct RingOrders {
     return true;
   }
 
-  // Whether k ranks can stand like this: to be asked of orders that came from elsewhere.
+  // Returns true if these are orders of k ranks. Checks orders that another process has sent.
   constexpr bool valid(int k) const {
     if (count < 0 || count > kMost || (count > 0 && (k < 1 || k > kMostRanks))) return false;
     RingOrders same;
@@ -54,7 +55,7 @@ struct RingOrders {
   RK_HD constexpr int position_of(int channel, int rank) const {
     return count == 0 ? rank : nibble(positions[index(channel)], rank);
   }
-  // To whom a rank sends on this channel, and from whom it receives.
+  // Returns the rank that `rank` sends to (next) or receives from (prev) on this channel.
   RK_HD constexpr int next(int channel, int rank, int k) const {
     const int p = position_of(channel, rank) + 1;
     return rank_at(channel, p == k ? 0 : p);
@@ -64,9 +65,9 @@ struct RingOrders {
     return rank_at(channel, (p == 0 ? k : p) - 1);
   }
 
-  // How many channels in a row differ: channel c is like channel c % period().
+  // Returns the number of distinct orders: channel c has the order of channel c % period().
   RK_HD constexpr int period() const { return count == 0 ? 1 : count; }
-  // Whether one of two ranks sends to the other, on any channel.
+  // Returns true if one of two ranks sends to the other on any channel.
   constexpr bool are_neighbours(int a, int b, int k) const {
     for (int i = 0; i < period(); ++i)
       if (next(i, a, k) == b || prev(i, a, k) == b) return true;

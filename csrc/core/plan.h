@@ -1,6 +1,6 @@
-// Everything a collective needs to know before it starts. The only place that computes a size or an
-// offset: of FIFOs in a segment (Geometry) and of chunks in a tensor (Plan). Pure, host and device,
-// 64-bit offsets.
+// Computes the sizes and offsets of a collective before it starts: FIFOs in a segment (Geometry)
+// and chunks in a tensor (Plan). No other code computes them. Pure functions for host and device,
+// with 64-bit offsets.
 #pragma once
 
 #include "core/orders.h"
@@ -8,8 +8,8 @@
 
 namespace ringkern {
 
-// How a rank's segment is laid out: for each channel the counters and then one FIFO a protocol.
-// Protocols never share a slot: user data left by one could pass for a flag of another.
+// The layout of a rank's segment: for each channel the counters, then one FIFO per protocol.
+// Protocols never share a slot, because user data of one could be mistaken for a flag of another.
 struct Geometry {
   int channels = 1;
   int slots = kDefaultSlots;
@@ -34,16 +34,17 @@ struct Geometry {
     for (int q = 0; q < int(p); ++q) offset += fifo_bytes(Protocol(q));
     return offset;
   }
-  // Bytes of user data that a slot holds.
+  // Returns the bytes of user data that a slot holds.
   RK_HD constexpr int64_t slot_data_bytes(Protocol p) const {
     return slot_bytes[int(p)] / line_bytes(p) * line_data_bytes(p);
   }
-  // Simple cuts a chunk in slices, one slot each; with few slots it does not, because a rank must
-  // be able to send a whole chunk and then one slice more before its own FIFO is drained.
+  // Simple cuts a chunk into slices, one slot each. With few slots it does not cut: a rank must be
+  // able to send a whole chunk and one more slice before its own FIFO is drained.
   RK_HD constexpr int slices(Protocol p) const {
     return p == Protocol::simple && slots > kSlicesPerChunk ? kSlicesPerChunk : 1;
   }
-  // With a single slot, ranks that all hold a full one wait for each other for ever.
+  // At least two slots: with one, ranks that all hold a full slot would wait for each other for
+  // ever.
   constexpr bool valid() const {
     bool ok = channels >= 1 && channels <= kMaxChannels && slots >= 2 && slots <= kMaxSlots;
     for (int p = 0; p < kProtocols; ++p)
@@ -53,19 +54,20 @@ struct Geometry {
   }
 };
 
-// A rank's part of a loop, in elements. `in` and `out` are offsets into the input and the output.
+// One unit of a rank's work in a loop, in elements. `in` and `out` are offsets into the input and
+// the output.
 struct Chunk {
   int64_t in = 0, out = 0, count = 0;
 };
 
-// Where the chunks of one loop of a channel lie: side by side from that of position 0 on, or, where
-// the tensor is not cut in a chunk for each rank, all in one place.
+// The position of a channel's chunks in one loop. If the tensor is cut into one chunk per rank, the
+// chunks lie side by side, starting with that of position 0; otherwise there is one chunk.
 struct LoopChunks {
   int64_t first = 0;  // element
-  int most = 0;       // elements of each; the tensor may end before
+  int most = 0;       // elements of each; the last ones may be shorter at the end of the tensor
 };
 
-// A part of a chunk whose arrival is published on its own; `first` counts from the chunk's start.
+// A part of a chunk that is published separately. `first` counts from the start of the chunk.
 struct Slice {
   int64_t first = 0, count = 0;
 };
@@ -76,21 +78,21 @@ struct Plan {
   Collective collective = Collective::all_reduce;
   Protocol protocol = Protocol::simple;
   int ranks = 1;
-  int root = 0;  // the rank where a broadcast or a message starts, or a reduce ends
+  int root = 0;  // the rank that starts a broadcast or a message, or that ends a reduce
   int channels = 1;
-  int64_t count = 0;        // elements; of reduce-scatter and all-gather those of one shard
-  int64_t chunk = 0;        // the most elements of a chunk
-  int64_t grain = 1;        // a short chunk is a multiple of this
-  int64_t slice_most = 0;   // the most elements of a slice: what a slot holds
-  int64_t slice_least = 1;  // a chunk that is not longer is not cut
-  int64_t slice_grain = 1;  // 16 bytes, so that a slice starts as well aligned as its chunk
+  int64_t count = 0;        // elements; of one shard for reduce-scatter and all-gather
+  int64_t chunk = 0;        // maximum elements of a chunk
+  int64_t grain = 1;        // short chunks are a multiple of this
+  int64_t slice_most = 0;   // maximum elements of a slice: the capacity of a slot
+  int64_t slice_least = 1;  // chunks up to this length are not cut
+  int64_t slice_grain = 1;  // 16 bytes, so that a slice is aligned as well as its chunk
   int64_t loops = 0;
-  int64_t last_chunk = 0;  // as `chunk`, in the last loop, which may be short
+  int64_t last_chunk = 0;  // chunk length in the last loop, which may be shorter
   int cuts = 1;            // slices of a whole chunk
-  RingOrders orders;       // the same on all ranks; a message takes one for all its channels
+  RingOrders orders;       // the same on all ranks; a message uses one for all its channels
 
-  // `workers`: how many threads move a chunk; on a CPU 1. `workers` and the geometry must agree on
-  // all ranks, or they would cut differently.
+  // `workers` is the number of threads that move a chunk; 1 on a CPU. `workers` and the geometry
+  // must be equal on all ranks, otherwise ranks would cut differently.
   static constexpr Plan make(Collective collective, Protocol protocol, int ranks, int64_t count,
                              int element_bytes, int workers, const Geometry& g, int channels = 0,
                              int root = 0) {
@@ -102,17 +104,18 @@ struct Plan {
     p.channels = channels > 0 && channels < g.channels ? channels : g.channels;
     p.count = count;
     p.slice_most = g.slot_data_bytes(protocol) / element_bytes;
-    // Two slices take a wait and a fence more than one, longer than a block takes for half a slot.
+    // A second slice costs a wait and a fence, which take longer than a block needs for half a
+    // slot.
     p.slice_least = max64(1, p.slice_most / (workers > 1 ? 2 : 8));
     p.slice_grain = max64(1, 16 / element_bytes);
-    // Short chunks: Simple rounds to a word of 8 bytes a worker, LL to two lines, LL128 to the
-    // lines that one warp moves at once (8 lanes a line, 4 lines, twice); a slot may be smaller.
+    // Grain of short chunks. Simple: a word of 8 bytes per worker. LL: two lines. LL128: the lines
+    // that one warp moves at once (8 lanes a line, 4 lines, twice). A slot may be smaller.
     const int64_t grain_bytes = protocol == Protocol::simple ? 8 * int64_t(workers)
                                 : protocol == Protocol::ll   ? 2 * line_data_bytes(protocol)
                                 : workers > 1                ? 16 * line_data_bytes(protocol)
                                                              : line_data_bytes(protocol);
     const int64_t fits = g.slices(protocol) * (p.slice_most / p.slice_grain * p.slice_grain);
-    const int64_t most = min64(fits, INT32_MAX);  // an int in LoopChunks
+    const int64_t most = min64(fits, INT32_MAX);  // LoopChunks::most is an int
     p.grain = max64(1, min64(grain_bytes / element_bytes, most));
     p.chunk = max64(1, most / p.grain * p.grain);
     p.cuts = int(div_up(p.chunk, p.slice_most));
@@ -125,15 +128,14 @@ struct Plan {
     return p;
   }
 
-  // Chunks of one loop that lie side by side in the range that is cut: an all-reduce cuts the
-  // tensor in a chunk for each rank, the others cut each shard, or what goes down the chain, on its
-  // own.
+  // Returns how many chunks of one loop lie side by side. An all-reduce cuts the tensor into one
+  // chunk per rank. Other collectives cut each shard, or the data of the chain, separately.
   RK_HD constexpr int parts() const { return collective == Collective::all_reduce ? ranks : 1; }
   RK_HD constexpr int64_t loop_span() const { return channels * parts() * chunk; }
 
-  // Elements a chunk has in a loop. One rule for the three protocols; they differ in `chunk` and
-  // `grain`. All ranks compute the same. From here on nothing is divided: on a GPU a division of
-  // 64 bits in every step would cost as much time as a hop.
+  // Returns the elements of a chunk in a loop. The rule is the same for the three protocols, which
+  // differ in `chunk` and `grain`, and on all ranks. No code below divides: on a GPU, a 64-bit
+  // division per step would take as long as a hop.
   RK_HD constexpr int64_t chunk_in_loop(int64_t loop) const {
     return loop + 1 < loops ? chunk : last_chunk;
   }
@@ -144,8 +146,7 @@ struct Plan {
   RK_HD constexpr int prev(int channel, int rank) const {
     return orders.prev(channel, rank, ranks);
   }
-  // Where a rank stands on the channel's ring, counted in the direction of travel; and who stands
-  // there.
+  // Positions count the ranks of the channel's ring in the direction of travel.
   RK_HD constexpr int position(int channel, int rank) const {
     return orders.position_of(channel, rank);
   }
@@ -158,15 +159,16 @@ struct Plan {
     return {loop * loop_span() + int64_t(channel * parts()) * most, most};
   }
 
-  // The chunk that `owner`, a position on the channel's ring, finishes. May be empty: an empty
-  // chunk still takes its step, or the counters of the two ends of a link would part.
+  // Returns the chunk that `owner`, a position on the channel's ring, finishes. The chunk may be
+  // empty. An empty chunk still takes its step, otherwise the counters of the two ends of a link
+  // would differ.
   RK_HD constexpr Chunk chunk_of(int channel, const LoopChunks& of, int owner) const {
     const auto chunk_at = [&](int64_t at) -> Chunk {
       return {at, at, max64(0, min64(of.most, count - at))};
     };
     if (collective == Collective::all_reduce) return chunk_at(of.first + int64_t(owner) * of.most);
     Chunk c = chunk_at(of.first);
-    // Shards lie in the order of the ranks, whatever that of the ring.
+    // Shards are in rank order, even if the ring has another order.
     if (collective == Collective::reduce_scatter) c.in += rank_at(channel, owner) * count;
     if (collective == Collective::all_gather) c.out += rank_at(channel, owner) * count;
     return c;
@@ -175,7 +177,8 @@ struct Plan {
     return chunk_of(channel, loop_chunks(channel, loop), owner);
   }
 
-  // Elements of each slice but the last; the two ends of a link hold the same chunk, so they agree.
+  // Returns the elements of each slice except the last. Both ends of a link compute it from the
+  // same chunk, so they agree.
   RK_HD constexpr int64_t slice_elements(int64_t n) const {
     if (n <= slice_least) return slice_least;
     const int64_t share = cuts == 1 ? n : (n + 1) / 2;

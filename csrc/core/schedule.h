@@ -1,16 +1,17 @@
-// The ring, written once, for every backend and every protocol.
+// The ring algorithms, written once for every backend and every protocol.
 //
-// The k ranks stand in a ring, in the order that the channel has (core/orders.h); each sends to
-// `next` and receives from `prev`. In step j, the rank at position r works on the chunk that
-// belongs to position r - 1 - j: every chunk travels once round the ring gathering one contribution
-// a hop (reduce-scatter), comes to its owner complete, and travels round once more to be copied
-// (all-gather). With k = 4, where ranks and positions are the same, the chunk of position 0:
+// The k ranks form a ring, in the order of the channel (core/orders.h). Each rank sends to `next`
+// and receives from `prev`. In step j, the rank at position r works on the chunk of position r - 1
+// - j. Each chunk travels once round the ring and gathers one contribution per hop
+// (reduce-scatter). It arrives complete at its owner and travels round the ring once more to be
+// copied (all-gather). The path of the chunk of position 0, with k = 4 and ranks equal to
+// positions:
 //
 //        step 0          step 1          step 2            step 3          step 4        step 5,6
 //   1 --- a1 ---> 2 -- a1+a2 ---> 3 -- a1+a2+a3 ---> 0 ==== a ====> 1 ==== a ====> 2 ==== a ====> 3
 //      send        recv_reduce_send  (again)     recv_reduce_copy_send  recv_copy_send      recv
 //
-// A link (a protocol over the FIFOs of a rank) has a verb for each row:
+// A link is a protocol over the FIFOs of a rank. It implements these verbs:
 //
 //   verb                    waits for prev   combines with input   writes output   feeds next
 //   send                                     (is the input)                        x
@@ -21,8 +22,8 @@
 //   recv_copy_send          x                                      x               x
 //   recv                    x                                      x
 //
-// Chains use the same verbs, one a loop, and are pipelined: a rank passes a chunk on while the next
-// one is on its way to it.
+// Chains use the same verbs, one per loop. Loops are pipelined: a rank passes a chunk on while it
+// receives the next one.
 //
 //               first       those between     last               with k = 4 and root 1
 //   broadcast   copy_send   recv_copy_send    recv               1 --> 2 --> 3 --> 0
@@ -35,7 +36,7 @@
 
 namespace ringkern {
 
-// A verb is the set of the four things that it does.
+// A verb is a set of these four actions.
 inline constexpr int kReceives = 1, kReadsInput = 2, kCopies = 4, kSends = 8;
 #define RK_VERBS(X)                                                          \
   X(send, kReadsInput | kSends)                                              \
@@ -63,27 +64,27 @@ RK_HD constexpr bool receives(Verb v) { return (int(v) & kReceives) != 0; }
 RK_HD constexpr bool sends(Verb v) { return (int(v) & kSends) != 0; }
 RK_HD constexpr bool copies(Verb v) { return (int(v) & kCopies) != 0; }
 RK_HD constexpr bool reads_input(Verb v) { return (int(v) & kReadsInput) != 0; }
-// The chunk is complete here and nowhere else: where a result is divided (avg).
+// True for the verb that completes a chunk at its owner. There avg divides the result.
 RK_HD constexpr bool finishes(Verb v) { return receives(v) && reads_input(v) && copies(v); }
 
 RK_HD constexpr bool is_chain(Collective c) {
-  return c >= Collective::broadcast;  // the rings stand first in the list
+  return c >= Collective::broadcast;  // the rings come first in the list
 }
 static_assert(!is_chain(Collective::all_reduce) && !is_chain(Collective::reduce_scatter) &&
               !is_chain(Collective::all_gather) && is_chain(Collective::reduce) &&
               is_chain(Collective::send_recv));
 
-// Where the rank at position r begins. On a chain, that is its only step: how many hops behind the
-// start it stands.
+// Returns the first step of the rank at position r. On a chain it is the rank's only step, and
+// equals its distance in hops from the start.
 RK_HD constexpr int first_step(Collective c, int r, int k, int root) {
   if (!is_chain(c)) return 0;
   return (r - root + k - (c == Collective::reduce ? 1 : 0)) % k;
 }
 
-// The verbs of a rank's steps, for k >= 2. Round a ring, it receives in all steps but its first,
-// and sends in all but the last; it reads its input while chunks gather contributions, and writes
-// its output from where they are complete. The hops of a chain are steps of a ring: those of a
-// broadcast are steps of an all-gather, those of a reduce of a reduce-scatter.
+// The verbs of a rank's steps, for k >= 2. On a ring, a rank receives in every step but the first
+// and sends in every step but the last. It reads its input while chunks gather contributions, and
+// writes its output once they are complete. The hops of a chain are steps of a ring: a broadcast
+// has the steps of an all-gather, a reduce those of a reduce-scatter.
 struct Verbs {
   int reads;   // the first step that does not read the input
   int copies;  // the first step that writes the output
@@ -101,30 +102,32 @@ RK_HD constexpr Verbs verbs_of(Collective c, int k) {
   return {1, 1, 1};  // send_recv
 }
 
-// Steps of one loop of a ring. All-reduce: 1 + (k-2) + 1 + (k-2) + 1; its two halves: k each.
+// Returns the number of steps in one loop. All-reduce: 1 + (k-2) + 1 + (k-2) + 1; reduce-scatter
+// and all-gather: k.
 RK_HD constexpr int steps(Collective c, int k) { return verbs_of(c, k).last + 1; }
 
-// The position whose chunk moves in the first step of the rank at position r; in each step after
-// it, that of the position before. On a chain, nobody's.
+// Returns the position whose chunk the rank at position r works on in its first step. Each later
+// step works on the chunk of the position before. Unused on a chain.
 RK_HD constexpr int first_owner(Collective c, int r, int k) {
   return c == Collective::all_gather ? r : (r == 0 ? k : r) - 1;
 }
 
 // Runs one channel of a plan over a link. `Link::perform(Verb, const Plan&, const Chunk&)` returns
-// a Verdict; the first that is not `ok` ends the collective with nothing half-done published.
+// a Verdict. The first verdict other than `ok` ends the collective, and no half-done chunk is
+// published.
 template <class Link>
 RK_HD Verdict run_schedule(const Plan& plan, int rank, int channel, Link& link) {
   const Collective c = plan.collective;
   const int k = plan.ranks, r = plan.position(channel, rank);
   const int first = is_chain(c) ? first_step(c, r, k, plan.position(channel, plan.root)) : 0;
-  if (c == Collective::send_recv && first > 1) return Verdict::ok;  // of two other ranks
+  if (c == Collective::send_recv && first > 1) return Verdict::ok;  // neither sender nor receiver
   if (plan.loops == 0) return Verdict::ok;
   const Verbs verbs = verbs_of(c, k);
   int64_t loop = 0;
   LoopChunks chunks = plan.loop_chunks(channel, loop);
   int j = first, owner = first_owner(c, r, k);
-  // One loop over loops and steps: GPU kernels have the code of a step once, and go from one step
-  // to the next by a few additions.
+  // Loops and steps share one `for`, so that a GPU kernel contains the code of a step once. Moving
+  // to the next step takes only a few additions.
   for (;;) {
     const Verb verb = verbs.at(j);
     const Verdict verdict = link.perform(verb, plan, plan.chunk_of(channel, chunks, owner));

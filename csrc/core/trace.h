@@ -1,5 +1,5 @@
-// A link that moves nothing and writes down what it was asked to do. It proves the schedule without
-// memory, and the pictures of the documentation are drawn from it.
+// A link that moves no data and records the verbs that it is given. Tests check the schedule with
+// it, and the pictures of the documentation are drawn from it.
 #pragma once
 
 #include <vector>
@@ -12,7 +12,7 @@ namespace ringkern {
 struct TraceEntry {
   Verb verb;
   Chunk chunk;
-  int slices;  // slots the verb takes, at each end that it touches
+  int slices;  // slots that the verb uses at each end that it touches
 };
 
 struct TraceLink {
@@ -30,7 +30,7 @@ inline std::vector<TraceEntry> trace(const Plan& plan, int rank, int channel) {
   return link.entries;
 }
 
-// The same for an all-reduce that takes no ring.
+// The same for an all-reduce without the ring.
 struct TraceMesh {
   struct Entry {
     const char* verb;

@@ -1,12 +1,12 @@
-// The lists of the library: each exists once, here, as a table. Names, sizes, dispatch, the Python
-// enumerations and the tables of the documentation are made from these.
+// The tables of dtypes, ops, protocols, algorithms and collectives. Names, sizes, dispatch, the
+// Python enumerations and the tables of the documentation are generated from them.
 #pragma once
 
 #include "core/config.h"
 
 namespace ringkern {
 
-// `logical`: 0 and 1, whose sum is their or, and whose product is their and.
+// `logical` values are 0 and 1: sum means or, product means and.
 enum class Kind : uint8_t { floating, integer, logical };
 
 //        name   torch's name       bytes kind
@@ -24,7 +24,7 @@ enum class Kind : uint8_t { floating, integer, logical };
   X(e4m3, "float8_e4m3fn", 1, floating)     \
   X(e5m2, "float8_e5m2", 1, floating)
 
-// Further dtypes, of what is only moved.
+// Dtypes that can be moved but not reduced.
 //        torch's name  bytes
 #define RK_MOVED_DTYPES(X)    \
   X("uint16", 2)              \
@@ -38,7 +38,7 @@ enum class Kind : uint8_t { floating, integer, logical };
   X("float8_e8m0fnu", 1)      \
   X("float4_e2m1fn_x2", 1)
 
-// How two partial results become one. `avg` and `premul_sum` are sums with a scale, below.
+// Operations that combine two partial results. `avg` and `premul_sum` are sums with a scale, below.
 #define RK_COMBINES(X) X(sum) X(prod) X(min) X(max) X(band) X(bor) X(bxor)
 
 //      name        combine  floats others  what it means
@@ -55,11 +55,11 @@ enum class Kind : uint8_t { floating, integer, logical };
 
 #define RK_PROTOCOLS(X) X(simple) X(ll) X(ll128)
 
-// Which way an all-reduce takes: round the ring, or straight from rank to rank (core/direct.h).
+// Algorithms of an all-reduce: round the ring, or directly between all ranks (core/direct.h).
 #define RK_ALGORITHMS(X) X(ring) X(one_shot) X(two_shot)
 
-// The ring, all the way round, and chains along it: `send_recv` is the chain of one hop, from the
-// root to the rank after it.
+// The first three use the whole ring. The others are chains along it; `send_recv` is a chain of one
+// hop, from the root to the next rank.
 #define RK_COLLECTIVES(X) \
   X(all_reduce) X(reduce_scatter) X(all_gather) X(broadcast) X(reduce) X(send_recv)
 
@@ -107,8 +107,8 @@ RK_HD constexpr Kind kind_of(DType t) {
   return Kind::floating;
 }
 
-// The dtype of elements that travel as bytes: one number for each of torch's names above. 0: not
-// given; the last: any other dtype.
+// The dtypes of elements that travel as bytes, one index for each torch name above. Index 0: not
+// given; the last index: any other dtype.
 struct MovedDType {
   const char* name;
   int bytes;
@@ -151,27 +151,27 @@ constexpr bool accepts(Op op, Kind kind) {
   return false;
 }
 
-// Floats of less than 32 bits, whose arithmetic is that of a float32.
+// Returns true for floats of less than 32 bits, which are computed in float32.
 constexpr bool is_small(DType t) { return kind_of(t) == Kind::floating && size_of(t) < 4; }
 
-// The arithmetic of one collective. A scale is applied to a rank's own input before it is combined
-// (premul_sum) or to the finished result, once, by the rank that finishes a chunk (avg).
+// The arithmetic of one collective. A scale is applied either to a rank's input before it is
+// combined (premul_sum), or to the finished result, once, by the rank that finishes a chunk (avg).
 //
-// Small floats are rounded to their dtype whenever two of them have been combined, and so are what
-// travels; `wide` sums and products stay float32 over all ranks, and are divided there, too, and
-// rounded once. That takes an all-reduce that has every rank's input at hand (core/direct.h). What
-// a rank gives is of the dtype all the same: the product with premul_sum's factor is rounded.
+// Small floats are rounded to their dtype after each combination, and partial results travel in
+// that dtype. `wide` sums and products stay float32 over all ranks, including the division, and are
+// rounded once. This needs an all-reduce with every rank's input at hand (core/direct.h). A rank's
+// contribution is always of the dtype: the product with the factor of premul_sum is rounded.
 struct Reduction {
   DType dtype = DType::f32;
   Combine combine = Combine::sum;
   enum class Scale : uint8_t { none, multiply_input, divide_result } scale = Scale::none;
   bool wide = false;
-  double factor = 1.0;  // what to multiply by, or to divide by
+  double factor = 1.0;  // multiplier or divisor
 
   constexpr bool can_be_wide() const {
     return is_small(dtype) && (combine == Combine::sum || combine == Combine::prod);
   }
-  // `wide` is dropped where nothing could come of it: a call is then the same with it and without.
+  // `wide` is dropped where it changes nothing, so that the call is equal to one without it.
   static constexpr Reduction of(Op op, DType dtype, int ranks, double factor = 1.0,
                                 bool wide = false) {
     Reduction r{dtype, combine_of(op)};

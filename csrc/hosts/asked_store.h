@@ -1,4 +1,4 @@
-// A store that may not answer, asked by one thread; others can see whether it does.
+// A store that may not answer. One thread asks it; other threads can see whether it answers.
 #pragma once
 
 #include <atomic>
@@ -14,18 +14,18 @@ namespace ringkern {
 
 class AskedStore {
  public:
-  // `connect` is called before the first question, and again after one that has thrown.
+  // `connect` is called before the first request, and again after a request that threw.
   explicit AskedStore(std::function<std::shared_ptr<Store>()> connect)
       : connect_(std::move(connect)) {}
 
-  // These throw what the store does, and block where it does.
+  // These throw and block like the store.
   int64_t add(const std::string& key, int64_t amount) {
     return ask<int64_t>([&](Store& store) { return store.add(key, amount); });
   }
   void set(const std::string& key, const std::string& value) {
     ask<bool>([&](Store& store) { return store.set(key, value), true; });
   }
-  // What is there now.
+  // Returns the present value without waiting for one.
   std::optional<std::string> find(const std::string& key) {
     return ask<std::optional<std::string>>([&](Store& store) -> std::optional<std::string> {
       try {
@@ -36,8 +36,7 @@ class AskedStore {
     });
   }
 
-  // From any thread: for how long it has been asked in vain. 0 where its last question was
-  // answered.
+  // Returns how long the store has not answered; 0 if the last request was answered. Any thread.
   Clock::duration in_vain_for() const {
     const Clock::rep since = since_.load(std::memory_order_relaxed);
     return since == 0 ? Clock::duration(0)
@@ -63,7 +62,7 @@ class AskedStore {
 
   const std::function<std::shared_ptr<Store>()> connect_;
   std::shared_ptr<Store> store_;
-  std::atomic<Clock::rep> since_{0};  // the first question since the last answer; 0: none
+  std::atomic<Clock::rep> since_{0};  // the first request since the last answer; 0: none
 };
 
 }  // namespace ringkern

@@ -1,4 +1,4 @@
-// The call that comes next, by those before it: programs make their calls in rounds.
+// Predicts the next call from the previous ones: programs repeat sequences of calls.
 #pragma once
 
 #include <cstddef>
@@ -8,12 +8,13 @@
 
 namespace ringkern {
 
-// A forecast of calls. It depends on nothing but the calls that were noted: where some ranks have
-// noted the same ones, a call that one of them expects is expected by all.
+// A predictor of calls. It depends only on the calls that were noted, so ranks that noted the same
+// calls make the same prediction.
 class Forecast {
  public:
-  // Notes a call; `seq` grows with each. True: it is the one that followed the last time, as many
-  // calls later, after calls like the last four; or, where none has, the last one again, at once.
+  // Notes a call; `seq` grows with each. Returns true if the call was expected: it followed the
+  // same last four calls before, at the same distance. For a context not seen before, a direct
+  // repetition of the last call is expected.
   bool note(uint64_t seq, const CallWords& words) {
     const Next next{words, seq - seq_};
     Next& known = followed_[size_t(context_ * kSpread >> (64 - kBits))];
@@ -35,7 +36,7 @@ class Forecast {
   static constexpr int kBits = 10;
   static constexpr uint64_t kSpread = 0x9e3779b97f4a7c15;
 
-  Next followed_[size_t(1) << kBits] = {};  // by the context; contexts may share one
+  Next followed_[size_t(1) << kBits] = {};  // by context; contexts may share an entry
   CallWords last_;
   uint64_t seq_ = 0;
   uint64_t context_ = 0;  // the last four calls, 16 bits of each

@@ -1,7 +1,8 @@
-// How an all-reduce over several hosts is cut: in pieces that follow each other, so that one is
-// between the hosts while another is inside; and each piece in shards, one for each rail.
+// Cuts an all-reduce over several hosts into pipeline stages (Piece), so that one stage is between
+// hosts while another is inside. Each stage is cut into shards, one per rail.
 //
-// A rail joins the ranks of one number, one of each host. Pure, as core/plan.h.
+// A rail joins the ranks with the same local number, one of each host. Pure functions, like
+// core/plan.h.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +11,8 @@
 
 namespace ringkern {
 
-// Elements from `offset` on: `rails` shards of `shard` elements behind each other.
-struct Stage {
+// A pipeline stage: `rails` consecutive shards of `shard` elements each, from `offset` on.
+struct Piece {
   int64_t offset = 0;
   int64_t shard = 0;
   int rails = 1;
@@ -19,44 +20,44 @@ struct Stage {
   constexpr int64_t count() const { return shard * rails; }
 };
 
-// What crosses between hosts costs, as far as the cut goes by it; all ranks have it alike.
-struct InterHostCost {
-  // An engine takes its time for each step of a message, however short, and more for each further
-  // rail where its threads have no core of their own. So all rails are worth it from so many bytes
-  // on, for each rail and host ...
+// The inter-host costs that determine the cut; equal on all ranks.
+struct Crossing {
+  // An engine needs time for each step of a message, even a short one, and more for each further
+  // rail if its threads have no core of their own. From this many bytes per rail and host, all
+  // rails are used.
   int64_t rail_bytes = 3 << 19;
-  // ... and one more piece from so many on, for each step, with the square: each costs its steps
-  // again, and all together save no more than what one host's ring takes.
+  // Every stage repeats the steps, and all stages together save at most the time of the ring inside
+  // one host. So the bytes that justify n stages grow with n squared: n * n times this, per step.
   int64_t piece_bytes = 1 << 20;
-  bool tree = false;  // an engine that takes few steps where there are many hosts
+  bool tree = false;  // the engine takes about log2(hosts) steps instead of one per host
 };
 
-struct Stages {
-  // Beyond, what is left to hide is less than 1/16 of what the ring takes.
+struct Pieces {
+  // With more stages, the time left to hide is less than 1/16 of the time of the ring.
   static constexpr int64_t kMost = 16;
-  // Shards begin at whole lines of a cache where a tensor does.
+  // If a tensor starts at a cache line, so do its shards.
   static constexpr int64_t kGrainBytes = 64;
-  // The ring waits for a piece when it has handed on this many after it.
+  // The ring waits for a stage after it has handed on this many later ones.
   static constexpr int kUnderWay = 2;
-  // Up to this many bytes every rank has the sum as soon as one.
+  // Up to this many bytes, the step inside the host gives every rank the whole sum.
   static constexpr int64_t kLittleBytes = 64 << 10;
 
   int rails = 1;
   int64_t count = 0;  // elements
-  int64_t shard = 0;  // of every piece with all rails, but for the last one
-  int64_t whole = 0;  // elements that are cut in as many shards as there are rails
-  int64_t long_stages = 0;
+  int64_t shard = 0;  // elements per shard of every stage with all rails, except the last
+  int64_t whole = 0;  // elements that divide evenly among the rails
+  int64_t long_pieces = 0;
 
-  // `most_rails`: ranks of the smallest host; `inside`: some host has several.
-  static constexpr Stages make(int64_t count, int element_bytes, int most_rails, int hosts,
-                               bool inside, const InterHostCost& crossing) {
-    Stages p;
+  // `most_rails`: ranks of the smallest host. `inside`: some host has several ranks.
+  static constexpr Pieces make(int64_t count, int element_bytes, int most_rails, int hosts,
+                               bool inside, const Crossing& crossing) {
+    Pieces p;
     const int64_t bytes = count * element_bytes;
     p.count = count;
     p.rails = bytes < most_rails * hosts * crossing.rail_bytes ? 1 : most_rails;
     p.whole = count / p.rails * p.rails;
     if (p.whole == 0) return p;
-    const int64_t each = p.whole / p.rails;  // elements that go over one rail
+    const int64_t each = p.whole / p.rails;  // elements per rail
     const int64_t pieces = inside ? number_for(bytes, hosts, crossing) : 1;
     const int64_t grain = kGrainBytes / element_bytes;
     p.shard = (each + pieces - 1) / pieces;
@@ -65,8 +66,8 @@ struct Stages {
     return p;
   }
 
-  // What is left over when the rest is cut in equal shards is a piece for one rail, and the first,
-  // so that nobody waits for it at the end.
+  // Elements that do not divide evenly form a stage for one rail. It goes first, so that no rank
+  // waits for it at the end.
   constexpr bool has_rest() const { return whole < count; }
   constexpr int64_t number() const { return long_stages + (has_rest() ? 1 : 0); }
 
@@ -77,8 +78,8 @@ struct Stages {
   }
 
  private:
-  static constexpr int64_t number_for(int64_t bytes, int hosts, const InterHostCost& crossing) {
-    // Of a call; its start counts as one.
+  static constexpr int64_t number_for(int64_t bytes, int hosts, const Crossing& crossing) {
+    // Steps of one call between hosts.
     int64_t steps = hosts;
     if (crossing.tree)
       for (steps = 0; hosts >> steps > 0;) ++steps;
