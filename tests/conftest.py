@@ -64,7 +64,7 @@ def ranks() -> Iterator[Pool]:
 
 @pytest.fixture(autouse=True, scope="session")
 def no_tuning_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Removes the user's tuning file: tests and their ranks choose by the tables that ringkern
+    """Hides the user's tuned tables: tests and their ranks choose by the tables that ringkern
     ships.
     """
     with pytest.MonkeyPatch.context() as patch:
@@ -104,8 +104,7 @@ def _holds(process: Path, file: str) -> bool:
 def _left_behind(names: set[str]) -> list[str]:
     """Returns this run's files that still exist and that no process of another run holds.
 
-    The names have no token of the run, because the library unlinks its files; the holder of a file
-    identifies the run.
+    A name has no token of the run; the processes that hold the file identify the run.
     """
     others = [p for p in Path("/proc").iterdir() if p.name.isdigit() and not _is_ours(p.name)]
     ours = [n for n in sorted(names) if not any(_holds(p, f"/dev/shm/{n}") for p in others)]
