@@ -66,7 +66,7 @@
 
 namespace ringkern::test {
 
-// ---- check.cpp, which also has main -------------------------------------------------------------
+// ---- check.cpp, which has main ------------------------------------------------------------------
 
 struct TestCase {
   const char* name;

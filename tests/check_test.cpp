@@ -123,7 +123,7 @@ AROUND_EACH_CASE(body) {
   body();
 }
 
-TEST_CASE("a failed CHECK shows both sides and goes on") {
+TEST_CASE("a failed CHECK shows both sides and continues") {
   const Ran ran = run("--only 'planted: sides'");
   MUST(ran.status == 1);
   MUST(ran.has("check_test.cpp:"));

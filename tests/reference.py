@@ -150,8 +150,7 @@ def ring_reduce_scatter(
 
 
 def ring_all_gather(inputs: list[torch.Tensor]) -> torch.Tensor:
-    """Returns the result of every rank. Nothing is computed, so order and protocol do not matter.
-    """
+    """Returns the result of every rank. Nothing is computed: order and protocol do not matter."""
     return torch.cat([bits_of(x) for x in inputs]).view(inputs[0].dtype)
 
 

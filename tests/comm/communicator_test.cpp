@@ -241,7 +241,7 @@ TEST_CASE("an aborted communicator runs no call") {
 
 // A failed wait has left counters between two steps. A call that CUDA refuses to launch was not
 // made, so the next one has its number.
-TEST_CASE("a communicator goes on after a call that its device refuses") {
+TEST_CASE("a communicator continues after a call that its device refuses") {
   FakeDevice cuda("cuda:0");
   Alone c;
   std::vector<uint64_t> numbers, histories;
@@ -346,7 +346,7 @@ TEST_CASE("an abort while the ranks connect ends the first call") {
 }
 
 // The ring knows only that it was aborted; the communicator has the reason.
-TEST_CASE("a call that an abort ends says the reason") {
+TEST_CASE("a call that an abort ends gives the reason") {
   FakeDevice cpu;
   Alone c;
   c.run(cpu.device, {});

@@ -135,7 +135,7 @@ TEST_CASE("all ranks are told the reason of an end") {
   CHECK_EQ(one.lost(0), std::string("gone"));
 }
 
-// ---- what goes wrong ----------------------------------------------------------------------------
+// ---- failures -----------------------------------------------------------------------------------
 
 void lack_of_memory_is_told_to_both(bool of_who_knocks) {
   const auto store = new_store();

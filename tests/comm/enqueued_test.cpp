@@ -119,7 +119,7 @@ TEST_CASE("a device that was aborted gives the reason of the rank that gave up")
   }
 }
 
-TEST_CASE("the rank that aborts goes on, and the others are told") {
+TEST_CASE("the rank that aborts continues, and the others are told") {
   (void)news_so_far();
   std::latch enqueued(2), over(2);
   std::atomic<int> after{0}, after_here{0};

@@ -120,8 +120,7 @@ def thread_waits_in_a_quick_call(rank: int, size: int, folder: Path) -> None:
 
 
 def interrupted(rank: int, size: int, folder: Path) -> None:
-    """Ends, by Ctrl-C, a quick call in which rank 0 waits for rank 1, which gets the error later.
-    """
+    """Ends by Ctrl-C a quick call in which rank 0 waits for rank 1, which is told later."""
     join(rank, size, folder)
     reduce_in_group()
     if rank == 0:

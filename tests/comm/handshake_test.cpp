@@ -215,10 +215,10 @@ TEST_CASE("unidentified peers do not disturb the handshake") {
       sockets.push_back(connect(rank_0));
       send_message(sockets.back(), bytes, fds);
     };
-    sockets.push_back(connect(rank_0));  // sends nothing and stays
-    connect(rank_0);  // sends nothing and disconnects
+    sockets.push_back(connect(rank_0));                         // sends nothing and stays
+    connect(rank_0);                                            // sends nothing and disconnects
     stranger(to_bytes(my_hello(terms, random_id(), 2, 1, 0)));  // of another ring
-    stranger("garbage", std::array{sockets[0].get()});  // and a descriptor
+    stranger("garbage", std::array{sockets[0].get()});          // and a descriptor
     stranger(std::string(3 * kMaxMessage, 'x'));
     for (int i = 0; i < 40; ++i) sockets.push_back(connect(rank_0));  // more than are kept waiting
   };

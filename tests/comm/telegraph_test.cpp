@@ -151,7 +151,7 @@ TEST_CASE("records are bounded and printable") {
   CHECK_EQ(text_of(told), text_of(heard));  // the same on all ranks
 }
 
-// ---- roll calls ---------------------------------------------------------------------------------
+// ---- status queries -----------------------------------------------------------------------------
 
 TEST_CASE("the first to report does not wait for the store to confirm it") {
   Gate gate;
@@ -244,7 +244,7 @@ TEST_CASE("a caller that has its answers asks no more") {
   const auto places = group[0].call_roll(kForEver, [&] { return ++asked >= 3; });
   CHECK_EQ(asked, 3);
   CHECK(!places[2]);
-  group[2].watch(call_at(3));  // and the next one is another roll
+  group[2].watch(call_at(3));  // the next one is another query
   std::thread late([&] {
     std::this_thread::sleep_for(Milliseconds(300));
     group[1].watch(call_at(4));
@@ -266,7 +266,7 @@ TEST_CASE("a record ends a status query") {
   CHECK(!group[0].call_roll(kForEver)[2]);
 }
 
-// ---- what may be in a store ---------------------------------------------------------------------
+// ---- contents of a store ------------------------------------------------------------------------
 
 std::string garbage_heard(const std::string& word) {
   Group group;

@@ -135,7 +135,7 @@ TEST_CASE("all ranks give the first reason") {
                    "by rank 1: enough");
 }
 
-// ---- what a call throws -------------------------------------------------------------------------
+// ---- exceptions of a call -----------------------------------------------------------------------
 
 // Makes a call of a rank that ends with the exception of `error`.
 void fail_in(Rank& r, const std::function<void()>& error) {
@@ -359,7 +359,8 @@ TEST_CASE("a rank that has left is told once this one has made another call") {
   CHECK(f.theirs.calls == 1 && f.mine.call.seq == 2);
 }
 
-TEST_CASE("a mismatch is found in an earlier call and blames the rank that is alone with its call") {
+TEST_CASE(
+    "a mismatch is found in an earlier call and blames the rank that is alone with its call") {
   Pages ring(2);
   ring[0].begin(words_of_count(1));
   ring[0].begin(words_of_count(1));

@@ -305,7 +305,7 @@ void calls_that_differ_do_not_meet(const Way& way) {
   CHECK_EQ(meet([](Task& task) { task.reduction.wide = true; }), 0);
 }
 
-// Whichever rank is told, all waits end, including those of ranks that are not neighbours; none by
+// All waits end, whichever rank is told, including those of ranks that are not neighbours; none by
 // its timeout.
 void abort_ends_every_wait(const Way& way) {
   ThreadRing idle(5, small());

@@ -56,7 +56,7 @@ inline const char* name_of(Ending ending) {
 struct Outcome {
   Ending ending = Ending::nothing;
   int64_t at_ns = 0;
-  int rank = -1;  // named by the error
+  int rank = -1;     // named by the error
   uint64_t seq = 0;  // named by the error
   char text[2500] = {};
 };

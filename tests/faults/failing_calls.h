@@ -1,4 +1,4 @@
-// System calls that fail when a test says so. This program's definitions of the functions precede
+// System calls that fail on a test's request. This program's definitions of the functions precede
 // those of libc for everything in the process, including the threads of the C++ library; they call
 // the real ones. Included by one file of a program.
 #pragma once

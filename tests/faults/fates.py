@@ -148,7 +148,7 @@ def os_exit(rank: int, size: int, folder: Path) -> None:
     _leaves(rank, size, folder, lambda: os._exit(3))
 
 
-# ---- programs that never look at what has become of a call ---------------------------------------
+# ---- programs that never check a call ------------------------------------------------------------
 
 
 def never_looks(rank: int, size: int, folder: Path) -> None:
@@ -359,8 +359,7 @@ def _made_by(
 
 
 def waits_twice(rank: int, size: int, folder: Path) -> None:
-    """Waits for the victim's group, which comes late, and for its first call, which does not come.
-    """
+    """Waits for the victim's group, which comes late, and for its first call, which never comes."""
     for name in (folder / "plan").read_text().split():
         Named(name)(rank)
     Heard()  # records the wait

@@ -63,7 +63,7 @@ bool join_once(Fuzzer& fuzzer, Counts& counts) {
   return others.spoilt();
 }
 
-// ---- a doorman ----------------------------------------------------------------------------------
+// ---- a connector --------------------------------------------------------------------------------
 
 // Rank 0 of three, which runs during all handshakes. The fuzzer plays every connecting peer, and
 // rank 1, to which rank 0 connects; rank 2 is real.

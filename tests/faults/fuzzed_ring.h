@@ -12,7 +12,7 @@
 
 namespace ringkern::faults {
 
-inline constexpr Milliseconds kShort{150};  // for a rank that waits in vain
+inline constexpr Milliseconds kShort{150};    // for a rank that waits in vain
 inline constexpr Milliseconds kLong{20'000};  // for a rank that must not wait in vain
 
 inline Terms terms() {
@@ -111,7 +111,7 @@ class OtherRanks {
       std::this_thread::sleep_for(2 * kShort);
       return false;
     }
-    if (way_ == 1) return false;  // disconnects
+    if (way_ == 1) return false;                            // disconnects
     if (way == 2) bytes = greeting(int(fuzzer_.below(5)));  // another rank's, or not its turn
     if (way == 3 || way == 6) bytes = fuzzer_.mutated(bytes);
     return true;

@@ -240,7 +240,7 @@ class KillRound {
   const int ranks_;
   int victims_[2] = {-1, -1};
   bool meeting_ = false;  // killed while the ranks connect,
-  bool held_ = false;  // in the middle of a store operation
+  bool held_ = false;     // in the middle of a store operation
   int uses_ = 0, calls_ = 0;
   int64_t pause_us_ = 0, second_pause_us_ = 0;
   Shared<Scene> scene_;

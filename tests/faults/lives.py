@@ -256,8 +256,7 @@ def store_ends_first(rank: int, size: int, folder: Path) -> None:
 
 
 def folder_of_the_store_goes_first(rank: int, size: int, folder: Path) -> None:
-    """Connects ranks in a TemporaryDirectory of rank 0, which is removed before the program ends.
-    """
+    """Connects ranks in a TemporaryDirectory of rank 0, removed before the program ends."""
     (folder / "temporary").mkdir(exist_ok=True)
     store = dist.FileStore(f"{folder}/temporary/own", size)
     held.append(ringkern.Communicator.from_store(store, rank, size))

@@ -51,7 +51,8 @@ WITHOUT = {
     "mismatch: order": {"between calls", "idle", "in the last call"},
 }
 
-# By rank: class of the error, event, rank that the fault names, and the way an idle rank was told.
+# Key: rank. Value: class of the error, event, rank that the fault names, and the way an idle rank
+# was told.
 Told = dict[str, list[Any]]
 # On two hosts either event is right. The ring of a host and the comparison between hosts both find
 # calls that differ, and the waits of a ring and of an engine have one deadline; the first is
@@ -127,8 +128,7 @@ def _read(folder: Path) -> tuple[Told, float]:
 
 
 def essence(told: Told) -> Told:
-    """Returns the part of an outcome that is equal in every run of a cell: all but the named rank.
-    """
+    """Returns the part of an outcome that every run of a cell repeats: all but the named rank."""
     return {
         rank: [kind, EITHER.get(event, event), by] for rank, (kind, event, _, by) in told.items()
     }

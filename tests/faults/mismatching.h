@@ -57,8 +57,8 @@ class MismatchRound {
 
   Field field() const { return field_; }
   const std::vector<double>& delays() const { return delays_; }
-  int returned() const { return returned_; }  // ranks whose odd call needed no other
-  int paired() const { return paired_; }  // ranks whose calls met others out of order
+  int returned() const { return returned_; }    // ranks whose odd call needed no other
+  int paired() const { return paired_; }        // ranks whose calls met others out of order
   int forgotten() const { return forgotten_; }  // ranks told of a call that is no longer recorded
 
  private:
@@ -66,7 +66,7 @@ class MismatchRound {
     std::atomic<int64_t> entered_ns{0};  // start of the first call that differs
     std::atomic<bool> has_ended{false};
     int64_t failed_at = -1;  // index of the call
-    bool returned = false;  // from the first call that differs
+    bool returned = false;   // from the first call that differs
     bool paired = false;     // with the others' next one, or with their last
     Outcome first, again;
     char trouble[1000] = {};
@@ -77,7 +77,7 @@ class MismatchRound {
 
   void complain(const std::string& what) { trouble_ += "\n  " + what; }
 
-  // ---- what is called ---------------------------------------------------------------------------
+  // ---- the calls --------------------------------------------------------------------------------
 
   Drawn nth_call(int64_t i, int rank) const {
     const bool odd = rank == odd_one_;
@@ -175,7 +175,7 @@ class MismatchRound {
     if (!trouble.empty() && mine.trouble[0] == 0) write_text(mine.trouble, trouble);
   }
 
-  // ---- what the ranks say -----------------------------------------------------------------------
+  // ---- the ranks' reports -----------------------------------------------------------------------
 
   // Checks the field, the odd rank with its value, and another rank with its value. For a call that
   // is no longer recorded, only that there was one.

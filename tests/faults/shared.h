@@ -88,7 +88,7 @@ inline int end_of(pid_t pid, int patience_ms) {
   return -1;
 }
 
-// ---- what a process owns ------------------------------------------------------------------------
+// ---- resources of a process ---------------------------------------------------------------------
 
 inline std::vector<std::string> names_in(const char* folder) {
   std::vector<std::string> names;

@@ -86,7 +86,7 @@ std::string text_of(const Case& c) {
 }
 
 struct RankResult {
-  char error[1200];         // empty: none
+  char error[1200];  // empty: none
   // the call failed; it did after this rank had made and used the communicator
   bool struck, at_the_end;
   Owned before, after;

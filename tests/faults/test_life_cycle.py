@@ -1,5 +1,4 @@
-"""The life of a communicator: forks, threads, ends of every kind, and many communicators in a row.
-"""
+"""The life of a communicator: forks, threads, ends of every kind, and many lives in a row."""
 
 from __future__ import annotations
 

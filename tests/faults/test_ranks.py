@@ -112,7 +112,7 @@ def test_a_rank_that_ends_without_leaving(scenarios: Scenario, tmp_path: Path) -
         assert "signal" not in said["first"]["fault"]
 
 
-# ---- programs that never look at what has become of a call ---------------------------------------
+# ---- programs that never check a call ------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

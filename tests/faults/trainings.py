@@ -63,7 +63,7 @@ PHASES = {
     "checkpoint": "between calls",
     "end": "at the end",
 }
-# By kind of end: how often, and the exit status.
+# Key: kind of end. Value: how often, and the exit status.
 DEEDS = {
     "KILL": (6, -9),
     "TERM": (1, -15),

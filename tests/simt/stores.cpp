@@ -17,7 +17,7 @@ bool overlap(const Pending& a, const Pending& b) {
 
 }  // namespace
 
-// What others did to a cell before, as `a` knows, precedes what it does now.
+// Earlier actions of others on a cell, as far as `a` knows them, precede this one.
 void Memory::settle(const Agent& a, uint64_t index) {
   if (cell(index).pending == 0) return;
   for (size_t g = 0; g < buffering_.size();) {

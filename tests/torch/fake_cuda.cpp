@@ -168,7 +168,7 @@ class FakeAllocator final : public c10::DeviceAllocator {
   void copy_data(void*, const void*, size_t) const override {}
 };
 
-// A device whose calls end when the test says so.
+// A device whose calls end on the test's request.
 class ToldDevice final : public ringkern::Executor {
  public:
   void run(const ringkern::Task&) override {}

@@ -66,8 +66,7 @@ def current(stream: torch.Stream) -> Iterator[None]:
 
 
 class Graph:
-    """A CUDA graph of the operations on the current stream of a device, like torch.cuda.CUDAGraph.
-    """
+    """A CUDA graph of the current stream of a device, like torch.cuda.CUDAGraph."""
 
     def __init__(self) -> None:
         self._exec = ctypes.c_void_p()

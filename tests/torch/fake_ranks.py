@@ -38,7 +38,7 @@ VICTIM = 1
 ROOM = 16  # multiprocessors, which hold the blocks of one ring and no other
 FEW = 2  # for 4 channels of a rank
 TOLD_S = 10.0  # a watch looks several times a second
-WORKERS = 352  # threads of a block, as CUDA plans assume
+WORKERS = 352  # threads of a block that CUDA plans assume
 
 
 @dataclass(frozen=True)
@@ -528,8 +528,7 @@ def lost(rank: int, size: int, folder: Path) -> None:
 
 
 def graph_on_devices(rank: int, size: int, folder: Path) -> None:
-    """Captures a ring on two devices in a graph: one stream waits for an event of the other device.
-    """
+    """Captures a ring on two devices in a graph: one stream waits for an event of the other."""
     fake_cuda.start()
     (call,) = _read(folder)
     devices = [0, 1, 0]
@@ -623,8 +622,7 @@ class Exchange:
         return dist.irecv, on_device(memory)[:, 0], peer, number
 
     def both(self, numbers: Iterable[int], peers: list[int] | None = None) -> list[Post]:
-        """Returns the receives of these messages from the peers and the sends to them; None: all.
-        """
+        """Returns the receives of these messages from the peers and the sends; None: all."""
         pairs = [(peer, number) for number in numbers for peer in peers or self.peers]
         return [self.receive(*pair) for pair in pairs] + [self.send(*pair) for pair in pairs]
 
@@ -809,7 +807,7 @@ def graph_of_messages(rank: int, size: int, folder: Path) -> None:
             for work in dist.irecv(on_device(out), peer), dist.isend(on_device(ones), peer):
                 _wait(work)
             assert out.tolist() == [1, 1]
-            dist.barrier()  # nobody sends while another rank may still replay
+            dist.barrier()  # no rank sends while another may still replay
     dist.destroy_process_group()
 
 

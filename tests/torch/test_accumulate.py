@@ -32,8 +32,7 @@ WAYS = [{"algorithm": a, "protocol": p} for a, p in (("auto", "auto"), *DIRECT)]
 
 
 def rounded_once(inputs: list[torch.Tensor], op: str) -> torch.Tensor:
-    """Adds in the order of the ranks, in float32; a rank's product with the factor has the dtype.
-    """
+    """Adds in the order of the ranks, in float32; products with the factor have the dtype."""
     dtype = inputs[0].dtype
     if op == "premul_sum":
         inputs = [(x.float() * FACTOR).to(dtype) for x in inputs]

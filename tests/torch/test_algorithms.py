@@ -101,7 +101,7 @@ def test_in_a_graph(ranks: Pool, backend: str) -> None:
     ranks(3).run(_compiled, backend, timeout_s=150)
 
 
-# ---- which way it was ---------------------------------------------------------------------------
+# ---- the way of a call --------------------------------------------------------------------------
 
 
 def over(way: reference.Way) -> str:
@@ -155,7 +155,7 @@ def test_the_choice_is_that_of_the_table() -> None:
         communicator.close()
 
 
-# ---- what is refused ----------------------------------------------------------------------------
+# ---- refused requests ---------------------------------------------------------------------------
 
 NOT_THERE = [
     (algorithm, protocol)

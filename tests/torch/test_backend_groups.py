@@ -39,7 +39,7 @@ def check(group: dist.ProcessGroup) -> None:
         work.wait()
 
 
-# ---- which ranks --------------------------------------------------------------------------------
+# ---- groups of ranks ----------------------------------------------------------------------------
 
 
 def _subsets(rank: int, size: int) -> None:
@@ -106,7 +106,7 @@ def test_several_groups_at_once(ranks: Pool, hosts: str) -> None:
     ranks(hosts).run(_at_once)
 
 
-# ---- again and again ----------------------------------------------------------------------------
+# ---- repeated groups ----------------------------------------------------------------------------
 
 
 def _open() -> tuple[int, int, int]:
@@ -200,7 +200,7 @@ def test_names_of_backends(tmp_path: Path) -> None:
         own.run(_backends, str(tmp_path))
 
 
-# ---- what torch asks ----------------------------------------------------------------------------
+# ---- torch's queries ----------------------------------------------------------------------------
 
 
 def _about(rank: int, size: int) -> None:

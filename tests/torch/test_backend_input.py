@@ -41,7 +41,7 @@ def check_that_it_works(rank: int, size: int, group: dist.ProcessGroup) -> None:
 
 
 def _errs(rank: int, size: int, name: str, who: int | None) -> tuple[str, str] | None:
-    """Makes the call on `who`, or on all; the other ranks take no part."""
+    """Makes the call on ``who``, or on all; the other ranks take no part."""
     call, error, _ = CASES[name]
     said = None
     if who in (rank, None):

@@ -39,7 +39,7 @@ def program(
     )
 
 
-# ---- ways to meet -------------------------------------------------------------------------------
+# ---- ways to connect ----------------------------------------------------------------------------
 
 
 def _one_job_after_another(rank: int, size: int, methods: list[str]) -> None:

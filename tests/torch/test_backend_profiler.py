@@ -1,5 +1,4 @@
-"""Profiles of calls: one event for each call, like Gloo's, and torch's record of it, like NCCL's.
-"""
+"""Profiles of calls: one event for each, like Gloo's, and torch's record of it, like NCCL's."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The ring under torch.compile and autograd: ringkern.functional, and ring_all_reduce in a graph.
-"""
+"""The ring in torch.compile and autograd: ringkern.functional, and ring_all_reduce in a graph."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def test_a_text_in_no_encoding() -> None:
     assert "caf\ufffd" in str(error)
 
 
-# ---- what an error says of itself, whichever way it comes ---------------------------------------
+# ---- the fields of an error ---------------------------------------------------------------------
 
 
 def told(error: RingKernError) -> tuple[str, int | None, int | None, bool]:
@@ -232,7 +232,7 @@ def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
         assert (tmp_path / str(rank)).read_text() == repr(("PeerLostError", 2, 2, True))
 
 
-# ---- how to go on -------------------------------------------------------------------------------
+# ---- recovery -----------------------------------------------------------------------------------
 
 
 def _goes_on(rank: int, size: int) -> None:

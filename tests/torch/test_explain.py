@@ -312,7 +312,7 @@ def test_crossovers_are_where_the_choice_changes(tuned: None) -> None:
             before = chosen
 
 
-# ---- it is what happens -------------------------------------------------------------------------
+# ---- the explained way is taken -----------------------------------------------------------------
 
 
 def _late(rank: int, size: int, nbytes: int) -> str:
@@ -338,7 +338,7 @@ def test_a_call_goes_the_way_that_was_explained(ranks: Callable[[int], Ranks]) -
         assert f"over {over}: " in ranks(2).run(_late, nbytes)[0]
 
 
-# ---- how it is shown ----------------------------------------------------------------------------
+# ---- output -------------------------------------------------------------------------------------
 
 
 def arguments(*given: str) -> argparse.Namespace:

@@ -65,7 +65,7 @@ def test_around_chunks(scenarios: Scenario, tmp_path: Path, protocol: str) -> No
     cut = cut_of(protocol, size, 1 << 26, dtype)
     plan = _C.Plan("all_reduce", protocol, size, 1 << 26, DTYPES[dtype].itemsize, **cut)
     full = plan.chunk * plan.channels * size
-    # Simple needs so much data that one call is enough.
+    # Simple moves enough data that one call suffices.
     counts = [full + 1] if protocol == "simple" else [full - 1, full, full + 1]
     _run(scenarios, size, tmp_path, [Call("ring", protocol, dtype, n) for n in counts])
 
@@ -87,8 +87,7 @@ def test_in_place(scenarios: Scenario, tmp_path: Path, size: int, all_early: boo
 
 @pytest.mark.parametrize("devices", [[0, 0], [0, 1], [1, 0, 1], [*range(8)]], ids=str)
 def test_a_ring_in_one_process(scenarios: Scenario, tmp_path: Path, devices: list[int]) -> None:
-    """Launches on two devices run at the same time, and so do the kernels that probe their links.
-    """
+    """Launches on two devices run at the same time; so do the kernels that probe their links."""
     calls = [Call(*way, dtype, 1001) for way in WAYS for dtype in ("bfloat16", "int64")]
     calls += [Call("two_shot", "simple", dtype, n) for n in (1, 40_000) for dtype in DTYPES]
     write(tmp_path, calls)

@@ -138,7 +138,7 @@ def test_autograd_notices_that_a_tensor_has_changed(ranks: Pool) -> None:
     ranks(2).run(_autograd_notices)
 
 
-# ---- calls that take the long way ---------------------------------------------------------------
+# ---- calls that take the general path -----------------------------------------------------------
 
 
 class Named(torch.Tensor):
@@ -576,7 +576,7 @@ def test_in_a_callback(ranks: Pool) -> None:
     ranks(2).run(_in_a_callback)
 
 
-# ---- what perf.py asks --------------------------------------------------------------------------
+# ---- queries of perf.py -------------------------------------------------------------------------
 
 
 def _timed(rank: int, size: int) -> None:

@@ -153,7 +153,7 @@ def test_a_group_that_torch_does_not_know() -> None:
     assert len(recorder._groups) == before + 1, "however many there are, it does not grow"
 
 
-# ---- what the analyser finds --------------------------------------------------------------------
+# ---- findings of the analyser -------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

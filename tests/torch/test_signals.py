@@ -185,8 +185,7 @@ def test_what_a_handler_raises_ends_a_call_that_waits(pool: Ranks) -> None:
 
 
 def test_ctrl_c_ends_a_long_wait_for_another_host(ranks: Pool) -> None:
-    """Rank 1 is alone on its host; it last polled some seconds ago, and the next poll is not soon.
-    """
+    """Rank 1 is alone on its host; its last poll was seconds ago, and the next is not soon."""
     said = ranks("aba").run(_interrupted, "ring_all_reduce", signal.SIGINT, 8.0)
     _check(said, "ring_all_reduce", "KeyboardInterrupt")
 
@@ -298,7 +297,7 @@ def test_a_handler_that_returns_changes_nothing(pool: Ranks, name: str) -> None:
     assert pool.run(_goes_on, name) == [[6.0, 6.0]] * 3
 
 
-# ---- a handler that uses what it interrupts ------------------------------------------------------
+# ---- a handler that uses the interrupted object --------------------------------------------------
 
 
 def _closes(rank: int, size: int, how: str) -> tuple[str, str]:

@@ -268,7 +268,7 @@ def test_explained(folder: Path) -> None:
     assert why["ring/simple"] == "slower"
 
 
-# ---- what is measured ---------------------------------------------------------------------------
+# ---- measurements -------------------------------------------------------------------------------
 
 
 class Machine:

@@ -205,7 +205,7 @@ def test_a_ring_of_one_has_the_table_of_two() -> None:
     assert tables.rows_for(found, 1) == tables.rows_for(found, 2)
 
 
-# ---- from which file ----------------------------------------------------------------------------
+# ---- the choice of the file ---------------------------------------------------------------------
 
 
 def put(folder: Path, tuning: Tuning) -> Path:
@@ -415,8 +415,7 @@ def test_what_is_shipped(file: Path) -> None:
 
 
 def test_the_likest_processor_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Compares maker, family, model and last cache; takes the default if even the maker is unknown.
-    """
+    """Compares maker, family, model and last cache; an unknown maker gets the default."""
     shipped = cache.read(cache.DEFAULT)
     machines = {
         "a": Identity("AMD EPYC (cpu family 25, model 1)", 2, (1, 32), (), 0),

@@ -54,7 +54,7 @@ inline void know_calls(const Control& control, int rank) {
 struct FirstReason : rl::test_suite<FirstReason, 3> {
   std::optional<Pages<3>> pages;
   char reasons[3];  // stand for the text on each page
-  int first;  // the first value seen; -1: none yet
+  int first;        // the first value seen; -1: none yet
 
   void before() {
     begin();

@@ -82,7 +82,7 @@ struct Plant {
     no_wake
   } kind = none;
   std::string word;  // the word that is stored or loaded
-  int thread = -1;  // only in this thread; -1: in all
+  int thread = -1;   // only in this thread; -1: in all
 };
 inline Plant plant;
 inline bool planted(Plant::Kind kind, const char* word = "") {

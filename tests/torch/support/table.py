@@ -70,7 +70,7 @@ def documented(row: Row) -> str:
     return f"{says} ({where})"
 
 
-# ---- What differs --------------------------------------------------------------------------------
+# ---- Differences ---------------------------------------------------------------------------------
 
 
 def known(fact: Fact | None, case: str) -> bool | None:
