@@ -59,7 +59,7 @@ def test_each_run_comes_further_however_small_its_budget() -> None:
     assert names(divided[-1]) == ["core", "extension", "one_queue"]
 
 
-# ---- what a part without time leaves
+# ---- parts without time
 
 
 def test_a_part_that_was_cut_has_not_passed(

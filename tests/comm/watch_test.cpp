@@ -359,8 +359,7 @@ TEST_CASE("a rank that has left is told once this one has made another call") {
   CHECK(f.theirs.calls == 1 && f.mine.call.seq == 2);
 }
 
-TEST_CASE(
-    "a mismatch is found in an earlier call and blames the rank that is alone with its call") {
+TEST_CASE("a mismatch is found in an earlier call and blames the only rank that differs") {
   Pages ring(2);
   ring[0].begin(words_of_count(1));
   ring[0].begin(words_of_count(1));

@@ -195,7 +195,7 @@ class FakeDevices {
     for (const Ticket& t : all_on(device)) wait(t);
   }
 
-  // ---- events and graphs; they return what CUDA would
+  // ---- events and graphs, with CUDA's return values
 
   cudaError_t record(Event& e, const StreamPtr& s) {
     const std::lock_guard lock(mutex_);

@@ -475,7 +475,7 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* ke
   return cudaSuccess;
 }
 
-// ---- what nvcc calls
+// ---- functions that nvcc calls
 void** __cudaRegisterFatBinary(void*) {
   static void* none = nullptr;
   return &none;

@@ -124,7 +124,7 @@ T update_word(uint64_t at, const machine::Change& change) {
   }
 }
 
-// ---- The threads of a launch, and whose turn it is
+// ---- The threads of a launch and their turns
 
 class Grid {
  public:

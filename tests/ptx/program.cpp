@@ -112,7 +112,7 @@ const Instruction* fence(Frame&, const Instruction* i) {
   return i + 1;
 }
 
-// ---- Together with other threads
+// ---- Synchronization of threads
 
 void need_whole_warp(uint64_t mask) {
   if (uint32_t(mask) != ~0u) throw simt::Failure("divergent", "a mask of some lanes of a warp");

@@ -160,7 +160,7 @@ bool Machine::fire_event() {
   return true;
 }
 
-// ---- Whose turn it is
+// ---- The turns of threads
 
 bool Machine::is_late(const Thread& t) const {
   return t.rank == settings_.late_rank && t.channel == settings_.late_channel &&

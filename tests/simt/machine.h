@@ -117,7 +117,7 @@ class Machine {
   // or 0.
   void at_step(uint64_t step, std::function<uint64_t()> event);
 
-  // ---- What a running thread does
+  // ---- Operations of a running thread
 
   Thread& self() { return *current_; }
   void load(const void* at, void* to, int bytes, Order order);

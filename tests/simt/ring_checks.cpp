@@ -19,7 +19,7 @@ void Ring::run() {
   else check_survivors();
 }
 
-// ---- Trouble
+// ---- Faults
 
 void Ring::plan_trouble() {
   if (*wish_.trouble == Trouble::none) return;
@@ -148,7 +148,7 @@ void Ring::corrupt() {
   memory().write(at, &word, sizeof word);
 }
 
-// ---- What must be true in the end
+// ---- Invariants at the end
 
 // Called by the host, at any time: the verdict comes last, after all other fields of the report.
 WaitReport Ring::report_of(int rank) {

@@ -132,7 +132,7 @@ void Memory::fence_sc(Agent& a) {
   a.tick();
 }
 
-// ---- The way of a store to where all see it
+// ---- Stores becoming visible
 
 void Memory::wait_to_commit(Agent& a, Pending p) {
   for (int i = 0; i < 2; ++i)

@@ -96,7 +96,7 @@ class Call:
         """How the results differ from the expected ones."""
         return [f"{self}: {text}" for check in self.checks if (text := check()) is not None]
 
-    # ---- what calls are made of
+    # ---- parts of calls
 
     def note(self, **facts: Any) -> None:
         self.notes += [f"{name}={value}" for name, value in facts.items()]

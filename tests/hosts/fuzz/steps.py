@@ -81,7 +81,7 @@ class Fuzzer:
         self.stacks = (folder / f"stacks{rank}").open("w")
         faulthandler.enable(self.stacks)
 
-    # ---- what is told
+    # ---- reports
 
     def say(self, what: str, text: str) -> None:
         facts = {"at": time.monotonic(), "step": self.step, "what": what, "text": text}
