@@ -1,4 +1,4 @@
-// What runs the cases of a C++ test, and main().
+// Runs the cases of a C++ test; has main().
 #include "check.h"
 
 #include <unistd.h>
@@ -22,7 +22,7 @@ struct Program {
   const pid_t pid = ::getpid();
 
   const TestCase* now = nullptr;
-  const char* frame = nullptr;  // of the function that runs the case
+  const char* frame = nullptr;  // frame of the function that runs the case
   std::atomic<int> failures{0};
 };
 
@@ -33,8 +33,8 @@ Program& program() {
 
 bool in_case() { return program().now != nullptr && program().pid == ::getpid(); }
 
-// Returns whether an exception would unwind to the case. Other threads and fibers have stacks of
-// their own, far away.
+// Returns true if an exception would unwind to the case. Other threads and fibers have distant
+// stacks of their own.
 bool on_stack_of_case() {
   const ptrdiff_t depth = program().frame - static_cast<char*>(__builtin_frame_address(0));
   return depth >= 0 && depth < 8 << 20;
@@ -58,16 +58,16 @@ std::string text_of(const std::exception_ptr& error) {
   return "no exception";
 }
 
-// Such as when an exception leaves a function that has a thread to join.
+// Reached, for example, when an exception leaves a function that has a thread to join.
 [[noreturn]] void terminated() {
   failed("std::terminate()", 0, text_of(std::current_exception()), false);
   end_program();
 }
 
-// Returns whether it failed.
+// Returns true if the case failed.
 bool run(const TestCase& one) {
   Program& p = program();
-  std::printf("%s\n", one.name);  // the last one is known if it hangs or crashes
+  std::printf("%s\n", one.name);  // printed first: it is the last name if the case hangs or crashes
   std::fflush(nullptr);
   p.now = &one;
   p.failures = 0;

@@ -1,13 +1,14 @@
-// The harness of the C++ tests: named cases, and checks that show both sides and go on.
+// Harness of the C++ tests: named cases, and checks that print both sides and continue.
 //
 //     TEST_CASE("a list may be full") {
 //       REQUIRE(rows.size() > 2);          // ends the case: the next line relies on it
-//       CHECK(rows[2].below == kAnySize);  // records a failure and goes on
+//       CHECK(rows[2].below == kAnySize);  // records a failure and continues
 //     }
 //
 // Any thread may check. A REQUIRE that fails on another thread, or on a fiber, cannot end the case:
-// it ends the program with status 1. So does any check that fails outside of a case, or in a forked
-// child, whose parent looks at the status. `--list` names the cases, `--only TEXT` runs some.
+// it ends the program with status 1. So does any check that fails outside of a case or in a forked
+// child; the parent tests the status. `--list` prints the names of the cases, `--only TEXT` runs
+// those whose name contains TEXT.
 #pragma once
 
 #include <cstdio>
@@ -18,20 +19,21 @@
 #include <vector>
 
 #define TEST_CASE(name) RK_TEST_CASE(name, __LINE__)
-#define RK_TEST_CASE(name, line) RK_TEST_CASE2(name, line)  // the macro's value
+#define RK_TEST_CASE(name, line) RK_TEST_CASE2(name, line)  // expands the macro's value
 #define RK_TEST_CASE2(name, line) \
   static void case_of_line_##line(); \
   [[maybe_unused]] static const bool case_of_line_##line##_is_known = \
       ringkern::test::add_case({name, case_of_line_##line, __FILE__, line}); \
   static void case_of_line_##line()
 
-// Defines what surrounds every case, `run()`, such as a count of open files before and after.
+// Defines code around every case, which calls `run()`, such as a count of open files before and
+// after.
 #define AROUND_EACH_CASE(run) \
   static void around_each_case(void (*run)()); \
   [[maybe_unused]] static const bool around_is_set = ringkern::test::surround(around_each_case); \
   static void around_each_case(void (*run)())
 
-// Lets the program have options of its own, which its cases find in `arguments()`.
+// Lets the program have its own options, which its cases find in `arguments()`.
 #define TAKES_OPTIONS \
   [[maybe_unused]] static const bool options_are_taken = ringkern::test::take_options()
 
@@ -42,14 +44,14 @@
   ringkern::test::check(ringkern::test::Decompose() << __VA_ARGS__, __FILE__, __LINE__, text, \
                         required)
 
-// A failure in words of its own: as of CHECK, and as of REQUIRE.
+// Record a failure with the given text, like CHECK and like REQUIRE.
 #define FAIL_CHECK(...) ringkern::test::failed(__FILE__, __LINE__, __VA_ARGS__, false)
 #define FAIL(...) ringkern::test::fail(__FILE__, __LINE__, __VA_ARGS__)
 
 #define CHECK_CONTAINS(text, part) \
   ringkern::test::check_contains((text), (part), __FILE__, __LINE__)
 
-// The expression throws `type`, and what it says contains `text`.
+// Checks that the expression throws `type` with a text that contains `text`.
 #define CHECK_THROWS(type, text, ...) \
   do { \
     bool thrown = false; \
@@ -64,7 +66,7 @@
 
 namespace ringkern::test {
 
-// ---- check.cpp, which also has main -------------------------------------------------------------
+// ---- check.cpp, which has main ------------------------------------------------------------------
 
 struct TestCase {
   const char* name;
@@ -76,9 +78,9 @@ struct TestCase {
 bool add_case(const TestCase& one);
 bool surround(void (*around)(void (*run)()));
 bool take_options();
-std::vector<char*>& arguments();  // as main gets them, without those of the harness
+std::vector<char*>& arguments();  // main's arguments without those of the harness
 
-// Records a failure of the case. Returns unless it is required.
+// Records a failure of the case. Returns unless `required`.
 [[gnu::cold]] void failed(const char* file, int line, const std::string& what, bool required);
 [[noreturn]] void fail(const char* file, int line, const std::string& what);
 void check_contains(const std::string& text, const std::string& part, const char* file, int line);
@@ -106,7 +108,7 @@ std::string shown(const T& v) {
   } else return kUnknown;
 }
 
-// A comparison's outcome. Sides are references: no text is made unless it is false.
+// Outcome of a comparison. The sides are references: no text is built unless the check fails.
 template <class L, class R>
 struct Compared {
   bool holds;
@@ -115,7 +117,7 @@ struct Compared {
   explicit operator bool() const { return holds; }
 };
 
-// The left side of a condition, with what is compared to it, if anything is.
+// Left side of a condition, with the right side if it is a comparison.
 template <class L>
 struct Left {
   const L& left;
@@ -160,7 +162,7 @@ template <class T>
                                            const char* text, bool required) {
   failed(file, line, described(text, result), required);
 }
-// What a check costs when it holds: the comparison, in place.
+// Costs only the comparison, inlined, when the check holds.
 template <class T>
 [[gnu::always_inline]] inline void check(const T& result, const char* file, int line,
                                          const char* text, bool required) {

@@ -1,5 +1,5 @@
-// The harness against planted failures: each is a case of this same program, which a case here runs
-// in another process, to look at its output and its status.
+// Tests the harness with planted failures. Each planted case belongs to this same program; a test
+// runs it in another process and checks its output and status.
 #include "check.h"
 
 #include <sys/wait.h>
@@ -12,7 +12,7 @@ using namespace ringkern::test;
 
 static int surrounded = 0;
 
-// Ends the program without the harness, which is what is tested.
+// Ends the program without the harness, which is under test.
 #define MUST(condition) ((condition) ? void() : broken(__LINE__, #condition))
 
 namespace {
@@ -75,7 +75,7 @@ const TestCase planted_cases[] = {
        std::thread([] {
          try {
            REQUIRE(1 > 2);
-         } catch (...) {  // such as to hand it to the thread that joins
+         } catch (...) {  // for example to hand it to the thread that joins
          }
        }).join();
        std::puts("went on");
@@ -99,7 +99,7 @@ const bool are_planted = [] {
 
 struct Ran {
   std::string output;
-  int status = -1;  // of its exit
+  int status = -1;  // exit status
   bool has(const char* text) const { return output.find(text) != std::string::npos; }
 };
 
@@ -123,7 +123,7 @@ AROUND_EACH_CASE(body) {
   body();
 }
 
-TEST_CASE("a failed CHECK shows both sides and goes on") {
+TEST_CASE("a failed CHECK shows both sides and continues") {
   const Ran ran = run("--only 'planted: sides'");
   MUST(ran.status == 1);
   MUST(ran.has("check_test.cpp:"));
@@ -184,7 +184,7 @@ TEST_CASE("a failed REQUIRE that leaves a thread behind ends the program with 1"
 TEST_CASE("a failure in a forked child is the child's status") {
   for (const char* const how : {"check", "require", "throws"}) {
     const Ran ran = run(std::string("--only 'planted: child, ") + how + "'");
-    MUST(ran.status == 0);  // it is for the parent to compare
+    MUST(ran.status == 0);  // the parent compares
     MUST(ran.has("FAILED: "));
     MUST(ran.has("the child's status: 1\n1 cases, 0 failed\n"));
     MUST(!ran.has("after the child"));
@@ -202,9 +202,9 @@ TEST_CASE("cases are listed and chosen by a part of their name") {
   MUST(run("--unknown").status == 2);
 }
 
-TEST_CASE("each case is surrounded") { MUST(surrounded > 0); }
+TEST_CASE("code around each case runs") { MUST(surrounded > 0); }
 
-// It can be compared and named, and not copied.
+// Can be compared and named, but not copied.
 struct Counted {
   int value;
   explicit Counted(int v) : value(v) {}
@@ -217,7 +217,7 @@ const char* name_of(const Counted&) {
   return "a name";
 }
 
-TEST_CASE("a check that holds makes no text and no copy") {
+TEST_CASE("a check that holds builds no text and no copy") {
   const Counted one(1), other(1);
   CHECK(one == other);
   CHECK_EQ(one, other);

@@ -1,4 +1,4 @@
-"""Fixtures of all tests: ranks as processes, and a look at what a test leaves behind."""
+"""Fixtures of all tests: ranks as processes, and checks for leftovers of a test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.ranks import Named, Pool, Ranks
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Ranks are slow to answer on a busy machine; a deadline would test the machine.
+# Ranks answer slowly on a busy machine; a deadline would test the machine.
 settings.register_profile(
     "ringkern",
     deadline=None,
@@ -24,13 +24,13 @@ settings.register_profile(
 )
 settings.load_profile("ringkern")
 
-# A script's `make test &` starts with Ctrl-C ignored, and each program that a test interrupts would
-# inherit that and go on.
+# A script's `make test &` starts with Ctrl-C ignored. Each program that a test interrupts would
+# inherit that and continue.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Rooms of the library's own tests; the others are of tools, pages, builds and measurements.
+# Folders of the library's own tests; the others test tools, pages, builds and measurements.
 LIBRARY = {"comm", "core", "faults", "hosts", "reduce", "torch"}
 
 
@@ -43,9 +43,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Pool]:
-    """``ranks(k)``: k processes in a gloo group, kept for the session.
+    """Returns ``ranks(k)``: k processes in a gloo group, kept for the session.
 
-    ``ranks("aba")``: three, the second on a host of its own, by name.
+    ``ranks("aba")``: three processes, the second on a host of its own, by name.
     """
     pools: dict[str, Ranks] = {}
 
@@ -64,7 +64,9 @@ def ranks() -> Iterator[Pool]:
 
 @pytest.fixture(autouse=True, scope="session")
 def no_tuning_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tests, and the ranks that they start, choose by what ringkern ships."""
+    """Hides the user's tuned tables: tests and their ranks choose by the tables that ringkern
+    ships.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -72,7 +74,7 @@ def no_tuning_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 def _in_dev_shm() -> set[str]:
     names = os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []
-    # "ringkern-test-..." is a file that a test makes itself, for a moment, also in another run.
+    # Tests create "ringkern-test-..." files for a moment, also in a concurrent run.
     return {n for n in names if n.startswith("ringkern") and not n.startswith("ringkern-test-")}
 
 
@@ -100,9 +102,9 @@ def _holds(process: Path, file: str) -> bool:
 
 
 def _left_behind(names: set[str]) -> list[str]:
-    """Returns those of this run: still there, and no process of another run holds them.
+    """Returns this run's files that still exist and that no process of another run holds.
 
-    The library names no file, so a name has no token of the run: who holds the file tells.
+    A name has no token of the run; the processes that hold the file identify the run.
     """
     others = [p for p in Path("/proc").iterdir() if p.name.isdigit() and not _is_ours(p.name)]
     ours = [n for n in sorted(names) if not any(_holds(p, f"/dev/shm/{n}") for p in others)]
@@ -111,7 +113,7 @@ def _left_behind(names: set[str]) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def nothing_in_dev_shm() -> Iterator[None]:
-    """No test leaves a file of ringkern's in /dev/shm."""
+    """Fails a test that leaves a file of ringkern's in /dev/shm."""
     before = _in_dev_shm()
     yield
     new = _in_dev_shm() - before

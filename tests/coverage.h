@@ -1,5 +1,5 @@
-// Included by force into every file of `make coverage`: children of tests end by _exit(), which
-// would lose what they have counted. One that is killed loses it all the same.
+// Force-included into every file of `make coverage`: children of tests end by _exit(), which would
+// lose their counters. A child that is killed loses them all the same.
 #pragma once
 
 #include <unistd.h>

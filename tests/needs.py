@@ -1,6 +1,8 @@
-"""Optional packages of tests, those of requirements/full.txt: a test without its package skips.
+"""Optional packages of tests, those of requirements/full.txt: a test without its package is
+skipped.
 
-In an environment that a target of the Makefile has filled from that file, nothing skips for one.
+In an environment that a Makefile target has filled from that file, no test is skipped for a
+package.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ def package(name: str) -> pytest.MarkDecorator:
 
 
 def module(name: str) -> Any:
-    """Imports a module, or skips the test or the file that calls it."""
+    """Imports a module and returns it; skips the calling test or file if it is missing."""
     if FULL:
         return importlib.import_module(name)
     return pytest.importorskip(name, reason=REASON.format(name.partition(".")[0]))

@@ -1,4 +1,4 @@
-// Orders of the ranks, drawn.
+// Random orders of the ranks.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,8 @@
 
 namespace ringkern::test {
 
-// So many, of `ranks` ranks; in them, as in those that are searched for, a ring and its reverse may
-// both be, and one that begins anywhere.
+// Returns this many orders of `ranks` ranks. Like searched orders, they may contain a ring and its
+// reverse, and a ring may begin at any rank.
 inline RingOrders drawn_orders(int count, int ranks, std::mt19937_64& random) {
   RingOrders orders;
   std::vector<int> order(static_cast<size_t>(ranks));
@@ -25,7 +25,7 @@ inline RingOrders drawn_orders(int count, int ranks, std::mt19937_64& random) {
   return orders;
 }
 
-// One, for all channels; none, if it is no order.
+// Returns one order for all channels; none if it is not an order.
 inline RingOrders the_order(const std::vector<int>& order) {
   RingOrders orders;
   orders.add(order.data(), int(order.size()));

@@ -1,4 +1,4 @@
-"""Processes that stand in for ranks: started once, given work many times, never left behind."""
+"""Processes that stand in for ranks: started once, used for many calls, never left behind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ START_TIMEOUT_S = 120.0
 
 
 class RankError(AssertionError):
-    """What a rank raised, with the traceback that it had there."""
+    """An exception of a rank, with its traceback there."""
 
     def __init__(self, rank: int, kind: str, text: str, trace: str) -> None:
         super().__init__(f"rank {rank} raised {kind}: {text}\n{trace}")
@@ -35,38 +35,43 @@ class RankError(AssertionError):
 
 
 class RankTimeout(AssertionError):
-    """Ranks that did not answer in time; they have been killed."""
+    """An error about ranks that did not answer in time; they have been killed."""
 
 
 @dataclass(frozen=True)
 class Named:
-    """A place of ranks, for `Ranks`: hosts by name alone, on the machine's own network."""
+    """A placement of ranks for `Ranks`: hosts that differ only by name, on the machine's own
+    network.
+    """
 
-    names: str  # of each rank's host, a letter
+    names: str  # a letter for each rank's host
 
     def __call__(self, rank: int) -> None:
         name = os.environ["RINGKERN_HOST"] = self.names[rank]
-        if (read := sys.modules.get("ringkern.config")) is not None:  # it has the variable already
+        # it has read the variable already
+        if (read := sys.modules.get("ringkern.config")) is not None:
             object.__setattr__(read.config, "host", name)
 
 
-# Ranks of each number on several hosts: 1 + 1, 1 + 2, 3 x 1 and 2 x 2.
+# Placements by number of ranks on several hosts: 1 + 1, 1 + 2, 3 x 1 and 2 x 2.
 SPREAD = {2: ("ab",), 3: ("abb", "abc"), 4: ("aabb",)}
 
 
 def places(*sizes: int) -> list[str]:
-    """Returns where so many ranks are, on one host and on several: the host of each, a letter."""
+    """Returns the placements of this many ranks, on one host and on several: a letter for each
+    rank's host.
+    """
     return [hosts for size in sizes for hosts in ("a" * size, *SPREAD.get(size, ()))]
 
 
 def roots(*sizes: int) -> list[tuple[str, int]]:
-    """Returns each of the `places` with each rank of it."""
+    """Returns each of the `places` with each rank of it as the root."""
     return [(hosts, root) for hosts in places(*sizes) for root in range(len(hosts))]
 
 
 def grid(*sizes: int) -> pytest.MarkDecorator:
-    """Runs a test in each of the `places`, which it has as ``hosts``."""
-    import pytest  # bench/gpu runs where there is none
+    """Runs a test in each of the `places`, which it receives as ``hosts``."""
+    import pytest  # bench/gpu runs where pytest is missing
 
     return pytest.mark.parametrize("hosts", places(*sizes))
 
@@ -74,15 +79,15 @@ def grid(*sizes: int) -> pytest.MarkDecorator:
 class Ranks:
     """``size`` processes in one group, in which ``fn(rank, size, *args)`` can be run.
 
-    ``fn`` is a function of a module, so that the ranks can import it. Where a rank raises, or does
-    not answer in time, all are killed, and the next call starts fresh ones: forks of a process that
-    has imported torch, which takes longer than most tests.
+    ``fn`` is a function of a module, so that the ranks can import it. If a rank raises or does not
+    answer in time, all are killed, and the next call starts fresh ones: forks of a process that has
+    imported torch, because the import takes longer than most tests.
 
-    ``place(rank)``, which can be pickled, is the first thing that a rank's process does. It returns
-    where the ranks meet, as torch's ``init_method``, or None: on one host at a TCPStore of this
-    process, since each group reads all of a FileStore again (60 ms after 120 groups, and 20); on
-    several at a file, since there each group clones the store, and every 25th connection to a
-    TCPStore takes torch 2.13 five seconds (measured on one machine).
+    ``place(rank)``, which can be pickled, is called first in a rank's process. It returns the
+    ``init_method`` for torch, or None. On one host None means a TCPStore of this process, because
+    each group reads all of a FileStore again (60 ms after 120 groups, and 20). On several hosts it
+    means a file, because each group clones the store there, and every 25th connection to a TCPStore
+    takes torch 2.13 five seconds (measured on one machine).
     """
 
     def __init__(
@@ -96,14 +101,14 @@ class Ranks:
         self.place = place
         self._processes: list[mp.process.BaseProcess] = []
         self._pipes: list[Connection] = []
-        self._store: dist.TCPStore | None = None  # where the ranks of one host meet
-        self._file = ""  # and those of several
+        self._store: dist.TCPStore | None = None  # where ranks of one host meet
+        self._file = ""  # where ranks of several hosts meet
 
     def run(self, fn: Callable[..., Any], *args: Any, timeout_s: float | None = None) -> list[Any]:
-        """The results of all ranks. Raises the first rank's error as RankError.
+        """Returns the results of all ranks. Raises the first rank's error as RankError.
 
-        The ranks are killed then: what the others wait for does not come, and a barrier that one of
-        them missed would answer the next test's.
+        After an error the ranks are killed: the others wait in vain, and a barrier that one of them
+        missed would match the next test's.
         """
         results = self.outcomes(fn, *args, timeout_s=timeout_s)
         for result in results:
@@ -115,9 +120,9 @@ class Ranks:
     def outcomes(
         self, fn: Callable[..., Any], *args: Any, timeout_s: float | None = None
     ) -> list[Any]:
-        """As :meth:`run`, with a RankError in place of the result of each rank that raised.
+        """Returns results like :meth:`run`, with a RankError for each rank that raised.
 
-        The ranks are kept, for whoever knows that they are still in step.
+        The ranks are kept: call this only if they are still in step afterwards.
         """
         results: list[Any] = []
         try:
@@ -131,7 +136,7 @@ class Ranks:
                 results.append(self._receive(rank, limit))
             return results
         except RankTimeout as timeout:
-            # The rank that is late may wait for one that has raised: that is the cause to show.
+            # The late rank may wait for one that has raised; show that one as the cause.
             raised = [r for r in results + self._waiting() if isinstance(r, RankError)]
             self.kill()
             raise RankTimeout("\n".join(map(str, [timeout, *raised]))) from None
@@ -182,7 +187,7 @@ class Ranks:
             self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
             port = self._store.port
         with tempfile.NamedTemporaryFile(prefix="ringkern-test-") as file:
-            self._file = file.name  # that nobody else has; the ranks make it again
+            self._file = file.name  # a unique name; the ranks create the file again
         output = [Connection(os.dup(fd), readable=False) for fd in (1, 2)]  # can be sent
         for rank in range(self.size):
             ours, theirs = context.Pipe()
@@ -204,7 +209,7 @@ class Ranks:
         return self._pipes[rank].recv()
 
     def _waiting(self) -> list[Any]:
-        """What ranks have answered that nobody has received yet."""
+        """Returns the answers of ranks that nobody has received yet."""
         try:
             return [pipe.recv() for pipe in self._pipes if pipe.poll(0)]
         except (EOFError, OSError):
@@ -221,27 +226,28 @@ def _serve(
     backend: str,
     place: Callable[[int], str | None] | None,
 ) -> None:
-    # The process that this one was forked from has those of an earlier test.
+    # The process that this one was forked from keeps the answers of an earlier test.
     os.environ.clear()
     os.environ.update(environment)
     for fd, opened in enumerate(output, start=1):
         os.dup2(opened.fileno(), fd)
         opened.close()
-    # Forks have the same addresses: one that a rank took from another's memory would be right.
+    # Forks have the same addresses: an address from another rank's memory would be valid here by
+    # chance.
     apart = mmap.mmap(-1, (rank + 1) << 24)
     method = place(rank) if place is not None else None
     import torch
     import torch.distributed as dist
     from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 
-    # Where pytest ends at once, it stops no rank: its fork server, which lives as long as anybody
-    # else has this descriptor, takes the ranks with it.
+    # If pytest ends abruptly, it stops no rank. The fork server lives until every holder of this
+    # descriptor has ended, and takes the ranks with it.
     os.close(_forkserver._forkserver_alive_fd)
     _prctl_pr_set_pdeathsig(signal.SIGKILL)
     torch.set_num_threads(1)
     dist.set_debug_level_from_env()
     if backend != "gloo":
-        importlib.import_module(backend)  # which registers it
+        importlib.import_module(backend)  # registers the backend
     store = None
     if isinstance(meeting, int):
         store = dist.TCPStore("127.0.0.1", meeting, is_master=False)
@@ -260,7 +266,7 @@ def _serve(
         fn, args = work
         try:
             result = fn(rank, size, *args)
-        except BaseException as error:  # the test decides what it means
+        except BaseException as error:  # the test decides what the error means
             result = _as_rank_error(rank, error)
         pipe.send(result)
     dist.destroy_process_group()

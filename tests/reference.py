@@ -1,20 +1,19 @@
-"""The ring's order, and that of the direct all-reduces, in plain torch: what the CPU engine must
-give, to the bit.
+"""Reference results of the ring and of the direct all-reduces in plain torch; the CPU engine must
+match them bit by bit.
 
-An all-reduce is cut in chunks, each owned by a rank. A chunk's partial result starts as the input
-of the rank after its owner and goes round the ring; each rank combines what comes in with its own
-input, and the owner's part is the last. Which elements make a chunk is asked of
-``ringkern._C.Plan``; where a result belongs is not: shard r is that of rank r. A direct all-reduce
-combines the inputs in the order of the ranks, whichever the element. The arithmetic is torch's,
-with these rules:
+An all-reduce is cut into chunks, each owned by a rank. A chunk's partial result starts as the input
+of the rank after its owner and goes round the ring. Each rank combines the incoming partial result
+with its own input; the owner is last. ``ringkern._C.Plan`` gives the elements of each chunk, but
+not the place of a result: shard r belongs to rank r. A direct all-reduce combines the inputs of
+every element in the order of the ranks. The arithmetic is torch's, with these rules:
 
-- float16, bfloat16 and the float8 types are computed in float32 and rounded at every hop; too large
-  a result is infinity, or the largest number in float8_e4m3fn, which has no infinity.
+- float16, bfloat16 and the float8 types are computed in float32 and rounded at every hop. A result
+  that is too large is infinity, or the largest number in float8_e4m3fn, which has no infinity.
 - ``avg`` divides the finished sum by the number of ranks and rounds once more; ``premul_sum``
   multiplies each input, and rounds it, before it enters the ring.
-- ``min`` and ``max`` propagate NaN and take -0 to be less than +0.
-- Integers wrap. The sum of booleans is their or, and the product their and.
-- Arithmetic that ends in NaN ends in one NaN: positive, all bits of the mantissa set. A value that
+- ``min`` and ``max`` propagate NaN and order -0 below +0.
+- Integers wrap. The sum of booleans is their logical or, the product their logical and.
+- Every NaN result of arithmetic is one NaN: positive, all bits of the mantissa set. A value that
   is only moved (all-gather, one rank) keeps its bits.
 """
 
@@ -31,9 +30,9 @@ from ringkern._C import Plan
 from ringkern.choose import tables
 
 PROTOCOLS = _C.protocols
-# The ways of an all-reduce that do not go round the ring, on a CPU: algorithm and protocol.
+# The all-reduces on a CPU that do not go round the ring: algorithm and protocol.
 DIRECT = tuple(way for way in _C.ways_on("cpu") if way[0] != "ring")
-# Everything that may be asked for; for other collectives the protocol counts.
+# Every way that a caller can request; other collectives use only the protocol.
 WAYS = (
     *(("auto", protocol) for protocol in ("auto", *PROTOCOLS)),
     *(("ring", protocol) for protocol in ("auto", *PROTOCOLS)),
@@ -58,7 +57,7 @@ _NAN = {
 
 
 class Chunk(NamedTuple):
-    """Elements that one rank finishes: of the tensor, or of its own shard."""
+    """Elements that one rank finishes, as a range of the tensor or of its own shard."""
 
     owner: int
     at: int
@@ -66,16 +65,16 @@ class Chunk(NamedTuple):
 
 
 def bits_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as integers, to compare NaNs and signs of zero."""
+    """Returns the same memory as integers, to compare NaNs and signs of zero."""
     return tensor.view(BITS[tensor.element_size()])
 
 
 def chunks_of(
     collective: str, protocol: str, ranks: int, count: int, element_bytes: int, **cut: int
 ) -> Iterator[Chunk]:
-    """How an all-reduce or a reduce-scatter is cut; ``count`` as for a Plan.
+    """Returns the chunks of an all-reduce or a reduce-scatter; ``count`` as for a Plan.
 
-    ``cut``: what else a Plan takes; without it, as the CPU engine does.
+    ``cut``: further arguments of Plan; without it, those of the CPU engine.
     """
     plan = Plan(collective, protocol, ranks, count, element_bytes, **cut)
     for channel, loop, owner in itertools.product(*map(range, (plan.channels, plan.loops, ranks))):
@@ -91,7 +90,9 @@ class Way(NamedTuple):
 def way_of(
     collective: str, ranks: int, nbytes: int, algorithm: str = "auto", protocol: str = "auto"
 ) -> Way:
-    """Which way a call goes on a CPU; ``nbytes``: of the tensor, or of one rank's part of it."""
+    """Returns the algorithm and protocol of a call on a CPU; ``nbytes`` is the size of the tensor,
+    or of one rank's part of it.
+    """
     if protocol != "auto":
         return Way("ring" if algorithm == "auto" else algorithm, protocol)
     asked = "automatic" if algorithm == "auto" else algorithm
@@ -106,7 +107,7 @@ def all_reduce(
     factor: float = 1.0,
     algorithm: str = "auto",
 ) -> torch.Tensor:
-    """The result of every rank; ``inputs`` has each rank's tensor, contiguous and flat."""
+    """Returns the result of every rank; ``inputs`` has each rank's tensor, contiguous and flat."""
     way = way_of("all_reduce", len(inputs), inputs[0].nbytes, algorithm, protocol)
     if way.algorithm == "ring":
         return ring_all_reduce(inputs, op, way.protocol, factor)
@@ -114,14 +115,14 @@ def all_reduce(
 
 
 def direct_all_reduce(inputs: list[torch.Tensor], op: str, factor: float = 1.0) -> torch.Tensor:
-    """The result of every rank, by one_shot and by two_shot."""
+    """Returns the result of every rank, by one_shot and by two_shot."""
     return _reduce_chunk(inputs, len(inputs) - 1, op, factor)
 
 
 def ring_all_reduce(
     inputs: list[torch.Tensor], op: str, protocol: str, factor: float = 1.0, **cut: int
 ) -> torch.Tensor:
-    """The result of every rank, round the ring; ``cut`` as for `chunks_of`."""
+    """Returns the result of every rank, round the ring; ``cut`` as for `chunks_of`."""
     result = torch.empty_like(inputs[0])
     count, size = inputs[0].numel(), inputs[0].element_size()
     for chunk in chunks_of("all_reduce", protocol, len(inputs), count, size, **cut):
@@ -134,7 +135,7 @@ def ring_all_reduce(
 def ring_reduce_scatter(
     inputs: list[torch.Tensor], op: str, protocol: str, rank: int, factor: float = 1.0
 ) -> torch.Tensor:
-    """The result of one rank."""
+    """Returns the result of one rank."""
     if protocol == "auto":
         protocol = way_of("reduce_scatter", len(inputs), inputs[0].nbytes // len(inputs)).protocol
     count, size = inputs[0].numel() // len(inputs), inputs[0].element_size()
@@ -149,7 +150,7 @@ def ring_reduce_scatter(
 
 
 def ring_all_gather(inputs: list[torch.Tensor]) -> torch.Tensor:
-    """The result of every rank. Nothing is computed, so neither order nor protocol shows."""
+    """Returns the result of every rank. Nothing is computed: order and protocol do not matter."""
     return torch.cat([bits_of(x) for x in inputs]).view(inputs[0].dtype)
 
 
@@ -178,7 +179,7 @@ def _combine(incoming: torch.Tensor, mine: torch.Tensor, op: str) -> torch.Tenso
 
 def _extreme(x: torch.Tensor, y: torch.Tensor, op: str) -> torch.Tensor:
     lesser, greater = torch.minimum(x, y), torch.maximum(x, y)
-    # Torch takes either of two zeros.
+    # Torch may return either of two zeros.
     signs = (torch.signbit(x), torch.signbit(y))
     negative = signs[0] | signs[1] if op == "min" else signs[0] & signs[1]
     zero = torch.where(negative, -0.0, 0.0).to(x.dtype)
@@ -189,7 +190,7 @@ def _scale(
     x: torch.Tensor, by: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], factor: float
 ) -> torch.Tensor:
     wide = _wide(x)
-    # Not a Python number, which torch would be free to use in a wider type, or to invert.
+    # A tensor, not a Python number: torch may compute with a number in a wider type, or invert it.
     return _round(by(wide, torch.full_like(wide, factor)), x.dtype)
 
 

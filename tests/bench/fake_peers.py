@@ -1,6 +1,7 @@
-"""Libraries that are slow, wrong, or fail: what the coordinator has to live with.
+"""Libraries that are slow, wrong, or fail, for the coordinator.
 
-Each rank is a process of its own, as those of real peers, and imports neither torch nor ringkern.
+Each rank is a process of its own, like those of real libraries, and imports neither torch nor
+ringkern.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Right(Adapter):
     def __init__(self, rank: int, ranks: int, options: dict[str, Any]) -> None:
         super().__init__(rank, ranks, options)
         assert "torch" not in sys.modules
-        # Which rank makes it does not matter: the kernel fills what is new with zeros.
+        # Any rank may make it: the kernel fills new memory with zeros.
         file = os.open(f"{options['folder']}/memory", os.O_RDWR | os.O_CREAT, 0o600)
         os.ftruncate(file, ranks * SLOT + 4096)
         self.memory = mmap.mmap(file, ranks * SLOT + 4096)

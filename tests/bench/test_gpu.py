@@ -1,4 +1,4 @@
-"""``make gpu`` where there is no GPU: what it says, and how it runs, ends and reports its parts."""
+"""``make gpu`` without a GPU: its messages, and how it runs, ends and reports its parts."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_no_part_starts_that_the_budget_leaves_too_little(settings: runner.Setti
     assert "s are left of the budget of 40 s" in results[1].reason
     assert "--continue" in summary.table(results)
     assert results[0].figures["seconds"] <= 40
-    # What only others need does not count as the first one.
+    # A part that only others need does not count as the first one.
     parts = (part("refused", planned=30), part("good", needs=("refused",), planned=30))
     results = runner.run(parts, with_budget(settings, 20.0), MACHINE)
     assert [r.status for r in results] == ["skipped", "passed"]

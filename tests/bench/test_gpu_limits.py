@@ -33,7 +33,7 @@ def test_the_rings_bytes_are_what_the_schedule_moves(ranks: int) -> None:
     size = count * 4
     assert sum(user[v] for v in verbs) * chunk == 2 * ranks * size
     assert sum(fifo[v] for v in verbs) * chunk == 4 * (ranks - 1) * size
-    # As ring_us has them, if nothing else takes time.
+    # In the form of ring_us, if nothing else takes time.
     known = {"launch_us": 0.0, "hop_us": {"simple": 0.0}, "hbm_gb_s": 0.0, "l2_gb_s": 1.0}
     moved = limits.ring_us({**known, "l2_bytes": 0}, "simple", ranks, size) * 1e3
     assert moved == pytest.approx((sum(user[v] + fifo[v] for v in verbs)) * chunk)

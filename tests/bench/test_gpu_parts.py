@@ -1,4 +1,4 @@
-"""What the parts of ``make gpu`` compute and decide, as far as that needs no GPU."""
+"""Computations and decisions of the parts of ``make gpu`` that need no GPU."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_every_program_compiles(source: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     if how:
         return
-    # Without a GPU the first CUDA call says so; with one, this is not the place to run it.
+    # Without a GPU the first CUDA call fails; with one, this test must not run it.
     if not device.find().count:
         ran = subprocess.run([tmp_path / "program"], capture_output=True, text=True, timeout=60)
         assert ran.returncode == 1
@@ -145,7 +145,7 @@ def test_ranks_that_ask_raise_whatever_the_policy_is(monkeypatch: pytest.MonkeyP
 
 
 def test_a_tuning_is_kept(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a command that is none: there need not be a GPU."""
+    """Uses a stand-in command, so no GPU is needed."""
 
     def main(arguments: list[str]) -> int:
         assert arguments[:3] == ["tune", "--device", "cuda"]
@@ -217,7 +217,7 @@ def test_a_program_shows_how_far_it_is_while_it_runs(
 ) -> None:
     monkeypatch.setattr(bounded, "TICK_SECONDS", 0.05)
     shown = context.work / "shown"
-    # It goes on when its first line was shown, and not before.
+    # It continues after its first line was shown, and not before.
     program = (
         "import os, time\nprint('first', flush=True)\n"
         f"while not os.path.exists({str(shown)!r}): time.sleep(0.01)\nprint('last')"

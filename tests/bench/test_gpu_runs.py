@@ -1,4 +1,4 @@
-"""How ``make gpu`` divides its parts into runs, and what it says of parts that had no time."""
+"""``make gpu`` divides its parts into runs, and reports parts that had no time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_three_runs_do_everything_most_valuable_first(prebuilt: tuple[str, ...])
     for run in divided:
         assert sum(each.planned for each in run) <= 560
         here = names(run)
-        # What a part needs comes before it in the same run, which may be on another machine.
+        # A part's requirements come before it in the same run, which may be on another machine.
         assert all(need in here[: here.index(p.name)] for p in run for need in p.needs)
         seen += [name for name in here if name not in seen]
     assert seen == names(parts)
@@ -59,7 +59,7 @@ def test_each_run_comes_further_however_small_its_budget() -> None:
     assert names(divided[-1]) == ["core", "extension", "one_queue"]
 
 
-# ---- what a part without time leaves
+# ---- parts without time
 
 
 def test_a_part_that_was_cut_has_not_passed(

@@ -125,7 +125,7 @@ def test_memory_is_that_of_the_ranks_here(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.delenv(variable, raising=False)
     assert launch.ranks_here(None) == launch.DEFAULT_RANKS
     assert launch.ranks_here(5) == 5
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # without RANK it says nothing
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # without RANK it is ignored
     assert launch.ranks_here(5) == 5
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1000000")

@@ -69,7 +69,7 @@ def test_contenders_that_are_slow_wrong_or_fail() -> None:
             assert len(result.blocks) >= LEAST_REPEATS
             assert len({len(block.samples) for block in result.blocks}) == 1
             assert result.samples == sum(len(block.samples) for block in result.kept)
-        assert row.placement == "unknown"  # nobody measured it
+        assert row.placement == "unknown"  # not measured
     left_out = field.left_out
     assert left_out.pop("failing") == "rank 1: OSError: the cable is out"
     assert left_out.pop("dies") == "rank 1 died: I had so much to give"
@@ -109,7 +109,7 @@ def test_it_ends_in_time() -> None:
 
 
 class Dummy:
-    """A contender in this process: says what it was asked, and answers at once."""
+    """A contender in this process, which records its requests and answers at once."""
 
     def __init__(self, name: str, log: list[tuple[Any, ...]], ns: int = 1000) -> None:
         self.name, self.log, self.ns = name, log, ns
@@ -150,7 +150,7 @@ def test_turns() -> None:
     assert sum(entry[1] == "check" for entry in log[:begin]) == 2 * 2 + 2
     turns = [entry for entry in log[begin:] if entry[1] == "time"]
     names = [(entry[0], entry[2]) for entry in turns]
-    # Of the chunks of a movement the fastest takes part. Flags in lines are for smaller tensors.
+    # The fastest chunk size of a movement is reported. Flags in lines are for smaller tensors.
     chosen = [(LIMIT, f"one_shot/{CHUNKS[1]}"), (LIMIT, f"shared/{CHUNKS[0]}")]
     order = [("ringkern", "py"), ("ringkern", "c"), ("b", "py"), ("b", "c"), *chosen]
     for repeat in range(len(names) // len(order)):
@@ -160,7 +160,7 @@ def test_turns() -> None:
     assert len(names) // len(order) == len(row.results[Entrant("b", "c")].blocks)
     probes = [entry for entry in log[begin:] if entry[1] == "probe"]
     assert len(probes) == len(turns) + 1
-    # As many calls as fill a block, the same in each repeat.
+    # Enough calls to fill a block, the same number in each repeat.
     calls = {entry[0]: entry[4] for entry in turns}
     assert calls["ringkern"] == 2 * calls["b"] == 4000
     assert log[-3:] == [(name, "release") for name in ("ringkern", "b", LIMIT)]

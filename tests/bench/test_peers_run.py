@@ -243,7 +243,7 @@ def test_installs_exact_versions(
 def test_sources_are_not_unpacked_without_a_filter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A Python of before 3.10.12 would write wherever the archive says."""
+    """A Python before 3.10.12 would write to any path in the archive."""
     monkeypatch.delattr(install.tarfile, "data_filter")
     with pytest.raises(InstallError, match=r"3\.10\.12"):
         Installer(Folder(tmp_path), print).vllm_sources(tmp_path / "python")

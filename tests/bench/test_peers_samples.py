@@ -1,4 +1,4 @@
-"""What becomes of times: samples, blocks, rows, the table and its JSON."""
+"""Processing of times: samples, blocks, rows, the table and its JSON."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ stays beside its environment; ``docs/reference/versions.md`` is made of all resu
     python -m tests.build.matrix --page                  # writes the page, and runs nothing
     python -m tests.build.matrix --env 3.12 2.11.0       # makes a bare environment; its Python
 
-uv makes the environments, and is configured as always, as by UV_INDEX_URL; the build takes the
-variables of setup.py. RK_MATRIX_DIR is where all of it is kept.
+uv makes the environments, with its usual configuration, such as UV_INDEX_URL; the build reads the
+variables of setup.py. RK_MATRIX_DIR is the folder of all environments and results.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Cell:
     """The result of one pair of torch and Python.
 
     Attributes:
-        torch: its version, with the kind of build once that is known, as "2.13.0+cpu".
+        torch: its version, with the kind of build once that is known, such as "2.13.0+cpu".
         absent: there is no build of torch for that Python.
         built: "CUDA" and the architectures that the extension has kernels for, or "CPU".
         tested: the tests were run, and not only the steps before them.
@@ -217,7 +217,7 @@ def count(cell: Cell, junit: Path) -> None:
         if test.find("failure") is not None or test.find("error") is not None:
             cell.failed.append(name)
         elif skipped is not None:
-            # Of a module that skips itself, the reason is in the text alone.
+            # For a module that skips itself, only the text has the reason.
             whole = re.search(r"Skipped: (.*)'\)", skipped.text or "")
             reasons[whole[1] if whole else skipped.get("message") or ""] += 1
         else:

@@ -1,9 +1,9 @@
-"""Holds csrc against its map: who includes whom, and what no room may do.
+"""Checks csrc against its map: the includes, and constructs that a folder must not use.
 
     python tests/build/rooms.py     prints each violation as path:line: what, and exits with 1
 
-Which room may use which is read from the table of csrc/README.md, so that the map cannot lie. What
-a phrase of that table means in headers of the system is said here.
+The allowed includes are read from the table of csrc/README.md, so that the map is always true. This
+file defines the system headers that a phrase of that table allows.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MAY_SPIN = frozenset({"cpu/wait.h", "cpu/wait.cpp", "cuda/wait.cuh", "cuda/ptx.c
 
 @dataclass(frozen=True)
 class Word:
-    """What only some files may say: `pattern`, on code without comments and texts."""
+    """A construct that only some files may use: `pattern`, on code without comments and texts."""
 
     what: str
     pattern: str

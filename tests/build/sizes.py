@@ -19,7 +19,7 @@ SUFFIXES = {".h", ".cuh", ".cpp", ".cu"}
 FILE_LINES = 400
 FUNCTION_LINES = 80
 
-# What may be longer: path, or path and name of the function as path:name, and why.
+# Exceptions: path, or path and name of the function as path:name, with the reason.
 EXCUSED: dict[str, str] = {
     "hosts/torch_communicator.cpp": "one class: calls, engines and failures share every member",
 }

@@ -1,6 +1,6 @@
-"""Whether an installed ringkern works: two ranks, in each way to call it.
+"""Checks an installed ringkern: two ranks, every form of the call.
 
-    python tests/build/smoke.py     prints one line, or ends with what is wrong
+    python tests/build/smoke.py     prints one line, or ends with the fault
 
 Each wheel is tried with it: pyproject.toml, [tool.cibuildwheel].
 """

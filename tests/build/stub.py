@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-# What pybind11 and Python put into every module and class.
+# Members that pybind11 and Python add to every module and class.
 FURNITURE = re.compile(r"__(?!init__)\w+__|_pybind11_conduit_v1_")
 ANY = "Any"
 
@@ -41,7 +41,7 @@ class Signature:
 
 # ---- types, in one spelling ---------------------------------------------------------------------
 
-# pybind11 takes what can be made an int or a float, and the stub says int and float.
+# pybind11 accepts objects convertible to int or float; the stub has int and float.
 NUMBERS = {
     frozenset({"SupportsInt", "SupportsIndex"}): "int",
     frozenset({"SupportsFloat", "SupportsIndex"}): "float",
@@ -50,7 +50,7 @@ SPELLINGS = {"Sequence": "list", "Mapping": "dict", "object": ANY, "RedOpType": 
 
 
 def spelling(node: ast.expr | None, aliases: dict[str, ast.expr]) -> str:
-    """A type without modules, with one name for types that say the same of an argument."""
+    """Returns a type without modules, with one name for equivalent types of an argument."""
     if node is None:
         return ANY
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -83,7 +83,9 @@ def _union(node: ast.expr, aliases: dict[str, ast.expr]) -> Iterator[str]:
 
 
 def fits(stub: str, built: str) -> bool:
-    """Whether the stub's type can stand for the extension's, which knows less of some."""
+    """Returns whether the stub's type can stand for the extension's, which is less precise for
+    some.
+    """
     if ANY in (stub, built) or stub == built:
         return True
     if built in ("list", "dict", "tuple"):
@@ -115,7 +117,9 @@ def signature(definition: ast.FunctionDef, aliases: dict[str, ast.expr]) -> Sign
 
 
 def built_signatures(name: str, documented: str) -> list[Signature]:
-    """Of each overload, from the docstring that pybind11 wrote; none where there is none."""
+    """Returns the signature of each overload, from the docstring that pybind11 wrote; none without
+    one.
+    """
     lines = re.findall(rf"^(?:\d+\. )?{re.escape(name)}(\(.*\) -> .*)$", documented, re.MULTILINE)
     found = []
     for line in lines:
@@ -130,7 +134,7 @@ def built_signatures(name: str, documented: str) -> list[Signature]:
 
 
 def differences(stub: Signature, built: Signature) -> Iterator[str]:
-    """What a caller would see differently, in words."""
+    """Returns the differences that a caller would see, in words."""
     mine = [a for a in stub.arguments if a.name != "self"]
     theirs = [a for a in built.arguments if a.name != "self"]
     if len(mine) != len(theirs):
@@ -184,7 +188,7 @@ def _kind(value: object) -> str:
 
 
 def compare(stub: str, module: ModuleType) -> Iterator[str]:
-    """Each difference between a stub's text and the module, as "name: what"."""
+    """Yields each difference between a stub's text and the module, as "name: what"."""
     tree = ast.parse(stub)
     aliases = {
         ast.unparse(statement.targets[0]): statement.value

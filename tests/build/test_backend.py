@@ -1,4 +1,4 @@
-"""The build backend: which torch it finds, what it asks for, what it says when it cannot go on."""
+"""The build backend: the torch that it finds, its requirements, and its errors."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_finds_the_first_installed_torch(
 
 
 def test_isolated_hooks_find_the_torch_of_this_interpreter() -> None:
-    """As pip runs them: this interpreter, and a sys.path without its packages."""
+    """Runs the hooks like pip: this interpreter, and a sys.path without its packages."""
     script = "import sys; sys.path[:] = [p for p in sys.path if 'site-packages' not in p]"
     script += f"; sys.path.insert(0, {str(ROOT / 'build_backend')!r})"
     script += "; import ringkern_build; print(ringkern_build.find_torch().root)"

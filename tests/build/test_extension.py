@@ -1,4 +1,6 @@
-"""The built extension, as a file: what it links, and that its parts for other CPUs stay apart."""
+"""The built extension as a file: its linked libraries, and the separation of its parts for other
+CPUs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What is published holds what is in git: the source distribution all, the package its part."""
+"""The published files are those in git: all of them in the source distribution, a part in the
+package.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from tests import needs
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# What setuptools adds to a source distribution.
+# Files that setuptools adds to a source distribution.
 MADE = {"PKG-INFO", "setup.cfg"}
 
 

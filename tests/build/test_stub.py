@@ -1,4 +1,4 @@
-"""ringkern/_C.pyi says of the extension what it is, to the argument."""
+"""ringkern/_C.pyi is the extension's type stub; each signature is compared with the real one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.build import stub
 
 STUB = (Path(__file__).resolve().parents[2] / "ringkern" / "_C.pyi").read_text()
 
-# What cannot be compared, and why.
+# Names that cannot be compared, with the reason.
 EXCUSED = {
     "quick_all_reduce": "METH_FASTCALL: Python is not told what it takes; ops.py gives it all",
 }

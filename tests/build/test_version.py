@@ -1,4 +1,4 @@
-"""The version stands in one place, and a release is what tag, version and changelog agree on."""
+"""One place has the version; for a release, tag, version and changelog agree."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# That ringkern.__version__ is the line of pyproject.toml: test_extension.py.
+# test_extension.py compares ringkern.__version__ with pyproject.toml.
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
-"""What runs elsewhere, as far as it can be seen from here: workflows, hooks and wheels call what is
-there, with the tools and the rights that they need."""
+"""Workflows, hooks and wheels, as far as they can be checked here: they call existing targets, with
+the tools and permissions that they need.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ PROJECT = (ROOT / "pyproject.toml").read_text()
 
 
 def read(path: Path) -> Any:
-    """A file of YAML; the key `on`, which YAML takes for true, as GitHub takes it."""
+    """Returns a YAML file; the key `on`, which YAML reads as true, is read like GitHub reads it."""
     content = yaml.safe_load(path.read_text())
     return {"on" if key is True else key: value for key, value in content.items()}
 

@@ -1,4 +1,4 @@
-"""``bench``: what it measures, and how it says so; and that no rank outlives its launch."""
+"""``bench``: its measurements and its output; no rank outlives its launch."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ CALLS: dict[str, tuple[Callable[..., None], tuple[Any, ...], Any, str]] = {
 
 
 def without_effect(rank: int, size: int, name: str) -> str:
-    """What a test says of a call that does nothing."""
+    """Returns doctor's text about a call without effect."""
     function, args, owner, call = CALLS[name]
     given = getattr(owner, call)
 
@@ -222,7 +222,7 @@ def without_effect(rank: int, size: int, name: str) -> str:
         return given(torch.empty_like(tensor), *args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
-        # Who sends a message waits for who receives it.
+        # A sender waits for its receiver.
         patch.setattr(owner, call, elsewhere if call == "recv" else lambda *_, **__: None)
         try:
             function(*args)

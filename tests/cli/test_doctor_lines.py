@@ -49,7 +49,9 @@ NO_NCCL = {**ENGINES, "cuda": {"name": "nccl", "there": False}}
 
 
 def loaded(**changes: Any) -> dict[str, dict[str, Any]]:
-    """What the probe says on a machine with two GPUs; ``build__x`` changes that of the build."""
+    """Returns the probe's facts on a machine with two GPUs; ``build__x`` changes a fact of the
+    build.
+    """
     info = {**ringkern.build_info(), "cuda": True, "cuda_archs": "sm_80 sm_90 compute_90"}
     info |= {"cuda_runtime": 13000}
     found: dict[str, dict[str, Any]] = {

@@ -23,7 +23,7 @@ LIMIT_S = 200
 
 
 def run(*arguments: str, cwd: Path | None = None, **variables: str) -> str:
-    """What is printed; the exit status is 0."""
+    """Returns the printed text; the exit status is 0."""
     done = subprocess.run(
         [sys.executable, "-m", "ringkern", "env", *arguments],
         capture_output=True,
@@ -194,7 +194,7 @@ def test_what_is_printed_while_loading_is_no_answer() -> None:
 
 
 def facts(**changes: Any) -> dict[str, Any]:
-    """What ``gather`` may find on a machine with GPUs."""
+    """Returns facts of ``gather`` on a machine with GPUs."""
     info = {**ringkern.build_info(), "cuda": True, "cuda_archs": "sm_90", "cuda_runtime": 13010}
     h100 = {"name": "NVIDIA H100", "capability": [9, 0], "memory": 1, "multiprocessors": 1}
     found = {

@@ -40,7 +40,7 @@ def started(command: str, *arguments: str) -> int:
     return main([*command.split(), *arguments])
 
 
-# ---- how many -----------------------------------------------------------------------------------
+# ---- the number of ranks ------------------------------------------------------------------------
 
 
 WITH_RANKS = ["doctor", "bench", "compare", "trace", "tune"]
@@ -86,8 +86,8 @@ def test_the_ranks_of_torchrun_are_started_already(monkeypatch: pytest.MonkeyPat
     assert ended.value.code == 7
 
 
-# A user who may have so many processes and threads, of which this test has some. Root has no such
-# limit, and as another user must be able to read what root has installed.
+# A user with a limited number of processes and threads, some of which this test uses. Root has no
+# such limit, and as another user must be able to read root's installation.
 def limited(most: int, *command: str) -> list[str]:
     if os.getuid():
         return ["prlimit", "--nproc=1", *command]
@@ -301,7 +301,7 @@ def test_ranks_that_hang_are_ended(capfd: pytest.CaptureFixture[str]) -> None:
     before = multiprocessing.active_children()  # the ranks of other tests
     assert launch.launch(2, 3.0, _sleep) == 1
     assert set(multiprocessing.active_children()) <= set(before)
-    assert "most recent call first" in capfd.readouterr().err  # they say where
+    assert "most recent call first" in capfd.readouterr().err  # the tracebacks show the place
 
 
 def test_ranks_that_raise_are_reported(capfd: pytest.CaptureFixture[str]) -> None:

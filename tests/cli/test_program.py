@@ -95,7 +95,7 @@ def test_every_command_has_the_common_arguments() -> None:
         assert unexplained == [], name
 
 
-# What pip makes of an entry point.
+# The script that pip makes of an entry point.
 SCRIPT = """
 import sys
 from ringkern.tools import main

@@ -1,5 +1,4 @@
-// Turns: which call may run at once, on the thread that makes it, and what becomes of those that
-// may not.
+// Turns: the calls that may run at once on the calling thread, and the handling of the others.
 #include "comm/communicator.h"
 
 #include <sys/wait.h>
@@ -14,7 +13,7 @@ using namespace ringkern::test;
 
 namespace {
 
-// A device whose calls do what the test says, and are counted.
+// A device whose calls run the test's function and are counted.
 struct FakeDevice {
   std::function<void(const Task&)> call = [](const Task&) {};
   std::atomic<int> calls{0}, aborts{0};
@@ -44,8 +43,8 @@ struct Alone : Communicator {
       : Communicator(std::make_shared<MemoryStore>(), "alone", 0, 1, kLong, std::move(names)) {}
 };
 
-// Returns true if that is all that was posted since the last time.
-bool posted_only(EventKind kind) {
+// Returns true if this was the only event since the last call.
+bool posted_only(NewsKind kind) {
   const auto news = news_so_far();
   return news.size() == 1 && news[0].kind == kind;
 }
@@ -56,7 +55,7 @@ Task numbered(int64_t number) {
   return task;
 }
 
-// First: the process has no other thread yet.
+// Runs first, while the process has no other thread.
 TEST_CASE("a forked child can make no call") {
   FakeDevice cpu;
   Alone c;
@@ -115,7 +114,7 @@ TEST_CASE("a call does not run at once while another thread is in one") {
       else c.run(cpu.device, numbered(1));
     });
     inside.wait();
-    CHECK(!c.run_now(cpu.device, numbered(2)));  // and it does not wait
+    CHECK(!c.run_now(cpu.device, numbered(2)));  // does not wait
     go_on.count_down();
     another.join();
     CHECK(c.run_now(cpu.device, numbered(3)));
@@ -123,7 +122,7 @@ TEST_CASE("a call does not run at once while another thread is in one") {
   }
 }
 
-// Two at a time would be in each other's way in the same slots.
+// Two at a time would overwrite each other's slots.
 TEST_CASE("threads take turns") {
   FakeDevice cpu;
   Alone c;
@@ -144,8 +143,8 @@ TEST_CASE("threads take turns") {
   CHECK_EQ(cpu.calls, 2001);
 }
 
-// What was called before has to run before. A callback is a part of its call, and whoever calls in
-// it would wait for itself.
+// An earlier call must run first. A callback is a part of its call; a call in it would wait for
+// itself.
 TEST_CASE("a call does not run at once while asynchronous ones are under way") {
   FakeDevice cpu;
   Alone c;
@@ -173,12 +172,12 @@ TEST_CASE("a call does not run at once while asynchronous ones are under way") {
   CHECK(!in_callback);
   CHECK(!c.run_now(cpu.device, numbered(5)));  // while a callback runs
   done.count_down();
-  c.run(cpu.device, numbered(6));  // waits for all that
+  c.run(cpu.device, numbered(6));  // waits for all of them
   CHECK(c.run_now(cpu.device, numbered(7)));
   CHECK(order == (std::vector<int64_t>{1, 2, 6, 7}));
 }
 
-// What a call on the worker's thread left is what the next one finds, without a lock between them.
+// The next call sees what a call on the worker's thread has left, without a lock between them.
 TEST_CASE("a call runs at once after an asynchronous one on its device") {
   FakeDevice cpu, other("cuda:0");
   Alone c;
@@ -204,7 +203,7 @@ TEST_CASE("a closed communicator runs no call") {
   CHECK_EQ(cpu.calls, 1);
 }
 
-// Closed while a call runs: that one ends first, and nobody else's begins.
+// Closing waits for the running call, and no other call begins.
 TEST_CASE("closing waits for a call that runs at once") {
   FakeDevice cpu;
   Alone c;
@@ -222,7 +221,7 @@ TEST_CASE("closing waits for a call that runs at once") {
     c.close();
     CHECK(ended);
   });
-  std::this_thread::sleep_for(Milliseconds(20));  // or there would be nothing to wait for
+  std::this_thread::sleep_for(Milliseconds(20));  // otherwise close would not have to wait
   go_on.count_down();
   caller.join();
   closer.join();
@@ -240,9 +239,9 @@ TEST_CASE("an aborted communicator runs no call") {
   CHECK_EQ(cpu.aborts, 1);
 }
 
-// A wait that failed has left counters between two steps.
-// Such as a launch that CUDA refuses. The call has not been made, so the next one has its number.
-TEST_CASE("a communicator goes on after a call that its device refuses") {
+// A failed wait has left counters between two steps. A call that CUDA refuses to launch was not
+// made, so the next one has its number.
+TEST_CASE("a communicator continues after a call that its device refuses") {
   FakeDevice cuda("cuda:0");
   Alone c;
   std::vector<uint64_t> numbers, histories;
@@ -267,8 +266,8 @@ TEST_CASE("a communicator goes on after a call that its device refuses") {
   other.run(cuda.device, numbered(3));
   CHECK_EQ(histories[3], histories[1]);
   for (const RingRecord& ring : recorded_calls())
-    CHECK(ring.failure || ring.calls.size() == 2);  // and nobody is shown the call that was refused
-  refuses = true;  // where nobody may hear of it before the next call
+    CHECK(ring.failure || ring.calls.size() == 2);  // the refused call is shown to no rank
+  refuses = true;  // other ranks may not be told before the next call
   CHECK_THROWS(TransportError, "refused", c.run(cuda.device, numbered(4), [] {}));
   CHECK(c.failed());
   CHECK_EQ(cuda.aborts, 1);
@@ -284,10 +283,10 @@ TEST_CASE("a communicator is unusable after a failed call") {
   CHECK(!c.run_now(cpu.device, {}));
   CHECK_THROWS(AbortedError, "became unusable just now: nobody came", c.run(cpu.device, {}));
   CHECK_EQ(cpu.calls, 2);
-  c.close();  // and the turn is not taken
+  c.close();  // the turn is not taken
 }
 
-// It is raised here; nobody need report it.
+// The error is raised here, so no report is needed.
 TEST_CASE("an exception that is quoted is no report") {
   for (const bool waits : {false, true}) {
     FakeDevice cpu;
@@ -346,8 +345,8 @@ TEST_CASE("an abort while the ranks connect ends the first call") {
   CHECK_EQ(cpu.aborts, 1);
 }
 
-// A ring knows only that it was aborted; the communicator, why.
-TEST_CASE("a call that an abort ends says the reason") {
+// The ring knows only that it was aborted; the communicator has the reason.
+TEST_CASE("a call that an abort ends gives the reason") {
   FakeDevice cpu;
   Alone c;
   c.run(cpu.device, {});

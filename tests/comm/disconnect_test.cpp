@@ -1,5 +1,5 @@
-// How ranks part: together, one after the other, or not at all.
-#include "comm/disconnect.h"
+// Disconnects of ranks: together, one after the other, or not at all.
+#include "comm/parting.h"
 
 #include <sys/socket.h>
 
@@ -27,23 +27,23 @@ std::vector<Neighbours> ring_of(int ranks) {
   return all;
 }
 
-TEST_CASE("all ranks part") {
+TEST_CASE("all ranks disconnect") {
   for (int ranks = 2; ranks <= 9; ++ranks) {
     auto ring = ring_of(ranks);
     std::atomic<int> parted = 0;
     std::vector<std::thread> threads;
     for (Neighbours& mine : ring)
       threads.emplace_back([&] {
-        if (disconnect(mine, ranks, kLong)) ++parted;
-        mine = Neighbours();  // nobody misses what it no longer says
+        if (part_from(mine, ranks, kLong)) ++parted;
+        mine = Neighbours();  // no rank waits for its messages any more
       });
     for (std::thread& thread : threads) thread.join();
     CHECK_EQ(int(parted), ranks);
   }
 }
 
-// Nobody gives its memory back while any rank, however far away, may still write to it.
-TEST_CASE("nobody parts before the last") {
+// No rank unmaps its memory while any rank, however distant, may still write to it.
+TEST_CASE("no rank disconnects before the last") {
   for (int ranks = 2; ranks <= 9; ++ranks) {
     auto ring = ring_of(ranks);
     std::atomic<int> parted = 0;
@@ -55,7 +55,7 @@ TEST_CASE("nobody parts before the last") {
         if (!last_has_begun) early = true;
         ++parted;
       });
-    std::this_thread::sleep_for(Milliseconds(20));  // for those that would not wait
+    std::this_thread::sleep_for(Milliseconds(20));  // time for a rank that would not wait
     last_has_begun = true;
     CHECK(disconnect(ring[0], ranks, kLong));
     for (std::thread& thread : threads) thread.join();
@@ -64,14 +64,14 @@ TEST_CASE("nobody parts before the last") {
   }
 }
 
-TEST_CASE("a rank that ended has parted") {
+TEST_CASE("a rank that ended has disconnected") {
   auto ring = ring_of(2);
   ring[1] = Neighbours();
   CHECK(disconnect(ring[0], 2, kLong));
 }
 
-// Of three, those that are left hear of each other directly.
-TEST_CASE("one of three that ended has parted") {
+// With three, the remaining ranks hear of each other directly.
+TEST_CASE("one of three that ended has disconnected") {
   auto ring = ring_of(3);
   ring[1] = Neighbours();
   bool other = false;
@@ -81,7 +81,7 @@ TEST_CASE("one of three that ended has parted") {
   CHECK(other);
 }
 
-// Of more, nobody knows what those behind it do; and nobody waits for long.
+// With more ranks, those behind it are unknown; no rank waits for long.
 TEST_CASE("one of four that ended leaves the others unsure") {
   auto ring = ring_of(4);
   ring[1] = Neighbours();
@@ -98,15 +98,15 @@ TEST_CASE("one of four that ended leaves the others unsure") {
 
 TEST_CASE("a goodbye then the end") {
   auto ring = ring_of(2);
-  CHECK(!disconnect(ring[1], 2, Milliseconds(0)));  // says its own at least
+  CHECK(!part_from(ring[1], 2, Milliseconds(0)));  // sends its own at least
   ring[1] = Neighbours();
   CHECK(disconnect(ring[0], 2, Milliseconds(0)));
 }
 
 TEST_CASE("a rank that goes on is not waited for long") {
   auto ring = ring_of(2);
-  CHECK(!disconnect(ring[0], 2, Milliseconds(50)));
-  CHECK(disconnect(ring[1], 2, kLong));  // it finds the goodbye when it ends
+  CHECK(!part_from(ring[0], 2, Milliseconds(50)));
+  CHECK(part_from(ring[1], 2, kLong));  // finds the goodbye when the peer ends
 }
 
 }  // namespace

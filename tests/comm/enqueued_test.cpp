@@ -1,5 +1,5 @@
-// Calls that a device does after they have returned: what the ring notices of them without asking
-// the device, and who is told. Devices are what a test says that they show.
+// Calls that a device completes after they have returned: the ring's knowledge of them without
+// asking the device, and its reports. The test sets what each device shows.
 #include "comm/enqueued.h"
 
 #include <latch>
@@ -26,7 +26,7 @@ Fault fault_in(const std::exception_ptr& error) {
   return fault_of(error, -1);
 }
 
-// Whether the record of a rank says that the device has done the call.
+// Returns true if the record of a rank shows that the device has completed the call.
 bool shows(int rank, uint64_t seq) {
   for (const RingRecord& record : recorded_calls())
     for (const Call& call : record.calls)
@@ -34,7 +34,7 @@ bool shows(int rank, uint64_t seq) {
   return false;
 }
 
-// Call 1, of all ranks.
+// Call 1, made by all ranks.
 void enqueue_one(Rank& r, std::latch& by_all) {
   r.shown->shows = true;
   r.wait(10);
@@ -63,10 +63,10 @@ TEST_CASE("the last call of a program fails on the device of one rank, and all a
         enqueued.arrive_and_wait();
         if (r.comm.rank() == 0) {
           r.shown->fail(Verdict::timed_out, 2, 1);
-          // To who asks, by the next tick of the watch.
+          // Reported to a caller by the next tick of the watch.
           const Fault f = fault_in(calls->error_of(2));
           CHECK(f.event == Event::wait_timeout && f.seq == 2 && f.rank == 1);
-          CHECK(f.theirs.on_page);  // which the watch has looked at
+          CHECK(f.theirs.on_page);  // the watch has read it
           CHECK_THROWS(TimeoutError, "waited for data from rank 1", r.comm.check_enqueued());
         }
         REQUIRE(within(kSoon, [&] { return r.comm.failed(); }));
@@ -75,7 +75,7 @@ TEST_CASE("the last call of a program fails on the device of one rank, and all a
         const Fault f = fault_in(calls->error_of(2));
         CHECK(f.event == Event::wait_timeout && f.seq == 2 && f.reporter == 0);
         CHECK_EQ(f.timeout_ns, 1'500'000'000);
-        CHECK(f.mine.call.is_there);  // which the device does not know
+        CHECK(f.mine.call.is_there);  // the device does not know it
         CHECK_EQ(f.ranks, 3);
         CHECK_THROWS(TimeoutError, "seq=2 all_reduce sum float32[10] over simple",
                      r.comm.check_enqueued());
@@ -88,11 +88,12 @@ TEST_CASE("the last call of a program fails on the device of one rank, and all a
   CHECK_EQ(after, 3);
   CHECK_EQ(after_here, 0);
   const auto news = news_so_far();
-  CHECK_EQ(count_of(news, EventKind::report), 1);  // by the rank that has found it
-  CHECK_EQ(count_of(news, EventKind::failure), 2);
+  CHECK_EQ(count_of(news, NewsKind::report), 1);  // by the rank that found it
+  CHECK_EQ(count_of(news, NewsKind::failure), 2);
 }
 
-// Whoever ends the waits of others says why; if nobody does, that is what is told.
+// A rank that ends the waits of others also gives the reason; without one, the ended wait is
+// reported.
 TEST_CASE("a device that was aborted gives the reason of the rank that gave up") {
   for (const bool somebody_says : {true, false}) {
     std::latch enqueued(2), over(2);
@@ -107,7 +108,7 @@ TEST_CASE("a device that was aborted gives the reason of the rank that gave up")
             CHECK(!r.comm.failed());
             r.shown->fail(Verdict::timed_out, 1, 1);
           }
-          // Who asks waits until somebody has said why, or has had the time to.
+          // A query waits until a reason is known, or could have been.
           const Event event = somebody_says ? Event::wait_timeout : Event::wait_aborted;
           const auto calls = r.comm.enqueued_on(r.device);
           if (r.comm.rank() == 1) CHECK(fault_in(calls->error_of(1)).event == event);
@@ -118,7 +119,7 @@ TEST_CASE("a device that was aborted gives the reason of the rank that gave up")
   }
 }
 
-TEST_CASE("the rank that aborts goes on, and the others are told") {
+TEST_CASE("the rank that aborts continues, and the others are told") {
   (void)news_so_far();
   std::latch enqueued(2), over(2);
   std::atomic<int> after{0}, after_here{0};
@@ -140,8 +141,8 @@ TEST_CASE("the rank that aborts goes on, and the others are told") {
   CHECK_EQ(after, 1);
   CHECK_EQ(after_here, 1);
   const auto news = news_so_far();
-  CHECK_EQ(count_of(news, EventKind::report), 0);  // it was wanted
-  CHECK_EQ(count_of(news, EventKind::failure), 2);
+  CHECK_EQ(count_of(news, NewsKind::report), 0);  // the abort was intended
+  CHECK_EQ(count_of(news, NewsKind::failure), 2);
 }
 
 TEST_CASE("the rank that finds a fault reports it, by its number in the group") {
@@ -170,7 +171,7 @@ TEST_CASE("the first reason stays, and so does what a device has shown at its en
   EnqueuedCalls calls(device);
   shown->done(3);
   calls.close();
-  shown->done(9);  // nobody looks any more
+  shown->done(9);  // no longer read
   calls.fail(aborted_by(1, "first"));
   calls.fail(aborted_by(1, "second"));
   CHECK(!calls.error_of(3));
@@ -200,19 +201,19 @@ TEST_CASE("an enqueued call has ended when the device shows it") {
   for (Control* c : {&zero, &one})
     for (int i = 0; i < 3; ++i) c->begin(words);
   CHECK_EQ(zero.open_call(0)->seq, uint64_t(1));
-  CHECK(!late_rank(zero, 1));  // both are at work on it
+  CHECK(!late_rank(zero, 1));  // both have started it
   zero.end_through(2, 77);
   CHECK_EQ(zero.open_call(0)->seq, uint64_t(3));
   CHECK_EQ(zero.call(0, 2)->ended, 77);
   zero.end_through(2, 88);
   CHECK_EQ(zero.call(0, 2)->ended, 77);
-  CHECK_EQ(late_rank(zero, 3).value_or(-1), 1);  // which has made the call, and is at the first
+  CHECK_EQ(late_rank(zero, 3).value_or(-1), 1);  // it has made the call and is at the first
   one.end_through(3, 99);
   CHECK(!late_rank(zero, 3));
   CHECK(!one.open_call(1));
 }
 
-// Captured, empty, or on a device that shows nothing: it has ended when it returns.
+// Captured, empty, or on a device that shows nothing: the call has ended when it returns.
 TEST_CASE("a call that the device will not show is not waited for") {
   on_ranks(
       1,
@@ -238,8 +239,8 @@ TEST_CASE("a rank alone on its device is watched, too") {
         CHECK(f.reporter == 2 && f.rank == 5 && !f.theirs.on_page);
       },
       /*enqueues=*/true);
-  CHECK_EQ(count_of(news_so_far(), EventKind::report), 1);
-  // On a CPU, where something is to be done after a fault.
+  CHECK_EQ(count_of(news_so_far(), NewsKind::report), 1);
+  // On a CPU the program can act after a fault.
   std::atomic<int> after{0};
   on_ranks(1, [&](Rank& r) {
     r.device.after_fault = [&](const Fault& why, bool here) { after += why.given && !here; };

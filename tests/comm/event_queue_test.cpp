@@ -1,5 +1,5 @@
-// QueuedEvent: in order, bounded, ended by close(), asked for by a signal, and of no child's parent.
-#include "comm/event_queue.h"
+// Events: in order, bounded, ended by close(), requested by a signal, and not inherited by a child.
+#include "comm/news.h"
 
 #include <signal.h>
 #include <sys/wait.h>
@@ -18,18 +18,18 @@ std::string next_text(EventQueue& desk) {
   return news ? news->text : "nothing";
 }
 
-TEST_CASE("news is taken in the order in which it came") {
-  EventQueue desk;
-  desk.post(EventKind::warning, "one");
-  desk.post(EventKind::failure, "two");
+TEST_CASE("events are taken in the order in which they came") {
+  NewsDesk desk;
+  desk.post(NewsKind::warning, "one");
+  desk.post(NewsKind::failure, "two");
   const auto one = desk.next(), two = desk.next();
   CHECK(one && one->kind == EventKind::warning && one->text == "one");
   CHECK(two && two->kind == EventKind::failure && two->text == "two");
 }
 
-TEST_CASE("news that nobody takes is dropped, the oldest first") {
-  EventQueue desk;
-  for (int i = 0; i < 1500; ++i) desk.post(EventKind::warning, std::to_string(i));
+TEST_CASE("events that nobody takes are dropped, the oldest first") {
+  NewsDesk desk;
+  for (int i = 0; i < 1500; ++i) desk.post(NewsKind::warning, std::to_string(i));
   for (int i = 500; i < 1500; ++i) CHECK_EQ(next_text(desk), std::to_string(i));
   desk.close();
   CHECK_EQ(next_text(desk), std::string("nothing"));
@@ -56,8 +56,8 @@ TEST_CASE("close ends the wait and loses nothing") {
   late.join();
 }
 
-TEST_CASE("news of many threads arrives") {
-  EventQueue desk;
+TEST_CASE("events of many threads arrive") {
+  NewsDesk desk;
   std::thread posting[4];
   for (std::thread& t : posting)
     t = std::thread([&] {
@@ -72,7 +72,7 @@ TEST_CASE("a signal asks for a dump") {
   struct sigaction action{};
   action.sa_handler = [](int) { EventQueue::ask_for_dump(); };
   CHECK(::sigaction(SIGUSR2, &action, nullptr) == 0);
-  // Also while the reader sleeps, and in the very thread that reads.
+  // Also while the reader sleeps, and in the reading thread itself.
   std::thread sender([] { CHECK(::kill(::getpid(), SIGUSR2) == 0); });
   const auto news = desk.next();
   sender.join();
@@ -84,10 +84,10 @@ TEST_CASE("a signal asks for a dump") {
   CHECK_EQ(next_text(desk), std::string("then"));
 }
 
-TEST_CASE("a forked child has news of its own") {
-  EventQueue& desk = EventQueue::all();
-  desk.post(EventKind::warning, "of the parent");
-  // Held at the fork, in the child for ever: what its parent's desk could be.
+TEST_CASE("a forked child has an event queue of its own") {
+  NewsDesk& desk = NewsDesk::all();
+  desk.post(NewsKind::warning, "of the parent");
+  // Locked at the fork, and in the child forever: the possible state of its parent's queue.
   std::atomic<bool> stop{false};
   std::thread busy([&] {
     while (!stop) desk.post(EventKind::warning, "of the parent");
@@ -96,7 +96,7 @@ TEST_CASE("a forked child has news of its own") {
     const pid_t child = ::fork();
     REQUIRE(child >= 0);
     if (child == 0) {
-      EventQueue::ask_for_dump();  // a handler is inherited: there is no desk yet, and no harm
+      NewsDesk::ask_for_dump();  // the handler is inherited: there is no queue yet, and no harm
       ::alarm(20);
       EventQueue::all().post(EventKind::failure, "of the child");
       const auto news = EventQueue::all().next();

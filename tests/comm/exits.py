@@ -1,10 +1,10 @@
-"""Ranks that end in all the ways in which a process can, for test_processes.py.
+"""Ranks that end in every way a process can, for test_processes.py.
 
 ``python -m tests.comm.exits`` (`scenarios_of` runs it, or another module with a `serve`) reads
-lines "SCENARIO SIZE FOLDER", and for each forks SIZE ranks that run a function of that module and
-then go the whole way of an interpreter that ends. It answers with a line of JSON: each rank's exit
-status, negative for a signal, and its standard error. Forked after torch has been imported, and
-before any of it runs, because importing it takes seconds.
+lines "SCENARIO SIZE FOLDER". For each it forks SIZE ranks that run a function of that module and
+then end like an interpreter. It answers with a line of JSON: each rank's exit status, negative for
+a signal, and its standard error. It forks after the import of torch, which takes seconds, and
+before any of torch runs.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from ringkern.errors import CommAbortedError, PeerLostError
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 60.0
-held: list[object] = []  # as a program's globals hold what it forgets
+held: list[object] = []  # like a program's globals hold forgotten objects
 
 
 def join(
     rank: int, size: int, folder: Path, backend: str = "gloo", name: str = "group", **kw: Any
 ) -> None:
-    """Makes the default group over a file of the folder; ``kw``: of init_process_group()."""
+    """Makes the default group over a file of the folder; ``kw``: for init_process_group()."""
     dist.init_process_group(
         backend, init_method=f"file://{folder}/{name}", rank=rank, world_size=size, **kw
     )
@@ -120,7 +120,7 @@ def thread_waits_in_a_quick_call(rank: int, size: int, folder: Path) -> None:
 
 
 def interrupted(rank: int, size: int, folder: Path) -> None:
-    """Ends, by Ctrl-C, a quick call in which rank 0 waits for rank 1, which is told later."""
+    """Ends by Ctrl-C a quick call in which rank 0 waits for rank 1, which is told later."""
     join(rank, size, folder)
     reduce_in_group()
     if rank == 0:
@@ -161,11 +161,11 @@ def exception_inside_with(rank: int, size: int, folder: Path) -> None:
 
 
 def forked_child_exits(rank: int, size: int, folder: Path) -> None:
-    """The child goes the whole way of an interpreter that ends, with a communicator not its own."""
+    """The child ends like an interpreter, with a communicator of its parent."""
     communicator = own(rank, size, folder)
     work = communicator.all_reduce(torch.ones(10), async_op=True)
     assert work is not None
-    work.wait()  # the communicator has a thread now, which the child does not have
+    work.wait()  # the communicator has a thread now; the child does not
     if (pid := os.fork()) == 0:
         try:
             communicator.all_reduce(torch.ones(10))
@@ -199,7 +199,7 @@ def data_loader(rank: int, size: int, folder: Path) -> None:
 
 
 def killed_midway(rank: int, size: int, folder: Path) -> None:
-    """Rank 1 is killed while it reduces; the others are told, at the latest by the timeout."""
+    """Kills rank 1 while it reduces; the others get an error, at the latest by the timeout."""
     communicator = own(rank, size, folder, timeout_s=1.0)
     if rank == 1:
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGKILL)).start()
@@ -207,7 +207,7 @@ def killed_midway(rank: int, size: int, folder: Path) -> None:
         while True:
             communicator.all_reduce(torch.ones(300_000))
     except ringkern.errors.RingKernError as error:
-        # In one piece: another thread logs the same failure.
+        # In one write: another thread logs the same failure.
         sys.stderr.write(f"{type(error).__name__} {error}\n")
 
 
@@ -217,7 +217,7 @@ REPORT = re.compile(r"communicator '[^']*': ")
 
 
 def start(scenario: Callable[..., None], rank: int, size: int, folder: Path) -> int:
-    """The pid of a new rank."""
+    """Returns the pid of a new rank."""
     if (pid := os.fork()) != 0:
         return pid
     errors = os.open(folder / f"stderr{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -244,7 +244,7 @@ def run(scenario: Callable[..., None], size: int, folder: Path) -> list[dict[str
                 os.kill(late, signal.SIGKILL)
     for rank in range(size):
         lines = (folder / f"stderr{rank}").read_text().splitlines(keepends=True)
-        # What the library reports of itself, apart from what the rank says.
+        # Prefixes of the library's own reports, to tell them from the rank's output.
         reports = [line for line in lines if REPORT.match(line)]
         (folder / f"reports{rank}").write_text("".join(reports))
         ranks[rank]["stderr"] = "".join(line for line in lines if line not in reports)
@@ -252,7 +252,7 @@ def run(scenario: Callable[..., None], size: int, folder: Path) -> list[dict[str
 
 
 def serve(scenarios: dict[str, Any]) -> None:
-    gc.freeze()  # or each rank's end takes 1 s to look through torch's objects, and copies them
+    gc.freeze()  # without it, each rank's end takes 1 s to scan and copy torch's objects
     for line in sys.stdin:
         name, ranks, folder = line.rstrip("\n").split(" ", 2)
         print(json.dumps(run(scenarios[name], int(ranks), Path(folder))), flush=True)
@@ -262,13 +262,14 @@ def serve(scenarios: dict[str, Any]) -> None:
 def scenarios_of(
     *module: str, **environment: str
 ) -> Iterator[Callable[[str, int, Path], list[dict[str, Any]]]]:
-    """``run(scenario, size, folder)``, in a process that serves that module's scenarios.
+    """Yields ``run(scenario, size, folder)``, which talks to a process that serves that module's
+    scenarios.
 
-    ``module``: its name, behind that of a module that runs it, and with its arguments;
-    ``environment``: variables that this process has besides.
+    ``module``: its name, after that of a module that runs it, with its arguments; ``environment``:
+    additional variables of the process.
     """
     with subprocess.Popen(
-        # Newer Pythons warn of fork() beside threads, which is what is tested.
+        # Newer Pythons warn of fork() in a process with threads, which is tested here.
         [sys.executable, "-W", "ignore::DeprecationWarning", "-m", *module],
         cwd=ROOT,
         env={**os.environ, **environment},

@@ -1,5 +1,5 @@
-// A ring that is a part of something larger is given the reason why that has failed; and whoever
-// has it looks whether it is in trouble, without a call.
+// A ring inside a larger group is given the reason why the group has failed; its owner can query
+// its state without a call.
 #include <latch>
 #include <optional>
 
@@ -11,7 +11,7 @@ using namespace ringkern::test;
 
 namespace {
 
-// Of a rank that is none of the ring's.
+// The reason of a rank outside of the ring.
 Fault elsewhere(Cause cause) {
   constexpr Event events[] = {Event::none,           Event::quoted_abort,
                               Event::quoted_timeout, Event::quoted_mismatch,
@@ -26,7 +26,7 @@ void until(const std::function<bool()>& come) {
   while (!come()) std::this_thread::sleep_for(Milliseconds(1));
 }
 
-// Also with more ranks than are in a wait.
+// Also runs with more ranks than are in a wait.
 TEST_CASE("when a rank gives up, all waits end with its class and text") {
   const std::pair<Cause, std::string> all[] = {{Cause::peer_lost, "PeerLostError"},
                                                {Cause::timed_out, "TimeoutError"},
@@ -87,7 +87,7 @@ TEST_CASE("ranks without a call see that one gave up") {
   for (const std::string& text : texts) CHECK_EQ(text, std::string());
 }
 
-// Another rank has left, which only one has noticed, whose call needs it.
+// Another rank has left. Only one rank, whose call needs it, has noticed.
 TEST_CASE("ranks without a call see that another was lost, by their numbers in the group") {
   std::latch looked(1), left(1);
   const auto texts = on_ranks(
@@ -137,7 +137,7 @@ TEST_CASE("the first reason stays") {
                                "aborted by rank 1: enough"));
 }
 
-// Who waits for ranks to come has no page yet.
+// A rank that waits for others to connect has no page yet.
 TEST_CASE("ranks that are connecting end when one gives up") {
   const auto start = Clock::now();
   std::latch rank_0_comes(1);
@@ -147,7 +147,7 @@ TEST_CASE("ranks that are connecting end when one gives up") {
       return;
     }
     std::thread other([&] {
-      std::this_thread::sleep_for(Milliseconds(50));  // or it would not be connecting yet
+      std::this_thread::sleep_for(Milliseconds(50));  // otherwise it would not be connecting yet
       r.comm.give_up(elsewhere(Cause::timed_out));
       rank_0_comes.count_down();
     });
@@ -161,10 +161,10 @@ TEST_CASE("ranks that are connecting end when one gives up") {
     FAIL("nobody came, and no error");
   });
   CHECK_EQ(texts[0], std::string("TimeoutError 17 23: rank 17 on host b died"));
-  CHECK(Clock::now() - start < kLong / 2);  // not when its time is over
+  CHECK(Clock::now() - start < kLong / 2);  // before its timeout
 }
 
-// Another process has the number of one that has ended.
+// Another process may have the pid of one that has ended.
 TEST_CASE("a rank that has ended before its first call is named") {
   Rank r(std::make_shared<MemoryStore>(), 0, 2, /*enqueues=*/false, RankNames{{10, 11}});
   Process gone = this_process();
@@ -176,8 +176,7 @@ TEST_CASE("a rank that has ended before its first call is named") {
   CHECK(f.event == Event::died_early && f.rank == 11 && f.theirs.rank == 11);
 }
 
-// A ring of one rank has no page that others see, and a number that is not of the group is
-// nobody's.
+// A ring of one rank has no page that others see. A number outside of the group belongs to no rank.
 TEST_CASE("a rank alone may give up") {
   const auto texts = on_ranks(1, [&](Rank& r) {
     r.pass();

@@ -1,4 +1,4 @@
-// What ranks check of each other, and what becomes of those that are no ranks or not of this ring.
+// Mutual checks of ranks, and the handling of peers that are not ranks or not of this ring.
 #include "comm/handshake.h"
 
 #include <sys/socket.h>
@@ -20,14 +20,14 @@ AROUND_EACH_CASE(run) {
   CHECK_EQ(open_files(), fds);
 }
 
-// A field in which rank 2 of 3 differs, and what the others say then.
+// A field in which rank 2 of 3 differs, and the others' error.
 TEST_CASE("a different field is named") {
   const auto check = [](const std::string& text, const std::function<void(Terms&)>& change) {
     const std::vector<Outcome> outcomes = join_all(3, [&](Joiner& joiner) {
       if (joiner.place.rank == 2) change(joiner.terms);
     });
     check_all(outcomes, "RendezvousError", text);
-    // Both values and both ranks, the lower rank first, on all of them.
+    // Each rank's error has both values and both ranks, the lower rank first.
     const std::string field = text.substr(0, text.find(' '));
     for (const Outcome& o : outcomes) {
       const size_t found = o.text.find(field), second = o.text.find(", rank 2 has");
@@ -156,7 +156,7 @@ TEST_CASE("offers that are passed on are checked") {
   refused(to_bytes(my_hello(terms, session, 4, 3, 0)), 2);
 }
 
-// Whatever arrives is taken or refused by name; a sanitizer watches what else happens.
+// Every message is accepted or refused with a named reason; a sanitizer watches for other effects.
 TEST_CASE("random bytes are refused") {
   std::mt19937 random(1);
   const Terms terms = some_terms();
@@ -183,7 +183,7 @@ TEST_CASE("random bytes are refused") {
   }
 }
 
-// A process that knows where rank 0 listens; what it does there is up to the test.
+// A process that knows rank 0's address and runs the test's function there.
 std::vector<Outcome> with_visitor(const std::function<void(const Address&, MemoryStore&)>& visit,
                                   bool rank_1_comes) {
   MemoryStore store;
@@ -207,7 +207,7 @@ Fd connect(const Address& to) {
   return std::move(*socket);
 }
 
-TEST_CASE("strangers do not disturb the handshake") {
+TEST_CASE("unidentified peers do not disturb the handshake") {
   std::vector<Fd> sockets;
   const auto visit = [&](const Address& rank_0, MemoryStore&) {
     const Terms terms = some_terms();
@@ -215,8 +215,8 @@ TEST_CASE("strangers do not disturb the handshake") {
       sockets.push_back(connect(rank_0));
       send_message(sockets.back(), bytes, fds);
     };
-    sockets.push_back(connect(rank_0));                         // says nothing, and stays
-    connect(rank_0);                                            // says nothing, and goes
+    sockets.push_back(connect(rank_0));                         // sends nothing and stays
+    connect(rank_0);                                            // sends nothing and disconnects
     stranger(to_bytes(my_hello(terms, random_id(), 2, 1, 0)));  // of another ring
     stranger("garbage", std::array{sockets[0].get()});          // and a descriptor
     stranger(std::string(3 * kMaxMessage, 'x'));
@@ -228,7 +228,7 @@ TEST_CASE("strangers do not disturb the handshake") {
   CHECK_EQ(open_files(), fds);
 }
 
-// The visitor takes the place of rank 1, with a greeting that `send` spoils.
+// The peer takes the place of rank 1, with a greeting that `send` corrupts.
 void check_bad_rank(const std::string& text, const std::function<void(const Fd&, Hello)>& send) {
   const int fds = open_files();
   const auto visit = [&](const Address& rank_0, MemoryStore& store) {
@@ -265,7 +265,7 @@ TEST_CASE("bad messages of a rank fail the ring") {
 
 TEST_CASE("a rank that ends while others wait is named") {
   const auto visit = [&](const Address&, MemoryStore& store) {
-    const Address mine = my_address(some_terms(), random_id());  // nobody listens there
+    const Address mine = my_address(some_terms(), random_id());  // no listener there
     store.add("ring/stage/1", 1);
     store.set("ring/rank/1", to_bytes(mine));
   };

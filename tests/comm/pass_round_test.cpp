@@ -1,4 +1,4 @@
-// A rank that greets both neighbours as it should, and then does not pass on what it got.
+// A rank that greets both neighbours correctly, and then does not pass on the offers.
 
 #include "comm/agreement.h"
 #include "comm/ring_of_threads.h"
@@ -11,13 +11,13 @@ namespace {
 constexpr int kRanks = 5, kBad = 2;
 constexpr Milliseconds kLong{20000};
 
-// What the bad rank has when all have been greeted.
+// The bad rank's state when all have been greeted.
 struct Met {
   Fd next, prev;
   Id session;
 };
 
-// Plays rank 2 up to where offers go round; then `then` is up to the test.
+// Plays rank 2 until offers are passed round; then `then` runs.
 void play(MemoryStore& store, const std::function<void(const Met&)>& then) {
   const Terms terms = some_terms();
   const Address mine = my_address(terms, random_id());
@@ -53,7 +53,7 @@ void play(MemoryStore& store, const std::function<void(const Met&)>& then) {
   then(met);
 }
 
-// The text of all others, whoever of them has noticed.
+// The text of all others, whichever of them has noticed.
 void check_bad_rank(const std::string& text, const std::function<void(const Met&)>& then,
                     Milliseconds timeout = kLong) {
   const int fds = open_files();
@@ -87,7 +87,7 @@ TEST_CASE("a malformed offer is refused") {
   check_bad_rank(refused, [&](const Met& m) {  // of another ring
     send_message(m.next, passed_on(terms, random_id(), 1, "some bytes"));
   });
-  check_bad_rank(refused, [&](const Met& m) {  // not what it announces
+  check_bad_rank(refused, [&](const Met& m) {  // not as announced
     send_message(m.next, passed_on(terms, m.session, 1, "some bytes") + "x");
   });
   check_bad_rank(refused, [&](const Met& m) {  // a second greeting
@@ -107,7 +107,7 @@ TEST_CASE("a malformed offer is refused") {
   });
 }
 
-// Its sockets are closed, as the system does for a process that dies.
+// Closes its sockets, like the system does for a process that dies.
 TEST_CASE("a rank that dies is named") {
   const int fds = open_files();
   MemoryStore store;
@@ -123,7 +123,7 @@ TEST_CASE("a rank that dies is named") {
     const std::string& text = outcomes[size_t(rank)].text;
     CHECK_EQ(outcomes[size_t(rank)].kind, "PeerLostError");
     CHECK_EQ(outcomes[size_t(rank)].lost, kBad);
-    // By who of its neighbours noticed first.
+    // The neighbour that noticed first may be either.
     CHECK(text.find("rank 2 ended before it") != std::string::npos ||
           (text.find("cannot pass the offer of rank ") != std::string::npos &&
            text.find(" to rank 2: ") != std::string::npos));
@@ -131,7 +131,7 @@ TEST_CASE("a rank that dies is named") {
   CHECK_EQ(open_files(), fds);
 }
 
-// It says nothing more, and lives: all wait as long as they were told to.
+// It sends nothing more, and lives: all wait until their timeout.
 TEST_CASE("a rank that keeps an offer ends the wait") {
   const std::string text = "came but did not finish connecting: rank";
   check_bad_rank(text, [](const Met&) {}, Milliseconds(300));

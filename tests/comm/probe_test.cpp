@@ -1,4 +1,4 @@
-// Links that move wrong data are found before there is a ring, and all ranks are told which.
+// Links that move wrong data are found before the ring is made, and all ranks are told which.
 #include "comm/probe.h"
 
 #include <set>
@@ -10,7 +10,7 @@ using namespace ringkern::test;
 
 namespace {
 
-// `finders` have it as a TransportError, the others as what these were told.
+// `finders` get a TransportError, the others a report of it.
 void check_found(const std::vector<Outcome>& outcomes, const std::set<int>& finders,
                  const std::vector<std::string>& texts) {
   for (int rank = 0; rank < int(outcomes.size()); ++rank) {
@@ -39,7 +39,7 @@ TEST_CASE("good links pass the probe") {
   }
 }
 
-// The protocols find fresh memory: what is written is in the FIFO of Simple, and no counter is.
+// The protocols find fresh memory: the probe writes to the FIFO of Simple, and to no counter.
 TEST_CASE("the probe touches no counter") {
   const Geometry g = small();
   const ProbeRoom room = cpu::probe_room(g);
@@ -56,7 +56,7 @@ TEST_CASE("the probe touches no counter") {
                   }
                 }),
             "", "");
-  CHECK(written > 4 * 3 * 64);  // in each segment something by each of four
+  CHECK(written > 4 * 3 * 64);  // each of the four ranks wrote to each segment
 }
 
 TEST_CASE("a link on which nothing arrives is named") {
@@ -72,7 +72,7 @@ TEST_CASE("a link on which nothing arrives is named") {
                "1.5 s: there is nothing of 512 bytes. Mend it"});
 }
 
-TEST_CASE("the probe waits for words that come late") {
+TEST_CASE("the probe waits for data that comes late") {
   check_all(
       make_ring(3, [](int rank) { return Tricks{.late = Milliseconds(rank == 1 ? 150 : 0)}; }), "",
       "");
@@ -100,7 +100,7 @@ TEST_CASE("a wrong byte is named") {
   }
 }
 
-// Rank 0 takes the memory of each of two others for that of the other.
+// Rank 0 confuses the memory of two other ranks.
 TEST_CASE("swapped memory is named") {
   for (const bool reads : {true, false}) {
     const auto outcomes = make_ring(4, [&](int rank) {
@@ -120,7 +120,7 @@ TEST_CASE("swapped memory is named") {
   }
 }
 
-// A mapping that leads to a copy: who writes finds there what it wrote, and the owner nothing.
+// A mapping of a copy: the writer finds its data there, and the owner does not.
 TEST_CASE("a mapping of a copy is named") {
   static std::vector<std::byte> mirror(size_t(cpu::segment_bytes(small())));
   for (const bool reads : {true, false}) {
@@ -137,7 +137,7 @@ TEST_CASE("a mapping of a copy is named") {
   }
 }
 
-// Reads that are answered with what was there before, though writes arrive.
+// Reads return the old contents, although writes arrive.
 TEST_CASE("stale answers are named") {
   static std::vector<uint64_t> before(64, 0);
   for (const bool fresh : {true, false}) {
@@ -155,8 +155,8 @@ TEST_CASE("stale answers are named") {
   }
 }
 
-// The words of another ring, of the same ranks, over the same memory.
-TEST_CASE("words of another ring are named") {
+// The data of another ring, of the same ranks, over the same memory.
+TEST_CASE("data of another ring is named") {
   const ProbeWords other(probe_seed(random_id()), 2);
   static std::vector<uint64_t> sends;
   sends = other.words(0, 1, 65);
@@ -167,7 +167,7 @@ TEST_CASE("words of another ring are named") {
   check_found(outcomes, {1}, {"what rank 0 wrote into the memory of rank 1 is wrong: 5"});
 }
 
-// The last word is there, and others are not.
+// The last word has arrived, and earlier ones have not.
 TEST_CASE("words that come after the last are named") {
   static std::vector<uint64_t> sends;
   const auto outcomes = make_ring(2, [&](int rank) {
@@ -185,7 +185,7 @@ TEST_CASE("words that come after the last are named") {
                "which is 0x0000000000000000"});
 }
 
-// As on GPUs, where each side says that it has seen what was written.
+// Like on GPUs, where each side confirms the data that it has seen.
 TEST_CASE("a missing answer is named") {
   const auto outcomes = make_ring(3, [](int rank) {
     if (rank != 1) return Tricks{};
@@ -196,7 +196,7 @@ TEST_CASE("a missing answer is named") {
                "did not arrive within 5.0 s. Mend it"});
 }
 
-// As on GPUs that do not reach each other: map() says so, and nobody waits.
+// Like on GPUs without access to each other: map() reports it, and no rank waits.
 TEST_CASE("links out of reach are left out") {
   const auto store = std::make_shared<MemoryStore>();
   class Apart final : public Transport {
@@ -205,7 +205,7 @@ TEST_CASE("links out of reach are left out") {
     void* mine() override { return shm_.mine(); }
     Offer offer() override { return shm_.offer(); }
     void* map(const Offer& offer, int peer) override {
-      // 0 and 2 are no neighbours among four; 1 does not see 3, though 3 sees 1.
+      // 0 and 2 are not neighbours among four; 1 cannot reach 3, although 3 reaches 1.
       const bool out = (rank_ + peer == 2 && rank_ != 1) || (rank_ == 1 && peer == 3);
       return out ? nullptr : shm_.map(offer, peer);
     }
@@ -243,7 +243,7 @@ TEST_CASE("a transport's error is told to all") {
   CHECK_CONTAINS(outcomes[0].text, "rank 1 could not join the ring: no kernel here");
 }
 
-// A rank that does not come to the probe is waited for as anywhere else, and named.
+// A rank that does not reach the probe is waited for and named, like elsewhere.
 TEST_CASE("a rank that stops before it writes is named") {
   const auto outcomes = make_ring(
       2,

@@ -1,4 +1,4 @@
-// Ranks that are processes: memory passed between them, collectives over it, and death.
+// Ranks that are processes: memory passed between them, collectives over it, and deaths.
 #include <signal.h>
 
 #include "comm/processes.h"
@@ -45,14 +45,14 @@ struct Rank {
   }
 };
 
-// More ranks than cores, too: that they end is what is tested there.
+// Also runs more ranks than cores; that case tests that the calls end.
 void processes_reduce(int ranks) {
   SharedStore store;
   on_processes(ranks, [&](int rank) {
     const Place place = place_of(rank, ranks);
     Rank r(store, unique_prefix(store, "group", place), place);
     for (int call = 0; call < 1200; ++call) {
-      // Each of all ways some hundred times, in another order each time.
+      // Uses each way some hundred times, in another order each time.
       const auto [algorithm, protocol] = kWays[(call + call / 6) % 6];
       std::vector<int32_t> data(size_t(call % 100 == 0 ? 50'000 : call * 2), rank + call);
       Task task;
@@ -88,7 +88,7 @@ TEST_CASE("a rank that dies while it joins is named") {
           joiner.join();
           FAIL("a ring with a dead rank");
         } catch (const PeerLostError& e) {
-          const std::string text = e.what();  // by how far it had come
+          const std::string text = e.what();  // depends on its progress
           CHECK_EQ(e.facts.rank, 1);
           CHECK(text.find("cannot greet rank 1: ") != std::string::npos ||
                 text.find("rank 1 ended before it answered rank 0") != std::string::npos ||

@@ -68,7 +68,7 @@ class SharedStore final : public Store {
     Entry entries[200];
   };
   struct Lock {
-    // A rank may be killed while it holds it: what it has half written is its own entry.
+    // A rank may be killed while it holds the lock: only its own entry is half written.
     explicit Lock(pthread_mutex_t& m) : mutex(m) {
       if (pthread_mutex_lock(&mutex) == EOWNERDEAD) pthread_mutex_consistent(&mutex);
     }
@@ -88,7 +88,8 @@ class SharedStore final : public Store {
   Table* table_;
 };
 
-// One process a rank. Returns when all have ended; `signal` is how rank 1 must have.
+// Runs one process for each rank. Returns when all have ended; `signal` is the required end of rank
+// 1.
 inline void on_processes(int ranks, const std::function<void(int)>& call, int signal = 0) {
   std::vector<pid_t> pids;
   for (int rank = 0; rank < ranks; ++rank) {

@@ -61,7 +61,7 @@ void ranks_see_each_others_memory(int ranks, bool reversed) {
   }
 }
 
-// Twice, but for the first case, which closes the process's desk of news.
+// Runs twice, except the first case, which closes the process's event queue.
 AROUND_EACH_CASE(run) {
   static int rounds = 1;
   for (int round = 0; round < rounds; ++round) {
@@ -78,16 +78,16 @@ TEST_CASE("a rank that is late is told before the ring fails") {
                        if (joiner.place.rank == 1) ::usleep(5'500'000);
                      }),
             "", "");
-  EventQueue::all().close();  // `next` waits for no more than there is
-  const auto news = EventQueue::all().next();
-  REQUIRE(news && news->kind == EventKind::warning);
+  NewsDesk::all().close();  // `next` does not wait for more events
+  const auto news = NewsDesk::all().next();
+  REQUIRE(news && news->kind == NewsKind::warning);
   CHECK_CONTAINS(news->text,
                  "no ring of 2 ranks yet, after 5 s; did not come: rank 1; rank 0 "
                  "waited for the address of rank 1. It fails after 20.0 s");
   CHECK(!EventQueue::all().next());
 }
 
-// Offers that have no file descriptor stay without, and are not taken for empty ones.
+// Offers without a file descriptor arrive without one, and are not mistaken for empty ones.
 TEST_CASE("offers without a file go round") {
   std::atomic<int> right{0};
   check_all(join_all(5,
@@ -124,7 +124,7 @@ TEST_CASE("the end of a neighbour is seen") {
   pollfd watched[] = {{outcomes[0].neighbours.next.socket.get(), POLLIN, 0},
                       {outcomes[0].neighbours.prev.socket.get(), POLLIN, 0}};
   CHECK(!readable(watched, Milliseconds(0)));
-  outcomes[1].neighbours = {};  // next of rank 0
+  outcomes[1].neighbours = {};  // next neighbour of rank 0
   REQUIRE(readable(watched, Milliseconds(10000)));
   CHECK(watched[0].revents != 0 && watched[1].revents == 0);
   Message message;
@@ -159,7 +159,7 @@ TEST_CASE("a rank that does not finish is named") {
         throw;
       }
     }
-    joiner.make_offer = [&] {  // makes the others wait until they give up
+    joiner.make_offer = [&] {  // makes the others wait until their timeout
       store.set("rank 1 came", "");
       while (failed < 2) std::this_thread::sleep_for(Milliseconds(10));
       return Offer{};
@@ -244,7 +244,7 @@ TEST_CASE("a store that fails ends the wait") {
   for (const Outcome& o : outcomes) CHECK_CONTAINS(o.text, "the store is gone");
 }
 
-// Every prefix is used once, whatever came of the ring that had it.
+// Every prefix is used once, however its ring ended.
 TEST_CASE("rings follow each other") {
   MemoryStore store;
   const auto ring = [&](int ranks, bool fails) {
@@ -283,7 +283,7 @@ Fault refusal(int rank, const std::string& why, int lost = -1) {
   return f;
 }
 
-// The rank that is lost is named to all, whoever refuses.
+// All ranks' errors name the lost rank, whichever rank refuses.
 TEST_CASE("a lost rank is part of the verdict") {
   MemoryStore store;
   Agreement a(store, "lost", 0, 3, Milliseconds(20000)),
@@ -299,7 +299,7 @@ TEST_CASE("a lost rank is part of the verdict") {
   }
 }
 
-// A vote for the ring that comes after one against must not be taken for the one that completes it.
+// A vote for the ring that comes after one against must not complete it.
 TEST_CASE("votes have one outcome") {
   MemoryStore store;
   Agreement a(store, "late", 0, 2, Milliseconds(20000)), b(store, "late", 1, 2, Milliseconds(1));
@@ -310,7 +310,7 @@ TEST_CASE("votes have one outcome") {
   CHECK_EQ(text_of(a.refuse(refusal(0, "lost", 1)).value()), reason);
   CHECK_EQ(a.refuse(refusal(0, "lost", 1)).value().rank, -1);
 
-  // Once all have voted for it, the ring is made.
+  // The ring is made once all have voted for it.
   Agreement c(store, "made", 0, 2, Milliseconds(1)), d(store, "made", 1, 2, Milliseconds(20000));
   CHECK_THROWS(Lost, "no ring of 2 ranks", c.agree());
   d.agree();

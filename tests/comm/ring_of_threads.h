@@ -1,4 +1,4 @@
-// Ranks as threads that come together over a store in memory.
+// Ranks as threads that connect over a store in memory.
 #pragma once
 
 #include <dirent.h>
@@ -25,8 +25,8 @@ inline int open_files() {
   return n;
 }
 
-// Returns this process's mappings of files that have a name in /dev/shm, where another run of the
-// tests may have files, too. The library's have none, so that a kill leaves nothing behind.
+// Returns this process's mappings of named files in /dev/shm, where another run of the tests may
+// have files, too. The library's files have no name, so that a kill leaves nothing behind.
 inline std::string named_shared_memory() {
   std::ifstream maps("/proc/self/maps");
   std::string found;
@@ -36,12 +36,12 @@ inline std::string named_shared_memory() {
   return found;
 }
 
-// A message as nobody should send it.
+// A message that no rank sends.
 inline void send_with_too_many_fds(const Fd& socket, const std::string& bytes) {
   send_message(socket, bytes, std::vector<int>(kMaxFds + 1, socket.get()));
 }
 
-// A store in memory that may be gone: `use` is called before each use, and may throw.
+// A store in memory that may fail: `use` is called before each use, and may throw.
 struct FrailStore final : Store {
   std::function<void()> use;
   MemoryStore store;
@@ -60,15 +60,15 @@ struct FrailStore final : Store {
   }
 };
 
-// The outcome of a call on one rank. `kind` is empty when nothing was thrown; `lost`: whom a
-// PeerLostError is about.
+// The outcome of a call on one rank. `kind` is empty when nothing was thrown; `lost`: the ranks
+// named by a PeerLostError.
 struct Outcome {
   std::string kind, text;
   int lost = -1;
   Neighbours neighbours;
 };
 
-// One thread a rank; each has ended when this returns.
+// Runs one thread for each rank; all have ended on return.
 inline std::vector<Outcome> on_threads(int ranks, const std::function<Neighbours(int)>& call) {
   std::vector<Outcome> outcomes(static_cast<size_t>(ranks));
   std::vector<std::thread> threads;
@@ -108,13 +108,13 @@ inline Terms some_terms() {
   return terms;
 }
 
-// How one rank joins; a test changes what it is about.
+// The arguments of one rank's join; a test changes the one it tests.
 struct Joiner {
   Store& store;
   std::string prefix;
   Place place;
   Terms terms = some_terms();
-  Milliseconds timeout{20000};  // no test waits for it unless it is about the timeout
+  Milliseconds timeout{20000};  // reached only in tests of the timeout
   std::function<Offer()> make_offer = [] { return Offer{"some bytes"}; };
   std::function<void(const Offer& next, const Offer& prev)> map = [](const Offer&, const Offer&) {};
   std::function<void(const std::vector<Offer>&)> map_all = [](const std::vector<Offer>&) {};
@@ -131,7 +131,7 @@ struct Joiner {
   }
 };
 
-// All ranks of a ring over a store of its own; `change` makes one different.
+// Runs all ranks of a ring over a store of its own; `change` makes one different.
 inline std::vector<Outcome> join_all(int ranks, const std::function<void(Joiner&)>& change) {
   MemoryStore store;
   return on_threads(ranks, [&](int rank) {

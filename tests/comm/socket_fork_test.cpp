@@ -1,5 +1,5 @@
-// Sockets and fork(): a child, as a worker of a DataLoader, keeps no connection of its parent open
-// and no name taken; the numbers of its descriptors are nobody else's.
+// Sockets and fork(): a child, such as a worker of a DataLoader, keeps no connection of its parent
+// open and no name bound; it does not close reused descriptor numbers.
 #include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -15,7 +15,7 @@ using namespace ringkern;
 
 namespace {
 
-// Of a child that lives until `end()`, and then says whether `body` was true there.
+// A child that lives until `end()`, which returns the result of `body` there.
 class Child {
  public:
   template <class Body>
@@ -69,7 +69,7 @@ TEST_CASE("a child keeps no socket of its parent open") {
   CHECK(child.end());
 }
 
-// Nothing is there to be given up, or all of it has been closed before.
+// No socket is left to be closed: none was opened, or all were closed before.
 void a_child_of_a_process_without_sockets() {
   const int kept = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
   {

@@ -1,4 +1,4 @@
-// The last word of a process that ends.
+// The last message of a process that ends.
 #include "comm/socket.h"
 
 #include <sys/socket.h>

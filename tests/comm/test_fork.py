@@ -1,4 +1,4 @@
-"""A communicator in a forked child is of no use, and of no harm to the parent's."""
+"""A communicator in a forked child cannot be used, and does the parent's no harm."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.torch.test_api import summed, values
 
 
 def in_forked_child(calls: list[Callable[[], Any]]) -> tuple[int, list[tuple[str, str]]]:
-    """The child's exit status, and what each call raised there: (class, text)."""
+    """Returns the child's exit status, and the exception of each call there: (class, text)."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -46,7 +46,7 @@ def _fork(rank: int, size: int) -> None:
     ringkern.ring_all_reduce(x)
     communicator = ringkern.Communicator()
     communicator.all_reduce(values(rank))
-    # With the communicator's thread running, which the child does not have.
+    # The communicator's thread is running; the child does not have it.
     work = communicator.all_reduce(values(rank, 100_000), async_op=True)
     if rank == 0:
         whole, part = torch.ones(20), torch.ones(10)
@@ -57,7 +57,7 @@ def _fork(rank: int, size: int) -> None:
                 lambda: ringkern.ring_reduce_scatter(part, whole),
                 lambda: ringkern.ring_all_gather(whole, part),
                 lambda: communicator.all_reduce(torch.ones(3)),
-                communicator.abort,  # does nothing, to the parent least of all
+                communicator.abort,  # has no effect, neither here nor in the parent
                 communicator.close,
                 communicator.close,
             ]

@@ -1,4 +1,4 @@
-"""What a process leaves behind: nothing. And how it ends: at once, with its own exit status."""
+"""The end of a process: it leaves nothing behind, and ends at once with its own exit status."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ ROUNDS, SLOW_ROUNDS = 20, 3
 
 
 def owned() -> dict[str, list[str]]:
-    """The descriptors, threads and shared mappings of this process."""
+    """Returns the descriptors, threads and shared mappings of this process."""
     gc.collect()
     descriptors = []
     for fd in os.listdir("/proc/self/fd"):
         try:
             descriptors.append(os.readlink(f"/proc/self/fd/{fd}"))
-        except FileNotFoundError:  # that of the listing itself
+        except FileNotFoundError:  # the descriptor of the listing itself
             continue
-    # Numbers of sockets and pipes differ from one to the next.
+    # Inode numbers of sockets and pipes differ.
     kinds = sorted(name.split(":[")[0] for name in descriptors)
     with open("/proc/self/maps") as maps:
         shared = sorted(line.split(maxsplit=5)[5] for line in maps if "memfd" in line)
@@ -103,7 +103,7 @@ def _aborted(rank: int, size: int) -> None:
 
 
 def _timed_out(rank: int, size: int) -> None:
-    dist.barrier()  # the timeout is that of finding each other, too
+    dist.barrier()  # the timeout also limits the connecting
     communicator = ringkern.Communicator(timeout=timedelta(seconds=0.7))
     communicator.all_reduce(torch.ones(10))
     dist.barrier()
@@ -130,7 +130,7 @@ def test_everything_is_given_back(ranks: Pool, round_name: str) -> None:
 
 
 def _default_group_again(rank: int, size: int, folder: str) -> None:
-    """Runs in ranks of its own: it ends their process group."""
+    """Runs in ranks of its own, because it ends their process group."""
 
     def start(attempt: int) -> None:
         method = f"file://{folder}/{attempt}"
@@ -150,7 +150,7 @@ def _default_group_again(rank: int, size: int, folder: str) -> None:
     for attempt in range(ROUNDS):
         a_round(1 + attempt)
     assert owned() == before
-    start(1 + ROUNDS)  # for the end of the ranks
+    start(1 + ROUNDS)  # covers the end of the ranks
 
 
 def test_a_process_group_gives_everything_back(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-// Ranks whose memory plays tricks on them while their links are probed.
+// Ranks whose memory misbehaves while their links are probed.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 namespace ringkern::test {
 
 inline constexpr Milliseconds kLong{20000};
-inline constexpr Milliseconds kShort{3000};  // half of it is what nothing is waited for
+inline constexpr Milliseconds kShort{3000};  // more than half of it is the probe's wait
 
 inline Geometry small() {
   Geometry g;
@@ -22,20 +22,20 @@ inline Geometry small() {
   return g;
 }
 
-// What becomes of what one rank writes and maps.
+// Changes to the data that one rank writes and maps.
 struct Tricks {
-  // Before it writes; may change what, and where.
+  // Called before it writes; may change the data and its place.
   std::function<void(std::vector<ProbedLink>&)> writes{};
   std::function<void(std::vector<ProbedLink>&)> reads{};
-  // All that it has mapped, by rank, and its own.
+  // All that it has mapped, by rank, and its own memory.
   std::function<void(std::vector<void*>&)> maps{};
   Milliseconds late{0};
   bool reads_others = true;
   std::string place{}, remedy = "Mend it";
 };
 
-// Shared memory, but for the tricks. What this rank calls the memory of a peer is decided when all
-// are mapped, so it is asked for by way of a table.
+// Shared memory with faults. The rank's pointer to a peer's memory is decided when all are mapped,
+// so it goes through a table.
 class TrickyTransport final : public Transport {
  public:
   TrickyTransport(int rank, int ranks, int64_t bytes, Tricks tricks)
@@ -55,7 +55,7 @@ class TrickyTransport final : public Transport {
     std::vector<ProbedLink> changed(links.begin(), links.end());
     if (tricks_.writes) tricks_.writes(changed);
     if (tricks_.late == Milliseconds(0)) return Transport::begin_probe(changed);
-    for (ProbedLink& link : changed) {  // this rank may be done before
+    for (ProbedLink& link : changed) {  // this rank may be done earlier
       sends_.emplace_back(link.sends, link.sends + link.words);
       link.sends = sends_.back().data();
     }
@@ -76,7 +76,7 @@ class TrickyTransport final : public Transport {
   std::string remedy() const override { return tricks_.remedy; }
 
  private:
-  // As if map() had returned other pointers.
+  // Behaves as if map() had returned other pointers.
   void move(std::span<ProbedLink> links) {
     std::vector<void*> before = mapped_;
     before[size_t(rank_)] = shm_.mine();
@@ -105,7 +105,7 @@ struct NoExecutor final : Executor {
   void abort() override {}
 };
 
-// What each rank's first call ended in; `looks` is called with its segments before.
+// The outcome of each rank's first call; `looks` is called with its segments before it.
 inline std::vector<Outcome> make_ring(
     int ranks, const std::function<Tricks(int)>& tricks, Milliseconds timeout = kLong,
     const std::function<void(int, const Segments&)>& looks = nullptr) {

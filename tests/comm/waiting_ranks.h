@@ -21,12 +21,12 @@ inline constexpr Milliseconds kLong{20000};
 
 inline std::atomic<int> in_a_wait{0};
 
-// Posts since the last time.
-inline std::vector<QueuedEvent> news_so_far() {
-  std::vector<QueuedEvent> all;
-  EventQueue::all().close();
-  while (auto one = EventQueue::all().next()) all.push_back(*one);
-  EventQueue::all().open();
+// Returns the events since the last call.
+inline std::vector<News> news_so_far() {
+  std::vector<News> all;
+  NewsDesk::all().close();
+  while (auto one = NewsDesk::all().next()) all.push_back(*one);
+  NewsDesk::all().open();
   return all;
 }
 inline int count_of(const std::vector<QueuedEvent>& news, EventKind kind) {
@@ -34,7 +34,7 @@ inline int count_of(const std::vector<QueuedEvent>& news, EventKind kind) {
                            [&](const QueuedEvent& n) { return n.kind == kind; }));
 }
 
-// What a device shows, as a test says; it shows nothing before.
+// The device's display, set by a test; initially empty.
 struct Shown {
   std::atomic<bool> shows{false};
   std::mutex mutex;
@@ -51,7 +51,7 @@ struct Shown {
   }
 };
 
-// A call lasts until it is aborted; an empty one, or one that is enqueued, no time.
+// A call lasts until it is aborted; an empty or enqueued one ends at once.
 struct FakeExecutor final : Executor {
   FakeExecutor(bool enqueues, std::shared_ptr<Shown> shown)
       : enqueues_(enqueues), shown_(std::move(shown)) {}
@@ -94,7 +94,7 @@ struct Rank {
       return std::make_unique<FakeExecutor>(enqueues, shown);
     };
   }
-  // A call that ends at once.
+  // Makes a call that ends at once.
   void pass() { comm.run(device, Task{}); }
   void wait(int64_t count, DType dtype = DType::f32, Op op = Op::sum, bool wide = false) {
     Task task;
@@ -108,7 +108,7 @@ struct Rank {
   Communicator comm;
 };
 
-// One thread a rank; what each threw.
+// Runs one thread for each rank; returns what each threw.
 inline std::vector<std::string> on_ranks(int ranks, const std::function<void(Rank&)>& body,
                                          bool enqueues = false, RankNames names = {}) {
   const auto store = std::make_shared<MemoryStore>();

@@ -1,5 +1,5 @@
-// What is noticed of ranks while nobody waits for them, and what all are told of it. The ranks are
-// threads, whose calls do what the test says.
+// Observations of ranks that no call waits for, and the reports to all ranks. The ranks are
+// threads, whose calls run the test's functions.
 #include "comm/watch.h"
 
 #include <fcntl.h>
@@ -20,7 +20,7 @@ using namespace ringkern::test;
 
 namespace {
 
-// All wait in their first call, which one makes in its own way.
+// All ranks wait in their first call; one makes it in its own way.
 TEST_CASE("a mismatch names the field and the ranks") {
   const auto texts = on_ranks(3, [](Rank& r) { r.wait(r.comm.rank() == 2 ? 1028 : 1024); });
   for (const std::string& text : texts) {
@@ -46,7 +46,8 @@ TEST_CASE("a mismatch names the field and the ranks") {
                    "bfloat16[10]).");
 }
 
-// Nobody waits for the data: the last to come sees it at once, and so does who asks for a call.
+// No rank waits for the data: the last rank to join sees the mismatch at once, and so does a query
+// of a call.
 TEST_CASE("the last rank to come finds a mismatch of enqueued calls") {
   for (int i = 0; i < 20; ++i) {
     const auto texts = on_ranks(
@@ -86,7 +87,7 @@ TEST_CASE("a rank that leaves early is named") {
   CHECK_EQ(texts[1], std::string());
 }
 
-// The last to leave is not told that others were first.
+// The last to leave gets no report that others left first.
 TEST_CASE("a rank that leaves after its last call is let go") {
   for (int i = 0; i < 20; ++i)
     for (const std::string& text : on_ranks(3, [](Rank& r) {
@@ -96,8 +97,8 @@ TEST_CASE("a rank that leaves after its last call is let go") {
       CHECK_EQ(text, std::string());
 }
 
-// What was first is what all say, also of calls that come later; and how far another rank had come
-// is no fact of theirs.
+// All ranks raise the first reason, also in later calls; the progress of another rank is not in
+// their facts.
 TEST_CASE("all ranks give the first reason") {
   in_a_wait = 0;
   std::latch passed(3), aborted(3);
@@ -116,7 +117,7 @@ TEST_CASE("all ranks give the first reason") {
       } catch (const AbortedError& e) {
         CHECK_CONTAINS(e.what(), "aborted by rank 1: enough. Here: rank ? waited.");
         CHECK_EQ(e.facts.rank, 1);
-        CHECK_EQ(e.facts.seq, uint64_t(2));  // of this rank's call: an abort has none
+        CHECK_EQ(e.facts.seq, uint64_t(2));  // this rank's call: an abort has none
         CHECK_EQ(e.facts.phase, "waited");
       }
     }
@@ -134,9 +135,9 @@ TEST_CASE("all ranks give the first reason") {
                    "by rank 1: enough");
 }
 
-// ---- what a call throws -------------------------------------------------------------------------
+// ---- exceptions of a call -----------------------------------------------------------------------
 
-// A call of a rank, which ends in what `error` throws.
+// Makes a call of a rank that ends with the exception of `error`.
 void fail_in(Rank& r, const std::function<void()>& error) {
   Task task;
   task.count = 10;
@@ -150,7 +151,7 @@ Fault wait_of(int rank, int peer, uint64_t seq) {
   return failed_wait(report, rank, peer, seq, {}, 1'000'000'000, kNames);
 }
 
-// The others wait, and are told the same.
+// The others wait, and raise the same.
 TEST_CASE("what ends a call of a rank is raised by all") {
   const std::tuple<std::function<void()>, Event, std::string> all[] = {
       {[] { throw_wait(wait_of(1, 0, 2)); }, Event::wait_timeout, "TimeoutError 10 2: "},
@@ -177,7 +178,8 @@ TEST_CASE("what ends a call of a rank is raised by all") {
           try {
             fail_in(r, error);
           } catch (const Error& e) {
-            CHECK(std::string(e.what()).find(" Here: ") == std::string::npos);  // it is its own
+            // it is the rank's own error
+            CHECK(std::string(e.what()).find(" Here: ") == std::string::npos);
           } catch (const std::runtime_error& e) {
             CHECK_EQ(e.what(), std::string("no memory"));
           }
@@ -197,7 +199,7 @@ TEST_CASE("what ends a call of a rank is raised by all") {
   }
 }
 
-// Another rank may have found one, and a group may have failed for a reason from outside.
+// Another rank may have raised first, or a group may have failed for an outside reason.
 TEST_CASE("a rank that finds another reason says it after the first one") {
   for (const bool outside : {false, true}) {
     std::latch inside(1), given(1);
@@ -227,7 +229,7 @@ TEST_CASE("a rank that finds another reason says it after the first one") {
   }
 }
 
-// Answers late.
+// A store that answers late.
 struct SlowStore final : Store {
   explicit SlowStore(std::shared_ptr<Store> of) : store(std::move(of)) {}
   void set(const std::string& key, const std::string& value) override {
@@ -248,7 +250,7 @@ struct SlowStore final : Store {
   const std::shared_ptr<Store> store;
 };
 
-// The others were quicker, and this call is one of those that they failed in.
+// The others were quicker, and they failed in this call.
 TEST_CASE("a rank that connects last raises what the others have failed for") {
   const auto store = std::make_shared<MemoryStore>();
   Rank zero(std::make_shared<SlowStore>(store), 0, 2, /*enqueues=*/false, kNames);
@@ -262,7 +264,7 @@ TEST_CASE("a rank that connects last raises what the others have failed for") {
   other.join();
 }
 
-// An executor that aborts its neighbours does so before its communicator can say why.
+// An executor that aborts its neighbours does so before its communicator can give the reason.
 TEST_CASE("a wait that another rank has ended has the reason that comes later") {
   std::latch ended(1);
   const auto texts = on_ranks(
@@ -357,7 +359,7 @@ TEST_CASE("a rank that has left is told once this one has made another call") {
   CHECK(f.theirs.calls == 1 && f.mine.call.seq == 2);
 }
 
-TEST_CASE("a mismatch is found in an earlier call and blames who is alone with its call") {
+TEST_CASE("a mismatch is found in an earlier call and blames the only rank that differs") {
   Pages ring(2);
   ring[0].begin(words_of_count(1));
   ring[0].begin(words_of_count(1));
@@ -368,7 +370,7 @@ TEST_CASE("a mismatch is found in an earlier call and blames who is alone with i
     CHECK(f.mine.rank == 10 && f.reporter == 10 + c->rank && !f.whole);
     CHECK(f.mine.call.words.count == 1 && f.theirs.call.words.count == 2);
   }
-  // Steps that are alike, of calls that are not.
+  // Equal steps of calls that differ.
   Pages inside(2);
   CallWords whole = words_of_count(5);
   whole.what |= kSpansHosts;
@@ -394,7 +396,7 @@ TEST_CASE("a wait that has failed shows where all ranks stand") {
   ring[1].end(0);
   ring[1].depart();
   for (const size_t r : {0, 2}) ring[r].end(0), ring[r].begin(words_of_count(1));
-  f = wait(0);  // a device may not say of which call
+  f = wait(0);  // a device may not know the call
   CHECK(f.rank == 11 && f.theirs.rank == 11 && f.mine.rank == 10);
   for (int r = 0; r < 3; ++r) CHECK(f.stands[r].rank == 10 + r && f.stands[r].left == (r == 1));
   CHECK(f.stands[1].last.seq == 1 && f.stands[2].last.seq == 2);
@@ -412,7 +414,7 @@ TEST_CASE("a call that fails, or waits for long, is in the fault") {
   CHECK_EQ(f.timeout_ns, 30'000'000'000);
 }
 
-// The word that says who was first is on a page that other processes write to.
+// Other processes write to the page with the word for the first failure.
 TEST_CASE("a rank that does not exist was not the first to fail") {
   Pages ring(2);
   const size_t bytes = size_t(::lseek(ring[0].fd(), 0, SEEK_END));
@@ -432,7 +434,7 @@ TEST_CASE("a rank that does not exist was not the first to fail") {
   ::munmap(page, bytes);
 }
 
-// A process that has made its call may be stopped, or have ended, and not be waited for yet.
+// A process that has made its call may be stopped, or may have ended without being reaped.
 TEST_CASE("a rank whose process does not run is late") {
   Control mine(0, 2);
   int page[2];
@@ -512,7 +514,7 @@ TEST_CASE("the last rings that have failed are kept, with the reason") {
   }
 }
 
-// A comparison of the records would miss the calls that another rank shows no more.
+// A comparison of the records would miss calls that another rank no longer shows.
 TEST_CASE("a record has the calls that all ranks show") {
   std::latch enqueued(2), looked(2);
   on_ranks(
@@ -563,7 +565,7 @@ TEST_CASE("a late rank is named") {
   CHECK_EQ(text_of(*two.failure()), text_of(f));
 }
 
-// A rank keeps the last calls; what is older, and what is half written, is not shown.
+// A rank keeps the last calls; older and half-written ones are not shown.
 TEST_CASE("calls are kept for a while") {
   Control c(0, 1);
   for (int i = 1; i <= 100; ++i) {

@@ -1,5 +1,4 @@
-// Ranks that come with different tables choose alike all the same: by rank 0's. And they stand in
-// the orders that rank 0 says.
+// Ranks with different tables choose by rank 0's, and use rank 0's orders.
 
 #include "comm/communicator.h"
 #include "comm/ring_of_threads.h"
@@ -39,7 +38,7 @@ struct Executors final : Executor {
   Way& way_;
 };
 
-// A device of which `last` is the way that the last call went.
+// A device that records in `last` the way of the last call.
 Device device_of(const WayTable& ways, Way& last) {
   Device device;
   device.name = "cpu";
@@ -96,7 +95,7 @@ TEST_CASE("all ranks choose by rank 0's table") {
             "", "");
 }
 
-TEST_CASE("where two ranks have host memory in common, all go by what suits that") {
+TEST_CASE("where two ranks share host memory, all use the ways that suit it") {
   constexpr Way kTwo{Algorithm::two_shot, Protocol::ll}, kRing{Algorithm::ring, Protocol::simple};
   constexpr Way kLines{Algorithm::ring, Protocol::ll};
   for (const int ranks : {2, 4})
@@ -112,7 +111,7 @@ TEST_CASE("where two ranks have host memory in common, all go by what suits that
                        device.make_transport = [&] {
                          return std::make_unique<Transports>(hole && rank == 1 ? ranks - 1 : -1);
                        };
-                       if (ranks == 2)  // one way is as good as both
+                       if (ranks == 2)  // either way is possible
                          device.make_transport = [&] {
                            return std::make_unique<Transports>(hole && rank == 1 ? 0 : -1);
                          };
@@ -144,7 +143,7 @@ TEST_CASE("where two ranks have host memory in common, all go by what suits that
                        asked.protocol = Protocol::ll128;
                        if (hole) CHECK_THROWS(UsageError, "ll128", comm.run(device, asked));
                        else comm.run(device, asked);
-                       comm.run(device, open_task(7));  // nothing has come to harm
+                       comm.run(device, open_task(7));  // nothing was damaged
                        CHECK(last == (!hole ? kLarge : ranks == 2 ? kLines : kSmall));
                        return Neighbours{};
                      }),
@@ -174,7 +173,7 @@ TEST_CASE("where lines do not arrive whole over every link, no rank takes LL128"
                                           comm.run(device, asked));
                            else comm.run(device, asked);
                            CHECK(last == (torn ? Way{} : kOther));
-                           comm.run(device, open_task(7));  // nothing has come to harm
+                           comm.run(device, open_task(7));  // nothing was damaged
                            CHECK(last == (torn ? Way{Algorithm::ring, Protocol::simple} : kOther));
                            return Neighbours{};
                          }),
@@ -224,7 +223,7 @@ TEST_CASE("all ranks stand in rank 0's orders") {
   }
 }
 
-// Three ranks, each with a device of its own, that take `channels_of(rank, rooms)`.
+// Three ranks, each with a device of its own, that use `channels_of(rank, rooms)`.
 std::vector<Outcome> fitted(
     const std::function<int(int rank, const std::vector<DeviceRoom>& rooms)>& channels_of,
     std::vector<int64_t>& made_of, const std::function<void(int rank)>& look = nullptr) {
@@ -266,7 +265,7 @@ TEST_CASE("a ring is made of what the devices of all ranks hold") {
   };
   check_all(fitted(all, made_of), "", "");
   CHECK(made_of == std::vector<int64_t>(3, 33));
-  // A rank that makes something else of the same rooms.
+  // A rank that computes a different result from the same rooms.
   check_all(fitted([](int rank, const auto&) { return rank == 2 ? 5 : 4; }, made_of),
             "RendezvousError", "channels 4, rank 2 has 5");
 }
@@ -285,7 +284,7 @@ TEST_CASE("all ranks hear of devices without room") {
     check_outcome(outcomes[rank], "RendezvousError", "rank 1 could not join the ring: no kernels");
 }
 
-// From a rank 0 of another version; all ranks hear of it.
+// Sent by a rank 0 of another version; all ranks get the error.
 void a_word_that_is_none_fails_the_ring(const std::string& word) {
   const auto store = std::make_shared<MemoryStore>();
   const std::vector<Outcome> outcomes = on_threads(2, [&](int rank) {
@@ -318,7 +317,7 @@ TEST_CASE("a malformed table fails the ring") {
   bad[0] = bad[7] = '\xff';
   a_word_that_is_none_fails_the_ring(bad);
   bad = good;
-  bad[sizeof table] = 1;  // of one order, in which rank 0 stands twice
+  bad[sizeof table] = 1;  // of one order with rank 0 twice
   a_word_that_is_none_fails_the_ring(bad);
 }
 

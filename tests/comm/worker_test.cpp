@@ -1,4 +1,4 @@
-// The worker's order, and that it goes on while whoever is told of something waits for the next.
+// The worker runs tasks in order, and continues while a callback waits for the next.
 #include "comm/worker.h"
 
 #include <sys/resource.h>
@@ -19,9 +19,9 @@ void check_soon(std::future<void> future) {
   REQUIRE(future.wait_for(kLimit) == std::future_status::ready);
 }
 
-// A sanitizer needs addresses of its own.
+// A sanitizer needs address space.
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-// No room for the stack of a thread.
+// Leaves no room for the stack of a thread.
 class NoMoreThreads {
  public:
   NoMoreThreads() {
@@ -35,7 +35,7 @@ class NoMoreThreads {
   rlimit before_;
 };
 
-// First of all: a stack that a thread has left would be used again.
+// Runs first: a stack that a thread has left would be reused.
 TEST_CASE("nothing is posted where no thread can be made") {
   Worker worker;
   bool refused = false;
@@ -50,7 +50,7 @@ TEST_CASE("nothing is posted where no thread can be made") {
   CHECK(refused);
   CHECK(!worker.busy());
   worker.drain();  // returns
-  // With one thread, and no second one for what comes while it tells.
+  // With one thread, and no second one for tasks that arrive during a callback.
   std::promise<void> first, limited, ran;
   worker.post([] {},
               [&] {
@@ -65,7 +65,7 @@ TEST_CASE("nothing is posted where no thread can be made") {
     check_soon(ran.get_future());
   }
   worker.drain();
-  // One that was posted while another ran is run by the same thread, after it has told.
+  // The same thread runs a task that was posted while another ran, after its callback.
   std::promise<void> go, second;
   worker.post([&] { go.get_future().wait(); }, [] {});
   worker.post([&] { second.set_value(); }, [] {});
@@ -79,7 +79,7 @@ TEST_CASE("nothing is posted where no thread can be made") {
 
 void one_at_a_time_in_order() {
   Worker worker;
-  std::vector<int> ran;  // without a lock: ThreadSanitizer sees whether two run at once
+  std::vector<int> ran;  // not locked: ThreadSanitizer sees whether two run at once
   std::atomic<int> told{0};
   for (int i = 0; i < 1000; ++i) worker.post([&ran, i] { ran.push_back(i); }, [&told] { ++told; });
   worker.drain();
@@ -146,7 +146,7 @@ void stopping_runs_what_was_posted() {
   CHECK(ran == 20);
 }
 
-TEST_CASE("draining waits no longer than it is told") {
+TEST_CASE("draining waits no longer than its timeout") {
   Worker worker;
   std::promise<void> go;
   auto future = go.get_future();

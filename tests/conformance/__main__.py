@@ -1,14 +1,15 @@
-"""Is ringkern's backend what torch.distributed expects of one? torch's own tests of backends say.
+"""Checks ringkern's backend with torch's own tests of backends.
 
     python -m tests.conformance                       both backends, 2, 3 and 4 ranks
     python -m tests.conformance --match all_reduce --ranks 2 --verbose
 
-torch ships these tests in its wheel. What Gloo passes, ringkern must pass; known.py names what it
-cannot, and why. Gloo is run beside ringkern each time: a list of its passes that was written once
-would be of another machine, and another list for each version of torch. Both take about a minute
-on two cores, because ranks are kept from test to test and do not pause where they meet.
+torch ships these tests in its wheel. ringkern must pass every test that Gloo passes; known.py lists
+the exceptions with reasons. Gloo runs beside ringkern each time, because a stored list of its
+passes would depend on the machine and on torch's version. Both take about a minute on two cores,
+because ranks are kept from test to test and do not pause where they meet.
 
-Exit status: 0 if ringkern conforms; 1 if not, or if known.py says too much; 2 if nothing was shown.
+Exit status: 0 if ringkern conforms; 1 if not, or if known.py lists too much; 2 if nothing was
+shown.
 """
 
 from __future__ import annotations

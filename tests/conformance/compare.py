@@ -1,4 +1,4 @@
-"""What the runs of two backends say about one of them."""
+"""Compares the runs of two backends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from tests.conformance.rank import Outcome
 
 Runs = dict[int, dict[str, Outcome]]  # by number of ranks, by test
 
-# With fewer, by number of ranks, a gate of the suite has closed and the comparison says little.
+# With fewer, for some number of ranks, a gate of the suite has closed and the comparison shows
+# little.
 LEAST_PASSED = {2: 85, 3: 105, 4: 108}
 
 

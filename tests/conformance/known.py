@@ -1,6 +1,7 @@
-"""Tests that Gloo passes and ringkern's backend cannot, each with the reason; and more that it can.
+"""Tests that Gloo passes and ringkern's backend cannot, each with the reason; and tests that only
+ringkern passes.
 
-The run fails where an entry is no longer needed, so the table says nothing that is not so.
+The run fails on an unneeded entry, so every entry is true.
 """
 
 from __future__ import annotations

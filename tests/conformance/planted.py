@@ -51,7 +51,7 @@ class Planted:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def test_hangs(self, rank: int, place: Path) -> None:
-        """Rank 1 and what it has started; who they are, is written to where the caller looks."""
+        """Hangs rank 1 and its child; their pids are written to the caller's file."""
         if self.ours and rank == 1:
             child = subprocess.Popen(["sleep", "600"])
             pids = Path(os.environ["PLANTED_PIDS"])

@@ -148,7 +148,7 @@ class Pool:
         return tests
 
     def _collect(self, timeout_s: float) -> tuple[dict[int, Any], list[int]]:
-        """What each rank answers, and which ranks are late."""
+        """Returns the answer of each rank, and the late ranks."""
         answers: dict[int, Any] = {}
         waiting = {rank.pipe: number for number, rank in enumerate(self._pool)}
         end = time.monotonic() + timeout_s
@@ -187,7 +187,7 @@ class Pool:
         return Outcome("failed", seconds, reasons[0], "\n".join(["; ".join(reasons), *details]))
 
     def _where(self, number: int) -> str:
-        """What a rank printed, and where it is."""
+        """Returns the output of a rank, and its stack."""
         process = self._pool[number].process
         if process.pid and process.is_alive():
             os.kill(process.pid, signal.SIGUSR1)

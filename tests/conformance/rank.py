@@ -1,4 +1,4 @@
-"""A rank of a pool: told which test to run, runs it, says how it ended."""
+"""A rank of a pool: receives the name of a test, runs it, and reports the outcome."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def load(backend: str, ranks: int) -> ModuleType:
 
 
 class TorchSuite:
-    """What a rank runs: the tests of torch, with a process group for each."""
+    """The tests of torch that a rank runs, with a process group for each."""
 
     def __init__(self, backend: str, ranks: int) -> None:
         self._backend, self._ranks = backend, ranks
@@ -107,7 +107,7 @@ class TorchSuite:
             raise unittest.SkipTest(reason)
 
     def _start_afresh(self, place: Path) -> None:
-        """What a test left in this process is undone, such as its debug level."""
+        """Undoes changes of a test to this process, such as to its debug level."""
         os.environ.clear()
         os.environ.update(self._environ)
         dist.set_debug_level_from_env()
@@ -119,7 +119,7 @@ class TorchSuite:
 
 
 def _open(case: Any, reasons: tuple[str, ...]) -> None:
-    """What is skipped for these reasons is skipped no more."""
+    """Enables tests that are skipped for these reasons."""
     for name in unittest.TestLoader().getTestCaseNames(case):
         test = getattr(case, name)
         if getattr(test, "__unittest_skip_why__", "") in reasons:

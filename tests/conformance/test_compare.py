@@ -1,4 +1,4 @@
-"""What the runs of two backends say about one of them."""
+"""Comparisons of the runs of two backends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runner itself: what it says of a suite whose outcomes are known."""
+"""The runner itself, on a suite with known outcomes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(match: str, *more: str, known: tuple[Known, ...] = ()) -> int:
 
 
 def gone(pid: int) -> bool:
-    """It has ended; where nobody waits for it, it stays a zombie."""
+    """Returns whether it has ended; without a parent that reaps it, it stays a zombie."""
     end = time.monotonic() + LIMIT_S
     while time.monotonic() < end:
         try:
@@ -157,7 +157,7 @@ def test_no_rank_outlives_the_runner(ending: signal.Signals, tmp_path: Path) -> 
     rank, child = map(int, (tmp_path / "pids").read_text().split())
     assert gone(rank)
     if ending == signal.SIGKILL:
-        os.kill(child, signal.SIGKILL)  # nobody was left to do it
+        os.kill(child, signal.SIGKILL)  # the runner did not get the chance
     else:
         assert gone(child)
         assert [path.name for path in tmp_path.iterdir()] == ["pids"]

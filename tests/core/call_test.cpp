@@ -93,7 +93,7 @@ TEST_CASE("a call is expected where it has followed before") {
   expected(forecast, seq, round);  // its end goes over into its beginning for the first time
   for (int i = 0; i < 3; ++i) CHECK_EQ(expected(forecast, seq, round), 10);
 
-  Forecast other = forecast;  // that of a rank that goes on otherwise
+  Forecast other = forecast;  // that of a rank that makes other calls next
   uint64_t at = seq;
   CHECK_EQ(expected(other, at, {1, 2, 4}), 2);
   CHECK(!other.note(at, words_of(Collective::broadcast, {DType::f32}, Algorithm::ring, {}, 0, 1)));

@@ -41,7 +41,7 @@ TEST_CASE("a full list is valid if its last row is for any size") {
   CHECK(table.choose(Choice::others, 70) == kLL);
 }
 
-// Whatever another process sends: `choose` stays inside all the same.
+// `choose` stays in range for any bytes from another process.
 TEST_CASE("a table with a bad row is not valid") {
   const WayTable good;
   CHECK(good.valid());

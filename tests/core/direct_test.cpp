@@ -202,7 +202,7 @@ struct Step {
   bool gives;      // writes its result to where the others will collect it
 };
 
-// What a rank does in these calls, one after another. `rounds[i]`: of the i-th.
+// The calls of a rank, one after another. `rounds[i]`: rounds of the i-th.
 struct Program {
   std::vector<Step> steps;
   uint64_t base = 0;
@@ -222,8 +222,8 @@ struct Program {
   }
 };
 
-// Ranks that run the same program, each as fast or as slowly as it likes: a step waits for what a
-// mesh waits for, and for nothing else. A step begins and ends, and in between others may go on.
+// Ranks that run the same program, each at any speed: a step waits only for the conditions of a
+// mesh. A step begins and ends, and other ranks may move in between.
 class Ranks {
  public:
   Ranks(const Program& program, int ranks, int slots)
@@ -242,7 +242,7 @@ class Ranks {
       return s.round < (s.verb == Verb::reduce ? peer.staged : peer.reduced);
     });
   }
-  // False where a slot is written that somebody has still to read.
+  // Returns false if a slot is written that some rank has still to read.
   bool move(int rank) {
     Rank& r = ranks_[size_t(rank)];
     const Step& s = steps_[r.at];
@@ -283,7 +283,7 @@ class Ranks {
   std::vector<Rank> ranks_;
 };
 
-// Which rank moves next is up to `pick`, among those that can. Whether nothing was overwritten.
+// `pick` chooses the next rank among those that can move. Returns true if nothing was overwritten.
 template <class Pick>
 bool safe(const Program& program, int ranks, int slots, Pick&& pick) {
   Ranks model(program, ranks, slots);
@@ -297,7 +297,7 @@ bool safe(const Program& program, int ranks, int slots, Pick&& pick) {
   return true;
 }
 
-// Each rank in turn moves only when nobody else can; then any rank may be next.
+// Each rank in turn moves only when no other can; then any rank may be next.
 bool always_safe(const Program& program, int ranks, int slots, uint64_t seed) {
   for (int slow = 0; slow < ranks; ++slow)
     if (!safe(program, ranks, slots, [slow](const std::vector<int>& able) {

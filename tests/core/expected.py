@@ -1,4 +1,6 @@
-"""What a schedule must come to: who contributes to each chunk, who sends, and who has an output."""
+"""The expected outcome of a schedule: the contributors of each chunk, the senders, and the ranks
+with an output.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,11 @@ def make_ring(plan: Plan, collective: str, count: int, slots: int, channel: int 
 def contributors(
     collective: str, plan: Plan, owner: int, root: int, channel: int = 0
 ) -> tuple[int, ...]:
-    """Who takes part in the chunk of a position, in order: the ranks after it, and it last.
+    """Returns the contributors to the chunk of a position, in order: the ranks after it, and it
+    last.
 
-    On a chain, chunks belong to the root."""
+    On a chain, chunks belong to the root.
+    """
     k = plan.ranks
     if collective in ("broadcast", "send_recv"):
         return (root,)
@@ -51,7 +55,7 @@ def senders(collective: str, plan: Plan, root: int, channel: int) -> set[int]:
 
 
 def owners(collective: str, plan: Plan) -> range:
-    """Whose chunks a loop has; a chain has one."""
+    """Returns the owners of a loop's chunks; a chain has one."""
     return range(1 if collective in CHAINS else plan.ranks)
 
 

@@ -1,4 +1,4 @@
-// What Python does not see of a plan: the slices of a chunk and the layout of a segment.
+// Properties of a plan that Python does not see: the slices of a chunk and the layout of a segment.
 #include "core/plan.h"
 
 #include <cstdint>
@@ -81,7 +81,7 @@ TEST_CASE("a trace counts the slices of every step") {
   });
 }
 
-// What a rank gives to the next one, that one takes: as many slots, in every loop.
+// The next rank receives exactly the slots that a rank sends, in every loop.
 TEST_CASE("both ends of a link agree on its slots") {
   std::mt19937_64 random(1);
   const Geometry g = geometry(2, 8, 64, 64, 128);
@@ -112,7 +112,7 @@ TEST_CASE("both ends of a link agree on its slots") {
           }
 }
 
-// As few as one, and as many as there may be.
+// The smallest and the largest possible numbers.
 TEST_CASE("an order of the ranks is a ring") {
   std::mt19937_64 random(2);
   for (int k = 1; k <= RingOrders::kMostRanks; ++k)

@@ -13,7 +13,7 @@ constexpr Collective kAll[] = {Collective::all_reduce, Collective::reduce_scatte
                                Collective::all_gather, Collective::broadcast,
                                Collective::reduce,     Collective::send_recv};
 
-// By the rows of the table in core/schedule.h.
+// Follows the rows of the table in core/schedule.h.
 Verb verb_in(Collective c, int k, int j) {
   const bool last_of_ring = j == (c == Collective::all_reduce ? 2 * k - 2 : k - 1);
   switch (c) {

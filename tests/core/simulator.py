@@ -1,13 +1,13 @@
-"""Ranks on a bench: runs the traces of a plan over FIFOs of a few slots, with symbols for data.
+"""A simulator of ranks: runs the traces of a plan over FIFOs of a few slots, with symbols for data.
 
-What travels is a :class:`Piece`: which elements it stands for, and whose contributions it carries,
-in the order in which they were combined. The rules of a link are those of the CPU's Simple link
-(csrc/cpu/simple.h): a verb takes its slots one at a time, and for each waits for data from ``prev``
-and for a free slot at ``next``, whichever of the two it needs, before it touches either.
+A :class:`Piece` names its elements and its contributions, in the order in which they were combined.
+The rules of a link are those of the CPU's Simple link (csrc/cpu/simple.h): a verb takes its slots
+one at a time, and for each waits for data from ``prev`` and for a free slot at ``next``, whichever
+of the two it needs, before it touches either.
 
-Which rank moves next is left to a scheduler. Each rank waits at one place at a time, so a run that
-can get stuck does so under every scheduler; several are run all the same, because that argument is
-about the rules above and this code is what carries them out.
+A scheduler chooses the next rank. Each rank waits at one place at a time, so a run that can
+deadlock does so under every scheduler. The tests run several schedulers all the same, because that
+argument is about the rules above and not about this code.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Span(NamedTuple):
 
 @dataclass
 class Run:
-    """What the ranks did. Chunks that are not empty are named by their first element."""
+    """The actions of the ranks. Chunks that are not empty are named by their first element."""
 
     outputs: list[list[Span]]
     sent: Counter[int] = field(default_factory=Counter)  # slots, by each rank
@@ -118,8 +118,8 @@ class Ring:
         """Runs to the end.
 
         Raises:
-            Deadlock: nobody can go on.
-            Mismatch: a piece is not what the verb that receives it is about, an access is out of
+            Deadlock: no rank can continue.
+            Mismatch: a piece does not match the verb that receives it, an access is out of
                 bounds, a rank reads input that it has overwritten, or something is left in a FIFO.
         """
         size = len(self.traces)

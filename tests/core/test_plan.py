@@ -1,4 +1,4 @@
-"""What a plan says of any collective, however large: nothing is missing, twice or out of bounds."""
+"""Plans of collectives of any size: no element is missing, duplicated or out of bounds."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ def test_chunks_tile_the_tensor(case: Case) -> None:
     assert plan.loops == -(-count // span)
     for loop in some_loops(plan.loops):
         first, last = loop * span, min(count, (loop + 1) * span)
-        # An all-reduce cuts the tensor once; the others cut each rank's shard alike. Of a chain,
-        # the one thing that is cut is everybody's.
+        # An all-reduce cuts the tensor once; the others cut each rank's shard in the same way. A
+        # chain cuts one tensor, which all ranks use.
         for shard in range(1 if whole else k):
             at = first
             for channel in range(plan.channels):

@@ -29,7 +29,7 @@ SLOT_BYTES = {"simple": (16, 48), "ll": (32, 112), "ll128": (128, 384)}
 
 @dataclass(frozen=True)
 class Geometry:
-    """What is varied of a plan beside its collective, protocol, ranks and count."""
+    """Varied parameters of a plan besides its collective, protocol, ranks and count."""
 
     channels: int
     slots: int

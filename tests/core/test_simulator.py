@@ -107,7 +107,7 @@ def planted_chain(collective: str, k: int = 4, slots: int = 8) -> tuple[Plan, Ri
 
 @pytest.mark.parametrize("collective", CHAINS)
 def test_a_chain_runs_with_a_single_slot(collective: str) -> None:
-    """It is no ring: somebody waits for nobody."""
+    """A chain is not a ring: some rank waits for no other."""
     for scheduler in SCHEDULERS:
         plan, ring = planted_chain(collective, slots=1)
         check_run(collective, 24, plan, [ring.run(scheduler)], root=1)
@@ -128,7 +128,7 @@ def test_a_dropped_entry_of_a_chain_is_found(collective: str) -> None:
 def test_ranks_that_disagree_on_the_root_are_found(collective: str) -> None:
     plan, ring = planted_chain(collective)
     other = Plan(collective, "simple", 4, 24, 4, slot_bytes=16, slots=8, root=2)
-    # Between the two ends, as beside them, a rank does the same for either root.
+    # A rank between the two ends, or beside them, does the same for either root.
     ranks = [rank for rank in range(4) if other.trace(rank) != plan.trace(rank)]
     assert set(ranks) >= {1, 2}
     for wrong in ranks:

@@ -1,5 +1,5 @@
-// The memory of shared tensors: who gets which part of it, what is taken from the system and given
-// back, and what other processes may map.
+// The memory of shared tensors: allocation of its parts, memory taken from the system and given
+// back, and mappings by other processes.
 #include "cpu/arena.h"
 
 #include <sys/mman.h>
@@ -102,7 +102,7 @@ TEST_CASE("another process sees present and later blocks") {
   CHECK(large.bytes > place);
   large.base[place] = std::byte{7};
   CHECK_EQ(int(*far), 7);
-  *reinterpret_cast<int*>(small.base) = 42;  // the first view stays
+  *reinterpret_cast<int*>(small.base) = 42;  // the first view stays valid
   CHECK_EQ(*word, 42);
   CHECK_THROWS(TransportError, "does not have", peer->view(arena.bytes() + 1));
 }
@@ -127,8 +127,8 @@ TEST_CASE("a child frees nothing of its parent") {
   arena.free(at);
 }
 
-// Two ranks with tensors in arenas of their own, or, of rank 1, elsewhere. How many rounds each has
-// staged.
+// Two ranks with tensors in arenas of their own, or, for rank 1, elsewhere; returns how many rounds
+// each has staged.
 void tensors_are_staged_unless_all_are_in_arenas(bool both) {
   constexpr int kRanks = 2;
   constexpr int64_t kCount = 10'000;
@@ -174,8 +174,8 @@ void tensors_are_staged_unless_all_are_in_arenas(bool both) {
   }
 }
 
-// Rank 1 has shown its tensor, and rests before rank 0 has: so rank 0 comes as far as to the wait
-// for the part of rank 1, and sleeps there. Without being rung it would wake up by itself, later.
+// Rank 1 has shown its tensor, and rests before rank 0 has. So rank 0 proceeds to the wait for rank
+// 1's part, and sleeps there. Without a ring of its bell it would wake up by itself, later.
 TEST_CASE("a rank that sleeps for a part is rung") {
   constexpr int64_t kCount = 1000;
   ThreadRing ring(2, default_geometry(), std::chrono::seconds(60), 4 * kMiB);

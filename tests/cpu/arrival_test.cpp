@@ -1,5 +1,5 @@
-// Where a rank says that its tensor is, held against what it has: a rank that says nonsense is an
-// error, and no access outside of its memory.
+// The announced place of a rank's tensor is checked against its memory: an invalid place is an
+// error, and never an access outside of the memory.
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kOffset = 4096, kArenaBytes = 16 << 20, kCount = 1000;
 
-// Two ranks of one process, of which rank 1 has come to a call and rank 0 has not.
+// Two ranks of one process; rank 1 has joined a call and rank 0 has not.
 struct Pair {
   Arena arena{kArenaBytes};
   std::shared_ptr<Arenas> arenas = std::make_shared<Arenas>();
@@ -60,7 +60,7 @@ TEST_CASE("a place outside of a rank's file is refused") {
     CHECK_THROWS(TransportError, "rank 1 names memory that it has not offered", pair.run(0));
   }
   for (const int64_t below : {int64_t(0), int64_t(1), kCount * 8 - 1}) {
-    Pair pair;  // the end of such a tensor is no number any more
+    Pair pair;  // the end of such a tensor overflows
     pair.arrival_of(1).place = std::numeric_limits<int64_t>::max() - below;
     CHECK_THROWS(TransportError, "rank 1 names memory that it has not offered", pair.run(0));
   }
@@ -74,7 +74,7 @@ TEST_CASE("a place outside of a rank's file is refused") {
 TEST_CASE("a place inside of a rank's file is taken") {
   Pair pair;
   pair.arrival_of(1).place = kArenaBytes - kCount * 8;
-  CHECK(pair.run(0) == Verdict::timed_out);  // rank 1 has gone, and reduces nothing
+  CHECK(pair.run(0) == Verdict::timed_out);  // rank 1 has left, and reduces nothing
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// A line of LL or LL128 as it lies in memory; and one of which only a part has come is not taken.
+// The layout of a line of LL or LL128 in memory; a partial line is not accepted.
 #include "cpu/ll.h"
 #include "cpu/ll128.h"
 
@@ -18,7 +18,7 @@ std::vector<std::byte> data_from(int first) {
   return data;
 }
 
-// Whether `line` gives `expected` in `step`, or, where that is null, nothing.
+// Returns true if `line` reads as `expected` in `step`, or as not ready if that is null.
 template <class Line>
 bool reads(Line& line, uint64_t step, const std::vector<std::byte>* expected) {
   std::vector<std::byte> data(Line::kData);
@@ -37,7 +37,7 @@ void a_line_is_read_in_its_step_only() {
   CHECK(reads(line, 6, nullptr));
 }
 
-// As the reader may find it: words of 8 bytes become visible one by one, in any order.
+// The reader may find any of these: words of 8 bytes become visible one by one, in any order.
 TEST_CASE("half a line of LL is not read") {
   const auto before = data_from<cpu::LL>(1), after = data_from<cpu::LL>(100);
   for (const int half : {0, 1}) {
@@ -51,7 +51,7 @@ TEST_CASE("half a line of LL is not read") {
   }
 }
 
-// Of LL128 the flag comes last.
+// In LL128 the flag comes last.
 TEST_CASE("a line of LL128 without its flag is not read") {
   const auto before = data_from<cpu::LL128>(1), after = data_from<cpu::LL128>(100);
   cpu::LL128 line{}, whole{};
@@ -63,7 +63,7 @@ TEST_CASE("a line of LL128 without its flag is not read") {
   CHECK(reads(line, 20, &after));
 }
 
-TEST_CASE("data and flags lie where the wire says") {
+TEST_CASE("data and flags lie at the documented offsets") {
   cpu::LL ll{};
   ll.write(data_from<cpu::LL>(1).data(), ll.flag_of(5));
   CHECK_EQ(ll.half[0], uint64_t(0x00000006'04030201));

@@ -1,5 +1,5 @@
-// LL with flags that come round every 255 steps. With 32 bits that takes an hour of small calls; a
-// line that no short chunk has touched since could then pass for fresh.
+// LL with flags that wrap every 255 steps. With 32 bits that takes an hour of small calls; a line
+// that no short chunk has touched since could then pass for fresh.
 //
 // The engine is compiled into this file, with its own number of bits; the library's is not linked.
 #define RK_LL_FLAG_BITS 8
@@ -33,10 +33,9 @@ Call reduce(int64_t count) {
   return call;
 }
 
-// With two ranks a call is two steps. In its first, rank 0 sends the chunk that rank 1 owns, and
-// that is empty when the tensor has one element: the slot keeps what an earlier long call left
-// there. When slot and flag have come round together, rank 1 looks there before rank 0 has written
-// anything.
+// With two ranks a call is two steps. In its first, rank 0 sends the chunk that rank 1 owns, which
+// is empty when the tensor has one element: the slot keeps the data of an earlier long call. When
+// slot and flag have wrapped together, rank 1 looks there before rank 0 has written anything.
 void old_lines_are_not_taken_for_new(int slots, size_t first_long) {
   size_t steps = kLLFlagPeriod;
   while (steps % size_t(slots) != 0) steps += kLLFlagPeriod;

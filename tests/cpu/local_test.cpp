@@ -1,4 +1,4 @@
-// A ring of threads that belong to it: calls, the cause of a failure, abort and end.
+// A ring of threads of its own: calls, the cause of a failure, abort and end.
 #include "cpu/local.h"
 
 #include "check.h"
@@ -75,7 +75,8 @@ TEST_CASE("calls are right in any order of the ranks") {
   CHECK_THROWS(UsageError, "make no rings", LocalRing(3, kLong, test::the_order({1, 0})));
 }
 
-// By the way of the tasks, whose order is that of the ranks; of integers, the sum of any.
+// Takes the way of the tasks, whose order is that of the ranks; an integer sum does not depend on
+// it.
 TEST_CASE("calls by every algorithm are right") {
   for (const int ranks : {1, 2, 3, 5}) {
     LocalRing ring(ranks, kLong);
@@ -96,7 +97,7 @@ TEST_CASE("calls by every algorithm are right") {
   }
 }
 
-// Rank 1 has more to do than the others, who leave it: it waits for them, and says so.
+// Rank 1 has more to do than the others, which leave: it waits for them, and reports that.
 TEST_CASE("the first rank's failure is thrown") {
   LocalRing ring(3, Milliseconds(50));
   Calls calls(3, Collective::all_reduce, Protocol::simple, 100, 1);

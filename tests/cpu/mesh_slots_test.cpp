@@ -1,4 +1,4 @@
-// In which order a rank shows the others what it has staged.
+// The order in which a rank publishes its staged data.
 #include "cpu/mesh_slots.h"
 
 #include <signal.h>
@@ -11,8 +11,8 @@ using namespace ringkern::cpu;
 
 namespace {
 
-// The bell of the other rank, in memory that cannot be read. A rank looks at bells right after it
-// has shown something; what it has shown by then is kept.
+// The bell of the other rank, in memory that cannot be read. A rank reads bells right after it has
+// published something; the published state by then is kept.
 struct Trap {
   static constexpr size_t kBytes = 1 << 16;  // no page is larger
   static inline void* memory = nullptr;
@@ -40,8 +40,8 @@ struct Trap {
 };
 
 // A round must not be visible before its slot has been marked with the call: another rank would
-// take it for a round of the call that the slot was of before.
-TEST_CASE("a round is shown with its call") {
+// take it for a round of the call that used the slot before.
+TEST_CASE("a round is published with its call") {
   constexpr auto kSlots = uint64_t(DirectPlan::slots(MeshGeometry::kAhead));
   Bell bell{};
   Board boards[2]{};

@@ -1,5 +1,5 @@
 // The direct all-reduces of the CPU backend between threads: every way, around every edge of lines,
-// slots and parts, among calls of the ring; and what becomes of them where a rank is missing.
+// slots and parts, among calls of the ring; and missing ranks.
 #include <algorithm>
 
 #include "cpu/rest.h"
@@ -42,7 +42,7 @@ Task task_by(const Way& way) {
 
 // ---- results ------------------------------------------------------------------------------------
 
-// Elements, around each of which calls may go wrong.
+// Element counts around which calls may go wrong.
 std::vector<int64_t> edges(const Way& way, int ranks, int element) {
   const bool lines = way.protocol == Protocol::ll;
   const int64_t slot =
@@ -63,7 +63,7 @@ void every_size(int ranks) {
     ThreadRing ring(ranks, small());
     for (int type = 0; type < kDTypes; ++type) {
       const DType dtype = DType(type);
-      // Large ones with one type after another.
+      // Large ones use one type after another.
       const bool large = (type + 2 * ranks) % kDTypes == 0;
       std::vector<int64_t> counts{0, 1, 2, 3, 7};
       for (const int64_t edge : edges(way, ranks, size_of(dtype)))
@@ -102,8 +102,8 @@ void every_type_and_operation() {
   }
 }
 
-// Counters go on from call to call, and those of the ring are others. Every 20 calls a rank lags:
-// the others run ahead as far as they may.
+// Counters continue from call to call, and those of the ring are separate. Every 20 calls a rank
+// lags: the others run ahead as far as they can.
 void any_calls_in_a_row(int ranks, uint64_t seed) {
   std::mt19937_64 random(seed);
   const auto pick = [&](int n) { return int(random() % uint64_t(n)); };
@@ -132,7 +132,7 @@ void any_calls_in_a_row(int ranks, uint64_t seed) {
   });
 }
 
-// What a CPU does not have is refused before anything is sent: the ring is as it was.
+// A way that a CPU lacks is refused before anything is sent: the ring is unchanged.
 void what_does_not_exist_is_refused() {
   ThreadRing ring(2, small());
   for (int a = 0; a < kAlgorithms; ++a)
@@ -150,7 +150,7 @@ void what_does_not_exist_is_refused() {
   run_calls(ring, {call_by(kWays[0], DType::f32, Op::sum, 10)}, 1);
 }
 
-// Round the ring, whatever is asked for, and of what has no other way.
+// Goes round the ring on any request, because no other way exists.
 void the_ring_rounds_at_each_rank() {
   ThreadRing ring(2, small());
   for (int c = 0; c < kCollectives; ++c) {
@@ -198,8 +198,8 @@ void who_sleeps_is_rung(const Way& way) {
   CHECK(times_rung(ring, 0) != before);
 }
 
-// By two_shot there is another wait, for the other rank's part. Rank 1 has staged, and rests before
-// rank 0 has: so rank 0 comes as far as to that wait, and sleeps there.
+// two_shot has another wait, for the other rank's part. Rank 1 has staged, and rests before rank 0
+// has. So rank 0 proceeds to that wait, and sleeps there.
 void who_sleeps_for_a_part_is_rung(bool comes) {
   ThreadRing ring(2, small(), comes ? std::chrono::seconds(60) : std::chrono::milliseconds(200));
   Rest rest;
@@ -227,7 +227,7 @@ void who_sleeps_for_a_part_is_rung(bool comes) {
   CHECK(timed_out);
 }
 
-// The GIL is let go there: once, before the first rest, and not where the data is there already.
+// The GIL is released there: once, before the first rest, and not if the data is there already.
 void a_task_is_told_once_that_it_rests(const Way& way) {
   constexpr int64_t kCount = 600'000;  // more rounds than slots
   ThreadRing ring(2, small());
@@ -247,7 +247,7 @@ void a_task_is_told_once_that_it_rests(const Way& way) {
         CHECK(again.times <= 1);
         continue;
       }
-      if (rank == 0) {  // the first to come: it rests, until rank 1 has finished
+      if (rank == 0) {  // the first to arrive: it rests until rank 1 has finished
         ring.engine(0).run(rest_0.noted(task));
         CHECK_EQ(rest_0.times, 1);
       } else {
@@ -282,8 +282,8 @@ void a_timeout_names_the_peer(const Way& way) {
   }
 }
 
-// What is of another call is never taken, though there is as much of it; nobody is told here, where
-// there are only engines.
+// Data of another call is never accepted, even with the right length. There is no report here,
+// because there are only engines.
 void calls_that_differ_do_not_meet(const Way& way) {
   const auto meet = [&](const std::function<void(Task&)>& change) {
     ThreadRing ring(2, small(), std::chrono::milliseconds(100));
@@ -305,7 +305,8 @@ void calls_that_differ_do_not_meet(const Way& way) {
   CHECK_EQ(meet([](Task& task) { task.reduction.wide = true; }), 0);
 }
 
-// Whoever is told, all waits end, also those of ranks that are no neighbours; none by its timeout.
+// All waits end, whichever rank is told, including those of ranks that are not neighbours; none by
+// its timeout.
 void abort_ends_every_wait(const Way& way) {
   ThreadRing idle(5, small());
   idle.engine(0).abort();
@@ -332,7 +333,8 @@ TEST_CASE("the mesh runs what exists, and nothing else") {
                  exists(Algorithm(a), Protocol(p)));
 }
 
-// Before the others: a sleeper that is not rung looks up all the same, which makes them only slow.
+// Runs first: a sleeper that is not rung wakes up all the same, which makes the other cases only
+// slow.
 TEST_CASE("a rank that sleeps is rung") {
   for (const Way& way : kWays) who_sleeps_is_rung(way);
   for (const bool comes : {true, false}) who_sleeps_for_a_part_is_rung(comes);

@@ -14,7 +14,7 @@ inline uint32_t times_rung(ThreadRing& ring, int rank) {
   return std::atomic_ref(const_cast<uint32_t&>(ring.bell(rank).rung)).load();
 }
 
-// Tells when the thread is about to rest, and lets it on when it may.
+// Reports that the thread is about to rest, and lets it continue on request.
 struct Rest {
   int times = 0;
   uint32_t rung = 0;
@@ -34,8 +34,8 @@ struct Rest {
     return task;
   }
 
-  // The tasks of two ranks, of which rank 0 waits for rank 1: that rests in its task until rank 0
-  // sleeps, notes in `rung` how often 0 was rung before, and calls `then`.
+  // The tasks of two ranks. Rank 0 waits for rank 1, which rests in its task until rank 0 sleeps,
+  // records in `rung` how often 0 was rung before, and calls `then`.
   Task until_the_other_sleeps(
       ThreadRing& ring, int rank, Task task, std::function<void()> then = [] {}) {
     if (rank == 0) {

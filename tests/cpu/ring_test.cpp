@@ -24,14 +24,15 @@ Geometry geometry(int slots, int64_t simple, int64_t ll, int64_t ll128) {
   return g;
 }
 
-// The least that is valid, with and without slices; blocks of a link that end inside a slot; many
-// slots.
+// The smallest valid geometries, with and without slices; blocks of a link that end inside a slot;
+// many slots.
 std::vector<Geometry> geometries() {
   return {geometry(2, 16, 32, 128), geometry(3, 16, 32, 128), geometry(2, 48, 48, 256),
           geometry(8, 1024, 16 * 130, 128 * 17), geometry(kMaxSlots, 32, 64, 128)};
 }
 
-// The n-th operation, or the next that the type accepts; what only passes data on has none.
+// The n-th operation, or the next that the type accepts; a collective that only moves data has
+// none.
 Op some_op(Collective collective, DType dtype, int n) {
   if (!reduces(collective)) return Op::sum;
   for (;; ++n)
@@ -102,14 +103,14 @@ void any_calls_in_a_row(int ranks, uint64_t seed, const RingOrders& orders = {})
     calls.push_back(call);
   }
   ThreadRing ring(ranks, g, std::chrono::seconds(60), 0, orders);
-  // A rank that lags lets the others run as far ahead as their credit goes.
+  // A lagging rank lets the others run as far ahead as their credit allows.
   const int slow = pick(ranks);
   run_calls(ring, calls, seed, [&](int rank, size_t call) {
     if (rank == slow && call % 20 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
   });
 }
 
-// The ring of channel 0 is the one that a CPU has.
+// A CPU has the ring of channel 0.
 TEST_CASE("calls are right in any order of the ranks") {
   std::mt19937_64 random(7);
   for (uint64_t seed = 100; seed < 140; ++seed) {
@@ -122,7 +123,7 @@ TEST_CASE("impossible orders are refused") {
   RingOrders orders = the_order({0, 2, 1});
   CHECK_THROWS(UsageError, "these orders of 4 ranks make no rings",
                ThreadRing(4, geometry(2, 16, 32, 128), std::chrono::seconds(1), 0, orders));
-  orders.ranks[0] = 0;  // as bits that came from elsewhere may be
+  orders.ranks[0] = 0;  // such as bits from another process
   CHECK_THROWS(UsageError, "these orders of 3 ranks make no rings",
                ThreadRing(3, geometry(2, 16, 32, 128), std::chrono::seconds(1), 0, orders));
 }
@@ -167,7 +168,7 @@ TEST_CASE("an abort ends every wait") {
 }
 
 // Rank 2 tells ranks 0, which waits for rank 3, and 1, which makes its call afterwards.
-TEST_CASE("a rank that comes to an aborted ring is told") {
+TEST_CASE("a rank that joins an aborted ring is told") {
   ThreadRing ring(4, geometry(3, 64, 64, 128));
   const auto errors = ring.on_threads([&](int rank) {
     if (rank >= 2) return;
@@ -187,7 +188,7 @@ TEST_CASE("a rank that comes to an aborted ring is told") {
 
 TEST_CASE("a timeout names the peer") {
   for (const Protocol protocol : kAllProtocols) {
-    // As many slots as it takes for rank 0 to run out of them before it runs out of data.
+    // Enough slots are needed that rank 0 runs out of slots before it runs out of data.
     const Geometry g = geometry(protocol == Protocol::simple ? 3 : 2, 64, 64, 128);
     bool timed_out;
     ThreadRing two(2, g, std::chrono::milliseconds(200));
@@ -240,7 +241,7 @@ TEST_CASE("another call of the previous rank is not taken") {
       for (int r = 0; r < 3; ++r)
         ring.line(r, 1) = {1, words.what ^ uint64_t(r == other), words.count, 0, 0, 0, 0, 0};
       const auto errors = ring.on_threads([&](int rank) {
-        if (rank == 2) return;  // the last of the chain, which takes what rank 0 passes on
+        if (rank == 2) return;  // the last of the chain, which receives through rank 0
         Task mine = task;
         mine.in = mine.out = data.data() + 10 * rank;
         mine.seq = 1;
@@ -256,8 +257,8 @@ TEST_CASE("another call of the previous rank is not taken") {
     }
 }
 
-// A message from rank 1 that does not come: its receiver waits, for as long as it was told to, and
-// those it does not concern do not.
+// A message from rank 1 that does not come: its receiver waits until its timeout, and the other
+// ranks do not.
 TEST_CASE("only the receiver of a message waits") {
   for (const Protocol protocol : kAllProtocols) {
     ThreadRing ring(4, geometry(3, 64, 64, 128));

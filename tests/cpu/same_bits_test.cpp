@@ -1,7 +1,7 @@
-// The bits of an element of a direct all-reduce depend on what the ranks have of that element, and
-// on nothing else: not on where it lies in the tensor, what lies around it, how much there is of
-// it, where the tensor begins, or by which algorithm and protocol it goes. The ring is another
-// matter: there an element's place decides whose part of it is the first.
+// The bits of an element of a direct all-reduce depend only on the ranks' values of that element.
+// They do not depend on its place in the tensor, its neighbours, the length, the address of the
+// tensor, the algorithm or the protocol. In the ring an element's place decides which rank's value
+// is first.
 #include <cmath>
 
 #include "thread_ring.h"
@@ -14,14 +14,14 @@ namespace {
 constexpr int64_t kPool = 2000;  // elements that tensors are made of
 
 struct Path : Way {
-  bool shared = false;  // in the ranks' arenas: reduced where it is
+  bool shared = false;  // in the ranks' arenas: reduced in place
 };
 constexpr Path kPaths[] = {{{Algorithm::one_shot, Protocol::ll}},
                            {{Algorithm::one_shot, Protocol::simple}},
                            {{Algorithm::two_shot, Protocol::simple}},
                            {{Algorithm::two_shot, Protocol::simple}, true}};
 
-// Of each rank, numbers whose sums and products are rounded, and some of which special things come.
+// For each rank, numbers whose sums and products are rounded, some of them special values.
 template <class T>
 std::vector<std::vector<T>> pool(int ranks, std::mt19937_64& random, bool multiplied) {
   std::normal_distribution<double> normal;
@@ -39,7 +39,7 @@ std::vector<std::vector<T>> pool(int ranks, std::mt19937_64& random, bool multip
   return all;
 }
 
-// A tensor: which of the pool's elements are in it, one after another, and where it begins.
+// A tensor: the pool's elements in it, in order, and its offset.
 struct Message {
   std::vector<int64_t> of;
   int misaligned = 0;
@@ -59,14 +59,14 @@ std::vector<Message> messages(std::mt19937_64& random, int64_t longest) {
     const int64_t first = below(kPool);
     all.push_back({run_of(first, 1 + below(i < 2 ? 40 : kPool - first))});
   }
-  for (int i = 0; i < 2; ++i) {  // the same with something else in front of it and behind it
+  for (int i = 0; i < 2; ++i) {  // the same with other elements before and after it
     std::vector<int64_t> of = run_of(below(kPool), 1 + below(200));
     const auto whole = run_of(100 * i, 700), after = run_of(below(kPool), below(200));
     of.insert(of.end(), whole.begin(), whole.end());
     of.insert(of.end(), after.begin(), after.end());
     all.push_back({of});
   }
-  all.push_back({run_of(0, kPool)});  // every element somewhere else
+  all.push_back({run_of(0, kPool)});  // every element at another place
   std::shuffle(all.back().of.begin(), all.back().of.end(), random);
   if (longest > 0) all.push_back({run_of(below(kPool), longest)});
   for (Message& message : all) {
@@ -98,7 +98,7 @@ void check_messages(ThreadRing& ring, const Path& way, const Reduction& reductio
       Task task{Collective::all_reduce, way.protocol, reduction, from, to, int64_t(m.of.size())};
       task.algorithm = way.algorithm;
       ring.engine(rank).run(task);
-      // Or it was not what it is here for.
+      // Otherwise the test would prove nothing.
       if (way.shared && reduction.scale != Reduction::Scale::multiply_input)
         CHECK_EQ(ring.board(rank).staged.rounds, staged);
       for (size_t i = 0; i < m.of.size(); ++i)
@@ -139,7 +139,7 @@ void every_way(std::vector<std::unique_ptr<ThreadRing>>& rings, Op op, bool wide
     return all;
   };
   const std::vector<T> result = in_order(reduction, false);
-  if (ranks > 2) {  // or any order would do, or no floats would
+  if (ranks > 2) {  // otherwise any order, or no floats, would pass
     if (op != Op::min && op != Op::max && sizeof(T) > 1 && !wide)
       CHECK(differing(result, in_order(reduction, true)) > kPool / 100);
     const Reduction plain = Reduction::of(op, D, ranks, 0.3);

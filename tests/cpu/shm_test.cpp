@@ -34,7 +34,7 @@ void in_child(F&& f) {
   CHECK_EQ(status, 0);
 }
 
-TEST_CASE("neighbours see each others writes") {
+TEST_CASE("neighbours see each other's writes") {
   ShmTransport a(kBytes), b(kBytes);
   const auto* fresh = static_cast<const unsigned char*>(a.mine());
   for (int64_t i = 0; i < kBytes; ++i) CHECK(fresh[i] == 0);
@@ -110,7 +110,7 @@ TEST_CASE("memory of another user is refused") {
   });
 }
 
-TEST_CASE("an error says which limit was met") {
+TEST_CASE("an error names the limit that was reached") {
   in_child([] {
     const rlimit limit{1 << 20, 1 << 20};
     REQUIRE(::setrlimit(RLIMIT_FSIZE, &limit) == 0);

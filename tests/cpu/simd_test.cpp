@@ -1,4 +1,4 @@
-// The loops of every instruction set against reduce/ops.h, element by element and to the bit.
+// Compares the loops of every instruction set with reduce/ops.h, element by element and bit by bit.
 #include "cpu/simd.h"
 
 #include <cmath>
@@ -10,9 +10,9 @@
 namespace ringkern::test {
 namespace {
 
-constexpr int64_t kMost = 4099;  // a prime: more than a block, and whole vectors of nothing
+constexpr int64_t kMost = 4099;  // a prime: more than a block, and no multiple of a vector
 
-// A buffer at a chosen distance from alignment, with bytes around it that nobody may write.
+// A buffer at a chosen distance from alignment, with guard bytes around it.
 class Buffer {
  public:
   static constexpr int64_t kGuard = 128;
@@ -73,7 +73,7 @@ void test_reduce(ReduceLoop loop, const Inputs<T>& in, const std::vector<T>& exp
     loop(again.data(), next.data(), a.data(), b.data(), n);
     again.check(expected);
     next.check(expected);
-    // In place, as every all-reduce of one tensor is.
+    // In place, like every all-reduce of one tensor.
     loop(b.data(), next.data(), a.data(), b.data(), n);
     b.check(expected);
     Buffer c(in.y, n, offset);
@@ -94,8 +94,8 @@ void test_scale(ScaleLoop loop, const Inputs<T>& in, double factor,
   });
 }
 
-// Of several ranks in floats, as accumulate="float32" has it: rounded once. What lies behind the
-// partial sums is of no account as far as kPartialRoom, and somebody else's after that.
+// Adds several ranks in floats, for accumulate="float32": rounded once. The bytes after the partial
+// sums are free up to kPartialRoom, and must not change after that.
 template <DType D>
 void test_wide(const Kernels& k) {
   using T = storage_t<D>;
@@ -135,7 +135,7 @@ void test_what_is_wide(const Kernels& k) {
     for (const Op op : {Op::sum, Op::avg, Op::premul_sum, Op::prod}) {
       CHECK(widens(op, dtype, 3, true));
       CHECK(!widens(op, dtype, 3, false));
-      // Two numbers are rounded once all the same, unless they are divided then.
+      // Two numbers are rounded once in either mode, unless they are divided then.
       CHECK_EQ(widens(op, dtype, 2, true), op == Op::avg);
     }
     for (const Op op : {Op::min, Op::max}) CHECK(!widens(op, dtype, 3, true));
@@ -207,7 +207,7 @@ void test_dtype(const Kernels& k) {
   }
 }
 
-// What a link asks for: avg divides the finished chunk, premul_sum multiplies what enters the ring.
+// The uses of a link: avg divides the finished chunk, premul_sum multiplies the input to the ring.
 void test_reducer(const Kernels& k) {
   using T = f16_t;
   const Inputs<T> in;
@@ -271,13 +271,13 @@ void each_isa(F&& body) {
     if (const Kernels* k = kernels_for(isa)) body(*k);
 }
 
-TEST_CASE("the loops of some instruction sets are there") {
+TEST_CASE("the loops of some instruction sets are present") {
   CHECK(kernels_for(Isa::baseline) != nullptr);
   each_isa([](const Kernels& k) { std::printf("  tested: %s\n", k.isa); });
   std::printf("  in use: %s\n", kernels().isa);
 }
 
-TEST_CASE("the loops reduce and scale as single elements do") {
+TEST_CASE("the loops reduce and scale like single elements") {
   each_isa([](const Kernels& k) { each_dtype([&](auto tag) { test_dtype<tag.value>(k); }); });
 }
 

@@ -1,5 +1,5 @@
-// Ranks as threads over plain memory, which is what ThreadSanitizer and AddressSanitizer can watch;
-// and what each of them must end with, bit for bit.
+// Ranks as threads over plain memory, which ThreadSanitizer and AddressSanitizer can watch, with
+// their exact results.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ using Bytes = std::vector<unsigned char>;
 
 class ThreadRing {
  public:
-  // `arena_bytes`: of an arena of each rank's; 0: none has one.
+  // `arena_bytes`: size of each rank's arena; 0: none has one.
   explicit ThreadRing(int ranks, const Geometry& geometry,
                       std::chrono::nanoseconds timeout = std::chrono::seconds(60),
                       int64_t arena_bytes = 0, const RingOrders& orders = {})
@@ -56,7 +56,7 @@ class ThreadRing {
   int ranks() const { return int(engines_.size()); }
   const Geometry& geometry() const { return geometry_; }
   const RingOrders& orders() const { return orders_; }
-  // Where a rank says what its call is; only those ask that count their own.
+  // A rank shows its call here; only ranks that count their own calls read it.
   CallLine& line(int rank, uint64_t seq) { return lines_[size_t(rank)][seq % kCallLines]; }
   cpu::Engine& engine(int rank) { return *engines_[size_t(rank)]; }
   cpu::Arena& arena(int rank) { return *arenas_[size_t(rank)]; }
@@ -66,7 +66,7 @@ class ThreadRing {
   }
   const cpu::Bell& bell(int rank) { return *static_cast<cpu::Bell*>(at(rank)); }
 
-  // One thread a rank. Returns what each threw.
+  // Runs one thread for each rank. Returns what each threw.
   std::vector<std::exception_ptr> on_threads(const std::function<void(int)>& body) {
     std::vector<std::exception_ptr> errors(engines_.size());
     std::vector<std::thread> threads;
@@ -93,7 +93,7 @@ class ThreadRing {
   std::vector<std::unique_ptr<cpu::Engine>> engines_;
 };
 
-// Whether inputs are combined, or one is passed on.
+// Returns true if inputs are combined, and false if one is passed on.
 constexpr bool reduces(Collective c) {
   return c == Collective::all_reduce || c == Collective::reduce_scatter || c == Collective::reduce;
 }
@@ -108,7 +108,7 @@ struct Call {
   int misaligned = 0;  // bytes
   double factor = 0.75;
   int root = 0;
-  bool nulls = false;  // in place of what a rank does not read or write
+  bool nulls = false;  // in place of tensors that a rank neither reads nor writes
   Algorithm algorithm = Algorithm::ring;
   bool wide = false;
 
@@ -183,8 +183,8 @@ T finished(const Reduction& r, const std::vector<const T*>& inputs, int64_t i, i
   return result;
 }
 
-// The same on every rank: the contributions in the order of the ranks, as on the ring in the part
-// of the last one.
+// Returns the same value for every rank: contributions in the order of the ranks, like in the ring
+// for the last rank's part.
 template <class T>
 std::vector<Bytes> expected_direct(const Call& call, const std::vector<const T*>& inputs) {
   const int k = int(inputs.size());
@@ -195,8 +195,8 @@ std::vector<Bytes> expected_direct(const Call& call, const std::vector<const T*>
   return std::vector<Bytes>(inputs.size(), output);
 }
 
-// Returns the position on the ring that finishes each element of an all-reduce, which decides in
-// which order the element is added up. Nothing else is asked of the code under test.
+// Returns the position on the ring that finishes each element of an all-reduce; it determines the
+// order of the addition. The test takes nothing else from the code under test.
 inline std::vector<int> finishers(const Call& call, const Geometry& g, int ranks) {
   const Plan plan =
       Plan::make(call.collective, call.protocol, ranks, call.count, size_of(call.dtype), 1, g);
@@ -281,7 +281,7 @@ Bytes random_elements(int64_t count, std::mt19937_64& random) {
   return bytes;
 }
 
-// A rank's tensor, with something on both sides that nobody may touch.
+// A rank's tensor, with guard elements on both sides.
 struct Guarded {
   static constexpr size_t kGuard = 64;
   Bytes bytes;
@@ -299,8 +299,8 @@ struct Guarded {
   }
 };
 
-// Makes the calls one after another on every rank, and compares what came of each. `before` is
-// called on a rank's thread ahead of each call.
+// Makes the calls one after another on every rank, and compares the results. `before` is called on
+// a rank's thread before each call.
 inline void run_calls(ThreadRing& ring, const std::vector<Call>& calls, uint64_t seed,
                       const std::function<void(int, size_t)>& before = nullptr) {
   const int k = ring.ranks();

@@ -1,5 +1,5 @@
-// A schedule run with a clock: what its rows say, of every protocol and collective, held against
-// what a link that moves nothing is asked to do.
+// A timed schedule: its rows, for every protocol and collective, against the calls of a link that
+// moves nothing.
 #include <thread>
 
 #include "core/trace.h"
@@ -68,7 +68,7 @@ struct Traced {
       int64_t before = 0;
       for (size_t i = 0; i < found.size(); ++i) {
         const TimedVerb& row = found[i];
-        if (i >= verbs.size()) {  // of ranks that pass a message by
+        if (i >= verbs.size()) {  // ranks that a message skips
           CHECK_EQ(row.number, int64_t(0));
           continue;
         }
@@ -111,12 +111,12 @@ TEST_CASE("a traced call gives the right result") {
     traced.run();
     for (const auto& out : traced.out)
       for (int64_t i = 0; i < 500; ++i) CHECK(out[size_t(i)] == 6.0f);
-    // Rows or none, the links stand where they stood for the next call.
+    // With rows or without, the links have the same state for the next call.
     run_calls(ring, {{Collective::all_reduce, protocol, DType::f32, Op::sum, 500}}, 1);
   }
 }
 
-// In all-reduces a verb receives what prev has sent in the step before.
+// In all-reduces a verb receives the data that prev has sent in the step before.
 TEST_CASE("nothing arrives before it was sent") {
   ThreadRing ring(3, small());
   for (const Protocol protocol : kAllProtocols) {
@@ -132,7 +132,7 @@ TEST_CASE("nothing arrives before it was sent") {
   }
 }
 
-// A rank that comes late is waited for by next for its data, and by prev for its slots.
+// next waits for the data of a late rank, and prev for its slots.
 TEST_CASE("rows say who waited for whom") {
   constexpr auto kLate = std::chrono::milliseconds(500);
   constexpr int64_t late = std::chrono::nanoseconds(kLate).count();
@@ -150,7 +150,7 @@ TEST_CASE("rows say who waited for whom") {
         prev += row.wait_prev, next += row.wait_next;
       return std::pair(prev, next);
     };
-    // The others may come late, too: a fifth will do.
+    // The others may come late, too: a fifth of the delay is enough.
     CHECK(sums(0).second > late / 5 && sums(0).first == 0);
     CHECK(sums(2).first > late / 5 && sums(2).second == 0);
   }

@@ -1,5 +1,5 @@
-// A wait yields while that helps, and sleeps where a yield gives the core to another program; who
-// sleeps is woken, and whoever waits is told before.
+// A wait yields while that helps, and sleeps where a yield gives the core to another program. A
+// sleeper is woken, and a task is told before its wait rests.
 #include "cpu/wait.h"
 
 #include <dlfcn.h>
@@ -22,13 +22,13 @@ using namespace std::chrono_literals;
 namespace {
 
 std::atomic<int> yields{0};
-std::atomic<std::chrono::nanoseconds> away{0ns};  // how long a yield takes, as if the core was busy
-// Called with the word where a sleep ended because nobody rang.
+std::atomic<std::chrono::nanoseconds> away{0ns};  // duration of a yield, like on a busy core
+// Called with the word if a sleep ended without a ring.
 std::atomic<void (*)(const uint32_t* word, uint32_t expected)> overslept{nullptr};
 
 }  // namespace
 
-// In place of libc's, for whatever is linked into this program.
+// Replaces libc's for everything linked into this program.
 extern "C" int sched_yield() noexcept {
   ++yields;
   static const auto libc = reinterpret_cast<int (*)()>(::dlsym(RTLD_NEXT, "sched_yield"));
@@ -55,7 +55,7 @@ extern "C" long syscall(long number, ...) noexcept {
 
 namespace {
 
-// As a rank's that must not yield now: its waits sleep at once.
+// The wait of a rank that must not yield now: it sleeps at once.
 cpu::Wait sleeping_wait(cpu::Bell& bell) {
   static auto never = std::chrono::steady_clock::time_point::max();
   return {bell, /*pauses=*/0, 60s, never};
@@ -73,8 +73,8 @@ TEST_CASE("quick yields come before a sleep") {
   CHECK(yields > 0);
 }
 
-// How often a wait yields, each time for long. What it waits for is there after the first, or, if
-// that brings nothing, when it is about to sleep.
+// Returns how often a wait yields, each time for long. The data is there after the first yield, or,
+// if yields bring nothing, when the wait is about to sleep.
 int slow_yields(int pauses, bool bring, std::chrono::steady_clock::time_point& yield_from) {
   cpu::Bell bell{};
   cpu::Wait wait(bell, pauses, 60s, yield_from);
@@ -107,8 +107,8 @@ TEST_CASE("slow yields are rare") {
   }
 }
 
-// A core that two ranks share, though there are enough, shows by a yield that brings what is waited
-// for; not by what comes by itself, nor after a time in which another program had the core.
+// A core that two ranks share, although there are enough, shows by a yield that brings the data;
+// not by data that comes by itself, nor after a time in which another program had the core.
 TEST_CASE("a core that two ranks share is found") {
   const auto found = [](std::chrono::nanoseconds takes, auto&& ready) {
     cpu::Bell bell{};
@@ -129,7 +129,7 @@ TEST_CASE("a core that two ranks share is found") {
   CHECK(!found(50us, [](const cpu::Bell& bell, int) { return cpu::asleep(bell); }));
 }
 
-// Rests are told once, before the first; never where all was there in time.
+// A task is told of its rest once, before the first; never if all data was there in time.
 TEST_CASE("a rank is told before its wait rests") {
   for (const bool sleeps : {false, true}) {
     cpu::Bell bell{};
@@ -155,13 +155,13 @@ TEST_CASE("a rank is told before its wait rests") {
       CHECK_EQ(told, 1);
     }
   }
-  cpu::Bell bell{};  // nobody wants to know
+  cpu::Bell bell{};  // not observed
   cpu::Wait wait = sleeping_wait(bell);
   int polls = 0;
   CHECK(wait.until([&] { return ++polls == 3; }) == Verdict::ok);
 }
 
-// A lookout of this thread may end the wait, though nobody rings.
+// A lookout of this thread may end the wait without a ring.
 TEST_CASE("a lookout may end a wait") {
   cpu::Bell bell{};
   const Lookout gives_up{[](void* with) { cpu::abort_waits(*static_cast<cpu::Bell*>(with)); },
@@ -172,20 +172,20 @@ TEST_CASE("a lookout may end a wait") {
   CHECK(verdict == Verdict::aborted);
 }
 
-// ---- one who sleeps, and one who wakes it -------------------------------------------------------
+// ---- a sleeper and its waker --------------------------------------------------------------------
 
 cpu::Bell the_bell{};
 std::atomic<uint64_t> wanted{0}, woken{0};
 
-// What the sleeper waits for is there, and who published it believes that it has woken it, or that
-// it was awake; and it has not rung.
+// The sleeper's data is there, and its publisher believed that it was awake, or woken; and it has
+// not rung.
 void check_not_forgotten(const uint32_t* word, uint32_t expected) {
   if (word != &the_bell.rung || woken.load() < wanted.load()) return;
   REQUIRE(std::atomic_ref(the_bell.rung).load() != expected);
 }
 
 // The two meet at any distance of some hundred instructions. Without the fence of either, a wake is
-// lost sooner or later, in most runs of this.
+// lost sooner or later, in most runs of this test.
 TEST_CASE("no wake-up is lost") {
   overslept = check_not_forgotten;
   constexpr uint64_t kTimes = 60'000;

@@ -1,11 +1,11 @@
-// Calls that cannot end well, because one rank does not make them.
+// Calls that cannot succeed, because one rank does not make them.
 #pragma once
 
 #include "cpu/thread_ring.h"
 
 namespace ringkern::test {
 
-// What a wait that failed says; and whether it ran out of time.
+// The error of a failed wait, and whether it timed out.
 inline std::string text_of(const std::exception_ptr& error, bool& timed_out) {
   try {
     if (error) std::rethrow_exception(error);
@@ -18,8 +18,8 @@ inline std::string text_of(const std::exception_ptr& error, bool& timed_out) {
   FAIL("a call without one rank came to an end");
 }
 
-// All ranks but `absent` make the call, with so many elements of 8 bits. What they throw, and
-// whether any ran out of time.
+// All ranks but `absent` make the call, with this many elements of 8 bits. Returns what they throw,
+// and whether any timed out.
 inline std::vector<std::string> without_one(ThreadRing& ring, int absent, const Task& call,
                                             int64_t count, bool& timed_out,
                                             const std::function<void()>& meanwhile) {

@@ -54,13 +54,13 @@ TEST_CASE("memory that the framework keeps is asked for once") {
   framework.empty_cache = [] { ++asked; };
   CHECK_THROWS(TransportError, "cudaMalloc", allocate(16));
   CHECK_EQ(asked, 1);
-  CHECK_EQ(runtime.last, cudaSuccess);  // nobody else is told
+  CHECK_EQ(runtime.last, cudaSuccess);  // the error is not left for others
   framework.empty_cache = [] { runtime.full = -1; };
   void* const memory = allocate(16);
   CHECK(memory != nullptr);
   framework.empty_cache = [] { ++asked; };
   runtime.lost = 0;
-  CHECK_THROWS(TransportError, "code 700", allocate(16));  // which is no lack of memory
+  CHECK_THROWS(TransportError, "code 700", allocate(16));  // not a lack of memory
   CHECK_EQ(asked, 1);
   runtime.lost = -1;
   (void)cudaFree(memory);

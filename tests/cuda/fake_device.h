@@ -1,16 +1,16 @@
-// Fake CUDA devices that work: streams in hardware queues, events, graphs, blocks that need room on
-// a multiprocessor, and memory that other processes can open.
+// Fake CUDA devices that run work: streams in hardware queues, events, graphs, blocks that need
+// room on a multiprocessor, and memory that other processes can open.
 //
-// STREAMS    each goes by one of the device's hardware queues, in turn: 8, or as many as
+// STREAMS    each uses one of the device's hardware queues, in turn: 8, or as many as
 //            CUDA_DEVICE_MAX_CONNECTIONS says. The operation at the head of a queue holds up all
 //            behind it, also of other streams, until its own stream and the events before it let
 //            it begin, and a kernel until the last of its blocks is resident.
-// ROOM       a kernel takes so large a part of a multiprocessor for each block as its occupancy
-//            says. Where several wait for room, the kernel of the stream with the highest priority,
-//            and then the oldest, gets what becomes free.
-// MEMORY     of memfd; unlike a GPU, a device stops with its process.
+// ROOM       a block takes the part of a multiprocessor that its kernel's occupancy gives. If
+//            several kernels wait for room, the one of the stream with the highest priority, and
+//            then the oldest, gets the freed room.
+// MEMORY     is memfd memory; unlike a GPU, a device stops with its process.
 //
-// A function that they are given runs their kernels: tests/ptx/host.h has one.
+// A given function runs their kernels: tests/ptx/host.h has one.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -195,7 +195,7 @@ class FakeDevices {
     for (const Ticket& t : all_on(device)) wait(t);
   }
 
-  // ---- events and graphs; they return what CUDA would
+  // ---- events and graphs, with CUDA's return values
 
   cudaError_t record(Event& e, const StreamPtr& s) {
     const std::lock_guard lock(mutex_);
@@ -220,7 +220,7 @@ class FakeDevices {
     s->after.insert(e.after.begin(), e.after.end());
     return cudaSuccess;
   }
-  // Fails, as does the capture, where a graph has the event.
+  // Fails, like the capture, if a graph has the event.
   cudaError_t query(const Event& e) const {
     const std::lock_guard lock(mutex_);
     return e.capture == nullptr ? cudaSuccess : broken(*e.capture, cudaErrorCapturedEvent);
@@ -316,8 +316,8 @@ class FakeDevices {
     }
     return exec;
   }
-  // Nodes wait for what was recorded before the replay. CUDA does not say which of two records
-  // without an order is an event's last: here the first is.
+  // Nodes wait for records before the replay. CUDA does not define which of two unordered records
+  // is an event's last: here the first is.
   void replay(const Graph& exec, const StreamPtr& s) {
     const std::lock_guard lock(mutex_);
     const Ticket before = asked(s);

@@ -1,4 +1,4 @@
-// The fake devices' own rules: which work waits for which, as on a GPU.
+// The fake devices' own ordering rules, which are those of a GPU.
 #include "check.h"
 
 #if RK_WITH_CUDA

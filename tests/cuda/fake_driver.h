@@ -1,5 +1,5 @@
-// Virtual memory management of the fake runtime's devices, as the driver has it: device memory is a
-// memory file that bears the number of its device, and an exported descriptor is that file's.
+// The driver's virtual memory management for the fake runtime's devices: device memory is a memory
+// file that bears the number of its device, and an exported descriptor is that file's.
 #pragma once
 
 #include <cuda.h>

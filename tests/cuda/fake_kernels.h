@@ -50,7 +50,7 @@ struct Kernel {
 
   Log& log;
   const std::string name;
-  const uint32_t each;  // so many blocks begin and end together
+  const uint32_t each;  // number of blocks that begin and end together
   const ptx::Launch launch;
   std::atomic<uint32_t> to_end{0}, resident{0};
 };
@@ -63,7 +63,8 @@ inline void see_that_nothing_comes(Log& log, const std::string& text) {
 
 inline cudaStream_t handle(size_t n) { return reinterpret_cast<cudaStream_t>(n * 16); }
 
-// Devices with so many hardware queues. They are left when a test ends: threads may hold them.
+// Devices with this many hardware queues. They remain when a test ends, because threads may hold
+// them.
 inline FakeDevices& devices_of(int processors, const char* queues = nullptr) {
   if (queues != nullptr) ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", queues, 1);
   auto* devices = new FakeDevices({}, processors);

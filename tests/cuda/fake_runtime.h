@@ -54,7 +54,7 @@ struct FakeRuntime {
   std::set<std::pair<int, int>> apart;    // those that have none all the same
   std::set<std::pair<int, int>> pcie;     // those whose link tears lines of LL128
   int refuses = -1;                       // the device on which every launch fails
-  int spared = 0, failing = 0;            // so many launches do not fail, then do
+  int spared = 0, failing = 0;            // this many launches succeed, then this many fail
   int lost = -1;                          // the device whose context is corrupted
   bool records = true;                    // events
   int full = -1;                          // the device that has no memory left
@@ -475,7 +475,7 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* ke
   return cudaSuccess;
 }
 
-// ---- what nvcc calls
+// ---- functions that nvcc calls
 void** __cudaRegisterFatBinary(void*) {
   static void* none = nullptr;
   return &none;

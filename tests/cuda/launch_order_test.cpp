@@ -1,4 +1,4 @@
-// Launches and replays of one communicator follow each other, on whatever streams.
+// Launches and replays of one communicator run in order, on any streams.
 #include "check.h"
 
 #if RK_WITH_CUDA
@@ -31,7 +31,7 @@ struct Launches {
     one = new_stream(), other = new_stream(), third = new_stream();
     for (LaunchOrder* each : {&order, &second}) each->claim(0, kHeld, kMost, one);
   }
-  // Devices that work stay, as their threads do.
+  // Working devices remain, because their threads do.
   ~Launches() {
     (void)cudaDeviceSynchronize();
     for (LaunchOrder* each : {&order, &second}) each->release();
@@ -176,7 +176,7 @@ TEST_CASE("what a graph does after a launch does not wait for its record") {
   for (const size_t i : nodes.back().after) CHECK(!records(nodes[i]));
 }
 
-TEST_CASE("a replay is waited for as long as there is patience, and nobody else's kernel is") {
+TEST_CASE("a replay is waited for while there is patience, and no kernel of others is") {
   Launches l;
   Kernel g(l.log, "g"), users(l.log, "users");
   const cudaGraphExec_t graph = l.captured(g);
@@ -206,7 +206,7 @@ TEST_CASE("what follows the last launch follows a replay") {
   CHECK_EQ(l.text_at_end(), "g+ g- poison");
 }
 
-// While a stream captures, a thread may ask another one's event only where it says so.
+// While a stream captures, a thread may query another one's event only where it declares so.
 TEST_CASE("waiting for launches leaves a capture alone") {
   Launches l;
   Kernel a(l.log, "a"), g(l.log, "g");
@@ -218,7 +218,7 @@ TEST_CASE("waiting for launches leaves a capture alone") {
   });
 }
 
-TEST_CASE("launches go on after a capture that was refused") {
+TEST_CASE("launches continue after a capture that was refused") {
   Launches l;
   Kernel a(l.log, "a"), g(l.log, "g"), b(l.log, "b");
   cudaGraph_t graph = nullptr;

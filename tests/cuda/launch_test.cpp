@@ -1,5 +1,5 @@
-// What is decided about a launch before there is a GPU: kernels, shapes, sizes; and what a machine
-// without one is told.
+// Decisions about a launch that need no GPU: kernels, shapes, sizes; and the errors of a machine
+// without one.
 #include "check.h"
 
 #if RK_WITH_CUDA
@@ -45,7 +45,7 @@ TEST_CASE("every collective has its kernel") {
   for (const DType dtype : kNormed) kernels.insert(norm_kernel_for(dtype));
   CHECK(norm_kernel_for(DType::f64) == nullptr && norm_kernel_for(DType::i32) == nullptr);
   CHECK(!kernels.contains(nullptr));
-  // Dtypes that are stored alike share kernels.
+  // Dtypes with equal storage share kernels.
   std::set<const void*> stored;
   for (int d = 0; d < kDTypes; ++d) stored.insert(alone_kernel(DType(d)));
   CHECK_EQ(kernels.size(), 2 * (kProtocols + 3) * stored.size() + kProtocols + std::size(kNormed));
@@ -131,7 +131,7 @@ TEST_CASE("as many warps work as a chunk has units for, or all") {
   }
 }
 
-// Whoever is shown all of a tensor has as much to do as if there were no other rank.
+// A rank that is shown all of a tensor has as much to do as if there were no other rank.
 TEST_CASE("a direct shape follows the size") {
   constexpr Geometry g = default_geometry();
   for (const Algorithm a : {Algorithm::one_shot, Algorithm::two_shot}) {
@@ -188,7 +188,7 @@ TEST_CASE("a chain is as wide as what it moves") {
     }
 }
 
-TEST_CASE("without a GPU everything says so") {
+TEST_CASE("without a GPU every call reports so") {
   CHECK(runtime_version() >= 12000);
   if (device_count() > 0) return;  // tests/cuda/local_ring_test.cpp then has one to run on
   const char* call = "cudaGetDeviceCount";
@@ -236,12 +236,12 @@ TEST_CASE("a ring takes no more channels than its devices hold") {
                channels_of({{a.bus, {}, 2}, {a.bus, {}, 2}, b, {a.bus, {}, 2}}, {{6, 7, 8, 9}}));
 }
 
-TEST_CASE("a first call in a graph says what to do") {
+TEST_CASE("a first call in a graph gives the remedy") {
   CHECK_THROWS(TransportError, "make one call before",
                check(cudaErrorStreamCaptureUnsupported, "cudaMalloc", "Free some memory"));
 }
 
-TEST_CASE("a failed wait says who waited for whom") {
+TEST_CASE("a failed wait names both ranks") {
   WaitReport r{Verdict::timed_out, WaitFor::data, Protocol::ll, 3, -1, 17, 16};
   r.timeout_ns = 2'500'000'000;
   CHECK_THROWS(TimeoutError,
@@ -266,7 +266,7 @@ TEST_CASE("a failed wait says who waited for whom") {
   CHECK_THROWS(AbortedError, "rank 3 waited for data from rank 1 on channel 3",
                throw_wait(fault_in(r, 3, 4, orders)));
   r.what = WaitFor::credit;
-  r.peer = 1;  // a direct all-reduce says whom
+  r.peer = 1;  // a direct all-reduce names the peer
   CHECK_THROWS(AbortedError, "rank 3 waited for a free slot at rank 1",
                throw_wait(fault_in(r, 3, 4)));
 }

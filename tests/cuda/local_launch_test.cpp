@@ -1,5 +1,5 @@
-// How a ring of several ranks and devices in one process is launched, over a runtime that only
-// takes note of it: no GPU is needed.
+// Launches of a ring of several ranks and devices in one process, over a runtime that only records
+// them: no GPU is needed.
 #include "check.h"
 
 #if RK_WITH_CUDA
@@ -26,7 +26,7 @@ namespace {
 const std::vector<int> kDevices = {0, 2, 0, 1, 2, 0};
 constexpr Milliseconds kTimeout{1000};
 
-// Addresses that tell what they belong to.
+// Addresses that identify their owner.
 void* pointer(size_t n, size_t unit) { return reinterpret_cast<void*>((n + 1) * unit); }
 void* in_of(size_t rank) { return pointer(rank, 1 << 12); }
 void* out_of(size_t rank) { return pointer(rank, 1 << 20); }
@@ -73,7 +73,7 @@ TEST_CASE("each device gets one launch") {
   }
   CHECK_EQ(segments.size(), size_t(6));
   CHECK_EQ(mailboxes.size(), size_t(6));
-  CHECK_EQ(runtime.current, 0);  // the thread's device, as before
+  CHECK_EQ(runtime.current, 0);  // the thread's device is unchanged
   CHECK(ring.drain(Milliseconds(1)));
 }
 
@@ -83,7 +83,7 @@ TEST_CASE("links are probed before there is a ring") {
   make();
   CHECK(runtime.launches.empty() && runtime.probes.empty() && runtime.memory.empty());
   runtime = {};
-  runtime.broken = {{1, 2}};  // CUDA says that they reach each other
+  runtime.broken = {{1, 2}};  // CUDA reports that they reach each other
   CHECK_THROWS(TransportError,
                "what rank 3 (cuda:1, PCI 0000:01:00.0) wrote into the memory of rank 1 (cuda:2, "
                "PCI 0000:02:00.0) did not arrive within 0.5 s: there is nothing of 2816 bytes. "
@@ -264,7 +264,7 @@ TEST_CASE("a direct launch is told of everybody") {
       CHECK_EQ(runtime.device_of(reinterpret_cast<const std::byte*>(args.all)),
                kDevices[size_t(rank)]);
       for (int peer = 0; peer < 6; ++peer) CHECK(args.all[peer] == ranks[peer].mine);
-      // The mesh ends where the word begins that says that the rank has failed.
+      // The mesh ends before the word for the rank's failure.
       const MeshGeometry mesh = MeshGeometry::make(6, ring.geometry().channels);
       CHECK(reinterpret_cast<std::byte*>(args.failed) ==
             args.mine + ring.geometry().bytes() + mesh.bytes());
@@ -272,7 +272,7 @@ TEST_CASE("a direct launch is told of everybody") {
   }
 }
 
-TEST_CASE("over the tensors themselves, one launch has all of them and waits for nobody") {
+TEST_CASE("over the tensors themselves, one launch has all of them and waits for no other") {
   runtime = {};
   const std::vector<int> devices(3, 1);
   LocalRing ring(devices, kTimeout);
@@ -363,7 +363,7 @@ TEST_CASE("launches that wait have a domain of their own, and all their blocks c
   runtime.capability = 8;
   check(together, {cooperative});
   check(apart, {});
-  // These wait for nobody.
+  // These wait for no other.
   runtime = {};
   LocalRing ring(together, kTimeout), alone({1}, kTimeout);
   std::vector<Task> tasks = direct_tasks(together, Algorithm::two_shot);
@@ -500,7 +500,7 @@ TEST_CASE("an abort is told to all") {
   }
 }
 
-// Those who wait for this rank are others on each channel.
+// The ranks that wait for this one differ by channel.
 TEST_CASE("an abort is told to the neighbours on every channel") {
   runtime = {};
   RingOrders orders = test::the_order({0, 2, 4, 1, 3});
@@ -541,7 +541,7 @@ TEST_CASE("an abort is told to the neighbours on every channel") {
 
 TEST_CASE("neighbours have access") {
   runtime = {};
-  runtime.access = {{0, 1}};  // somebody else was first
+  runtime.access = {{0, 1}};  // enabled before by another library
   {
     LocalRing ring({0, 1, 1, 2}, kTimeout);
   }
@@ -700,7 +700,7 @@ TEST_CASE("LL128 takes links that lines cross whole") {
   CHECK_EQ(int(runtime.last), int(cudaSuccess));
 }
 
-// As of a rank whose peer has written, and answers or does not: the peer's part is done by hand.
+// The peer's part, its write and its answer, is done by hand.
 TEST_CASE("a process probes its links") {
   runtime = {};
   IpcTransport mine(0, 1 << 20, 0, 2), peer(1, 1 << 20, 1, 2);
@@ -774,7 +774,7 @@ TEST_CASE("the first rank's failure is thrown") {
   for (const Launch& launch : runtime.launches)
     for (size_t i = 0; i < seats(launch); ++i) {
       const RankArgs& args = launch.args.ranks[i];
-      // What the wait of rank 4 that ran out makes of the others.
+      // The timed-out wait of rank 4, and its effect on the others.
       args.mailbox->report.verdict = args.rank == 4 ? Verdict::timed_out : Verdict::aborted;
     }
   CHECK_THROWS(TimeoutError, "rank 4 waited", ring.run(tasks_on(kDevices)));

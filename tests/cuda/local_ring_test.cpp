@@ -1,5 +1,5 @@
 // The kernels on a GPU, several ranks on one device and on several, against a model of the ring's
-// order. Without a GPU there is nothing to run them on.
+// order. Skipped without a GPU.
 #include "check.h"
 
 #if RK_WITH_CUDA
@@ -110,7 +110,7 @@ void run_call(LocalRing& ring, const std::vector<int>& devices, DType dtype, con
   }
 }
 
-// The ranks as they are numbered, or in so many orders; with a launch for each device or each rank.
+// The ranks in their numbering, or in this many orders; with a launch for each device or each rank.
 void run_ring(const std::vector<int>& devices, int count_of_orders, bool apart = false) {
   std::mt19937_64 random(devices.size() * 97);
   std::mt19937_64 drawn(uint64_t(count_of_orders) + 1);

@@ -1,5 +1,5 @@
-// The outputs that a ring, or a direct all-reduce, must leave on every rank, to the bit, by the
-// definition of the collectives. Knows nothing of CUDA; whoever runs the kernels compares with it.
+// The exact outputs of a ring, or of a direct all-reduce, on every rank, by the definition of the
+// collectives. Independent of CUDA; tests compare the kernels with it.
 #pragma once
 
 #include <random>
@@ -44,12 +44,12 @@ T scaled(const Reduction& r, Reduction::Scale when, T x) {
   return x;
 }
 
-// Whether a rank gives its input; of a broadcast and of a message, the root alone.
+// Returns true if a rank's input is used; in a broadcast and a message, only the root's is.
 inline bool reads(const Plan& plan, int rank) {
   return rank == plan.root ||
          (plan.collective != Collective::broadcast && plan.collective != Collective::send_recv);
 }
-// Whether a rank has an output. What lies where another one passes its own must stay.
+// Returns true if a rank has an output. Otherwise its memory must stay unchanged.
 inline bool writes(const Plan& plan, int rank) {
   if (plan.collective == Collective::reduce) return rank == plan.root;
   if (plan.collective == Collective::send_recv)
@@ -63,8 +63,8 @@ struct Finisher {
 };
 
 // Returns the finishers of the elements that a plan cuts: of the tensor, in an all-reduce, and
-// otherwise of a shard, or of the one thing that a chain moves. They decide in which order an
-// element is added up. Nothing else is asked of the code under test.
+// otherwise of a shard, or of the one tensor of a chain. They determine the order of the addition.
+// The model takes nothing else from the code under test.
 inline std::vector<Finisher> finishers(const Plan& plan) {
   std::vector<Finisher> all(static_cast<size_t>(plan.count));
   for (int channel = 0; channel < plan.channels; ++channel)
@@ -127,7 +127,7 @@ std::vector<std::vector<T>> model(const Plan& plan, const Reduction& reduction,
   return out;
 }
 
-// Of all ranks, in their order: small floats in floats, rounded once.
+// All ranks, in order: small floats added in float32, rounded once.
 template <class T>
 T wide_model(const Reduction& reduction, const std::vector<std::vector<T>>& in, size_t i) {
   using enum Reduction::Scale;
@@ -141,7 +141,7 @@ T wide_model(const Reduction& reduction, const std::vector<std::vector<T>>& in, 
   return in[0][i];
 }
 
-// What each rank should hold after a direct all-reduce: in the order of the ranks.
+// Returns the results of a direct all-reduce on each rank: in the order of the ranks.
 template <class T>
 std::vector<std::vector<T>> direct_model(const Reduction& reduction,
                                          const std::vector<std::vector<T>>& in) {

@@ -1,5 +1,5 @@
-// The number and the timeout that a launch is told, and how the host reads how far it has come;
-// over a runtime that only takes note of what it is asked for.
+// The number and the timeout of a launch, and the host's reading of its progress; over a runtime
+// that only records calls.
 #include "check.h"
 
 #if RK_WITH_CUDA
@@ -160,7 +160,7 @@ TEST_CASE("every launch is told its call's number and timeout") {
   }
 }
 
-// Beside the word that says that the rank has failed, and no other rank's.
+// Beside the word for the rank's failure, and no other rank's.
 TEST_CASE("every rank counts its blocks for itself") {
   runtime = {};
   LocalRing ring(kDevices, kTimeout);
@@ -179,7 +179,7 @@ TEST_CASE("every rank counts its blocks for itself") {
 TEST_CASE("a call that posts no number is not under way") {
   runtime = {};
   LocalRing ring(kDevices, kTimeout);
-  std::vector<Task> tasks = tasks_of(0);  // nobody counts
+  std::vector<Task> tasks = tasks_of(0);  // not counted
   ring.run(tasks);
   CHECK(!all_under_way(tasks));
   CHECK_EQ(runtime.launches.size(), size_t(2));
@@ -232,7 +232,7 @@ TEST_CASE("a captured launch posts nothing") {
   }
 }
 
-TEST_CASE("the slowest rank says how far a call has come") {
+TEST_CASE("the slowest rank determines the progress of a call") {
   runtime = {};
   LocalRing ring(kDevices, kTimeout);
   CHECK_EQ(ring.progress().done, uint64_t(0));
@@ -277,7 +277,7 @@ TEST_CASE("the cause goes before what came of it") {
     const WaitReport found = ring.progress().failed.value().wait;
     CHECK(found.verdict == Verdict::timed_out && found.channel == one);
   }
-  // It does not become an error of this call, which asks nobody anything.
+  // It does not become an error of this call, which queries nothing.
   CHECK_THROWS(TimeoutError, "seq=4 a collective over ll: rank 2 waited for a free slot",
                ring.run(tasks_of(2)));
 }

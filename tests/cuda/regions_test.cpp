@@ -1,5 +1,5 @@
-// Memory for tensors in place: which ranks have mapped it, and what their launches are told, over a
-// runtime that only takes note of it.
+// Memory for tensors in place: the ranks that have mapped it, and the arguments of their launches,
+// over a runtime that only records them.
 #include "check.h"
 
 #if RK_WITH_CUDA
@@ -81,7 +81,7 @@ TEST_CASE("a place is told once all others have mapped its region") {
   CHECK(two.first.place_of(later, 8) != 0);
 }
 
-TEST_CASE("what cannot be mapped is told to nobody, nor what comes behind it") {
+TEST_CASE("memory that cannot be mapped is announced to no rank, nor is later memory") {
   runtime = {};
   Two two;
   runtime.opens = false;
@@ -156,7 +156,7 @@ TEST_CASE("a launch tells where its tensor is, where the others can take it") {
   CHECK_EQ(launched(beyond).plan.place, uint64_t(0));
 }
 
-TEST_CASE("there are only so many regions") {
+TEST_CASE("the number of regions is bounded") {
   runtime = {};
   std::byte* last = nullptr;
   while (Regions::mine().count() < RegionPlace::kMostRegions) last = allocate(1);

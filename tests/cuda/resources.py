@@ -1,7 +1,7 @@
-"""What each kernel takes of a GPU: registers, stack and spills, as ptxas reports them.
+"""The GPU resources of each kernel: registers, stack and spills, as ptxas reports them.
 
-    python tests/cuda/resources.py            how the last build differs from resources.txt
-    python tests/cuda/resources.py --update   writes resources.txt anew
+    python tests/cuda/resources.py            prints how the last build differs from resources.txt
+    python tests/cuda/resources.py --update   rewrites resources.txt
 
 Every build with nvcc leaves the reports beside its objects (cmake/ptxas_report.sh); nothing is
 compiled for this. The build is that of `make build`, or RINGKERN_BUILD_DIR.
@@ -109,7 +109,7 @@ def name_of(mangled: str) -> tuple[str, str, str]:
 
 
 def parse(report: str) -> list[Resources]:
-    """A report of ptxas. What a function takes that a kernel calls is the kernel's."""
+    """Parses a report of ptxas. The resources of a called function count for the kernel."""
     rows = []
     for part in report.split("Compiling entry function ")[1:]:
         mangled, arch = re.findall(r"'([^']+)'", part)[:2]
@@ -177,7 +177,7 @@ def write_table(build: Build) -> str:
 
 
 def read_table(text: str) -> tuple[str, list[Resources]]:
-    """The compiler's version and the rows."""
+    """Returns the compiler's version and the rows."""
     version = re.search(r"^# nvcc (\S+)$", text, re.MULTILINE)
     assert version, f"{TABLE} does not say for which nvcc it is"
     rows = [line.split() for line in text.splitlines() if not line.startswith("#")][1:]

@@ -37,7 +37,7 @@ def listed(rows: list[Resources]) -> str:
     return "\n".join(["", resources.TITLES, *map(resources.line_of, rows)])
 
 
-# ---- What was built ------------------------------------------------------------------------------
+# ---- The build -----------------------------------------------------------------------------------
 
 
 def test_every_kernel_is_reported(build: Build) -> None:
@@ -83,7 +83,7 @@ def test_resources_are_those_of_the_table(build: Build) -> None:
     assert not difference, f"\n{difference}\nIf it must be so: {resources.UPDATE}"
 
 
-# ---- How reports are read ------------------------------------------------------------------------
+# ---- Reading reports -----------------------------------------------------------------------------
 
 KERNEL = "_ZN8ringkern4cuda11ring_kernelILNS_8ProtocolE1E{}Lb{}EEEvNS0_10LaunchArgsE"
 DIRECT = "_ZN8ringkern4cuda13direct_kernelI{}Lb{}EEEvNS0_10DirectArgsE"
@@ -168,7 +168,7 @@ def test_a_difference_shows_the_row_before_and_after() -> None:
     ]
 
 
-# ---- How reports are kept ------------------------------------------------------------------------
+# ---- Keeping reports -----------------------------------------------------------------------------
 
 COMPILER = """\
 echo "ptxas info    : Used 64 registers" >&2

@@ -1,5 +1,5 @@
-// Which kernel a traced task is launched with, and where its rows go; over a runtime that only
-// takes note of it.
+// The kernel of a traced task, and the place of its rows; over a runtime that only records
+// launches.
 #include "check.h"
 
 #if RK_WITH_CUDA
@@ -56,7 +56,7 @@ TEST_CASE("every rank has its rows") {
   }
 }
 
-TEST_CASE("a task that nobody traces has a kernel without a clock") {
+TEST_CASE("a task that is not traced has a kernel without a clock") {
   runtime = {};
   LocalRing ring(kDevices, kTimeout);
   Traced traced;

@@ -1,12 +1,11 @@
-"""The code blocks of a page, and what is to become of them.
+"""The code blocks of a page, and how they are tested.
 
-A block of ``sh``, ``python`` or ``pycon`` is a promise that it works as it stands. A ``text`` block
-right after one of ``sh``, with no word between, is what that prints: each of its lines somewhere,
-and ``...`` is anything. What needs a machine that most people have not is ``text``, beside a word
-that says what it needs.
+A block of ``sh``, ``python`` or ``pycon`` must work unchanged. A ``text`` block right after one of
+``sh``, with no text between, is its output: each of its lines must occur, and ``...`` matches
+anything. A block for an uncommon machine is ``text``, beside a sentence that names the requirement.
 
-A ``python`` block is a program. Its first line is its name, as ``# first.py``, and a command of the
-page runs it. A name with a folder is that of a file in the repository.
+A ``python`` block is a program. Its first line is its name, such as ``# first.py``, and a command
+of the page runs it. A name with a folder is that of a file in the repository.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = (ROOT / "README.md", ROOT / "docs" / "quickstart.md")
 HOWTO = tuple(sorted((ROOT / "docs" / "howto").glob("*.md")))
 
-# What a block may be. `sh`, `python` and `pycon` are run; other names for them would not be.
+# The kinds of blocks. `sh`, `python` and `pycon` are run; other names for them would not be.
 LANGUAGES = ("sh", "python", "pycon", "text", "bibtex", "{toctree}")
 
 _FENCE = re.compile(r"^( *)```([^\s`]*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
@@ -54,7 +53,7 @@ class Block:
 
     @property
     def commands(self) -> list[str]:
-        """Of a block of sh: each as it stands, joined where a line ends in a backslash."""
+        """Returns the commands of a block of sh, joined where a line ends in a backslash."""
         lines = map(str.strip, self.text.replace("\\\n", " ").splitlines())
         return [line for line in lines if line and not line.startswith("#")]
 

@@ -1,4 +1,6 @@
-"""Who runs a command of a page: what is in no list here, ``test_blocks.py``, as it stands."""
+"""Where each command of a page is run: commands in no list here are run unchanged by
+``test_blocks.py``.
+"""
 
 from __future__ import annotations
 
@@ -30,5 +32,5 @@ def needs_a_clone(command: str) -> bool:
 
 
 def run_elsewhere(command: str) -> str | None:
-    """By whom, or None."""
+    """Returns the test or tool that runs it, or None."""
     return next((by for what, by in ELSEWHERE.items() if re.fullmatch(what, bare(command))), None)

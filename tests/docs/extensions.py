@@ -1,4 +1,4 @@
-"""What docs/_ext holds, for tests: it is no package, but a folder that docs/conf.py adds."""
+"""Access to docs/_ext for tests: it is no package, but a folder that docs/conf.py adds."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""The tables of README.md, and of two pages of docs/, that say what the code and the results say.
+"""Generates the tables of README.md, and of two pages of docs/, from the code and the results.
 
-A page has room for them, between ``<!-- generated: NAME -->`` and ``<!-- end -->``, so that a
-file viewer shows them. (Other pages of ``docs/`` are filled when the site is built, by
+They stand in the page between ``<!-- generated: NAME -->`` and ``<!-- end -->``, so that a file
+viewer shows them. (Other pages of ``docs/`` are filled when the site is built, by
 ``docs/_ext/made_from_code``.)
 
-``python -m tests.docs.generated --update`` fills it; without ``--update`` it says if it is old.
+``python -m tests.docs.generated --update`` fills them in; without ``--update`` it reports outdated
+ones.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ code, table = made_from_code.markdown.code, made_from_code.markdown.table
 
 
 def support() -> str:
-    """What is reduced, and over what: in short what docs/reference/support.md has in full."""
+    """Returns the supported tensors and connections: a summary of docs/reference/support.md."""
     asked = made_from_code.support
     info = build_info()
     by_ops: dict[str, list[str]] = {}
@@ -68,7 +69,7 @@ def commands() -> str:
     return table(["command", "what it does"], rows)
 
 
-# ---- the run that is quoted ---------------------------------------------------------------------
+# ---- the quoted run -----------------------------------------------------------------------------
 
 ALSO = "bench/results/2026-11-21-cpu-2-ranks-peers.json"
 RUN = "bench/results/2026-11-24-cpu-2-ranks-peers.json"
@@ -93,7 +94,7 @@ def _figures(row: dict[str, Any]) -> list[str]:
 
 
 def conditions() -> str:
-    """Of that run: machine, date, versions, command."""
+    """Returns the conditions of that run: machine, date, versions, command."""
     run = _run()
     machine = run["machine"]
     command = re.sub(r" (-J|--plot) \S+", "", run["command"]).replace(" -b ", " \\\n    -b ")
@@ -141,7 +142,7 @@ def _us(time: float) -> str:
     return f"{time:,.0f}" if time >= 100 else f"{time:.{1 if time >= 10 else 2}f}"
 
 
-# ---- where it goes ------------------------------------------------------------------------------
+# ---- the page -----------------------------------------------------------------------------------
 
 TABLES: dict[str, Callable[[], str]] = {
     "support": support,
@@ -164,7 +165,7 @@ def filled(text: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """0 where the pages are, or now are, as they are to be."""
+    """Returns 0 if the pages are, or now are, up to date."""
     old = False
     for page in PAGES:
         text = page.read_text()

@@ -1,4 +1,4 @@
-"""What is public: what docs/reference lists, found by walking it."""
+"""The public names: those that docs/reference lists."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Named:
 
     @cached_property
     def function(self) -> Any:
-        """What is called; None for what is no function."""
+        """Returns the function behind a name; None if it is not a function."""
         value = self.value.__func__ if isinstance(self.value, _BOUND) else self.value
         return value if inspect.isfunction(value) else None
 
@@ -53,7 +53,7 @@ _BOUND = (classmethod, staticmethod)
 
 @functools.cache
 def listed() -> dict[str, list[str]]:
-    """By module: the members that a page names; empty where it shows all of them."""
+    """Returns, by module, the members that a page names; empty where it shows all of them."""
     pages = "".join(
         made_from_code.filled(page.read_text()) for page in sorted(REFERENCE.glob("*.md"))
     )

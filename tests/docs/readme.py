@@ -1,11 +1,11 @@
-"""``make readme``: README.md and docs/quickstart.md as a newcomer meets them.
+"""``make readme``: runs README.md and docs/quickstart.md like a new user.
 
-A fresh clone of what is committed, a fresh virtual environment with nothing in it, and then every
-command and every block, as it stands and in order, what installs and builds included. It takes
-minutes, and what pip fetches. Variables of pip and of the build count: ``RINGKERN_CUDA=0``, which
-leaves out the CUDA kernels and is quicker, or ``PIP_CONSTRAINT``.
+Makes a fresh clone of the commit and an empty virtual environment, and then runs every command and
+every block unchanged and in order, including installs and builds. It takes minutes and downloads
+packages. Variables of pip and of the build apply: ``RINGKERN_CUDA=0``, which leaves out the CUDA
+kernels and is quicker, or ``PIP_CONSTRAINT``.
 
-    python3 -m tests.docs.readme [--repository DIR]      # needs git, and what README.md needs
+    python3 -m tests.docs.readme [--repository DIR]      # needs git and README.md's requirements
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OF_THE_BUILD = ("RINGKERN_CUDA", "RINGKERN_CUDA_ARCHS")
 
 
 def work_through(repository: Path, folder: Path) -> int:
-    """The number of blocks that do not do what the pages say."""
+    """Returns the number of blocks that do not do what the pages state."""
     clone, venv = folder / "ringkern", folder / "venv"
     subprocess.run(["git", "clone", "--quiet", str(repository), str(clone)], check=True)
     subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
@@ -52,7 +52,7 @@ def work_through(repository: Path, folder: Path) -> int:
 
 
 def _works(block: Block, printed: str, clone: Path, env: dict[str, str]) -> bool:
-    """Runs a block of sh or pycon, and says so."""
+    """Runs a block of sh or pycon, and reports the outcome."""
     if block.language == "pycon":
         (clone / ".block").write_text(block.text)
         script, shown = "python -m doctest .block && rm .block", [block.text.splitlines()[0]]

@@ -18,7 +18,7 @@ GRACE_S = 10  # in which torchrun ends its ranks
 @dataclass(frozen=True)
 class Done:
     status: int
-    output: str  # of stdout and stderr, as they came
+    output: str  # stdout and stderr, in order
 
 
 def environment() -> dict[str, str]:
@@ -61,8 +61,8 @@ def run(script: str, folder: Path, limit_s: float, env: Mapping[str, str]) -> Do
 def _end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is not None:
         return
-    # Handles, since a number may be somebody else's by the time that it is signalled. The ranks of
-    # torchrun are in sessions of their own.
+    # Uses handles, because a pid may belong to another process by the time of the signal. The ranks
+    # of torchrun are in sessions of their own.
     started = [handle for pid in _descendants(process.pid) for handle in _handles(pid)]
     for handle in started:
         _signal(handle, signal.SIGTERM)

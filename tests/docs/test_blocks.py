@@ -36,7 +36,7 @@ def id_of(page: Path) -> str:
 
 
 def runnable(block: Block) -> str:
-    """What is run of a block of sh here."""
+    """Returns the commands of a block of sh that are run here."""
     return "\n".join(c for c in block.commands if not needs_a_clone(c) and not run_elsewhere(c))
 
 
@@ -105,7 +105,9 @@ def test_blocks_work_as_they_stand(page: Path, runs: dict[Path, Future[None]]) -
 
 
 def test_every_program_is_run() -> None:
-    """By a command of the page; one of a block of text needs what its words say."""
+    """A command of the page runs it; for a program in a block of text, the text beside it names the
+    requirement.
+    """
     for page in ALL:
         check_programs(blocks_of(page))
 
@@ -127,7 +129,7 @@ def test_the_first_two_pages_run_something() -> None:
         assert any(runnable(block) for block in blocks_of(page))
 
 
-# ---- what finds the blocks, and what runs them --------------------------------------------------
+# ---- finding and running the blocks -------------------------------------------------------------
 
 PAGE = """\
 ```sh
@@ -207,7 +209,7 @@ def test_nothing_outlives_its_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_term: str
 ) -> None:
     monkeypatch.setattr(runner, "GRACE_S", 1)
-    # In a session of its own, as the ranks of torchrun are.
+    # In a session of its own, like the ranks of torchrun.
     rank = f"trap {on_term} TERM; echo $$ > pid; exec sleep 600"
     with pytest.raises(TimeoutError, match="begun"):
         run(f'echo begun; setsid bash -c "{rank}" & wait'.replace("$$", "\\$\\$"), tmp_path, 2, {})

@@ -1,4 +1,4 @@
-"""What stands behind ``>>>`` runs as it stands: in docstrings, and in pages' blocks of pycon."""
+"""The code after ``>>>`` runs unchanged: in docstrings, and in pages' blocks of pycon."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 def of_docstrings() -> Iterator[doctest.DocTest]:
-    """Of all modules of the package that can be imported here, public or not."""
+    """Returns the doctests of all importable modules of the package, public or not."""
     finder = doctest.DocTestFinder(exclude_empty=True)
     for found in pkgutil.walk_packages(ringkern.__path__, "ringkern."):
         if re.search(r"\._|\.__main__$", found.name):
@@ -29,7 +29,7 @@ def of_docstrings() -> Iterator[doctest.DocTest]:
 
 
 def of_pages() -> Iterator[doctest.DocTest]:
-    """A test for each page: its blocks share their names, as they do for a reader."""
+    """Returns a test for each page: its blocks share their names, as a reader expects."""
     for page in sorted(PAGES):
         blocks = [block for block in blocks_of(page) if block.language == "pycon"]
         name = str(page.relative_to(ROOT))
@@ -54,7 +54,7 @@ OF_PAGES = list(of_pages())
 
 @pytest.fixture(autouse=True)
 def group_is_left() -> Iterator[None]:
-    """An example may make a group of one rank, and need not say how it ends."""
+    """Destroys the group of one rank that an example may leave."""
     yield
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -66,7 +66,7 @@ def test_they_are_found() -> None:
 
 
 def test_every_block_of_pycon_has_a_prompt() -> None:
-    """One that is written as ``python`` looks is run by nobody."""
+    """A block of pycon without a prompt would not be run."""
     blocks = [block for page in PAGES for block in blocks_of(page) if block.language == "pycon"]
     assert [str(block) for block in blocks if not block.text.startswith(">>> ")] == []
 

@@ -1,4 +1,4 @@
-"""README.md, and a page of docs/, say what the code and the results say."""
+"""README.md, and a page of docs/, match the code and the results."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def test_at_most_ten_variables() -> None:
 
 
 def test_what_the_readme_says_of_the_quoted_run() -> None:
-    """'less time than any of them at all 26 sizes of that run, from Python and from C'."""
+    """Checks the sentence 'less time than any of them at all 26 sizes of that run, from Python and
+    from C'.
+    """
     text = " ".join(PAGE.read_text().split())
     for file in (RUN, ALSO):
         rows = generated._run(file)["rows"]

@@ -1,7 +1,7 @@
-"""Every link within the repository leads somewhere: to a file that is there, and an anchor in it.
+"""Every link within the repository leads to an existing file, and to an anchor in it.
 
-Sphinx looks at the links of its pages. These are those of all Markdown files, README.md and what
-lies next to the sources included, as a file viewer follows them.
+Sphinx checks the links of its pages. These tests check all Markdown files, including README.md and
+those next to the sources, in the form in which a file viewer follows them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TEMPLATE = ROOT / "tests/torch/support/template.md"
 
 
 def markdown_files() -> list[Path]:
-    """Of the repository, and not of an environment or a build within it."""
+    """Returns the repository's files, without those of an environment or a build within it."""
     found = [file for folder in FOLDERS for file in (ROOT / folder).rglob("*.md")]
     return sorted({*found, *ROOT.glob("*.md")} - {TEMPLATE})
 
@@ -75,7 +75,7 @@ NAMED = re.compile(
     r"\.(?:md|py|pyi|h|cuh|c|cpp|cu|json|txt|xml|png|svg)\b"
 )
 SUFFIXES = (".md", ".py", ".pyi", ".h", ".cuh", ".c", ".cpp", ".cu", ".toml", ".txt")
-# Of other repositories.
+# Links to other repositories.
 OF_OTHERS = {
     "csrc/custom_all_reduce.cuh",
     "docs/dsl/results.md",

@@ -1,4 +1,6 @@
-"""What the pages mention is there: commands and their options, programs, targets, variables."""
+"""Everything that the pages mention exists: commands and their options, programs, targets,
+variables.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ PAGES = sorted(
     {*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md")}
     - {ROOT / "CHANGELOG.md"}
 )
-# Of text with Markdown around it: up to what ends a command.
+# Matches a command in text with Markdown around it.
 _WORDS = r"((?:\\\n|[^`\n|;#()])*)"
 _COMMAND = re.compile(r"(?:python3? -m |torchrun [^\n`]*-m )ringkern ([a-z]+)" + _WORDS)
 _EXAMPLE = re.compile(r"python3? (examples/\w+\.py)" + _WORDS)
@@ -40,14 +42,14 @@ def unknown_options(words: str, parser: argparse.ArgumentParser) -> list[str]:
 
 
 def options_of(program: Path) -> set[str]:
-    """Of an example: its own, and those of all examples."""
+    """Returns the options of an example: its own, and those of all examples."""
     text = program.read_text() + (program.parent / "compare.py").read_text()
     calls = re.findall(r"add_argument\(((?:\"--?[\w-]+\",? ?)+)", text)
     return {name for call in calls for name in re.findall(r"--?[\w-]+", call)}
 
 
 def wrong(text: str, folder: Path = ROOT) -> Iterator[str]:
-    """What the text of a page in ``folder`` mentions that is not there."""
+    """Returns mentions in the text of a page in ``folder`` that do not exist."""
     for path in _PATH.findall(text):
         if not (folder / path).exists():
             yield f"{path}: no such file"

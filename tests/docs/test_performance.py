@@ -166,7 +166,7 @@ def speeds(file: Path, *, on_host: bool = False) -> list[dict[tuple[int, int, st
 
 
 def test_predicted_on_one_gpu() -> None:
-    """The table is what the model predicts now, and the text says how far off it is."""
+    """The table equals the model's current prediction, and the text states its error."""
     text = PAGE.read_text()
     gpu, compared = measured.read(H200)
     section = " ".join(text.split("## Predicted on one GPU\n")[1].split())

@@ -248,7 +248,7 @@ def test_direct_traces_refuse_what_is_none() -> None:
 
 
 def test_only_rails_leave_a_host_and_each_carries_one_shard() -> None:
-    """What was not on a host comes to it in the phase between, to the rank whose shard it is."""
+    """Data that a host lacks arrives in the phase between, at the rank that owns the shard."""
     before, scattered, reduced, gathered = hosts.phases()
     everybody = tuple(range(hosts.RANKS))
     for rank in everybody:

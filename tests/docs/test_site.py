@@ -1,4 +1,4 @@
-"""What docs/_ext does for the site, on small ones; `make docs` builds the site itself."""
+"""docs/_ext on small sites; `make docs` builds the real site."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def make_site(root: Path, url: str = "", **pages: str) -> Path:
 
 
 def build(docs: Path, capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """The status of a strict build, and what it says."""
+    """Returns the status of a strict build, and its output."""
     html = str(docs.parent / "html")
     status = build_main(["-q", "-W", "--keep-going", "-n", "-b", "html", str(docs), html])
     return status, capfd.readouterr().err
@@ -113,7 +113,7 @@ def test_broken_links_are_errors(tmp_path: Path, capfd: pytest.CaptureFixture[st
         assert re.search(rf"page\.md:{line}: .*{re.escape(what)}", said), said
 
 
-# ---- What is made from the code ------------------------------------------------------------------
+# ---- Pages made from the code --------------------------------------------------------------------
 
 
 def test_every_part_has_a_page_and_every_page_its_part() -> None:

@@ -1,6 +1,6 @@
-"""Every signature of the public API says what it takes and gives, and ``Any`` only for a reason.
+"""Every signature of the public API is annotated, with ``Any`` only for a stated reason.
 
-mypy's strict mode (``make lint``) has an annotation everywhere; it takes ``Any`` for one.
+mypy's strict mode (``make lint``) requires annotations everywhere, but accepts ``Any``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ANY = {
 
 
 def annotations(function: object) -> dict[str, object]:
-    """By parameter, and ``return``; None where there is none."""
+    """Returns the annotations by parameter, and ``return``; None where there is none."""
     signature = inspect.signature(function)  # type: ignore[arg-type]
     found = {p.name: p.annotation for p in signature.parameters.values()}
     found["return"] = signature.return_annotation

@@ -1,4 +1,4 @@
-// Every sentence about a failure, once and in full; and what may come from another process.
+// Every sentence about a failure, once and in full; and faults from another process.
 #include "fault/render.h"
 
 #include "check.h"
@@ -19,7 +19,7 @@ CallSeen call(uint64_t seq, Collective collective, int64_t count, int root = 0,
   return seen;
 }
 
-// A fault of which everything is known: rank 1 finds what rank 3 has done.
+// A fault with every fact known: rank 1 finds the error of rank 3.
 Fault whole(Event event) {
   Fault f = fault_of(event, 1, 3, 17);
   f.mine.on_page = f.theirs.on_page = 1;
@@ -190,11 +190,11 @@ TEST_CASE("every sentence reads as it should") {
   for (const auto& [event, text] : kGolden) {
     const Fault f = whole(event);
     CHECK_EQ(text_of(f), std::string(text));
-    CHECK_EQ(text_of(read_fault(to_bytes(f))), std::string(text));  // as another rank says it
+    CHECK_EQ(text_of(read_fault(to_bytes(f))), std::string(text));  // as another rank shows it
   }
 }
 
-TEST_CASE("a late message asks what the other rank has done") {
+TEST_CASE("a late message asks for the other rank's calls") {
   Fault f = whole(Event::message_timeout);
   f.message.sends = 1;
   CHECK_CONTAINS(text_of(f),
@@ -206,7 +206,7 @@ TEST_CASE("a late message asks what the other rank has done") {
   CHECK_CONTAINS(text_of(f), "the timeout. Did rank 3 make the same call?");
 }
 
-TEST_CASE("what is not known is left out") {
+TEST_CASE("unknown facts are left out") {
   for (int event = 1; event < kEvents; ++event) {
     const std::string text = text_of(fault_of(Event(event), 1));
     CHECK(text.find_first_of("{}[]") == std::string::npos);
@@ -248,7 +248,7 @@ TEST_CASE("a long list of ranks is cut") {
   CHECK_CONTAINS(text_of(f), "; and 8 more. The communicator");
 }
 
-TEST_CASE("a message from another rank than the one that is blamed names its peer") {
+TEST_CASE("a message from a rank other than the blamed one names its peer") {
   Fault f = whole(Event::message_timeout);
   f.theirs.rank = 4;
   CHECK_CONTAINS(text_of(f), "rank 1 waited for a message from rank 3 (tag 5");
@@ -329,7 +329,7 @@ TEST_CASE("a wait is in the group's numbers, and so is the root of its call") {
   CHECK(f.event == Event::wait_timeout && f.rank == 5 && f.wait.peer == 5 && f.reporter == 4);
 }
 
-TEST_CASE("a wait is there without a number, where its call is known") {
+TEST_CASE("a wait is shown without a number if its call is known") {
   const CallWords broadcast = words_of(Collective::broadcast, {}, Algorithm::ring, {}, 2, 1);
   const WaitReport report{Verdict::timed_out, WaitFor::data, Protocol::simple, 0, 1, 7, 6};
   CHECK(failed_wait(report, 0, 1, 0, broadcast, 1, {}).mine.call.is_there);
@@ -359,7 +359,7 @@ TEST_CASE("a fault without a sentence of its own keeps the class of its exceptio
   CHECK(!is_quoted(Event::cannot_exchange) && !is_quoted(Event::here));
 }
 
-// Returns the facts of the error that the call throws, which is of this class.
+// Returns the facts of the call's error, which has this class.
 template <class E>
 Facts thrown(const std::function<void()>& call) {
   try {
@@ -409,7 +409,7 @@ std::string field_of(const Fault& f, const std::string& name) {
   FAIL("there is no field " + name);
 }
 
-TEST_CASE("every field says what the fault holds") {
+TEST_CASE("every field shows the value of the fault") {
   Fault f = whole(Event::mismatch);
   f.mine.host = "a";
   f.theirs.host = "b";
@@ -462,7 +462,7 @@ TEST_CASE("every field says what the fault holds") {
 
 // ---- from another process -----------------------------------------------------------------------
 
-TEST_CASE("a fault from another process is within bounds") {
+TEST_CASE("a fault from another process is clamped to valid ranges") {
   const std::string bytes = to_bytes(whole(Event::mismatch));
   for (const size_t cut : {size_t(0), size_t(1), size_t(70), bytes.size() - 8, bytes.size() - 1})
     CHECK(read_fault(bytes.substr(0, cut)).event == Event::unreadable);
@@ -470,7 +470,7 @@ TEST_CASE("a fault from another process is within bounds") {
   Fault odd = whole(Event::abort);
   odd.event = Event(kEvents);
   CHECK(read_fault(to_bytes(odd)).event == Event::unsaid);
-  odd.event = Event::none;  // as if nothing had failed
+  odd.event = Event::none;  // like without a failure
   CHECK(read_fault(to_bytes(odd)).event == Event::unsaid);
   odd = whole(Event::abort);
   odd.cause = Cause::none;
@@ -480,7 +480,7 @@ TEST_CASE("a fault from another process is within bounds") {
   odd.ranks = INT32_MAX;
   odd.theirs.end = {ProcessEnd::Known(77), 9, 'R'};
   odd.wait.protocol = Protocol(77);
-  std::memset(odd.evidence.bytes, 0x1b, sizeof odd.evidence.bytes);  // and no end
+  std::memset(odd.evidence.bytes, 0x1b, sizeof odd.evidence.bytes);  // unterminated
   std::memset(odd.group.bytes, '\n', sizeof odd.group.bytes);
   std::memset(odd.hosts.bytes, 0xff, sizeof odd.hosts.bytes);
   std::memset(odd.theirs.host.bytes, 1, sizeof odd.theirs.host.bytes);
@@ -497,8 +497,8 @@ TEST_CASE("a fault from another process is within bounds") {
   CHECK_EQ(f.theirs.host.text(), std::string(sizeof f.theirs.host.bytes - 1, '?'));
 }
 
-// Whatever the bytes are, there is a sentence, of printable characters.
-TEST_CASE("any bytes make a sentence") {
+// Any bytes give a sentence of printable characters.
+TEST_CASE("any bytes give a sentence") {
   const Fault good = whole(Event::mismatch);
   uint64_t state = 1;
   int read = 0;
@@ -523,7 +523,7 @@ TEST_CASE("any bytes make a sentence") {
   CHECK(read > 15'000);
 }
 
-TEST_CASE("a fault takes little room where little is known") {
+TEST_CASE("a fault with few facts takes little room") {
   CHECK(to_bytes(aborted_by(1, "enough")).size() < 300);
   const Fault f = whole(Event::wait_timeout);
   CHECK(to_bytes(read_fault(to_bytes(f))) == to_bytes(f));

@@ -1,5 +1,5 @@
-// What a process may be kept from having: memfd, room in /dev/shm, memory. For children alone;
-// where this system does not let one be made, the answer says why.
+// Restrictions of a process: no memfd, little room in /dev/shm, little memory. Used in children
+// only; if this system does not allow one, the result has the reason.
 #pragma once
 
 #include <linux/audit.h>
@@ -23,8 +23,8 @@
 
 namespace ringkern::faults {
 
-// Every call of memfd_create in this process fails from now on, as in a container whose seccomp
-// filter does not know it.
+// Makes every call of memfd_create in this process fail, like a container whose seccomp filter does
+// not know it.
 inline void forbid_memfd(int error) {
   const auto number = uint32_t(offsetof(seccomp_data, nr));
   sock_filter code[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, number),
@@ -36,7 +36,8 @@ inline void forbid_memfd(int error) {
   REQUIRE(::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
 }
 
-// A file system of this process's own at /dev/shm. Empty, or why there is none.
+// Mounts a file system of this process's own at /dev/shm. Returns an empty text, or the reason for
+// the failure.
 inline std::string mount_at_dev_shm(const char* kind, const char* options) {
   const auto why = [](const char* call) { return std::string(call) + ": " + std::strerror(errno); };
   if (::unshare(CLONE_NEWNS) != 0) return why("unshare");
@@ -45,11 +46,11 @@ inline std::string mount_at_dev_shm(const char* kind, const char* options) {
   return "";
 }
 
-// A memory cgroup inside this process's, which a child can go into. Its limit is that of what is
-// around the child's own cgroup, so that it is not the first that is looked at.
+// A memory cgroup inside this process's, which a child can enter. Its limit is set around the
+// child's own cgroup, so that it is not the first to be read.
 class MemoryCgroup {
  public:
-  // What was made is removed by the destructor; `why_not()` is empty unless it could not be made.
+  // The destructor removes the cgroup; `why_not()` is empty unless it could not be made.
   explicit MemoryCgroup(long long limit) {
     std::ifstream groups("/proc/self/cgroup");
     for (std::string line; std::getline(groups, line);) {
@@ -62,7 +63,7 @@ class MemoryCgroup {
     std::ifstream own("/proc/self/cgroup");
     for (std::string line; std::getline(own, line);)
       if (line.rfind("0::", 0) == 0) {
-        // A cgroup with processes in it has no limited ones inside: beside this process's, then.
+        // A cgroup with processes cannot contain limited ones: this one is made beside it.
         std::string path = line.substr(3);
         path.resize(path.rfind('/'));
         set_up("/sys/fs/cgroup" + path, "memory.max", limit);
@@ -71,7 +72,7 @@ class MemoryCgroup {
     why_not_ = "no memory cgroup";
   }
   ~MemoryCgroup() {
-    // Processes that have ended are in it for a moment longer.
+    // Processes that have ended stay in it for a moment.
     for (int i = 0; i < 100 && !inner_.empty() && ::rmdir(inner_.c_str()) != 0; ++i)
       ::usleep(10'000);
     for (int i = 0; i < 100 && !outer_.empty() && ::rmdir(outer_.c_str()) != 0; ++i)

@@ -1,4 +1,4 @@
-// How a rank makes calls, and what becomes of them.
+// Calls of a rank, and their outcomes.
 #pragma once
 
 #include <future>
@@ -14,8 +14,8 @@
 
 namespace ringkern::faults {
 
-// As csrc/torch makes it for CPU tensors. `threads`: of ranks that are, on one mapping of what they
-// share, which is what ThreadSanitizer needs; then no tensor is reduced where it is.
+// Makes the device that csrc/torch makes for CPU tensors. `threads`: for ranks that are threads and
+// share one mapping, which ThreadSanitizer needs; then no tensor is reduced in place.
 inline Device cpu_device(int rank, int ranks, Milliseconds timeout,
                          const std::shared_ptr<cpu::LocalMemory>& threads = nullptr) {
   Device device;
@@ -34,7 +34,7 @@ inline Device cpu_device(int rank, int ranks, Milliseconds timeout,
   return device;
 }
 
-// What a call ended in.
+// The outcome of a call.
 enum class Ending {
   nothing,
   ok,
@@ -56,13 +56,13 @@ inline const char* name_of(Ending ending) {
 struct Outcome {
   Ending ending = Ending::nothing;
   int64_t at_ns = 0;
-  int rank = -1;     // as the error says
-  uint64_t seq = 0;  // as the error says
+  int rank = -1;     // named by the error
+  uint64_t seq = 0;  // named by the error
   char text[2500] = {};
 };
 
-// What another thread has noted. An exception is not handed over: ThreadSanitizer does not see how
-// libstdc++ counts who holds it.
+// The record of another thread. It is no exception: ThreadSanitizer does not see libstdc++'s
+// reference counts of exceptions.
 struct Noted {
   const Outcome outcome;
 };
@@ -74,7 +74,7 @@ inline void note(Outcome& o, Ending ending, const Error& error) {
   o.ending = ending;
 }
 
-// Runs it, and notes when it raised what. True if it did not.
+// Runs the function, and records the exception and its time. Returns true if there was none.
 template <class F>
 bool attempt(Outcome& o, F&& run) {
   try {
@@ -113,14 +113,14 @@ bool attempt(Outcome& o, F&& run) {
 
 enum class How { quick, plain, async };
 
-// In each of the ways in which a rank may call.
+// Makes the call in each form.
 inline void call(Communicator& communicator, const Device& device, const Task& task, How how) {
   if (how == How::async) {
     struct Ended {
       Outcome outcome;
       std::promise<void> said;
     };
-    const auto ended = std::make_shared<Ended>();  // the callback is over after this call
+    const auto ended = std::make_shared<Ended>();  // the callback may outlive this call
     communicator.run_async(device, task, [ended](std::exception_ptr error) {
       attempt(ended->outcome, [&] {
         if (error) std::rethrow_exception(error);
@@ -134,7 +134,7 @@ inline void call(Communicator& communicator, const Device& device, const Task& t
   }
 }
 
-// What keeps a new ring from working; empty: nothing. All its ranks ask with the same `seed`.
+// Returns the fault of a new ring; empty: none. All its ranks pass the same `seed`.
 inline std::string new_ring_fails(Store& store, const Device& device, int rank, int ranks,
                                   Milliseconds timeout, uint64_t seed) {
   const std::shared_ptr<Store> borrowed(&store, [](Store*) {});
@@ -152,8 +152,8 @@ inline std::string new_ring_fails(Store& store, const Device& device, int rank, 
   return "";
 }
 
-// What this process has before it has a ring. The arena stays for its life, and so does a thread of
-// ThreadSanitizer's, which begins with the first that is made.
+// The resources of this process before it has a ring. The arena stays for its life, and so does a
+// thread of ThreadSanitizer's, which begins with the first thread.
 inline Owned owned_at_first() {
   cpu::Arena::mine();
   std::thread([] {}).join();
@@ -165,7 +165,7 @@ inline Owned owned_at_first() {
   }
 }
 
-// What this process has besides what it had `before`; empty: nothing.
+// Returns the additional resources of this process since `before`; empty: none.
 inline std::string not_given_back(const Owned& before) {
   const Owned after = owned_once_settled(before);
   return after == before ? "" : "it has " + text_of(after) + "; before: " + text_of(before);

@@ -1,7 +1,7 @@
 """Runs a cell of the failure matrix: a fault of rank 3 of four; tests.faults.matrix starts it.
 
-Each rank that lives to tell writes how and when it was told: ``said<rank>`` in the folder. The
-victim writes when the fault began: ``fault``. Times are those of the machine's one clock.
+Each surviving rank writes its error and the time: ``said<rank>`` in the folder. The victim writes
+the time of the fault: ``fault``. All times are of the machine's one clock.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from tests.torch.fake_cuda import on_device
 
 VICTIM = 3
 LARGE = 64_000_000  # elements of a call that lasts until the fault has come
-LARGE_ON_DEVICE = 1_000_000  # of one on a fake device, which takes some seconds
-MANY = 300_000  # of one that travels over all rails: their engines connect before the fault
+LARGE_ON_DEVICE = 1_000_000  # elements of a call on a fake device, which takes some seconds
+MANY = 300_000  # elements of a call that uses all rails: their engines connect before the fault
 LATE_S = 6.5  # more than the 5 s after which a rank warns, less than the timeout of that cell
 AFTER_S = 0.5  # between these calls: more than a watch takes to notice that calls differ
 HEARD_S = 3.0  # a watch reports a failure within this time, or not at all
@@ -58,7 +58,7 @@ class Cell(Plan):
 
 
 class OnDevice:
-    """A communicator, or torch.distributed, that is given what lies on a fake device."""
+    """A communicator, or torch.distributed, whose tensors are moved to a fake device."""
 
     def __init__(self, of: Any) -> None:
         self.of = of
@@ -93,7 +93,7 @@ def _stop(ring: Ring) -> None:
 
 
 def _late(ring: Ring) -> None:
-    """Stops this process for a while, so that it is late wherever it is."""
+    """Stops this process for a while, so that it is late at any point."""
     command = f"sleep {LATE_S}; kill -CONT {os.getpid()}"
     subprocess.Popen(["sh", "-c", command])
     os.kill(os.getpid(), signal.SIGSTOP)
@@ -121,7 +121,7 @@ DEEDS: dict[str, Callable[[Ring], object]] = {
     "late": _late,
 }
 SOON_S = 2.0
-# Of the cells that reach it.
+# Cells that reach it.
 TIMEOUT_S = {"stop": SOON_S, "timeout": SOON_S, "mismatch: the root": SOON_S}
 
 
@@ -129,7 +129,7 @@ TIMEOUT_S = {"stop": SOON_S, "timeout": SOON_S, "mismatch: the root": SOON_S}
 
 
 def _calls(cell: Cell, rank: int, ring: Ring) -> list[Call]:
-    """Returns the call in which the fault comes, and one behind it, in which it may be told."""
+    """Returns the call in which the fault comes, and one after it, which may raise the error."""
     odd = rank == VICTIM
     _, _, field = cell.fault.partition(": ")
     x = torch.ones(100)
@@ -153,7 +153,7 @@ def _calls(cell: Cell, rank: int, ring: Ring) -> list[Call]:
 
 
 def _enqueue(call: Callable[..., dist.Work], async_op: bool) -> dist.Work | None:
-    """Makes a call on a device, and else looks at its Work until it has ended."""
+    """Makes a call; on a device, polls its Work until it has ended."""
     work = call(async_op=True)
     return work if async_op else _wait(work)
 
@@ -181,7 +181,7 @@ def _error(calls: list[Call]) -> dict[str, Any] | None:
 
 
 def _seen(call: Call, heard: Heard) -> dict[str, Any] | None:
-    """Makes the last call of a program, and looks at its Work until it has ended."""
+    """Makes the last call of a program, and polls its Work until it has ended."""
 
     def look() -> None:
         _wait(call(True))
@@ -193,7 +193,7 @@ def _seen(call: Call, heard: Heard) -> dict[str, Any] | None:
 
 
 def _told(cell: Cell, calls: list[Call], heard: Heard) -> dict[str, Any] | None:
-    """Returns how a rank is told of a fault that has come, or is about to come."""
+    """Returns the error by which a rank is told of a past or coming fault."""
     if cell.when == "in the last call":
         return _seen(calls[0], heard)
     report = _failure(heard) if cell.when == "idle" else None
@@ -208,7 +208,7 @@ def _told(cell: Cell, calls: list[Call], heard: Heard) -> dict[str, Any] | None:
 def _befallen(
     cell: Cell, ring: Ring, calls: list[Call], heard: Heard, folder: Path
 ) -> dict[str, Any] | None:
-    """Brings the fault about in this process; returns what it is told, if it lives to be told."""
+    """Causes the fault in this process; returns its error if it survives."""
     if cell.when == "in a call" and cell.fault in DEEDS:
         work = calls[0](True)
         time.sleep(0.05)
@@ -241,7 +241,7 @@ def cell(rank: int, size: int, folder: Path) -> None:
     calls = _calls(plan, rank, ring)
     for n in (10, 10, 10 if plan.cuda else MANY):
         x = torch.ones(n)
-        if plan.cuda:  # it is over when the device says so
+        if plan.cuda:  # done when the device shows it
             _enqueue(partial((ring.communicator or dist).all_reduce, on_device(x)), False)
         else:
             ring.all_reduce(x)
@@ -260,9 +260,9 @@ def cell(rank: int, size: int, folder: Path) -> None:
         pid = int(wait_for(folder / f"pid{VICTIM}"))
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
-        _wait_for(VICTIM, folder)  # what it is told must not be that others have left
+        _wait_for(VICTIM, folder)  # its error must not be that others have left
     ring.close()
-    if rank == 0:  # it keeps the store, which others may still ask
+    if rank == 0:  # it hosts the store, which others may still use
         for other in range(1, size):
             _wait_for(other, folder, "closed")
     leave_note(folder / f"closed{rank}", "")

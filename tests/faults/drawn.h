@@ -1,4 +1,4 @@
-// Calls of all kinds, drawn by a seed, with tensors whose every element of the result is known.
+// Random calls of all kinds by a seed, with tensors whose results are known in every element.
 #pragma once
 
 #include <cstring>
@@ -68,14 +68,15 @@ inline constexpr Way kWays[] = {
     {Algorithm::one_shot, Protocol::simple}, {Algorithm::two_shot, Protocol::simple}};
 inline constexpr Collective kGathering[] = {Collective::reduce_scatter, Collective::all_gather,
                                             Collective::broadcast, Collective::reduce};
-// Whose small whole numbers, and the sums of some of them, are exact.
+// Small whole numbers, which are exact in the dtype, like the sums of some of them.
 inline constexpr DType kExactDTypes[] = {DType::f32, DType::f64, DType::f16, DType::bf16,
                                          DType::i8,  DType::u8,  DType::i32, DType::i64};
 inline constexpr Op kExactOps[] = {Op::sum, Op::min, Op::max, Op::avg};
 
 constexpr int64_t kMostBytes = 4 << 20;
 
-// As many small calls as large ones: each power of two of bytes is as likely.
+// Draws each power of two of bytes with equal probability, so that small calls are as likely as
+// large ones.
 inline int64_t draw_count(Random& random, DType dtype, int64_t most_bytes = kMostBytes) {
   int powers = 0;
   while ((int64_t(2) << powers) <= most_bytes) ++powers;
@@ -103,7 +104,7 @@ inline Drawn draw(Random& random, int ranks, int64_t most_bytes = kMostBytes) {
     if (d.has_root()) d.root = int(random.below(ranks));
     const bool of_all =
         d.collective == Collective::reduce_scatter || d.collective == Collective::all_gather;
-    if (of_all) d.count = std::max<int64_t>(1, d.count / ranks);  // of each
+    if (of_all) d.count = std::max<int64_t>(1, d.count / ranks);  // per rank
   }
   d.shared = d.algorithm == Algorithm::two_shot && random.one_in(2);
   if (!d.reduces()) d.op = Op::sum;
@@ -113,7 +114,7 @@ inline Drawn draw(Random& random, int ranks, int64_t most_bytes = kMostBytes) {
 
 // ---- tensors ------------------------------------------------------------------------------------
 
-// Element i of a rank's input, and so of every rank's result, is the same as element i + 11.
+// Element i of a rank's input, and so of every rank's result, equals element i + 11.
 class Tensors {
  public:
   Tensors(int rank, int ranks) : rank_(rank), ranks_(ranks) {}
@@ -123,7 +124,7 @@ class Tensors {
   Tensors(const Tensors&) = delete;
   Tensors& operator=(const Tensors&) = delete;
 
-  // `salt` is the same on all ranks, and another from call to call.
+  // `salt` is the same on all ranks, and differs from call to call.
   Task task(const Drawn& d, int64_t salt) {
     Task task;
     task.collective = d.collective;
@@ -143,7 +144,7 @@ class Tensors {
     return task;
   }
 
-  // What is wrong in the result; empty: nothing.
+  // Returns the fault in the result; empty: none.
   std::string wrong(const Drawn& d, const Task& task, int64_t salt) const {
     if (d.collective == Collective::reduce && rank_ != d.root) return "";
     const auto [in, out] = counts(d);

@@ -1,6 +1,6 @@
-// System calls that fail when a test says so. This program's own definitions of the functions come
-// before those of libc for everything in the process, the C++ library's threads included; they call
-// what is behind them. To be included by one file of a program.
+// System calls that fail on a test's request. This program's definitions of the functions precede
+// those of libc for everything in the process, including the threads of the C++ library; they call
+// the real ones. Included by one file of a program.
 #pragma once
 
 #include <dlfcn.h>
@@ -23,7 +23,7 @@
 
 namespace ringkern::faults {
 
-// write() is not among them: it goes to eventfds alone, where it cannot fail.
+// write() is not among them: it is used for eventfds only, where it cannot fail.
 #define RK_CALLS(X)                                                                             \
   X(socket) X(bind) X(listen) X(accept4) X(connect) X(sendmsg) X(recvmsg) X(poll) X(getsockopt) \
   X(shutdown) X(memfd_create) X(open) X(ftruncate) X(fcntl) X(posix_fallocate) X(mmap)          \
@@ -42,7 +42,7 @@ inline constexpr const char* kCallees[] = {
 };
 inline constexpr int kCallKinds = int(std::size(kCallees));
 
-// Of this process. Calls are counted while it is armed, by kind and from 0; one of them fails.
+// Counts calls of this process while armed, by kind and from 0; one of them fails.
 struct Fault {
   std::atomic<bool> armed{false};
   std::atomic<int> seen[kCallKinds]{};
@@ -66,11 +66,11 @@ F behind(const char* name) {
 
 }  // namespace ringkern::faults
 
-// ThreadSanitizer calls them before it can bear code that it watches.
+// ThreadSanitizer calls them before instrumented code may run.
 #if !defined(__SANITIZE_THREAD__)
 
-// Defines a function with arguments (x, y, ...) of types (X, Y, ...); `fail` is what it answers
-// instead. What frees something has done so, whatever it answers.
+// Defines a function with arguments (x, y, ...) of types (X, Y, ...); `fail` is returned instead. A
+// call that releases something does so even if it fails.
 #define RK_FAILING(result, name, types, names, fail)                                      \
   extern "C" __attribute__((visibility("default"))) result name types {                   \
     using namespace ringkern::faults;                                                     \

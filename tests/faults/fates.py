@@ -1,6 +1,6 @@
-"""What befalls rank 1 of three while the others call, for test_ranks.py; run by tests.comm.exits.
+"""Faults of rank 1 of three while the others call, for test_ranks.py; run by tests.comm.exits.
 
-Each rank that lives to tell writes what it was told: ``said<rank>`` in the folder.
+Each surviving rank writes its error: ``said<rank>`` in the folder.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from tests.ranks import Named
 from tests.torch import fake_cuda
 from tests.torch.fake_cuda import on_device
 
-NEVER_S = 600.0  # what ends before has not ended by it
+NEVER_S = 600.0  # an event earlier than this was not caused by it
 VICTIM = 1
 
 
 def error_of(call: Callable[[], object]) -> dict[str, Any]:
-    """Of the first of these calls that fails."""
+    """Returns the error of the first of these calls that fails."""
     try:
         while True:
             call()
@@ -57,7 +57,7 @@ def tell(rank: int, folder: Path, **said: Any) -> None:
 
 
 def go_on(rank: int, folder: Path, ranks: list[int]) -> None:
-    """In the processes that there are."""
+    """Continues in the surviving processes."""
     store = dist.FileStore(f"{folder}/again", len(ranks))
     communicator = ringkern.Communicator.from_store(
         store, ranks.index(rank), len(ranks), timeout=timedelta(seconds=30)
@@ -67,7 +67,7 @@ def go_on(rank: int, folder: Path, ranks: list[int]) -> None:
 
 
 def witness(rank: int, folder: Path) -> None:
-    """A call that fails, one after it, and a ring of those that are left."""
+    """Makes a call that fails, one after it, and a ring of the survivors."""
     x = torch.ones(300_000)
     first = error_of(lambda: ringkern.ring_all_reduce(x))
     again = error_of(lambda: ringkern.ring_all_reduce(x))
@@ -79,7 +79,7 @@ def witness(rank: int, folder: Path) -> None:
 
 
 def differing(x: torch.Tensor, field: str, odd: bool) -> torch.Tensor:
-    """Returns the tensor; of the odd rank, one that differs in the field."""
+    """Returns the tensor; on the odd rank, one that differs in the field."""
     if odd and field == "numel":
         return torch.ones(x.numel() + 1)
     return x.double() if odd and field == "dtype" else x
@@ -88,7 +88,9 @@ def differing(x: torch.Tensor, field: str, odd: bool) -> torch.Tensor:
 def odd_call(
     communicator: ringkern.Communicator, field: str, odd: bool, x: torch.Tensor | None = None
 ) -> Callable[..., Any]:
-    """Returns what makes an all-reduce; of the odd rank, a call that differs in the field."""
+    """Returns a function that makes an all-reduce; on the odd rank, a call that differs in the
+    field.
+    """
     x = differing(torch.ones(100) if x is None else x, field, odd)
     if odd and field == "the collective":
         return lambda **how: communicator.all_gather(torch.ones(communicator.size * 100), x, **how)
@@ -139,18 +141,20 @@ def exception(rank: int, size: int, folder: Path) -> None:
 
 def os_exit(rank: int, size: int, folder: Path) -> None:
     if rank == VICTIM and (pid := os.fork()) != 0:
-        # How a process ended can be read until its parent has asked for it.
+        # The exit status can be read until the parent has reaped the process.
         for witness_of_it in (0, 2):
             wait_for(folder / f"said{witness_of_it}")
         sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     _leaves(rank, size, folder, lambda: os._exit(3))
 
 
-# ---- programs that never look at what has become of a call ---------------------------------------
+# ---- programs that never check a call ------------------------------------------------------------
 
 
 def never_looks(rank: int, size: int, folder: Path) -> None:
-    """`plan`: ``on_fault`` of the group, what the victim does, and where: ``cpu`` or ``cuda``."""
+    """Tests a victim by ``plan``: ``on_fault`` of the group, the victim's fate, and the device:
+    ``cpu`` or ``cuda``.
+    """
     on_fault, deed, device = (folder / "plan").read_text().split()
     goes_on = on_fault == "raise" or (on_fault, device) == ("default", "cpu")
     if device == "cuda":
@@ -182,14 +186,14 @@ def never_looks(rank: int, size: int, folder: Path) -> None:
     while time.monotonic() < end and not (deed == "message" and rank != 0):
         time.sleep(0.01)
     leave_note(folder / f"done{rank}", str(len(works)))
-    os._exit(0)  # nobody waits for them
+    os._exit(0)  # no rank waits for them
 
 
 # ---- a rank that is stopped ---------------------------------------------------------------------
 
 
 class Heard(logging.Handler):
-    """Handler that records what the library logs, and when."""
+    """Handler that records the library's log messages, with their times."""
 
     def __init__(self, level: int = logging.WARNING) -> None:
         super().__init__(level)
@@ -225,7 +229,7 @@ def stopped_for_a_while(rank: int, size: int, folder: Path) -> None:
     for call in range(3):
         reduces(communicator, size)
         if rank == 0 and call == 1:
-            time.sleep(1)  # the victim is in its next call, and must not take itself for slow
+            time.sleep(1)  # the victim is in its next call, and must not be reported as slow
     tell(rank, folder, warnings=heard.texts)
 
 
@@ -253,7 +257,7 @@ def _ddp() -> torch.nn.Module:
 
 
 def _ddp_with_a_hook() -> torch.nn.Module:
-    """The hook is in C++, and so is its use of the future."""
+    """The hook is in C++ and uses the future there."""
     model = DistributedDataParallel(torch.nn.Linear(64, 64))
     model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
     return model
@@ -277,7 +281,7 @@ FAULTS: dict[str, Callable[[Path], object]] = {
 
 
 def trains(rank: int, size: int, folder: Path) -> None:
-    """The victim fails, as the plan says, once it has been through its third forward()."""
+    """The victim fails as planned after its third forward()."""
     wrapper, fault = (folder / "plan").read_text().split()
     join(rank, size, folder, "ringkern", timeout=timedelta(seconds=NEVER_S))
     model = WRAPPERS[wrapper]()
@@ -311,7 +315,7 @@ MINUTE = timedelta(seconds=60)
 
 
 def before_the_first_call(rank: int, size: int, folder: Path) -> None:
-    """The victim does as the plan says, once all ranks have a group or a communicator."""
+    """The victim fails as planned once all ranks have a group or a communicator."""
     api, deed, *names = (folder / "plan").read_text().split()
     for name in names:
         Named(name)(rank)
@@ -342,7 +346,7 @@ def before_the_first_call(rank: int, size: int, folder: Path) -> None:
 def _made_by(
     api: str, rank: int, size: int, folder: Path, timeout: timedelta = MINUTE
 ) -> tuple[Callable[[], object], Callable[[], object]]:
-    """Returns what calls, and what leaves the group."""
+    """Returns functions that call, and that leave the group."""
     if api == "communicator":
         store = dist.FileStore(f"{folder}/own", size)
         communicator = ringkern.Communicator.from_store(store, rank, size, timeout=timeout)
@@ -355,10 +359,10 @@ def _made_by(
 
 
 def waits_twice(rank: int, size: int, folder: Path) -> None:
-    """For the victim's group, which comes late, and for its first call, which does not come."""
+    """Waits for the victim's group, which comes late, and for its first call, which never comes."""
     for name in (folder / "plan").read_text().split():
         Named(name)(rank)
-    Heard()  # of the wait
+    Heard()  # records the wait
     if rank == VICTIM:
         time.sleep(6)
     start = time.monotonic()

@@ -1,4 +1,4 @@
-// Kills and mismatches, as many as a test has time for: `make faults` runs more of the same.
+// Some kills and mismatches, within a test's time: `make faults` runs more of the same.
 #include "killing.h"
 #include "mismatching.h"
 
@@ -12,11 +12,11 @@ namespace {
 
 using namespace ringkern::faults;
 
-TEST_CASE("the death of ranks is told to the others") {
+TEST_CASE("the death of ranks is reported to the others") {
   CHECK(kill_ranks(kRounds, /*seed=*/1'000'000, /*ranks=*/4));
 }
 
-TEST_CASE("calls that differ are told to all ranks") {
+TEST_CASE("calls that differ are reported to all ranks") {
   CHECK(mismatch_calls(kRounds, /*seed=*/1'000'000));
 }
 

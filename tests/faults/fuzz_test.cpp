@@ -1,7 +1,7 @@
-// Handshakes that are almost right, against a rank that joins a ring and against the doorman of one
-// that is at work: neither crashes, hangs or leaks, and whoever is right is still understood.
+// Almost valid handshakes, against a rank that joins a ring and against the connector of a running
+// one: neither crashes, hangs or leaks, and valid peers still connect.
 //
-//     --handshakes 500 --seed 1     so many of each
+//     --handshakes 500 --seed 1     this many of each
 //     --jobs 8                      processes, which mostly wait
 #include <atomic>
 #include <thread>
@@ -18,7 +18,7 @@ using namespace ringkern::faults;
 namespace {
 
 constexpr int kMostSeconds = 20;      // a handshake that takes longer hangs
-constexpr Milliseconds kGrace{2000};  // in which a rank that gives up learns why others have
+constexpr Milliseconds kGrace{2000};  // time for a rank that gives up to read the others' reason
 
 struct Counts {
   std::atomic<int> good, joined, refused, heard, met, lost, real_ones;
@@ -27,7 +27,7 @@ struct Counts {
 
 // ---- a rank that joins a ring -------------------------------------------------------------------
 
-// Whether the handshake was malformed.
+// Returns true if the handshake was malformed.
 bool join_once(Fuzzer& fuzzer, Counts& counts) {
   MemoryStore store;
   const int size = fuzzer.one_in(2) ? 2 : 4;
@@ -63,10 +63,10 @@ bool join_once(Fuzzer& fuzzer, Counts& counts) {
   return others.spoilt();
 }
 
-// ---- a doorman ----------------------------------------------------------------------------------
+// ---- a connector --------------------------------------------------------------------------------
 
-// Rank 0 of three, at work for as long as all handshakes last. The fuzzer is whoever knocks, and
-// rank 1, at which rank 0 knocks; rank 2 is real.
+// Rank 0 of three, which runs during all handshakes. The fuzzer plays every connecting peer, and
+// rank 1, to which rank 0 connects; rank 2 is real.
 class BusyRank {
  public:
   BusyRank() : store_(test::new_store()), transport_(kOfferedBytes) {
@@ -78,7 +78,7 @@ class BusyRank {
     };
     calls.lost = [this](int, std::exception_ptr why) { lost += why != nullptr; };
     calls.told = [](int who, const Fault& why) {
-      if (who == 0) FAIL(text_of(why));  // not so: it can still be reached
+      if (who == 0) FAIL(text_of(why));  // wrong: it can still be reached
     };
     connector_.emplace(store_, "group", 0, 3, terms(), calls);
     zero_ = read_address(store_->get("ringkern/group/3/0/address/0", kLong), 0,
@@ -92,11 +92,11 @@ class BusyRank {
       if (!fuzzer.one_in(3)) bytes = fuzzer.mutated(bytes);
       send_raw(socket, bytes, fuzzer.wrong_descriptors());
     }
-    if (fuzzer.one_in(3)) kept_.push_back(std::move(socket));  // and never says more
+    if (fuzzer.one_in(3)) kept_.push_back(std::move(socket));  // sends nothing more
     if (kept_.size() > 30) kept_.clear();
   }
 
-  // Rank 1 has an address that is wrong, or answers what is wrong.
+  // Rank 1 has a wrong address, or gives wrong answers.
   void knocks(Fuzzer& fuzzer) {
     Address address = my_address(terms(), random_id());
     const Fd listener = listen_on(socket_name(address.socket));
@@ -119,7 +119,7 @@ class BusyRank {
     if (fuzzer.one_in(4)) send_raw(*socket, fuzzer.mutated(bytes), fuzzer.wrong_descriptors());
   }
 
-  // A rank as it should be is met, whatever went on before.
+  // A valid rank is met, whatever happened before.
   void meets_a_real_one() {
     const int before = met;
     const Fd socket = knock();
@@ -195,14 +195,14 @@ TEST_CASE("a malformed handshake harms nobody") {
     pids.push_back(start(
         [&] {
           work(part, seed, *counts);
-          std::exit(0);  // which is where leaks are looked for
+          std::exit(0);  // leaks are checked at exit
         },
         kMostSeconds));
   }
   bool good = true;
   for (size_t job = 0; job < pids.size(); ++job) {
     int status = -1;
-    CHECK_EQ(::waitpid(pids[job], &status, 0), pids[job]);  // it has an alarm of its own
+    CHECK_EQ(::waitpid(pids[job], &status, 0), pids[job]);  // the child has an alarm of its own
     if (status != 0)
       std::fprintf(stderr, "job %zu of seed %lld has failed: status %d\n", job,
                    static_cast<long long>(options["--seed"]), status);

@@ -1,4 +1,4 @@
-// The other ranks of a ring, which say almost what they should, to the one that is tested.
+// The other ranks of a ring, which send almost valid messages to the rank under test.
 #pragma once
 
 #include <atomic>
@@ -12,8 +12,8 @@
 
 namespace ringkern::faults {
 
-inline constexpr Milliseconds kShort{150};    // of a rank that waits for what never comes
-inline constexpr Milliseconds kLong{20'000};  // of one that must not wait in vain
+inline constexpr Milliseconds kShort{150};    // for a rank that waits in vain
+inline constexpr Milliseconds kLong{20'000};  // for a rank that must not wait in vain
 
 inline Terms terms() {
   Terms t = test::some_terms();
@@ -21,20 +21,20 @@ inline Terms terms() {
   return t;
 }
 
-// Ranks 1 to `size - 1` of a ring, as rank 0 sees them: its next, its prev, and the offers of the
-// others that come by way of prev. One of them says something wrong, once, or nothing any more.
+// Ranks 1 to `size - 1` of a ring, as rank 0 sees them: its next, its prev, and the others' offers
+// that come through prev. One of them sends one wrong message, or stops sending.
 class OtherRanks {
  public:
   OtherRanks(Fuzzer& fuzzer, MemoryStore& store, int size, bool spoils)
       : fuzzer_(fuzzer), store_(store), size_(size),
         spoilt_step_(spoils ? int(fuzzer.below(kStrangers + 1)) : -1), way_(int(fuzzer.below(8))) {}
 
-  // Whether something was: not where it would have come after rank 0 had given up.
+  // Returns true if a fault was sent: it is not if rank 0 gave up before.
   bool spoilt() const { return spoilt_; }
-  // What is wrong comes from strangers, before the ranks come, who are as they should be.
+  // Unidentified peers send the wrong messages, before the valid ranks come.
   bool only_strangers() const { return spoilt_step_ == kStrangers; }
 
-  // Rank 0 has joined, or given up. Any thread.
+  // Called when rank 0 has joined, or given up. Any thread.
   void end() { over_ = true; }
 
   void talk() {
@@ -91,19 +91,19 @@ class OtherRanks {
     return to_bytes(my_hello(terms(), session_, size_, rank, 0));
   }
 
-  // False: nothing is said any more.
+  // Returns false if nothing more is sent.
   bool say(const Fd& socket, std::string bytes) {
     const bool now = step_ == spoilt_step_;
     const std::string good = bytes;
     if (!spoil(bytes, way_)) return false;
     std::vector<int> fds{fuzzer_.memory()};
     if (now && way_ >= 5) fds = fuzzer_.wrong_descriptors();
-    if (now && way_ == 4) send_raw(socket, good, fds);  // and once more
+    if (now && way_ == 4) send_raw(socket, good, fds);  // sends it twice
     send_raw(socket, bytes, fds);
     return true;
   }
 
-  // When it is its turn. False: nothing is said any more. `way`: what is wrong, 0 to 7.
+  // Called when it is its turn. Returns false if nothing more is sent. `way`: the fault, 0 to 7.
   bool spoil(std::string& bytes, int way) {
     if (step_++ != spoilt_step_) return true;
     spoilt_ = true;
@@ -111,8 +111,8 @@ class OtherRanks {
       std::this_thread::sleep_for(2 * kShort);
       return false;
     }
-    if (way_ == 1) return false;                            // hangs up
-    if (way == 2) bytes = greeting(int(fuzzer_.below(5)));  // another's, or not its turn
+    if (way_ == 1) return false;                            // disconnects
+    if (way == 2) bytes = greeting(int(fuzzer_.below(5)));  // another rank's, or not its turn
     if (way == 3 || way == 6) bytes = fuzzer_.mutated(bytes);
     return true;
   }
@@ -138,7 +138,7 @@ class OtherRanks {
     }
   }
 
-  // Hanging up first would be one more mistake.
+  // Disconnecting first would be one more fault.
   void wait_for_the_end() {
     for (int i = 0; i < 4000 && !over_; ++i) ::usleep(1000);
   }

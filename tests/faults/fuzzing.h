@@ -1,4 +1,4 @@
-// Handshakes that are almost right, for tests of those who have to read them.
+// Almost valid handshakes, for tests of their readers.
 #pragma once
 
 #include <fcntl.h>
@@ -43,10 +43,10 @@ class Fuzzer {
   uint64_t below(uint64_t n) { return random_() % n; }
   bool one_in(uint64_t n) { return below(n) == 0; }
 
-  // What a rank would offer.
+  // A rank's offer.
   int memory() { return memory_.offer().fd(); }
 
-  // Changes some of it: bits, numbers at their limits, its length, parts of it in other places.
+  // Changes some of it: bits, numbers at their limits, its length, or the order of its parts.
   std::string mutated(std::string bytes) {
     for (uint64_t n = 1 + below(3); n > 0; --n) {
       const size_t at = bytes.empty() ? 0 : below(bytes.size());
@@ -63,7 +63,7 @@ class Fuzzer {
     return bytes;
   }
 
-  // Descriptors that should not be there, or too many, or none.
+  // Unexpected descriptors, too many, or none.
   std::vector<int> wrong_descriptors() {
     std::vector<int> fds;
     for (uint64_t n = below(4) == 0 ? below(12) : below(4); n > 0; --n)
@@ -91,7 +91,7 @@ class Fuzzer {
   std::vector<Fd> wrong_;
 };
 
-// Says it as nobody should. The other side may have hung up, or may not listen any more.
+// Sends it invalidly. The other side may have disconnected, or may not listen any more.
 inline void send_raw(const Fd& socket, std::string bytes, const std::vector<int>& fds) {
   iovec data{bytes.data(), bytes.size()};
   std::vector<char> control(CMSG_SPACE(fds.size() * sizeof(int)));

@@ -1,5 +1,5 @@
-// kill -9 of a rank at a random moment: every other rank hears of it, is told of whom, gives
-// everything back, and goes on in a new communicator without the dead one.
+// kill -9 of a rank at a random moment: every other rank gets an error that names it, releases
+// everything, and continues in a new communicator without it.
 #pragma once
 
 #include <regex>
@@ -11,18 +11,18 @@ namespace ringkern::faults {
 
 inline constexpr int kMostKilledRanks = 8;
 inline constexpr double kPromised_ms = 1000;    // from a death to the errors of all others
-inline constexpr double kUndetected_ms = 5000;  // as a rank of a busy machine may be, but not later
+inline constexpr double kUndetected_ms = 5000;  // for a rank of a busy machine, but no later
 inline constexpr Milliseconds kMeetingTimeout{6000};
-// Of the store, by a rank that has not left its address in it.
+// The store's view of a rank that has not written its address.
 inline constexpr int kUsesUnknown = 3;
 
-// What one rank has to say for itself.
+// The result of one rank.
 struct Witness {
   std::atomic<int> store_uses{0}, calls{0};
   std::atomic<bool> has_ended{false};
   Outcome first, again;  // the call that failed, and one that began later
   double close_ms = 0;
-  char trouble[1000] = {};  // what it found wrong itself
+  char trouble[1000] = {};  // problems that it found itself
 };
 
 struct Scene {
@@ -32,7 +32,7 @@ struct Scene {
   Witness witnesses[kMostKilledRanks];
 };
 
-// Counts the uses, so that a rank can be killed after the n-th; or in it, which never ends then.
+// Counts the uses, so that a rank can be killed after the n-th; or in it, which then never ends.
 class CountedStore final : public Store {
  public:
   CountedStore(Store& store, std::atomic<int>& uses, int last)
@@ -78,7 +78,7 @@ class KillRound {
     second_pause_us_ = random.below(5000);
   }
 
-  // Empty, or what went wrong. The delays and what was seen are in what follows.
+  // Returns an empty text, or the fault. The members below have the delays and outcomes.
   std::string run() {
     const int descriptors = test::open_files();
     std::vector<pid_t> pids;
@@ -111,7 +111,7 @@ class KillRound {
   bool two_killed() const { return victims_[1] >= 0; }
   const std::vector<double>& delays() const { return delays_; }
   const std::vector<double>& closing() const { return closing_; }
-  // Ranks that could know of the dead one only by its absence: it died before it could be reached.
+  // Ranks that could miss the dead one only by its absence: it died before it could be reached.
   int absences() const { return absences_; }
 
  private:
@@ -124,7 +124,7 @@ class KillRound {
     const auto reached = [&] {
       return meeting_ ? victim.store_uses >= uses_ || victim.calls > 0 : victim.calls >= calls_;
     };
-    wait_for([&] { return reached() || anybody_failed(); }, 5'000);  // or wherever they are then
+    wait_for([&] { return reached() || anybody_failed(); }, 5'000);  // or where they are by then
     ::usleep(useconds_t(pause_us_));
     scene_->killed |= uint64_t(1) << victims_[0];
     scene_->killed_ns = now_ns();
@@ -143,7 +143,7 @@ class KillRound {
     return false;
   }
 
-  // On its own, or in a list as "did not come: rank 1 3".
+  // Alone, or in a list such as "did not come: rank 1 3".
   bool names_a_victim(const std::string& text) const {
     for (const int victim : victims_) {
       if (victim < 0) continue;
@@ -161,7 +161,7 @@ class KillRound {
     if (w.trouble[0] != 0) return complain(who + ": " + w.trouble);
     const double ms = ms_between(scene_->killed_ns, w.first.at_ns);
     if (ms < 0) return complain(who + " failed before anybody was killed" + said);
-    // Nobody can be told of a rank that has not even left its address, but that it did not come.
+    // If a rank dies before it has written its address, the others only know that it did not come.
     const bool absent = scene_->witnesses[victims_[0]].store_uses <= kUsesUnknown &&
                         w.first.ending == Ending::rendezvous &&
                         text.find("no ring of ") != std::string::npos;
@@ -218,7 +218,7 @@ class KillRound {
     mine.has_ended = true;
   }
 
-  // The ranks that are left, in the processes that they have, as a ring of their own.
+  // The surviving ranks, in the same processes, as a ring of their own.
   void go_on(int rank, Witness& mine) {
     int new_rank = 0, ranks = 0;
     for (int r = 0; r < ranks_; ++r) {
@@ -226,7 +226,7 @@ class KillRound {
       if (r == rank) new_rank = ranks;
       ++ranks;
     }
-    // The last to know may know by the timeout alone.
+    // The last rank may learn of it by the timeout alone.
     const Milliseconds timeout = 2 * kMeetingTimeout;
     const Device device = cpu_device(new_rank, ranks, timeout);
     check(mine, new_ring_fails(second_store_, device, new_rank, ranks, timeout, seed_));
@@ -239,8 +239,8 @@ class KillRound {
   const uint64_t seed_;
   const int ranks_;
   int victims_[2] = {-1, -1};
-  bool meeting_ = false;  // killed while the ranks find each other,
-  bool held_ = false;     // in the middle of a use of the store
+  bool meeting_ = false;  // killed while the ranks connect,
+  bool held_ = false;     // in the middle of a store operation
   int uses_ = 0, calls_ = 0;
   int64_t pause_us_ = 0, second_pause_us_ = 0;
   Shared<Scene> scene_;
@@ -250,7 +250,7 @@ class KillRound {
   int absences_ = 0;
 };
 
-// Many of them. True if nothing went wrong; figures and failures are printed.
+// Runs many kills. Returns true if nothing went wrong; prints figures and failures.
 inline bool kill_ranks(int kills, uint64_t seed, int ranks) {
   Delays meeting, calling, closing;
   int failures = 0, absences = 0, twos = 0;

@@ -1,5 +1,5 @@
-// Kills ranks, by default as many as `make faults` asks for. A failure prints its seed:
-// `--kills 1 --seed S` draws the same again, but for the times.
+// Kills ranks, by default as often as `make faults` asks for. A failure prints its seed: `--kills 1
+// --seed S` repeats the same draw, except for the timing.
 #include "killing.h"
 #include "options.h"
 
@@ -9,7 +9,7 @@ using namespace ringkern::faults;
 
 TAKES_OPTIONS;
 
-TEST_CASE("the death of ranks is told to the others") {
+TEST_CASE("the death of ranks is reported to the others") {
   const auto& words = ringkern::test::arguments();
   auto options = read_options(words, {{"--kills", 2000}, {"--seed", 1}, {"--ranks", 4}});
   const int ranks = int(options["--ranks"]);

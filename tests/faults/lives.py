@@ -1,4 +1,4 @@
-"""What befalls a rank in its life, for test_life_cycle.py; tests.comm.exits runs it."""
+"""Scenarios in a rank's life, for test_life_cycle.py; tests.comm.exits runs it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ringkern.errors import (
 )
 from tests.comm.exits import held, join, own, reduce_in_group, serve
 
-NEVER_S = 600.0  # what ends before has not ended by it
+NEVER_S = 600.0  # an event earlier than this was not caused by it
 
 
 def report(error: BaseException) -> None:
@@ -35,7 +35,7 @@ def report(error: BaseException) -> None:
 
 
 def raised(call: Callable[[], object]) -> RingKernError:
-    """What the call raises; it is told on standard error, with the time that it took."""
+    """Returns the exception of the call; prints it on standard error with the elapsed time."""
     start = time.monotonic()
     try:
         call()
@@ -47,7 +47,9 @@ def raised(call: Callable[[], object]) -> RingKernError:
 
 
 def call_until_it_fails(communicator: ringkern.Communicator) -> RingKernError:
-    """What a rank that has died had made ready may still be taken, and is right."""
+    """Calls until an error; data that a rank had sent before its death may still arrive, and is
+    right.
+    """
 
     def calls() -> None:
         while True:
@@ -57,7 +59,7 @@ def call_until_it_fails(communicator: ringkern.Communicator) -> RingKernError:
 
 
 def wait_for(path: Path) -> str:
-    """The text of a file that another rank writes whole."""
+    """Returns the text of a file that another rank writes atomically."""
     while not path.exists():
         time.sleep(0.01)
     return path.read_text()
@@ -69,7 +71,7 @@ def leave_note(path: Path, text: str) -> None:
 
 
 def wait_for_end_of(pid: int) -> None:
-    """Of a rank, and that it has been reaped."""
+    """Waits for the end of a rank, and until it has been reaped."""
     with contextlib.suppress(ProcessLookupError):
         while True:
             os.kill(pid, 0)
@@ -86,7 +88,7 @@ def reduces(communicator: ringkern.Communicator, size: int) -> None:
 
 
 def child_has_a_ring_of_its_own(rank: int, size: int, folder: Path) -> None:
-    """While the parents' ring is at work, and to the end of the child's interpreter."""
+    """Uses a child's ring while the parents' ring is in use, until the child's interpreter ends."""
     communicator = own(rank, size, folder)
     if (pid := os.fork()) == 0:
         ours = ringkern.Communicator.from_store(
@@ -102,8 +104,9 @@ def child_has_a_ring_of_its_own(rank: int, size: int, folder: Path) -> None:
 
 
 def stopped_worker(rank: int, folder: Path) -> None:
-    """A child with copies of all that its parent has, as a DataLoader's worker is, and as slow to
-    notice the parent's end."""
+    """Starts a child with copies of all that its parent has, like a DataLoader's worker, and as
+    slow to notice the parent's end.
+    """
     if (pid := os.fork()) == 0:
         os.kill(os.getpid(), signal.SIGSTOP)
         os._exit(0)
@@ -112,7 +115,7 @@ def stopped_worker(rank: int, folder: Path) -> None:
 
 
 def end_worker(rank: int, folder: Path) -> None:
-    """It has outlived its parent until now."""
+    """Ends a worker that has outlived its parent."""
     os.kill(int(wait_for(folder / f"worker{rank}").split()[1]), signal.SIGKILL)
 
 
@@ -145,7 +148,7 @@ def killed_beside_its_worker_with_messages_due(rank: int, size: int, folder: Pat
 
 
 def killed_beside_a_data_loader(rank: int, size: int, folder: Path) -> None:
-    """As in training: with batches from workers, and a gradient reduced for each."""
+    """Kills a rank in a training, with batches from workers and a gradient reduced for each."""
     join(rank, size, folder)
     reduce_in_group()
     loader = torch.utils.data.DataLoader(torch.arange(1000.0), batch_size=4, num_workers=2)
@@ -186,7 +189,7 @@ def os_exit_while_it_waits(rank: int, size: int, folder: Path) -> None:
 
 
 def interrupted_for_good(rank: int, size: int, folder: Path) -> None:
-    """Ctrl-C while rank 0 waits: it is heard as soon as the call has ended, in whichever way."""
+    """Sends Ctrl-C while rank 0 waits: it takes effect when the call has ended, in any way."""
     communicator = own(rank, size, folder, timeout_s=NEVER_S)
     if rank == 1:
         wait_for(folder / "interrupted")
@@ -214,7 +217,7 @@ def exception_with_calls_pending(rank: int, size: int, folder: Path) -> None:
 
 
 def thread_looks_for_neighbours(rank: int, size: int, folder: Path) -> None:
-    """The interpreter ends while a daemon thread makes a first call that nobody else makes."""
+    """Ends the interpreter while a daemon thread makes a first call that no other rank makes."""
     ringkern.comm._PATIENCE_AT_EXIT_S = 0.5
     store = dist.FileStore(f"{folder}/own", size)
     communicator = ringkern.Communicator.from_store(
@@ -226,7 +229,7 @@ def thread_looks_for_neighbours(rank: int, size: int, folder: Path) -> None:
         with contextlib.suppress(CommAbortedError):
             communicator.all_reduce(torch.ones(10))
 
-    if rank == 1:  # by its end rank 0 would know that it does not come
+    if rank == 1:  # otherwise its end would tell rank 0 that it does not come
         return wait_for_end_of(int(wait_for(folder / "pid")))
     leave_note(folder / "pid", str(os.getpid()))
     threading.Thread(target=call, daemon=True).start()
@@ -234,7 +237,7 @@ def thread_looks_for_neighbours(rank: int, size: int, folder: Path) -> None:
 
 
 def store_ends_first(rank: int, size: int, folder: Path) -> None:
-    """Ranks have communicators that were never used, and the store of rank 0 has gone."""
+    """Ends rank 0's store before communicators that were never used."""
     if rank == 0:
         store = dist.TCPStore("localhost", 0, None, is_master=True, wait_for_workers=False)
         leave_note(folder / "server", f"{store.port} {os.getpid()}")
@@ -242,7 +245,7 @@ def store_ends_first(rank: int, size: int, folder: Path) -> None:
     if rank == 1:
         store = dist.TCPStore("localhost", port, None, is_master=False)
         leave_note(folder / "connected", "")
-    # Some connections to a TCPStore take torch 2.13 five seconds: rank 0 would tell of the wait.
+    # Some connections to a TCPStore take torch 2.13 five seconds: rank 0 would report the wait.
     wait_for(folder / "connected")
     held.extend(ringkern.Communicator.from_store(store, rank, size) for _ in range(3))
     if rank == 0:
@@ -253,7 +256,7 @@ def store_ends_first(rank: int, size: int, folder: Path) -> None:
 
 
 def folder_of_the_store_goes_first(rank: int, size: int, folder: Path) -> None:
-    """Ranks meet in a TemporaryDirectory of rank 0, which ends before the program does."""
+    """Connects ranks in a TemporaryDirectory of rank 0, removed before the program ends."""
     (folder / "temporary").mkdir(exist_ok=True)
     store = dist.FileStore(f"{folder}/temporary/own", size)
     held.append(ringkern.Communicator.from_store(store, rank, size))
@@ -270,7 +273,7 @@ def folder_of_the_store_goes_first(rank: int, size: int, folder: Path) -> None:
 
 
 def no_memory_on_one_rank(rank: int, size: int, folder: Path) -> None:
-    """It fails while it connects; all ranks are told, in its words. The next ring works."""
+    """Fails while one rank connects; all ranks get its error text. The next ring works."""
     store = dist.FileStore(f"{folder}/own", size)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     if rank == 1:
@@ -285,7 +288,7 @@ def no_memory_on_one_rank(rank: int, size: int, folder: Path) -> None:
 
 
 def _store_of_rank_1(rank: int, folder: Path) -> tuple[dist.TCPStore, int]:
-    """Returns the store, and the process that keeps it."""
+    """Returns the store, and the process that hosts it."""
     if rank == 1:
         server = dist.TCPStore("localhost", 0, None, is_master=True, wait_for_workers=False)
         leave_note(folder / "server", f"{server.port} {os.getpid()}")
@@ -295,10 +298,10 @@ def _store_of_rank_1(rank: int, folder: Path) -> tuple[dist.TCPStore, int]:
 
 
 def store_dies(rank: int, size: int, folder: Path) -> None:
-    """The store's process is killed while rank 0 waits for rank 1 to make its communicator."""
+    """Kills the store's process while rank 0 waits for rank 1 to make its communicator."""
     store, pid = _store_of_rank_1(rank, folder)
     if rank == 1:
-        return wait_for_end_of(os.getpid())  # which is for ever
+        return wait_for_end_of(os.getpid())  # waits forever
     threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
     never = timedelta(seconds=NEVER_S)
     error = raised(lambda: ringkern.Communicator.from_store(store, 0, 2, timeout=never))
@@ -306,7 +309,7 @@ def store_dies(rank: int, size: int, folder: Path) -> None:
 
 
 def store_stops(rank: int, size: int, folder: Path) -> None:
-    """The store's process stops while rank 0 connects to rank 1; abort() does not wait for it."""
+    """Stops the store's process while rank 0 connects to rank 1; abort() does not wait for it."""
     store, pid = _store_of_rank_1(rank, folder)
     never = timedelta(seconds=NEVER_S)
     communicator = ringkern.Communicator.from_store(store, rank, 2, timeout=never)

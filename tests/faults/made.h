@@ -1,4 +1,4 @@
-// What ranks make, use and end while something goes wrong for one of them.
+// Objects that ranks make, use and end while one of them has a fault.
 #pragma once
 
 #include <future>
@@ -12,19 +12,19 @@ namespace ringkern::faults {
 
 inline constexpr int kRanks = 3;
 inline constexpr Milliseconds kTimeout{5000};
-inline constexpr int kPatience = 30'000;  // ms, of who waits for ranks
+inline constexpr int kPatience = 30'000;  // ms, for a wait for ranks
 
-// What ranks make and end.
+// Objects that ranks make and end.
 enum class Made { communicator, courier };
 inline constexpr const char* kMade[] = {"communicator", "courier"};
 
-// Returns when all ranks have come here.
+// Returns when all ranks have reached it.
 inline void meet(Store& store, const std::string& name) {
   store.add(name, 1);
   CHECK(wait_for([&] { return store.add(name, 0) == kRanks; }, kPatience));
 }
 
-// Makes it, uses it, says `made()` and ends it.
+// Makes it, uses it, calls `made()` and ends it.
 inline void use_communicator(std::shared_ptr<Store> store, const std::string& name, int rank,
                              const std::function<void()>& made) {
   const Device device = cpu_device(rank, kRanks, kTimeout);
@@ -43,7 +43,8 @@ inline void use_communicator(std::shared_ptr<Store> store, const std::string& na
 // Every rank sends to every other.
 inline void use_courier(std::shared_ptr<Store> store, const std::string& name, int rank,
                         const std::function<void()>& made) {
-  // Who gives up says so for as long as it is there, so none leaves before all know how it ended.
+  // A rank that gives up shows this only while it exists, so none leaves before all know the
+  // outcome.
   struct Leaving {
     Store& store;
     const std::string name;
@@ -83,7 +84,8 @@ inline void use_courier(std::shared_ptr<Store> store, const std::string& name, i
       ends.push_back(note.received.get_future());
     });
   }
-  for (std::future<void>& end : ends) attempt([&] { end.get(); });  // all: they write to the notes
+  // all of them, because they write to the notes
+  for (std::future<void>& end : ends) attempt([&] { end.get(); });
   if (first) std::rethrow_exception(first);
   for (int peer = 0; peer < kRanks; ++peer)
     if (peer != rank) CHECK_EQ(notes[size_t(peer)].in, int64_t(10 * peer + rank));

@@ -1,12 +1,12 @@
-"""Runs every cell of the failure matrix: which ranks are told of a fault, by which error, how soon.
+"""Runs every cell of the failure matrix: the ranks that get an error, the error, and the delay.
 
     python -m tests.faults.matrix --out bench/results/2026-11-26-faults.json
 
-A cell is a fault of the last of four ranks, the moment at which it comes, and where the ranks are.
-Some cells have no meaning. sys.exit() in a call: the interpreter waits for the call, which the
-others make, too. Timeout in a call: a rank that is late in a call is stopped. Stop, late and
-timeout of an idle group: nobody waits. Mismatch between calls: it needs a call of every rank. Order
-in the last call: there is no call behind it to be swapped with.
+A cell is a fault of the last of four ranks, its moment, and the placement of the ranks. Some cells
+have no meaning. sys.exit() in a call: the interpreter waits for the call, which the others make,
+too. Timeout in a call: a rank that is late in a call is stopped. Stop, late and timeout of an idle
+group: no rank waits. Mismatch between calls: it needs a call of every rank. Order in the last call:
+no later call could be swapped with it.
 
 docs/design/reliability.md has the results as a table: python -m tests.docs.generated --update.
 """
@@ -51,16 +51,18 @@ WITHOUT = {
     "mismatch: order": {"between calls", "idle", "in the last call"},
 }
 
-# By rank: class of the error, event, rank that the fault names, and how an idle rank was told.
+# Key: rank. Value: class of the error, event, rank that the fault names, and the way an idle rank
+# was told.
 Told = dict[str, list[Any]]
-# On two hosts either event is right: the ring of a host and the comparison between hosts both find
-# calls that differ, the waits of a ring and of an engine have one deadline, and the first is told.
+# On two hosts either event is right. The ring of a host and the comparison between hosts both find
+# calls that differ, and the waits of a ring and of an engine have one deadline; the first is
+# reported.
 EITHER = {"hosts_mismatch": "mismatch", "host_behind": "wait_timeout"}
 Run = Callable[[Cell, str], tuple[Told, float]]
 
 
 def cells() -> list[Cell]:
-    """Returns each fault with each moment at which it has a meaning."""
+    """Returns each fault with each meaningful moment."""
     faults = [*DEEDS, *(f"mismatch: {field}" for field in FIELDS)]
     return [
         Cell(fault=fault, when=when, timeout_s=TIMEOUT_S.get(fault, 600.0), backend="root" in fault)
@@ -73,10 +75,10 @@ def cells() -> list[Cell]:
 def runner() -> Iterator[Run]:
     """Yields ``run(cell, where)``.
 
-    It returns the ranks that were told, and the seconds until the last of the others was, from the
-    fault on, or from the call that told it.
+    It returns the ranks that got an error, and the seconds until the last of them did, from the
+    fault, or from the call that raised it.
     """
-    # Calls raise on CUDA, too, so that a rank lives to tell.
+    # Calls raise on CUDA, too, so that a rank survives to report.
     how = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "RINGKERN_ON_FAULT": "raise"}
     with mock.patch.dict(os.environ, how), contextlib.ExitStack() as stack:
 
@@ -105,7 +107,7 @@ def runner() -> Iterator[Run]:
 
 
 def why_not(where: str) -> str | None:
-    """Returns why cells cannot be run in a place; None: they can."""
+    """Returns the reason why cells cannot run in a place; None if they can."""
     if where == "two namespaces":
         return namespaces.why_not()
     return fake_cuda.why_not() if where == CUDA else None
@@ -126,7 +128,7 @@ def _read(folder: Path) -> tuple[Told, float]:
 
 
 def essence(told: Told) -> Told:
-    """Returns what has to be the same whenever a cell is run: all but the rank that is named."""
+    """Returns the part of an outcome that every run of a cell repeats: all but the named rank."""
     return {
         rank: [kind, EITHER.get(event, event), by] for rank, (kind, event, _, by) in told.items()
     }
@@ -145,7 +147,7 @@ def _ranks(numbers: list[str]) -> str:
 
 
 def _outcome(told: list[Told]) -> str:
-    """Returns what was told on which ranks; where repeats differ, each."""
+    """Returns the errors by rank; where repeats differ, each of them."""
     texts: list[str] = []
     for one in map(essence, told):
         parts: list[str] = []
@@ -158,14 +160,14 @@ def _outcome(told: list[Told]) -> str:
             before = what
         if (text := ", ".join(parts) or "-") not in texts:
             texts.append(text)
-    # Of two calls that differ, either is named.
+    # Either of two calls that differ may be named.
     named = {n for one in told for _, event, n, _ in one.values() if "mismatch" not in str(event)}
     wrong = [f"rank {rank}" for rank in sorted(named - {VICTIM, None})]
     return " or ".join(texts) + (f", naming {' or '.join(wrong)}" if wrong else "")
 
 
 def rows(results: dict[str, Any]) -> list[list[str]]:
-    """Returns the table; faults, and then moments, with the same outcomes share a row."""
+    """Returns the table; faults, and then moments, with equal outcomes share a row."""
     found = [
         (
             [cell["fault"]],
@@ -194,7 +196,7 @@ def rows(results: dict[str, Any]) -> list[list[str]]:
 
 
 def load() -> dict[str, Any]:
-    """Returns the results that are committed."""
+    """Returns the committed results."""
     results: dict[str, Any] = json.loads((ROOT / RESULTS).read_text())
     return results
 

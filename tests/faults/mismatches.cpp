@@ -1,5 +1,5 @@
 // Ranks that make different calls, by default as often as `make faults` asks for. A failure prints
-// its seed: `--mismatches 1 --seed S` draws the same again, but for the times.
+// its seed: `--mismatches 1 --seed S` repeats the same draw, except for the timing.
 #include "mismatching.h"
 #include "options.h"
 
@@ -9,7 +9,7 @@ using namespace ringkern::faults;
 
 TAKES_OPTIONS;
 
-TEST_CASE("calls that differ are told to all ranks") {
+TEST_CASE("calls that differ are reported to all ranks") {
   auto options = read_options(ringkern::test::arguments(), {{"--mismatches", 1000}, {"--seed", 1}});
   CHECK(mismatch_calls(int(options["--mismatches"]), uint64_t(options["--seed"])));
 }

@@ -1,5 +1,5 @@
-// One rank makes another call than the rest: each of them is told in which field, whose it is and
-// what both have, and no rank takes data of another call for its own.
+// One rank makes a different call: each rank's error names the field, the rank and both values, and
+// no rank accepts data of another call.
 #pragma once
 
 #include <thread>
@@ -11,7 +11,8 @@
 namespace ringkern::faults {
 
 inline constexpr int kMostMismatchedRanks = 5;
-inline constexpr Milliseconds kMismatchTimeout{8000};  // what is known by it alone has failed
+// a mismatch that is only found by this timeout is a failure
+inline constexpr Milliseconds kMismatchTimeout{8000};
 
 inline const std::string kLongAgo = "ranks disagree on a call before their last 16: ";
 
@@ -30,7 +31,7 @@ class MismatchRound {
     quiet_calls_ = random.one_in(4) ? 100 : 0;
   }
 
-  // Empty, or what went wrong.
+  // Returns an empty text, or the fault.
   std::string run() {
     std::vector<pid_t> pids;
     if (threads_) {
@@ -56,16 +57,16 @@ class MismatchRound {
 
   Field field() const { return field_; }
   const std::vector<double>& delays() const { return delays_; }
-  int returned() const { return returned_; }    // ranks whose odd call needed nobody
-  int paired() const { return paired_; }        // ranks whose calls found each other out of order
+  int returned() const { return returned_; }    // ranks whose odd call needed no other
+  int paired() const { return paired_; }        // ranks whose calls met others out of order
   int forgotten() const { return forgotten_; }  // ranks told of a call that is no longer recorded
 
  private:
   struct Witness {
-    std::atomic<int64_t> entered_ns{0};  // the first call that is not alike
+    std::atomic<int64_t> entered_ns{0};  // start of the first call that differs
     std::atomic<bool> has_ended{false};
-    int64_t failed_at = -1;  // which call
-    bool returned = false;   // from the first call that is not alike
+    int64_t failed_at = -1;  // index of the call
+    bool returned = false;   // from the first call that differs
     bool paired = false;     // with the others' next one, or with their last
     Outcome first, again;
     char trouble[1000] = {};
@@ -76,7 +77,7 @@ class MismatchRound {
 
   void complain(const std::string& what) { trouble_ += "\n  " + what; }
 
-  // ---- what is called ---------------------------------------------------------------------------
+  // ---- the calls --------------------------------------------------------------------------------
 
   Drawn nth_call(int64_t i, int rank) const {
     const bool odd = rank == odd_one_;
@@ -89,7 +90,7 @@ class MismatchRound {
         return d;
   }
 
-  // What the tensors hold is a matter of the call, in whatever order a rank makes it.
+  // The tensors depend on the call alone, in whatever order a rank makes it.
   int64_t salt_of(int64_t i, int rank) const {
     const bool swapped = field_ == Field::order && rank == odd_one_;
     return swapped && i == at_ ? i + 1 : swapped && i == at_ + 1 ? i - 1 : i;
@@ -98,8 +99,8 @@ class MismatchRound {
     return difference(nth_call(i, odd_one_), nth_call(i, odd_one_ ^ 1)).field.empty();
   }
 
-  // Whether the call is over, and right, though another rank does not make the same: it is empty,
-  // or what came down the chain to this rank did so through ranks that do.
+  // Returns true if the call is complete and right although another rank does not make it: it is
+  // empty, or the data came to this rank through ranks that do.
   bool may_return(int64_t i, int rank) const {
     const Drawn mine = nth_call(i, rank);
     if (mine.count == 0) return true;
@@ -128,12 +129,12 @@ class MismatchRound {
       if (i == at_) mine.returned = true;
       const std::string wrong = tensors.wrong(drawn, task, salt);
       if (alike(i) || may_return(i, rank)) return check(mine, wrong);
-      // Straight from rank to rank, calls that are made in another order may find each other.
+      // Point-to-point, calls made in a different order may match each other.
       if (field_ != Field::order || drawn.algorithm == Algorithm::ring || !wrong.empty())
         return check(mine, "returned without the others from " + text_of(drawn) + "; " + wrong);
       mine.paired = true;
     };
-    // A rank whose call needed nobody is told in a later one.
+    // A rank whose call needed no other gets the error in a later one.
     int64_t i = 0;
     while (attempt(mine.first, [&] { make(i); }) && i < at_ + 1000) ++i;
     mine.failed_at = i;
@@ -174,10 +175,10 @@ class MismatchRound {
     if (!trouble.empty() && mine.trouble[0] == 0) write_text(mine.trouble, trouble);
   }
 
-  // ---- what the ranks say -----------------------------------------------------------------------
+  // ---- the ranks' reports -----------------------------------------------------------------------
 
-  // The field, the odd rank with its value, and one of the others with theirs. Of a call that is no
-  // longer recorded, that there was one.
+  // Checks the field, the odd rank with its value, and another rank with its value. For a call that
+  // is no longer recorded, only that there was one.
   bool tells_all(const std::string& text, int64_t in_call) const {
     if (in_call >= at_ + kCallLines && text.find(kLongAgo) != std::string::npos) return true;
     const Difference d = difference(pair_.odd, pair_.most);
@@ -198,7 +199,7 @@ class MismatchRound {
                              "\" in seq=" + std::to_string(w.failed_at + 1);
     if (!w.has_ended) return complain(who + " has not come to its end" + said);
     if (w.trouble[0] != 0) return complain(who + ": " + w.trouble + said);
-    // Who came when it was about to be known may hear of it before its call has begun.
+    // A rank that joins just before the report may get it before its call has begun.
     const bool late = w.entered_ns + 50'000'000 > known_ns();
     const bool told_later = w.first.ending == Ending::aborted && (w.returned || late);
     if (w.first.ending != Ending::mismatch && !told_later)
@@ -208,7 +209,7 @@ class MismatchRound {
     if (w.first.ending == Ending::mismatch && w.first.seq != uint64_t(at_ + 1) &&
         text.find(kLongAgo) == std::string::npos)
       return complain(who + ": facts.seq is " + std::to_string(w.first.seq) + said);
-    // One of those that differ; the odd one, where the calls of more than two are known.
+    // Returns one of the ranks that differ; the odd one, if the calls of more than two are known.
     const std::string blamed = "rank " + std::to_string(w.first.rank) + " has ";
     if (w.first.ending == Ending::mismatch && text.find(blamed) == std::string::npos)
       return complain(who + ": facts.rank is " + std::to_string(w.first.rank) + said);
@@ -221,7 +222,7 @@ class MismatchRound {
     forgotten_ += text.find(kLongAgo) != std::string::npos;
   }
 
-  // When the calls of two ranks that differ had both begun.
+  // The time at which both differing calls had begun.
   int64_t known_ns() const {
     int64_t others = INT64_MAX;
     for (int rank = 0; rank < ranks_; ++rank)
@@ -234,7 +235,7 @@ class MismatchRound {
   Field field_;
   Pair pair_;
   int64_t at_, late_us_;
-  int64_t quiet_calls_;  // after the first mismatch, that would not stumble over what it has left
+  int64_t quiet_calls_;  // after the first mismatch, calls that would not meet its leftovers
   bool threads_;
   Shared<Scene> scene_;
   test::SharedStore first_store_, second_store_;
@@ -243,7 +244,7 @@ class MismatchRound {
   int returned_ = 0, paired_ = 0, forgotten_ = 0;
 };
 
-// Many of them. True if nothing went wrong; figures and failures are printed.
+// Runs many mismatches. Returns true if nothing went wrong; prints figures and failures.
 inline bool mismatch_calls(int mismatches, uint64_t seed) {
   Delays all;
   int failures = 0, returned = 0, paired = 0, forgotten = 0, of[kFields] = {};

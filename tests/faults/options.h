@@ -10,7 +10,7 @@
 
 namespace ringkern::faults {
 
-// As given, or as in `options`. Ends the program at what is neither.
+// Returns the given options, or the defaults of `options`. Ends the program at an invalid one.
 inline std::map<std::string, int64_t> read_options(const std::vector<char*>& words,
                                                    std::map<std::string, int64_t> options) {
   for (size_t i = 1; i < words.size(); i += 2) {

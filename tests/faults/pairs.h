@@ -1,4 +1,4 @@
-// Two calls that ranks should have made alike.
+// Two calls that ranks should have made equal.
 #pragma once
 
 #include <string>
@@ -15,7 +15,7 @@ inline const char* name_of(Field field) {
   return names[int(field)];
 }
 
-// The first field in which calls differ, as the message names it, and what each has there.
+// The first field in which calls differ, as the message names it, and the value of each.
 struct Difference {
   std::string field, a, b;
 };
@@ -35,7 +35,7 @@ inline Difference difference(const Drawn& a, const Drawn& b) {
   return {};
 }
 
-// What most ranks call, and what the odd one does.
+// The call of most ranks, and that of the odd one.
 struct Pair {
   Drawn most, odd;
 };
@@ -68,7 +68,7 @@ inline Pair draw_pair(Random& random, Field field, int ranks) {
       case Field::algorithm:
       case Field::protocol: {
         const Way way = random.of(kWays);
-        a.wide = b.wide = false;  // which not every way has
+        a.wide = b.wide = false;  // not every way has it
         if (field == Field::algorithm ? way.protocol != a.protocol : way.algorithm != a.algorithm)
           continue;
         b.algorithm = way.algorithm;

@@ -1,5 +1,5 @@
-// What a rank says, or does instead, where the system gives it less than usual: no memfd, a small
-// /dev/shm, a small memory cgroup, few open files.
+// Errors or fallbacks of a rank with fewer resources than usual: no memfd, a small /dev/shm, a
+// small memory cgroup, few open files.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -19,7 +19,7 @@ namespace {
 constexpr int64_t kMiB = 1 << 20;
 constexpr int kPatience = 60'000;  // ms
 
-// In a child, since it can be caged. Its exit status is the verdict.
+// Runs in a child, because it can be restricted. Its exit status is the verdict.
 void in_child(const std::function<void()>& body) {
   CHECK_EQ(end_of(start(body, 60), kPatience), 0);
 }
@@ -67,7 +67,8 @@ void reduce_and_check(Communicator& comm, const Device& device) {
   cpu::Arena::mine().free(shared);
 }
 
-// A ring in which some ranks have no memfd: who has one accepts what they have, and they his.
+// A ring in which some ranks have no memfd: those that have it accept the others' memory, and the
+// reverse.
 void a_ring_without_memfd(const std::function<bool(int)>& is_without, int error) {
   constexpr int kRanks = 3;
   SharedStore store;
@@ -139,21 +140,21 @@ TEST_CASE("a file that stands in for memfd is checked") {
   });
 }
 
-TEST_CASE("a small dev shm is an error and no signal") {
+TEST_CASE("a small /dev/shm is an error and no signal") {
   in_child([] {
     const std::string why_not = mount_at_dev_shm("tmpfs", "size=1m");
     if (!why_not.empty()) return leave_out("a small /dev/shm", why_not);
-    allocate(2 * kMiB);  // a memfd does not care
+    allocate(2 * kMiB);  // a memfd is not affected
     forbid_memfd(ENOSYS);
     allocate(kMiB / 2);
     const std::string text = what_fails([] { allocate(2 * kMiB); });
     CHECK_CONTAINS(text, "needs 2.0 MiB of shared memory, and ");
-    // What was taken before it failed has been given back.
+    // The memory that was allocated before the failure has been freed.
     CHECK_CONTAINS(text,
                    " MiB is left: fallocate: No space left on device. This process may not "
                    "call memfd_create, and /dev/shm has 1.0 MiB in all. Allow memfd_create, "
                    "or make /dev/shm larger (docker: --shm-size)");
-    // Parts of a file, as in an arena: what is there stays usable.
+    // Parts of a file, like in an arena: earlier parts stay usable.
     MemoryFile file(4 * kMiB);
     file.allocate(0, kMiB / 2);
     CHECK_CONTAINS(what_fails([&] { file.allocate(kMiB, 2 * kMiB); }), "No space left on device");
@@ -162,7 +163,7 @@ TEST_CASE("a small dev shm is an error and no signal") {
   });
 }
 
-TEST_CASE("an error says that there is no place for memory at all") {
+TEST_CASE("an error names every kind of memory that was tried") {
   in_child([] {
     const std::string why_not = mount_at_dev_shm("proc", nullptr);
     if (!why_not.empty()) return leave_out("no /dev/shm", why_not);
@@ -191,12 +192,12 @@ void in_a_small_cgroup(const std::function<void()>& body) {
   CHECK_EQ(status, 0);
 }
 
-// The kernel would end the process.
+// Otherwise the kernel would end the process.
 TEST_CASE("a small cgroup is an error and no kill") {
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)  // they need more than it has
   in_a_small_cgroup([] {
     const std::string text = what_fails([] { allocate(64 * kMiB); });
-    CHECK_CONTAINS(text, "needs 64.0 MiB of shared memory, and 4");  // 48 less what it has
+    CHECK_CONTAINS(text, "needs 64.0 MiB of shared memory, and 4");  // 48 minus its usage
     CHECK_CONTAINS(text,
                    "MiB is left: fallocate was not tried: Cannot allocate memory. The memory "
                    "cgroup ");
@@ -208,7 +209,7 @@ TEST_CASE("a small cgroup is an error and no kill") {
                    "needs 30.0 MiB of shared memory, and 1");
     file.allocate(30 * kMiB, 8 * kMiB);
   });
-  // Pages of files are in nobody's way: the kernel gives them up.
+  // Page cache does not count: the kernel evicts it.
   in_a_small_cgroup([] {
     const int file = ::open(".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
     if (file < 0) return leave_out("pages of files in a cgroup", std::strerror(errno));
@@ -219,9 +220,9 @@ TEST_CASE("a small cgroup is an error and no kill") {
 #endif
 }
 
-#if !defined(__SANITIZE_ADDRESS__)  // comes with one that opens pipes to look at an exception
+#if !defined(__SANITIZE_ADDRESS__)  // opens pipes to look at an exception
 
-// Rank 1 may open `spare` files more than it has; more than it needs in the end.
+// Rank 1 may open `spare` additional files; in the end more than it needs.
 int errors_with_spare_files(int spare) {
   constexpr int kRanks = 3;
   SharedStore store;
@@ -260,7 +261,7 @@ int errors_with_spare_files(int spare) {
   return errors;
 }
 
-TEST_CASE("few open files are every ranks error") {
+TEST_CASE("too few open files are an error of every rank") {
   int failed = 0, spare = 0;
   for (; spare < 60; ++spare) {
     const int errors = errors_with_spare_files(spare);
@@ -274,7 +275,7 @@ TEST_CASE("few open files are every ranks error") {
 }
 
 #else
-TEST_CASE("few open files are every ranks error") {}
+TEST_CASE("too few open files are an error of every rank") {}
 #endif
 
 }  // namespace

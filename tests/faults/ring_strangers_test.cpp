@@ -1,5 +1,5 @@
-// Who comes to a ring that is being made, and has no business there: another user, though with
-// every word right, and what was recorded of an earlier ring.
+// Peers that connect to a new ring without belonging to it: another user with a valid message, and
+// recorded messages of an earlier ring.
 #include "comm/processes.h"
 #include "faults/shared.h"
 
@@ -23,7 +23,7 @@ void publish(Store& store, const std::string& ring, int rank, const Address& add
   store.set(ring + "/rank/" + std::to_string(rank), to_bytes(address));
 }
 
-// Says it to a rank, lets the other ranks of the ring come, and is sent away without an answer.
+// Sends it to a rank, lets the other ranks of the ring come, and is disconnected without an answer.
 void knock_in_vain(Store& store, const Address& at, const Hello& hello) {
   const auto socket = connect_to(socket_name(at.socket));
   REQUIRE(socket.has_value());
@@ -43,7 +43,7 @@ bool may_become_nobody() {
   return false;
 }
 
-// Both ranks of a ring, of which rank 1 comes when the visitor has been there.
+// Both ranks of a ring; rank 1 comes after the foreign peer.
 void check_ring_is_made(Store& store, const std::string& ring) {
   check_all(on_threads(2,
                        [&](int rank) {
@@ -59,7 +59,7 @@ AROUND_EACH_CASE(run) {
   CHECK_EQ(open_files(), fds);
 }
 
-TEST_CASE("another user who greets is sent away") {
+TEST_CASE("another user who connects is refused") {
   if (!may_become_nobody()) return;
   SharedStore store;
   const pid_t visitor = start(
@@ -73,7 +73,7 @@ TEST_CASE("another user who greets is sent away") {
   CHECK_EQ(end_of(visitor, 30'000), 0);
 }
 
-TEST_CASE("another user who listens is not greeted") {
+TEST_CASE("another user who listens gets no greeting") {
   if (!may_become_nobody()) return;
   SharedStore store;
   const pid_t host = start(
@@ -100,8 +100,8 @@ TEST_CASE("another user who listens is not greeted") {
   CHECK_EQ(end_of(host, 30'000), 0);
 }
 
-// The session of an earlier ring of the same ranks, and its greeting, are worth nothing now.
-TEST_CASE("a replayed greeting is sent away") {
+// The session of an earlier ring of the same ranks, and its greeting, are invalid now.
+TEST_CASE("a replayed greeting is refused") {
   SharedStore store;
   check_all(
       on_threads(2, [&](int rank) { return Joiner{store, "first", place_of(rank, 2)}.join(); }), "",
@@ -118,7 +118,7 @@ TEST_CASE("a replayed greeting is sent away") {
   CHECK_EQ(end_of(visitor, 30'000), 0);
 }
 
-// Nor is its address: nobody listens there any more.
+// Its address is unused: no listener is there any more.
 TEST_CASE("a replayed address leads nowhere") {
   SharedStore store;
   check_all(

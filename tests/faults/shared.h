@@ -1,5 +1,5 @@
-// What a program needs that makes ranks fail: memory that forked processes share, one clock for all
-// of them, an account of what a process owns, and figures of what was measured.
+// Helpers of programs that make ranks fail: memory that forked processes share, one clock for all
+// of them, the resources of a process, and measured figures.
 #pragma once
 
 #include <dirent.h>
@@ -29,7 +29,7 @@ inline int64_t now_ns() {  // CLOCK_MONOTONIC: the same in all processes
 }
 inline double ms_between(int64_t from_ns, int64_t to_ns) { return double(to_ns - from_ns) / 1e6; }
 
-// A value that this process and its children have in common.
+// A value shared by this process and its children.
 template <class T>
 class Shared {
  public:
@@ -55,7 +55,7 @@ void write_text(char (&to)[N], const std::string& text) {
   to[n] = 0;
 }
 
-// Polls, since the other side may be killed at any moment. False after `patience_ms`.
+// Polls, because the other side may be killed at any moment. Returns false after `patience_ms`.
 template <class F>
 bool wait_for(F&& ready, int patience_ms) {
   const int64_t deadline = now_ns() + patience_ms * int64_t(1'000'000);
@@ -68,7 +68,7 @@ bool wait_for(F&& ready, int patience_ms) {
 
 // Runs `body` in a child, which never outlives this process.
 inline pid_t start(const std::function<void()>& body, unsigned limit_s) {
-  std::fflush(nullptr);  // or a child that a sanitizer ends would print it, too
+  std::fflush(nullptr);  // otherwise a child that a sanitizer ends would print it, too
   const pid_t parent = ::getpid(), pid = ::fork();
   REQUIRE(pid >= 0);
   if (pid != 0) return pid;
@@ -79,7 +79,7 @@ inline pid_t start(const std::function<void()>& body, unsigned limit_s) {
   ::_exit(0);
 }
 
-// The status with which it has ended; -1: it had not within `patience_ms`, and has been killed.
+// Returns the exit status; -1: it had not ended within `patience_ms`, and has been killed.
 inline int end_of(pid_t pid, int patience_ms) {
   int status = 0;
   if (wait_for([&] { return ::waitpid(pid, &status, WNOHANG) == pid; }, patience_ms)) return status;
@@ -88,7 +88,7 @@ inline int end_of(pid_t pid, int patience_ms) {
   return -1;
 }
 
-// ---- what a process owns ------------------------------------------------------------------------
+// ---- resources of a process ---------------------------------------------------------------------
 
 inline std::vector<std::string> names_in(const char* folder) {
   std::vector<std::string> names;
@@ -102,7 +102,7 @@ inline std::vector<std::string> names_in(const char* folder) {
 }
 
 struct Owned {
-  int descriptors = 0, threads = 0, mappings = 0;  // of memory files
+  int descriptors = 0, threads = 0, mappings = 0;  // mappings of memory files
   bool operator==(const Owned&) const = default;
 };
 

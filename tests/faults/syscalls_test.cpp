@@ -1,9 +1,9 @@
-// Each system call of making and of ending a communicator fails once, on each rank. Then all ranks
-// have the same: either none notices, or all get an error with the reason of the rank it happened
-// to. Nothing is left of it, and the same processes make another communicator.
+// Each system call in the making and ending of a communicator fails once, on each rank. All ranks
+// then agree: either none notices, or all get an error with the reason of the rank with the
+// failure. Nothing is left behind, and the same processes make another communicator.
 //
-//     --cases 0 --seed 1     of all cases, so many, drawn by the seed; 0: all
-//     --jobs 12              so many at a time
+//     --cases 0 --seed 1     this many random cases by the seed; 0: all
+//     --jobs 12              this many at a time
 #include "faults/failing_calls.h"
 
 #include <map>
@@ -19,7 +19,8 @@ using namespace ringkern::faults;
 
 namespace {
 
-// What a call may answer. `passes`: nobody notices, as it is tried again, or done in another way.
+// The possible results of a call. `passes`: no rank notices, because it is retried, or done in
+// another way.
 struct Answer {
   Callee callee;
   int error;
@@ -72,7 +73,7 @@ constexpr Answer kAnswers[] = {
 
 struct Case {
   Made made = Made::communicator;
-  int rank = -1;  // nobody's
+  int rank = -1;  // no rank
   int answer = 0;
   int number = 0;  // of the call, among those of its kind
 };
@@ -85,8 +86,9 @@ std::string text_of(const Case& c) {
 }
 
 struct RankResult {
-  char error[1200];         // empty: none
-  bool struck, at_the_end;  // the call failed; it did when this rank had made and used it
+  char error[1200];  // empty: none
+  // the call failed; it did after this rank had made and used the communicator
+  bool struck, at_the_end;
   Owned before, after;
   int seen[kCallKinds];
   bool ended;
@@ -100,7 +102,8 @@ struct CaseResult {
 
 void run_rank(const Case& c, Store& shared, int rank, RankResult& result) {
   const std::shared_ptr<Store> store(&shared, [](Store*) {});
-  // The first of a process leaves something for those that follow: it is no part of the account.
+  // The first communicator of a process allocates resources for later ones; they do not count as
+  // leaks.
   cpu::Arena::mine();
   use(c.made, store, "before", rank, [] {});
   result.before = owned();
@@ -137,7 +140,7 @@ void run_case(const Case& c, CaseResult& result) {
   result.ms = ms_between(start_ns, now_ns());
 }
 
-// What is not as it should be; empty: nothing.
+// Returns the fault; empty: none.
 std::string fault_in(const Case& c, const CaseResult& result) {
   int failed = 0;
   for (const RankResult& r : result.ranks) {
@@ -147,7 +150,7 @@ std::string fault_in(const Case& c, const CaseResult& result) {
       return who + " had " + text_of(r.before) + " and has " + text_of(r.after);
     failed += r.error[0] != 0;
   }
-  // A courier is between two ranks: those whose messages had come are not concerned.
+  // A p2p engine works between two ranks: ranks whose messages had arrived are not affected.
   if (c.made == Made::communicator && failed != 0 && failed != kRanks) {
     std::string text = "not the same on all ranks";
     for (const RankResult& r : result.ranks) text += std::string("\n    [") + r.error + "]";
@@ -158,14 +161,14 @@ std::string fault_in(const Case& c, const CaseResult& result) {
   if (failed == 0) return "";
   if (kAnswers[c.answer].passes) return std::string("should have passed: ") + struck.error;
   if (struck.at_the_end) return std::string("too late to fail: ") + struck.error;
-  // All name the rank it happened to, and what it says happened.
+  // All name the rank with the failure, and its error.
   const std::string reason = std::generic_category().message(kAnswers[c.answer].error);
   for (const RankResult& r : result.ranks) {
     const std::string text = r.error;
     if (text.empty()) continue;
     if (text.find("rank " + std::to_string(c.rank)) == std::string::npos && &r != &struck)
       return "names another rank: " + text;
-    // Between two ranks no vote tells why; one may see no more than that the other has hung up.
+    // Two ranks do not vote on the reason; one may only see that the other has disconnected.
     if (c.made == Made::communicator && text.find(reason) == std::string::npos)
       return "does not say why: " + text;
   }
@@ -174,7 +177,7 @@ std::string fault_in(const Case& c, const CaseResult& result) {
 
 // ---- all of them --------------------------------------------------------------------------------
 
-// As many of each kind as a rank makes where none fails.
+// The number of calls of each kind that a rank makes without a failure.
 std::vector<Case> all_cases() {
   std::vector<Case> cases;
   for (const Made made : {Made::communicator, Made::courier}) {
@@ -242,7 +245,7 @@ int run_all(const std::vector<Case>& cases, int jobs) {
   }
   std::printf("%-16s %6d %6d %22d %22d\nthe longest took %.1f s; %d are wrong\n", "all", sum.cases,
               sum.struck, sum.failed, sum.at_the_end, longest_ms / 1000, wrong);
-  // A program in which nothing fails proves nothing.
+  // A program without any failure proves nothing.
   CHECK(sum.struck > sum.cases / 2 && sum.failed > 0);
   return wrong;
 }

@@ -23,8 +23,8 @@ from tests.comm.test_processes import owned
 from tests.ranks import Pool
 
 Scenario = Callable[..., list[dict[str, Any]]]
-NEVER = timedelta(seconds=600)  # what ends before has not ended by it
-# Communicators made and closed one after the other; many more in `make faults`.
+NEVER = timedelta(seconds=600)  # an event earlier than this was not caused by it
+# Communicators made and closed one after the other; `make faults` runs many more.
 LIVES = int(os.environ.get("RK_TEST_LIVES", "300"))
 
 
@@ -129,7 +129,7 @@ def test_abort_does_not_wait_for_the_store(scenarios: Scenario, tmp_path: Path) 
 
 
 def _ends(what: str, call: Callable[[], Any], others: list[threading.Thread]) -> str:
-    """Calls in a thread, and waits for that and for the other threads."""
+    """Makes calls in a thread, and waits for it and for the other threads."""
     start = time.monotonic()
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
@@ -152,7 +152,7 @@ def _in_thread(call: Callable[[], Any]) -> threading.Thread:
 
 
 def _abort_returns(rank: int, size: int) -> list[str]:
-    """Rank 0 aborts in each place in which something waits for rank 1, which never comes."""
+    """Aborts on rank 0 in each wait for rank 1, which never comes."""
     figures = []
 
     def connected() -> ringkern.Communicator:
@@ -203,8 +203,9 @@ def test_abort_returns_whatever_waits(ranks: Pool) -> None:
 
 
 def _two_threads(rank: int, size: int, calls: int, shared: bool) -> None:
-    """Two threads, with a communicator each, or with one for both: then their calls are alike,
-    because nobody says whose call meets whose."""
+    """Runs two threads with a communicator each, or with one for both. In the second case their
+    calls are equal, because the pairing is undefined.
+    """
     first = ringkern.Communicator(timeout=timedelta(seconds=60))
     communicators = [first, first if shared else ringkern.Communicator()]
     wrong: list[object] = []
@@ -254,7 +255,7 @@ def resident_kib() -> int:
 
 
 def _many_lives(rank: int, size: int, lives: int, port: int) -> tuple[float, list[int]]:
-    """Seconds a life, and the resident KiB in the course of it."""
+    """Measures seconds per communicator, and the resident KiB over time."""
     store = dist.TCPStore("localhost", port, None, is_master=False)
 
     def live() -> None:
@@ -278,15 +279,16 @@ def _many_lives(rank: int, size: int, lives: int, port: int) -> tuple[float, lis
     took = (time.monotonic() - start) / lives
     dist.barrier()
     assert owned() == before
-    # Some more or less is the allocator's; one for each life would be ours.
+    # The allocator may vary by some; a leak would grow with each communicator.
     assert abs(mappings() - mapped) < min(100, lives // 3)
-    # In the last third, when caches are full, a life must not cost a cache line more than nothing.
+    # In the last third, when caches are full, the growth per communicator must be less than a cache
+    # line.
     assert resident[-1] - resident[-2] < max(1024, lives // 3 // 16), resident
     return took, resident
 
 
 def test_many_lives(ranks: Pool) -> None:
-    """The store is kept by this process, since every ring leaves some keys in it."""
+    """This process hosts the store, because every ring leaves some keys in it."""
     store = dist.TCPStore("localhost", 0, None, is_master=True, wait_for_workers=False)
     outcomes = ranks(2).run(_many_lives, LIVES, store.port, timeout_s=60 + LIVES / 10)
     for rank, (took, resident) in enumerate(outcomes):

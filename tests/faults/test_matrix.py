@@ -1,4 +1,4 @@
-"""Cells of the failure matrix: what is told, and to whom, is what the committed results have."""
+"""Cells of the failure matrix: the ranks' errors equal the committed results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run() -> Iterator[Run]:
 
 
 def _cases() -> list[Any]:
-    """Returns all cells in all places at length, and else a sample of those that are quick."""
+    """Returns all cells in all places in the long run, otherwise a sample of the quick ones."""
     if AT_LENGTH:
         return [*itertools.product(cells(), HOSTS)]
     quick = [cell for cell in cells() if cell.fault != "late"]
@@ -49,11 +49,11 @@ def _alike(told: Told, expected: Told) -> bool:
     """Compares classes, events and ranks."""
     found, wanted = essence(told), essence(expected)
     for one in (found, wanted):
-        # A rank that goes on in a call in which it was stopped may warn of its own wait.
+        # A rank that was stopped in a call may warn of its own wait.
         if one.get("3", [""])[0] == "warning":
             del one["3"]
         for outcome in one.values():
-            # A rank that makes its next call when others have made theirs is told what they were.
+            # A rank that makes its next call after the others gets their calls in its error.
             if outcome[2] == "the next call":
                 outcome[0] = "CommAbortedError"
     return found == wanted

@@ -1,4 +1,4 @@
-"""Ranks that die, leave, are stopped, or make other calls than the rest: what Python is told."""
+"""Ranks that die, leave, are stopped, or make other calls than the rest: the errors in Python."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.torch.test_backend_failures import made
 from tests.torch.test_backend_input import check_that_it_works
 
 Scenario = Callable[[str, int, Path], list[dict[str, Any]]]
-NEVER = timedelta(seconds=600)  # what ends before has not ended by it
+NEVER = timedelta(seconds=600)  # an event earlier than this was not caused by it
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +37,14 @@ def scenarios() -> Iterator[Scenario]:
 
 
 def told(outcome: list[dict[str, Any]], folder: Path, *ranks: int) -> list[dict[str, Any]]:
-    """What these ranks have said, whose programs have ended well."""
+    """Returns the notes of these ranks, whose programs have ended well."""
     for rank in ranks:
         assert outcome[rank] == {"status": 0, "stderr": ""}, outcome[rank]["stderr"]
     return [json.loads((folder / f"said{rank}").read_text()) for rank in ranks]
 
 
 def reports(folder: Path, rank: int) -> list[str]:
-    """What the library has reported on standard error of a rank, unasked."""
+    """Returns the library's unrequested reports on standard error of a rank."""
     return (folder / f"reports{rank}").read_text().splitlines(keepends=True)
 
 
@@ -52,9 +52,9 @@ def reports(folder: Path, rank: int) -> list[str]:
 
 
 def _heard_of_rank_1(said: dict[str, Any]) -> str:
-    """The text of its end, of a rank that was in a call."""
+    """Returns the error text about its end, from a rank that was in a call."""
     first, again = said["first"], said["again"]
-    if first["kind"] == "CommAbortedError":  # it was between two calls
+    if first["kind"] == "CommAbortedError":  # between two calls
         assert "became unusable" in first["text"]
     else:
         assert first["kind"] == "PeerLostError"
@@ -112,7 +112,7 @@ def test_a_rank_that_ends_without_leaving(scenarios: Scenario, tmp_path: Path) -
         assert "signal" not in said["first"]["fault"]
 
 
-# ---- programs that never look at what has become of a call ---------------------------------------
+# ---- programs that never check a call ------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +147,7 @@ def never_looks(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str
 def test_a_program_that_never_looks_ends(
     never_looks: Callable[[str], Any], tmp_path: Path, on_fault: str, deed: str, device: str
 ) -> None:
-    """It cannot go on with what a failed call has left, where the group is to exit."""
+    """With on_fault "exit" it cannot continue with the results of a failed call."""
     outcome = never_looks(f"{on_fault} {deed} {device}")
     concerned = [0] if deed == "message" else [0, 2]
     for rank in concerned:
@@ -165,7 +165,7 @@ def test_a_program_that_never_looks_ends(
 
 
 def test_a_program_that_closes_its_group_goes_on(never_looks: Callable[[str], Any]) -> None:
-    """With a message that nobody sends."""
+    """A message is pending that no rank sends."""
     outcome = never_looks("exit closes cpu")
     assert [rank["status"] for rank in outcome] == [0, 0, 0], outcome
 
@@ -221,11 +221,11 @@ def test_a_rank_that_is_stopped_for_too_long(scenarios: Scenario, tmp_path: Path
 # ---- a rank that fails while the others are in backward() ---------------------------------------
 
 
-AT_LENGTH = "RK_TEST_LIVES" in os.environ  # as `make faults` has it
+AT_LENGTH = "RK_TEST_LIVES" in os.environ  # like `make faults`
 
 
 def _some(cases: list[Any], every: int) -> list[Any]:
-    """Returns all cases at length, and else every so many of them."""
+    """Returns all cases in the long run, otherwise every n-th of them."""
     return cases if AT_LENGTH else cases[::every]
 
 
@@ -238,7 +238,7 @@ FAULTS = ["killed", "stopped", "mismatch"]
 def test_backward_raises_what_the_collective_does(
     scenarios: Scenario, tmp_path: Path, wrapper: str, fault: str
 ) -> None:
-    """Though torch's engine, which is in C++, stands between the two."""
+    """torch's C++ engine lies between the two."""
     (tmp_path / "plan").write_text(f"{wrapper} {fault}")
     outcome = scenarios("trains", 3, tmp_path)
     kind = {
@@ -256,7 +256,7 @@ def test_backward_raises_what_the_collective_does(
 
 # ---- a rank that ends before its first call -----------------------------------------------------
 
-SOON_S = 20.0  # of a timeout of 60 s, on a machine that does much else
+SOON_S = 20.0  # less than the timeout of 60 s, on a busy machine
 
 
 APIS = ["backend", "communicator"]
@@ -391,7 +391,7 @@ def _check_mismatch(field: str, said: list[list[dict[str, Any]]]) -> None:
         if first["kind"] == "CollectiveMismatchError":
             told_in_time += 1
             assert first["seq"] == 2 or field in text, text
-        else:  # a rank that came when it was known
+        else:  # a rank that came after the failure was known
             assert (first["kind"], rank == ODD) == ("CommAbortedError", False)
     assert told_in_time >= 2
 

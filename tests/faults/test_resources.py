@@ -1,6 +1,6 @@
-"""Ranks to which the system gives less than usual: what Python is told, or that all works.
+"""Ranks with fewer system resources than usual: the errors in Python, or that all works.
 
-What each limit is told as, and what stands in for what is missing, is in ``resources_test.cpp``.
+``resources_test.cpp`` has the error of each limit, and the fallbacks.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def _sum_of_ones(communicator: ringkern.Communicator, size: int) -> None:
 
 
 def _with_few_files(rank: int, size: int, spares: list[int]) -> list[str]:
-    """The errors of a rank, where rank 1 may have so many files more than it has."""
-    # That of the group is in a file, which has to be opened for every word.
+    """Returns the errors of a rank, where rank 1 may open this many additional files."""
+    # The group's store is a file, which is opened for every access.
     made = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     port = [made.port]
     dist.broadcast_object_list(port, src=0)
     store = dist.TCPStore("localhost", port[0], is_master=False)
-    ringkern.empty(1)  # the file of such tensors, which is this rank's own matter
+    ringkern.empty(1)  # creates the file of such tensors, which is this rank's own matter
     usual = resource.getrlimit(resource.RLIMIT_NOFILE)
     next_one = os.dup(0)
     os.close(next_one)
@@ -67,7 +67,7 @@ def _with_few_files(rank: int, size: int, spares: list[int]) -> list[str]:
 
 
 def test_too_few_files_are_the_error_of_all_ranks(ranks: Pool) -> None:
-    spares = [0, 2, 4, 6, 100]  # the same processes are sound in the end
+    spares = [0, 2, 4, 6, 100]  # in the end the same processes work
     *too_few, enough = zip(*ranks(3).run(_with_few_files, spares), strict=True)
     assert enough == ("", "", "")
     for errors in too_few:
@@ -99,7 +99,7 @@ class _Program(ctypes.Structure):
 
 
 def _forbid_memfd() -> None:
-    """For good, in this process, as the seccomp filter of a container does."""
+    """Forbids memfd in this process for good, like a container's seccomp filter."""
     call = {"x86_64": 319, "aarch64": 279}[os.uname().machine]
     load, equal, answer = 0x20, 0x15, 0x06  # BPF_LD+W+ABS, BPF_JMP+JEQ+K, BPF_RET+K
     code = (_Instruction * 4)(
@@ -116,7 +116,7 @@ def _forbid_memfd() -> None:
 
 
 def _without_memfd(rank: int, size: int, everybody: bool) -> bool:
-    """Whether this rank has memory of others that is of no memfd."""
+    """Returns whether this rank maps memory of others that is not a memfd."""
     if rank == 1 or everybody:
         _forbid_memfd()
         with pytest.raises(OSError, match="not permitted"):
@@ -130,7 +130,7 @@ def _without_memfd(rank: int, size: int, everybody: bool) -> bool:
 
 @pytest.mark.parametrize("everybody", [False, True])
 def test_memfd_may_be_missing(everybody: bool) -> None:
-    with closing(Ranks(2)) as own:  # they are left without it
+    with closing(Ranks(2)) as own:  # the ranks keep the filter
         assert own.run(_without_memfd, everybody) == [True, True]
 
 

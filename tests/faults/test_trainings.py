@@ -37,7 +37,7 @@ KILLS = {
 
 @pytest.mark.parametrize("hosts", KILLS, ids=["1 host", "2 hosts"])
 def test_all_survivors_name_the_dead_rank(scenarios: Scenario, tmp_path: Path, hosts: str) -> None:
-    """The training goes on from its checkpoint, to the bits of one that nobody disturbed."""
+    """The training continues from its checkpoint, to the same bits as an undisturbed one."""
     trainings = Trainings(scenarios, tmp_path, hosts)
     try:
         for kill in KILLS[hosts]:

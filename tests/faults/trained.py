@@ -1,7 +1,7 @@
-"""A rank of a small data-parallel training that goes on from its checkpoint, for trainings.py.
+"""A rank of a small data-parallel training that resumes from its checkpoint, for trainings.py.
 
-tests.comm.exits runs it. Each rank shows on a page, a file that all map, where in its life it is.
-One that lives to tell writes what it was told, or what it has learnt: ``said<rank>`` in the folder.
+tests.comm.exits runs it. Each rank shows its position on a page, a file that all map. A surviving
+rank writes its error, or its result: ``said<rank>`` in the folder.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.faults.lives import leave_note
 from tests.ranks import Named
 
 STEPS, CHECKPOINT_EVERY = 30, 3
-# In the order in which a rank comes to them; those of a step are repeated.
+# In the order in which a rank reaches them; those of a step are repeated.
 PLACES = ("start", "init", "made", "wrap", "load", "forward", "backward", "update")
 PLACES += ("checkpoint", "end")
 IN_STEP = PLACES[4:9]
@@ -44,14 +44,14 @@ class Life:
     """A run of all ranks, from their start to their end.
 
     Attributes:
-        store: port of the store, which is another process's: it outlives each rank.
-        name: of this life, in the store.
-        hosts: a letter a rank; empty: all are on one.
+        store: port of the store; another process hosts it, so it outlives each rank.
+        name: of this run, in the store.
+        hosts: a letter for each rank; empty: all are on one.
         timeout_s: of the group.
-        checkpoint: a file, that of the lives before.
+        checkpoint: a file, that of the earlier runs.
         exits: the rank that ends by os._exit() when its page says so.
-        whole_end: whether ranks go the whole way of an interpreter that ends, which takes most of
-            the time; else only through what has been registered for that.
+        whole_end: whether ranks end like a whole interpreter, which takes most of the time;
+            otherwise they only run the registered exit functions.
     """
 
     store: int
@@ -67,7 +67,7 @@ class Life:
 
 
 class Page:
-    """A file in which each rank shows its pid and its place, and reads whether to exit."""
+    """A file in which each rank shows its pid and its position, and reads whether to exit."""
 
     WORDS = 3
 
@@ -91,7 +91,7 @@ PID, PLACE, EXIT = range(Page.WORDS)
 
 
 def moment(place: str, step: int = 0) -> int:
-    """Returns a number that grows in a life; ``step`` counts from 1 in each."""
+    """Returns a number that grows during a run; ``step`` counts from 1 in each."""
     return (STEPS + 1 if place == "end" else step) * len(PLACES) + PLACES.index(place)
 
 
@@ -112,7 +112,7 @@ def network() -> torch.nn.Module:
 
 
 class Rank:
-    """One life of one rank."""
+    """One run of one rank."""
 
     def __init__(self, rank: int, size: int, folder: Path) -> None:
         self.page = Page(folder / "page")
@@ -125,14 +125,14 @@ class Rank:
             threading.Thread(target=_exit_when_told, args=(self.page, rank), daemon=True).start()
 
     def at(self, place: str, step: int = 0, longest_s: float = 0) -> None:
-        """Shows where this rank is, and stays there for a while."""
+        """Shows this rank's position, and stays there for a while."""
         self.since = time.monotonic()
         self.page.set(self.rank, PLACE, moment(place, step))
         if longest_s:
             time.sleep(self.draw.uniform(0, longest_s))
 
     def train(self) -> str:
-        """Returns a digest of what has been learnt."""
+        """Returns a digest of the trained model."""
         life = self.life
         self.at("start", longest_s=0.05)
         if life.hosts:
@@ -184,10 +184,10 @@ class Rank:
     def save(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
         new = f"{self.life.checkpoint}.new"
         torch.save((model.state_dict(), optimizer.state_dict(), step), new)
-        os.replace(new, self.life.checkpoint)  # never half of a file
+        os.replace(new, self.life.checkpoint)  # never a partial file
 
     def load(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
-        """Returns the step to begin with."""
+        """Returns the first step."""
         if not os.path.exists(self.life.checkpoint):
             return 0
         weights, momenta, step = torch.load(self.life.checkpoint)
@@ -197,7 +197,7 @@ class Rank:
 
 
 def digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """Returns one of weights and momenta, which are the same on all ranks."""
+    """Returns a digest of weights and momenta, which are equal on all ranks."""
     kept: list[torch.Tensor] = []
     for parameter in model.parameters():
         kept += [parameter.detach(), optimizer.state[parameter]["momentum_buffer"]]
@@ -223,7 +223,7 @@ def train(rank: int, size: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    # Once, and not by each rank when it makes an optimizer.
+    # Imported once, and not by each rank when it makes an optimizer.
     importlib.import_module("torch._dynamo")
-    gc.freeze()  # a rank that ends looks at all that there is otherwise, and copies it
+    gc.freeze()  # otherwise an ending rank scans all objects, and copies them
     serve(globals())

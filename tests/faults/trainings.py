@@ -1,10 +1,10 @@
-"""Kills ranks of a data-parallel training, starts it again, and says what the survivors were told.
+"""Kills ranks of a data-parallel training, restarts it, and reports the survivors' errors.
 
     python -m tests.faults.trainings --kills 300 --seed 1
 
 A rank is killed at a random moment of its life, from the fork on; all others must end by themselves
-with an error of ours that has its number. Then all start again from the last checkpoint. A training
-that has come to its last step must have the bits of one that nobody disturbed.
+with a ringkern error that names it. Then all start again from the last checkpoint. A finished
+training must have the bits of an undisturbed one.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from tests.faults.trained import CHECKPOINT_EVERY, EXIT, EXIT_CODE, PID, PLACE, 
 Scenario = Callable[[str, int, Path], list[dict[str, Any]]]
 
 TIMEOUT_S = 20.0
-# For a rank that dies before it has said anything to anybody: nobody can know, until then.
+# For a rank that dies before it has contacted any other: until then it cannot be missed.
 EARLY_TIMEOUT_S = 6.0
-RANKS = {"": 3, "aabb": 4}  # by hosts, a letter a rank
+RANKS = {"": 3, "aabb": 4}  # by hosts, a letter for each rank
 
-# Where a rank is killed, how often, and how long after it came there, at most.
+# Places of kills, how often each, and the longest delay after the rank reached it.
 MOMENTS = {
     "start": (1, 0.02),
     "init": (2, 0.05),
@@ -63,7 +63,7 @@ PHASES = {
     "checkpoint": "between calls",
     "end": "at the end",
 }
-# By how each is done: how often, and the exit status.
+# Key: kind of end. Value: how often, and the exit status.
 DEEDS = {
     "KILL": (6, -9),
     "TERM": (1, -15),
@@ -75,7 +75,7 @@ DEEDS = {
 
 @dataclass(frozen=True)
 class Kill:
-    """A death: which rank dies, when, and how."""
+    """A death: the rank, the moment, and the kind."""
 
     victim: int
     place: str
@@ -98,7 +98,7 @@ class Kill:
         return EARLY_TIMEOUT_S if self.place in ("start", "init") else TIMEOUT_S
 
     def do(self, page: Page, over: Callable[[], bool]) -> float:
-        """Waits for the moment and kills, unless the life is over before; returns when."""
+        """Waits for the moment and kills, unless the run ends before; returns the time."""
         while not page.get(self.victim, PID) and not over():
             time.sleep(0.0001)
         try:
@@ -131,21 +131,21 @@ def _names(text: str, rank: int) -> bool:
 
 @dataclass
 class Fate:
-    """The end of all ranks in one life."""
+    """The end of all ranks in one run."""
 
     kill: Kill | None = None
-    at: float = 0.0  # when it was
-    place: str = ""  # where the victim was
+    at: float = 0.0  # time of the end
+    place: str = ""  # position of the victim
     said: dict[int, dict[str, Any]] = field(default_factory=dict)  # by survivors
     wrong: list[str] = field(default_factory=list)
 
     def times(self) -> list[float]:
-        """Returns how long each survivor took, from the kill or from when it came, to be told."""
+        """Returns each survivor's delay to the error, from the kill or from its arrival."""
         told = [one for one in self.said.values() if "kind" in one]
         return [one["at"] - max(self.at, one["since"]) for one in told]
 
     def judge(self, outcome: list[dict[str, Any]], digest: str) -> None:
-        """Finds what must not be. ``digest``: of an undisturbed training."""
+        """Returns violations. ``digest``: of an undisturbed training."""
         for rank, ended in enumerate(outcome):
             said = self.said.get(rank)
             if self.kill is not None and rank == self.kill.victim:
@@ -165,7 +165,7 @@ class Fate:
 
 
 class Trainings:
-    """Trainings one after the other, each of as many lives as it takes."""
+    """Trainings one after the other, each of as many runs as it takes."""
 
     def __init__(self, run: Scenario, folder: Path, hosts: str) -> None:
         self._run, self._folder, self._hosts = run, folder, hosts
@@ -225,7 +225,7 @@ def quantile(times: list[float], share: float) -> float:
 
 
 def report(fates: list[Fate]) -> str:
-    """A line a phase."""
+    """Returns a line for each phase."""
     lines = [f"{'killed':26} kills  told  done   p50    p99    max s  classes"]
     for phase in [*dict.fromkeys(PHASES.values()), "all"]:
         here = [one for one in fates if phase in ("all", PHASES[one.place])]
@@ -240,7 +240,7 @@ def report(fates: list[Fate]) -> str:
 
 
 def kill_many(run: Scenario, folder: Path, args: argparse.Namespace, hosts: str) -> list[str]:
-    """Prints what was seen; returns what was wrong."""
+    """Prints the outcomes; returns the failures."""
     trainings = Trainings(run, folder, hosts)
     fates: list[Fate] = []
     wrong: list[str] = []

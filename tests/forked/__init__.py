@@ -1,9 +1,10 @@
-"""Python programs that start in a moment: forks of a process that has imported torch.
+"""Python programs that start quickly: forks of a process that has imported torch.
 
-``path()/python`` and ``path()/torchrun`` are those of this environment, but for these: they take
-``-c``, ``-m`` or a file and no option but ``-u``; the program is not a child of who started it; and
-what torch reads of the environment when it is imported was read before (of this, OMP_NUM_THREADS
-and TORCH_DISTRIBUTED_DEBUG are heeded). A test of one of these takes ``sys.executable``.
+``path()/python`` and ``path()/torchrun`` are those of this environment, with differences: they take
+``-c``, ``-m`` or a file and no option but ``-u``; the program is not a child of its caller; and
+torch's variables were read at its import, before the fork (OMP_NUM_THREADS and
+TORCH_DISTRIBUTED_DEBUG take effect all the same). A test of one of the other variables uses
+``sys.executable``.
 """
 
 from __future__ import annotations

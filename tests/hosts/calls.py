@@ -1,8 +1,9 @@
-"""Sequences of collectives over several hosts, as a rank runs and checks them.
+"""Sequences of collectives over several hosts, run and checked by a rank.
 
-In which order the ranks' values meet depends on hosts, pieces and the engine between the hosts. So
-what no order changes is compared to the bit with a model, sums and products are held against the
-exact result, and every result against that of the other ranks and of the same call again.
+The order in which the ranks' values are combined depends on hosts, pipeline stages and the engine
+between the hosts. Results that do not depend on the order are compared bit by bit with a model;
+sums and products are compared with the exact result. Every result is compared with that of the
+other ranks and of the same call again.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def _check(
 
 
 def _one_nan(call: Call, result: torch.Tensor) -> torch.Tensor:
-    """Which NaN it is, of the many, is the engine's choice; on one host it is always the same."""
+    """Replaces all NaNs by one: the engine chooses among them, but on one host it is always the
+    same.
+    """
     dtype = call.torch_dtype
     if not dtype.is_floating_point:
         return result
@@ -65,7 +68,7 @@ def _check_exact(call: Call, result: torch.Tensor, inputs: list[torch.Tensor]) -
     exact = x.prod(0) if product else x.sum(0)
     most = x.abs().clamp(min=1).prod(0) if product else x.abs().sum(0)
     info = torch.finfo(call.torch_dtype)
-    # Of what is rounded below the smallest normal number, and may be multiplied again.
+    # A value that is rounded below the smallest normal number may be multiplied again.
     least = info.smallest_normal * info.eps * x.abs().clamp(min=1).prod(0)
     bound = 2 * len(inputs) * (info.eps * (exact.abs() if product else most) + least)
     if call.op == "avg":

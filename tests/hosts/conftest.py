@@ -14,7 +14,7 @@ from tests.ranks import Pool, Ranks
 
 @pytest.fixture(scope="session")
 def net() -> Iterator[Net]:
-    """Three hosts that nobody cuts off."""
+    """Makes three hosts, whose links are never cut."""
     if (reason := why_not()) is not None:
         pytest.skip(reason)
     with Net(len(NAMESPACES)) as made:
@@ -23,7 +23,7 @@ def net() -> Iterator[Net]:
 
 @pytest.fixture(scope="session")
 def spaced(net: Net) -> Iterator[Ranks]:
-    """Ranks in namespaces, as many a host as NAMESPACES says."""
+    """Starts ranks in namespaces, with the numbers for each host in NAMESPACES."""
     with closing(Ranks(sum(NAMESPACES), place=net.place(NAMESPACES))) as pool:
         yield pool
 

@@ -1,8 +1,8 @@
-"""What befalls a rank, a host or a wire while the ranks call, for test_faults.py.
+"""Faults of a rank, a host or a wire while the ranks call, for test_faults.py.
 
-tests.comm.exits runs it: ranks are forked, and go to their hosts before they do anything else. Each
-that lives to tell writes what it was told, and when: ``said<rank>`` in the folder. Times are those
-of the machine's one clock, so that they can be compared between processes.
+tests.comm.exits runs it: ranks are forked, and enter their hosts first. Each surviving rank writes
+its error and the time: ``said<rank>`` in the folder. All times are of the machine's one clock, so
+that processes can be compared.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from tests.ranks import Named
 
 @dataclass(frozen=True)
 class Plan:
-    """What the ranks do.
+    """The program of the ranks.
 
     Attributes:
         place: of ranks in namespaces; None: ``names``.
-        names: a letter a rank: its host.
+        names: a letter for each rank: its host.
         timeout_s: of the communicator, or of the group.
         backend: whether the calls are dist.all_reduce of a group "ringkern", or those of a
             Communicator.
         n: elements of each call.
-        deeds: what a rank does in place of its fifth call.
+        deeds: the action of a rank in place of its fifth call.
         calls: how many there are, if nothing happens; 0: until something does.
-        clean_s: seconds after which a rank says what it has not given back.
+        clean_s: seconds after which a rank reports its leftovers.
     """
 
     place: dict[str, Any] | None = None
@@ -73,7 +73,7 @@ class Plan:
 
 
 class Ring:
-    """What makes the calls."""
+    """An object that makes the calls."""
 
     def __init__(self, plan: Plan, rank: int, size: int, store: dist.Store) -> None:
         limit = timedelta(seconds=plan.timeout_s)
@@ -106,7 +106,7 @@ class Ring:
 
 
 def store_of(plan: Plan, rank: int, size: int, folder: Path) -> dist.Store:
-    """Kept by rank 0, at its address, as init_process_group keeps it; a file without a network."""
+    """Makes the store at rank 0's address, like init_process_group; a file without a network."""
     if plan.place is None:
         return dist.FileStore(str(folder / "store"), size)
     place = Place(**plan.place)
@@ -141,7 +141,7 @@ def calls(rank: int, size: int, folder: Path) -> None:
 
 
 def _has_anyway(plan: Plan, rank: int, size: int, store: dist.Store) -> dict[str, list[str]]:
-    """What a process keeps that has had a ring: its page, and a thread for news."""
+    """The resources that a process keeps after its first ring: its page, and an event thread."""
     ring = Ring(plan, rank, size, dist.PrefixStore("before", store))
     ring.all_reduce(torch.ones(10))
     ring.close()
@@ -269,7 +269,7 @@ def _dies_listening(store: dist.Store, *args: Any) -> Any:
 
 
 def joined(rank: int, size: int, folder: Path) -> None:
-    """Makes a group or a communicator, and its first call; the deeds say where each rank dies.
+    """Makes a group or a communicator, and its first call; the deeds define where each rank dies.
 
     The hosts of a group are joined when it is made, and those of a communicator in its first call.
     """
@@ -326,7 +326,7 @@ def _fails(*args: Any) -> Any:
 
 
 def left(rank: int, size: int, folder: Path) -> None:
-    """Makes a group and leaves it; the deeds say how each rank is slow, and fails."""
+    """Makes a group and leaves it; the deeds define how each rank is slow, and fails."""
     plan = Plan.read(folder)
     plan.settle(rank)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"

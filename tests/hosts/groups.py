@@ -14,7 +14,7 @@ from tests.ranks import Ranks
 
 
 class Groups(NamedTuple):
-    """Of the same ranks, which have the same numbers in both."""
+    """Two groups of the same ranks, with the same numbers in both."""
 
     ring: dist.ProcessGroup
     gloo: dist.ProcessGroup
@@ -27,9 +27,9 @@ class Layout(NamedTuple):
     ranks: tuple[int, ...]
 
 
-# Of hosts a, b and c in namespaces. The sizes of pools; a pool is started once for all layouts.
+# Hosts a, b and c in namespaces. The sizes of pools; a pool is started once for all layouts.
 NAMESPACES = (3, 3, 2)
-# Of hosts by name: whose numbers are not in a row.
+# Hosts by name, whose ranks are not numbered consecutively.
 NAMES = "abaab"
 LAYOUTS = {
     "2 hosts x 2": Layout("namespaces", (0, 1, 3, 4)),
@@ -78,11 +78,11 @@ class Members:
         return len(self.ranks)
 
     def run(self, fn: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
-        """As `Ranks.run`; the members' results."""
+        """Returns the members' results of `Ranks.run`."""
         return self._of(self.pool.run(_as_member, self.ranks, fn, args, **options))
 
     def outcomes(self, fn: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
-        """As `Ranks.outcomes`."""
+        """Returns the members' results of `Ranks.outcomes`."""
         return self._of(self.pool.outcomes(_as_member, self.ranks, fn, args, **options))
 
     def kill(self) -> None:

@@ -1,5 +1,5 @@
-// Which ranks are on which host, and what a host's ring says in the group's numbers.
-#include "hosts/hosts.h"
+// The assignment of ranks to hosts, and errors of a host's ring in the group's numbers.
+#include "comm/hosts.h"
 
 #include "check.h"
 
@@ -25,7 +25,7 @@ TEST_CASE("hosts whose ranks stand in order are read from the list") {
   CHECK_EQ(hosts.name(1), std::string("b"));
   CHECK_EQ(hosts.text(1), std::string("host b (ranks 2, 3)"));
   CHECK_EQ(hosts.text_of_rank(3), std::string("rank 3 on host b"));
-  CHECK_EQ(hosts.text_of_rank(4), std::string("rank 4"));  // as the store may say
+  CHECK_EQ(hosts.text_of_rank(4), std::string("rank 4"));  // as the store may send it
   CHECK_EQ(hosts.text_of_rank(-1), std::string("rank -1"));
 }
 

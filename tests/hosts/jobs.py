@@ -39,7 +39,7 @@ class Place:
     port: int
 
     def environment(self, rank: int) -> dict[str, str]:
-        """As torchrun sets it, and Gloo's wire."""
+        """Returns the variables that torchrun sets, and Gloo's interface."""
         host = self.host_of[rank]
         return {
             "RANK": str(rank),
@@ -109,11 +109,11 @@ class Job:
         return self._processes[rank].pid
 
     def out(self, rank: int) -> str:
-        """What the rank has written until now."""
+        """Returns the output of the rank so far."""
         return self._file(rank, "out").read_text(errors="replace")
 
     def kill(self, rank: int) -> None:
-        """With SIGKILL, as the kernel does when memory runs out."""
+        """Kills with SIGKILL, like the kernel when memory runs out."""
         self._processes[rank].kill()
 
     def kill_host(self, host: int) -> None:

@@ -1,8 +1,8 @@
 """Network namespaces as hosts: a wire from each to a switch, none of it the machine's own network.
 
-A namespace is held by a process of its own, and ends with it, as the namespaces' wires and the
-switch do: whatever becomes of the test, nothing is left. Needs root, or a kernel that lets others
-have user namespaces; `why_not` says what is missing.
+A process of its own holds each namespace. The namespace ends with it, together with its wires and
+the switch: whatever happens to the test, nothing is left. Needs root, or a kernel that allows user
+namespaces; `why_not` names a missing requirement.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _COMMAND_LIMIT_S = 20.0
 _FRAME = 1514  # the most bytes of a packet on these wires: an MTU of 1500, and Ethernet's header
 _QUEUE_MS = 100  # what a shaped wire holds back before it drops
 
-# What holds a namespace. It is told of the processes in it, and ends them, and itself, when nobody
-# can tell it more: the test's own process has ended.
+# Holds a namespace. It is told of the processes in it, and ends them and itself when its input
+# closes: the test's own process has ended.
 _HOLDER = """
 import os, signal, socket, sys
 socket.sethostname(sys.argv[1])
@@ -39,7 +39,7 @@ for process in processes:
 
 
 class CannotError(Exception):
-    """This machine does not permit it; the text says what is missing."""
+    """This machine does not permit it; the text names the missing requirement."""
 
 
 class Net:
@@ -91,7 +91,9 @@ class Net:
         return f"10.77.0.{host + 1}"
 
     def place(self, ranks: Sequence[int]) -> Place:
-        """Of so many ranks on each host, numbered host by host; they meet at their own port."""
+        """Returns a place with this many ranks on each host, numbered host by host; they meet at
+        their own port.
+        """
         self._port += 1
         pids = tuple(holder.pid for holder in self._holders[1:])
         host_of = tuple(host for host, count in enumerate(ranks) for _ in range(count))
@@ -100,12 +102,12 @@ class Net:
     def start(
         self, program: str | Sequence[str], ranks: Sequence[int], env: dict[str, str] | None = None
     ) -> Job:
-        """A process a rank.
+        """Starts a process for each rank.
 
         Args:
-            program: Python's source, or the arguments of a Python, as ``["-m", "ringkern"]``.
+            program: Python's source, or the arguments of a Python, such as ``["-m", "ringkern"]``.
             ranks: how many on each host.
-            env: beside that of this process and what torchrun sets.
+            env: added to that of this process and the variables of torchrun.
         """
         arguments = ["-c", program] if isinstance(program, str) else [*program]
         command = [sys.executable, *arguments]
@@ -120,13 +122,14 @@ class Net:
         timeout: float,
         env: dict[str, str] | None = None,
     ) -> list[Result]:
-        """As `start`, and waits, in seconds; kills who is late."""
+        """Runs ranks like `start`, and waits, in seconds; kills late ones."""
         return self.start(program, ranks, env).wait(timeout)
 
     def bytes(self, host: int) -> tuple[int, int]:
-        """Sent and received by the host until now, with all headers, as its interface counts.
+        """Returns the bytes sent and received by the host so far, with all headers, by its
+        interface's counters.
 
-        Several packets of a connection may cross as one, and have one header then.
+        Several packets of a connection may be sent as one, with one header.
         """
         for line in Path(f"/proc/{self._holders[1 + host].pid}/net/dev").read_text().splitlines():
             name, _, counted = line.partition(":")
@@ -152,7 +155,7 @@ class Net:
         self._ip(0, f"link set port{host} master br0")
 
     def inside(self, host: int, *command: str) -> str:
-        """What a command says that is run on the host."""
+        """Returns the output of a command that is run on the host."""
         return _run([*inside(self._holders[1 + host].pid), *command])
 
     def _hold(self, name: str) -> None:

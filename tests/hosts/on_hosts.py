@@ -1,4 +1,4 @@
-"""Ranks of tests/ranks.py as if they were on several hosts."""
+"""Ranks of tests/ranks.py on simulated hosts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ringkern.hosts import search
 
 @contextlib.contextmanager
 def on_hosts(rank: int, counts: Sequence[int]) -> Iterator[str]:
-    """As RINGKERN_HOST would, for what is made inside: so many ranks on each host.
+    """Sets hosts like RINGKERN_HOST, for objects made inside: this many ranks on each host.
 
     The rank's host: "a", "b" and so on. Gloo stays on this machine.
     """

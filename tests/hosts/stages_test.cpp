@@ -59,7 +59,7 @@ TEST_CASE("each element is in one piece") {
   CHECK(with_rest > 1000 && cut > 1000 && over_all > 1000);
 }
 
-// Of all small sizes, where what is left over and what is rounded matter most.
+// All small sizes, where remainders and rounding matter most.
 TEST_CASE("each element is in one piece of any small tensor") {
   for (int64_t count = 0; count < 600; ++count)
     for (const int bytes : {1, 2, 4, 8})
@@ -76,7 +76,7 @@ TEST_CASE("each element is in one piece of any small tensor") {
 
 constexpr int64_t K = 1 << 10, M = 1 << 20;
 
-//  bytes, hosts, ranks of the smallest host, and of the largest, the crossing: rails, pieces
+//  bytes, hosts, ranks of the smallest host, and of the largest, the inter-host cost: rails, stages
 struct Row {
   int64_t bytes;
   int hosts, ranks, most_ranks;
@@ -123,9 +123,9 @@ TEST_CASE("a tensor is cut as worked out by hand") {
   }
 }
 
-// As all of it has to be: every rank works it out for itself.
-static_assert(Stages::make(10, 4, 2, 2, true, {0, 16, false}).number() == 1);
-static_assert(Stages::make(11, 4, 2, 2, true, {0, 16, false}).number() == 2);
-static_assert(Stages::make(11, 4, 2, 2, true, {0, 16, false}).piece(1).count() == 10);
+// All values must agree, because every rank computes them by itself.
+static_assert(Pieces::make(10, 4, 2, 2, true, {0, 16, false}).number() == 1);
+static_assert(Pieces::make(11, 4, 2, 2, true, {0, 16, false}).number() == 2);
+static_assert(Pieces::make(11, 4, 2, 2, true, {0, 16, false}).piece(1).count() == 10);
 
 }  // namespace

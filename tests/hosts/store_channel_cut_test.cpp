@@ -1,5 +1,5 @@
-// What becomes of words when the store blocks, or throws: as when the network is cut, or the
-// process that keeps the store has died.
+// Records while the store blocks or throws, for example when the network is cut, or the process
+// that keeps the store has died.
 #include <latch>
 
 #include "hosts/store_channel.h"
@@ -10,8 +10,8 @@ using namespace ringkern::test;
 
 namespace {
 
-// Nobody waits for it any longer than they want to.
-TEST_CASE("a store that blocks holds nobody") {
+// No caller waits longer than its own timeout.
+TEST_CASE("a store that blocks delays no caller") {
   Group group;
   Gate gate;
   gate.shut();
@@ -22,7 +22,7 @@ TEST_CASE("a store that blocks holds nobody") {
   CHECK(!group[0].heard());
   CHECK_EQ(text_of(group[0].tell(lost(0, 3), Milliseconds(10))),
            std::string("rank 3 on host b died"));
-  (void)group[0].tell(lost(0, 1), Milliseconds(10));  // the first is what it tells
+  (void)group[0].tell(lost(0, 1), Milliseconds(10));  // the worker is busy with this one
   CHECK(!group[0].hear(Milliseconds(10)));
   const auto places = group[0].query_status(Milliseconds(10));
   CHECK(places[0] && !places[1] && !places[2] && !places[3]);
@@ -30,16 +30,17 @@ TEST_CASE("a store that blocks holds nobody") {
   group[0].watch(call_at(6));
   group[0].rest();
   CHECK(!group[2].hear(Milliseconds(200)));
-  // When it answers again, what was to be told is told, also after the wait is over.
+  // When the store answers again, pending records are written, also after the wait has ended.
   gate.shut(false);
   CHECK_EQ(group[2].hear(kForEver)->rank, 3);
   until([&] { return group[0].heard() && group[0].store_answers(); });
 }
 
-// Nor in its end, which leaves a thread behind with all that it needs. That ends, too, if it can.
-TEST_CASE("a channel ends although its store blocks") {
+// The destructor does not wait either: it leaves a thread behind with all that it needs. The thread
+// ends once it can.
+TEST_CASE("a store channel ends although its store blocks") {
   const int threads = threads_of_this_process();
-  const auto gate = std::make_shared<Gate>();  // as what is left behind needs it
+  const auto gate = std::make_shared<Gate>();  // shared, because the remaining thread needs it
   gate->shut();
   std::weak_ptr<Store> store;
   const auto memory = std::make_shared<MemoryStore>();
@@ -64,8 +65,8 @@ TEST_CASE("a channel ends although its store blocks") {
   until([&] { return store.expired() && threads_of_this_process() == threads; });
 }
 
-// The same where there is not even a connection.
-TEST_CASE("a connection that blocks holds nobody") {
+// The same without even a connection.
+TEST_CASE("a connection that blocks delays no caller") {
   const int threads = threads_of_this_process();
   const auto gate = std::make_shared<Gate>();
   gate->shut();
@@ -82,7 +83,7 @@ TEST_CASE("a connection that blocks holds nobody") {
   until([&] { return threads_of_this_process() == threads; });
 }
 
-// A new connection is tried for as long as anybody wants an answer.
+// A connection is retried for as long as a caller wants an answer.
 TEST_CASE("a connection that fails is tried again") {
   Group group;
   std::atomic<int> tries{0};
@@ -98,7 +99,7 @@ TEST_CASE("a connection that fails is tried again") {
   CHECK_EQ(group[2].hear(kForEver)->rank, 3);
 }
 
-// In each place where it can: nothing comes out, and nothing is said twice.
+// At each point where the store can throw: nothing is lost, and nothing is written twice.
 TEST_CASE("a store that throws is asked again") {
   for (int n = 1; n <= 8; ++n) {  // the n-th question, the first that gets, and that sets
     Group group;
@@ -131,9 +132,9 @@ TEST_CASE("a store that throws for good does not answer") {
   group.ranks[0].reset();
 }
 
-// It is announced and not yet there when the rank that tells it loses the store: the others take
-// the next one, and it, too.
-TEST_CASE("a word that was announced may be lost") {
+// A rank announces a record and loses the store before it writes it: the others read the next one,
+// and this rank does, too.
+TEST_CASE("an announced record may be lost") {
   Group group;
   Gate gate;
   gate.shut();

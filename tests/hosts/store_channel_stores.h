@@ -1,4 +1,4 @@
-// Stores that do not do what they should, for ranks of two or more hosts in one process.
+// Misbehaving stores, for ranks of two or more hosts in one process.
 #pragma once
 
 #include <dirent.h>
@@ -17,7 +17,7 @@
 
 namespace ringkern::test {
 
-// Long enough for anything: who waits for so long in vain fails by the test's own time limit.
+// Never reached: a test that waits this long in vain fails by its own time limit.
 inline constexpr Milliseconds kForEver = std::chrono::hours(1);
 
 inline int threads_of_this_process() {
@@ -33,7 +33,7 @@ inline void until(const std::function<bool()>& come) {
   while (!come()) std::this_thread::sleep_for(Milliseconds(1));
 }
 
-// Counts what it is asked; before that, `use` is called, which may throw, or block.
+// Counts its uses; before each, `use` is called, which may throw or block.
 struct OddStore final : Store {
   explicit OddStore(std::shared_ptr<MemoryStore> of) : store(std::move(of)) {}
 
@@ -59,7 +59,7 @@ struct OddStore final : Store {
   std::function<void(const std::string&)> use;
 };
 
-// Whoever passes waits while it is shut.
+// Callers wait while it is shut.
 class Gate {
  public:
   void shut(bool is = true) {
@@ -87,7 +87,8 @@ class Gate {
   int waiting_ = 0;
 };
 
-// Two ranks on host a, two on host b, unless told otherwise; each with a channel, over one store.
+// Two ranks on host a, two on host b, unless given otherwise; each with a store channel, over one
+// store.
 struct Group {
   explicit Group(std::vector<int> host_of = {0, 0, 1, 1}) : hosts_of(std::move(host_of)) {
     for (size_t r = 0; r < hosts_of.size(); ++r) {
@@ -103,8 +104,8 @@ struct Group {
     return std::make_unique<StoreChannel>(std::move(connect), "group", Hosts(rank, hosts_of, names),
                                           std::move(hears));
   }
-  StoreChannel& operator[](int rank) { return *ranks[size_t(rank)]; }
-  // As if from a rank.
+  Telegraph& operator[](int rank) { return *ranks[size_t(rank)]; }
+  // Writes a record as if from a rank.
   void write(const std::string& key, const std::string& value) {
     memory->set("group/channel/" + key, value);
   }
@@ -124,7 +125,7 @@ inline Fault lost(int reporter, int rank, const std::string& text = "rank 3 on h
   return f;
 }
 
-// A call of so many elements.
+// A call with this many elements.
 inline CallAt call_at(uint64_t seq, int64_t count = 1) {
   return {seq, words_of(Collective::reduce, {}, Algorithm::ring, Protocol::simple, 0, count)};
 }

@@ -1,6 +1,6 @@
-// What ranks of several hosts tell each other through a store that answers. The one that does not
-// is in telegraph_cut_test.cpp.
-#include "hosts/store_channel.h"
+// Records that ranks of several hosts exchange through a store that answers. telegraph_cut_test.cpp
+// has stores that do not.
+#include "comm/telegraph.h"
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -12,8 +12,9 @@ using namespace ringkern::test;
 
 namespace {
 
-// First: no other thread runs yet. Its own is the parent's, and so may be its lock.
-TEST_CASE("a forked child parts with its channel") {
+// Runs first, while no other thread runs. The child has no worker thread, and its parent's lock may
+// be held.
+TEST_CASE("a forked child disconnects from its store channel") {
   Group group;
   group[0].watch(call_at(1));
   until([&] { return group.stores[0]->questions > 0; });
@@ -31,7 +32,7 @@ TEST_CASE("a forked child parts with its channel") {
   until([&] { return group[0].heard().has_value(); });
 }
 
-TEST_CASE("a word comes as it was told") {
+TEST_CASE("a record arrives as it was written") {
   Group group;
   CHECK(!group[2].heard());
   group[2].watch(call_at(17));
@@ -47,17 +48,17 @@ TEST_CASE("a word comes as it was told") {
   CHECK_EQ(text_of(heard), text_of(told));
 }
 
-// Who waits for a better reason than its own need not be in a long wait.
-TEST_CASE("a rank that listens hears a word") {
+// A rank that waits for a better reason than its own need not be in a long wait.
+TEST_CASE("a rank that listens reads a record") {
   Group group;
   CHECK(!group[3].hear(Milliseconds(1)));
   std::thread teller([&] { group[1].tell(lost(1, 2), kForEver); });
   CHECK_EQ(group[3].hear(kForEver)->rank, 2);
   teller.join();
-  CHECK_EQ(group[3].hear(kForEver)->rank, 2);  // and hears it again, at once
+  CHECK_EQ(group[3].hear(kForEver)->rank, 2);  // reads it again, at once
 }
 
-TEST_CASE("the first of many words counts") {
+TEST_CASE("the first of many records counts") {
   for (int i = 0; i < 20; ++i) {
     Group group({0, 0, 0, 1, 1, 1});
     std::vector<Fault> said(6);
@@ -76,7 +77,7 @@ TEST_CASE("the first of many words counts") {
   }
 }
 
-// Neither asked nor paid for by who has no need.
+// A rank without need neither queries the store nor waits for it.
 TEST_CASE("a rank that does not wait does not ask the store") {
   const int threads = threads_of_this_process();
   {
@@ -89,20 +90,19 @@ TEST_CASE("a rank that does not wait does not ask the store") {
     group[2].watch(call_at(1));
     until([&] { return group.stores[2]->questions > 2; });
     group[2].rest();
-    std::this_thread::sleep_for(Milliseconds(300));  // the thread may be in a last look
+    std::this_thread::sleep_for(Milliseconds(300));  // the thread may be in a last poll
     const int questions = group.stores[2]->questions;
     group[0].tell(lost(0, 3), kForEver);
     std::this_thread::sleep_for(Milliseconds(500));
     CHECK_EQ(group.stores[2]->questions, questions);
     CHECK(!group[2].heard());
-    group[2].watch(call_at(2));  // it was told before: the first look finds it
+    group[2].watch(call_at(2));  // the record was there before: the first poll finds it
     until([&] { return group[2].heard().has_value(); });
   }
   CHECK_EQ(threads_of_this_process(), threads);
 }
 
-// In calls that are short nobody is asked. One that is long answers a roll as a wait for other
-// hosts does.
+// Short calls are not queried. A long call answers a status query like a wait for other hosts.
 TEST_CASE("a call listens when it is long") {
   const int threads = threads_of_this_process();
   Group group;
@@ -116,13 +116,13 @@ TEST_CASE("a call listens when it is long") {
   CHECK_EQ(group.stores[2]->questions, 0);
   CHECK_EQ(threads_of_this_process(), threads + 1);
   std::this_thread::sleep_for(Milliseconds(1200));  // the thread sleeps until the next call
-  std::optional<StoreChannel::Listening> listening(std::in_place, group[2], call_at(1));
-  std::make_unique<StoreChannel::Listening>(group[2]).reset();  // another wait, which is over
+  std::optional<Telegraph::Listening> listening(std::in_place, group[2], call_at(1));
+  std::make_unique<Telegraph::Listening>(group[2]).reset();  // another wait, which has ended
   until([&] { return group.stores[2]->questions > 0; });
   CHECK(group[0].query_status(Milliseconds(1500))[2] == call_at(1));
   CHECK_EQ(heard, 0);
   group[0].tell(lost(0, 3), kForEver);
-  until([&] { return heard == 1; });  // though it asks for nothing
+  until([&] { return heard == 1; });  // although it asks for nothing
   CHECK(group[2].heard().has_value());
   CHECK(listening->heard().has_value());
   listening.reset();
@@ -133,15 +133,15 @@ TEST_CASE("a call listens when it is long") {
   CHECK_EQ(heard, 1);
 }
 
-// Told, and its program has ended before anybody could see to it.
-TEST_CASE("last words are told before the program ends") {
+// The record is written, although the program ended at once.
+TEST_CASE("last records are written before the program ends") {
   Group group;
   group[0].tell(lost(0, 3), Milliseconds(0));
   group.ranks[0].reset();
   CHECK_EQ(group[2].hear(kForEver)->rank, 3);
 }
 
-TEST_CASE("words are bounded and printable") {
+TEST_CASE("records are bounded and printable") {
   Group group;
   const Fault told =
       group[0].tell(lost(0, 3, "a\nb\x1b[2J\xff" + std::string(1 << 20, 'x')), kForEver);
@@ -151,9 +151,9 @@ TEST_CASE("words are bounded and printable") {
   CHECK_EQ(text_of(told), text_of(heard));  // the same on all ranks
 }
 
-// ---- roll calls ---------------------------------------------------------------------------------
+// ---- status queries -----------------------------------------------------------------------------
 
-TEST_CASE("who is first to tell does not wait for the store to say so") {
+TEST_CASE("the first to report does not wait for the store to confirm it") {
   Gate gate;
   Group group;
   gate.shut();
@@ -165,14 +165,14 @@ TEST_CASE("who is first to tell does not wait for the store to say so") {
   gate.shut(false);
 }
 
-TEST_CASE("a rank that waits answers a roll call") {
+TEST_CASE("a rank that waits answers a status query") {
   Group group({0, 0, 1, 1, 2});
   group[1].watch(call_at(4));
   group[3].watch(call_at(5, 100));
   group[4].watch(call_at(6));
   group[2].watch(call_at(3));
   group[2].rest();
-  const auto places = group[1].query_status(kForEver);  // for ranks of all hosts wait
+  const auto places = group[1].call_roll(kForEver);  // because ranks of all hosts wait
   REQUIRE(places.size() == 5);
   CHECK(!places[0] && !places[2]);
   CHECK_EQ(places[1]->seq, uint64_t(4));  // its own
@@ -180,7 +180,7 @@ TEST_CASE("a rank that waits answers a roll call") {
   CHECK(places[4] == call_at(6));
 }
 
-TEST_CASE("an answer to a roll call has the rank's last calls") {
+TEST_CASE("an answer to a status query has the rank's last calls") {
   Group group({0, 1});
   for (uint64_t seq = 1; seq <= 20; ++seq) group[1].watch(call_at(seq, int64_t(100 + seq)));
   group[0].watch(call_at(7));
@@ -196,13 +196,13 @@ TEST_CASE("an answer to a roll call has the rank's last calls") {
   CHECK(places[0]->find(7) != nullptr && places[0]->find(0) == nullptr);
 }
 
-TEST_CASE("a rank that does not wait is missed in a roll call") {
+TEST_CASE("a rank that does not wait is missing in a status query") {
   Group group({0, 0, 1, 1, 2});
   group[3].watch(call_at(5));
   const auto places = group[0].query_status(Milliseconds(1500));
   CHECK(!places[0] && !places[1] && !places[2] && places[3] && !places[4]);
   CHECK(group[0].store_answers());
-  // An answer is to one roll only.
+  // An answer belongs to one query only.
   group[3].rest();
   std::this_thread::sleep_for(Milliseconds(300));
   CHECK(!group[0].query_status(Milliseconds(500))[3]);
@@ -210,8 +210,8 @@ TEST_CASE("a rank that does not wait is missed in a roll call") {
   CHECK_EQ(group[0].query_status(Milliseconds(1500))[3]->seq, uint64_t(7));
 }
 
-// As when all run out of time together: then each answers the others.
-TEST_CASE("all ranks may call a roll at once") {
+// Like when all time out together: each answers the others.
+TEST_CASE("all ranks may start a status query at once") {
   Group group({0, 0, 1, 1, 2, 2});
   std::vector<std::thread> threads;
   for (int r = 0; r < 6; ++r)
@@ -227,7 +227,7 @@ TEST_CASE("all ranks may call a roll at once") {
   for (std::thread& thread : threads) thread.join();
 }
 
-TEST_CASE("threads of a rank share a roll call") {
+TEST_CASE("threads of a rank share a status query") {
   Group group;
   group[2].watch(call_at(3));
   std::vector<std::thread> threads;
@@ -236,15 +236,15 @@ TEST_CASE("threads of a rank share a roll call") {
   for (std::thread& thread : threads) thread.join();
 }
 
-// A caller that has what it waited for needs no more answers. Until then all are asked, and one
-// rank of a host is not enough.
+// A caller that has its answers needs no more. Until then all are queried; one rank of a host is
+// not enough.
 TEST_CASE("a caller that has its answers asks no more") {
   Group group;
   std::atomic<int> asked{0};
   const auto places = group[0].query_status(kForEver, [&] { return ++asked >= 3; });
   CHECK_EQ(asked, 3);
   CHECK(!places[2]);
-  group[2].watch(call_at(3));  // and the next one is another roll
+  group[2].watch(call_at(3));  // the next one is another query
   std::thread late([&] {
     std::this_thread::sleep_for(Milliseconds(300));
     group[1].watch(call_at(4));
@@ -255,8 +255,8 @@ TEST_CASE("a caller that has its answers asks no more") {
   for (size_t rank = 1; rank < 4; ++rank) CHECK(all[rank].has_value());
 }
 
-// Then nobody wants to know any more.
-TEST_CASE("a word ends a roll call") {
+// No rank needs the answers then.
+TEST_CASE("a record ends a status query") {
   Group group;
   std::thread caller([&] { CHECK(!group[0].query_status(kForEver)[2]); });
   until([&] { return group.count("bell") != 0; });
@@ -266,7 +266,7 @@ TEST_CASE("a word ends a roll call") {
   CHECK(!group[0].query_status(kForEver)[2]);
 }
 
-// ---- what may be in a store ---------------------------------------------------------------------
+// ---- contents of a store ------------------------------------------------------------------------
 
 std::string garbage_heard(const std::string& word) {
   Group group;
@@ -278,7 +278,7 @@ std::string garbage_heard(const std::string& word) {
   return text_of(heard);
 }
 
-TEST_CASE("a malformed word is a failure all the same") {
+TEST_CASE("a malformed record is a failure all the same") {
   const std::string good = to_bytes(lost(0, 1));
   for (size_t n = 0; n < good.size(); n += 7)
     CHECK_CONTAINS(garbage_heard(good.substr(0, n)), "cannot be read: '");
@@ -291,8 +291,8 @@ TEST_CASE("a malformed word is a failure all the same") {
   CHECK(garbage_heard(std::string(1 << 20, 'x')).size() < 300);
 }
 
-// A number that another has written is no index.
-TEST_CASE("a word about a rank that does not exist names nobody") {
+// A number that another process has written must not be used as an index.
+TEST_CASE("a record about a rank that does not exist names nobody") {
   for (const int rank : {4, -1, INT32_MIN, INT32_MAX}) {
     Group group;
     group.write("word/1", to_bytes(lost(rank, rank)));
@@ -304,7 +304,7 @@ TEST_CASE("a word about a rank that does not exist names nobody") {
   }
 }
 
-TEST_CASE("a malformed answer to a roll call is none") {
+TEST_CASE("a malformed answer to a status query is ignored") {
   const std::string good(sizeof(int64_t) + sizeof(CallsAt), '\1');
   for (const std::string& answer : {std::string(), good.substr(1), good + "x"}) {
     Group group;
@@ -319,7 +319,7 @@ TEST_CASE("a malformed answer to a roll call is none") {
   CHECK_CONTAINS(text_of(place.seq, place.words), "seq=72340172838076673 ");
 }
 
-TEST_CASE("the counter of words may have any value") {
+TEST_CASE("the counter of records may have any value") {
   for (const int64_t bell : {int64_t(-1), INT64_MIN, INT64_MAX / 2, -(int64_t(1) << 32)}) {
     Group group;
     group.count("bell", bell);
@@ -330,8 +330,8 @@ TEST_CASE("the counter of words may have any value") {
   }
 }
 
-// Who announces a word may die before it is there.
-TEST_CASE("a word that was announced may never come") {
+// A rank that announces a record may die before it writes it.
+TEST_CASE("an announced record may never come") {
   Group group;
   group.count("bell", 1);
   const Fault unsaid = *group[2].hear(kForEver);

@@ -113,7 +113,7 @@ def test_all_ranks_of_all_hosts_have_the_same_bits(members: Pools, layout: str) 
 
 
 def _in_flight(rank: int, size: int, groups: Groups, count: int) -> bool:
-    """Asynchronous calls that nobody waits for until the last is made, and then backwards."""
+    """Makes asynchronous calls without waiting, then waits for them in reverse order."""
     tensors = [torch.full((997 * (i % 90),), rank + i, dtype=torch.int64) for i in range(count)]
     works = []
     for i, tensor in enumerate(tensors):
@@ -172,7 +172,7 @@ def test_two_threads(members: Pools) -> None:
 
 
 def _threads_of_one(rank: int, size: int, groups: Groups) -> None:
-    """Calls that are alike, of two threads, which take turns."""
+    """Makes equal calls on two threads, which take turns."""
     with ringkern.Communicator(groups.gloo, timeout=timedelta(seconds=60)) as communicator:
 
         def work(_: int) -> int:
@@ -223,7 +223,7 @@ def test_special_values(members: Pools, layout: str) -> None:
     members(layout).run(_special)
 
 
-# ---- what calls may ask for ---------------------------------------------------------------------
+# ---- options of calls ---------------------------------------------------------------------------
 
 
 def _in_order(inputs: list[torch.Tensor], host_of: tuple[int, ...]) -> torch.Tensor:
@@ -261,8 +261,8 @@ def test_size_invariant(members: Pools, layout: str) -> None:
 
 
 def _accumulate(rank: int, size: int, groups: Groups) -> str:
-    """Partial sums in float32: no worse than one rounding to the dtype, and a few of float32. What
-    a rank gives has been rounded: its product with a factor, too.
+    """Keeps partial sums in float32: the error is at most one rounding to the dtype, and a few of
+    float32. A rank's input is rounded, including its product with a factor.
     """
     results = []
     for dtype in (torch.float16, torch.bfloat16, torch.float8_e5m2):

@@ -63,7 +63,7 @@ def test_tags_that_collectives_take(ranks: Pool) -> None:
     ranks("ab").run(_taken_tags)
 
 
-# ---- what is asked of the engines ----------------------------------------------------------------
+# ---- the engines' options ------------------------------------------------------------------------
 
 SLOT = ["gloo:all_gather"]
 # With the root on the second rail, of two hosts with two ranks each.
@@ -147,7 +147,9 @@ def _late(rank: int, size: int) -> dict[str, str]:
 @pytest.mark.alone
 @pytest.mark.parametrize("hosts", ["ab", "aab"])
 def test_a_host_that_is_late(ranks: Pool, hosts: str) -> None:
-    """Is named, whoever waits, and whatever engine: that would say that a connection broke."""
+    """The late host is named, on any rank and with any engine; an engine alone would report a
+    broken connection.
+    """
     *told, nothing = ranks(hosts).run(_late)
     assert told[0].keys() == LATE.keys()
     assert nothing == {}
@@ -174,7 +176,7 @@ def test_a_host_that_is_a_call_behind(ranks: Pool) -> None:
 
 def _in_time(rank: int, size: int) -> None:
     group = dist.new_group(backend="ringkern", timeout=timedelta(seconds=7))
-    for late in (0, 6.4):  # no roll is called then, which would put the end of the wait off
+    for late in (0, 6.4):  # no status query is made then, which would delay the end of the wait
         dist.barrier()
         time.sleep(late * rank)
         x = torch.ones(1000)

@@ -1,4 +1,4 @@
-"""What crosses between hosts, counted on their interfaces: no more than the theory says."""
+"""The bytes between hosts, counted on their interfaces: no more than the theory predicts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.torch.rings import same
 
 SIZE = 8 << 20  # bytes of the larger tensor
 ELEMENTS = SIZE // 4
-HEADERS = 0.08  # of TCP and IP, where no packets cross as one, and of what the ranks say besides
+HEADERS = 0.08  # of TCP and IP, if no packets are merged, and of the ranks' own messages
 
 
 def _all_reduce(rank: int, size: int, groups: Groups) -> None:
@@ -46,7 +46,7 @@ def _broadcast(rank: int, size: int, groups: Groups) -> None:
     assert same(x, integral(0, ELEMENTS))
 
 
-# What a host sends, in sizes of the larger tensor, of `h` hosts.
+# The bytes that a host sends, in sizes of the larger tensor, with `h` hosts.
 SENT: dict[Callable[[int, int, Groups], None], Callable[[int], float]] = {
     _all_reduce: lambda h: 2 * (h - 1) / h,
     _reduce_scatter: lambda h: (h - 1) / h,

@@ -1,4 +1,4 @@
-"""Communicators and backends of ranks on several hosts, as Python sees them."""
+"""Communicators and backends of ranks on several hosts, from Python."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_a_trace_is_of_one_host(ranks: Pool) -> None:
 
 
 def test_one_rank_and_threads_ask_nobody(tmp_path: Path) -> None:
-    """They are on one host, whatever anybody says."""
+    """These are always on one host."""
     nested = dist.PrefixStore("a", dist.PrefixStore("b", dist.HashStore()))
     for store, size in ((dist.FileStore(str(tmp_path / "store"), 1), 1), (nested, 3)):
         keys = store.num_keys()

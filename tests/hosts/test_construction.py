@@ -31,7 +31,7 @@ def make(tmp_path: Path) -> Make:
     """Makes a communicator of a rank, with a connection of its own to the store."""
 
     def of(rank: int, timeout: timedelta = LONG, size: int = 2) -> ringkern.Communicator:
-        # Not a HashStore, whose ranks wait for nobody.
+        # Not a HashStore, whose ranks do not wait for each other.
         store = dist.FileStore(str(tmp_path / "store"), size)
         return ringkern.Communicator.from_store(store, rank, size, timeout=timeout)
 
@@ -97,7 +97,7 @@ def test_a_rank_that_is_killed_meanwhile(make: Make, tmp_path: Path) -> None:
     assert caught.value.rank == 1
 
 
-# ---- the communicator of a group, which its first call makes -------------------------------------
+# ---- the communicator that a group's first call makes --------------------------------------------
 
 
 def _asynchronous(rank: int, size: int) -> tuple[float, float]:
@@ -149,7 +149,7 @@ def _in_different_orders(rank: int, size: int) -> None:
     tensors = [torch.full((3,), 10.0 * i) for i in range(2)]
 
     def call(which: int) -> None:
-        if which != rank:  # so each rank begins with another group, in which nobody else is
+        if which != rank:  # each rank begins with a different group, in which it is alone
             time.sleep(0.3)
         ringkern.ring_all_reduce(tensors[which], group=groups[which])
 

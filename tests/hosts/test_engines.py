@@ -105,7 +105,9 @@ def test_ranks_are_numbered_in_the_order_that_is_given() -> None:
 
 
 def test_engines_do_not_meet_others() -> None:
-    """Of the same ranks: another one of this communicator, of another, of one of the same name."""
+    """Engines of the same ranks: another one of this communicator, of another, of one of the same
+    name.
+    """
     store = dist.HashStore()
 
     def rank_of(rank: int) -> list[float]:
@@ -245,7 +247,7 @@ def test_an_engine_that_does_not_do_the_device() -> None:
 
 
 class Mpi:
-    """torch's class, as one process of mpirun sees it: of all its calls every process makes one."""
+    """torch's class in one process of mpirun: every process takes part in all its calls."""
 
     own, processes = 0, 5
     calls: ClassVar[list[list[int]]] = []
@@ -293,7 +295,7 @@ def test_all_take_part_when_mpi_makes_an_engine(monkeypatch: pytest.MonkeyPatch)
 
 
 class Plugins:
-    """What a third party would register."""
+    """The registration of a third party."""
 
     made: list[Any]
 

@@ -28,7 +28,7 @@ SOON_S = 4.0  # the timeout of those that are to wait for it; of the others: non
 JOINED_S = 30.0  # the timeout of ranks that must not wait for it
 
 namespaces = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
-# Each in one way, where nobody asks for all (make hosts): a test takes seconds.
+# Each fault in one form, unless all are requested (make hosts): a test takes seconds.
 AT_LENGTH = "RK_TEST_HOSTS_EXAMPLES" in os.environ
 either_api = pytest.mark.parametrize(
     "backend",
@@ -50,7 +50,7 @@ def scenarios() -> Iterator[Scenario]:
 
 @dataclass
 class Fate:
-    """What has become of the ranks. ``said``: of those that have lived to say something."""
+    """The fates of the ranks. ``said``: the notes of the survivors."""
 
     status: list[int]
     said: dict[int, dict[str, Any]]
@@ -59,10 +59,10 @@ class Fate:
     def check(
         self, survivors: set[int], kind: str, *, store_is_lost: bool = False, **fields: Any
     ) -> None:
-        """Each survivor, and nobody else, has raised that kind of error, with these fields in its
-        fault, has raised at once in its next call, and has nothing left.
+        """Checks that exactly the survivors have raised that kind of error, with these fields in
+        its fault, raised at once in their next call, and have no leftovers.
 
-        A rank that was between two calls may learn of it in its next one, with the same reason.
+        A rank that was between two calls may get the error in its next one, with the same reason.
         """
         everything = json.dumps(self.said, indent=1) + "\n".join(self.stderr)
         assert set(self.said) == survivors, everything
@@ -204,7 +204,7 @@ def test_one_of_three_hosts_is_killed(scenarios: Scenario, tmp_path: Path) -> No
 
 @namespaces
 def test_a_host_loses_its_power(scenarios: Scenario, tmp_path: Path) -> None:
-    """Nothing says so to the others: they wait for their timeout."""
+    """The others get no report: they wait for their timeout."""
     with Net(2) as net:
 
         def act() -> None:
@@ -298,7 +298,7 @@ def test_a_wire_is_cut(scenarios: Scenario, tmp_path: Path, backend: bool) -> No
 
 @namespaces
 def test_a_wire_is_cut_for_a_while(scenarios: Scenario, tmp_path: Path) -> None:
-    """For less than the timeout: nobody fails."""
+    """The cut is shorter than the timeout: no rank fails."""
     with Net(2) as net:
 
         def act() -> None:
@@ -325,7 +325,7 @@ def test_a_slow_wire(scenarios: Scenario, tmp_path: Path) -> None:
     fate.check_nothing_is_left()
 
 
-# ---- ranks that do something else ---------------------------------------------------------------
+# ---- ranks that make other calls ----------------------------------------------------------------
 
 # Where hosts are names: without namespaces, by the same rules.
 NAMES = "abab"

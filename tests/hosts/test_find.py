@@ -1,4 +1,6 @@
-"""Who is on which host: found over a store, by ranks that come in any order, late, or never."""
+"""The assignment of ranks to hosts: found over a store, by ranks that come in any order, late, or
+never.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ def peer(
 
 
 def in_threads(ranks: list[int], function: Callable[[int], Any]) -> dict[int, Any]:
-    """What each gave or raised."""
+    """Returns the result or exception of each."""
     found: dict[int, Any] = {}
 
     def run(rank: int) -> None:
@@ -64,7 +66,7 @@ def in_threads(ranks: list[int], function: Callable[[int], Any]) -> dict[int, An
     return found
 
 
-# ---- what is a host -----------------------------------------------------------------------------
+# ---- the definition of a host -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -170,7 +172,7 @@ def test_any_change_to_hosts_gives_hosts_or_a_value_error(data: st.DataObject) -
         assert set(found.host_of) == set(range(found.count))
 
 
-# ---- all come -----------------------------------------------------------------------------------
+# ---- all ranks come -----------------------------------------------------------------------------
 
 
 def test_all_ranks_find_the_same() -> None:
@@ -181,7 +183,7 @@ def test_all_ranks_find_the_same() -> None:
 
 
 def test_ranks_that_come_one_after_the_other_in_one_thread() -> None:
-    """To make a search waits for nobody; the last one has the answer."""
+    """Creating a search does not wait; the last one has the answer."""
     store = dist.HashStore()
     searches = [Search(store, "x", r, 8, LONG_S, peer(r, "ab"[r // 4])) for r in range(8)]
     expected = Hosts(("a", "b"), (0,) * 4 + (1,) * 4)
@@ -205,7 +207,7 @@ def test_names_and_sizes_do_not_meet() -> None:
 
 
 def test_this_process() -> None:
-    """What a rank says of itself by default: this machine."""
+    """The default name of a rank's host is this machine's."""
     store = dist.HashStore()
     found = in_threads([0, 1], lambda r: find(store, "x", r, 2, LONG_S))
     crowded = len(os.sched_getaffinity(0)) < 2
@@ -262,7 +264,7 @@ def test_processes_in_network_namespaces(tmp_path: Path) -> None:
     assert found == [f"['{host}', '{host}#2'] [0, 1]"] * 2
 
 
-# ---- some do not --------------------------------------------------------------------------------
+# ---- some ranks do not come ---------------------------------------------------------------------
 
 
 def test_a_rank_that_does_not_come_is_named_on_all() -> None:
@@ -275,7 +277,7 @@ def test_a_rank_that_does_not_come_is_named_on_all() -> None:
     for error in (found | late).values():
         assert type(error) is RendezvousError
         assert error.rank == 1
-    # The last one, too: it comes when it is over, and must not say that all are there.
+    # The last rank, too: it comes after the failure, and must not report that all are there.
     assert type(in_threads([3], lambda r: find(store, "x", r, 4, LONG_S, peer(r)))[3]) is (
         RendezvousError
     )
@@ -427,7 +429,7 @@ class Killing:
 
 @pytest.mark.parametrize("works", range(5))
 def test_a_rank_that_dies_while_it_comes_is_named(tmp_path: Path, works: int) -> None:
-    """Covers a death before each of the five words that a rank says."""
+    """Covers a death before each of the five records of a rank."""
     path = str(tmp_path / "store")
     if (child := os.fork()) == 0:
         Search(Killing(dist.FileStore(path, 2), works), "x", 1, 2, LONG_S)
@@ -521,7 +523,7 @@ def test_an_answer_may_be_any_bytes(answer: bytes) -> None:
 
 
 def test_a_tcp_store_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    """As it does with each wait() that ends without the key."""
+    """It would print on each wait() that ends without the key."""
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     with pytest.raises(RendezvousError):
         find(store, "x", 0, 2, SHORT_S, peer(0))

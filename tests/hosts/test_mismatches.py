@@ -59,7 +59,7 @@ def two_by_two(request: pytest.FixtureRequest, ranks: Pool) -> Iterator[TwoByTwo
 
 
 def _many(pool: Ranks) -> Iterator[Ranks]:
-    """Yields it, as often as each swap is made; with fresh ranks now and then.
+    """Yields it as often as each swap is made; with fresh ranks at times.
 
     Their store is a file that grows with each group, and each connection to it reads the whole.
     """
@@ -177,8 +177,8 @@ Told = tuple[str, str, float, int]  # its class, its text, seconds, and in which
 def _swap(rank: int, size: int, name: str, before: int, other: list[int]) -> Told:
     """Makes both calls, ranks in ``other`` in the other order.
 
-    A rank whose part in the first ends on its own host may hear of it in the next, and one that
-    waits for nobody within 0.2 s. One that lags behind may hear of it in an equal call.
+    A rank whose part in the first ends on its own host may get the error in the next one, and a
+    rank that waits for no other within 0.2 s. A rank that lags behind may get it in an equal call.
     """
     group = dist.new_group(timeout=timedelta(seconds=30), backend="ringkern")
     first, second = (SWAPS | EXCHANGES | INSIDE)[name]
@@ -214,8 +214,8 @@ def _check(errors: list[Told], kinds: str = "CollectiveMismatchError") -> None:
         print(f"rank {rank}: {took:.2f} s: {text}")
 
 
-# Where ranks have called before, nobody but a look around finds the one, and nothing but the number
-# of the call the other.
+# Where ranks have called before, only the periodic poll finds a missing call, and only the call's
+# number finds a swapped one.
 ALSO = [] if TIMES > 1 else [(name, BEFORE[-1], "names") for name in ("root", "two roots")]
 
 
@@ -241,7 +241,7 @@ def test_the_last_rank_makes_two_calls_in_another_order(ranks: Pool, name: str, 
     """On one host; alone on its host; and not alone there."""
     kinds = "CollectiveMismatchError"
     if "nothing" in name and names == "aaaa":
-        kinds += " CommAbortedError"  # nobody waits for anybody: it is found when no rank calls
+        kinds += " CommAbortedError"  # no rank waits: it is found between calls
     errors = ranks(names).run(_swap, name, 5, [len(names) - 1], timeout_s=ALL_S)
     _check(errors, kinds)
 
@@ -281,7 +281,7 @@ def test_a_rank_makes_two_calls_in_another_order(ranks: Pool, name: str) -> None
 
 
 def _another_root(rank: int, size: int, root: int) -> Told:
-    """The last rank alone waits for its rail; the others go on to the next call."""
+    """Only the last rank waits for its rail; the others proceed to the next call."""
     group = dist.new_group(timeout=timedelta(seconds=30), backend="ringkern")
     broadcast = _broadcast(100, root if rank == size - 1 else 0)
     made: list[object] = []
@@ -505,7 +505,7 @@ def _all_to_all(n: int, dtype: torch.dtype = torch.float32) -> Call:
 
 
 def _near(rank: int, size: int) -> tuple[str, int | None] | None:
-    """Rank 2 gives a gather less than rank 1, of the same host, expects; returns what that says."""
+    """Rank 2 gives a gather less than rank 1, of the same host, expects; returns the error."""
     group = dist.new_group(timeout=timedelta(seconds=30), backend="ringkern")
     n = 5 if rank == 2 else 10
     outs = [torch.empty(n) for _ in range(size)] if rank == 1 else None

@@ -119,7 +119,7 @@ def test_what_tcp_sends_again_is_counted() -> None:
         job = slow.start(["-c", TALK, str(size)], [1, 1])
         while "listening" not in job.out(0):
             time.sleep(0.001)
-        before = slow.bytes(0)[0]  # the other rank may have knocked thousands of times
+        before = slow.bytes(0)[0]  # the other rank may have tried to connect thousands of times
         while slow.bytes(0)[0] < before + size // 4:
             time.sleep(0.001)
         slow.cut(1)
@@ -157,7 +157,7 @@ with Net(2) as net:
 
 
 def _lives(cmdline: Path) -> bool:
-    """Neither gone nor waiting for somebody to ask how it ended."""
+    """Returns whether it runs: neither gone nor a zombie."""
     try:
         return cmdline.read_bytes() != b""
     except (FileNotFoundError, ProcessLookupError):

@@ -107,7 +107,8 @@ def _late(rank: int, size: int, hosts: str, own: bool) -> dict[str, str]:
 
         if waits:
             texts[name] = _ends_late(lambda begin=begin: begin().wait(), about)
-            _is_over(begin, "for 1.0 s, the timeout")  # its own, or that of who told it first
+            # its own, or that of the first rank that reported
+            _is_over(begin, "for 1.0 s, the timeout")
         elif name == "gather" and rank < size - 1:
             begin().wait()
         dist.barrier()
@@ -125,7 +126,7 @@ def test_a_rank_that_is_late(ranks: Pool, hosts: str, own: bool) -> None:
             assert "for 1.0 s, the timeout" in text, (name, text)
 
 
-# ---- what is not late ----------------------------------------------------------------------------
+# ---- waits that are not late ---------------------------------------------------------------------
 
 
 def _in_time(rank: int, size: int, limit: timedelta) -> None:
@@ -252,7 +253,7 @@ def _several(rank: int, size: int) -> list[str]:
         first = dist.irecv(torch.zeros(5), 1, group, tag=2)
         assert first is not None
         assert later is not None
-        assert not later.is_completed()  # from here on somebody waits for it
+        assert not later.is_completed()  # a wait begins here
         texts.append(_ends_late(first.wait, 1))
         with pytest.raises(RingKernError) as caught:
             later.wait()

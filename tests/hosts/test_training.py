@@ -33,7 +33,7 @@ EXAMPLES = [
         marks=needs.package("deepspeed"),
     ),
 ]
-# One of them, where nobody asks for both: they take their time.
+# One of them, unless both are requested, because they are slow.
 POSSIBLE = ["namespaces", "names"] if why_not() is None else ["names"]
 WHERE = POSSIBLE if "RK_TEST_HOSTS_EXAMPLES" in os.environ else POSSIBLE[:1]
 

@@ -18,8 +18,8 @@ EXAMPLES = ("ddp", "fsdp2", "deepspeed_zero")
 
 
 def train(rank: int, size: int, folder: Path) -> None:
-    """Which example: in the file ``example``; at which port its ranks meet: ``port``."""
-    # As torchrun does; a namespace has an address of its own.
+    """Runs an example: its name is in the file ``example``, the port of its ranks in ``port``."""
+    # Like torchrun; a namespace has an address of its own.
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=(folder / "port").read_text())
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size))
     Plan.read(folder).settle(rank)
@@ -31,7 +31,8 @@ def train(rank: int, size: int, folder: Path) -> None:
 
 if __name__ == "__main__":
     sys.path.append(str(ROOT / "examples"))
-    # Once, and not by each rank: also what trainings import later, as compare.py of the examples.
+    # Imported once, and not by each rank, including later imports, such as compare.py of the
+    # examples.
     importlib.import_module("torch._dynamo")
     for each in EXAMPLES:
         with contextlib.suppress(ImportError):

@@ -1,10 +1,11 @@
-"""Runs the litmus tests of this folder with herd7, and compares what it says to what they expect.
+"""Runs the litmus tests of this folder with herd7, and compares its verdicts with the expected
+ones.
 
     python -m tests.litmus.herd [FILE.litmus ...]     all of them without a name; exits with 1
 
 A test is a file for herd7 in LISA, its generic language, under PTX's axioms: ``ptx.bell`` and
-``ptx.cat``. The comment of a test lists its forms, the program as it stands and changed ones, each
-with what herd7 must say of the condition behind ``exists``::
+``ptx.cat``. The comment of a test lists its forms, the unchanged program and changed ones, each
+with herd7's required verdict on the condition after ``exists``::
 
     Never      as the code is
     Sometimes  without the fence: P1 f[acq_rel,sys] =>
@@ -37,7 +38,7 @@ _OBSERVATION = re.compile(r"^Observation (\S+) (Never|Sometimes|Always) \d+ \d+$
 
 @dataclass(frozen=True)
 class Form:
-    """A program, and what herd7 must say of its condition."""
+    """A program, and herd7's required verdict on its condition."""
 
     test: str
     name: str
@@ -112,7 +113,7 @@ def _cells(line: str) -> list[str]:
 
 
 def failures(asked: Iterable[Form], model: Path = FOLDER / "ptx.cat") -> list[str]:
-    """Runs all; returns a line for each of which herd7 says something else, or nothing.
+    """Runs all; returns a line for each form with another verdict, or with none.
 
     Raises:
         FileNotFoundError: there is no herd7 on the PATH.
@@ -135,7 +136,7 @@ def failures(asked: Iterable[Form], model: Path = FOLDER / "ptx.cat") -> list[st
 
 
 def main(arguments: list[str]) -> int:
-    """Returns 1 where herd7 says something else; 0 also where there is no herd7."""
+    """Returns 1 if a verdict of herd7 differs; 0 also if there is no herd7."""
     if shutil.which("herd7") is None:
         print(f"skipped: {MISSING}")
         return 0

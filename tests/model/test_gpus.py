@@ -90,7 +90,7 @@ class TestOneNode:
     def test_no_ll128_over_pcie(self) -> None:
         node = Node("test", 4, "Ampere", "PCIe", 24.0)
         assert set(by_protocol(node, M)) == {"ll", "simple"}
-        # 6.6 + 6 journeys of 1.0 us, and 1.5 M bytes at half of 24 GB/s.
+        # 6.6 + 6 hops of 1.0 us, and 1.5 M bytes at half of 24 GB/s.
         assert by_protocol(node, M)["ll"] == pytest.approx(12.6 + 1.5 * M / 12e3)
 
     def test_channels_limit_ll128(self) -> None:
@@ -100,7 +100,7 @@ class TestOneNode:
 
 class TestManyNodes:
     def test_flat_ring_by_hand(self) -> None:
-        """16 nodes of 8: 254 journeys, 32 of them between nodes; a post takes 1 us for LL."""
+        """16 nodes of 8: 254 hops, 32 of them between nodes; a post takes 1 us for LL."""
         flat = way(h100(8), Network(16, 50.0), 0.0 + K, "flat ring")
         assert flat.protocol == "ll"
         assert flat.latency_us == pytest.approx(6.6 + 32 * 2.7 + 222 * 1.0)
@@ -123,7 +123,7 @@ class TestManyNodes:
         assert tree.time_us == pytest.approx(tree.latency_us + 2 * 64 / 20.4e3)
 
     def test_trees_reach_less_at_some_sizes(self) -> None:
-        """Of Simple at 1 MB a half, of LL128 at 256 MB all, between two sizes the mean."""
+        """Simple at 1 MB reaches a half, LL128 at 256 MB all, between two sizes the mean."""
         half = constants.tree_gb_s("simple", "GenuineIntel", 4, 400.0, M)
         assert half == pytest.approx(400.0 * 0.92 * 0.5)
         whole = constants.tree_gb_s("ll128", "GenuineIntel", 4, 400.0, 256 * M)
@@ -138,7 +138,7 @@ class TestManyNodes:
         assert times == sorted(times)
 
     def test_hierarchy_by_hand(self) -> None:
-        """1,000 nodes of 8: two halves of 7 journeys inside, nine levels of a tree between."""
+        """1,000 nodes of 8: two halves of 7 hops inside, nine levels of a tree between."""
         found = way(h100(8), Network(1000, 50.0), 8 * K, "hierarchy")
         assert found.protocol == "ll + tree ll"
         assert (found.rails, found.pieces) == (8, 1)

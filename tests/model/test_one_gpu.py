@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results" / "2026-11-26-h100.json"
 K, M = 1 << 10, 1 << 20
 SIZES = [1, 4, 100, 5000, 8 * K, 64 * K, 100_000, M, 5 * M + 4, 16 * M, 256 * M]
-# Each prediction over the time that was measured. The next tests say what does not hold it.
+# Each prediction over the measured time. The next tests list the exceptions.
 BOUNDS = (0.8, 1.25)
 
 
@@ -307,7 +307,7 @@ class TestMeasured:
 
 
 class TestShipped:
-    """The costs that "auto" on CUDA has where nobody has measured."""
+    """The costs of "auto" on CUDA without a measurement."""
 
     def predicted(self, way: Way, ranks: int, nbytes: int, costs: Any = None) -> float:
         return predict(H100, way, ranks, nbytes, costs).time_us

@@ -1,4 +1,4 @@
-"""The tables of docs/design/choice.md that say which way is the fastest where."""
+"""The tables of docs/design/choice.md with the fastest way by size and ranks."""
 
 from __future__ import annotations
 

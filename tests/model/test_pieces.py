@@ -1,4 +1,6 @@
-"""The cut of a call over several hosts by ringkern's crossings, and how long its pieces take."""
+"""The cut of a call over several hosts by ringkern's inter-host costs, and the time of its pipeline
+stages.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +120,7 @@ class TestCut:
 
 
 def simulated(scatter: float, between: float, gather: float, count: int) -> float:
-    """What a thread and an engine take, event by event, each doing one thing at a time."""
+    """Simulates a thread and an engine, event by event, and returns the total time."""
     program: list[tuple[str, int]] = []
     for piece in range(count + 2):
         if piece < count:

@@ -9,7 +9,7 @@ namespace {
 
 // ---- meeting ------------------------------------------------------------------------------------
 
-// In rounds, so that a descriptor that is left open in one of them is not taken for one that stays.
+// Runs in rounds, so that a descriptor leaked in one round is not mistaken for a permanent one.
 AROUND_EACH_CASE(run) {
   for (int round = 0; round < 3; ++round) {
     const int fds = open_files();
@@ -18,7 +18,7 @@ AROUND_EACH_CASE(run) {
   }
 }
 
-TEST_CASE("one rank knocks and both have met") {
+TEST_CASE("one rank connects and both have met") {
   const auto store = new_store();
   Party zero(store, 0, 3), one(store, 1, 3), two(store, 2, 3);
   zero.doorman->connect_to_peer(1);
@@ -44,8 +44,8 @@ void all_knock_at_once(int ranks) {
 TEST_CASE("a peer may come late") {
   const auto store = new_store();
   Party zero(store, 0, 3), one(store, 1, 3);
-  for (const int peer : {2, 1}) zero.doorman->connect_to_peer(peer);
-  zero.wait_met(1);  // who is there does not wait for who is not
+  for (const int peer : {2, 1}) zero.doorman->knock_at(peer);
+  zero.wait_met(1);  // does not wait for an absent rank
   CHECK(!zero.met(2));
   Party two(store, 2, 3);
   zero.wait_met(2);
@@ -68,7 +68,7 @@ TEST_CASE("groups of one name do not mix") {
   CHECK(!one_of_the_first.met(0));
 }
 
-// A rank that waits for another to come asks the store now and then.
+// A waiting rank polls the store now and then.
 TEST_CASE("waiting for a peer costs little") {
   struct Counting final : Store {
     MemoryStore store;
@@ -116,9 +116,9 @@ TEST_CASE("all ranks are told the reason of an end") {
   const std::string said = "aborted by rank 0: enough ?";
   const auto store = new_store();
   Party zero(store, 0, 4), one(store, 1, 4), two(store, 2, 4), three(store, 3, 4);
-  const Fd stranger = knock(store, 0, 4);  // who is in before rank 2
-  zero.doorman->connect_to_peer(1);
-  two.doorman->connect_to_peer(0);
+  const Fd stranger = knock(store, 0, 4);  // connects before rank 2
+  zero.doorman->knock_at(1);
+  two.doorman->knock_at(0);
   zero.wait_met(1);
   zero.wait_met(2);
   one.wait_met(0);
@@ -127,7 +127,7 @@ TEST_CASE("all ranks are told the reason of an end") {
   zero.doorman->tell_all(aborted_by(0, "and again"));
   CHECK_EQ(one.told(0), said);
   CHECK_EQ(two.told(0), said);
-  three.doorman->connect_to_peer(0);  // who comes later, too
+  three.doorman->knock_at(0);  // connects later
   CHECK_EQ(three.told(0), said);
   Message nothing;
   CHECK(receive_message(stranger, nothing) == Received::nothing_yet);
@@ -135,7 +135,7 @@ TEST_CASE("all ranks are told the reason of an end") {
   CHECK_EQ(one.lost(0), std::string("gone"));
 }
 
-// ---- what goes wrong ----------------------------------------------------------------------------
+// ---- failures -----------------------------------------------------------------------------------
 
 void lack_of_memory_is_told_to_both(bool of_who_knocks) {
   const auto store = new_store();
@@ -151,8 +151,8 @@ void lack_of_memory_is_told_to_both(bool of_who_knocks) {
     CHECK_EQ(one.lost(0), std::string("SharedMemoryError no room\nhere"));
   }
   CHECK(!zero.met(1) && !one.met(0));
-  Party two(store, 2, 3);  // the others are not concerned
-  two.doorman->connect_to_peer(of_who_knocks ? 1 : 0);
+  Party two(store, 2, 3);  // the others are not affected
+  two.doorman->knock_at(of_who_knocks ? 1 : 0);
   two.wait_met(of_who_knocks ? 1 : 0);
 }
 
@@ -200,7 +200,7 @@ TEST_CASE("a peer's address is checked") {
   }
 }
 
-TEST_CASE("all ranks may knock at once") {
+TEST_CASE("all ranks may connect at once") {
   for (const int ranks : {2, 3, 8}) all_knock_at_once(ranks);
 }
 

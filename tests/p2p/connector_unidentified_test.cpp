@@ -1,4 +1,4 @@
-// Whoever knocks at a doorman, or answers one, may be a stranger, another user or mistaken.
+// Unidentified peers, other users and mistaken ranks that connect to a connector or answer one.
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
@@ -19,7 +19,7 @@ Received receive_from(const Fd& socket, Message& message) {
   return receive_message(socket, message);
 }
 
-// In rounds, so that a descriptor that is left open in one of them is not taken for one that stays.
+// Runs in rounds, so that a descriptor leaked in one round is not mistaken for a permanent one.
 AROUND_EACH_CASE(run) {
   for (int round = 0; round < 3; ++round) {
     const int fds = open_files();
@@ -28,7 +28,7 @@ AROUND_EACH_CASE(run) {
   }
 }
 
-// Rank 1 is played by the test, which answers whatever it likes.
+// The test plays rank 1 and answers anything.
 TEST_CASE("a peer's answer is checked") {
   const auto play = [](const std::function<void(const Fd&, const Address&, Hello)>& answer,
                        const std::string& text) {
@@ -76,8 +76,8 @@ TEST_CASE("a peer's answer is checked") {
        "RendezvousError the greeting of rank 1 did not arrive whole");
 }
 
-// Two that knock at each other meet twice, and one may end before the second time. What it said at
-// the first still counts. Rank 1 is played by the test.
+// Two ranks that connect to each other meet twice, and one may end before the second time. Its
+// message at the first meeting still counts. The test plays rank 1.
 TEST_CASE("a second meeting that fails is no loss") {
   for (const bool answers : {false, true}) {
     const auto store = new_store();
@@ -99,8 +99,8 @@ TEST_CASE("a second meeting that fails is no loss") {
     CHECK(receive_from(first, greeting) == Received::message);
     send_message(first, to_bytes(hello) + offer, std::array{file.get()});
     zero.wait_met(1);
-    zero.doorman->connect_to_peer(1);
-    if (answers) accept();  // and hangs up
+    zero.doorman->knock_at(1);
+    if (answers) accept();  // hangs up
     else listener.reset();
     std::this_thread::sleep_for(Milliseconds(50));
     send_message(first, to_bytes(aborted_by(1, "enough")));
@@ -111,8 +111,8 @@ TEST_CASE("a second meeting that fails is no loss") {
   }
 }
 
-// None of these is met, or does harm; the last is a real rank.
-TEST_CASE("strangers are sent away and harm nobody") {
+// None of these meets the rank or does harm; the last is a real rank.
+TEST_CASE("unidentified peers are disconnected and harm nobody") {
   const auto store = new_store();
   Party zero(store, 0, 3);
   const Address address = address_of(*store, 0, 3);
@@ -141,7 +141,7 @@ TEST_CASE("strangers are sent away and harm nobody") {
     Message answer;
     CHECK(receive_from(socket, answer) == Received::closed);
   }
-  // So many that the first make room.
+  // Enough connections that the first are dropped.
   for (int i = 0; i < 20; ++i) silent.push_back(knock(store, 0, 3));
   Message nothing;
   CHECK(receive_from(silent[0], nothing) == Received::closed);
@@ -153,7 +153,7 @@ TEST_CASE("strangers are sent away and harm nobody") {
   CHECK(!zero.met(1));
 }
 
-// A greeting in the right words that brings no memory, or too much, is answered with the reason.
+// A well-formed greeting that brings no memory, or too much, is answered with the reason.
 TEST_CASE("an incomplete greeting is answered with the reason") {
   const auto store = new_store();
   Party zero(store, 0, 3, some_terms(), nullptr, [](int) { throw TransportError("no memory"); });
@@ -173,7 +173,7 @@ TEST_CASE("an incomplete greeting is answered with the reason") {
   CHECK_CONTAINS(zero.lost(2), "the greeting of rank 2 did not arrive whole");
 }
 
-// A child that is another user; its exit status is the verdict.
+// Runs as another user in a child, whose exit status is the verdict.
 pid_t as_another_user(const std::function<void()>& f) {
   const pid_t pid = ::fork();
   REQUIRE(pid >= 0);
@@ -227,9 +227,9 @@ TEST_CASE("other users are sent away") {
   CHECK_EQ(::waitpid(host, &status, 0), host);
 }
 
-// A doorman that has no descriptor left for a visitor says so, and does not try for ever.
-TEST_CASE("a doorman without descriptors tells its visitors") {
-#if !defined(__SANITIZE_ADDRESS__)  // comes with one that opens pipes to look at an exception
+// A connector without a free descriptor for a peer tells it so, and does not retry forever.
+TEST_CASE("a connector without descriptors tells its peers") {
+#if !defined(__SANITIZE_ADDRESS__)  // opens pipes to look at an exception
   const auto store = new_store();
   Party zero(store, 0, 2);
   const Fd go(::eventfd(0, EFD_CLOEXEC));

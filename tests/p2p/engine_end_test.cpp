@@ -1,4 +1,4 @@
-// How couriers end, and what that means for those who still wait for them.
+// The end of p2p engines, and its effect on waiting ranks.
 #include <optional>
 
 #include "p2p/engines.h"
@@ -16,7 +16,7 @@ AROUND_EACH_CASE(run) {
 
 TEST_CASE("an abort reaches every rank") {
   on_couriers(4, [](Rank& r) {
-    // 0 - 1 - 2 - 3: rank 1 and rank 2 have nothing under way when rank 0 gives up.
+    // 0 - 1 - 2 - 3: rank 1 and rank 2 are idle when rank 0 gives up.
     for (const int end : {r.rank - 1, r.rank}) {
       if (end < 0 || end > 2) continue;
       const int with = end == r.rank ? r.rank + 1 : r.rank - 1;
@@ -53,7 +53,7 @@ void who_waits_for_a_first_message_learns_of_the_end(bool aborts) {
       r.store->set("waits", "");
       if (aborts) check_message(r, m, "AbortedError", {"aborted by rank 1: enough"});
       else {
-        const auto outcome = r.box.outcome(m);  // by how far they were
+        const auto outcome = r.box.outcome(m);  // depends on their progress
         CHECK(outcome.kind == "PeerLostError" || outcome.kind == "TransportError");
         CHECK_CONTAINS(outcome.text, "rank 1");
       }
@@ -67,7 +67,7 @@ void who_waits_for_a_first_message_learns_of_the_end(bool aborts) {
   });
 }
 
-// Nothing is under way, so that nobody but the doorman learns of it; then a peer comes.
+// Nothing is under way, so that only the connector sees it; then a peer comes.
 TEST_CASE("a peer that comes late learns of an abort") {
   const auto store = std::make_shared<MemoryStore>();
   Rank zero(store, 0, 2), one(store, 1, 2);
@@ -100,8 +100,8 @@ void what_was_sent_outlives_the_sender(bool met_before) {
                 {"The reason: rank 0 waited for a message from rank 1"});
 }
 
-// Who hears of it from another rank, before it could notice itself or without ever meeting the one
-// that was lost, raises the same.
+// A rank that is told by another, before it could notice itself or without having met the lost
+// rank, raises the same error.
 void what_others_tell_of_a_loss_is_a_loss() {
   const auto store = std::make_shared<MemoryStore>();
   Rank zero(store, 0, 3), one(store, 1, 3);
@@ -181,7 +181,7 @@ void close_finishes_what_was_posted() {
   });
 }
 
-TEST_CASE("closing does not wait for ever") {
+TEST_CASE("closing does not wait forever") {
   on_couriers(2, [](Rank& r) {
     if (r.rank == 0) {
       const size_t m = r.box.receive(1, 1, 1);
@@ -193,7 +193,7 @@ TEST_CASE("closing does not wait for ever") {
     } else {
       const size_t m = r.box.receive(0, 1, 1);
       const std::string kind = r.box.outcome(m).kind;
-      // By whether they had met.
+      // Depends on whether they had met.
       CHECK(kind == "AbortedError" || kind == "PeerLostError" || kind == "TransportError");
       r.store->get("closed", kLong);
     }
@@ -222,7 +222,7 @@ TEST_CASE("a message outlives its sender") {
   for (const bool met_before : {false, true}) what_was_sent_outlives_the_sender(met_before);
 }
 
-TEST_CASE("a loss that another rank tells of is a loss") {
+TEST_CASE("a loss that another rank reports is a loss") {
   for (int i = 0; i < 20; ++i) what_others_tell_of_a_loss_is_a_loss();
 }
 

@@ -1,4 +1,4 @@
-// Messages that cannot arrive: who is told what.
+// Messages that cannot arrive, and the ranks' errors.
 #include <latch>
 
 #include "p2p/engines.h"
@@ -20,7 +20,7 @@ void sizes_must_agree(bool aside) {
                     {"rank 0 waited for a message from rank 1 (tag 1",
                      "rank 0 sent 4096 bytes to rank 1 (tag 5)"});
     } else {
-      if (aside) r.box.wait_for(r.box.receive(0, 6, 1));  // the one in front lies aside then
+      if (aside) r.box.wait_for(r.box.receive(0, 6, 1));  // the first message is then set aside
       const size_t m = r.box.receive(0, 5, 8192);
       check_message(r, m, "MismatchError",
                     {"rank 0 sent 4096 bytes to rank 1 (tag 5), which expects 8192"});
@@ -50,7 +50,7 @@ TEST_CASE("a receive times out") {
                      "1 (tag 5, 4096 bytes)"});
       CHECK_CONTAINS(refusal(r), "became unusable just now: rank 0 waited for a message from rank");
     } else {
-      // The others have met rank 0, and learn of it.
+      // The others have met rank 0, and get its error.
       const size_t m = r.box.receive(0, 7, 1);
       check_message(r, m, "AbortedError", {"rank 0 waited for a message from rank 1 (tag 5"});
       CHECK_CONTAINS(refusal(r), "rank 0 waited for a message from rank 1 (tag 5");
@@ -58,7 +58,7 @@ TEST_CASE("a receive times out") {
   });
 }
 
-TEST_CASE("a receive that times out says what came instead") {
+TEST_CASE("a receive that times out lists the messages that came instead") {
   on_couriers(2, [](Rank& r) {
     if (r.rank == 0) {
       const size_t m = r.box.receive(kAnySource, 5, 1, kShort);
@@ -82,7 +82,8 @@ TEST_CASE("a send without room times out") {
                     {"rank 0 waited for room to send a message to rank 1 (tag 5, 2097152 bytes) "
                      "and nothing moved for 0.3 s, the timeout. Did rank 1 receive it"});
     } else {
-      const size_t m = r.box.send(0, 6, Bytes(kTooMuch));  // a receive would take the other aside
+      // a receive would set the other message aside
+      const size_t m = r.box.send(0, 6, Bytes(kTooMuch));
       check_message(r, m, "AbortedError", {"(tag 5, 2097152 bytes)"});
     }
   });
@@ -90,7 +91,7 @@ TEST_CASE("a send without room times out") {
 
 TEST_CASE("a peer that does not come is named") {
   for (const bool sends : {false, true}) {
-    Rank r(std::make_shared<MemoryStore>(), 0, 2, kShort);  // the courier's own timeout
+    Rank r(std::make_shared<MemoryStore>(), 0, 2, kShort);  // the engine's own timeout
     const size_t m = sends ? r.box.send(1, 5, Bytes(1)) : r.box.receive(1, 5, 1);
     check_message(r, m, "TimeoutError",
                   {sends ? "rank 0 waited for room to send a message to rank 1 (tag 5, 1 bytes)"
@@ -99,7 +100,7 @@ TEST_CASE("a peer that does not come is named") {
   }
 }
 
-// Whoever is told of the end by a callback finds the courier unusable already.
+// In a callback with an error the engine is unusable already.
 TEST_CASE("a callback with an error cannot post") {
   const auto store = std::make_shared<MemoryStore>();
   P2pEngine courier(store, "group", 0, 2, kShort);
@@ -115,7 +116,7 @@ TEST_CASE("a callback with an error cannot post") {
   done.wait();
 }
 
-// A message that the courier's thread has not seen yet when another one fails.
+// A message that the engine's thread has not seen yet when another one fails.
 TEST_CASE("messages that are posted during a failure fail too") {
   const auto store = std::make_shared<MemoryStore>();
   Rank zero(store, 0, 3), one(store, 1, 3), two(store, 2, 3);
@@ -131,7 +132,7 @@ TEST_CASE("messages that are posted during a failure fail too") {
   one.box.send(0, 1, Bytes(1));
   called.wait();
   two.box.wait_for(two.box.send(0, 1, Bytes(2)));
-  two_has_sent.count_down();  // its size is wrong, which the same step of rank 0 finds
+  two_has_sent.count_down();  // its size is wrong; the same step of rank 0 finds it
   CHECK_EQ(zero.box.outcome(wrong).kind, std::string("MismatchError"));
   zero.box.wait();
   check_message(zero, posted, "AbortedError", {"rank 2 sent 2 bytes to rank 0"});

@@ -1,4 +1,4 @@
-// Which receive takes which message: tags in any order, and messages from any source.
+// The matching of receives and messages: tags in any order, and messages from any source.
 #include <algorithm>
 
 #include "p2p/engines.h"
@@ -8,8 +8,8 @@ using namespace ringkern::test;
 
 namespace {
 
-// Each message is larger than the link; without a place to keep them aside both ranks would wait
-// for ever.
+// Each message is larger than the link; without a place to set them aside both ranks would
+// deadlock.
 void tags_in_any_order(Protocol protocol) {
   on_couriers(2, [&](Rank& r) {
     const int other = 1 - r.rank;
@@ -17,7 +17,7 @@ void tags_in_any_order(Protocol protocol) {
     const auto size = [](uint64_t tag) { return size_t(900000 + tag); };
     for (uint64_t t = 0; t < tags; ++t)
       r.box.send(other, t, contents(r.rank, other, t, size(t)), protocol);
-    for (uint64_t t = tags; t-- > 0;) {  // one after the other: none but the last is there in time
+    for (uint64_t t = tags; t-- > 0;) {  // in reverse order: only the last is there in time
       const size_t m = r.box.receive(other, t, size(t));
       r.box.wait_for(m);
       CHECK(r.box.bytes(m) == contents(other, r.rank, t, size(t)));
@@ -43,7 +43,8 @@ TEST_CASE("a tag keeps its order") {
     } else {
       std::vector<size_t> received;
       for (int i = 0; i < count / 2; ++i) received.push_back(r.box.receive(0, 3, size(i)));
-      r.box.wait_for(r.box.receive(0, 4, 0));  // the others have all come then, and lie aside
+      // the others have all arrived then, and are set aside
+      r.box.wait_for(r.box.receive(0, 4, 0));
       for (int i = count / 2; i < count; ++i) received.push_back(r.box.receive(0, 3, size(i)));
       r.box.check();
       for (int i = 0; i < count; ++i)
@@ -53,8 +54,8 @@ TEST_CASE("a tag keeps its order") {
   });
 }
 
-// A receive that is posted while its message is on its way aside.
-TEST_CASE("a message half aside finds its receiver") {
+// A receive that is posted while its message is being set aside.
+TEST_CASE("a message half set aside finds its receiver") {
   on_couriers(2, [](Rank& r) {
     const size_t n = 8 << 20;
     if (r.rank == 0) {
@@ -70,12 +71,12 @@ TEST_CASE("a message half aside finds its receiver") {
   });
 }
 
-TEST_CASE("a message that nobody wants stays in the link") {
+TEST_CASE("a message that is not needed stays in the link") {
   on_couriers(3, [](Rank& r) {
     const size_t n = 4 << 20;
     if (r.rank == 0) {
       const size_t fits = r.box.send(1, 1, contents(0, 1, 1, 1000));
-      r.box.wait_for(fits);  // nobody has to receive it for that
+      r.box.wait_for(fits);  // no receive is needed for that
       const size_t large = r.box.send(1, 2, contents(0, 1, 2, n));
       r.store->set("sent", "");
       r.store->get("talked", kLong);
@@ -102,13 +103,13 @@ TEST_CASE("any source takes from all") {
     const int each = 60;
     if (r.rank > 0) {
       for (int i = 0; i < each; ++i) {
-        r.box.send(0, 8, contents(r.rank, 0, 8, 10));  // in front, for nobody
+        r.box.send(0, 8, contents(r.rank, 0, 8, 10));  // first in the link, without a receive
         r.box.send(0, 3, contents(r.rank, 0, uint64_t(i), size_t(r.rank * 1000)), kAll[i % 3]);
       }
       r.box.check();
       return;
     }
-    // Sizes differ, so each source is asked for by one that fits: first who comes, then how much.
+    // Sizes differ, so each source is matched by its size: first the source, then the bytes.
     std::map<int, int> taken;
     for (int i = 0; i < 3 * each; ++i) {
       const size_t token = r.box.receive(kAnySource, 8, 10);
@@ -149,7 +150,7 @@ TEST_CASE("any source is fair") {
   });
 }
 
-// Of receives that could take a message, the one that was posted first does.
+// A message goes to the first posted receive that matches.
 TEST_CASE("receives are served in their order") {
   on_couriers(2, [](Rank& r) {
     if (r.rank == 0) {

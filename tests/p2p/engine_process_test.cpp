@@ -1,4 +1,4 @@
-// Messages between ranks that are processes; their death; and what a forked child may do.
+// Messages between ranks that are processes; their deaths; and forked children.
 #include <signal.h>
 
 #include <optional>
@@ -34,8 +34,8 @@ void processes_exchange(int ranks) {
   });
 }
 
-// Rank 1 ends without a word while the others wait for it, or it does not read what they send.
-TEST_CASE("the death of a rank is told") {
+// Rank 1 ends abruptly while the others wait for it, or it does not read their messages.
+TEST_CASE("the death of a rank is reported") {
   const auto store = std::make_shared<SharedStore>();
   on_processes(
       3,
@@ -73,13 +73,13 @@ TEST_CASE("a rank that died before it was met is named") {
                 "rank 0 cannot connect to rank 1 (pid " + std::to_string(pid) + ")");
 }
 
-TEST_CASE("a forked child must not use the courier") {
+TEST_CASE("a forked child must not use the p2p engine") {
   const auto store = std::make_shared<SharedStore>();
   on_processes(2, [&](int rank) {
     Rank r(store, rank, 2);
     const int other = 1 - rank;
     const size_t early = r.box.receive(other, 1, 1);
-    // It is in use by two threads while the child is made.
+    // Two threads use it during the fork.
     const pid_t child = ::fork();
     REQUIRE(child >= 0);
     if (child == 0) {
@@ -101,8 +101,7 @@ TEST_CASE("a forked child must not use the courier") {
   });
 }
 
-// A worker that was forked keeps copies of the sockets; the end of its parent's use must show
-// nevertheless.
+// A forked worker keeps copies of the sockets; the parent's close must show nevertheless.
 TEST_CASE("a child does not hide that its parent has left") {
   const auto store = std::make_shared<SharedStore>();
   on_processes(2, [&](int rank) {
@@ -113,7 +112,7 @@ TEST_CASE("a child does not hide that its parent has left") {
     r.box.check();
     if (rank == 0) {
       check_outcome(r.box.outcome(r.box.receive(1, 2, 1)), "PeerLostError", "has ended or left");
-      Rank late(store, 0, 2);  // of a second group, whose rank 1 has left before they met
+      Rank late(store, 0, 2);  // in a second group, whose rank 1 left before they met
       store->get("left", kLong);
       check_outcome(late.box.outcome(late.box.receive(1, 2, 1)), "PeerLostError",
                     "cannot connect to rank 1");

@@ -1,6 +1,6 @@
-// Messages between ranks that are threads: what is sent arrives. Which receive takes which message
-// is in courier_matching_test.cpp, how they fail in courier_failure_test.cpp.
-#include "p2p/engine.h"
+// Messages between ranks that are threads arrive. courier_matching_test.cpp tests the matching of
+// receives and messages, courier_failure_test.cpp the failures.
+#include "cpu/courier.h"
 
 #include <algorithm>
 #include <latch>
@@ -64,7 +64,7 @@ AROUND_EACH_CASE(run) {
   CHECK_EQ(open_files(), fds);
 }
 
-// Neither a peer that has not come nor a link without room holds up the other messages.
+// Neither an absent peer nor a full link delays the other messages.
 TEST_CASE("messages do not wait for each other") {
   const auto store = std::make_shared<MemoryStore>();
   Rank zero(store, 0, 3);
@@ -169,14 +169,14 @@ TEST_CASE("a name may be used again") {
   }
 }
 
-// Couriers that have nothing to do sleep; a thread that spins takes a second of every second.
-TEST_CASE("idle couriers sleep") {
+// Idle engines sleep; a thread that spins uses a second of every second.
+TEST_CASE("idle p2p engines sleep") {
   const auto store = std::make_shared<MemoryStore>();
   Rank zero(store, 0, 3), one(store, 1, 3), two(store, 2, 3);
   zero.box.send(1, 1, Bytes(1));
   one.box.receive(0, 1, 1);
   one.box.check();
-  two.box.send(1, 1, Bytes(1));  // nobody wants it
+  two.box.send(1, 1, Bytes(1));  // without a receive
   two.box.check();
   const auto cpu_seconds = [] {
     timespec t;
@@ -215,7 +215,7 @@ TEST_CASE("wrong arguments are refused") {
   CHECK_THROWS(UsageError, "unknown protocol", post([](auto& m) { m.protocol = Protocol(9); }));
   CHECK_THROWS(UsageError, "negative", post([](auto& m) { m.timeout = Milliseconds(-1); }));
   courier.post({});
-  courier.close();  // returns, because none of the good ones was posted
+  courier.close();  // returns, because none of the valid ones was posted
   CHECK_EQ(called, 0);
   CHECK_THROWS(UsageError, "1 to 1024 ranks, not 0", P2pEngine(store, "g", 0, 0, kLong));
   CHECK_THROWS(UsageError, "rank 2 is not among", P2pEngine(store, "g", 2, 2, kLong));

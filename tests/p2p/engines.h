@@ -1,4 +1,4 @@
-// Ranks that send each other messages, as threads or as processes, and what came of each message.
+// Ranks that send each other messages, as threads or as processes, and the outcome of each message.
 #pragma once
 
 #include <condition_variable>
@@ -14,12 +14,12 @@ using cpu::kAnySource;
 using cpu::P2pEngine;
 using Bytes = std::vector<unsigned char>;
 
-inline constexpr Milliseconds kLong{60000};  // no test waits for it unless it is about the timeout
+inline constexpr Milliseconds kLong{60000};  // reached only in tests of the timeout
 
-inline constexpr size_t kTooMuch = 2 << 20;  // for a link that nobody reads
+inline constexpr size_t kTooMuch = 2 << 20;  // for a link that no rank reads
 inline constexpr Protocol kAll[] = {Protocol::simple, Protocol::ll, Protocol::ll128};
 
-// What every byte of a message is made of, so that none can be another's.
+// Every byte of a message is a function of these, so that none can be another's.
 inline Bytes contents(int from, int to, uint64_t tag, size_t n) {
   Bytes bytes(n);
   uint64_t x = uint64_t(from) * 1000003 + uint64_t(to) * 10007 + tag * 101 + n;
@@ -30,13 +30,13 @@ inline Bytes contents(int from, int to, uint64_t tag, size_t n) {
   return bytes;
 }
 
-// The messages that one rank has posted, and how they ended.
+// The messages that one rank has posted, and their outcomes.
 class Box {
  public:
   explicit Box(P2pEngine& courier) : engine_(courier) {}
   ~Box() { wait(); }
 
-  // Their data live in the box. Return a number to ask for it by.
+  // The box owns their data. Return the number of the message.
   size_t send(int to, uint64_t tag, Bytes bytes, Protocol protocol = Protocol::simple,
               Milliseconds timeout = Milliseconds(0)) {
     return post({true, to, tag, protocol, nullptr, 0, timeout, {}}, std::move(bytes));
@@ -61,13 +61,13 @@ class Box {
   const Bytes& bytes(size_t message) { return entry(message).bytes; }
   int source(size_t message) { return entry(message).source; }
 
-  // Rethrows what any of them failed with.
+  // Rethrows the error of any of them.
   void check() {
     wait();
     for (auto& [number, e] : entries_)
       if (e.error) std::rethrow_exception(e.error);
   }
-  // Class and text of what it failed with; the class is empty when it did not.
+  // Returns class and text of the error; the class is empty without one.
   Outcome outcome(size_t message) {
     wait_for(message);
     Outcome o;
@@ -155,14 +155,14 @@ struct Rank {
   Rank(std::shared_ptr<Store> s, int r, int k, Milliseconds timeout = kLong)
       : rank(r), ranks(k), store(s), courier(s, "group", r, k, timeout), box(courier) {}
 
-  // Returns when all ranks, or so many, have come here; without a message.
+  // Returns when all ranks, or this many, have reached it; without a message.
   void barrier(const std::string& name, int of = 0) {
     if (store->add(name, 1) == (of > 0 ? of : ranks)) store->set(name + " all", "");
     store->get(name + " all", kLong);
   }
 };
 
-// What a courier says once it is unusable.
+// Returns the error of an unusable engine.
 inline std::string refusal(Rank& r) {
   try {
     r.courier.post({{true, (r.rank + 1) % r.ranks, 0, {}, nullptr, 0, {}, nullptr}});
@@ -177,7 +177,7 @@ inline void check_message(Rank& r, size_t message, const std::string& kind,
   for (const std::string& text : texts) check_outcome(r.box.outcome(message), kind, text);
 }
 
-// Back and forth; when it returns, whatever else the couriers could do they have had time for.
+// Sends back and forth; on return, the engines have had time for all other work.
 inline void talk(Rank& r, int with, uint64_t tag) {
   for (int i = 0; i < 50; ++i) {
     if (r.rank < with) r.box.send(with, tag, Bytes(1));
@@ -186,7 +186,7 @@ inline void talk(Rank& r, int with, uint64_t tag) {
   }
 }
 
-// One thread a rank, each with a courier of its own.
+// Runs one thread for each rank, each with an engine of its own.
 inline void on_couriers(int ranks, const std::function<void(Rank&)>& body,
                         Milliseconds timeout = kLong) {
   const auto store = std::make_shared<MemoryStore>();

@@ -1,6 +1,6 @@
-// The mail of a few ranks, stepped by hand on one thread: what is matched with what, when a link is
-// left alone, and what is said of a message that fails. Nothing here depends on time.
-#include "p2p/match_queue.h"
+// The match queues of a few ranks, stepped by hand on one thread: the matching, the links left
+// alone, and the errors of failed messages. Nothing here depends on time.
+#include "cpu/mail.h"
 
 #include <memory>
 
@@ -17,7 +17,7 @@ using cpu::Message;
 
 constexpr Milliseconds kTimeout{1000};
 
-// What came of a message.
+// Outcome of a message.
 struct Result {
   std::vector<char> bytes;
   bool done = false;
@@ -60,7 +60,7 @@ struct Desk {
   Shared receive(int from, uint64_t tag, size_t n) {
     return add(false, from, tag, std::vector<char>(n));
   }
-  // Returns how many steps it takes until nothing moves.
+  // Returns the number of steps until nothing moves.
   int run() {
     int steps = 0;
     while (mail.step()) ++steps;
@@ -111,14 +111,14 @@ TEST_CASE("a step is one turn of each link") {
   CHECK(!office[0].mail.step());
 }
 
-// One that lies half aside has its receiver; the next receive is for the next message.
+// A message half set aside has its receiver; the next receive is for the next message.
 TEST_CASE("a message has one receiver") {
   Office office(2);
   const size_t n = 1 << 20;
   const Shared first = office[1].send(0, 1, text(n, 'a'));
   const Shared second = office[1].send(0, 1, text(n, 'b'));
   office[1].run();
-  const Shared other = office[0].receive(1, 2, 1);  // so that the first is taken aside
+  const Shared other = office[0].receive(1, 2, 1);  // so that the first is set aside
   office[0].run();
   CHECK(!first->done);
   const Shared a = office[0].receive(1, 1, n), b = office[0].receive(1, 1, n);
@@ -127,7 +127,7 @@ TEST_CASE("a message has one receiver") {
   CHECK(a->bytes == first->bytes && b->bytes == second->bytes);
 }
 
-TEST_CASE("messages that lie aside are taken in the order of arrival") {
+TEST_CASE("messages set aside are taken in the order of arrival") {
   Office office(3);
   for (const int from : {2, 1}) {
     office[from].send(0, 1, text(3, char('0' + from)));
@@ -154,7 +154,7 @@ TEST_CASE("damaged headers are refused") {
       int64_t bytes;
       uint32_t protocol, dtype;
     } header{7, bytes, protocol, dtype};
-    // As rank 1 would write it.
+    // Rank 1's format.
     Ends to = office[1].inbox.ends(0, Protocol::ll);
     auto* const lines = reinterpret_cast<LL*>(to.to_slot());
     for (int i = 0; i < 3; ++i)
@@ -204,7 +204,7 @@ TEST_CASE("messages expire") {
 
 const RankNames kNames{{10, 11, 12}};
 
-TEST_CASE("a message that is late is told with what has come instead") {
+TEST_CASE("a late message is reported with the messages that came instead") {
   Office office(3, kNames);
   Desk& zero = office[0];
   for (uint64_t tag = 1; tag <= 6; ++tag) office[1].send(0, tag, text(3, 'a'));
@@ -213,7 +213,7 @@ TEST_CASE("a message that is late is told with what has come instead") {
   Message late{false, 1, 9, Protocol::simple, nullptr, 0, {}, [](std::exception_ptr, int) {}};
   late.dtype = 2;
   zero.mail.add(std::move(late));
-  zero.receive(2, 7, 1);  // so that the other one is taken aside
+  zero.receive(2, 7, 1);  // so that the other one is set aside
   office.run();
   CHECK(taken->done);
   zero.mail.expire(Clock::now() + kTimeout);
@@ -224,10 +224,10 @@ TEST_CASE("a message that is late is told with what has come instead") {
   CHECK_EQ(f.timeout_ns, 1'000'000'000);
   for (int i = 0; i < MessageSeen::kArrived; ++i)
     CHECK(f.message.arrived_from[i] == 11 && f.message.arrived_tag[i] == uint64_t(i + 2));
-  // A message that is sent waits for nothing that has come.
+  // A sent message does not depend on arrived ones.
   Office second(2, kNames);
   second[1].send(0, 8, text(3, 'b'));
-  second[0].add(false, 1, 7, text(1, 0), {}, Milliseconds::max());  // it is taken aside
+  second[0].add(false, 1, 7, text(1, 0), {}, Milliseconds::max());  // it is set aside
   second.run();
   second[0].send(1, 1, text(8 << 20, 'x'));
   second[0].run();
@@ -236,8 +236,8 @@ TEST_CASE("a message that is late is told with what has come instead") {
   CHECK(f.message.sends && f.message.tag == 1 && f.message.arrived_from[0] == -1);
 }
 
-// Time begins anew whenever something moves on the link: in the direction of the message, and for
-// any source on any link.
+// The timeout restarts whenever something moves on the link: in the direction of the message, and
+// for any source on any link.
 TEST_CASE("a message that moves has more time") {
   Office office(3);
   Desk &zero = office[0], &one = office[1];
@@ -250,7 +250,7 @@ TEST_CASE("a message that moves has more time") {
   zero.receive(1, 1, 8 << 20);
   zero.run();
   CHECK(one.mail.step());
-  one.mail.expire(full + kTimeout);  // what was sent has moved since
+  one.mail.expire(full + kTimeout);  // the sent data has moved since
   CHECK(!sent->done && !behind->done && other_way->done && other_link->done && any->done);
 
   Office second(3);
@@ -267,7 +267,7 @@ TEST_CASE("a message that moves has more time") {
   CHECK(!next->done && !from_any->done && from_2->done && to_1->done);
 }
 
-TEST_CASE("a peer that has ended is heard out") {
+TEST_CASE("messages of a peer that has ended are received") {
   Office office(3);
   Desk& zero = office[0];
   for (const int from : {1, 2})
@@ -275,7 +275,7 @@ TEST_CASE("a peer that has ended is heard out") {
   office[1].run();
   office[2].run();
   for (const int from : {1, 2}) zero.mail.lost(from, nullptr);
-  // The first step moves but what is in front of it.
+  // The first step moves only the first message.
   const Shared any = zero.receive(kAnySource, 2, 100000);
   zero.run();
   CHECK(any->done && any->error.empty());
@@ -283,7 +283,7 @@ TEST_CASE("a peer that has ended is heard out") {
   zero.run();
   CHECK(his->done && his->error.empty());
   CHECK(last->done && last->error.empty() && last->source != any->source);
-  // Half of a message is none, also where it lies aside for somebody else's sake.
+  // Half of a message does not count, also where it was set aside for another receive.
   Office second(3);
   second[1].send(0, 1, text(8 << 20, 'x'));
   second[1].run();
@@ -309,7 +309,7 @@ TEST_CASE("the reason of a loss is told") {
   CHECK_EQ(received->error, std::string("no memory"));
 }
 
-// Other ranks are told it, and would not know whose exception it is.
+// Other ranks get the reason, and would not know the rank of the exception.
 TEST_CASE("an exception that ends a message names both ranks") {
   for (const bool loss : {false, true}) {
     Office office(3, kNames);
@@ -324,7 +324,7 @@ TEST_CASE("an exception that ends a message names both ranks") {
   }
 }
 
-TEST_CASE("an abort ends a message that has come by half") {
+TEST_CASE("an abort ends a message that has partly come") {
   Office office(2);
   office[1].send(0, 1, text(8 << 20, 'x'));
   office[1].run();
@@ -335,7 +335,7 @@ TEST_CASE("an abort ends a message that has come by half") {
   CHECK_CONTAINS(half->error, "The reason: aborted by rank 1: enough");
 }
 
-TEST_CASE("a peer is knocked at only once") {
+TEST_CASE("a peer is connected to only once") {
   Desk zero(0, 4);
   for (int i = 0; i < 2; ++i) {
     zero.send(1, 1, text(1, 'x'));

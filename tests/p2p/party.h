@@ -1,4 +1,4 @@
-// A rank with a doorman, which offers something and notes what it is told.
+// A rank with a connector, which offers memory and records the events.
 #pragma once
 
 #include <sys/eventfd.h>
@@ -32,7 +32,7 @@ inline std::string text_of(std::exception_ptr error) {
   }
 }
 
-// A rank that offers a file whose name has its number, and notes what it is told.
+// A rank that offers a file whose name has its number, and records the events.
 class Party {
  public:
   Party(std::shared_ptr<Store> store, int rank, int ranks, const Terms& terms = some_terms(),
@@ -49,7 +49,7 @@ class Party {
     calls.map = [this, before_map](int peer, const Offer& offer) {
       if (before_map) before_map(peer);
       std::lock_guard lock(mutex_);
-      CHECK(offered_.count(peer) == 1);  // room first: the peer may write at once
+      CHECK(offered_.count(peer) == 1);  // checked first: the peer may write at once
       CHECK_EQ(offer.bytes, "from " + std::to_string(peer));
       CHECK_EQ(number_in(offer.fd()), 100 + peer);
       met_.insert(peer);
@@ -89,7 +89,7 @@ class Party {
   }
 
  private:
-  // Not taken out: a file is offered to all.
+  // Not moved out: the file is offered to all peers.
   static int number_in(int fd) {
     char path[64], line[128];
     std::snprintf(path, sizeof path, "/proc/self/fdinfo/%d", fd);
@@ -124,7 +124,7 @@ inline Address address_of(Store& store, int rank, int ranks) {
                       my_address(some_terms(), random_id()), rank + 1);
 }
 
-// A connection over which nothing has been said.
+// A connection over which nothing has been sent.
 inline Fd knock(const std::shared_ptr<MemoryStore>& store, int rank, int ranks) {
   const Address address = address_of(*store, rank, ranks);
   for (;;)
@@ -133,7 +133,7 @@ inline Fd knock(const std::shared_ptr<MemoryStore>& store, int rank, int ranks) 
 
 inline std::shared_ptr<MemoryStore> new_store() { return std::make_shared<MemoryStore>(); }
 
-// What rank 1 of two would leave in the store, but for a change.
+// Writes rank 1's entry of two to the store, with one change.
 inline Address forged_address(Store& store, const std::function<void(Address&)>& change) {
   Address address = my_address(some_terms(), random_id());
   change(address);

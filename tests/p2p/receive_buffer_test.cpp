@@ -1,5 +1,5 @@
-// The memory in which messages lie, and the links over it, on one thread: what is ready when, with
-// an LL flag that comes round every 255 steps.
+// The receive buffers of messages, and the links over them, on one thread: when a link is ready,
+// with an LL flag that wraps every 255 steps.
 //
 // The links are compiled into this file, with its own number of bits; the library's are not linked.
 #define RK_LL_FLAG_BITS 8
@@ -44,8 +44,8 @@ struct Two {
   }
 };
 
-// One chunk after another from one inbox to the other; nothing is ready before it was sent, and
-// nothing can be sent before there is room.
+// One chunk after another between two receive buffers; no link is ready to receive before a send,
+// or to send before there is room.
 template <class Link>
 class Stream {
  public:
@@ -58,7 +58,7 @@ class Stream {
   Plan plan(int64_t bytes) const {
     return Plan::make(Collective::send_recv, p_, 2, bytes, 1, 1, g_, 1);
   }
-  // Sends as much as there is room for, and receives it.
+  // Sends as much as fits, and receives it.
   void pass(const std::vector<int64_t>& sizes, std::mt19937_64& random) {
     std::vector<std::vector<std::byte>> sent;
     for (const int64_t bytes : sizes) {
@@ -117,7 +117,7 @@ void chunks_arrive(Protocol p, int64_t most) {
   }
 }
 
-// A slot filled whole, then short chunks until slot and flag come round together, then a whole one:
+// Fills a slot whole, then sends short chunks until slot and flag wrap together, then a whole one:
 // its last line must not be taken for fresh before it is written.
 TEST_CASE("lines of an old message are not ready") {
   const Geometry g = small();
@@ -146,7 +146,7 @@ void a_full_link_is_not_ready(Protocol p, int chunks) {
   CHECK(!stream.has_room(1));
 }
 
-// A chunk of Simple takes two slots when it is long, and both must be there.
+// A long chunk of Simple takes two slots, and both must be there.
 TEST_CASE("a link with one slot takes a short chunk") {
   Two two(small());
   Stream<SimpleLink> stream(two.a, 1, two.b, 0, Protocol::simple, small());
@@ -197,7 +197,7 @@ int64_t allocated(const ReceiveBuffer& inbox) {
   return int64_t(s.st_blocks) * 512;
 }
 
-TEST_CASE("memory is taken when ranks meet") {
+TEST_CASE("memory is allocated when ranks meet") {
   Geometry g = small();
   g.slot_bytes[int(Protocol::simple)] = 32 << 10;
   ReceiveBuffer inbox(3, 64, g);
@@ -221,7 +221,7 @@ TEST_CASE("memory of another size is refused") {
   CHECK_THROWS(TransportError, "expected a file descriptor, found none", inbox.map(1, -1));
 }
 
-// Three ranks: what two of them write to the third lies apart.
+// Three ranks: the data of two of them in the third's memory does not overlap.
 TEST_CASE("two peers share no memory of a third") {
   const Geometry g = small();
   ReceiveBuffer a(0, 3, g), b(1, 3, g), c(2, 3, g);

@@ -92,7 +92,7 @@ template <class T>
 T neg(T a) {
   return T(0 - Unsigned<T>(a));
 }
-// By 64 bits: smaller types would be promoted to int, whose overflow is undefined.
+// In 64 bits: smaller types would be promoted to int, whose overflow is undefined.
 template <class T>
 T mul_lo(T a, T b) {
   return T(uint64_t(a) * uint64_t(b));
@@ -108,7 +108,8 @@ typename Twice<T>::type mul_wide(T a, T b) {
 uint64_t mul_hi_u64(uint64_t a, uint64_t b) {
   return uint64_t(static_cast<unsigned __int128>(a) * b >> 64);
 }
-// By zero, and the smallest by -1, the result is not specified; here it is what is easily seen.
+// Division by zero, and of the smallest number by -1, has no specified result; here it is one that
+// is easily recognised.
 template <class T>
 bool divides(T a, T b) {
   return b != 0 && !(std::is_signed_v<T> && b == T(-1) && a == std::numeric_limits<T>::min());

@@ -10,7 +10,7 @@ struct Operation {
   int results = 0, operands = 0;
 };
 
-// By its whole opcode; without a step: not known.
+// Keyed by the whole opcode; without a step: not known.
 Operation operation_of(const std::string& opcode);
 
 }  // namespace ptx

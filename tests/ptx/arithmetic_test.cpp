@@ -1,6 +1,6 @@
-// The arithmetic of each kernel, as nvcc compiled it: every dtype, op, protocol and algorithm, to
-// the bit the same as the reference. `--pairs few`: of the numbers at which arithmetic changes;
-// some: also random bits, and all pairs of the floats of a byte; all: also of its integers.
+// The arithmetic of each kernel, as nvcc compiled it: every dtype, op, protocol and algorithm,
+// bit-equal to the reference. `--pairs few`: the numbers at which arithmetic changes; some: also
+// random bits, and all pairs of the floats of a byte; all: also those of its integers.
 #include <cstring>
 #include <random>
 
@@ -113,7 +113,7 @@ TEST_CASE("norms have the bits of their definition") {
     }
 }
 
-// By the kernel that reads all inputs and writes all outputs, of which those of rank 0 are apart.
+// Uses the kernel that reads all inputs and writes all outputs; those of rank 0 are separate.
 void check_in_place(DType dtype, Op op, int ranks, bool wide, int64_t start) {
   const Reduction reduction = Reduction::of(op, dtype, ranks, 0.75, wide);
   if (wide && !reduction.wide) return;

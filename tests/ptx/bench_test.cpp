@@ -1,5 +1,5 @@
-// The kernels of bench/gpu, from their PTX: what `make gpu` will ask of a GPU says the truth of a
-// machine of which the truth is known.
+// The kernels of bench/gpu, from their PTX: the measurements of `make gpu` are true on a machine
+// with known values.
 #include <cstring>
 
 #include "check.h"

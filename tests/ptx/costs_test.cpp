@@ -53,7 +53,7 @@ class Meter final : public ptx::Observer {
  private:
   struct Thread {
     std::vector<Step> steps;
-    std::set<std::string> loaded;  // registers that nobody has used yet
+    std::set<std::string> loaded;  // registers not used yet
     int bytes = 0;                 // of what is in them
   };
 
@@ -87,7 +87,7 @@ simt::Memory& memory() { return simt::machine().memory(); }
 
 void reset(int threads) {
   simt::Settings settings;
-  settings.memory.races = simt::Races::none;  // nobody but one rank is there
+  settings.memory.races = simt::Races::none;  // only one rank is there
   simt::machine().reset(settings, 1, 1, threads);
 }
 
@@ -98,7 +98,7 @@ void run(const void* kernel, const Args& args, int threads) {
   simt::machine().run();
 }
 
-// Rank 0, with a tensor of so many bytes and words of its own.
+// Rank 0, with a tensor of this many bytes and words of its own.
 RankArgs rank_of(int64_t bytes, std::byte* mine, std::byte* next, std::byte* prev,
                  std::byte* const* all) {
   std::byte* mailbox = memory().add("the mailbox", simt::Kind::shared, 0, sizeof(Mailbox));
@@ -248,7 +248,7 @@ std::vector<Row> measure_direct(Algorithm algorithm, int ranks, bool two_lines) 
   return {row("begin", 0), row("round", 1), row("end", 2)};
 }
 
-// All of an all-reduce over the tensors themselves, to a thread, of so many ranks.
+// A whole all-reduce over the tensors themselves, by one thread, with this many ranks.
 Row measure_in_place(int ranks) {
   constexpr int threads = 32;
   reset(threads);
@@ -265,7 +265,7 @@ Row measure_in_place(int ranks) {
   return row_of(meter, "in_place", "all" + std::to_string(ranks), 0, threads);
 }
 
-// The same of ranks in several launches of one process, a pack a thread, whom nobody keeps waiting.
+// The same with ranks in several launches of one process, a pack for each thread, without waits.
 std::vector<Row> measure_across(int ranks) {
   constexpr int threads = 64;
   reset(threads);

@@ -193,7 +193,7 @@ inline constexpr Equivalent kEquivalent[] = {
     {"probe: .acquire -> .relaxed: ld.acquire.sys.global.u64 * shl.b64 *", kAnswer},
 };
 
-// Those that no seed has caught, though a fault is possible. They are counted, and say nothing.
+// Mutants that no seed has caught, although a fault is possible. They are only counted.
 inline constexpr const char* kOpen[] = {
     // A deadline that passes at the first look of a wait: the clock may have gone on so far.
     "direct: constant + 1: setp.eq.s64 r 0 #10",
@@ -205,8 +205,8 @@ inline constexpr const char* kOpen[] = {
     // The lane of a warp of LL that looks at `tail`, in steps that rewrite a slot, in place of the
     // one that looks at the credit: `tail` could be ahead of it.
     "*ll: from another lane: shfl.sync.idx.b32 selp.b32 sub.s64 r r 0 setp.gt.u64 *",
-    // A look of a wait in a direct all-reduce at the words of the ring, where they alone tell: a
-    // neighbour has given up in the call before, round the ring, and nobody in a direct one has.
+    // Polls of the ring's words in a direct all-reduce, where only they tell: a neighbour has given
+    // up in the call before, round the ring, and no rank in a direct one has.
     "direct: offset + 8: ld.relaxed.sys.global.u64 (ld.shared.u64 (add.s32 shared 32)) #[123]",
     "direct: offset + 8: ld.relaxed.sys.global.u64 (ld.shared.u64 (add.s32 shared 40)) "
     "#[123]",

@@ -1,5 +1,5 @@
-// Arithmetic of PTX in the types that C++ lacks, and its NaN. By hand, and not by the functions of
-// csrc/reduce, which it is to be compared with.
+// Arithmetic of PTX in the types that C++ lacks, and its NaN. Written independently of csrc/reduce,
+// because it is compared with it.
 #pragma once
 
 #include <bit>

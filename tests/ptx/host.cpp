@@ -6,9 +6,9 @@
 //            A barrier and a warp order nothing more: one thread of the host runs them all.
 // LINES      a line is stored word by word, upwards, each word by a release, and loaded by
 //            acquires. Another process may see half of it, but never its last word, the flag,
-//            before the rest. So what a warp loads after it has seen the flag is whole.
-// POLLING    a warp polls in vain when it votes so. When all that could go on have, the thread
-//            leaves the processor to other processes for a while, and then they poll again.
+//            before the rest. So a line that a warp loads after it has seen the flag is whole.
+// POLLING    a warp polls in vain when it votes so. When all runnable warps have polled in vain,
+//            the thread yields the processor to other processes, and then they poll again.
 #include "host.h"
 
 #include <sched.h>
@@ -124,7 +124,7 @@ T update_word(uint64_t at, const machine::Change& change) {
   }
 }
 
-// ---- The threads of a launch, and whose turn it is
+// ---- The threads of a launch and their turns
 
 class Grid {
  public:
@@ -176,7 +176,7 @@ class Grid {
     for (It t = begin; t != end; ++t)
       if (*t != self_) ready_.push_back(*t);
   }
-  // Until somebody wakes this thread.
+  // Until another thread wakes this one.
   void suspend() {
     Thread* before = self_;
     self_ = next();
@@ -243,7 +243,7 @@ class Grid {
   std::vector<Thread*> ready_;
   std::vector<Warp*> polling_;
   bool progress_ = false;
-  int in_vain_ = 0;  // rounds, in which all who could go on have polled
+  int in_vain_ = 0;  // rounds in which all runnable warps have polled
   const Program* program_ = nullptr;
   const std::vector<std::byte>* arguments_ = nullptr;
   Room* room_ = nullptr;

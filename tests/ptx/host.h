@@ -27,7 +27,7 @@ struct Launch {
 // such kernel, or it takes fewer threads.
 Launch launch_of(const std::string& name, uint32_t blocks, uint32_t threads, const void* arguments);
 // Returns how many blocks of it a multiprocessor holds at once, by the registers and the shared
-// memory that ptxas gave it; where nothing is known of those, as many as its bounds promise.
+// memory that ptxas gave it; if those are unknown, as many as its bounds promise.
 int blocks_each(const std::string& name, uint32_t threads);
 
 // The two of them, for whoever is not linked with them.

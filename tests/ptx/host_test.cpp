@@ -23,9 +23,9 @@ void note_and_open(int) {
   ::mprotect(page, page_bytes, PROT_READ | PROT_WRITE);
 }
 
-// A line is not stored at once, as on a GPU, but none of it comes before what lies below it: its
+// A line is not stored at once, like on a GPU, but none of it comes before the words below it: its
 // flag is the last word. Here the lines lie across two pages, and the first touch of the upper one
-// shows what has been stored by then.
+// shows which words have been stored by then.
 class Enough final : public ptx::Room {
  public:
   bool take() override { return true; }

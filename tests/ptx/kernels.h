@@ -13,18 +13,18 @@ struct Kernel {
   std::string name;  // demangled
   std::string path;  // of its file
   EntryText entry;
-  int registers = 0;  // of a thread, as ptxas says beside the file; 0: nothing is there
+  int registers = 0;  // of a thread, from the ptxas report beside the file; 0: no report
   std::unique_ptr<Program> program;  // once it was asked for
 };
 
-// In or below which directory the files are, and how their names end; cmake/ptx.cmake says so.
+// The directory tree of the files, and the suffix of their names; cmake/ptx.cmake defines them.
 extern const char* const kDirectory;
 extern const char* const kEnding;
 
-// By demangled name.
+// Keyed by demangled name.
 std::map<std::string, Kernel>& kernels();
-// By its name without namespaces and arguments: "alone<float>". Raises Error if there is none, or
-// it has an instruction that is not supported.
+// Finds a kernel by its name without namespaces and arguments: "alone<float>". Raises Error if
+// there is none, or it has an instruction that is not supported.
 Kernel& kernel_named(const std::string& name);
 // The same by its whole demangled name.
 Kernel& kernel_called(const std::string& name);

@@ -34,16 +34,16 @@ uint64_t update(uint64_t at, int bytes, Access access, const Change& change);
 // Called by a thread whose wait has failed: it is those that compare and swap.
 void give_up();
 void fence(Access access);
-// How many accesses and fences there were whose scope did not reach all who use the place.
+// The number of accesses and fences whose scope did not include all users of the place.
 inline uint64_t out_of_reach = 0;
 void use_shared(const std::byte* at, bool store);
 
-// By all lanes of a warp.
+// Executed by all lanes of a warp.
 void sync_warp();
 bool all_lanes(bool p);
 uint32_t from_lane(uint32_t value, uint32_t lane);
 void rest();
-// By `threads` threads of the block; true if `p` is, for any.
+// Executed by `threads` threads of the block; true if `p` is true for any.
 bool barrier(uint32_t id, uint32_t threads, bool p);
 
 uint64_t nanoseconds();

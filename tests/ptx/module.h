@@ -1,5 +1,5 @@
-// PTX text: entries, statements and operands, as nvcc writes them. Nothing is skipped but comments
-// and pragmas: what is not understood is an error that names it.
+// PTX text: entries, statements and operands, in nvcc's form. Only comments and pragmas are
+// skipped: any other unknown text is an error that names it.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct Operand {
   enum Kind : uint8_t { name, number, address };
   Kind kind = name;
   std::string text;   // a register, a variable or a label; of an address: its base
-  int64_t value = 0;  // a number, as bits; of an address: the offset from its base
+  int64_t value = 0;  // a number, as bits; for an address: the offset from its base
 };
 
 struct Statement {
@@ -39,7 +39,7 @@ struct Variable {
   int64_t offset = 0, bytes = 0;
 };
 
-// A kernel, as it is written.
+// A kernel in its textual form.
 struct Entry {
   std::string name;  // mangled
   std::map<std::string, Variable> params, shared;

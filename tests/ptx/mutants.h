@@ -9,7 +9,7 @@ struct Mutant {
   std::string kind;   // what is done: ".sys -> .gpu"
   std::string place;  // to what, without names of registers: "ld.acquire.sys.global.u64 (r+8) #2"
   size_t statement;   // its index in the kernel as it is
-  std::vector<Statement> before;  // these come in front of it: who jumps to it comes to them first
+  std::vector<Statement> before;  // inserted before it: a jump to it reaches them first
   Statement instead;
 
   size_t index() const { return statement + before.size(); }  // in the mutant

@@ -1,7 +1,7 @@
-// Weakens the kernels in their PTX, as nvcc wrote it, one statement at a time, and sees that it is
-// noticed, as tests/simt/mutants_test.cpp does with their source. A mutant that no seed catches
-// must be in equivalent.h, with the argument why none can, or as open; one that is argued to be
-// equivalent must not be caught.
+// Weakens the kernels in their PTX, as nvcc wrote it, one statement at a time, and checks that each
+// change is detected, like tests/simt/mutants_test.cpp with their source. A mutant that no seed
+// catches must be in equivalent.h, with the argument why none can, or as open; one that is argued
+// to be equivalent must not be caught.
 #include "mutants.h"
 
 #include <fnmatch.h>

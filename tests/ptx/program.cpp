@@ -112,7 +112,7 @@ const Instruction* fence(Frame&, const Instruction* i) {
   return i + 1;
 }
 
-// ---- Together with other threads
+// ---- Synchronization of threads
 
 void need_whole_warp(uint64_t mask) {
   if (uint32_t(mask) != ~0u) throw simt::Failure("divergent", "a mask of some lanes of a warp");
@@ -150,7 +150,7 @@ const Instruction* read_clock(Frame& f, const Instruction* i) {
   return i + 1;
 }
 
-// Instructions of one form, with nothing else to say of them.
+// Instructions of one form, without further parts.
 const std::unordered_map<std::string, Operation>& fixed() {
   static const std::unordered_map<std::string, Operation> all = {
       {"bar.warp.sync", {&sync_warp, 0, 1}},
@@ -423,7 +423,7 @@ void Program::run(const void* arguments, size_t bytes) const {
   Frame f{machine::registers(constants + kSpecials), static_cast<const std::byte*>(arguments),
           machine::shared_memory(size_t(entry_.shared_bytes)), entry_.param_bytes,
           entry_.shared_bytes};
-  // Not what an earlier kernel left there: whoever reads what nobody wrote, does so in each run.
+  // Not the data of an earlier kernel: reads of unwritten memory are the same in each run.
   std::fill_n(f.slots, registers_, 0xA5A5A5A5A5A5A5A5u);
   std::copy(constants_.begin(), constants_.end(), f.slots + registers_);
   const auto [thread, threads, block, blocks] = machine::place();

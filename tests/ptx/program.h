@@ -16,7 +16,7 @@ struct Frame {
   int64_t param_bytes, shared_bytes;
 };
 
-// Does an instruction and returns the next one; null: the thread ends.
+// Executes an instruction and returns the next one; null: the thread ends.
 using Step = const Instruction* (*)(Frame&, const Instruction*);
 
 struct Instruction {
@@ -46,7 +46,7 @@ class Program {
   // Runs the kernel, by the thread that calls. Raises Error if there are other than `bytes` of
   // arguments. A Failure of the machine names the statement.
   void run(const void* arguments, size_t bytes) const;
-  // Whether each statement has been run, by any thread: 1 or 0.
+  // Marks each statement that any thread has executed: 1 or 0.
   const std::vector<uint8_t>& executed() const { return executed_; }
 
  private:

@@ -1,5 +1,5 @@
-// The program for compute-sanitizer (bench/gpu/sanitize.cpp) on a fake device, as the quick run of
-// `make gpu` calls it.
+// The program for compute-sanitizer (bench/gpu/sanitize.cpp) on a fake device, with the arguments
+// of the quick run of `make gpu`.
 #include "check.h"
 #include "cuda/fake_runtime.h"
 #include "host.h"

@@ -9,7 +9,7 @@
 
 namespace ringkern::test {
 
-// One element after the other, as RmsNormLoop has it.
+// One element after the other, like RmsNormLoop.
 template <class T>
 struct Normed {
   std::vector<T> sum, out;

@@ -23,7 +23,7 @@ uint64_t each_lane(uint64_t x, uint64_t y, F f) {
   return r;
 }
 
-// As the kernels have it.
+// The kernels use this one.
 struct Pack {
   uint64_t lo, hi;
 };

@@ -69,7 +69,7 @@ std::vector<T> special() {
   return all;
 }
 
-// What a program computes with: numbers of moderate size whose sums and products are not special.
+// Typical numbers of a program: of moderate size, with sums and products that are not special.
 template <class T>
 T moderate(Random& random) {
   const int64_t n = int64_t(random.next() % 255) - 127;

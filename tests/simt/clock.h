@@ -1,9 +1,9 @@
-// What happened before what: vector clocks.
+// The happens-before order: vector clocks.
 //
-// Each thread counts its own time, which goes on when it releases something (a barrier, a fence).
-// What a thread knows is, for each other thread, the time up to which all that it did happened
-// before. Threads that left the same barrier know the same, so the vector is shared and never
-// changed; a thread's own time is kept beside it.
+// Each thread counts its own time, which advances when it releases something (a barrier, a fence).
+// A thread's knowledge is, for each other thread, the time up to which all of its actions happened
+// before. Threads that left the same barrier have equal knowledge, so the vector is shared and
+// never changed; a thread's own time is kept beside it.
 #pragma once
 
 #include <cstdint>
@@ -90,7 +90,7 @@ class Clock {
   ClockPool::Vector* v_ = nullptr;
 };
 
-// What comes with a released value: all that its writer knew, and the writer's own time.
+// The knowledge carried by a released value: all that its writer knew, and the writer's own time.
 struct Message {
   Clock known;
   Epoch own;

@@ -63,8 +63,8 @@ inline constexpr Equivalent kEquivalent[] = {
      "that this one calls has ordered"},
 };
 
-// Where to look first. A change of the scenarios may make these useless; the mutant then survives,
-// and a longer search, as by --seeds 30000, finds another.
+// Seeds to try first. A change of the scenarios may make these useless; the mutant then survives,
+// and a longer search, such as with --seeds 30000, finds another.
 struct Rare {
   const char* mutant;
   const char* protocol;

@@ -101,8 +101,8 @@ void Fiber::prepare(void (*entry)(void*), void* argument) {
 #endif
   char* top = static_cast<char*>(stack_) + kStackBytes;
 #if defined(__x86_64__)
-  // As if `begin` had called simt_change: six registers and the address to return to, so that the
-  // stack is aligned at its entry as the ABI wants.
+  // The state after a call of simt_change by `begin`: six registers and the return address, so that
+  // the stack is aligned at its entry as the ABI requires.
   auto** slot = reinterpret_cast<void**>(top) - 2;
   *slot = reinterpret_cast<void*>(&Fiber::begin);
   for (int i = 0; i < 6; ++i) *--slot = nullptr;

@@ -14,10 +14,10 @@ class Fiber {
   Fiber& operator=(const Fiber&) = delete;
 
   // Prepares `entry(argument)`, to begin at the first switch to this fiber. `entry` never returns.
-  // What ran here before is forgotten; nothing is destroyed.
+  // Earlier contents are dropped without destructors.
   void prepare(void (*entry)(void*), void* argument);
-  // Stops here, goes on there; returns when something switches back. A fiber that was never
-  // prepared stands for the thread itself.
+  // Stops here and continues there; returns when another fiber switches back. A fiber that was
+  // never prepared stands for the thread itself.
   static void change(Fiber& from, Fiber& to);
 
  private:

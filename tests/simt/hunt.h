@@ -24,9 +24,9 @@ inline Wish weakening(Wish wish, bool direct, bool across, uint64_t seed) {
   if (seed % 3 == 2) wish.channels = wish.slots = 2;
   // And where the flags of LL come back soonest: their period is a multiple of 3.
   if (seed % 6 == 0) wish.slots = 3;
-  // Word of who gave up also goes round the ring; only with several ranks is that ever too late.
+  // The give-up notice also goes round the ring; it can be too late only with several ranks.
   if (direct && seed % 4 == 1) wish.ranks = 5, wish.channels = 1;
-  // Few waits for a slot fail, but where a rank does not say that it has read one.
+  // Few waits for a slot fail, unless a rank does not announce that it has read one.
   wish.late = direct ? seed % 4 == 3 : seed % 16 == 11;
   // Word that goes round the ring alone: one has stopped, and one waits in the call before.
   if (direct && seed % 8 == 6) {
@@ -37,7 +37,7 @@ inline Wish weakening(Wish wish, bool direct, bool across, uint64_t seed) {
   return wish;
 }
 
-// Runs what a seed says; what it finds, or nothing.
+// Runs a seed; returns its finding, or nothing.
 inline std::string found_by(uint64_t seed, bool in_detail, const std::function<void()>& run) {
   try {
     run();

@@ -1,6 +1,6 @@
-// The simulated machine's memory against the PTX memory model, by litmus tests: small programs and
-// the outcome that tells models apart. What PTX forbids is never seen; what it allows is seen, but
-// for the shapes that are marked; docs/design/simulation.md has the table.
+// Compares the simulated machine's memory with the PTX memory model by litmus tests: small programs
+// and the outcome that tells models apart. Outcomes that PTX forbids are never seen; outcomes that
+// it allows are seen, except for the marked shapes; docs/design/simulation.md has the table.
 #include "check.h"
 #include "cuda/ptx.cuh"
 
@@ -207,7 +207,7 @@ TEST_CASE("loads and stores are ordered as PTX says") {
 }
 
 // The end of a launch: the last block to count knows all that the others did.
-TEST_CASE("who counts knows what was done before") {
+TEST_CASE("a counter's reader knows the counted actions") {
   using enum Shape::Expected;
   const Program first = program(set(x, 1), count(2, y));
   const Shape shapes[] = {

@@ -160,14 +160,14 @@ bool Machine::fire_event() {
   return true;
 }
 
-// ---- Whose turn it is
+// ---- The turns of threads
 
 bool Machine::is_late(const Thread& t) const {
   return t.rank == settings_.late_rank && t.channel == settings_.late_channel &&
          t.index == t.block->threads - 1 && steps_ >= settings_.late_from;
 }
 
-// Null where only the late one could go on.
+// Null if only the late one could continue.
 Thread* Machine::pick() {
   size_t i = random_.below(runnable_.size());
   if (runnable_[i]->rank == settings_.starved_rank && !random_.one_in(16))
@@ -194,7 +194,7 @@ void Machine::yield() {
   change_to(pick());
 }
 
-// Until somebody makes this thread runnable.
+// Until another thread makes this one runnable.
 void Machine::suspend() { change_to(runnable_.empty() ? nullptr : pick()); }
 
 // Before every operation. `alone`: it is not one that the warp does together.
@@ -224,8 +224,8 @@ void Machine::wake_sleepers() {
   }
 }
 
-// Nobody can go on. What may still happen, in this order: a store becomes visible, an event, time
-// passes for those who have looked at the clock, the late one goes on.
+// No thread can continue. The next event is the first possible of: a store becomes visible, an
+// event, time passes for those that have read the clock, the late one continues.
 void Machine::wait_for_progress() {
   while (runnable_.empty() && !live_.empty()) {
     if (memory_.drain_one()) {

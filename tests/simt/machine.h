@@ -1,9 +1,9 @@
 // A machine that runs CUDA kernels on one thread of the host: every CUDA thread is a fiber, and a
-// seed decides which one goes on and what it sees. The same seed, the same run.
+// seed decides which one continues and which values it sees. The same seed gives the same run.
 //
-// Threads that poll for what has not come sleep until it does. So a deadlock is seen for what it is
-// (nobody can go on and no store is left to become visible), and nothing waits for a timeout; time
-// goes on only when nothing else can, and only for those who look at the clock.
+// Threads that poll in vain sleep until the data comes. So a deadlock is detected exactly (no
+// thread can continue and no store is left to become visible), and nothing waits for a timeout;
+// time advances only when nothing else can, and only for threads that read the clock.
 #pragma once
 
 #include <string>
@@ -18,17 +18,17 @@ inline constexpr int kWarpSize = 32;
 struct Settings {
   uint64_t seed = 1;
   MemorySettings memory;
-  int switch_every = 8;   // operations of a thread, in the mean, until another goes on
+  int switch_every = 8;   // mean number of operations of a thread until another continues
   int drain_every = 8;    // operations, in the mean, until a waiting store becomes visible
   int starved_rank = -1;  // seldom gets its turn
-  // The last thread of a block, which posts: from a step on, it goes on only when nothing else can
-  // happen; then as all others do.
+  // The last thread of a block, which posts: from a step on, it continues only when nothing else
+  // can happen; before, like all others.
   int late_rank = -1, late_channel = 0;
   uint64_t late_from = 0;
   uint64_t most_steps = 50'000'000;
   // How often a wait polls in vain until it looks at the clock and whether to give up.
   uint32_t polls_per_look = 1;
-  uint64_t clock_jump = 0;  // nanoseconds that pass when nobody can go on
+  uint64_t clock_jump = 0;  // nanoseconds that pass when no thread can continue
 };
 
 // A grid of blocks: `channels` of each rank, in the order of `ranks`.
@@ -54,9 +54,9 @@ struct Thread : Agent {
   Launch* launch = nullptr;
   bool alive = false;
   bool gave_up = false;  // a wait of its own has failed
-  // Whether the warp is known to be together: since then, this lane has done nothing of its own.
+  // True if the warp is known to be together: since then, this lane has done nothing of its own.
   bool together = false;
-  // What it brings to a meeting or a barrier, and takes away.
+  // Its input to a meeting or a barrier, and the result.
   bool predicate = false;
   uint32_t value = 0;
   int lane = 0;
@@ -107,22 +107,23 @@ class Machine {
   void run();
   // The host waits for what has ended: all of it happened before what the host does next.
   void synchronise_host();
-  // The late one could go on, and is of this rank.
+  // The late one could continue, and belongs to this rank.
   bool holds(int rank) const { return late_ != nullptr && late_->rank == rank; }
   // The rank's threads stop where they are.
   void kill(int rank);
-  // Called when nobody can go on, for the rank of each who sleeps; may throw Failure.
+  // Called when no thread can continue, for the rank of each sleeper; may throw Failure.
   std::function<void(int rank)> when_stuck;
-  // Calls `event` at a step, or when nobody can go on; it returns the step of the next call, or 0.
+  // Calls `event` at a step, or when no thread can continue; it returns the step of the next call,
+  // or 0.
   void at_step(uint64_t step, std::function<uint64_t()> event);
 
-  // ---- What a running thread does
+  // ---- Operations of a running thread
 
   Thread& self() { return *current_; }
   void load(const void* at, void* to, int bytes, Order order);
   void store(void* at, const void* from, int bytes, Order order);
   uint64_t update(void* at, int bytes, bool ordered, const Memory::Change& change);
-  // By a thread that gives up: true for the first.
+  // Called by a thread that gives up: returns true for the first.
   bool claim(uint32_t* at);
   // Counts from 0 to `last` and then from 0 again; returns the count before.
   uint32_t count_round(uint32_t* at, uint32_t last, bool ordered);

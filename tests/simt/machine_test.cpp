@@ -1,4 +1,5 @@
-// What the simulated machine finds: each kind of failure, planted; and that a seed says it all.
+// The findings of the simulated machine: each kind of failure, planted; and that a run depends only
+// on the seed.
 #include "check.h"
 #include "cuda/ptx.cuh"
 
@@ -173,7 +174,7 @@ TEST_CASE("threads that miss a barrier are found") {
   });
 }
 
-// Nobody can go on, which is known at once; where somebody looks at the clock, time passes.
+// A deadlock is detected at once; if some thread reads the clock, time passes.
 TEST_CASE("deadlocks are found, and waits with a clock time out") {
   const auto poll = [](bool timed) {
     return [=](std::byte* shared, std::byte*) {
@@ -195,14 +196,14 @@ TEST_CASE("deadlocks are found, and waits with a clock time out") {
   expect("livelock", {}, [](std::byte* shared, std::byte*) {
     while (ld_relaxed(word(shared)) == 0) continue;
   });
-  // What wakes those who poll.
+  // Events that wake polling threads.
   expect("none", {2}, [&](std::byte* shared, std::byte* own) {
     if (block_index() == 0) return poll(false)(shared, own);
     if (thread_index() == 0) st_relaxed(word(shared), 1);
   });
 }
 
-// Which values the loads of all threads return, in order: what a run is.
+// The values that the loads of all threads return, in order; they identify a run.
 TEST_CASE("a run is the same for the same seed") {
   const auto values = [](uint64_t seed) {
     std::string all;

@@ -27,7 +27,7 @@ const Cell::Version& Cell::as_of(uint64_t time) const {
 
 void Cell::note_read(const Agent& a, uint64_t time) {
   const uint64_t least = oldest().time;
-  if (time <= least) return;  // says nothing
+  if (time <= least) return;  // already known
   for (const Read& r : reads)
     if (r.time >= time && r.by.tid() == a.tid) return;
   std::erase_if(reads, [&](const Read& r) { return r.time <= least; });
@@ -111,8 +111,7 @@ Region& Memory::region_of(const Agent& a, const void* at, int64_t bytes, bool st
   if (r == nullptr || offset < r->begin || offset + uint64_t(bytes) > r->begin + r->bytes)
     refuse("out of bounds");
   if (uint64_t(at) % uint64_t(bytes) != 0) refuse("misaligned");
-  // Ranks mostly store in each other's memory: a load would wait for its journey there and
-  // back.
+  // Ranks mostly store in each other's memory: a load would wait for a round trip.
   const bool open =
       r->kind == Kind::common || (r->kind == Kind::shared && (store || settings_.open));
   if (r->rank != a.rank && r->rank >= 0 && a.rank >= 0 && !open) refuse("not its own");

@@ -1,12 +1,12 @@
 // The memory of the simulated machine: weak, bounded, and watched for races.
 //
 // A store waits in a buffer of its thread and becomes visible later, in any order but for those to
-// the same cell. A load may return an older value than the newest, but none that is older than what
-// the thread knows to have happened (vector clocks) or has read before. What a fence or a release
-// promises is kept: what happened before it is visible before what comes after it.
+// the same cell. A load may return an older value than the newest, but none that is older than a
+// value that happened before it (vector clocks) or that the thread has read before. Fences and
+// releases are respected: all that happened before one is visible before what comes after it.
 //
-// Addresses lie in a range that is mapped without access: code that goes around the intrinsics
-// faults at once.
+// Addresses lie in a range that is mapped without access: code that bypasses the intrinsics faults
+// at once.
 #pragma once
 
 #include <array>
@@ -27,7 +27,7 @@ namespace simt {
 // one happened before the other. The others are made to be used at the same time.
 enum class Order : uint8_t { weak, relaxed, acquire, release };
 
-// What ends a run. `kind`: "race", "deadlock", ...
+// The end of a run. `kind`: "race", "deadlock", ...
 struct Failure : std::runtime_error {
   Failure(std::string kind_, const std::string& text)
       : std::runtime_error(kind_ + ": " + text), kind(std::move(kind_)) {}
@@ -42,7 +42,7 @@ constexpr uint64_t low_bytes(int bytes) {
 
 struct Cell;
 
-// What some threads that wait together have last seen, and what wakes them.
+// The last seen values of threads that wait together, and the events that wake them.
 struct Watch {
   struct Seen {
     Cell* cell;
@@ -71,10 +71,10 @@ struct Pending {
   uint64_t number = 0;  // in the order in which they were made
 };
 
-// A thread, as the memory sees it.
+// The memory's state of a thread.
 struct Agent {
   Tid tid = 0;
-  int rank = -1;  // -1: of none, as the host
+  int rank = -1;  // -1: of none, such as the host
   uint32_t now = 1;
   Clock known;
   Message released;               // what relaxed stores carry since the last fence
@@ -139,12 +139,12 @@ struct Region {
   int rank = -1;                  // whose it is; -1: everybody's
   uint64_t begin = 0, bytes = 0;  // begin: from the start of the memory
   uint8_t fill = 0;               // but own: what untouched cells hold
-  // own: what it holds; and, also of common, who used it, a byte each.
+  // own: its values; and, also for common, its users, a byte each.
   std::vector<std::byte> data;
   std::vector<Shadow> shadows;
 };
 
-// Which races are failures. `mixed`: those between a weak access and one that is not: not even
+// The races that are failures. `mixed`: those between a weak access and one that is not: not even
 // threads that have given up may have them.
 enum class Races : uint8_t { none, mixed, all };
 
@@ -185,8 +185,8 @@ class Memory {
 
   void load(Agent& a, const void* at, void* to, int bytes, Order order);
   void store(Agent& a, void* at, const void* from, int bytes, Order order);
-  // 16 bytes of a line that a warp stores together: all its parts are given the same `line`, and
-  // become visible at once; 0: they do not. Whoever has seen one part sees the others, too.
+  // 16 bytes of a line that a warp stores together: all its parts have the same `line`, and become
+  // visible at once; 0: they do not. A thread that has seen one part sees the others, too.
   uint32_t new_line() { return ++lines_; }
   void store_line(Agent& a, void* at, const void* from, uint32_t line);
   void load_line(Agent& a, const void* at, void* to);
@@ -198,7 +198,7 @@ class Memory {
   using Change = std::function<std::optional<uint64_t>(uint64_t before)>;
   uint64_t update(Agent& a, void* at, int bytes, bool ordered, const Change& change);
   void fence(Agent& a);
-  // As fence, and all that do it agree on an order.
+  // Like fence; all threads that execute it agree on an order.
   void fence_sc(Agent& a);
 
   // Memory of a block, for races only: the value is the caller's.
@@ -210,7 +210,7 @@ class Memory {
   // Makes one waiting store visible; false if there is none.
   bool drain_one();
   void drain(Agent& a);
-  // Whether something that was seen is no longer the newest.
+  // Returns true if a value that was seen is no longer the newest.
   bool outdated(const Watch& watch) const;
   void sleep(Watch& watch);
   std::vector<Watch*>& woken() { return woken_; }

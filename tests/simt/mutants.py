@@ -2,10 +2,10 @@
 
     python3 tests/simt/mutants.py csrc OUT_DIR
 
-In OUT_DIR/cuda, each place that keeps the kernels correct is a choice between what is written there
-and a weakened form (mutation.h); OUT_DIR/mutants.h is the table of all. rules.py says what is
-weakened, and how. So that nothing new is forgotten, every function of cuda/ptx.cuh must be in CALLS
-or in ORDERS_NOTHING there, and every rule must find what it is for.
+In OUT_DIR/cuda, each place that keeps the kernels correct is a choice between the original and a
+weakened form (mutation.h); OUT_DIR/mutants.h is the table of all. rules.py defines the places and
+their weakened forms. So that nothing new is missed, every function of cuda/ptx.cuh must be in CALLS
+or in ORDERS_NOTHING there, and every rule must match.
 """
 
 from __future__ import annotations
@@ -117,7 +117,9 @@ def fill(text: str, mutated: str, arguments: list[str]) -> str:
 
 
 class Writer:
-    """Writes a file with its choices. What is there stays on its line, for the compiler's sake."""
+    """Writes a file with its choices. The original stays on its line, because the compiler reports
+    lines.
+    """
 
     def __init__(self, source: Source, sites: Numbered) -> None:
         self.s = source

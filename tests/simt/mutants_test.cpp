@@ -43,7 +43,7 @@ const Equivalent* argument_for(const Mutant& m, int form) {
 // Only those of the links with a clock look for one: all else is as it was without.
 bool keeps_clock(const Mutant& m) { return m.file == std::string("timed.cuh"); }
 
-// What the forms share is weakened under each of them: one must not hide what another misses.
+// Code that the forms share is weakened under each of them: one must not hide a gap of another.
 bool concerns(const Mutant& m, int form) {
   const std::string file = m.file;
   if (form == kNorm) return file == "norm.cuh";  // all else is that of direct all-reduces
@@ -90,7 +90,7 @@ std::string hunt(const Mutant& m, int form, uint64_t seeds) {
   return mutant_ran ? "survived" : "never ran";
 }
 
-// The memory is weakened, too: each protocol asks of it what it says and no more.
+// The memory is weakened, too: each protocol relies on exactly its documented guarantees.
 int check_premises() {
   struct Premise {
     int form, atom, line_atom;

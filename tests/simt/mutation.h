@@ -15,7 +15,7 @@ struct Mutant {
   const char* file;  // of csrc/cuda
   int line;
   const char* function;  // around it
-  const char* kind;      // what is done to what, as in "fence_acq_rel dropped"
+  const char* kind;      // the change, such as "fence_acq_rel dropped"
   const char* original;
   const char* weakened;
 
@@ -26,7 +26,7 @@ struct Mutant {
 };
 
 inline int active_mutant = 0;  // 0: none, the kernels as they are
-// Whether the weakened form has run: one that never does is not caught, and no wonder.
+// True if the weakened form has run: one that never runs cannot be caught.
 inline bool mutant_ran = false;
 
 inline bool mutated(int number) {

@@ -8,7 +8,7 @@
 
 namespace simt {
 
-// From numbers of its own: whatever else a seed says is the same with norms and without.
+// Uses a random stream of its own, so that the rest of a seed is the same with norms and without.
 void Ring::choose_norm(Call& call) {
   const Reduction& r = call.reduction;
   const bool possible = call.direct && !call.across && call.plan.count > 0 &&

@@ -1,4 +1,4 @@
-// What a thread does: alone with memory, and together with others.
+// Operations of a thread: alone with memory, and together with others.
 #include "machine.h"
 
 namespace simt {
@@ -70,7 +70,7 @@ void Machine::check_goes_on() const {
 
 // ---- Warps and blocks
 
-// What each of them did happens before what any of them does next.
+// Every earlier action of each happens before every later one of any.
 template <class Threads>
 void Machine::synchronise(const Threads& threads) {
   for (Thread* t : threads) memory_.consume(*t);

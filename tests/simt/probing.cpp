@@ -1,5 +1,5 @@
-// Probes of links: what is written arrives whole on any schedule, both sides say so, and where
-// nobody writes, a wait ends.
+// Probes of links: writes arrive whole on any schedule, both sides confirm it, and a wait for a
+// missing write ends.
 #include "probing.h"
 
 #include <deque>

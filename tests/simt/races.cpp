@@ -1,4 +1,4 @@
-// Memory: who has used a datum, and whether the next access is ordered after it.
+// Race detection: the users of a datum, and whether the next access is ordered after theirs.
 #include "memory.h"
 
 namespace simt {

@@ -1,4 +1,4 @@
-// A small generator of random numbers: the same on every machine, so that a seed says it all.
+// A small generator of random numbers, the same on every machine, so that a seed determines a run.
 #pragma once
 
 #include <cstdint>

@@ -30,7 +30,7 @@ Ring::Ring(uint64_t seed, const Wish& wish, Coverage& coverage)
   const bool mixed = random_.one_in(4);
   const auto protocol = Protocol(random_.below(kProtocols));
   if (!wish_.protocol && !wish_.mixed) wish_.mixed = mixed, wish_.protocol = protocol;
-  // Whoever asks for none gets the seeds of a time before there were any.
+  // Without a request the seeds give the runs of the version without this option.
   if (!wish_.direct) wish_.direct = random_.one_in(3);
   cover("trouble", name_of(*wish_.trouble));
   if (wish_.shipped) choose_shipped_sizes();
@@ -97,8 +97,8 @@ void Ring::choose_start() {
   cover("launches", together_ ? "of all ranks" : "of each rank");
 }
 
-// Then others wait for what it posts, and nothing else ends their wait than what should. From
-// numbers of its own, as the orders.
+// Others then wait for its posts, and only the right event may end their wait. Uses a random stream
+// of its own, like the orders.
 void Ring::choose_late(uint64_t seed) {
   Random random(~seed + 1);
   const bool late = random.one_in(8);
@@ -123,13 +123,13 @@ void Ring::choose_mesh(uint64_t seed) {
     mesh_.slot_bytes = MeshGeometry::kSlotGrain * random_.one_of({1, 1, 2, 5});
   }
   mixed_in_ = random_.one_in(3) || wish_.chains;
-  // From numbers of its own, as the orders.
+  // Uses a random stream of its own, like the orders.
   across_ = wish_.across.value_or(Random(~seed + 2).one_in(3));
   cover("mesh slots", mesh_.slots);
 }
 
-// Half of the seeds have the ranks as they are numbered. From numbers of their own: whatever else a
-// seed says is the same with orders and without.
+// In half of the seeds the ranks stand in the order of their numbers. Uses a random stream of its
+// own: the rest of a seed is the same with orders and without.
 void Ring::choose_orders(uint64_t seed) {
   std::mt19937_64 random(~seed);
   const int counts[] = {0, 0, 0, 1, 2, 2};
@@ -229,7 +229,7 @@ void Ring::make_segments() {
 // Around the sizes at which something changes.
 int64_t Ring::choose_count(int64_t chunk, int64_t chunks, int64_t loop, int element, int parts) {
   if (wish_.operands) return int64_t(wish_.operands(0).size()) / element;
-  // Of several channels, the last one should have something to do now and then.
+  // With several channels, the last one should have work in some seeds.
   const int64_t bytes =
       loop * element <= 8 << 10 && random_.one_in(3) ? loop * element + 16 : most_bytes_;
   const int64_t most = bytes / element / parts;
@@ -324,7 +324,7 @@ void Ring::choose_direct(Call& call, int element) {
     return DirectPlan::make(algorithm, ranks_, count, element, mesh_.chunk_bytes(algorithm),
                             call.plan.channels, /*ahead=*/0);
   };
-  // What a round moves at most.
+  // The most that a round moves.
   const DirectPlan large = plan(int64_t(1) << 40);
   // Where there are many, most are short: the flags of lines that they do not need come back.
   const int64_t count =
@@ -403,7 +403,7 @@ void Ring::fill(Call& call) {
     const auto add = [&](const char* what, int64_t count) {
       return memory().add(what + of, kind, r, count * e, aligned ? 0 : offset(), 0xEE);
     };
-    // In place, as torch has it: the smaller one is this rank's part of the larger one.
+    // In place, as torch does it: the smaller tensor is this rank's part of the larger one.
     std::byte* whole = call.in_place ? add("the tensor", std::max(in_count, out_count)) : nullptr;
     call.in.push_back(whole == nullptr ? add("the input", in_count)
                                        : whole + (gathers ? r * n * e : 0));
@@ -532,7 +532,7 @@ void Ring::start_next(int seat) {
     launch.kernel = of(timed_kernel_for(call.plan.protocol), timed_arguments_);
   else launch.kernel = of(kernel_for(call.plan.protocol, dtype, combine), arguments_);
   launch.channels = call.plan.channels;
-  // A poster has a warp of its own, or the rest of its block could not go on without it.
+  // A poster has a warp of its own, otherwise the rest of its block could not continue without it.
   const int fewest = *wish_.late ? std::min(96, threads_) : 0;
   do launch.threads = random_.one_of(kThreads);
   while (launch.threads > threads_ || launch.threads < fewest);

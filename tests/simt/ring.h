@@ -33,7 +33,7 @@ constexpr const char* name_of(Trouble t) {
 inline constexpr float kEps = 1e-5f;                 // of norms
 inline constexpr uint64_t kTimeout = 1'000'000'000;  // nanoseconds; mostly
 
-// What is asked for; what is left out is up to the seed.
+// The requested values; the seed chooses the others.
 struct Wish {
   std::optional<Protocol> protocol;
   bool mixed = false;          // each call has a protocol of its own
@@ -46,14 +46,14 @@ struct Wish {
   std::optional<DType> dtype;
   std::optional<Op> op;
   std::optional<uint64_t> most_steps;
-  std::optional<int64_t> most_bytes;  // of a tensor, if that is more than the seed says
+  std::optional<int64_t> most_bytes;  // of a tensor, if that is more than the seed's
   std::optional<bool> late;           // whether the poster of a block is: Settings
   std::optional<bool> hosts;          // whether some pairs of ranks use second segments
   std::optional<int> ranks, channels, slots, orders, atom, line_atom;
   bool shipped = false;  // slots and threads as they ship, and of the channels a few
   // Returns the input of each rank; the only call is then an all-reduce of that.
   std::function<std::vector<std::byte>(int rank)> operands;
-  bool wide = false;  // of that call, as Reduction has it
+  bool wide = false;  // the field of Reduction for that call
   bool find_races = true;
   bool verbose = false;
 };
@@ -70,11 +70,11 @@ struct Call {
   bool chained = false;  // its inputs are the outputs of the call before
   bool in_place = false;
   bool nulls = false;  // in place of what a rank does not read or write
-  uint64_t seq = 0;    // 0: as in a graph, where nobody counts
-  // Of each rank: what it holds, and where. A rank without an output has one that must stay.
+  uint64_t seq = 0;    // 0: like in a graph, which is not counted
+  // For each rank: its values, and their place. A rank without an output has one that must stay.
   std::vector<std::vector<std::byte>> input, expected;
   std::vector<std::byte*> in, out;
-  std::vector<uint64_t> places;    // of each rank's tensor, as it tells
+  std::vector<uint64_t> places;    // of each rank's tensor, as it reports them
   std::optional<RowPlan> by_rows;  // and then a norm; `direct` is a part of it
   std::vector<std::byte*> residual, weight, normalised;
   std::vector<std::vector<std::byte>> norms;  // that are expected
@@ -147,7 +147,7 @@ class Ring {
   bool gave_up(int rank) const;
   bool stopped(int rank) const;
   std::string place_of(const void* at) const;
-  // Who stands beside a rank on a channel's ring.
+  // The neighbours of a rank on a channel's ring.
   int next_of(int channel, int rank) const { return orders_.next(channel, rank, ranks_); }
   int prev_of(int channel, int rank) const { return orders_.prev(channel, rank, ranks_); }
   std::string place_in_mesh(int rank, int64_t offset) const;
@@ -193,7 +193,7 @@ class Ring {
   Wish wish_;  // nothing left out
   int ranks_ = 2;
   int channels_ = 1, threads_ = 32;  // of a launch, and of a block: at most
-  bool together_ = false;            // all ranks in one launch, as in one process
+  bool together_ = false;            // all ranks in one launch, like in one process
   bool mixed_in_ = false;            // other calls among the direct ones
   bool across_ = false;              // of these, some over the tensors themselves
   bool many_ = false;                // calls

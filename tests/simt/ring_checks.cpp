@@ -1,4 +1,4 @@
-// What goes wrong in the life of a ring, and what must be true in the end.
+// Faults during a ring's life, and the invariants at the end.
 #include <algorithm>
 
 #include "cuda/model.h"
@@ -19,7 +19,7 @@ void Ring::run() {
   else check_survivors();
 }
 
-// ---- Trouble
+// ---- Faults
 
 void Ring::plan_trouble() {
   if (*wish_.trouble == Trouble::none) return;
@@ -36,9 +36,9 @@ void Ring::plan_trouble() {
   machine().at_step(step, [this] { return make_trouble(); });
 }
 
-// Who has given up has no block that waits; and nobody waits for a neighbour that has given up, in
-// the same call or one before, nor in a direct all-reduce for anybody who gave up in one, or whom
-// the host has aborted behind its last call.
+// A rank that has given up has no block that waits. No block waits for a neighbour that has given
+// up, in the same call or one before. In a direct all-reduce none waits for any rank that gave up
+// in one, or that the host has aborted behind its last call.
 void Ring::check_sleeper(int rank) const {
   const auto late = [&](const std::string& why) {
     throw Failure("late", "rank " + std::to_string(rank) + " waits though " + why);
@@ -52,7 +52,7 @@ void Ring::check_sleeper(int rank) const {
   for (int other = 0; other < ranks_; ++other) {
     const bool near = other == next_of(0, rank) || other == prev_of(0, rank);
     if (!near && !(is_direct(call) && is_direct(completed_[size_t(other)]))) continue;
-    // Of several channels, one may have come to its end where another has not.
+    // With several channels, one may have ended where another has not.
     if (gave_up(other) && !stopped(other) && !machine().holds(other) && geometry_.channels == 1 &&
         completed_[size_t(other)] <= call)
       late("rank " + std::to_string(other) + " has given up");
@@ -75,16 +75,16 @@ uint64_t Ring::make_trouble() {
   }
   look_at_report();
   for (int r = 0; r < ranks_; ++r) look_at_progress(r);
-  // Who has ended passes no word on: where one has stopped, the host may have to abort them all,
-  // one after the other, when nobody can go on.
+  // A rank that has ended forwards no notice: where one has stopped, the host may have to abort
+  // them all, one after the other, when no thread can continue.
   const int living = ranks_ - 1 - int(third_ >= 0);
   if (other_ >= 0 && !first && int(told_.size()) < living) return ~uint64_t(0);
   if (!(first && other_ >= 0) && random_.one_in(32)) return 0;
   return machine().steps() + 1 + random_.below(random_.one_of<uint64_t>({20, 200, 5000}));
 }
 
-// The host aborts a rank, from the victim on round the ring: as Launcher::abort does, it tells the
-// rank's launches and, behind the last one, the others, who may wait for launches that will not
+// The host aborts a rank, from the victim on round the ring. Like Launcher::abort, it tells the
+// rank's launches and, behind the last one, the others, which may wait for launches that will not
 // come.
 void Ring::abort_next() {
   int rank = (victim_ + int(told_.size())) % ranks_;
@@ -118,7 +118,7 @@ void Ring::poison_others(int rank) {
   }
 }
 
-// What another rank that has lost its mind could write.
+// Garbage that a faulty rank could write.
 void Ring::corrupt() {
   const int c = int(random_.below(uint64_t(geometry_.channels)));
   const auto p = Protocol(random_.below(kProtocols));
@@ -148,9 +148,9 @@ void Ring::corrupt() {
   memory().write(at, &word, sizeof word);
 }
 
-// ---- What must be true in the end
+// ---- Invariants at the end
 
-// By the host, at any time: the verdict comes last, and with it all that the report says.
+// Called by the host, at any time: the verdict comes last, after all other fields of the report.
 WaitReport Ring::report_of(int rank) {
   Agent& host = memory().host();
   const auto* at = &reinterpret_cast<Mailbox*>(mailboxes_[size_t(rank)])->report;
@@ -222,8 +222,8 @@ void Ring::look_at_progress(int rank) {
   cover("progress", "seen");
 }
 
-// Who has given up has said so: on the ring to its neighbours, in every protocol; and if that was
-// in a direct all-reduce, to all. On one channel at least.
+// A rank that has given up has announced it: on the ring to its neighbours, in every protocol; in a
+// direct all-reduce, to all. On one channel at least.
 void Ring::check_word(int rank) const {
   const auto check = [&](const std::string& whom, auto&& at) {
     bool told = false;
@@ -268,8 +268,8 @@ void Ring::check_report(int rank, const WaitReport& report) const {
   if (*wish_.trouble != Trouble::corrupted) check_seen(rank, report);
 }
 
-// The step before had been reached. But who finds at its start that the next rank has given up
-// does not see how far that one had come.
+// The step before had been reached. But a rank that finds at its start that the next rank has given
+// up does not see that rank's progress.
 void Ring::check_seen(int rank, const WaitReport& r) const {
   const bool unknown = r.what == WaitFor::credit && r.peer < 0 && r.seen == 0 &&
                        read(head(rank, r.channel, r.protocol)) == kPoisoned;
@@ -294,7 +294,7 @@ void Ring::check_round(int rank, const WaitReport& report) const {
                                 std::to_string(finished));
 }
 
-// Only a direct all-reduce names somebody: a rank that may be waited for.
+// Only a direct all-reduce names a rank: one that may be waited for.
 void Ring::check_peer(int rank, const WaitReport& report) const {
   const auto direct = [](const Call& call) { return call.direct.has_value(); };
   const bool all = std::all_of(calls_.begin(), calls_.end(), direct);
@@ -304,7 +304,7 @@ void Ring::check_peer(int rank, const WaitReport& report) const {
       (!named && all))
     throw Failure("report", "rank " + std::to_string(rank) + " says it waited for rank " +
                                 std::to_string(report.peer));
-  // With one round, nobody waits for anybody but the one that has stopped.
+  // With one round, ranks wait only for the one that has stopped.
   const bool alone = *wish_.trouble == Trouble::killed && timeout_ns_ == kTimeout &&
                      calls_.size() == 1 && all && !calls_[0].across &&
                      calls_[0].direct->rounds == 1 &&
@@ -315,7 +315,7 @@ void Ring::check_peer(int rank, const WaitReport& report) const {
                                 std::to_string(victim_) + " had stopped");
 }
 
-// Whether it was made to stop, or will be.
+// Returns true if it was stopped, or will be.
 bool Ring::stopped(int rank) const {
   return (*wish_.trouble == Trouble::killed && rank == victim_) || rank == other_ || rank == third_;
 }
@@ -420,8 +420,8 @@ void Ring::check_mesh_counters() {
   }
 }
 
-// What was done before a rank gave up is right, what is not its to write is as it was, and one that
-// gave up says why.
+// Results from before a rank gave up are right, memory that it must not write is unchanged, and a
+// rank that gave up reports the reason.
 void Ring::check_survivors() {
   machine().synchronise_host();
   memory().drain(memory().host());

@@ -1,5 +1,5 @@
 // The kernels of csrc/cuda on the simulated machine: many seeds, each a ring of its own. A seed
-// that fails is replayed with --seed, and says who waited for whom.
+// that fails is replayed with --seed, and prints the waiting ranks and their peers.
 #include <signal.h>
 #include <unistd.h>
 
@@ -22,7 +22,7 @@ constexpr const char* kUsage =
     "  [--atom 4|8|16] [--line-atom 8|16|128] [--races 0|1] [--shipped 0|1]\n"
     "  [--late 0|1] [--norm 0|1]";
 
-// What seeds must have tried when there are many.
+// The cases that many seeds must have covered.
 constexpr const char* kRequired[] = {"ranks 2",
                                      "ranks 3",
                                      "ranks 4",

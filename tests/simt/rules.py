@@ -1,6 +1,6 @@
-"""What keeps the kernels correct, and how each such thing is weakened: the rules of mutants.py.
+"""The places that keep the kernels correct, and the weakened form of each: the rules of mutants.py.
 
-CALLS says what may stand in place of a call. STRUCTURES are rules for what is not a call alone: the
+CALLS has the replacements of calls. STRUCTURES are rules for places that are not a call alone: the
 conditions of waits, verdicts, the order of stores.
 """
 
@@ -17,7 +17,7 @@ WEAK_STORE = "st_weak<sizeof *({0})>({0}, {1})"
 
 
 class Rule(NamedTuple):
-    """What may stand in place of a call, or of one of its arguments. {0} is its first argument."""
+    """A replacement of a call, or of one of its arguments. {0} is its first argument."""
 
     kind: str
     text: str
@@ -124,11 +124,11 @@ class Choice(NamedTuple):
         return (self.span, self.text, self.everywhere) == (other.span, other.text, other.everywhere)
 
 
-# ---- Rules that look at more than a call -------------------------------------------------------
+# ---- Rules for more than a call ----------------------------------------------------------------
 
 
 def polls(s: Source) -> Iterator[Choice]:
-    """What a wait waits for is taken for granted: each condition under which it is over."""
+    """Skips a wait: each condition that ends it is taken for granted."""
     for call in s.calls("wait"):
         body = s.poll_of(call)
         for i in range(*body):
@@ -151,7 +151,7 @@ def flags(s: Source) -> Iterator[Choice]:
 
 
 def reloads(s: Source) -> Iterator[Choice]:
-    """What was loaded while polling is kept, where it should be loaded once more."""
+    """Keeps a value that was loaded while polling, where it should be loaded once more."""
     for call in s.calls("wait"):
         begin, end = s.poll_of(call)
         for i in range(begin, end):
@@ -187,7 +187,7 @@ def poisons(s: Source) -> Iterator[Choice]:
 
 
 def aborts(s: Source) -> Iterator[Choice]:
-    """Each reason to give up is overlooked, and so is a verdict that says so."""
+    """Ignores each reason to give up, and each verdict that reports it."""
     for i in s.all_of("if"):
         close = s.match(i + 1) if s.at(i + 1, "(") else i
         if s.at(close + 1, "return", "Verdict", "::", "aborted"):
@@ -265,7 +265,7 @@ STRUCTURES = [
 
 
 def called(s: Source, name: str) -> Iterator[Choice]:
-    """What CALLS says of `name`."""
+    """Returns the rules of CALLS for `name`."""
     for call in s.calls(name):
         arguments = tuple(s.arguments(call))
         itself = f"{name}({', '.join(f'{{{i}}}' for i in range(len(arguments)))})"

@@ -14,14 +14,14 @@ TOKEN = re.compile(
     re.VERBOSE | re.DOTALL | re.MULTILINE,
 )
 PAIRS = {"(": ")", "[": "]", "{": "}"}
-# What an operand of && and || ends at.
+# Tokens that end an operand of && and ||.
 ENDS = {"(", ")", "[", "]", "{", "}", ",", ";", "?", ":", "&&", "||", "=", "return"}
 BEFORE_A_CALL = {"return", "else", "do", "throw"}  # other words before a name declare it
 NOT_FUNCTIONS = {"if", "constexpr", "for", "while", "switch", "catch"}
 
 
 class Error(Exception):
-    """What is in the sources is not what the rules know."""
+    """The sources do not have the form that the rules expect."""
 
 
 class Function(NamedTuple):
@@ -126,9 +126,10 @@ class Source:
         return first, last
 
     def sufficient(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """What must become true for the condition to be weaker, each once.
+        """Returns the operands whose truth weakens the condition, each once.
 
-        A disjunction is true with any of its operands: they are one, but for what is within them.
+        A disjunction is true with any of its operands: it counts as one, except for its inner
+        operands.
         """
         while self.at(first, "(") and self.match(first) == last:
             first, last = first + 1, last - 1

@@ -17,7 +17,7 @@ bool overlap(const Pending& a, const Pending& b) {
 
 }  // namespace
 
-// What others did to a cell before, as `a` knows, precedes what it does now.
+// Earlier actions of others on a cell, as far as `a` knows them, precede this one.
 void Memory::settle(const Agent& a, uint64_t index) {
   if (cell(index).pending == 0) return;
   for (size_t g = 0; g < buffering_.size();) {
@@ -132,7 +132,7 @@ void Memory::fence_sc(Agent& a) {
   a.tick();
 }
 
-// ---- The way of a store to where all see it
+// ---- Stores becoming visible
 
 void Memory::wait_to_commit(Agent& a, Pending p) {
   for (int i = 0; i < 2; ++i)

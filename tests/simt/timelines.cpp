@@ -1,4 +1,4 @@
-// Calls whose kernels keep a clock, and what their rows must say.
+// Calls whose kernels keep a clock, and their expected rows.
 #include <algorithm>
 
 #include "core/trace.h"
@@ -6,7 +6,7 @@
 
 namespace simt {
 
-// Drawn from nothing: whatever else a seed says is the same with a clock and without.
+// Draws no random numbers: the rest of a seed is the same with a clock and without.
 void Ring::choose_clock(Call& call) {
   const bool possible =
       !call.direct && call.reduction.dtype == DType::f32 && call.reduction.combine == Combine::sum;
@@ -50,8 +50,8 @@ void Ring::check_timeline(const Call& call, size_t number) {
         if (t.wait_next > 0 && !sends(e.verb)) wrong("waited for a slot that it does not fill");
         if (t.wait_prev > 0) cover("clock", "for prev");
         if (t.wait_next > 0) cover("clock", "for next");
-        // In an all-reduce what a verb receives, prev has sent in the step before; where no
-        // counter says so, an empty chunk is not waited for.
+        // In an all-reduce a verb receives the data that prev has sent in the step before; without
+        // a counter for it, an empty chunk is not waited for.
         if (plan.collective == Collective::all_reduce && receives(e.verb) &&
             (e.chunk.count > 0 || plan.protocol == Protocol::simple) &&
             row(prev_of(c, r), c, int64_t(i) - 1).start > t.end)

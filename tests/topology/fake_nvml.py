@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 
 class NVMLError(Exception):
-    """As pynvml's."""
+    """Stands in for pynvml's class."""
 
 
 class NVMLErrorNotSupported(NVMLError):
-    """As pynvml's NVMLError_NotSupported, by its text."""
+    """Stands in for pynvml's NVMLError_NotSupported, by its text."""
 
     def __str__(self) -> str:
         return "Not Supported"
@@ -19,9 +19,9 @@ class NVMLErrorNotSupported(NVMLError):
 
 @dataclass
 class FakeGpu:
-    """What NVML says of a GPU. ``links``: state, end ("" is not told), its type (None: not told).
+    """NVML's facts of a GPU. ``links``: state, end ("" is not told), its type (None: not told).
 
-    ``missing``: names of functions that answer with an error for it.
+    ``missing``: names of functions that return an error for it.
     """
 
     bus: str

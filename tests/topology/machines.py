@@ -38,7 +38,7 @@ def pcie_machine(**changes: object) -> Machine:
 
 
 _HEX = st.integers(0, 0xFFFF).map(lambda n: f"0x{n:04x}")
-# What survives in XML: no control characters; names as kernels and people give them.
+# Characters that survive in XML: no control characters; typical names of kernels and people.
 _WORDS = st.text(st.characters(min_codepoint=32, max_codepoint=0x2FF), max_size=12)
 
 

@@ -1,4 +1,4 @@
-"""Small trees in the shape of /sys, as Linux makes them."""
+"""Small trees in the layout of Linux's /sys."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SysTree:
         )
 
     def device(self, path: str, kind: str, **files: object) -> Path:
-        """One PCI device by its path below /sys/devices, as pci0000:00/0000:00:01.0."""
+        """Adds one PCI device by its path below /sys/devices, such as pci0000:00/0000:00:01.0."""
         given = {"class": kind, "vendor": "0x10de" if kind == GPU else "0x1000", **files}
         speed = {"max_link_speed": "16.0 GT/s PCIe", "max_link_width": 16, "numa_node": 0}
         folder = self._write(f"devices/{path}", **{**speed, **given})

@@ -1,4 +1,6 @@
-"""Which orders rank 0 gives to the ranks of a CUDA communicator, by what it sees of the machine."""
+"""The ring orders that rank 0 gives to the ranks of a CUDA communicator, by its view of the
+machine.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from ringkern.choose import ring_order, rings, topology
 
 
 def on(monkeypatch: pytest.MonkeyPatch, machine: topology.Machine) -> list[str]:
-    """Has that machine found; the bus ids of its GPUs, as CUDA writes them."""
+    """Simulates that machine; returns the bus ids of its GPUs, in CUDA's format."""
     monkeypatch.setattr(topology, "detect", lambda: machine)
     return [machine.bus_id_of(gpu).upper() for gpu in range(len(machine.gpus))]
 

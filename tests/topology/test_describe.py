@@ -1,4 +1,4 @@
-"""What people are shown of a machine."""
+"""The printed description of a machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NCCL's description of a machine, as it is found in the wild, and as anybody may write it."""
+"""NCCL's description of a machine: real files, and unusual ones."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_dump_is_read() -> None:
 
 
 def test_a_file_without_gpu_elements_has_gpus_by_their_class() -> None:
-    # As Azure's for ND A100 v4.
+    # Azure's file for ND A100 v4.
     pci = '<pci busid="{}" class="{}" link_speed="16 GT/s" link_width="16"{}>'
     machine = from_xml(
         '<system version="1"><cpu numaid="0" affinity="0000ffff,0000ffff" arch="x86_64" '
@@ -104,7 +104,7 @@ def test_a_file_without_gpu_elements_has_gpus_by_their_class() -> None:
 
 
 def test_what_a_file_does_not_say_is_noted() -> None:
-    # As Amazon's for p5, whose devices have no class, and as dumps of virtual machines.
+    # Amazon's file for p5, whose devices have no class, like dumps of virtual machines.
     machine = from_xml(
         '<system version="1"><cpu numaid="-1"><pci busid="0000:10:1c.0" link_speed="" '
         'link_width="0"><gpu dev="0" sm="80"/></pci></cpu></system>'

@@ -1,4 +1,4 @@
-"""The machines that come with the package are what their sources say."""
+"""The machines that ship with the package match their sources."""
 
 from __future__ import annotations
 

@@ -8,11 +8,11 @@ import pytest
 
 from ringkern.choose import rings, topology
 
-# Name: rings, GB/s of all together, and what a hop of the best rings crosses at worst.
+# Name: rings, GB/s of all together, and the worst edge of a hop of the best rings.
 #
-# DGX-1: six lanes a GPU, six rings; NCCL's topology search finds as many channels on four V100 with
-# six lanes each (NVIDIA/nccl#713, 6 x 22 GB/s). NVSwitch: one order, as all 24 channels of NCCL
-# (NVIDIA/nccl-tests#100). PCIe: one ring, as NCCL's one channel on 8 GPUs of two sockets
+# DGX-1: six lanes for each GPU, six rings; NCCL's topology search finds as many channels on four
+# V100 with six lanes each (NVIDIA/nccl#713, 6 x 22 GB/s). NVSwitch: one order, like all 24 channels
+# of NCCL (NVIDIA/nccl-tests#100). PCIe: one ring, like NCCL's one channel on 8 GPUs of two sockets
 # (NVIDIA/nccl-tests#307), and as much as the link between two CPUs carries (NVIDIA/nccl#1358).
 MACHINES = {
     "dgx1-v100": (6, 120.0, {"NVL"}),

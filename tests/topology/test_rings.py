@@ -31,7 +31,9 @@ def of_pairs(size: int, gb_s: dict[Pair, float]) -> Fabric:
 
 
 def nvlinks(size: int, lanes: dict[Pair, int], lane: float) -> Fabric:
-    """GPUs linked with so many lanes a pair, each of `lane` GB/s in each direction."""
+    """Returns GPUs linked with this many lanes for each pair, each of `lane` GB/s in each
+    direction.
+    """
     return of_pairs(size, {p: n * lane for (u, v), n in lanes.items() for p in ((u, v), (v, u))})
 
 
@@ -72,7 +74,7 @@ def pcie(ranks: list[int], sockets: int, gpus: int, between: float = 10.0) -> Fa
     return tree(above, [f"gpu{i}" for i in ranks])
 
 
-# Lanes of a DGX-1 with V100, as the topology that NVIDIA/nccl#671 shows for its first four GPUs,
+# Lanes of a DGX-1 with V100, from the topology that NVIDIA/nccl#671 shows for its first four GPUs,
 # and NVIDIA's white paper on the DGX-1 for all eight.
 DGX1 = {
     (0, 1): 1, (0, 2): 1, (0, 3): 2, (0, 4): 2, (1, 2): 2, (1, 3): 1, (1, 5): 2, (2, 3): 2,
@@ -82,7 +84,7 @@ ALL_PAIRS_4 = dict.fromkeys(itertools.combinations(range(4), 2), 1)
 
 
 def slowest(fabric: Fabric, orders: tuple[rings.Order, ...]) -> float:
-    """What each of these rings gets, counted anew."""
+    """Returns the bandwidth of each of these rings, counted independently."""
     crossed = [0] * len(fabric.edges)
     for order in orders:
         for hop in zip(order, order[1:] + order[:1]):
@@ -93,7 +95,7 @@ def slowest(fabric: Fabric, orders: tuple[rings.Order, ...]) -> float:
 
 
 def check(fabric: Fabric, found: rings.Rings) -> None:
-    """What holds for any rings."""
+    """Checks the invariants of any rings."""
     for order in found.orders:
         assert order[0] == 0
         assert sorted(order) == list(range(fabric.size))
@@ -351,7 +353,7 @@ class TestAnyFabric:
         assert (found.orders, found.total_gb_s) == (((0, 1, 2, 3, 4),), math.inf)
 
     def test_a_ring_that_crosses_nothing_is_found(self) -> None:
-        """Of two rings one crosses no edge, and nothing limits it."""
+        """One of two rings crosses no edge, and nothing limits it."""
         ways: dict[Pair, tuple[int, ...]] = dict.fromkeys(itertools.permutations(range(3), 2), ())
         ways |= {(0, 1): (0,)}
         found = rings.search(Fabric(3, (Edge("slow", 1.0),), ways, {}))

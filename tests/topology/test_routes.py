@@ -1,4 +1,4 @@
-"""Which way two ranks' data goes, and what it crosses."""
+"""The route of two ranks' data, and the links on it."""
 
 from __future__ import annotations
 

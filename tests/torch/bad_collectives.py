@@ -1,4 +1,4 @@
-"""Calls over the ring that cannot be made, with what is said: a part of test_backend_input."""
+"""Invalid calls over the ring, with their error texts: a part of test_backend_input."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 Call = Callable[[int, int, dist.ProcessGroup], Any]
-# name: (what a rank does, of 2; the class; the text). What torch itself finds before it calls the
-# backend is left out, but for the paths around torch's checks.
+# name: (the call of one rank, of 2; the class; the text). Errors that torch itself finds before it
+# calls the backend are left out, except on the paths around torch's checks.
 Cases = dict[str, tuple[Call, type[Exception], str]]
 OPS = dist.ReduceOp
 
@@ -21,7 +21,7 @@ def ones(n: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> tor
 
 
 def wide(n: int) -> torch.Tensor:
-    """All of its elements are one."""
+    """Returns a tensor whose elements are all one element."""
     return torch.ones(1).expand(n)
 
 
@@ -34,7 +34,7 @@ def quantized(n: int) -> torch.Tensor:
 
 
 def raw(group: dist.ProcessGroup) -> Any:
-    """The backend, without the checks of torch's dispatcher."""
+    """Returns the backend, without the checks of torch's dispatcher."""
     return group._get_backend(torch.device("cpu"))
 
 

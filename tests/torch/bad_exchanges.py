@@ -1,4 +1,4 @@
-"""Exchanges between pairs and messages that cannot be made: a part of test_backend_input."""
+"""Invalid exchanges between pairs and invalid messages: a part of test_backend_input."""
 
 from __future__ import annotations
 

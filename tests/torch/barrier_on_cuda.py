@@ -20,7 +20,7 @@ from ringkern.backend import create
 from ringkern.errors import CollectiveTimeoutError, CommAbortedError
 from tests.torch.fake_cuda import fake, on_device
 
-Wait = tuple[int, int]  # for a stream: its device, and its number there
+Wait = tuple[int, int]  # for a stream: its device and its number there
 FAKE = fake()
 ON_WAIT = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_long)
 
@@ -31,7 +31,7 @@ def _tensor(device: int) -> torch.Tensor:
 
 @contextmanager
 def waits(look: Callable[[], None] = lambda: None) -> Iterator[list[Wait]]:
-    """Record what the host waits for inside, and call ``look`` at each wait."""
+    """Records the host's waits inside, and calls ``look`` at each of them."""
     seen: list[Wait] = []
 
     def note(device: int, stream: int) -> None:
@@ -48,7 +48,7 @@ def waits(look: Callable[[], None] = lambda: None) -> Iterator[list[Wait]]:
 
 @contextmanager
 def group() -> Iterator[dist.ProcessGroup]:
-    """A group of this rank alone; current are the streams 10, 11 and 12 of the devices."""
+    """Yields a group of this rank alone; the current streams are 10, 11 and 12 of the devices."""
     dist.init_process_group("ringkern", store=dist.HashStore(), rank=0, world_size=1)
     for device in range(3):
         FAKE.fake_set_stream(device, 10 + device)
@@ -127,7 +127,7 @@ def test_devices_that_are_named_besides() -> None:
 
 
 def test_ids_of_devices_that_are_not_there() -> None:
-    """Wrappers give them to groups on CPUs, too."""
+    """Wrappers pass such ids to groups on CPUs, too."""
     FAKE.fake_set_devices(0)
     with group() as world, waits() as seen:
         world.barrier(named("cpu", [0])).wait()
@@ -151,7 +151,7 @@ def test_the_barrier_of_the_ring_comes_after_the_device() -> None:
 
 
 def test_a_work_tells_what_the_device_shows() -> None:
-    """Also of the last call of a program, behind which nobody makes another one."""
+    """Includes the last call of a program, which no later call follows."""
     FAKE.fake_done(1)
     works = [FAKE.fake_work(seq) for seq in (1, 2)]
     for work in works:
@@ -172,7 +172,7 @@ def test_a_work_tells_what_the_device_shows() -> None:
 
 
 class TwoRanks:
-    """A group of two ranks of this process, whose links on CUDA find no other end."""
+    """A group of two ranks of this process, whose CUDA links have no other end."""
 
     def __init__(self, name: str) -> None:
         store = dist.HashStore()
@@ -189,7 +189,7 @@ class TwoRanks:
         self.barrier()
 
     def barrier(self) -> list[Wait]:
-        """Return what the first rank waited for."""
+        """Returns the waits of the first rank."""
         with waits() as seen, ThreadPoolExecutor(1) as thread:
             other = thread.submit(lambda: self.second.barrier(named("cpu", [])).wait())
             self.first.barrier(named("cpu", [])).wait()
@@ -200,7 +200,7 @@ class TwoRanks:
         return self.first.recv([_tensor(1)], 1, 0)
 
     def exchange(self) -> dist.Work:
-        own, out, given = (_tensor(1) for _ in range(3))  # nothing can be copied there
+        own, out, given = (_tensor(1) for _ in range(3))  # nothing can be copied on fake devices
         return self.first.alltoall([own, out], [own, given])
 
     def abort(self) -> None:

@@ -1,6 +1,6 @@
 """Ranks of the backend on fake CUDA devices, for test_cuda_semantics.py; run by tests.comm.exits.
 
-Rank 0 makes a call and looks at it before rank 1 joins it.
+Rank 0 makes a call and checks it before rank 1 joins it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.torch.fake_cuda import Graph, current, fake, on_device
 N = 1000
 LONG_S = 50.0
 SHORT_S = 0.3
-NEVER_S = 600.0  # what ends before has not ended by it
+NEVER_S = 600.0  # an event earlier than this was not caused by it
 CUDA = torch.device("cuda")
 
 
@@ -38,7 +38,7 @@ CUDA = torch.device("cuda")
 def group(
     rank: int, size: int, folder: Path, timeout_s: float = LONG_S, **kw: Any
 ) -> Iterator[Any]:
-    """A default group, whose ring on device 0 is there; yields its backend on CUDA."""
+    """Yields the CUDA backend of a default group, whose ring on device 0 exists."""
     fake_cuda.start()
     join(rank, size, folder, "ringkern", timeout=timedelta(seconds=timeout_s), **kw)
     dist.all_reduce(on_device(torch.ones(1)))
@@ -92,7 +92,9 @@ class Late:
 
 
 def wait_blocks_the_stream(rank: int, size: int, folder: Path) -> None:
-    """wait(), synchronize() and block_current_stream() return before the device has come there."""
+    """wait(), synchronize() and block_current_stream() return before the device has reached that
+    point.
+    """
     late = Late(rank, folder)
     stream, other = (torch.Stream(device="cuda:0") for _ in range(2))
     with group(rank, size, folder):
@@ -118,7 +120,7 @@ def wait_blocks_the_stream(rank: int, size: int, folder: Path) -> None:
 
 
 def synchronous_calls(rank: int, size: int, folder: Path) -> None:
-    """A collective with async_op=False is on the current stream, and the host goes on."""
+    """A collective with async_op=False runs on the current stream, and the host continues."""
     late = Late(rank, folder)
     stream = torch.Stream(device="cuda:0")
     with group(rank, size, folder):
@@ -140,7 +142,7 @@ def synchronous_calls(rank: int, size: int, folder: Path) -> None:
 
 
 def asynchronous_calls(rank: int, size: int, folder: Path) -> None:
-    """A collective with async_op=True begins after what is on the current stream."""
+    """A collective with async_op=True begins after the earlier work of the current stream."""
     late = Late(rank, folder)
     stream = torch.Stream(device="cuda:0")
     with group(rank, size, folder):
@@ -165,7 +167,9 @@ def asynchronous_calls(rank: int, size: int, folder: Path) -> None:
 
 
 def lifetimes(rank: int, size: int, folder: Path) -> None:
-    """A work keeps its input until wait(); without one, it tells the allocator of its stream."""
+    """A work keeps its input until wait(); without a wait, it records its stream with the
+    allocator.
+    """
     late = Late(rank, folder)
     with group(rank, size, folder):
         for waits in (True, False):
@@ -188,7 +192,7 @@ def lifetimes(rank: int, size: int, folder: Path) -> None:
 
 
 def other_devices(rank: int, size: int, folder: Path) -> None:
-    """A call is for the device of its tensors, whichever is the current one and the bound one."""
+    """A call runs on the device of its tensors, whichever device is current or bound."""
     bound = torch.device("cuda:1")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.accelerator, "current_accelerator", lambda: CUDA)
@@ -227,7 +231,7 @@ def _other_devices(rank: int, size: int, folder: Path, bound: torch.device) -> N
 
 
 def timeouts_of_wait(rank: int, size: int, folder: Path) -> None:
-    """wait(timeout) makes the host wait for the device, and leaves the call as it is."""
+    """wait(timeout) makes the host wait for the device, and does not change the call."""
     late = Late(rank, folder)
     peer = 1 - rank
 
@@ -263,7 +267,7 @@ def timeouts_of_wait(rank: int, size: int, folder: Path) -> None:
 
 
 def states(rank: int, size: int, folder: Path) -> None:
-    """The states of a work whose peer never comes, before and after its deadline.
+    """The states of a work whose peer never joins, before and after its deadline.
 
     The timeout is the call's own, or, with ``of the group`` in the folder, that of set_timeout().
     """
@@ -281,7 +285,7 @@ def states(rank: int, size: int, folder: Path) -> None:
         assert work.is_success()
         assert work.exception() is None
         assert work.result()[0].data_ptr() == x.data_ptr()
-        work.wait()  # of which a failure on the device is not known yet
+        work.wait()  # does not know of a failure on the device yet
         with pytest.raises(CollectiveTimeoutError):
             work.wait(timedelta(seconds=LONG_S))
         assert work.is_completed()
@@ -294,7 +298,7 @@ def states(rank: int, size: int, folder: Path) -> None:
 
 
 def futures(rank: int, size: int, folder: Path) -> None:
-    """A future is done when the call is enqueued; what follows it is on a stream that waits."""
+    """A future is done when the call is enqueued; its callbacks run on a stream that waits."""
     late = Late(rank, folder)
     stream = torch.Stream(device="cuda:0")
     with group(rank, size, folder):
@@ -326,7 +330,7 @@ def futures(rank: int, size: int, folder: Path) -> None:
 
 
 def captures(rank: int, size: int, folder: Path) -> None:
-    """In a capture a work makes streams wait, and no question to it does any harm."""
+    """In a capture a work makes streams wait, and queries of it do no harm."""
     stream = torch.Stream(device="cuda:0")
     with group(rank, size, folder), current(stream):
         x = torch.ones(N)
@@ -385,7 +389,7 @@ def _asynchronous(options: Any) -> Any:
 
 
 def messages_between_two(rank: int, size: int, folder: Path) -> None:
-    """Messages one way are in the order of the calls, and tags do not tell them apart."""
+    """Messages in one direction keep the order of the calls; tags do not tell them apart."""
     late = Late(rank, folder)
     stream = torch.Stream(device="cuda:0")
     with group(rank, size, folder), current(stream):
@@ -412,7 +416,7 @@ def messages_between_two(rank: int, size: int, folder: Path) -> None:
 
 
 def tensors(rank: int, size: int, folder: Path) -> None:
-    """Dtypes, ops, strides and sizes that ProcessGroupNCCL refuses, or treats otherwise."""
+    """Dtypes, ops, strides and sizes that ProcessGroupNCCL refuses, or treats differently."""
     with group(rank, size, folder) as b:
 
         def total(x: torch.Tensor, op: Any, given: torch.Tensor | None = None) -> torch.Tensor:
@@ -447,7 +451,7 @@ def tensors(rank: int, size: int, folder: Path) -> None:
 
 
 def ends(rank: int, size: int, folder: Path) -> None:
-    """The group ends, or is aborted, on rank 0, while a collective waits for its peer."""
+    """The group ends, or is aborted, on rank 0 while a collective waits for its peer."""
     aborts = (folder / "aborts").exists()
     with group(rank, size, folder, timeout_s=NEVER_S) as b:
         start = time.monotonic()

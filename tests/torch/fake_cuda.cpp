@@ -1,5 +1,5 @@
 // Linked into the extension in place of the CUDA runtime: the fake runtime, and torch's view of its
-// devices, which a torch without CUDA lacks. Python follows by ctypes what is waited for.
+// devices, which a torch without CUDA lacks. Python follows the host's waits by ctypes.
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
@@ -24,8 +24,9 @@ using ringkern::test::FakeDevices;
 using ringkern::test::runtime;
 
 std::atomic<long> touched = 0;  // calls of the guard
-std::atomic<int> recorded = 0;  // memory that torch's allocator was told is used on a stream
-// Called when the host waits for a stream of a device, or for an event, of stream 0 then.
+std::atomic<int> recorded = 0;  // tensors whose use on a stream torch's allocator was told
+// Called when the host waits for a stream of a device or for an event; for an event, the stream is
+// 0.
 std::atomic<void (*)(int, long)> waits = nullptr;
 thread_local long current_streams[8];
 cudaStream_t current_stream(int device) {
@@ -41,7 +42,7 @@ class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
   }
   c10::Device getDevice() const override { return ++touched, at(runtime.current); }
   void setDevice(c10::Device d) const override { ++touched, (void)cudaSetDevice(d.index()); }
-  // Makes no context for the device, as torch does not.
+  // Creates no context for the device, like torch.
   void uncheckedSetDevice(c10::Device d) const noexcept override {
     ++touched, runtime.current = d.index();
   }
@@ -112,11 +113,12 @@ class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
 
 C10_REGISTER_GUARD_IMPL(CUDA, FakeGuard)
 
-// Returns a tensor on the device, of the same memory.
+// Returns a tensor on the device that shares the memory.
 at::Tensor on_device(const at::Tensor& memory, int device) {
   const c10::Device on(c10::kCUDA, c10::DeviceIndex(device));
   auto maker = at::for_blob(memory.data_ptr(), memory.sizes());
-  // It is not used again before the device has come there, as torch's allocator sees to.
+  // The memory is not reused before the device has reached this point; torch's allocator guarantees
+  // that.
   maker.deleter([memory, device](void*) {
     if (runtime.working != nullptr) runtime.working->after_all(device, [memory] {});
   });
@@ -133,7 +135,7 @@ at::Tensor empty(c10::SymIntArrayRef sizes, std::optional<at::ScalarType> dtype,
   return on_device(at::empty(C10_AS_INTARRAYREF_SLOW(sizes), options),
                    device && device->has_index() ? device->index() : runtime.current);
 }
-// On the current stream of the device that it copies to.
+// Runs on the current stream of the device that it copies to.
 at::Tensor& copy(at::Tensor& to, const at::Tensor& from, bool) {
   const auto memory_of = [](const at::Tensor& t) {
     return at::from_blob(t.data_ptr(), t.sizes(), t.strides(), t.options().device(at::kCPU));
@@ -153,7 +155,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
 
 }  // namespace
 
-// torch's cache, which holds all memory of the device that is full.
+// Stands in for torch's cache, which holds all memory of the full device.
 class FakeAllocator final : public c10::DeviceAllocator {
  public:
   void emptyCache(c10::MempoolId_t) override { runtime.full = -1; }
@@ -166,7 +168,7 @@ class FakeAllocator final : public c10::DeviceAllocator {
   void copy_data(void*, const void*, size_t) const override {}
 };
 
-// A device whose calls end when the test says so.
+// A device whose calls end on the test's request.
 class ToldDevice final : public ringkern::Executor {
  public:
   void run(const ringkern::Task&) override {}
@@ -193,7 +195,7 @@ RK_EXPORT void fake_on_wait(void (*told)(int, long)) { waits = told; }
 RK_EXPORT long fake_set_stream(int device, long stream) {
   return std::exchange(current_streams[device], stream);
 }
-// A work of a call on a device, which has been enqueued and is the `seq`-th of its ring.
+// A work of a call on a device: enqueued, the `seq`-th of its ring.
 RK_EXPORT PyObject* fake_work(long seq) {
   ringkern::torch_ext::Call call;
   call.type = c10d::OpType::ALLREDUCE;
@@ -207,34 +209,34 @@ RK_EXPORT void fake_done(long seq) { told_device.done = uint64_t(seq); }
 RK_EXPORT void fake_fail(long seq) {
   const ringkern::WaitReport report{ringkern::Verdict::timed_out};
   told_device.failed = ringkern::failed_wait(report, 0, 1, uint64_t(seq), {}, 1, {});
-  told_calls->fail(*told_device.failed);  // as the watch does
+  told_calls->fail(*told_device.failed);  // like the watch
 }
-// Returns a tensor on the device, of the same memory, as one on the CPU.
+// Returns a device tensor, which shares the memory, as a CPU tensor.
 RK_EXPORT PyObject* fake_tensor(PyObject* given, int device) {
-  // Apart from Python's tensor, so that the device's thread can let go of it without Python's lock.
+  // Separate from Python's tensor, so that the device's thread can release it without the GIL.
   const auto memory = py::cast<at::Tensor>(py::handle(given)).detach();
   return py::cast(on_device(memory, device)).release().ptr();
 }
-// Parses all kernels, which the first ring does with most of them otherwise.
+// Parses all kernels; otherwise the first ring parses most of them.
 RK_EXPORT void fake_read_kernels() {
   for (const auto& [name, kernel] : ptx::kernels()) ptx::kernel_called(name);
 }
-// The devices of this process work from here on.
+// Starts the devices of this process.
 RK_EXPORT void fake_start(int processors) {
   runtime.processors = processors;
   runtime.working = new FakeDevices({ptx::launch_of, ptx::blocks_each}, runtime.processors);
 }
 
-// So many launches fail, after so many that do not.
+// Lets this many launches fail, after the given number that do not.
 RK_EXPORT void fake_fail_launches(int launches, int spared) {
   runtime.failing = launches, runtime.spared = spared;
 }
-// A call that a capture does not allow.
+// Makes a call that a capture does not allow.
 RK_EXPORT int fake_unsafe_call() { return cudaDeviceSynchronize(); }
 RK_EXPORT int fake_current_device() { return runtime.current; }
 RK_EXPORT unsigned fake_contexts() { return runtime.contexts; }
 RK_EXPORT int fake_streams() { return runtime.streams; }
-// The device has no memory left, but for what torch keeps for later.
+// Leaves the device without memory, except what torch keeps for later.
 RK_EXPORT void fake_fill(int device) {
   static FakeAllocator allocator;
   c10::SetAllocator(c10::kCUDA, &allocator);
@@ -242,7 +244,7 @@ RK_EXPORT void fake_fill(int device) {
 }
 RK_EXPORT void fake_lose(int device) { runtime.lost = device; }
 
-// The calls of torch.cuda.CUDAGraph, on the current stream of a device; they return CUDA's error.
+// The calls of torch.cuda.CUDAGraph on the current stream of a device; they return CUDA's error.
 RK_EXPORT int fake_begin_capture(int device) {
   const ringkern::cuda::OnDevice guard(device);
   return cudaStreamBeginCapture(current_stream(device), cudaStreamCaptureModeGlobal);

@@ -1,4 +1,4 @@
-"""Runs a module over fake CUDA devices, of which torch knows: tests/torch/fake_cuda.cpp.
+"""Runs a module over fake CUDA devices that torch sees: tests/torch/fake_cuda.cpp.
 
 python -m tests.torch.fake_cuda build/dev/fake_cuda/_C.so MODULE
 """
@@ -50,7 +50,7 @@ def fake() -> ctypes.PyDLL:
 
 
 def start(processors: int = 132) -> None:
-    """Lets the devices of this process work from here on, with so many multiprocessors each."""
+    """Starts the devices of this process, with this many multiprocessors each."""
     fake().fake_start(processors)
 
 
@@ -66,7 +66,7 @@ def current(stream: torch.Stream) -> Iterator[None]:
 
 
 class Graph:
-    """CUDA graph of what is asked of the current stream of a device, as torch.cuda.CUDAGraph."""
+    """A CUDA graph of the current stream of a device, like torch.cuda.CUDAGraph."""
 
     def __init__(self) -> None:
         self._exec = ctypes.c_void_p()
@@ -96,10 +96,10 @@ def on_device(x: torch.Tensor, device: int = 0) -> torch.Tensor:
 
 
 def shared(x: torch.Tensor, device: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Copies a tensor into memory as of ``ringkern.empty(device="cuda")``.
+    """Copies a tensor into memory like that of ``ringkern.empty(device="cuda")``.
 
     Returns:
-        The copy as a tensor of the CPU, and as one that lies on a fake device.
+        The copy as a CPU tensor, and as one that lies on a fake device.
     """
     allocate = fake().ringkern_cuda_allocate
     allocate.argtypes = ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p
@@ -115,7 +115,7 @@ def over_fake(module: str) -> tuple[str, ...]:
 
 
 def why_not() -> str | None:
-    """Returns why there are no fake devices; None: there are."""
+    """Returns the reason why there are no fake devices; None if there are."""
     if EXTENSION.exists():
         return None
     return f"no {EXTENSION}: `make build ctest` makes it where nvcc is on the PATH"
@@ -124,9 +124,9 @@ def why_not() -> str | None:
 def main(path: str, module: str) -> None:
     sys.meta_path.insert(0, Finder(path))
     importlib.import_module("ringkern")  # registers the backend
-    dist.Backend.backend_capability["ringkern"] = ["cpu", "cuda"]  # as where torch has CUDA
+    dist.Backend.backend_capability["ringkern"] = ["cpu", "cuda"]  # like a torch with CUDA
     fake().fake_read_kernels()  # once, before ranks are forked
-    torch.cuda.get_device_capability = lambda *_: (9, 0)  # which dist.broadcast() asks for
+    torch.cuda.get_device_capability = lambda *_: (9, 0)  # dist.broadcast() asks for it
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

@@ -35,15 +35,15 @@ from tests.torch.sequences import OPS
 from tests.torch.test_residual_rms_norm import norm_of
 
 VICTIM = 1
-ROOM = 16  # multiprocessors, on which the blocks of one ring are resident, and no other
+ROOM = 16  # multiprocessors, which hold the blocks of one ring and no other
 FEW = 2  # for 4 channels of a rank
 TOLD_S = 10.0  # a watch looks several times a second
-WORKERS = 352  # threads of a block that a plan on CUDA is made for
+WORKERS = 352  # threads of a block that CUDA plans assume
 
 
 @dataclass(frozen=True)
 class Call:
-    """An all-reduce. ``bits``: of any bits, and else of plain numbers."""
+    """An all-reduce. ``bits``: inputs have arbitrary bits, otherwise plain numbers."""
 
     algorithm: str
     protocol: str
@@ -57,7 +57,7 @@ class Call:
         return [make(reference.DTYPES[self.dtype], (self.n,), r, seed) for r in range(size)]
 
     def expected(self, inputs: list[torch.Tensor], most: int = 32) -> torch.Tensor:
-        """Returns what the CPU engine's arithmetic gives in the order of the device.
+        """Returns the result of the CPU engine's arithmetic in the order of the device.
 
         Args:
             most: channels that the ring has.
@@ -69,7 +69,7 @@ class Call:
 
 
 def cut_of(protocol: str, ranks: int, n: int, dtype: str, most: int = 32) -> dict[str, int]:
-    """Returns how a device cuts an all-reduce round the ring, for a Plan."""
+    """Returns the arguments of a Plan for a device's cut of an all-reduce round the ring."""
     d = _C.describe("cuda", "all_reduce", "ring", protocol, ranks, n, dtype)
     assert d
     channels, slots = d["channels"], d["slots"]
@@ -109,7 +109,7 @@ def _start(
     given: torch.Tensor | None = None,
     device: int = 0,
 ) -> dist.Work:
-    """Enqueues it on the device; ``given``: ``x`` as it lies there, if it does."""
+    """Enqueues the call on the device; ``given``: ``x`` on the device, if it is there already."""
     work = communicator.all_reduce(
         on_device(x, device) if given is None else given,
         OPS[call.op],
@@ -142,14 +142,14 @@ def _outcome(work: dist.Work) -> str:
 
 
 def _last_completed() -> int:
-    """Returns the number of the last call that is known to have ended on the device."""
+    """Returns the number of the last call that has completed on the device, as far as is known."""
     (status,) = ringkern.dump()["pg_status"].values()
     last: int = status["last_completed_collective"]
     return last
 
 
 def calls(rank: int, size: int, folder: Path) -> None:
-    """Makes all calls of the plan before it looks at one."""
+    """Makes all calls of the plan before it checks one."""
     fake_cuda.start()
     plan = _read(folder)
     with _join(rank, size, folder) as communicator:
@@ -160,13 +160,13 @@ def calls(rank: int, size: int, folder: Path) -> None:
             _wait(work)
             assert same(x, call.expected(given)), call
         end = time.monotonic() + TOLD_S
-        while _last_completed() != len(plan):  # as kernels tell the watch
+        while _last_completed() != len(plan):  # kernels report to the watch
             assert time.monotonic() < end, _last_completed()
             time.sleep(0.01)
 
 
 def in_place(rank: int, size: int, folder: Path) -> None:
-    """Tensors in memory that the others map, of which every third call lacks that of rank 1.
+    """Uses tensors in memory that the others map; in every third call that of rank 1 is not.
 
     ``early`` in the folder: the ranks that have such memory before their first call.
     """
@@ -189,10 +189,10 @@ def in_place(rank: int, size: int, folder: Path) -> None:
 
 
 def local_ring(rank: int, size: int, folder: Path) -> None:
-    """A ring of this process alone; ``devices`` in the folder has the device of each rank."""
+    """Runs a ring of this process alone; ``devices`` in the folder has the device of each rank."""
     devices: list[int] = json.loads((folder / "devices").read_text())
     fake().fake_set_devices(max(devices) + 1)
-    # A process holds some 30,000 threads of CUDA.
+    # A process can have some 30,000 threads of CUDA.
     fake_cuda.start(processors=FEW if len(devices) > 4 else 132)
     plan = _read(folder)
     inputs = [call.inputs(len(devices), seed) for seed, call in enumerate(plan)]
@@ -206,11 +206,12 @@ def local_ring(rank: int, size: int, folder: Path) -> None:
 
 
 def two_rings(rank: int, size: int, folder: Path) -> None:
-    """Two rings on streams of their own, which the ranks, a device each, launch in other orders.
+    """Runs two rings on separate streams, which the ranks, a device each, launch in different
+    orders.
 
     ``device`` in the folder: its multiprocessors and hardware queues. Where there is no room for
-    both, each rank runs the ring that the other one has no room for, until the timeout; then there
-    is room for the other ring.
+    both rings, each rank runs the ring that the other has no room for, until the timeout; then
+    there is room for the other ring.
     """
     processors, queues = json.loads((folder / "device").read_text())
     os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = str(queues)
@@ -221,7 +222,7 @@ def two_rings(rank: int, size: int, folder: Path) -> None:
     streams = [torch.Stream(device=f"cuda:{rank}") for _ in rings]
     inputs = call.inputs(size, seed=0)
     given = on_device(inputs[rank].clone(), rank)
-    for ring in rings:  # the first call makes the ring, and waits for the others
+    for ring in rings:  # the first call makes the ring and waits for the others
         with current(streams[0]):
             _wait(ring.all_reduce(given, protocol=call.protocol, async_op=True))
     results = [inputs[rank].clone() for _ in rings]
@@ -239,7 +240,7 @@ def two_rings(rank: int, size: int, folder: Path) -> None:
 
 
 def norms(rank: int, size: int, folder: Path) -> None:
-    """The sum, a residual and norms, in the bits of the CPU; then rows that differ."""
+    """Checks the sum, a residual and norms against the bits of the CPU; then rows that differ."""
     fake_cuda.start()
     made: dict[int, torch.Tensor] = {}
 
@@ -248,7 +249,7 @@ def norms(rank: int, size: int, folder: Path) -> None:
         made[memory.data_ptr()] = memory
         return on_device(memory)
 
-    library = torch.library.Library("aten", "IMPL")  # a torch without CUDA has none
+    library = torch.library.Library("aten", "IMPL")  # a torch without CUDA lacks them
     library.impl("empty.memory_format", empty, "CUDA")
     stream = torch.Stream(device="cuda:0")
     with _join(rank, size, folder, timeout_s=10) as ring, current(stream):
@@ -283,7 +284,7 @@ def norms(rank: int, size: int, folder: Path) -> None:
 
 
 def two_streams(rank: int, size: int, folder: Path) -> None:
-    """One ring on two streams in turn, which do not wait for each other."""
+    """Runs one ring on two streams in turn, which do not wait for each other."""
     fake_cuda.start()
     plan = _read(folder)
     streams = [torch.Stream(device="cuda:0") for _ in range(2)]
@@ -300,7 +301,7 @@ def two_streams(rank: int, size: int, folder: Path) -> None:
 
 
 def graph(rank: int, size: int, folder: Path) -> None:
-    """A graph of two calls on two streams, replayed among other calls."""
+    """Replays a graph of two calls on two streams among other calls."""
     fake_cuda.start()
     (call,) = _read(folder)
     inputs = call.inputs(size, seed=0)
@@ -314,9 +315,9 @@ def graph(rank: int, size: int, folder: Path) -> None:
         with recorded.capture():
             side.wait_event(stream.record_event())
             _start(ring, call, first)
-            with current(side):  # the ring lets it wait for the first
+            with current(side):  # the ring makes it wait for the first
                 _start(ring, call, second)
-            time.sleep(0.5)  # nor does the watch make a call that a capture does not allow
+            time.sleep(0.5)  # nor does the watch make a call that a capture forbids
             stream.wait_event(side.record_event())
         assert same(first, inputs[rank]), "it was captured and has run"
         expected = [call.expected(inputs)]
@@ -331,7 +332,7 @@ def graph(rank: int, size: int, folder: Path) -> None:
 
 
 def replays_beside_calls(rank: int, size: int, folder: Path) -> None:
-    """Replays two graphs beside other calls, on streams that wait for each other nowhere."""
+    """Replays two graphs beside other calls, on streams that never wait for each other."""
     fake_cuda.start()
     (call,) = _read(folder)
     inputs = call.inputs(size, seed=0)
@@ -364,7 +365,7 @@ def replays_beside_calls(rank: int, size: int, folder: Path) -> None:
 
 
 def lonely_replay(rank: int, size: int, folder: Path) -> None:
-    """Replays on rank 0 what rank 1 does not; an end with patience comes before the timeout."""
+    """Replays a graph on rank 0 only; an end with patience comes before the timeout."""
     fake_cuda.start()
     (call,) = _read(folder)
     x = call.inputs(size, seed=0)[rank]
@@ -382,7 +383,9 @@ def lonely_replay(rank: int, size: int, folder: Path) -> None:
 
 
 def refused(rank: int, size: int, folder: Path) -> None:
-    """Meets, on rank 0 alone, captures and launches that CUDA refuses; goes on as rank 1 does."""
+    """Makes, on rank 0 alone, captures and launches that CUDA refuses, then the same calls as rank
+    1.
+    """
     fake_cuda.start()
     (call,) = _read(folder)
     inputs = call.inputs(size, seed=0)
@@ -404,7 +407,7 @@ def refused(rank: int, size: int, folder: Path) -> None:
 
         def make_call_in_part() -> None:
             dist.all_reduce_coalesced([given, given])
-            while True:  # until rank 1 hears of it
+            while True:  # until rank 1 is told
                 dist.all_reduce(given)
                 stream.synchronize()
 
@@ -428,7 +431,7 @@ def refused(rank: int, size: int, folder: Path) -> None:
         stream.synchronize()
         assert same(captured, call.expected(inputs))
         (status,) = ringkern.dump()["pg_status"].values()
-        assert status["last_enqueued_collective"] == 8, status  # as of rank 1
+        assert status["last_enqueued_collective"] == 8, status  # like rank 1
         _init(rank, size, folder)
         given = on_device(torch.ones(100))
         dist.all_reduce(given)
@@ -448,7 +451,7 @@ def refused(rank: int, size: int, folder: Path) -> None:
 
 
 def contexts(rank: int, size: int, folder: Path) -> None:
-    """Makes calls, messages, an abort and an end by threads that have never chosen a device."""
+    """Makes calls, messages, an abort and an end from threads that have never chosen a device."""
     fake_cuda.start()
     _init(rank, size, folder)
     device, x = 1 + rank, torch.ones(100)
@@ -476,7 +479,7 @@ def contexts(rank: int, size: int, folder: Path) -> None:
 
 
 def full(rank: int, size: int, folder: Path) -> None:
-    """Makes rings where all memory of the devices is in torch's cache."""
+    """Makes rings while torch's cache holds all memory of the devices."""
     fake_cuda.start()
     (call,) = _read(folder)
     inputs = call.inputs(size, seed=0)
@@ -491,8 +494,9 @@ def full(rank: int, size: int, folder: Path) -> None:
 
 
 def groups_in_a_loop(rank: int, size: int, folder: Path) -> None:
-    """Makes groups one after the other, each with a stream for asynchronous calls, and one for
-    messages, which the next one takes."""
+    """Makes groups one after the other. Each has a stream for asynchronous calls and one for
+    messages, which the next group reuses.
+    """
     fake_cuda.start()
     x = torch.ones(100)
     given = on_device(x)
@@ -504,11 +508,11 @@ def groups_in_a_loop(rank: int, size: int, folder: Path) -> None:
             _wait(works.pop())
         dist.destroy_process_group()
         made.append(fake().fake_streams())
-    assert made == made[:1] * 4, made  # of the first group; the others take them
+    assert made == made[:1] * 4, made  # by the first group; the others reuse them
 
 
 def lost(rank: int, size: int, folder: Path) -> None:
-    """Loses the device of rank 1, whose launch fails: the others hear of it at once."""
+    """Loses the device of rank 1, whose launch fails: the others are told at once."""
     fake_cuda.start()
     (call,) = _read(folder)
     x = call.inputs(size, seed=0)[rank]
@@ -524,7 +528,7 @@ def lost(rank: int, size: int, folder: Path) -> None:
 
 
 def graph_on_devices(rank: int, size: int, folder: Path) -> None:
-    """A graph of a ring on two devices: the stream of one waits for an event of the other."""
+    """Captures a ring on two devices in a graph: one stream waits for an event of the other."""
     fake_cuda.start()
     (call,) = _read(folder)
     devices = [0, 1, 0]
@@ -549,7 +553,9 @@ def graph_on_devices(rank: int, size: int, folder: Path) -> None:
 
 
 def first_message_in_a_graph(rank: int, size: int, folder: Path) -> None:
-    """It is refused; the link to the other rank can be made later."""
+    """Checks that a first message is refused in a graph; the link to the other rank can be made
+    later.
+    """
     fake_cuda.start()
     _init(rank, size, folder)
     x = torch.full((10,), float(rank))
@@ -567,7 +573,7 @@ def _group(
 ) -> None:
     """Joins the group.
 
-    ``queues`` in the folder: how many hardware queues the device has; ``choice``:
+    ``queues`` in the folder: the number of hardware queues of the device; ``choice``:
     ``RINGKERN_CUDA_MEMORY``.
     """
     os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = (folder / "queues").read_text()
@@ -578,7 +584,7 @@ def _group(
 
 
 def _connect(size: int) -> None:
-    """Makes the links between all ranks, as the first exchange does."""
+    """Makes the links between all ranks, like the first exchange."""
     dist.all_to_all_single(on_device(torch.zeros(size)), on_device(torch.zeros(size)))
     dist.barrier()
 
@@ -591,7 +597,7 @@ Post = tuple[Callable[..., Any], torch.Tensor, int, int]
 
 
 class Exchange:
-    """Messages of different sizes, to and from each other rank, as isend() and irecv() post them.
+    """Messages of different sizes, to and from each other rank, posted by isend() and irecv().
 
     Args:
         strided: the tensors received are not contiguous.
@@ -616,12 +622,12 @@ class Exchange:
         return dist.irecv, on_device(memory)[:, 0], peer, number
 
     def both(self, numbers: Iterable[int], peers: list[int] | None = None) -> list[Post]:
-        """Returns the receives of these messages from and the sends to the peers; None: all."""
+        """Returns the receives of these messages from the peers and the sends; None: all."""
         pairs = [(peer, number) for number in numbers for peer in peers or self.peers]
         return [self.receive(*pair) for pair in pairs] + [self.send(*pair) for pair in pairs]
 
     def batch(self, number: int) -> list[dist.Work]:
-        """Posts one message each way as a batch, in an order of the rank's own."""
+        """Posts one message in each direction as a batch, in an order of the rank's own."""
         posts = self.both([number])
         random.Random(10 * number + self.rank).shuffle(posts)
         return dist.batch_isend_irecv([dist.P2POp(*post[:3]) for post in posts])
@@ -631,7 +637,7 @@ class Exchange:
         return [post(x, peer, tag=tag) for post, x, peer, tag in posts]
 
     def finish(self, works: Iterable[dist.Work]) -> None:
-        """Waits, and checks what was received."""
+        """Waits, and checks the received tensors."""
         for work in works:
             _wait(work)
         self.check()
@@ -641,11 +647,11 @@ class Exchange:
 
 
 def messages(rank: int, size: int, folder: Path) -> None:
-    """Posts messages in the order that ``order`` in the folder has, each by a call of its own."""
+    """Posts messages in the order given by ``order`` in the folder, each by a call of its own."""
     _group(rank, size, folder)
     order = (folder / "order").read_text()
     exchange = Exchange(rank, size, strided=order == "strided")
-    if order != "alternating":  # that one has its links made meanwhile
+    if order != "alternating":  # that one has its links made in between
         _connect(size)
     posts = exchange.both(range(len(Exchange.SIZES)))
     if order == "alternating" and rank == 0:  # sends first, and the others receive first
@@ -655,7 +661,7 @@ def messages(rank: int, size: int, folder: Path) -> None:
 
 
 def batches(rank: int, size: int, folder: Path) -> None:
-    """Several batches in a row, which each rank has in an order of its own."""
+    """Posts several batches in a row; each rank posts in an order of its own."""
     _group(rank, size, folder)
     _connect(size)
     launches = fake().fake_message_launches()
@@ -667,7 +673,9 @@ def batches(rank: int, size: int, folder: Path) -> None:
 
 
 def exchanges(rank: int, size: int, folder: Path) -> None:
-    """All-to-alls of parts of ``bytes`` in the folder, a gather and a scatter, before any wait."""
+    """Makes all-to-alls with parts of ``bytes`` in the folder, a gather and a scatter, before any
+    wait.
+    """
     _group(rank, size, folder)
     _connect(size)
     launches = fake().fake_message_launches()
@@ -693,7 +701,7 @@ def exchanges(rank: int, size: int, folder: Path) -> None:
     works.append(dist.scatter(on_device(given), parts, src=root, async_op=True))
     results.append((given, _message(root, rank, 3, n)))
     assert fake().fake_message_launches() == launches + len(works)
-    dist.barrier()  # which waits for the devices, too
+    dist.barrier()  # it waits for the devices, too
     for x, expected in results:
         assert same(x, expected)
     for work in works:
@@ -702,7 +710,7 @@ def exchanges(rank: int, size: int, folder: Path) -> None:
 
 
 def batches_without_room(rank: int, size: int, folder: Path) -> None:
-    """Batches whose blocks are not all resident at once, one after the other."""
+    """Runs batches whose blocks are not all resident at once, one after the other."""
     _group(rank, size, folder, processors=FEW)
     for number in range(len(Exchange.SIZES)):
         exchange = Exchange(rank, size)
@@ -712,7 +720,7 @@ def batches_without_room(rank: int, size: int, folder: Path) -> None:
 
 
 def messages_before_collectives(rank: int, size: int, folder: Path) -> None:
-    """Rank 0 enqueues an all-reduce, and what follows it, as soon as it has posted its messages."""
+    """Enqueues on rank 0 an all-reduce and further work as soon as its messages are posted."""
     _group(rank, size, folder)
     _connect(size)
     total, copy = torch.zeros(1000), torch.zeros(1000)
@@ -736,7 +744,7 @@ def messages_before_collectives(rank: int, size: int, folder: Path) -> None:
 
 
 def killed_in_messages(rank: int, size: int, folder: Path) -> None:
-    """Rank 1 is killed while messages from it are under way and wait; those of others go on."""
+    """Kills rank 1 while messages from it are under way and wait; those of others continue."""
     _group(rank, size, folder)
     _connect(size)
     exchange = Exchange(rank, size)
@@ -754,7 +762,7 @@ def killed_in_messages(rank: int, size: int, folder: Path) -> None:
 
 
 def unfinished_messages(rank: int, size: int, folder: Path) -> None:
-    """The group ends, or is aborted, while messages wait whose other end is never posted."""
+    """Ends or aborts the group while messages wait whose other end is never posted."""
     _group(rank, size, folder, timeout_s=600)
     _connect(size)
     exchange = Exchange(rank, size)
@@ -768,7 +776,9 @@ def unfinished_messages(rank: int, size: int, folder: Path) -> None:
 
 
 def graph_of_messages(rank: int, size: int, folder: Path) -> None:
-    """A graph of messages each way, replayed after others that are under way when it is made."""
+    """Replays a graph of messages in each direction, after other messages that are under way when
+    it is made.
+    """
     _group(rank, size, folder)
     stream = torch.Stream(device="cuda:0")
     recorded = Graph()
@@ -797,14 +807,14 @@ def graph_of_messages(rank: int, size: int, folder: Path) -> None:
             for work in dist.irecv(on_device(out), peer), dist.isend(on_device(ones), peer):
                 _wait(work)
             assert out.tolist() == [1, 1]
-            dist.barrier()  # nobody sends while another one may still replay
+            dist.barrier()  # no rank sends while another may still replay
     dist.destroy_process_group()
 
 
 def messages_in_callbacks(rank: int, size: int, folder: Path) -> None:
-    """A message whose callback posts the next one, and waits for it."""
+    """Posts a message whose callback posts the next one and waits for it."""
     _group(rank, size, folder)
-    _connect(size)  # a link that is made meanwhile is late: a queue may be held up by then
+    _connect(size)  # a link made later may come too late: a queue may be blocked by then
     done: queue.Queue[bool] = queue.Queue()
 
     def go_on(number: int) -> None:
@@ -822,8 +832,9 @@ def messages_in_callbacks(rank: int, size: int, folder: Path) -> None:
 
 
 def apart(rank: int, size: int, folder: Path) -> None:
-    """A ring of this process whose devices 0 and 2 have host memory in common, and with a link over
-    which lines of LL128 do not arrive whole."""
+    """Runs a ring of this process: devices 0 and 2 share host memory, and LL128 lines tear on one
+    link.
+    """
     fake().fake_set_devices(4)
     fake().fake_set_apart(0, 2)
     fake().fake_set_apart(2, 0)
@@ -844,7 +855,7 @@ def apart(rank: int, size: int, folder: Path) -> None:
 def set_memory(
     folder: Path, apart: Sequence[tuple[int, int]] = (), by_ipc: Sequence[int] = ()
 ) -> None:
-    """Notes what memory ranks have in common, each on the device of its number.
+    """Sets the memory that ranks share, each on the device of its number.
 
     Args:
         apart: pairs of ranks, the first of which cannot open the other's memory.
@@ -863,7 +874,7 @@ def _take_memory(rank: int, folder: Path) -> tuple[list[tuple[int, int]], list[i
 
 
 def on_host(rank: int, size: int, folder: Path) -> None:
-    """Ranks some of which have host memory in common, and no device memory."""
+    """Runs ranks some of which share host memory and no device memory."""
     pairs, by_ipc = _take_memory(rank, folder)
     fake().fake_set_devices(size)
     fake_cuda.start(processors=FEW)
@@ -894,7 +905,7 @@ def on_host(rank: int, size: int, folder: Path) -> None:
 
 
 def messages_on_host(rank: int, size: int, folder: Path) -> None:
-    """Messages that fill a link several times, between two ranks."""
+    """Sends messages that fill a link several times, between two ranks."""
     _take_memory(rank, folder)
     fake_cuda.start(processors=FEW)
     _init(rank, size, folder)
@@ -906,7 +917,7 @@ def messages_on_host(rank: int, size: int, folder: Path) -> None:
 
 
 def no_memory_in_common(rank: int, size: int, folder: Path) -> None:
-    """Two ranks of which one can neither open device memory nor register host memory."""
+    """Runs two ranks of which one can neither open device memory nor register host memory."""
     _take_memory(rank, folder)
     fake().fake_set_registers(rank)
     fake_cuda.start(processors=FEW)
@@ -919,7 +930,7 @@ def no_memory_in_common(rank: int, size: int, folder: Path) -> None:
 
 
 def torn(rank: int, size: int, folder: Path) -> None:
-    """Two ranks between whose devices lines of LL128 do not arrive whole."""
+    """Runs two ranks between whose devices LL128 lines tear."""
     fake().fake_set_pcie(rank, 1 - rank)
     fake_cuda.start(processors=FEW)
     with (
@@ -930,10 +941,10 @@ def torn(rank: int, size: int, folder: Path) -> None:
 
 
 def small(rank: int, size: int, folder: Path) -> None:
-    """Devices that cannot hold the channels of a ring by default.
+    """Uses devices that cannot hold the default channels of a ring.
 
-    ``seats`` in the folder: of each rank its device, and the multiprocessors of that;
-    ``channels``: that the ring takes all the same, 0 where there is no room for one each.
+    ``seats`` in the folder: for each rank its device and the multiprocessors of that; ``channels``:
+    the channels that the ring gets all the same, 0 where there is no room for one each.
     """
     device, processors = json.loads((folder / "seats").read_text())[rank]
     channels = json.loads((folder / "channels").read_text())
@@ -951,7 +962,7 @@ def small(rank: int, size: int, folder: Path) -> None:
 
 
 def killed(rank: int, size: int, folder: Path) -> None:
-    """Rank 1 is killed while the others wait for it in a call on their devices."""
+    """Kills rank 1 while the others wait for it in a call on their devices."""
     _take_memory(rank, folder)
     fake_cuda.start()
     (call,) = _read(folder)

@@ -1,4 +1,4 @@
-"""Tensors of many layouts, and a look at the bytes around them: a part of test_properties."""
+"""Tensors of many layouts, and checks of the bytes around them: a part of test_properties."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.reference import bits_of
 
 
 class Layout(NamedTuple):
-    """Where elements lie; `shift` in bytes, the rest in elements."""
+    """Positions of elements; `shift` in bytes, the rest in elements."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -20,7 +20,7 @@ class Layout(NamedTuple):
 
 
 def _factors(n: int, parts: int) -> tuple[int, ...]:
-    """Small divisors of n, and what is left of it last."""
+    """Returns small divisors of n, with the remaining factor last."""
     found = []
     for _ in range(parts - 1):
         found.append(next((d for d in (3, 2, 5, 7) if n % d == 0 and n > d), 1))
@@ -34,7 +34,7 @@ def _layout(name: str, n: int) -> Layout:
     table = {
         "contiguous": Layout((n,), (1,)),
         "offset": Layout((n,), (1,), offset=3),
-        "misaligned": Layout((n,), (1,), shift=1),  # an address that no element may have
+        "misaligned": Layout((n,), (1,), shift=1),  # an address that is not aligned for any element
         "volume": Layout((b, c, d, e), (c * d * e, d * e, e, 1), offset=1),
         "step": Layout((n,), (3,), offset=2),
         "transposed": Layout((a, rest), (1, a)),
@@ -50,7 +50,7 @@ LAYOUTS = (*DENSE, "step", "transposed", "rows", "channels_last", "permuted")
 
 
 class Memory(NamedTuple):
-    """A tensor, the bytes around it, what they were, and which of them are the tensor's."""
+    """A tensor, the bytes around it, their initial values, and a mask of the tensor's own bytes."""
 
     tensor: torch.Tensor
     bytes: torch.Tensor
@@ -74,14 +74,16 @@ class Memory(NamedTuple):
         return cls(tensor, everything, everything.clone(), elements, layout.shift)
 
     def part(self, rank: int, size: int) -> Memory:
-        """A rank's part of a dense tensor."""
+        """Returns a rank's part of a dense tensor."""
         flat, elements = self.tensor.view(-1), self.elements.reshape(-1)
         n = flat.numel() // size
         mine = slice(rank * n, (rank + 1) * n)
         return self._replace(tensor=flat[mine], elements=elements[mine])
 
     def changed_outside(self, written: bool) -> int:
-        """How many bytes have changed that are not the tensor's, or at all if it is not written."""
+        """Returns the number of changed bytes outside the tensor, or of all changed bytes if it is
+        not written.
+        """
         changed = self.bytes != self.before
         if written:
             width = self.tensor.element_size()
@@ -90,5 +92,5 @@ class Memory(NamedTuple):
         return int(changed.sum())
 
     def flat(self) -> torch.Tensor:
-        """The tensor's bits in the order of its elements."""
+        """Returns the tensor's bits in the order of its elements."""
         return bits_of(self.tensor).contiguous().view(-1)

@@ -1,4 +1,4 @@
-"""ringkern process groups of the ranks of tests/ranks.py, and the values that ranks put in."""
+"""ringkern process groups of the ranks of tests/ranks.py, and input values of ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _kept: dict[float, dist.ProcessGroup] = {}
 
 
 def ring(timeout_s: float = 60.0) -> dist.ProcessGroup:
-    """The group of all ranks of a pool, kept from test to test. All ranks ask for it."""
+    """Returns the group of all ranks of a pool, kept from test to test. All ranks must call it."""
     if timeout_s not in _kept:
         _kept[timeout_s] = dist.new_group(backend="ringkern", timeout=timedelta(seconds=timeout_s))
     return _kept[timeout_s]
@@ -28,7 +28,7 @@ GLOO_HAS_ALL_TO_ALL = torch.__version__ >= "2.12"
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """What is in it, in logical order: to compare values of any dtype to the bit."""
+    """Returns the tensor's bytes in logical order, to compare values of any dtype bit by bit."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
@@ -37,7 +37,9 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def any_bits(dtype: torch.dtype, shape: tuple[int, ...], rank: int, seed: int = 0) -> torch.Tensor:
-    """A rank's values, which any rank can make: all bits are random, NaNs and infinities too."""
+    """Returns a rank's values, reproducible on any rank: all bits are random, with NaNs and
+    infinities.
+    """
     n = torch.Size(shape).numel()
     random = torch.Generator().manual_seed(seed * 1024 + rank)
     most = 2 if dtype == torch.bool else 256
@@ -46,7 +48,7 @@ def any_bits(dtype: torch.dtype, shape: tuple[int, ...], rank: int, seed: int = 
 
 
 def normal(dtype: torch.dtype, shape: tuple[int, ...], rank: int, seed: int = 0) -> torch.Tensor:
-    """As `any_bits`, but plain numbers."""
+    """Returns values like `any_bits`, but plain numbers."""
     random = torch.Generator().manual_seed(seed * 1024 + rank)
     values = 3 * torch.randn(shape, dtype=torch.float64, generator=random)
     if not dtype.is_floating_point and not dtype.is_complex:
@@ -57,21 +59,23 @@ def normal(dtype: torch.dtype, shape: tuple[int, ...], rank: int, seed: int = 0)
 def whole(
     dtype: torch.dtype, shape: tuple[int, ...], rank: int, seed: int = 0, most: int = 2
 ) -> torch.Tensor:
-    """Returns whole numbers up to ``most``; of 2 no sum or product of four ranks is rounded."""
+    """Returns whole numbers up to ``most``; with 2, no sum or product of four ranks is rounded."""
     random = torch.Generator().manual_seed(seed * 1024 + rank)
     least = 0 if dtype in (torch.bool, torch.uint8) else -most
     return torch.randint(least, most + 1, shape, generator=random).to(dtype)
 
 
 def in_models_order(size: int) -> bool:
-    """Returns whether the group adds in the order of `reduced`: hosts change that of 3 ranks."""
+    """Returns whether the group adds in the order of `reduced`: several hosts change the order of 3
+    ranks.
+    """
     return size <= 2 or not config.host
 
 
 def reduced(
     inputs: list[torch.Tensor], op: str, root: int | None = None, factor: float = 1.0
 ) -> torch.Tensor:
-    """What an all-reduce gives, to the bit, or a reduce to `root`."""
+    """Returns the exact bits of an all-reduce, or of a reduce to `root`."""
     first = inputs[0]
     if first.is_complex():
         parts = [torch.view_as_real(x) for x in inputs]
@@ -83,6 +87,6 @@ def reduced(
     flat = [x.contiguous().view(-1) for x in inputs]
     if root is None:
         return reference.all_reduce(flat, op, "auto", factor).view(first.shape)
-    # One chain, which ends at the root: as the root's part of a reduce-scatter.
+    # One chain that ends at the root, like the root's part of a reduce-scatter.
     whole = [x.repeat(len(inputs)) for x in flat]
     return reference.ring_reduce_scatter(whole, op, "simple", root, factor).view(first.shape)

@@ -1,4 +1,4 @@
-"""Sequences of collectives as a rank runs and checks them: the ranks' side of test_properties."""
+"""Sequences of collectives that a rank runs and checks: the ranks' side of test_properties."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OPS = {
 
 @dataclass(frozen=True)
 class Call:
-    """One collective. Rank r lays its tensors out as the r-th of the layouts, counted round."""
+    """A collective. Rank r lays its tensors out by the layout of index r, modulo their number."""
 
     collective: str
     op: str
@@ -39,11 +39,11 @@ class Call:
     layouts: tuple[str, ...]
     protocol: str
     values: str = "plain"  # "special": with NaN, infinities and zeros; "bits": any bits
-    in_place: bool = False  # reduce-scatter, all-gather: the shard is a part of the whole
+    in_place: bool = False  # reduce-scatter, all-gather: the shard is a part of the whole tensor
     async_op: bool = False
     seed: int = 0
-    factor: float = 1.0  # of premul_sum
-    algorithm: str = "auto"  # of an all-reduce
+    factor: float = 1.0  # for premul_sum
+    algorithm: str = "auto"  # for an all-reduce
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -58,7 +58,7 @@ class Call:
 
 
 def values_of(call: Call, rank: int, size: int) -> torch.Tensor:
-    """A rank's input, flat; any rank can make that of any other."""
+    """Returns a rank's input, flat, reproducible on any rank."""
     count = call.length * (size if call.collective == "reduce_scatter" else 1)
     dtype = call.torch_dtype
     random = torch.Generator().manual_seed(call.seed * 1024 + rank)
@@ -85,7 +85,7 @@ def values_of(call: Call, rank: int, size: int) -> torch.Tensor:
 
 
 class Attempt:
-    """One call, made on memory of its own."""
+    """One call, on memory of its own."""
 
     def __init__(
         self, call: Call, rank: int, size: int, group: dist.ProcessGroup | None = None
@@ -144,7 +144,7 @@ class Attempt:
 
 
 def run_sequence(rank: int, size: int, calls: list[Call]) -> list[str]:
-    """:func:`run_twice` on one host."""
+    """Runs :func:`run_twice` on one host."""
     return run_twice(rank, size, calls, _check_result)
 
 
@@ -158,8 +158,8 @@ def run_twice(
 ) -> list[str]:
     """Makes the calls twice, and once with Gloo; checks them; returns digests of the results.
 
-    Nothing is checked before all is said and done: a rank that gave up halfway would leave its
-    neighbours waiting. ``check(call, rank, size, result, gloo's)``.
+    Checks only after all calls: a rank that raised halfway would leave its neighbours waiting.
+    ``check(call, rank, size, result, gloo's)``.
     """
     attempts = [[Attempt(call, rank, size, ring) for call in calls] for _ in range(2)]
     for round_ in attempts:
@@ -179,7 +179,7 @@ def run_twice(
 
 
 def expected_of(call: Call, inputs: list[torch.Tensor], rank: int) -> torch.Tensor:
-    """What the call must leave on a rank, to the bit."""
+    """Returns the exact bits that the call must leave on a rank."""
     if call.collective == "all_gather":
         return reference.ring_all_gather(inputs)
     if call.collective == "reduce_scatter":
@@ -189,7 +189,7 @@ def expected_of(call: Call, inputs: list[torch.Tensor], rank: int) -> torch.Tens
 
 @functools.cache
 def gloo_has(dtype: torch.dtype) -> bool:
-    """Whether Gloo reduces a dtype: a group of one rank refuses what others refuse."""
+    """Returns whether Gloo reduces a dtype: a group of one rank refuses it like any other."""
     gloo = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=60))
     try:
         gloo.allreduce([torch.zeros(1, dtype=dtype)]).wait()
@@ -203,7 +203,7 @@ def gloo_has(dtype: torch.dtype) -> bool:
 def by_gloo(
     call: Call, rank: int, size: int, group: dist.ProcessGroup | None = None
 ) -> torch.Tensor | None:
-    """What torch.distributed makes of the same call; None where Gloo lacks the dtype."""
+    """Returns the result of the same call by torch.distributed; None where Gloo lacks the dtype."""
     mine = values_of(call, rank, size)
     if call.collective == "all_gather":
         everyone = torch.empty(call.length * size * mine.element_size(), dtype=torch.uint8)
@@ -215,7 +215,7 @@ def by_gloo(
         mine = (mine.to(torch.float64) * call.factor).to(mine.dtype)
     dist.all_reduce(mine, OPS["sum" if call.op == "premul_sum" else call.op], group)
     if mine.dtype == torch.bool:
-        return mine.view(torch.uint8) != 0  # Gloo adds bytes: true and true are a 2
+        return mine.view(torch.uint8) != 0  # Gloo adds bytes: true and true gives 2
     return mine
 
 
@@ -229,7 +229,7 @@ def _check_result(
         assert torch.equal(result, bits_of(gloo)), f"not what Gloo gathers: {call}"
         return
     scatter = call.collective == "reduce_scatter"
-    # Results of an all-reduce are compared with each other: one rank looks closer.
+    # Results of an all-reduce are equal on all ranks: one rank compares with Gloo.
     if not scatter and rank != call.seed % size:
         return
     inputs = [values_of(call, r, size) for r in range(size)]
@@ -272,7 +272,7 @@ def check_gloo(
     if call.op == "premul_sum":
         size = size * abs(call.factor)
     info = torch.finfo(dtype)
-    # What is rounded below the smallest normal number may be multiplied again.
+    # A value that is rounded below the smallest normal number may be multiplied again.
     least = info.smallest_normal * info.eps * abs(x).clamp(min=1).prod(0)
     bound = 2 * len(inputs) * (info.eps * size + least)
     off = abs(ours - theirs) > bound

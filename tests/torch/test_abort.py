@@ -1,4 +1,6 @@
-"""A rank that gives up, fails, or never comes: nobody waits for ever, and everybody is told why."""
+"""A rank that gives up, fails, or never comes: no rank waits forever, and every rank gets the
+reason.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +20,18 @@ from tests.torch.test_api import summed, values
 
 pytestmark = pytest.mark.quick
 
-# Longer than the ranks are given to answer: what ends before it has not ended by it.
+# Longer than the ranks' time limit: an earlier end was not caused by this timeout.
 NEVER = timedelta(seconds=600)
 SOON = timedelta(seconds=1)
 
 
 def connected(size: int, timeout: timedelta) -> ringkern.Communicator:
-    dist.barrier()  # the timeout is that of finding each other, too
+    dist.barrier()  # the timeout also limits the connecting
     communicator = ringkern.Communicator(timeout=timeout)
     x = torch.ones(10)
     communicator.all_reduce(x)
     assert torch.equal(x, torch.full((10,), float(size)))
-    dist.barrier()  # a rank that is done may abort, and would end this call of the others
+    dist.barrier()  # an early abort would end this call of the others
     return communicator
 
 
@@ -46,7 +48,7 @@ def said(error: type[BaseException], call: Callable[[], Any]) -> str:
 
 def _abort_from_a_thread(rank: int, size: int, async_op: bool) -> list[str]:
     communicator = connected(size, NEVER)
-    if rank == 1:  # does not call before everybody else has failed
+    if rank == 1:  # does not call before all others have failed
         dist.barrier()
         return [said(CommAbortedError, lambda: communicator.all_reduce(torch.ones(1000)))]
     if rank == 0:
@@ -84,7 +86,7 @@ def _still_works(rank: int, size: int) -> None:
 
 def _abort_while_connecting(rank: int, size: int) -> str:
     communicator = ringkern.Communicator(timeout=NEVER)
-    if rank == 1:  # comes when nobody waits any more
+    if rank == 1:  # comes when no rank waits any more
         dist.barrier()
         return said(RendezvousError, lambda: communicator.all_reduce(torch.ones(3)))
     threading.Timer(0.2, communicator.abort, ["changed my mind"]).start()
@@ -220,7 +222,7 @@ def test_a_rank_that_is_late_for_the_first_call(ranks: Pool) -> None:
 
 
 def _connect_again(rank: int, size: int) -> None:
-    """A failed attempt leaves nothing behind that would keep the next from working."""
+    """A failed attempt does not prevent the next one."""
     connected(size, timedelta(seconds=30)).close()
 
 
@@ -232,7 +234,7 @@ def _wait_with_a_timeout(rank: int, size: int) -> None:
         with pytest.raises(RuntimeError, match="timed out"):
             work.wait(timedelta(milliseconds=50))
         dist.barrier()
-        assert work.wait() is True  # only the wait was over, not the call
+        assert work.wait() is True  # only the wait ended, not the call
     else:
         dist.barrier()
         ringkern.ring_all_reduce(x)

@@ -1,5 +1,6 @@
-"""``accumulate="float32"``: sums of small floats that are rounded once, from wherever it is asked
-for; and that ranks which do not all ask for it are told so."""
+"""``accumulate="float32"``: sums of small floats are rounded once, for every form of the request;
+ranks that do not all request it get an error.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ WAYS = [{"algorithm": a, "protocol": p} for a, p in (("auto", "auto"), *DIRECT)]
 
 
 def rounded_once(inputs: list[torch.Tensor], op: str) -> torch.Tensor:
-    """In the order of the ranks, in float32; a rank's product with the factor is of the dtype."""
+    """Adds in the order of the ranks, in float32; products with the factor have the dtype."""
     dtype = inputs[0].dtype
     if op == "premul_sum":
         inputs = [(x.float() * FACTOR).to(dtype) for x in inputs]
@@ -46,7 +47,7 @@ def _every_way(rank: int, size: int) -> None:
     for dtype in SMALL_FLOATS:
         for n, (op, reduce_op) in zip((7, 256, 5000, 60_001), OPS.items(), strict=True):
             inputs = [normal(dtype, (n,), r, n) for r in range(size)]
-            if op == "product":  # which stays in the range of every dtype
+            if op == "product":  # stays in the range of every dtype
                 inputs = [(x.float().abs() / 8 + 0.75).to(dtype) for x in inputs]
             expected = rounded_once(inputs, op)
             assert n < 100 or not same(expected, reference.direct_all_reduce(inputs, op, FACTOR))

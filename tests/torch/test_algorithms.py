@@ -1,5 +1,6 @@
-"""``algorithm``: which way an all-reduce takes, as asked for or by itself, from wherever it is
-called."""
+"""``algorithm``: the requested or the automatic algorithm of an all-reduce, for every form of the
+call.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def test_names() -> None:
 
 
 def _every_way(rank: int, size: int) -> None:
-    """Of bfloat16, whose sums are rounded, so that their order shows."""
+    """Uses bfloat16, whose sums are rounded, so that their order shows."""
     other = ringkern.Communicator()
     for algorithm, protocol in WAYS:
         asked = {"algorithm": algorithm, "protocol": protocol}
@@ -79,7 +80,7 @@ def _compiled(rank: int, size: int, backend: str) -> None:
         seen.extend(n.args[1:] for n in graph.graph.nodes if n.target in (op, op.default))
         return torch._dynamo.lookup_backend(backend)(graph, inputs)
 
-    for algorithm, protocol in WAYS[::2]:  # each is traced, which takes most of the time
+    for algorithm, protocol in WAYS[::2]:  # each is traced, and tracing takes most of the time
         torch._dynamo.reset()
         seen.clear()
 
@@ -100,7 +101,7 @@ def test_in_a_graph(ranks: Pool, backend: str) -> None:
     ranks(3).run(_compiled, backend, timeout_s=150)
 
 
-# ---- which way it was ---------------------------------------------------------------------------
+# ---- the way of a call --------------------------------------------------------------------------
 
 
 def over(way: reference.Way) -> str:
@@ -109,7 +110,7 @@ def over(way: reference.Way) -> str:
 
 def _lonely(rank: int, size: int, n: int, algorithm: str, protocol: str) -> str:
     communicator = ringkern.Communicator(timeout=timedelta(seconds=0.2))
-    dist.barrier()  # the timeout is that of finding each other, too
+    dist.barrier()  # the timeout also limits the connecting
     communicator.all_reduce(torch.ones(3))
     dist.barrier()
     text = ""
@@ -117,7 +118,7 @@ def _lonely(rank: int, size: int, n: int, algorithm: str, protocol: str) -> str:
         with pytest.raises(CollectiveTimeoutError) as caught:
             communicator.all_reduce(torch.ones(n), algorithm=algorithm, protocol=protocol)
         text = str(caught.value)
-    dist.barrier()  # rank 1 has not left meanwhile
+    dist.barrier()  # rank 1 has not left in between
     return text
 
 
@@ -135,7 +136,7 @@ def test_the_error_of_one_who_waits_names_the_way(ranks: Pool) -> None:
 
 
 def test_the_choice_is_that_of_the_table() -> None:
-    """`explain` is what the benchmark shows; results and errors above say that it is true."""
+    """`explain` reports the benchmark's choice; results and errors above confirm it."""
     store = dist.HashStore()
     for size in (1, 2, 8):
         communicator = ringkern.Communicator.from_store(store, 0, size)
@@ -154,7 +155,7 @@ def test_the_choice_is_that_of_the_table() -> None:
         communicator.close()
 
 
-# ---- what is refused ----------------------------------------------------------------------------
+# ---- refused requests ---------------------------------------------------------------------------
 
 NOT_THERE = [
     (algorithm, protocol)
@@ -192,7 +193,7 @@ def _refused(rank: int, size: int) -> None:
                     f"algorithm '{algorithm}' does not run over protocol '{protocol}' on cpu; "
                     f"choose one of auto, {', '.join(known)}"
                 )
-        # Nobody has sent anything.
+        # Nothing has been sent.
         assert torch.equal(x, values(rank))
         communicator.all_reduce(x)
         assert torch.equal(x, summed(size))
@@ -220,7 +221,7 @@ def _by_default(rank: int, size: int) -> list[str]:
         ringkern.ring_all_reduce(x, algorithm="ring")
         ringkern.ring_all_reduce(x)
     assert not ringkern._C.quick_all_reduce(x, dist.ReduceOp.SUM, None, False, "auto", "auto")
-    # Other collectives, messages among them, have the ring whatever is asked for.
+    # Other collectives, and messages, use the ring whatever is requested.
     group = dist.new_group(backend="ringkern", timeout=timedelta(seconds=5))
     out, part = torch.empty(10 * size), torch.empty(10)
     ringkern.ring_reduce_scatter(part, values(rank, 10 * size))
@@ -238,7 +239,7 @@ def _by_default(rank: int, size: int) -> list[str]:
         dist.recv(part, 0, group)
 
     communicator = ringkern.Communicator(timeout=timedelta(seconds=0.5))
-    dist.barrier()  # the timeout is that of finding each other, too
+    dist.barrier()  # the timeout also limits the connecting
     communicator.all_reduce(x)
     texts = [text_of(lambda: communicator.all_reduce(torch.ones(10_000)))]
     dist.barrier()
@@ -253,6 +254,6 @@ def test_algorithm_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RINGKERN_ALGORITHM", "one_shot")
     with closing(Ranks(2)) as own:
         for text in own.run(_by_default)[0]:
-            # The protocol is the processor's choice.
+            # The default protocol depends on the processor.
             told = r"all_reduce sum float32\[10000\] over one_shot, (simple|ll): rank 0 waited for"
             assert re.search(told, text)

@@ -1,4 +1,4 @@
-"""The contract of the collectives: what torch.distributed does, ringkern does."""
+"""The contract of the collectives: they behave like torch.distributed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SUM, MAX = dist.ReduceOp.SUM, dist.ReduceOp.MAX
 
 
 def values(rank: int, n: int = 1000, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Small whole numbers: their sums are exact in every dtype, in any order."""
+    """Returns small whole numbers, whose sums are exact in every dtype and order."""
     return ((torch.arange(n) + 3 * rank) % 5).to(dtype)
 
 
@@ -29,7 +29,7 @@ def summed(size: int, n: int = 1000, dtype: torch.dtype = torch.float32) -> torc
 
 
 class Calls:
-    """The three collectives on fresh tensors, and what they must leave in ``output``."""
+    """The three collectives on fresh tensors, with the expected ``output``."""
 
     def __init__(self, rank: int, size: int, n: int = 600) -> None:
         self.whole, self.shard = values(rank, n), values(rank, n // size)
@@ -111,7 +111,7 @@ def _layouts(rank: int, size: int) -> None:
     check(lambda x: x.contiguous(memory_format=torch.channels_last), (2, 3, 4, 5))
     check(lambda x: x.repeat_interleave(2)[::2], (50,))
     check(lambda x: torch.cat([torch.zeros(1), x])[1:], (33,))  # not aligned to a word
-    # Elements meet by their place in the tensor, not in memory.
+    # Elements correspond by their index in the tensor, not in memory.
     check(transposed if rank == 0 else lambda x: x, (4, 6))
 
 
@@ -120,7 +120,7 @@ def test_any_dense_layout(ranks: Pool) -> None:
 
 
 def _negated_view(rank: int, size: int) -> torch.Tensor:
-    # torch remembers the minus sign in place of writing it: the memory holds 1 + rank.
+    # torch stores the minus sign as a flag: the memory holds 1 + rank.
     x = torch.tensor([complex(0, 1 + rank)]).conj().imag
     ringkern.ring_all_reduce(x, MAX)
     return x.clone()
@@ -162,7 +162,7 @@ def _not_completed_alone(rank: int, size: int) -> None:
         work.wait()
     else:
         dist.barrier()
-        ringkern.ring_all_reduce(x)  # synchronous here, asynchronous there
+        ringkern.ring_all_reduce(x)  # blocks in this thread, asynchronous in the other
     assert torch.equal(x, summed(size))
 
 
@@ -171,7 +171,7 @@ def test_async_call_returns_before_the_others_come(ranks: Pool) -> None:
 
 
 def _call_order(rank: int, size: int) -> None:
-    # None of these commutes with the next, so that the result tells the order.
+    # None of these commutes with the next, so that the result shows the order.
     ops = (SUM, dist.ReduceOp.BXOR, MAX, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN)
     x, y = values(rank, 300, torch.int64) + rank, values(rank, 300, torch.int64) + rank
     works = []

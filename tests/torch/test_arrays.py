@@ -1,4 +1,4 @@
-"""NumPy arrays, and whatever else shares its memory by DLPack, are changed in place."""
+"""NumPy arrays, and other objects that share memory by DLPack, are changed in place."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _layouts(rank: int, size: int) -> None:
     nothing = np.empty((0, 3))
     ringkern.ring_all_reduce(nothing)
 
-    # float32 at an odd address, as in a record of a file
+    # float32 at an odd address, such as in a record of a file
     odd = np.zeros(401, dtype=np.uint8)[1:].view(np.float32)
     odd[:] = numbers(rank, 100)
     ringkern.ring_all_reduce(odd)

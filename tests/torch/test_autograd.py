@@ -1,4 +1,4 @@
-"""The collectives and autograd: what torch.distributed does to a tensor, no more and no less."""
+"""The collectives under autograd match torch.distributed."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_gradients_of_a_model(ranks: Pool) -> None:
     ranks(2).run(_gradients)
 
 
-def _gradient_hook(state, bucket):  # torch wants no annotation, or no string in its place
+def _gradient_hook(state, bucket):  # torch accepts no string annotations here
     work = ringkern.ring_all_reduce(bucket.buffer(), dist.ReduceOp.AVG, async_op=True)
     assert work is not None
     return work.get_future().then(lambda future: future.value()[0])
@@ -115,7 +115,7 @@ def _data_parallel(rank: int, size: int) -> None:
         parallel = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.01)
         if hook is not None:
             parallel.register_comm_hook(None, hook)
-        for _ in range(2):  # the buckets are laid out again after the first step
+        for _ in range(2):  # the buckets are rebuilt after the first step
             parallel.zero_grad()
             parallel(values(rank, 40).view(2, 20)).square().sum().backward()
         gradients.append([parameter.grad for parameter in model.parameters()])

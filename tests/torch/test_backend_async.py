@@ -1,4 +1,4 @@
-"""Work of the backend: asynchronous calls, their futures, and calls that are coalesced."""
+"""Work of the backend: asynchronous calls, their futures, and coalesced calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Call = Callable[[], dist.Work]
 def calls(
     rank: int, size: int, group: dist.ProcessGroup
 ) -> dict[str, tuple[Call, list[torch.Tensor], list[float]]]:
-    """Every collective, asynchronous: what is called, its outputs, and the value of each."""
+    """Yields every asynchronous collective: its call, outputs, and expected values."""
     mine = torch.full((5,), rank + 1.0)
     everyone, total = [r + 1.0 for r in range(size)], size * (size + 1) / 2
     root = rank == size - 1
@@ -107,7 +107,7 @@ def test_the_work_of_every_collective(ranks: Pool, hosts: str) -> None:
 
 
 def _together(rank: int, size: int) -> None:
-    """All in flight at once, over the ring and between pairs; the last is waited for first."""
+    """Starts all at once, over the ring and between pairs; waits for the last first."""
     rounds = [calls(rank, size, ring()) for _ in range(4)]
     works = [call() for each in rounds for call, _, _ in each.values()]
     for work in reversed(works):
@@ -122,12 +122,12 @@ def test_all_at_once(ranks: Pool, hosts: str) -> None:
     ranks(hosts).run(_together)
 
 
-# What rank 0 gives to others there may be done before they take it.
+# Sends of rank 0 may end before the others receive.
 GIVEN = ("broadcast", "reduce", "gather", "scatter")
 
 
 def _incomplete(rank: int, size: int) -> None:
-    """A call is not done before the others come; a wait may be shorter than the call."""
+    """A call is not done before the others join; a wait may time out before the call."""
     group, store = ring(), dist.distributed_c10d._get_default_store()
     dist.barrier(group=group)
     for name, (call, outputs, wanted) in calls(rank, size, group).items():
@@ -160,7 +160,7 @@ def _in_order(rank: int, size: int) -> None:
     torch.futures.wait_all(futures)
     assert all(work.is_completed() for work in works)
     assert all(bool((x == size * i + sum(range(size))).all()) for i, x in enumerate(tensors))
-    # What is added when a call is done runs at once, so that only the calls are in order for sure.
+    # A callback added to a finished future runs at once, so only the order of the calls is certain.
     assert sorted(done) == list(range(200))
 
 
@@ -170,7 +170,7 @@ def test_many_calls_in_flight(ranks: Pool, hosts: str) -> None:
 
 
 def _mixed(rank: int, size: int) -> None:
-    """Synchronous calls come after asynchronous ones made before, and see their result."""
+    """Synchronous calls follow earlier asynchronous ones, and see their result."""
     group = ring()
     x = torch.ones(70_000, dtype=torch.int64)
     for _ in range(10):
@@ -190,7 +190,7 @@ def test_synchronous_calls_between_asynchronous_ones(ranks: Pool, hosts: str) ->
 
 
 def _threads(rank: int, size: int) -> None:
-    """One thread a group; the groups do not wait for each other."""
+    """One thread for each group; the groups do not wait for each other."""
     groups = [dist.new_group(backend="ringkern") for _ in range(3)]
     failed: list[BaseException] = []
 

@@ -1,4 +1,4 @@
-"""What a program may do when a call of the backend is done: the callbacks of its future."""
+"""Operations in a callback of a backend call's future."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.quick
 
 
 def _held_back(rank: int, size: int) -> None:
-    """Calls of rank 0 that cannot be done before rank 1 makes them, with callbacks in place."""
+    """Starts calls of rank 0 that cannot end before rank 1 makes them, and attaches callbacks."""
     group, store = ring(), dist.distributed_c10d._get_default_store()
     done: list[int] = []
     if rank == 1:
@@ -67,7 +67,7 @@ def test_callbacks(ranks: Pool, hosts: str) -> None:
 
 
 def _own_wait(rank: int, size: int) -> None:
-    """A callback waits for the work that it is a callback of, which has ended."""
+    """A callback waits for its own work, which has ended."""
     group, store = ring(), dist.distributed_c10d._get_default_store()
     for n in (3, 5000):
         x, y = torch.full((n,), rank + 1.0), torch.zeros(n * size)
@@ -122,7 +122,7 @@ def _calls_in_callbacks(rank: int, size: int) -> list[str]:
 
 @grid(2)
 def test_calls_in_a_callback(ranks: Pool, hosts: str) -> None:
-    """Asynchronous ones may be made there; a synchronous one is refused, and nothing is lost."""
+    """Asynchronous calls are allowed there; a synchronous one is refused, and nothing is lost."""
     (text,), _ = ranks(hosts).run(_calls_in_callbacks)
     assert "would wait for itself" in text
 
@@ -161,5 +161,5 @@ def _waiting_in_a_callback(rank: int, size: int) -> None:
 
 @grid(2)
 def test_waiting_in_the_callback_of_a_message(ranks: Pool, hosts: str) -> None:
-    """What cannot be done is refused: a callback that waited for ever would end no timeout."""
+    """A wait that cannot end is refused, because no timeout would end it."""
     ranks(hosts).run(_waiting_in_a_callback, timeout_s=40)

@@ -1,4 +1,4 @@
-"""Calls that are coalesced, and those that take several tensors."""
+"""Coalesced calls, and calls with several tensors."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_op_of_coalesced_calls(ranks: Pool, hosts: str) -> None:
 
 
 def _what_the_manager_takes_not(rank: int, size: int) -> None:
-    """With a device, all that is called inside is waited for at its end; of any kind."""
+    """With a device, the end of the manager waits for all calls of any kind inside."""
     group, total = ring(), size * (size + 1) / 2
     x, y, z = (torch.full((5,), rank + 1.0) for _ in range(3))
     out = torch.zeros(size)
@@ -86,7 +86,7 @@ def _what_the_manager_takes_not(rank: int, size: int) -> None:
     assert x.tolist() == [1.0] * 5
     assert y.tolist() == [total if rank == 0 else rank + 1.0] * 5
     assert out.tolist() == [float(r) for r in range(size)]
-    # What comes afterwards is not counted among them.
+    # Later calls are not counted as coalesced.
     work = dist.all_reduce(z, group=group, async_op=True)
     assert work is not None
     work.wait()
@@ -117,7 +117,7 @@ def _joint_work(rank: int, size: int) -> None:
         assert [x.data_ptr() for x in results] == [x.data_ptr() for x in xs]
     assert all(torch.equal(x, torch.full_like(x, float(size))) for x in xs)
     with coalescing(group, CPU):
-        pass  # nothing at all
+        pass  # no call at all
 
 
 @grid(2)
@@ -212,7 +212,7 @@ def test_calls_of_several_tensors(ranks: Pool, hosts: str) -> None:
 
 
 def _functional(rank: int, size: int) -> None:
-    """The collectives that torch.compile, DTensor and FSDP call."""
+    """The collectives of torch.compile, DTensor and FSDP."""
     group, total = ring(), size * (size + 1) / 2
     mine = torch.full((4, 3), rank + 1.0)
     assert torch.equal(functional.all_reduce(mine, "sum", group), torch.full((4, 3), total))

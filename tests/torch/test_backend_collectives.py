@@ -1,5 +1,6 @@
-"""The collectives over the ring, as torch.distributed calls them, with every dtype, op, root and
-form: against what a rank computes by itself. Those between pairs: test_backend_exchanges.py."""
+"""The collectives over the ring through torch.distributed, with every dtype, op, root and form,
+against results that a rank computes by itself. test_backend_exchanges.py has those between pairs.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ ALL_OPS = FLOAT_OPS | BIT_OPS
 
 
 def _factor(size: int) -> float:
-    """Returns the factor of "premul_sum": the products of `whole` numbers are exact, too."""
+    """Returns the factor of "premul_sum"; the products of `whole` numbers stay exact."""
     return 0.3 if in_models_order(size) else 0.25
 
 
@@ -54,7 +55,7 @@ def _op(name: str, size: int) -> Any:
     return dist._make_nccl_premul_sum(_factor(size)) if premul else ALL_OPS[name]
 
 
-# All that torch can copy: it cannot copy integers of some bits.
+# All dtypes that torch can copy: it cannot copy integers of some widths.
 DTYPES = sorted(
     {
         dtype
@@ -116,7 +117,7 @@ def test_two_ranks_give_what_torch_adds(ranks: Pool, hosts: str) -> None:
 
 
 def _booleans(rank: int, size: int) -> None:
-    """A sum of booleans is "any", a product "all": as with NCCL."""
+    """A sum of booleans is "any", a product "all", like with NCCL."""
     one, both, none = rank == 0, True, False
     for op, want in {
         OPS.SUM: [True, True, False],
@@ -187,7 +188,7 @@ def _reduce_scatters(rank: int, size: int) -> None:
         ]
         want = reduced([of_rank[rank] for of_rank in parts], op, rank, _factor(size))
         mine = torch.stack(parts[rank])
-        for given in (mine, mine.view(-1)):  # stacked, and one behind the other
+        for given in (mine, mine.view(-1)):  # stacked, and concatenated
             out = torch.empty_like(want)
             dist.reduce_scatter_tensor(out, given, _op(op, size), group=group)
             assert same(out, want), (dtype, op)
@@ -281,7 +282,7 @@ def test_uneven_all_gather(ranks: Pool, hosts: str) -> None:
 
 
 def _shapes_differ(rank: int, size: int) -> None:
-    """What counts is the number of elements, as with Gloo."""
+    """Only the number of elements must agree, like with Gloo."""
     out = [torch.zeros(2, 3), torch.zeros(6)]
     dist.all_gather(out, torch.full((6,) if rank == 0 else (2, 3), rank + 1.0), group=ring())
     assert [x.shape for x in out] == [(2, 3), (6,)]
@@ -320,5 +321,5 @@ def _shapes(rank: int, size: int) -> None:
 
 @grid(1, 2, 3, 4)
 def test_shapes(ranks: Pool, hosts: str) -> None:
-    """Numbers, which have no dimensions, and tensors without elements, too."""
+    """Includes zero-dimensional tensors and tensors without elements."""
     ranks(hosts).run(_shapes)

@@ -1,5 +1,6 @@
-"""What helps to find the rank that is wrong: monitored_barrier, and torch's own comparison of the
-ranks' calls."""
+"""Aids to find the rank at fault: monitored_barrier, and torch's own comparison of the ranks'
+calls.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from tests.torch.test_backend_input import check_that_it_works
 
 
 def _monitored(rank: int, size: int) -> list[str]:
-    """Before torch 2.14, dist.monitored_barrier is for Gloo alone. The group has it."""
+    """Before torch 2.14, dist.monitored_barrier works with Gloo only. The group has the method."""
     group, texts = ring(), []
     if torch.__version__ < "2.14":
         with pytest.raises(ValueError, match="only implemented for GLOO"):
@@ -31,7 +32,7 @@ def _monitored(rank: int, size: int) -> list[str]:
                 group.monitored_barrier(timedelta(seconds=0.3), wait_all_ranks)
             texts.append(f"{type(caught.value).__name__}: {caught.value}")
         dist.barrier()
-        # The late ones hear of it, too; and in step again, they meet.
+        # The late ranks get the error, too; then the ranks are in step again.
         if rank != 0:
             with pytest.raises(RuntimeError) as caught:
                 group.monitored_barrier(timedelta(seconds=20), wait_all_ranks)
@@ -95,7 +96,7 @@ def test_torch_distributed_debug_detail(monkeypatch: pytest.MonkeyPatch) -> None
             assert "Detected mismatch between collectives on ranks" in kinds
             assert "ALLREDUCE" in kinds
             assert "BROADCAST" in kinds
-            # Sequence numbers are the backend's, and the same on both.
+            # Sequence numbers come from the backend and are equal on both ranks.
             assert shapes.count("SequenceNumber=") == 2
             numbers = [part.split(",")[0] for part in shapes.split("SequenceNumber=")[1:]]
             assert len(set(numbers)) == 1

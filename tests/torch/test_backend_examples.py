@@ -1,4 +1,4 @@
-"""The examples of `init_process_group("ringkern")`: they train with it as with Gloo."""
+"""The examples of `init_process_group("ringkern")` train like with Gloo."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 LIMIT_S = 150
 
-# What each prints a curve of.
+# The values of which each example prints a curve.
 CURVES = {
     "ddp": [
         "plain",
@@ -52,14 +52,14 @@ CURVES = {
     ],
 }
 
-Curves = dict[str, list[tuple[float, float]]]  # of each, by step: ringkern's, Gloo's
+Curves = dict[str, list[tuple[float, float]]]  # curves of each example, by step: ringkern's, Gloo's
 
 
 def run(name: str, *arguments: str, cwd: Path) -> tuple[subprocess.CompletedProcess[str], Curves]:
     done = subprocess.run(
         [forked.python(), str(EXAMPLES / f"{name}.py"), *arguments],
         cwd=cwd,
-        env={**os.environ, "PYTHON_EXEC": forked.python()},  # by which torchrun starts ranks
+        env={**os.environ, "PYTHON_EXEC": forked.python()},  # torchrun starts ranks with it
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
@@ -78,7 +78,7 @@ Default = Callable[[str], tuple[subprocess.CompletedProcess[str], Curves]]
 
 @pytest.fixture(scope="module")
 def default(tmp_path_factory: pytest.TempPathFactory) -> Default:
-    """An example without arguments, run once for all tests. It leaves no file behind."""
+    """Runs an example without arguments, once for all tests. It must leave no file behind."""
     seen: dict[str, tuple[subprocess.CompletedProcess[str], Curves]] = {}
 
     def default(name: str) -> tuple[subprocess.CompletedProcess[str], Curves]:
@@ -113,7 +113,7 @@ def test_example(name: str, default: Default) -> None:
 
 def test_options_of_ddp_do_not_change_the_losses(default: Default) -> None:
     _, curves = default("ddp")
-    # The same gradients, in other buckets; or as four small batches, which add up to a large one.
+    # The same gradients in other buckets, or as four small batches that add up to a large one.
     for what in ("static_graph", "gradient_as_bucket_view", "no_sync"):
         for (ours, _), (plain, _) in zip(curves[what], curves["plain"], strict=True):
             assert ours == pytest.approx(plain, rel=1e-6), what
@@ -161,7 +161,7 @@ NEXT = math.nextafter(1.0, 2.0)
     ("ranks", "ours", "status"),
     [
         (2, [{"a": [2.0, 1.0]}, {}], 0),
-        (2, [{"a": [2.0, NEXT]}, {}], 1),  # to the last bit
+        (2, [{"a": [2.0, NEXT]}, {}], 1),  # equal to the last bit
         (3, [{"a": [2.0, NEXT]}, {}, {}], 0),
         (3, [{"a": [2.0, 1.1]}, {}, {}], 1),
         (3, [{"a": [2.0, math.nan]}, {}, {}], 1),

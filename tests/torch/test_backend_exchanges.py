@@ -1,5 +1,6 @@
-"""The collectives between pairs of ranks, as torch.distributed calls them: gather, scatter,
-all-to-all; every dtype, root and form. And what is made of several: objects, a barrier."""
+"""The collectives between pairs of ranks through torch.distributed: gather, scatter, all-to-all,
+with every dtype, root and form; also object collectives and a barrier, which consist of several.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +79,9 @@ def _uneven(rank: int, size: int) -> None:
     group = ring()
 
     def rows(a: int, b: int) -> int:
-        """From a to b; none from each to one other, and many from rank 0 to the last."""
+        """Returns the rows from a to b; none from each rank to one other, many from rank 0 to the
+        last.
+        """
         return 20_000 if (a, b) == (0, size - 1) else (a + 2 * b) % (size + 1)
 
     sent = [
@@ -106,7 +109,7 @@ def test_uneven_all_to_all(ranks: Pool, hosts: str) -> None:
 
 
 def _to_one_only(rank: int, size: int) -> None:
-    """Everything goes to the next rank; to the others nothing."""
+    """Sends everything to the next rank and nothing to the others."""
     to, source = (rank + 1) % size, (rank - 1) % size
     splits = [[5 * (r == peer) for r in range(size)] for peer in (source, to)]
     out = torch.zeros(5)
@@ -124,7 +127,7 @@ def test_all_to_all_single_to_one_rank_only(ranks: Pool, hosts: str) -> None:
 
 
 def _large(rank: int, size: int) -> None:
-    """More than links hold, of all to all: a rank that sent first and received then would hang."""
+    """Sends more than links hold, from all to all: sending first and receiving then would hang."""
     n = 3_000_000
     whole = torch.arange(size, dtype=torch.int32).repeat_interleave(n) + 100 * rank
     out = torch.empty_like(whole)
@@ -159,7 +162,7 @@ def test_objects(ranks: Pool, hosts: str) -> None:
 
 
 def _by_group_rank(rank: int, size: int) -> None:
-    """A subgroup's ranks are not those of the world."""
+    """The ranks of a subgroup are not those of the world."""
     members = [1, 3]
     group = dist.new_group(members, backend="ringkern")
     if rank in members:
@@ -212,7 +215,7 @@ def _barrier_on_no_gpu(rank: int, size: int) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @grid(2)
 def test_a_barrier_names_a_gpu_that_is_not_there(ranks: Pool, hosts: str) -> None:
-    """Accelerate does so; after a fake tensor, a torch with CUDA counts one GPU."""
+    """Accelerate passes such an id; after a fake tensor, a torch with CUDA counts one GPU."""
     ranks(hosts).run(_barrier_on_no_gpu)
 
 

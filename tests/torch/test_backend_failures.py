@@ -1,4 +1,4 @@
-"""Ranks that do not come, give up or die: the others hear of it, in time, and of whom."""
+"""Ranks that do not come, give up or die: the others get an error in time that names the rank."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tests.ranks import Pool, Ranks, grid
 from tests.torch.rings import ring
 from tests.torch.test_backend_input import check_that_it_works
 
-NEVER = timedelta(seconds=600)  # what ends before has not ended by it
+NEVER = timedelta(seconds=600)  # an event earlier than this was not caused by it
 SOON = timedelta(seconds=1)
 LATE = r"(nothing came|waited) for 0\.3 s"
 
-# What rank 0 does while rank 1 does not come. A send, and what a root gives, may end without it.
+# Calls of rank 0 while rank 1 does not come. A send, and the root's part, may end without it.
 CALLS: dict[str, Callable[[int, dist.ProcessGroup], Any]] = {
     "all_reduce": lambda k, g: dist.all_reduce(torch.ones(5), group=g),
     "barrier": lambda k, g: dist.barrier(group=g),
@@ -50,7 +50,9 @@ CALLS: dict[str, Callable[[int, dist.ProcessGroup], Any]] = {
 
 
 def made(timeout: timedelta, of_making: float = 60) -> dist.ProcessGroup:
-    """A group that the test may break. Its ranks have met: that may take longer than `timeout`."""
+    """Makes a group that the test may break. Its ranks have connected, which may take longer than
+    `timeout`.
+    """
     group = dist.new_group(backend="ringkern", timeout=timedelta(seconds=of_making))
     check_that_it_works(dist.get_rank(), dist.get_world_size(), group)
     dist.barrier()
@@ -149,7 +151,7 @@ def test_timeouts_of_single_calls(ranks: Pool, hosts: str) -> None:
 
 
 def _never_met(rank: int, size: int) -> list[str]:
-    """No rank has ever come to the group."""
+    """No rank has ever joined the group."""
     texts = []
     for name in ("all_reduce", "all_to_all"):
         dist.barrier()
@@ -185,18 +187,18 @@ def _abort(rank: int, size: int, how: str) -> list[str]:
         if rank < 2:
             texts.append(failed(CommAbortedError, CALLS[name], size, group))
         dist.barrier()
-        if rank == 2:  # comes when it is over
+        if rank == 2:  # comes after the failure
             texts.append(failed(CommAbortedError, CALLS[name], size, group))
         dist.destroy_process_group(group)
     check_that_it_works(rank, size, ring())
     return texts
 
 
-# Not on three hosts: a rank alone on its host may get what the others have sent, and be told later.
+# Not on three hosts: a rank alone on its host may receive the others' data, and be told later.
 @pytest.mark.parametrize("hosts", ["aaa", "abb", "aba"])
 @pytest.mark.parametrize("how", ["method", "torch"])
 def test_abort(ranks: Pool, how: str, hosts: str) -> None:
-    """By one rank: all ranks' calls end."""
+    """One rank aborts: all ranks' calls end."""
     for rank, texts in enumerate(ranks(hosts).run(_abort, how)):
         assert len(texts) == (0 if (rank, how) == (0, "torch") else 2)
         assert all("aborted" in text for text in texts), texts
@@ -211,7 +213,7 @@ def _in_no_call(rank: int, size: int) -> str:
         group.abort()
     dist.barrier()
     if rank == 2:
-        time.sleep(2)  # in which its ring hears of it
+        time.sleep(2)  # time in which its ring is told
         text = failed(CommAbortedError, CALLS["all_reduce"], size, group)
     dist.barrier()
     dist.destroy_process_group(group)
@@ -227,7 +229,7 @@ def test_abort_while_a_rank_is_in_no_call(ranks: Pool) -> None:
 
 
 def _abort_at_first(rank: int, size: int) -> None:
-    """While this rank's first call waits for the other, which comes when it is over."""
+    """Aborts while this rank's first call waits for the other, which comes after it."""
     group = dist.new_group(backend="ringkern", timeout=timedelta(seconds=60))
     if rank == 0:
         threading.Timer(0.3, group.abort).start()
@@ -271,7 +273,7 @@ def test_abort_of_calls_in_flight(ranks: Pool, hosts: str) -> None:
 
 
 def _finishes(rank: int, size: int) -> None:
-    """destroy_process_group finishes what was called."""
+    """destroy_process_group finishes earlier calls."""
     group = made(NEVER)
     tensors = [torch.full((100_000,), rank + 1.0) for _ in range(10)]
     received = [torch.zeros(100_000) for _ in range(10)]
@@ -311,12 +313,12 @@ def test_destroying_ends_what_does_not_come(ranks: Pool, hosts: str) -> None:
     assert ranks(hosts).run(_never_comes)[0] == ["CommAbortedError"] * 2
 
 
-# Nobody waits for its timeout.
+# No rank waits for its timeout.
 GONE = {"all_reduce": NEVER, "all_to_all": NEVER, "recv": NEVER}
 
 
 def _destroyed(rank: int, size: int) -> list[str]:
-    """A rank that has destroyed the group while another uses it, or begins to a second later."""
+    """A rank destroys the group while another uses it, or starts a call up to a second later."""
     texts = []
     for name, later_s in itertools.product(GONE, (0, 1)):
         group = made(GONE[name])
@@ -353,7 +355,7 @@ def _parts_of_two_sizes(rank: int, size: int) -> str:
 
 def test_parts_of_two_sizes_are_told_without_a_tag(ranks: Pool) -> None:
     texts = ranks(2).run(_parts_of_two_sizes)
-    # Whichever rank finds it first.
+    # Either rank may find it first.
     wanted = (
         r"sent 4[04] bytes of float32 to rank [01] \(in a collective\), which expects 4[04] bytes"
     )

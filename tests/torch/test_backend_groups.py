@@ -1,5 +1,6 @@
-"""Process groups of the backend: which ranks, how many, again and again, and what torch asks of
-them."""
+"""Process groups of the backend: subsets of ranks, many groups, repeated creation, and torch's
+queries.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from tests.torch.test_backend_input import check_that_it_works
 
 
 def check(group: dist.ProcessGroup) -> None:
-    """In a group of any ranks, whatever their ranks in the world."""
+    """Checks a group of any ranks, numbered in the world in any way."""
     me, size = group.rank(), group.size()
     x, y = torch.tensor([me + 1.0]), torch.zeros(size)
     dist.all_reduce(x, group=group)
@@ -38,7 +39,7 @@ def check(group: dist.ProcessGroup) -> None:
         work.wait()
 
 
-# ---- which ranks --------------------------------------------------------------------------------
+# ---- groups of ranks ----------------------------------------------------------------------------
 
 
 def _subsets(rank: int, size: int) -> None:
@@ -79,7 +80,7 @@ def test_subgroups(ranks: Pool, hosts: str) -> None:
 
 
 def _at_once(rank: int, size: int) -> None:
-    """Calls in several groups at a time; only the order within a group counts."""
+    """Makes calls in several groups at a time; only the order within a group matters."""
     groups = [dist.new_group(backend="ringkern") for _ in range(3)]
     works, tensors = [], []
     for i in range(20):
@@ -105,11 +106,11 @@ def test_several_groups_at_once(ranks: Pool, hosts: str) -> None:
     ranks(hosts).run(_at_once)
 
 
-# ---- again and again ----------------------------------------------------------------------------
+# ---- repeated groups ----------------------------------------------------------------------------
 
 
 def _open() -> tuple[int, int, int]:
-    """File descriptors, threads, and mappings of shared memory."""
+    """Counts file descriptors, threads, and mappings of shared memory."""
     gc.collect()
     maps = Path("/proc/self/maps").read_text()
     tasks = len(os.listdir("/proc/self/task"))
@@ -141,7 +142,7 @@ def test_many_groups_made_and_destroyed(ranks: Pool, hosts: str) -> None:
 
 
 def _again(rank: int, size: int, directory: str) -> None:
-    """Runs in ranks of its own, whose default group it ends."""
+    """Runs in ranks of its own, whose default group it destroys."""
     for attempt in range(3):
         check(dist.group.WORLD)
         dist.destroy_process_group()
@@ -155,7 +156,7 @@ def _again(rank: int, size: int, directory: str) -> None:
 
 
 def _same_store(rank: int, size: int, directory: str) -> None:
-    """The keys of the group before are still there, and the name is the same."""
+    """The keys of the previous group still exist, and the name is the same."""
     store = dist.FileStore(os.path.join(directory, "store"), size)
     for _ in range(3):
         dist.destroy_process_group()
@@ -189,7 +190,7 @@ def _backends(rank: int, size: int, directory: str) -> None:
         objects = [None] * size
         dist.all_gather_object(objects, rank)
         assert objects == list(range(size))
-        other = dist.new_group()  # as the default group
+        other = dist.new_group()  # a group like the default one
         check(other)
 
 
@@ -199,14 +200,15 @@ def test_names_of_backends(tmp_path: Path) -> None:
         own.run(_backends, str(tmp_path))
 
 
-# ---- what torch asks ----------------------------------------------------------------------------
+# ---- torch's queries ----------------------------------------------------------------------------
 
 
 def _about(rank: int, size: int) -> None:
     group = ring()
     assert dist.get_backend(group) == "ringkern"
     assert (group.rank(), group.size()) == (rank, size)
-    assert "cpu:ringkern" in dist.get_backend_config(group).split(",")  # CUDA's, where torch has it
+    # the CUDA backend, where torch has CUDA
+    assert "cpu:ringkern" in dist.get_backend_config(group).split(",")
     backend = group._get_backend(torch.device("cpu"))
     assert backend.name() == "ringkern"
     assert (backend.rank(), backend.size()) == (rank, size)
@@ -222,7 +224,7 @@ def test_what_a_group_says_of_itself(ranks: Pool, hosts: str) -> None:
 
 
 def _parallel_creation(rank: int, size: int) -> None:
-    """A group is used by one thread while another is made by another."""
+    """One thread uses a group while another thread makes another group."""
     group, stop, failed = dist.new_group(backend="ringkern"), threading.Event(), []
 
     def use() -> None:
@@ -253,7 +255,7 @@ def test_groups_made_while_others_are_used(ranks: Pool, hosts: str) -> None:
 
 def _timeout_is_kept(rank: int, size: int) -> None:
     group = dist.new_group(backend="ringkern", timeout=timedelta(seconds=20))
-    if torch.__version__ < "2.14":  # torch's function is not for other backends
+    if torch.__version__ < "2.14":  # torch's function refuses other backends
         with pytest.warns(UserWarning, match="only supported for either nccl or gloo"):
             c10d._set_pg_timeout(timedelta(seconds=10), group)
     else:
@@ -265,5 +267,5 @@ def _timeout_is_kept(rank: int, size: int) -> None:
 
 @grid(2)
 def test_set_timeout(ranks: Pool, hosts: str) -> None:
-    """What it does is in test_backend_failures.py."""
+    """test_backend_failures.py tests the effect."""
     ranks(hosts).run(_timeout_is_kept)

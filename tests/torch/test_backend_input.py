@@ -1,5 +1,6 @@
-"""What the backend cannot do: an error on the rank that asked for it, nothing sent to the others,
-and a group that works on. Each message names the argument."""
+"""Requests that the backend refuses: an error on the calling rank, nothing sent to the others, and
+a group that still works. Each message names the argument.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +20,14 @@ from tests.torch.rings import ring
 
 pytestmark = pytest.mark.quick
 
-SOON_S = 20.0  # a rank that is left alone here fails the test, but not the hour
+SOON_S = 20.0  # far shorter than the suite's limit, for a rank that is left alone
 
 
 CASES = REDUCTIONS | MOVES | PAIRS
 
 
 def check_that_it_works(rank: int, size: int, group: dist.ProcessGroup) -> None:
-    """Over the ring, between pairs, and by messages: nothing was lost, and nothing left behind."""
+    """Uses the ring, exchanges and messages: nothing was lost, and nothing left behind."""
     x, y, z = torch.full((3,), rank + 1.0), torch.zeros(size), torch.zeros(5)
     dist.all_reduce(x, group=group)
     assert x.tolist() == [size * (size + 1) / 2] * 3
@@ -40,7 +41,7 @@ def check_that_it_works(rank: int, size: int, group: dist.ProcessGroup) -> None:
 
 
 def _errs(rank: int, size: int, name: str, who: int | None) -> tuple[str, str] | None:
-    """`who` makes the call, or all; the others do not know of it."""
+    """Makes the call on ``who``, or on all; the other ranks take no part."""
     call, error, _ = CASES[name]
     said = None
     if who in (rank, None):
@@ -68,7 +69,8 @@ def _nothing_changed(rank: int, size: int) -> None:
     before, version = x.clone(), x._version
     for bad in (
         lambda: dist.all_reduce(x, OPS.AVG, group=group),
-        lambda: dist.all_reduce(x, OPS.AVG, group=group, async_op=True),  # at once, not in wait()
+        # raises at once, not in wait()
+        lambda: dist.all_reduce(x, OPS.AVG, group=group, async_op=True),
         lambda: dist.all_gather_into_tensor(x, ones(4, torch.int64), group=group),
         lambda: dist.all_to_all_single(x, ones(5, torch.int64), group=group, async_op=True),
         lambda: dist.irecv(x, 1 - rank, group, tag=-3),
@@ -95,7 +97,8 @@ def _inside_a_manager(rank: int, size: int) -> None:
     for device in (None, torch.device("cpu")):
         with pytest.raises(TypeError, match="op avg is not defined"):
             wrong(device)
-        c10d._world.pg_coalesce_state.pop(group, None)  # torch's own, which it leaves
+        # torch's own state, which it leaves after an error
+        c10d._world.pg_coalesce_state.pop(group, None)
         with c10d._coalescing_manager(group, device):
             dist.all_reduce(x, group=group)
         check_that_it_works(rank, size, group)
@@ -129,7 +132,7 @@ def test_groups_that_cannot_be(ranks: Pool) -> None:
 
 
 class _Reconfigurable:
-    """Options, as torch 2.14 and newer hand to a backend's maker."""
+    """Options like those that torch 2.14 and newer pass to a backend's constructor."""
 
     enable_reconfigure = True
 
@@ -166,7 +169,9 @@ def test_a_rank_that_is_not_in_the_group(ranks: Pool) -> None:
 
 
 def _waits_for_it(rank: int, size: int, name: str) -> list[str]:
-    """Rank 0 errs and does not try again; rank 1 makes the call right, and waits in vain."""
+    """Rank 0 makes a wrong call and does not repeat it; rank 1 makes the right call, and waits in
+    vain.
+    """
     group = dist.new_group(backend="ringkern", timeout=timedelta(seconds=SOON_S))
     check_that_it_works(rank, size, group)
     dist.barrier()
@@ -204,7 +209,7 @@ def test_the_others_hear_of_it_in_time(ranks: Pool, name: str) -> None:
 
 
 def _sizes_differ(rank: int, size: int) -> str:
-    """What no rank can see alone: the message says which sizes met."""
+    """Tests an error that no rank can find alone: the message names both sizes."""
     group = dist.new_group(backend="ringkern", timeout=timedelta(seconds=SOON_S))
     text = ""
     if rank == 0:

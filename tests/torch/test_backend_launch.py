@@ -1,5 +1,6 @@
-"""Programs that use the backend as users start them, with and without `import ringkern`; and their
-end, in order and not."""
+"""Programs that use the backend in the way users start them, with and without `import ringkern`;
+and their ends, with and without destroying the group.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.slow
 def program(
     directory: Path, text: str, *arguments: str, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs elsewhere than in the sources, so that what is imported is what is installed."""
+    """Runs outside of the sources, so that the installed package is imported."""
     return subprocess.run(
         [sys.executable, "-c", text, *arguments],
         capture_output=True,
@@ -38,7 +39,7 @@ def program(
     )
 
 
-# ---- ways to meet -------------------------------------------------------------------------------
+# ---- ways to connect ----------------------------------------------------------------------------
 
 
 def _one_job_after_another(rank: int, size: int, methods: list[str]) -> None:
@@ -78,7 +79,7 @@ print("rank is done")
 
 @pytest.mark.parametrize("arguments", [[], ["no end"]], ids=["destroyed", "not destroyed"])
 def test_torchrun(tmp_path: Path, arguments: list[str]) -> None:
-    """Nothing of ringkern is imported here. A rank may forget to destroy the group."""
+    """Imports nothing of ringkern. A rank may forget to destroy the group."""
     script = tmp_path / "job.py"
     script.write_text(SCRIPT)
     run_by_torchrun(script, *arguments)
@@ -102,7 +103,7 @@ WORKS = "ringkern [1.0, 1.0, 1.0]\n"
 
 
 def test_without_an_import(tmp_path: Path) -> None:
-    """torch finds the backend by the entry point of the package."""
+    """torch finds the backend by the package's entry point."""
     ended = program(tmp_path, ONE_RANK)
     assert ended.stdout == WORKS, ended.stderr
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -195,8 +196,9 @@ dist.all_reduce(torch.ones(3), group=other)
 dist.send(torch.ones(3), 1, other) if rank == 0 else dist.recv(torch.ones(3), 0, other)
 """,
 }
-# One process a rank imports torch, and has a child for each end, which ends as a program does. Two
-# ends at a time: with more ranks than cores, a rank may warn that it waits for one without a core.
+# One process for each rank imports torch, and forks a child for each end, which ends like a
+# program. Two ends run at a time: with more ranks than cores, a rank may warn that it waits for one
+# without a core.
 ENDINGS = """
 import gc, json, os, sys, torch, torch.distributed as dist
 gc.freeze()  # as in tests/comm/exits.py
@@ -233,9 +235,9 @@ store.wait([f"made/{1 - rank}"])
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[int, str]]]:
-    """For each end and rank: the exit code, and what was said on stderr."""
+    """Returns for each end and rank the exit code and stderr."""
     directory = tmp_path_factory.mktemp("ends")
-    # From 3.12 on, Python warns of a fork in a process with threads.
+    # Since 3.12, Python warns of a fork in a process with threads.
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", ENDINGS]
     ranks = [
         subprocess.Popen(
@@ -264,7 +266,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[int,
 def test_a_program_that_does_not_destroy_its_group(
     ended: dict[str, list[tuple[int, str]]], end: str
 ) -> None:
-    """No crash, no hang, and nothing on stderr but a report of the call that the other misses."""
+    """No crash, no hang, and no stderr except a report of the call that the other rank misses."""
     code = 3 if end == "by sys.exit" else 0
     assert [status for status, _ in ended[end]] == [code, code]
     for _, said in ended[end]:

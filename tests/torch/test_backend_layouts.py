@@ -1,5 +1,6 @@
-"""Tensors that are not contiguous, or views by a bit, or nobody's: in every collective of the
-backend, without a byte changed that is not the result's."""
+"""Tensors that are not contiguous, are conjugate or negative views, or own no memory: every
+collective of the backend changes only the bytes of the result.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ from tests.ranks import Pool, grid
 from tests.torch.layouts import LAYOUTS, Memory
 from tests.torch.rings import normal, ring
 
-N = 180  # of each tensor; every layout cuts it in another way
+N = 180  # elements of each tensor; every layout cuts it in another way
 
 
 class Case:
-    """Memories of one rank: what goes in, what comes out. Layouts differ from rank to rank."""
+    """Input and output memories of one rank. Layouts differ from rank to rank."""
 
     def __init__(self, rank: int, layout: str) -> None:
         first = LAYOUTS.index(layout)
@@ -57,7 +58,7 @@ def _zeros() -> torch.Tensor:
 def _layouts(rank: int, size: int, layout: str) -> None:
     group, everyone = ring(), range(size)
     total = torch.stack([_values(r) for r in everyone]).sum(0, dtype=torch.int32)
-    parts = [[_values(a, b) for b in everyone] for a in everyone]  # of rank a, for rank b
+    parts = [[_values(a, b) for b in everyone] for a in everyone]  # from rank a, for rank b
     mine = torch.stack([parts[a][rank] for a in everyone]).sum(0, dtype=torch.int32)
     gathered = [_values(r) for r in everyone]
 
@@ -67,7 +68,7 @@ def _layouts(rank: int, size: int, layout: str) -> None:
 
     for root in everyone:
         case = Case(rank, layout)
-        # What the root sends is the same afterwards, and the same as what arrives.
+        # The root's input is unchanged and equals every output.
         dist.broadcast(case.result(_values(rank)), root, group=group)
         case.check([_values(root)])
         case = Case(rank, layout)
@@ -141,7 +142,7 @@ def test_all_to_all_single_of_a_transposed_tensor(ranks: Pool, hosts: str) -> No
 
 
 def _one_element(rank: int, size: int) -> None:
-    """A tensor of one element may have any stride, and torch calls it contiguous."""
+    """A tensor of one element may have any stride; torch calls it contiguous."""
     group, everyone = ring(), range(size)
 
     def one(value: float) -> torch.Tensor:
@@ -189,7 +190,7 @@ def test_one_element_of_any_stride(ranks: Pool, hosts: str) -> None:
 
 
 def _shared_elements(rank: int, size: int) -> None:
-    """Elements that share memory may be read, and not written."""
+    """Elements that share memory may be read, but not written."""
     group, wide = ring(), torch.tensor([[rank + 1.0]]).expand(3, 4)
     out = torch.zeros(size, 3, 4)
     dist.all_gather_into_tensor(out, wide, group)
@@ -231,7 +232,7 @@ def _bits(rank: int, size: int) -> None:
     dist.scatter(part, [negative[0]] * size if rank == 0 else None, 0, group)
     assert torch.equal(part, negative[0])
 
-    # torch's dispatcher loses what is written to such a view: with every backend. Without it:
+    # torch's dispatcher loses writes to such a view, with every backend. Without the dispatcher:
     backend = group._get_backend(torch.device("cpu"))
     for view, want in ((torch.conj, sum(z)), (lambda x: x.conj().imag, None)):
         x = z[rank].clone()
@@ -256,7 +257,7 @@ def test_negative_and_conjugate_views(ranks: Pool, hosts: str) -> None:
 
 
 def _written(rank: int, size: int) -> None:
-    """torch counts what writes to a tensor: autograd finds out so that a saved one has changed."""
+    """torch counts writes to a tensor; autograd detects a changed saved tensor by the count."""
     group = ring()
 
     def versions(tensors: list[torch.Tensor], call: Callable[[], object]) -> list[int]:
@@ -319,5 +320,5 @@ def _parameters(rank: int, size: int) -> None:
 @pytest.mark.filterwarnings("ignore:.*autograd kernel was not registered")
 @grid(2)
 def test_parameters_and_inference_mode(ranks: Pool, hosts: str) -> None:
-    """Parameters are what programs broadcast; nothing is differentiated here."""
+    """Programs broadcast parameters; nothing is differentiated here."""
     ranks(hosts).run(_parameters)

@@ -1,5 +1,4 @@
-"""Lists of tensors that share memory with the other tensor of a call, or seem to share it with each
-other."""
+"""Lists of tensors that share memory, or seem to share it, with another tensor of the same call."""
 
 from __future__ import annotations
 
@@ -14,21 +13,23 @@ from tests.torch.rings import ring
 
 
 def _own_lists(rank: int, size: int) -> None:
-    """Gives lists that hold the other tensor, in its place or in another's. Gloo gets it right."""
+    """Passes lists that hold the call's other tensor, in its own place or in another. Gloo gets it
+    right.
+    """
     group, everyone = ring(), range(size)
 
     def made(lengths: list[int], joined: bool) -> list[torch.Tensor]:
-        """Pieces of one tensor, or each its own."""
+        """Returns pieces of one tensor, or separate tensors."""
         whole = torch.arange(float(sum(lengths)))
         return list(whole.split(lengths)) if joined else [x.clone() for x in whole.split(lengths)]
 
     def inside(tensors: list[torch.Tensor], place: int) -> torch.Tensor:
-        """Returns the tensor in that place, if it is as long as this rank's own."""
+        """Returns the tensor in that place, if its length is this rank's."""
         alike = len(tensors[place]) == len(tensors[rank])
         return tensors[place] if alike else torch.zeros(len(tensors[rank]))
 
     for joined in (False, True):
-        for lengths in ([4, 4, 4], [4, 4, 5]):  # in one step, and a step for each rank
+        for lengths in ([4, 4, 4], [4, 4, 5]):  # in one step, and in a step for each rank
             for place in everyone:
                 outs = made(lengths, joined)
                 dist.all_gather(outs, inside(outs, place).fill_(rank), group)
@@ -55,7 +56,7 @@ def test_lists_that_hold_the_other_tensor(ranks: Pool, hosts: str) -> None:
 
 
 def _scatter_over_its_own_list(rank: int, size: int) -> None:
-    """Scatters to an output that lies across the entries of the root's list, its own among them."""
+    """Scatters to an output that overlaps entries of the root's list, its own among them."""
     for root in range(size):
         memory = torch.arange(float(size + 3))
         given = [memory[i : i + 3] for i in range(size)] if rank == root else None
@@ -70,8 +71,9 @@ def test_scatter_over_its_own_list(ranks: Pool, hosts: str) -> None:
 
 
 def _neighbours_by_chance(rank: int, size: int) -> None:
-    """Reduces a list whose tensors lie side by side, and have a storage each: the first does not
-    keep the memory of the second, which is gone before the call needs it."""
+    """Reduces a list whose tensors are adjacent but have separate storages: the first does not keep
+    the memory of the second, which is freed before the call needs it.
+    """
     group, out = ring(), torch.zeros(4)
     memory = np.arange(4.0 * size, dtype=np.float32)
     views = [memory[4 * i : 4 * i + 4] for i in range(size)]
@@ -83,7 +85,7 @@ def _neighbours_by_chance(rank: int, size: int) -> None:
     work = dist.reduce_scatter(out, parts, group=group, async_op=True)
     assert work is not None
     del parts, views
-    if rank == 1:  # which adds its own part when that of rank 0 has come
+    if rank == 1:  # adds its own part when that of rank 0 has arrived
         assert last() is None, "the call keeps the tensor, and need not"
         memory[4:] = -1
         dist.barrier()

@@ -1,5 +1,4 @@
-"""Messages between two ranks: send, recv and their asynchronous forms, as torch.distributed has
-them."""
+"""Messages between two ranks through torch.distributed: send, recv and their asynchronous forms."""
 
 from __future__ import annotations
 
@@ -60,7 +59,7 @@ def test_tags_in_any_order(ranks: Pool, hosts: str) -> None:
 
 
 def _one_after_the_other(rank: int, size: int) -> None:
-    """The receiver waits for the last tag first: the others are kept for it."""
+    """The receiver waits for the last tag first: earlier messages are kept for it."""
     group = ring()
     if rank == 0:
         works = [dist.isend(torch.full((2000,), float(t)), 1, group, tag=t) for t in range(20)]
@@ -162,7 +161,7 @@ def test_the_source_of_a_message(ranks: Pool, hosts: str) -> None:
 
 
 def _ring(rank: int, size: int, n: int) -> None:
-    """All send first, more than links hold: a send that waited would wait for ever."""
+    """All ranks send first, more than links hold: a send that waited would deadlock."""
     group, to, source = ring(), (rank + 1) % size, (rank - 1) % size
     for first in ("send", "receive"):
         x, y = torch.full((n,), rank + 1.0), torch.zeros(n)
@@ -179,7 +178,9 @@ def test_rings_of_batch_isend_irecv(ranks: Pool, hosts: str, n: int) -> None:
 
 
 def _many(rank: int, size: int) -> None:
-    """Hundreds in flight, with everybody, next to collectives over the ring and between pairs."""
+    """Keeps hundreds of messages in flight between all ranks, next to collectives over the ring and
+    between pairs.
+    """
     group, rounds = ring(), 60
     works, found = [], []
     for i in range(rounds):
@@ -221,7 +222,7 @@ def _strided(rank: int, size: int) -> None:
         x = torch.zeros(5)
         dist.recv(x, 0, group)
         assert x.tolist() == [2.0] * 5
-        x = torch.zeros(6)  # what counts is the number of bytes
+        x = torch.zeros(6)  # only the number of bytes must agree
         dist.recv(x, 0, group)
         assert x.tolist() == list(range(6))
 
@@ -232,7 +233,7 @@ def test_messages_that_are_not_contiguous(ranks: Pool, hosts: str) -> None:
 
 
 def _subgroup(rank: int, size: int) -> None:
-    """Ranks are those of the world, or, as group_dst and group_src, those of the group."""
+    """Numbers ranks by the world, or, with group_dst and group_src, by the group."""
     members = [0, 2, 3]
     group = dist.new_group(members, backend="ringkern")
     if rank in members:
@@ -305,7 +306,7 @@ def test_the_work_of_a_message(ranks: Pool, hosts: str) -> None:
 
 
 def _polled(rank: int, size: int) -> None:
-    """Nobody waits: whoever asks whether it is done has it go on."""
+    """No rank waits: polling for completion makes progress."""
     group, x = ring(), torch.zeros(3)
     post = dist.isend if rank == 0 else dist.irecv
     work = post(x + 1 if rank == 0 else x, 1 - rank, group)
@@ -323,7 +324,7 @@ def test_a_message_that_is_asked_whether_it_is_done(ranks: Pool, hosts: str) -> 
 
 
 def _kept_alive(rank: int, size: int) -> None:
-    """Nobody but the call holds the tensors, and nobody the Work."""
+    """Only the call holds the tensors, and nothing holds the Work."""
     group = ring()
     if rank == 0:
         for i in range(20):
@@ -344,7 +345,7 @@ def test_tensors_and_work_may_be_dropped(ranks: Pool, hosts: str) -> None:
 
 
 def _received_by_itself(rank: int, size: int) -> None:
-    """A receive that nobody waits for; those that follow have it go on."""
+    """A receive without a wait; later receives make progress on it."""
     group, x = ring(), torch.zeros(3)
     if rank == 0:
         dist.send(x + 1, 1, group, tag=1)
@@ -377,11 +378,11 @@ def _let_go(rank: int, size: int) -> None:
             dist.recv(x, 0, group)
         memory.append(weakref.ref(x.untyped_storage()))
         del x
-    end = time.monotonic() + 20  # a thread that is done with one may not have ended
+    end = time.monotonic() + 20  # a thread that has finished may not have ended
     while any(found() is not None for found in memory[:-1]) and time.monotonic() < end:
         time.sleep(0.01)
     kept = [found() is not None for found in memory]
-    assert not any(kept[:-1]), kept  # the last one's until the next message
+    assert not any(kept[:-1]), kept  # that of the last one lives until the next message
 
 
 @grid(2)

@@ -1,5 +1,6 @@
-"""NVTX ranges, as a tool sees them: a small library in the place of one, which a process loads with
-its first range and which writes down what begins and ends."""
+"""NVTX ranges from the view of a tool: a process loads a small library with its first range, and
+the library records the begins and ends.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +83,7 @@ CALLED = (
 
 
 def headers() -> Path | None:
-    """Where the CUDA toolkit has NVTX."""
+    """Returns the NVTX headers of the CUDA toolkit, if there are any."""
     homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
     nvcc = shutil.which("nvcc")
     if nvcc is not None:

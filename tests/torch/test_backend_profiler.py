@@ -1,4 +1,4 @@
-"""What a profile shows: one event a call, as Gloo's, and torch's record of it, as NCCL's."""
+"""Profiles of calls: one event for each, like Gloo's, and torch's record of it, like NCCL's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def lists(k: int, *shape: int) -> list[torch.Tensor]:
     return [torch.ones(shape) for _ in range(k)]
 
 
-# name: (the event; what rank r of k calls). Each at most once a call, and with a shape of its own.
+# name: (the event; the call of rank r of k). Each occurs at most once in a call, and has a shape of
+# its own.
 CALLS: dict[str, tuple[str, Callable[[int, int, Group], Any]]] = {
     "all_reduce": ("all_reduce", lambda r, k, g: dist.all_reduce(ones(2, 3), group=g)),
     "broadcast": ("broadcast", lambda r, k, g: dist.broadcast(ones(4), 1, group=g)),
@@ -61,7 +62,7 @@ CALLS: dict[str, tuple[str, Callable[[int, int, Group], Any]]] = {
         lambda r, k, g: dist.all_reduce(ones(10), group=g, async_op=True).wait(),
     ),
 }
-# Gloo makes these of others, or not at all.
+# Gloo composes these of others, or lacks them.
 OWN: dict[str, tuple[str, Callable[[int, int, Group], Any]]] = {
     "all_gather_into_tensor": (
         "all_gather",
@@ -98,7 +99,7 @@ SHAPES = {
 def events(
     prefix: str, call: Callable[..., Any], *arguments: Any
 ) -> list[tuple[str, list[list[int]]]]:
-    """Names, without the backend's, and shapes."""
+    """Returns event names without the backend's prefix, and shapes."""
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
         call(*arguments)
     found = []
@@ -147,7 +148,7 @@ def test_messages(ranks: Pool) -> None:
 
 
 def _in_flight(rank: int, size: int) -> None:
-    """The event of an asynchronous call lasts until it is done."""
+    """The event of an asynchronous call lasts until the call is done."""
     group, store = ring(), c10d._get_default_store()
     dist.barrier(group)
 
@@ -177,7 +178,7 @@ def test_an_event_lasts_until_the_call_is_done(ranks: Pool) -> None:
 
 
 def trace_of(call: Callable[..., Any], *arguments: Any) -> list[dict[str, Any]]:
-    """What a Chrome trace has of torch's record."""
+    """Returns the entries of torch's record in a Chrome trace."""
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
         call(*arguments)
     with tempfile.TemporaryDirectory() as directory:
@@ -187,7 +188,7 @@ def trace_of(call: Callable[..., Any], *arguments: Any) -> list[dict[str, Any]]:
     return [e["args"] for e in trace["traceEvents"] if e["name"] == "record_param_comms"]
 
 
-# As CALLS and OWN: the name in the record, elements in and out on rank 0 of 2, and the root.
+# For CALLS and OWN: the name in the record, elements in and out on rank 0 of 2, and the root.
 RECORDS: dict[str, tuple[str, int, int, int]] = {
     "all_reduce": ("allreduce", 6, 6, 0),
     "broadcast": ("broadcast", 4, 4, 1),
@@ -206,7 +207,8 @@ RECORDS: dict[str, tuple[str, int, int, int]] = {
     "all_gather_coalesced": ("allgather_into_tensor_coalesced", 4, 8, 0),
     "coalesced reduce_scatter_tensor": ("reduce_scatter_tensor_coalesced", 10, 5, 0),
 }
-ASYNCHRONOUS = ("asynchronous", "coalesced reduce_scatter_tensor")  # torch's default, by the method
+# torch calls the method that coalesces
+ASYNCHRONOUS = ("asynchronous", "coalesced reduce_scatter_tensor")
 
 
 def _records(rank: int, size: int) -> dict[str, list[dict[str, Any]]]:
@@ -234,7 +236,7 @@ def test_the_record_of_each_call(ranks: Pool) -> None:
             assert record["Group size"] == 2
             assert record["Process Group Ranks"] == "[0, 1]"
             assert (record["Global rank start"], record["Global rank stride"]) == (0, 1)
-    # Of the root.
+    # Entries of the root.
     assert found[1]["gather"][0]["Out msg nelems"] == 14
     assert found[1]["scatter"][0]["In msg nelems"] == 16
     assert found[1]["gather"][0]["Rank"] == found[1]["scatter"][0]["Rank"] == 1
@@ -262,7 +264,7 @@ def test_the_record_of_a_message(ranks: Pool) -> None:
 
 
 def _record_of_a_group(rank: int, size: int) -> list[Any]:
-    """A group of some of the ranks, with a name of its own."""
+    """Records a group of some of the ranks, with a name of its own."""
     found = []
     for members in ([1, 3], [0, 1, 3]):
         group = dist.new_group(members, backend="ringkern", group_desc="the odd ones")
@@ -285,7 +287,7 @@ def test_the_group_in_the_record(ranks: Pool) -> None:
 
 
 def _without_a_profiler(rank: int, size: int) -> None:
-    """An error is no event's end, and leaves no event behind."""
+    """An error ends no event and leaves none open."""
     group = ring()
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         with pytest.raises(TypeError):

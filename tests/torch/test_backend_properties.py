@@ -1,7 +1,7 @@
-"""Random sequences of calls on all ranks, by ringkern and by Gloo: the results are the same.
+"""Random sequences of calls on all ranks give the same results by ringkern and by Gloo.
 
-Values are whole numbers so small that no dtype rounds them, in whatever order they are added; only
-the mean of them is rounded, once.
+Values are whole numbers small enough that no dtype rounds their sums in any order; only the mean is
+rounded, once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Call:
-    """One call; `root`: also who sends the message, to the rank `step` further on."""
+    """One call; `root` is also the sender of the message to the rank `step` further on."""
 
     kind: str
     dtype: str
@@ -59,7 +59,7 @@ class Call:
         return x.t().contiguous().t() if self.strided else x
 
     def sent(self, a: int, b: int, size: int) -> int:
-        """Rows of an uneven all-to-all from one rank to another."""
+        """Returns the rows of an uneven all-to-all from one rank to another."""
         return (self.rows * (a + 1) + self.seed * b) % (self.rows + size)
 
 
@@ -87,13 +87,13 @@ def calls(draw: st.DrawFn, size: int) -> Call:
 def start(
     call: Call, rank: int, size: int, group: dist.ProcessGroup | None, layouts: bool
 ) -> tuple[list[torch.Tensor], Any]:
-    """Makes the call; its outputs, and the Work if it is asynchronous."""
+    """Makes the call; returns its outputs, and the Work if it is asynchronous."""
     everyone, root = range(size), rank == call.root
     options: dict[str, Any] = {"group": group, "async_op": call.async_op}
     op = (OPS | BIT_OPS)[call.op]
 
     def own(x: torch.Tensor) -> torch.Tensor:
-        return x if layouts else x.contiguous()  # Gloo takes no others
+        return x if layouts else x.contiguous()  # Gloo accepts no others
 
     mine = own(call.values(rank))
     parts = [own(call.values(rank, r)) for r in everyone]
@@ -149,9 +149,10 @@ def start(
 def run_sequence(
     rank: int, size: int, sequence: list[Call], groups: tuple[Any, Any] | None = None
 ) -> list[str]:
-    """What differs. Nobody stops half way, or the others would wait.
+    """Returns the differences. Checks only at the end, because the other ranks would wait for one
+    that raised.
 
-    ``groups``: ringkern's and Gloo's, of the same ranks, numbered as in them; None: of all ranks.
+    ``groups``: ringkern's and Gloo's, of the same ranks with the same numbers; None: of all ranks.
     """
     results = []
     for layouts, group in zip((True, False), groups or (ring(), None)):

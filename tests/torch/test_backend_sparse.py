@@ -17,7 +17,7 @@ def _sparse(rank: int, size: int) -> None:
     def make(r: int, dtype: torch.dtype, dense: int) -> torch.Tensor:
         n = [0, 3, 7, 2][r]
         random = torch.Generator().manual_seed(r)
-        where = torch.randint(0, 5, (2, n), generator=random)  # with repetitions
+        where = torch.randint(0, 5, (2, n), generator=random)  # with duplicates
         values = torch.randint(0, 9, (n, *[2] * dense), generator=random).to(dtype)
         return torch.sparse_coo_tensor(where, values, (5, 5, *[2] * dense))
 
@@ -50,5 +50,5 @@ def _sparse_tensors_differ(rank: int, size: int) -> str:
 
 @grid(2)
 def test_sparse_tensors_that_differ(ranks: Pool, hosts: str) -> None:
-    """Found on all ranks before anything is added."""
+    """Every rank finds the difference before anything is added."""
     assert "rank 1 and rank 0 have" in ranks(hosts).run(_sparse_tensors_differ)[0]

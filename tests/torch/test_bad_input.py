@@ -1,6 +1,7 @@
-"""What cannot be reduced: an error on the rank that asked for it, and nothing sent to the others.
+"""Inputs that cannot be reduced: an error on the calling rank, and nothing sent to the others.
 
-Each message says what was given, what is accepted and what to do."""
+Each message says what was given, what is accepted and what to do.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def read_only() -> np.ndarray[Any, Any]:
     return array
 
 
-# name: (what one rank does, of 2; the class; the text)
+# name: (the call of one rank, of 2; the class; the text)
 CASES: dict[str, tuple[Call, type[Exception], str]] = {
     # dtypes
     "complex64": (
@@ -155,7 +156,7 @@ CASES: dict[str, tuple[Call, type[Exception], str]] = {
         TypeError,
         "group is int; give a ProcessGroup, or None for the default",
     ),
-    # two tensors that do not fit
+    # two tensors that do not match
     "sizes of reduce_scatter": (
         lambda r, k: scatter(torch.ones(3), torch.ones(7)),
         ValueError,
@@ -201,7 +202,7 @@ CASES: dict[str, tuple[Call, type[Exception], str]] = {
         ValueError,
         "output and input overlap; in place, input must be exactly this rank's part of output",
     ),
-    # what is no tensor
+    # objects that are not tensors
     "list": (
         lambda r, k: reduce([1.0, 2.0]),
         TypeError,
@@ -253,7 +254,7 @@ def _one_rank_errs(rank: int, size: int, name: str, who: int) -> tuple[str, str]
             call(rank, size)
         assert type(caught.value) is error
         said = type(caught.value).__name__, str(caught.value)
-    # Nothing of it has reached the ring: what all ranks call next meets.
+    # None of these calls has reached the ring: the next call of all ranks matches.
     x = values(rank)
     reduce(x)
     assert torch.equal(x, summed(size))
@@ -277,7 +278,7 @@ def _nothing_changed(rank: int, size: int) -> None:
     for bad in (
         lambda: reduce(x, OPS.AVG),
         lambda: reduce(x, protocol="tree"),
-        lambda: reduce(x, OPS.AVG, async_op=True),  # at once, not in wait()
+        lambda: reduce(x, OPS.AVG, async_op=True),  # raises at once, not in wait()
     ):
         with pytest.raises((TypeError, ValueError)):
             bad()

@@ -1,4 +1,4 @@
-"""Booleans: every op gives what Gloo gives, and what it gives is 0 or 1 in memory, too."""
+"""Booleans: every op gives Gloo's result, and each byte in memory is 0 or 1."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ N = 10_007
 
 
 def bools(rank: int, n: int = N) -> torch.Tensor:
-    """All combinations of the ranks' values, in every place of a line."""
+    """Returns all combinations of the ranks' values, in every position of a line."""
     return torch.arange(n) // 2**rank % 2 == 1
 
 
@@ -30,7 +30,7 @@ def _as_gloo(rank: int, size: int) -> None:
     for op in _C.ops_of("bool"):
         expected = bools(rank)
         dist.all_reduce(expected, OPS[op], gloo)
-        expected = expected.view(torch.uint8) != 0  # Gloo adds bytes: a sum of two is a 2
+        expected = expected.view(torch.uint8) != 0  # Gloo adds bytes: a sum of two is 2
         for algorithm, protocol in (("auto", "auto"), *(("ring", p) for p in PROTOCOLS), *DIRECT):
             x = bools(rank)
             ringkern.ring_all_reduce(x, OPS[op], algorithm=algorithm, protocol=protocol)
@@ -59,7 +59,7 @@ def test_a_byte_is_no_boolean(ranks: Pool) -> None:
 
 
 def test_more_ranks_than_a_byte_counts() -> None:
-    """A sum of bytes would be 0 again."""
+    """A sum of bytes would wrap to 0."""
     with Ring(["cpu"] * 256) as ring:
         tensors = [torch.ones(1, dtype=torch.bool) for _ in range(256)]
         ring.all_reduce(tensors)

@@ -1,4 +1,4 @@
-"""What a program may do when a call is done: callbacks run on the communicator's thread."""
+"""Operations in callbacks, which run on the communicator's thread."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_callback_may_start_another_call(ranks: Pool, hosts: str) -> None:
 
 
 def _slow_enough(rank: int, size: int) -> tuple[ringkern.Communicator, dist.Work]:
-    """A call in flight on rank 0, so that what is added to its future runs as a callback."""
+    """Keeps a call in flight on rank 0, so that functions added to its future run as callbacks."""
     communicator = connected(size, NEVER)
     if rank == 1:
         dist.barrier()
@@ -90,7 +90,7 @@ def _async_call_in_callback(rank: int, size: int) -> None:
     if rank == 0:
         more = work.get_future().then(lambda _: communicator.all_reduce(x, async_op=True))
         threading.Timer(0.1, dist.barrier).start()
-        communicator.all_reduce(y)  # holds the turn until the callback is through
+        communicator.all_reduce(y)  # waits its turn until the callback has ended
         more.wait().wait()
     else:
         work.wait()

@@ -1,4 +1,4 @@
-"""Communicator, the object: its life, any store to find the others, a world of one."""
+"""Communicator, the object: its lifetime, any store for connecting, a world of one."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def _object(rank: int, size: int) -> None:
     ):
         with pytest.raises(CommUsageError, match=r"communicator 'ringkern/.*' is closed"):
             call()
-    communicator.abort()  # too late, and harmless
+    communicator.abort()  # too late, but harmless
     assert torch.equal(x, summed(size, 10 * size))
-    ringkern.ring_all_reduce(values(rank))  # the group's own is another one
+    ringkern.ring_all_reduce(values(rank))  # the group has a communicator of its own
 
 
 def test_communicator_object(ranks: Pool) -> None:
@@ -76,7 +76,7 @@ def _dropped(rank: int, size: int) -> None:
     x = values(rank, 30_000)
     work = communicator.all_reduce(x, async_op=True)
     assert work is not None
-    # Python's lock is needed by this callback while the communicator is being freed.
+    # This callback needs the GIL while the communicator is being freed.
     mean = work.get_future().then(lambda future: future.value()[0] / size)
     del communicator
     assert torch.equal(mean.wait(), summed(size, 30_000) / size)
@@ -101,7 +101,7 @@ def test_the_longest_timeout(ranks: Pool) -> None:
 
 
 def _over(store: dist.Store, rank: int, size: int, **kwargs: Any) -> None:
-    for _ in range(2):  # again over the same store: its old keys do no harm
+    for _ in range(2):  # twice over the same store: its old keys do no harm
         with ringkern.Communicator.from_store(
             store, rank, size, timeout=SECONDS, **kwargs
         ) as communicator:
@@ -125,7 +125,7 @@ def _tcp_store(rank: int, size: int) -> None:
     store = port[0] if port else dist.TCPStore("localhost", numbers[0], size, False)
     _over(store, rank, size)
     _over(dist.PrefixStore("of a job", store), rank, size)
-    dist.barrier()  # rank 0 holds the server
+    dist.barrier()  # rank 0 hosts the server
 
 
 def test_from_tcp_store(ranks: Pool) -> None:

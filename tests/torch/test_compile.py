@@ -1,5 +1,4 @@
-"""The ring inside torch.compile and under autograd: ringkern.functional, and what ring_all_reduce
-becomes in a graph."""
+"""The ring in torch.compile and autograd: ringkern.functional, and ring_all_reduce in a graph."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ def _opcheck(rank: int, size: int) -> None:
         grad = x.requires_grad
         torch.library.opcheck(ops.all_reduce.default, (x, "sum", ""))
         if grad:
-            # In place and with a gradient it cannot be right, and says so; opcheck passes that on.
+            # An in-place op with a gradient cannot be right and raises; opcheck passes that on.
             with pytest.raises(Exception, match=r"use ringkern\.functional\.all_reduce"):
                 torch.library.opcheck(ops.all_reduce_.default, (x, "sum", "", *["auto"] * 4))
         else:
@@ -236,7 +235,7 @@ def _gradient(rank: int, size: int, backend: str | None) -> None:
         call = loss if backend is None else torch.compile(loss, fullgraph=True, backend=backend)
         x = (values(rank) + 1).requires_grad_()
         call(x, values(rank)).backward()
-        # d(sum of all ranks' losses) / dx: each rank's weights count.
+        # d(sum of all ranks' losses) / dx: the weights of each rank count.
         assert x.grad is not None
         assert torch.allclose(x.grad, 2 * (values(rank) + 1) * summed(size) * scale)
 
@@ -266,7 +265,7 @@ def _without_gradient(rank: int, size: int) -> None:
     for op in ("max", "min", "prod"):
         x = (values(rank) + 1).requires_grad_()
         result = functional.all_reduce(x, op)
-        assert result.requires_grad  # so that the mistake is not silent
+        assert result.requires_grad  # so that the mistake does not stay silent
         with pytest.raises(
             NotImplementedError, match=rf"op '{op}' has no gradient; sum and avg have"
         ):

@@ -1,4 +1,4 @@
-"""Settings from the environment: read strictly, and what is wrong names itself."""
+"""Settings from the environment: parsed strictly; an error names the variable."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_other_variables_are_left_alone() -> None:
         ),
         ({"accumulate": "float32"}, {"protocol": "ll128"}, ("auto", "ll128", False, False)),
         ({"protocol": "ll128"}, {}, ("auto", "ll128", False, False)),
-        # Neither is an argument: the extension says what is wrong.
+        # These two are not arguments: the extension raises the error.
         ({"protocol": "ll128", "algorithm": "one_shot"}, {}, ("one_shot", "ll128", False, False)),
     ],
 )

@@ -1,5 +1,6 @@
-"""The backend on CUDA tensors has the semantics of torch's ProcessGroupNCCL, or is documented to
-differ: docs/reference/torch_distributed.md names the test of each point."""
+"""The backend on CUDA tensors has the semantics of torch's ProcessGroupNCCL, except for documented
+differences: docs/reference/torch_distributed.md names the test of each point.
+"""
 
 from __future__ import annotations
 

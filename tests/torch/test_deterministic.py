@@ -1,7 +1,8 @@
-"""``deterministic="size_invariant"``: an element's bits depend on the ranks' values of it alone.
+"""``deterministic="size_invariant"``: the bits of an element depend only on the ranks' values of
+it.
 
-A set of elements is reduced, and then again in every disguise: a part of them, padded, elsewhere in
-the tensor, by another protocol and algorithm, in other calls. Each keeps its bits.
+A set of elements is reduced, and then again in other calls: a part of them, padded, elsewhere in
+the tensor, by other protocols and algorithms. Each element keeps its bits.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def test_no_disguise_changes_a_bit(
 
 
 def test_the_ring_does_change_bits() -> None:
-    """Or all of the above would say nothing."""
+    """The other tests would otherwise prove nothing."""
     inputs = [normal(torch.float32, (30_000,), rank) for rank in range(SIZE)]
     whole = reduce_locally(inputs, "sum", algorithm="ring")
     part = reduce_locally([x[7:] for x in inputs], "sum", algorithm="ring")
@@ -130,7 +131,7 @@ def _refused(rank: int, size: int) -> None:
         ringkern.ring_all_reduce(x, deterministic="yes")
     with pytest.raises(ValueError, match="unknown accumulate 'float64'; choose one of auto, dtype"):
         ringkern.ring_all_reduce(x, accumulate="float64")
-    # Nobody has sent anything.
+    # Nothing has been sent.
     ringkern.ring_all_reduce(x)
     assert torch.equal(x, torch.full((10,), float(size)))
 
@@ -167,7 +168,9 @@ dist.destroy_process_group()
     ],
 )
 def test_the_environment_asks_for_every_call(variable: str, value: str, other: Any) -> None:
-    """Together with the ring, which cannot, it is refused wherever a call comes from."""
+    """An explicit request for the ring, which cannot do this, is refused for every form of the
+    call.
+    """
     done = subprocess.run(
         [sys.executable, "-c", ENVIRONMENT.replace("{argument!r}", repr(other))],
         env={f"RINGKERN_{variable}": value, "RINGKERN_ALGORITHM": "ring", "PATH": "/usr/bin:/bin"},

@@ -1,4 +1,4 @@
-"""Dumps of the last calls: when they are written, where, and for whom to read."""
+"""Dumps of the last calls: their times, places and permissions."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The RINGKERN_DUMP_DIR of processes that begin now."""
+    """Returns the RINGKERN_DUMP_DIR of processes that are started now."""
     monkeypatch.setenv("RINGKERN_DUMP_DIR", str(tmp_path / "dumps"))
     return tmp_path / "dumps"
 
@@ -143,7 +143,7 @@ def _in_its_second_call(pid: int, file: Path) -> bool:
 
 def test_a_signal_writes_them_while_a_call_waits(pair: Ranks, folder: Path) -> None:
     pair.run(_signalled, pair.run(_pid)[0], str(folder / "ringkern_0"))
-    # One of the signals may still be answered: its file has another name until it is whole.
+    # A dump may still be in progress: its file has another name until it is complete.
     until(lambda: [file.name for file in folder.iterdir()] == ["ringkern_0"])
     assert not read(folder / "ringkern_0")["failures"]
 

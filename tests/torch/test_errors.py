@@ -1,4 +1,4 @@
-"""Errors as a program gets them: their class, what they say of themselves, and how to go on."""
+"""Errors that a program receives: their class, their facts, and the recovery."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.ranks import Pool, Ranks
 pytestmark = pytest.mark.quick
 
 SUM = dist.ReduceOp.SUM
-NEVER = timedelta(seconds=600)  # what ends before has not ended by it
+NEVER = timedelta(seconds=600)  # an event earlier than this was not caused by it
 CLASSES = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, RingKernError)]
 
 
@@ -71,15 +71,14 @@ def test_what_is_known_of_it_is_kept(cls: type[RingKernError]) -> None:
 
 @pytest.mark.parametrize("cls", CLASSES)
 def test_no_class_has_a_method(cls: type[RingKernError]) -> None:
-    """C++ calls the class while the interpreter may end: what is written in Python, it could not
-    finish."""
+    """C++ calls the class while the interpreter may end, and Python code could not finish then."""
     assert not [name for name, value in vars(cls).items() if isinstance(value, FunctionType)]
 
 
 def test_raising_runs_no_python() -> None:
     communicator = alone()
     communicator.all_reduce(torch.ones(3))
-    communicator.abort("enough")  # of which the next error knows the rank
+    communicator.abort("enough")  # the next error names its rank
     ran: list[str] = []
 
     def look(frame: FrameType, event: str, argument: Any) -> None:
@@ -100,7 +99,7 @@ def test_raising_runs_no_python() -> None:
 
 
 def test_a_text_in_no_encoding() -> None:
-    """As a reason could be that comes from another rank: the error is still this one."""
+    """A reason from another rank may have such bytes: the error keeps its class."""
     communicator = alone()
     communicator._c.abort(b"caf\xe9")  # type: ignore[arg-type]
     error = caught(communicator.all_reduce, torch.ones(3))
@@ -108,7 +107,7 @@ def test_a_text_in_no_encoding() -> None:
     assert "caf\ufffd" in str(error)
 
 
-# ---- what an error says of itself, whichever way it comes ---------------------------------------
+# ---- the fields of an error ---------------------------------------------------------------------
 
 
 def told(error: RingKernError) -> tuple[str, int | None, int | None, bool]:
@@ -139,7 +138,7 @@ def _waited(work: dist.Work | None, by_future: bool) -> None:
     _ = work.get_future().wait() if by_future else work.wait()
 
 
-# Each makes one call of `n` elements.
+# Each rank makes one call of `n` elements.
 WAYS: dict[str, Callable[[dist.ProcessGroup, int], Any]] = {
     "at once": lambda g, n: ringkern.ring_all_reduce(torch.ones(n), group=g),
     "wait": lambda g, n: _waited(ringkern.ring_all_reduce(torch.ones(n), SUM, g, True), False),
@@ -168,7 +167,7 @@ def _disagree(rank: int, size: int) -> dict[str, Any]:
 
 
 def test_a_mismatch_names_the_rank_and_the_call(ranks: Pool) -> None:
-    # Of two, the lower one is taken to be right. A third could come when it is over.
+    # With two ranks, the lower one is taken to be right. A third rank could join after the failure.
     for rank in ranks(2).run(_disagree):
         assert rank == dict.fromkeys(WAYS, ("CollectiveMismatchError", 1, 1, True))
 
@@ -189,7 +188,7 @@ def _ends(rank: int, size: int) -> dict[str, Any]:
         found[how] = told(caught(communicator.all_reduce, torch.ones(5)))
         if rank != 1:
             dist.barrier()
-        communicator.abort()  # of no use any more, and of no harm
+        communicator.abort()  # unnecessary now, and harmless
         communicator.close()
         assert type(caught(communicator.all_reduce, torch.ones(5))) is CommUsageError
     return found
@@ -197,7 +196,7 @@ def _ends(rank: int, size: int) -> dict[str, Any]:
 
 def test_a_rank_that_ends_it_is_named(ranks: Pool) -> None:
     zero, one = ranks(2).run(_ends)
-    # Who calls only now is in no call yet.
+    # A rank that calls only now is in no call yet.
     assert zero.pop("aborts") in (
         ("CommAbortedError", 1, 2, True),
         ("CommAbortedError", 1, None, False),
@@ -206,7 +205,7 @@ def test_a_rank_that_ends_it_is_named(ranks: Pool) -> None:
         "closes": ("PeerLostError", 1, 2, True),
         "is late": ("CollectiveTimeoutError", 1, 2, True),
     }
-    # And who comes when it is over.
+    # A rank that joins after the failure.
     assert one == {
         "aborts": ("CommAbortedError", 1, None, False),
         "closes": ("CommUsageError", None, None, False),
@@ -233,7 +232,7 @@ def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
         assert (tmp_path / str(rank)).read_text() == repr(("PeerLostError", 2, 2, True))
 
 
-# ---- how to go on -------------------------------------------------------------------------------
+# ---- recovery -----------------------------------------------------------------------------------
 
 
 def _goes_on(rank: int, size: int) -> None:
@@ -243,7 +242,7 @@ def _goes_on(rank: int, size: int) -> None:
     first = caught(ringkern.ring_all_reduce, torch.ones(5 + rank), SUM, group)
     assert type(first) is CollectiveMismatchError
     reason = str(first).split(" Here: ")[0]
-    for _ in range(3):  # the group's own stays as it is
+    for _ in range(3):  # the group's communicator is unchanged
         again = caught(ringkern.ring_all_reduce, torch.ones(5), SUM, group)
         assert type(again) is CommAbortedError
         assert reason in str(again)
@@ -258,7 +257,7 @@ def _goes_on(rank: int, size: int) -> None:
         communicator.all_reduce(x)
     dist.barrier()
     dist.destroy_process_group(group)
-    ringkern.ring_all_reduce(x)  # that of another group never knew
+    ringkern.ring_all_reduce(x)  # the other group is not affected
 
 
 def test_a_new_communicator_of_the_same_group_works(ranks: Pool) -> None:

@@ -1,4 +1,4 @@
-"""The example, as a newcomer runs it. (What README.md says is tested in tests/docs.)"""
+"""The example, run like a new user runs it. (tests/docs tests the statements of README.md.)"""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def test_train_digits(tmp_path: Path) -> None:
     assert done.stdout.endswith("plot: digits.png\nOK\n")
     curves = re.findall(r"^ +\d+ +(\d\.\d+) +(\d\.\d+)$", done.stdout, re.MULTILINE)
     assert len(curves) == 6
-    assert all(ring == gloo for ring, gloo in curves)  # of two floats, the order is no matter
+    # the sum of two floats has the same bits in either order
+    assert all(ring == gloo for ring, gloo in curves)
     assert (tmp_path / "digits.png").read_bytes().startswith(b"\x89PNG\r\n")
 
 

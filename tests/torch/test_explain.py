@@ -1,4 +1,6 @@
-"""What a call is said to do is what it does, and why is what the table and the costs say."""
+"""The explained way of a call is the way it takes; the explained reasons match the table and the
+costs.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ SIZES = (0, 1, 8, 1000, 4096, 70_001, 1 << 20, 1 << 26)
 
 @pytest.fixture
 def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A machine with costs of its CPU, for 2 ranks and for more than it has cores; of no GPU."""
+    """Installs costs of this machine's CPU, for 2 ranks and for more than it has cores; none of a
+    GPU.
+    """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     here = identity.of_this_machine(_C.wire_version)
     path = cache.file_of(here)
@@ -254,7 +258,7 @@ def test_what_a_candidate_lacks(tuned: None) -> None:
     assert found["two_shot/simple"] == "slower"
     assert found["two_shot/ll"] == "cpu has no two_shot over ll"
     assert found["ring/ll"] == "slower"
-    # Just beside a crossover a row goes on for a little.
+    # A row may extend a little beyond a crossover.
     quicker = [
         text
         for nbytes in range(100, 30_000, 10)
@@ -308,7 +312,7 @@ def test_crossovers_are_where_the_choice_changes(tuned: None) -> None:
             before = chosen
 
 
-# ---- it is what happens -------------------------------------------------------------------------
+# ---- the explained way is taken -----------------------------------------------------------------
 
 
 def _late(rank: int, size: int, nbytes: int) -> str:
@@ -326,7 +330,7 @@ def _late(rank: int, size: int, nbytes: int) -> str:
 
 
 def test_a_call_goes_the_way_that_was_explained(ranks: Callable[[int], Ranks]) -> None:
-    """A rank that waits says over what."""
+    """A waiting rank reports its algorithm and protocol."""
     for nbytes in (64, 1 << 20):
         found = explain.explain("cpu", 2, nbytes)
         algorithm, protocol = found.way[:2]
@@ -334,7 +338,7 @@ def test_a_call_goes_the_way_that_was_explained(ranks: Callable[[int], Ranks]) -
         assert f"over {over}: " in ranks(2).run(_late, nbytes)[0]
 
 
-# ---- how it is shown ----------------------------------------------------------------------------
+# ---- output -------------------------------------------------------------------------------------
 
 
 def arguments(*given: str) -> argparse.Namespace:
@@ -412,9 +416,9 @@ def test_all_sizes_at_a_glance(tuned: None, capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_what_the_readme_says_of_the_shipped_choice(ranks: int) -> None:
-    """No all-reduce goes round the ring between CPU ranks of one host; the others do.
+    """Between CPU ranks of one host no all-reduce goes round the ring; the other collectives do.
 
-    By the default figures: another processor may have figures of its own.
+    Uses the default figures; another processor may have figures of its own.
     """
     measured = tables.shipped(ranks, crowded=ranks > 2).measured
     lists = tables.rows_for(measured, ranks)
@@ -430,7 +434,7 @@ def test_what_the_readme_says_of_the_shipped_choice(ranks: int) -> None:
 
 
 def test_a_way_that_takes_no_longer_is_not_called_slower() -> None:
-    """With one rank there is nobody to wait for, and all ways take the same time."""
+    """A single rank waits for no other, and all ways take the same time."""
     found = explain.explain("cpu", 1, 1024)
     assert {one.ratio for one in found.candidates if one.ratio} == {1.0}
     assert {one.why for one in found.candidates if one.ratio} == {"chosen", "as quick"}

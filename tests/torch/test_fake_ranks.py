@@ -1,5 +1,6 @@
-"""Rings of processes on fake CUDA devices, over the kernels that ship: a launch runs their PTX in
-memory that the processes share."""
+"""Rings of processes on fake CUDA devices, with the kernels that ship: a launch runs their PTX in
+memory that the processes share.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ ON_HOST = [way for way in WAYS if way[1] == "ll" or way == ("ring", "simple")]
 
 @pytest.fixture(scope="module")
 def scenarios() -> Iterator[Scenario]:
-    # Calls on CUDA end the process by default where one has failed.
+    # By default, a failed call on CUDA ends the process.
     module = fake_cuda.over_fake("tests.torch.fake_ranks")
     with scenarios_of(*module, RINGKERN_ON_FAULT="raise") as run:
         yield run
@@ -48,7 +49,7 @@ def test_these_are_all_ways_on_cuda() -> None:
 @pytest.mark.parametrize("way", WAYS, ids=" ".join)
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_every_dtype(scenarios: Scenario, tmp_path: Path, size: int, way: tuple[str, str]) -> None:
-    """Several calls in a row: the next one's counters and flags are those that one has left."""
+    """Several calls in a row: each starts from the counters and flags of the one before."""
     counts = [1000] if size == 3 else [1, 1000]
     calls = [Call(*way, dtype, n) for n in counts for dtype in DTYPES]
     calls += [Call(*way, "bfloat16", 999, op) for op in ("avg", "prod", "min", "max")]
@@ -58,13 +59,13 @@ def test_every_dtype(scenarios: Scenario, tmp_path: Path, size: int, way: tuple[
 
 @pytest.mark.parametrize("protocol", _C.protocols)
 def test_around_chunks(scenarios: Scenario, tmp_path: Path, protocol: str) -> None:
-    """All channels, with chunks that just fill their slots, and with a second loop."""
+    """All channels, with chunks that exactly fill their slots, and with a second loop."""
     size = 2
     dtype = "float32" if protocol == "ll128" else "bfloat16"
     cut = cut_of(protocol, size, 1 << 26, dtype)
     plan = _C.Plan("all_reduce", protocol, size, 1 << 26, DTYPES[dtype].itemsize, **cut)
     full = plan.chunk * plan.channels * size
-    # In Simple, that is so much that one call is enough.
+    # Simple moves enough data that one call suffices.
     counts = [full + 1] if protocol == "simple" else [full - 1, full, full + 1]
     _run(scenarios, size, tmp_path, [Call("ring", protocol, dtype, n) for n in counts])
 
@@ -72,8 +73,9 @@ def test_around_chunks(scenarios: Scenario, tmp_path: Path, protocol: str) -> No
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("all_early", [False, True])
 def test_in_place(scenarios: Scenario, tmp_path: Path, size: int, all_early: bool) -> None:
-    """Takes them by name always, and by ``auto`` where all ranks were early. The bits are the same
-    if one rank's tensor is staged, and if it is in several pieces."""
+    """Requests one_shot and two_shot by name, and by ``auto`` where all ranks were early. The bits
+    stay the same if one rank's tensor is staged, and if it is in several pieces.
+    """
     (tmp_path / "early").write_text(json.dumps([*range(size)] if all_early else [0]))
     way = ("two_shot", "simple")
     calls = [Call(*way, dtype, n) for dtype in ("bfloat16", "int64") for n in (1, 1001, 100_000)]
@@ -85,7 +87,7 @@ def test_in_place(scenarios: Scenario, tmp_path: Path, size: int, all_early: boo
 
 @pytest.mark.parametrize("devices", [[0, 0], [0, 1], [1, 0, 1], [*range(8)]], ids=str)
 def test_a_ring_in_one_process(scenarios: Scenario, tmp_path: Path, devices: list[int]) -> None:
-    """Launches on two devices run at the same time, as do the kernels that probe their links."""
+    """Launches on two devices run at the same time; so do the kernels that probe their links."""
     calls = [Call(*way, dtype, 1001) for way in WAYS for dtype in ("bfloat16", "int64")]
     calls += [Call("two_shot", "simple", dtype, n) for n in (1, 40_000) for dtype in DTYPES]
     write(tmp_path, calls)
@@ -98,7 +100,7 @@ def test_a_ring_in_one_process(scenarios: Scenario, tmp_path: Path, devices: lis
 def test_two_rings_in_other_orders(
     scenarios: Scenario, tmp_path: Path, processors: int, queues: int
 ) -> None:
-    """They run side by side where there is room for both, and time out where there is not."""
+    """The rings run side by side where there is room for both, and time out where there is not."""
     (tmp_path / "device").write_text(json.dumps([processors, queues]))
     _run(scenarios, 2, tmp_path, [Call("ring", "simple", "float32", 330_000)], "two_rings")
     kinds = [json.loads((tmp_path / f"said{rank}").read_text()) for rank in range(2)]
@@ -136,7 +138,7 @@ def test_what_cuda_refuses(scenarios: Scenario, tmp_path: Path) -> None:
 
 
 def test_contexts(scenarios: Scenario, tmp_path: Path) -> None:
-    """Makes one in each process, for its own device, and none for device 0."""
+    """Each process makes a context for its own device, and none for device 0."""
     _run(scenarios, 2, tmp_path, [], "contexts")
 
 
@@ -231,7 +233,7 @@ def test_unfinished_messages(
 
 @pytest.mark.parametrize("memory", ["auto", "ipc", "host"])
 def test_kill_9_during_messages(scenarios: Scenario, tmp_path: Path, memory: str) -> None:
-    """Those that wait behind one that is lost are lost, too."""
+    """Messages that wait behind a lost one are lost, too."""
     (tmp_path / "queues").write_text("1")
     (tmp_path / "choice").write_text(memory)
     outcome = scenarios("killed_in_messages", 3, tmp_path)
@@ -251,7 +253,7 @@ def test_a_graph_over_two_devices(
 
 
 def test_devices_that_do_not_reach_each_other(scenarios: Scenario, tmp_path: Path) -> None:
-    """They have host memory in common, and ``auto`` does without the ways that need another."""
+    """They share host memory, and ``auto`` avoids the ways that need device memory."""
     (outcome,) = scenarios("apart", 1, tmp_path)
     assert outcome["status"] == 0, outcome["stderr"]
 
@@ -267,7 +269,7 @@ def test_two_devices_whose_link_tears_lines(scenarios: Scenario, tmp_path: Path)
 def test_small_devices(
     scenarios: Scenario, tmp_path: Path, seats: list[tuple[int, int]], channels: int
 ) -> None:
-    """Fewer channels, as the bits tell: each has its part of the tensor."""
+    """The bits show fewer channels: each has its part of the tensor."""
     (tmp_path / "seats").write_text(json.dumps(seats))
     (tmp_path / "channels").write_text(json.dumps(channels))
     _run(scenarios, 3, tmp_path, [Call(*way, "float32", 30_000) for way in WAYS], "small")
@@ -287,7 +289,7 @@ def test_small_devices(
 def test_host_memory(
     scenarios: Scenario, tmp_path: Path, size: int, apart: list[tuple[int, int]]
 ) -> None:
-    """The bits are those of device memory, whichever pairs of ranks use which."""
+    """The bits equal those of device memory, whichever pairs of ranks use which."""
     set_memory(tmp_path, apart, by_ipc=[*range(0, size, 2)])
     dtypes = ("bfloat16", "int64") if size > 4 else ("float32", "bfloat16", "int64", "uint8")
     calls = [Call(*way, dtype, n) for way in ON_HOST for dtype in dtypes for n in (1, 1001)]
@@ -299,7 +301,7 @@ def test_host_memory(
     ("size", "by_ipc"), [(2, [0, 1]), (2, [0]), (3, [0, 1, 2]), (4, [0, 2]), (8, [0, 2, 4, 6])]
 )
 def test_device_memory(scenarios: Scenario, tmp_path: Path, size: int, by_ipc: list[int]) -> None:
-    """The bits are the same by whichever handle ranks open each other's memory."""
+    """The bits do not depend on the kind of handle by which ranks open each other's memory."""
     set_memory(tmp_path, by_ipc=by_ipc)
     calls = [Call(*way, "float32", n) for way in ON_HOST for n in (1, 1001)]
     _run(scenarios, size, tmp_path, calls, "on_host")
@@ -311,7 +313,7 @@ def test_messages_over_host_memory(scenarios: Scenario, tmp_path: Path) -> None:
 
 
 def test_ranks_without_memory_in_common(scenarios: Scenario, tmp_path: Path) -> None:
-    """Both ranks and all that was tried are named, on all ranks."""
+    """The error names both ranks and all attempts, on all ranks."""
     set_memory(tmp_path, [(1, 0)])
     _run(scenarios, 2, tmp_path, [], "no_memory_in_common")
     for rank in range(2):
@@ -333,7 +335,7 @@ def test_kill_9_during_a_call(
     apart: list[tuple[int, int]],
     by_ipc: list[int],
 ) -> None:
-    """A kernel that waits for a rank that is gone ends, and its call says which rank that is."""
+    """A kernel that waits for a dead rank ends, and its call names the rank."""
     if apart and way not in ON_HOST:
         return
     set_memory(tmp_path, apart, by_ipc)

@@ -1,4 +1,4 @@
-"""Communicators: one for each group, several at once, made again, over any store."""
+"""Communicators: one for each group, several at once, recreated, over any store."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_overlapping_subgroups(ranks: Pool) -> None:
 
 
 def _order_in_a_group(rank: int, size: int) -> None:
-    # new_group sorts the ranks; what is gathered follows the ranks of the group.
+    # new_group sorts the ranks; the gathered order follows the ranks of the group.
     group = dist.new_group([2, 1])
     if rank > 0:
         out = torch.empty(2)
@@ -85,7 +85,7 @@ def _two_at_once(rank: int, size: int) -> None:
     with ringkern.Communicator(timeout=SECONDS) as one, ringkern.Communicator(other) as two:
         works, tensors = [], []
         for i in range(20):
-            # Ranks start in different orders; only the order within a communicator counts.
+            # Ranks start in different orders; only the order within a communicator matters.
             for communicator in (one, two) if (i + rank) % 2 == 0 else (two, one):
                 x = values(rank, 5000)
                 works.append(communicator.all_reduce(x, async_op=True))
@@ -112,7 +112,7 @@ def test_without_a_process_group() -> None:
 
 
 def _again(rank: int, size: int, directory: str) -> None:
-    """Runs in ranks of its own: it ends their process group."""
+    """Runs in ranks of its own, because it ends their process group."""
     group = dist.group.WORLD
     ringkern.ring_all_reduce(values(rank))
     for attempt in range(3):

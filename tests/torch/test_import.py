@@ -1,4 +1,4 @@
-"""What `import ringkern` is, before anything is reduced."""
+"""`import ringkern`, before any call."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ except (ImportError, ValueError) as error:
 
 
 def test_another_torch_is_refused() -> None:
-    # torch claims to be another. Its next patch release would do.
+    # Pretends another version of torch; the next patch release would do.
     release = ".".join(torch.__version__.split(".")[:2])
     done = python(
         f"import torch; torch.__version__ = '1.0.0'{IMPORT}"
@@ -150,8 +150,8 @@ def copy_of_the_source(folder: Path) -> Path:
 
 def test_the_source_is_no_installation(tmp_path: Path) -> None:
     copy = copy_of_the_source(tmp_path)
-    # An editable installation would find the extension of the package that is installed. torch
-    # finds what that says of the backend, before this finds its module again.
+    # An editable installation would find the extension of the installed package. torch reads that
+    # package's entry point before this finder returns its module.
     files = "import sys, ringkern_autoload\n"
     files += "sys.meta_path = [f for f in sys.meta_path if 'Editable' not in repr(f)]"
     done = python(files + IMPORT, cwd=tmp_path)
@@ -219,7 +219,7 @@ print(ringkern.config.config)
 
 
 def test_a_folder_that_hides_the_package_is_named(tmp_path: Path) -> None:
-    """A clone in the current directory, where ringkern is installed as editable."""
+    """The current directory has a clone, and ringkern is installed as editable."""
     (tmp_path / "ringkern" / "ringkern").mkdir(parents=True)
     program = (
         "import sys, importlib.machinery as m\n"

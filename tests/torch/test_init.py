@@ -1,4 +1,4 @@
-"""ringkern.init: ranks that torchrun, mpiexec or srun has started."""
+"""ringkern.init: ranks started by torchrun, mpiexec or srun."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NONE = {
     for name in (one.rank, one.size, one.local_rank, *one.one_host)
     if name
 } | dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"), "")
-# Variables of rank 0 of 2, each as its launcher sets them on one host.
+# Variables of rank 0 of 2, as each launcher sets them on one host.
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "0",
     "OMPI_COMM_WORLD_SIZE": "2",
@@ -60,7 +60,7 @@ def rank(variables: dict[str, str], number: int) -> dict[str, str]:
 
 
 def run(ranks: list[tuple[list[str], dict[str, str]]], folder: Path) -> list[str]:
-    """Returns what two ranks print; ends them in every case."""
+    """Returns the output of two ranks; ends them in every case."""
     clean = {name: value for name, value in os.environ.items() if name not in NONE}
     clean |= {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
     jobs = [
@@ -86,7 +86,7 @@ def script(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("variables", [OPEN_MPI, MPICH, SLURM], ids=["openmpi", "mpich", "slurm"])
 def test_ranks_of_one_host(variables: dict[str, str], script: Path, tmp_path: Path) -> None:
-    """They meet without an address, also where a shell lies between the launcher and a rank."""
+    """The ranks meet without an address, also if a shell lies between the launcher and a rank."""
     python = [sys.executable, str(script), "2"]
     in_shells = ["sh", "-c", f"sh -c '{' '.join(python)}; exit $?'; exit $?"]
     ranks = [(python, rank(variables, 0)), (in_shells, rank(variables, 1))]
@@ -109,14 +109,14 @@ def test_torchrun(script: Path) -> None:
 
 
 def test_mpiexec(script: Path, tmp_path: Path) -> None:
-    """Whichever is on the PATH, such as one of those of `python -m bench.compare install`."""
+    """Uses any mpiexec on the PATH, such as one of `python -m bench.compare install`."""
     mpiexec = shutil.which("mpiexec")
     if mpiexec is None:
         pytest.skip("there is no mpiexec on the PATH")
     variables = {name: value for name, value in os.environ.items() if name not in NONE}
     variables |= {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
     variables["LD_LIBRARY_PATH"] = str(Path(mpiexec).parents[1] / "lib")
-    # Open MPI runs neither as root nor with fewer cores than ranks unless it is told to.
+    # Without these, Open MPI refuses root and more ranks than cores.
     variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     variables["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
     done = subprocess.run(
@@ -165,7 +165,7 @@ def test_each_group_has_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.Mo
     made: list[dict[str, Any]] = []
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(dist, "init_process_group", lambda _, **options: made.append(options))
-    monkeypatch.setenv("LOCAL_RANK", "")  # which init sets: removed again at the end
+    monkeypatch.setenv("LOCAL_RANK", "")  # init sets it: removed again at the end
     for name in NONE:
         monkeypatch.delenv(name, raising=False)
     for name, value in rank(SLURM, 1).items():
@@ -186,7 +186,7 @@ def test_what_it_finds_is_not_given() -> None:
 
 
 def test_the_inner_launcher_counts() -> None:
-    """Slurm starts the mpiexec of others, whose ranks have its variables, too."""
+    """Slurm starts the mpiexec of others, and their ranks inherit its variables."""
     found = launchers._find(SLURM | {"SLURM_PROCID": "1"} | MPICH)
     assert found is not None
     assert (found.launcher.rank, found.rank) == ("PMI_RANK", 0)

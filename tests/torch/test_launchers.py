@@ -1,4 +1,4 @@
-"""Programs as users start them: spawn, torchrun, and each way to meet."""
+"""Programs started like users start them: spawn, torchrun, and each init_method."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def free_port() -> int:
 
 
 def init(backend: str, rank: int, size: int, method: str) -> None:
-    """``method``: as torch has it, but for a port that follows env://."""
+    """Calls init_process_group; ``method`` is torch's, but env:// may be followed by a port."""
     if method.startswith("env://"):
         os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=method.removeprefix("env://"))
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(size))
@@ -41,7 +41,7 @@ def init(backend: str, rank: int, size: int, method: str) -> None:
 
 
 def spawn(job: Callable[[int, int, list[str]], None], size: int, directory: Path) -> None:
-    """Runs ``job(rank, size, methods)`` on ranks that are ended whatever comes of it."""
+    """Runs ``job(rank, size, methods)`` on ranks, which are ended in every case."""
     methods = [
         f"env://{free_port()}",
         f"tcp://localhost:{free_port()}",
@@ -50,7 +50,7 @@ def spawn(job: Callable[[int, int, list[str]], None], size: int, directory: Path
     context = mp.spawn(job, args=(size, methods), nprocs=size, join=False)
     end = time.monotonic() + LIMIT_S
     try:
-        while not context.join(timeout=1):  # raises what a rank raised
+        while not context.join(timeout=1):  # raises a rank's exception
             assert time.monotonic() < end, "the ranks have not ended"
     finally:
         for process in context.processes:
@@ -60,7 +60,7 @@ def spawn(job: Callable[[int, int, list[str]], None], size: int, directory: Path
 
 
 def run_by_torchrun(script: Path, *arguments: str) -> None:
-    """Two ranks, each of which says that it is done, and nothing else on stderr."""
+    """Runs two ranks, each of which reports success, with nothing else on stderr."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     with subprocess.Popen(
         [*torchrun, "--nproc-per-node", "2", str(script), *arguments],
@@ -72,7 +72,7 @@ def run_by_torchrun(script: Path, *arguments: str) -> None:
         try:
             output, errors = job.communicate(timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
-            job.terminate()  # it ends its ranks, which would outlive its death
+            job.terminate()  # ends its ranks, which would outlive a kill
             raise
     assert job.returncode == 0, errors
     assert output.count("rank is done") == 2

@@ -1,4 +1,4 @@
-"""The lists and limits that the extension tells: held against what it accepts."""
+"""The lists and limits of the extension agree with what it accepts."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def test_ways_are_those_that_calls_accept() -> None:
 
 
 def test_the_ways_of_the_gpu_benchmark_are_all() -> None:
-    """``bench/gpu`` is loaded before ringkern is built, and so cannot ask it."""
+    """``bench/gpu`` is loaded before ringkern is built, so it cannot query the extension."""
     assert _C.protocols == cases.PROTOCOLS
     assert {"ring", *cases.ALGORITHMS} == set(_C.algorithms)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_what_is_there_is_what_is_chosen(device: str) -> None:
-    """Every request for which there is a way is granted by some way, and no other."""
+    """Every request that some way fulfils is granted, and no other."""
     lists = {name: [(1 << 62, "ring", "simple")] for name in _C.lists}
     for algorithm, protocol, in_rank_order, wide in itertools.product(
         config.ALGORITHMS, config.PROTOCOLS, (False, True), (False, True)

@@ -1,4 +1,4 @@
-"""Rings whose ranks are all in this process: what they compute, one after another and at once."""
+"""Rings whose ranks are all in this process: their results, one call after another and at once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def equal(tensors: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
 
 
 def sample(size: int) -> list[Call]:
-    """Each dtype with each of its ops, the rest drawn."""
+    """Returns each dtype with each of its ops, and random other parameters."""
     draw = random.Random(size)
     calls = []
     for name in DTYPES:

@@ -1,5 +1,6 @@
-"""Rings of CUDA devices in this process. To the bit, the kernels are held against the model of the
-ring's order in tests/cuda; here it is that what Python gives them arrives, and in order."""
+"""Rings of CUDA devices in this process. tests/cuda compares the kernels' bits with the model of
+the ring's order; these tests check the arguments from Python, and the order of the calls.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ PROTOCOLS = ("auto", "simple", "ll", "ll128")
 
 
 def places(size: int) -> list[list[str]]:
-    """One device for all ranks, and where there are more, rank after rank another one."""
+    """Returns one device for all ranks; with several devices, also the ranks spread over them in
+    turn.
+    """
     one = ["cuda:0"] * size
     in_turn = [f"cuda:{rank % DEVICES}" for rank in range(size)]
     return [one] if one == in_turn else [one, in_turn]
@@ -50,7 +53,7 @@ def test_all_reduce(size: int, protocol: str) -> None:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_every_op_of_integers(protocol: str) -> None:
-    """These do not depend on the order, so the CPU's result is the one."""
+    """Integer results do not depend on the order, so the CPU's result is exact."""
     for devices in places(3):
         for name in ("sum", "prod", "min", "max", "band", "bor", "bxor"):
             theirs = on(devices, 5003, torch.int64)
@@ -94,7 +97,7 @@ def test_on_the_current_streams() -> None:
             tensors = [torch.zeros(1 << 20, device=device) for device in devices]
             for x in tensors:
                 with torch.cuda.device(x.device):
-                    torch.cuda._sleep(20_000_000)  # what comes before must have ended first
+                    torch.cuda._sleep(20_000_000)  # earlier work must have ended first
                 x += 1
             local.ring_all_reduce(tensors)
             for x in tensors:
@@ -136,7 +139,7 @@ def test_in_a_graph(protocol: str) -> None:
             graph.replay()
             expected = 4 * (summed(4, 3000) + 4 * replay)
             assert all(torch.equal(x.cpu(), expected) for x in tensors)
-            if replay % 10 == 0:  # and beside the graph
+            if replay % 10 == 0:  # beside the graph
                 beside = on(devices, 3000)
                 ring.all_reduce(beside, protocol=protocol)
                 check(beside, 3000)

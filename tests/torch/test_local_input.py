@@ -1,4 +1,4 @@
-"""What a ring of ranks in this process does not take: said before any tensor has changed."""
+"""Invalid arguments for a ring of ranks in this process: refused before any tensor has changed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def parts(*ranges: tuple[int, int]) -> list[torch.Tensor]:
 
 
 def overlapping_pair() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Rank 1's output is a part of rank 0's input."""
+    """Returns tensors where rank 1's output is a part of rank 0's input."""
     x = torch.zeros(6)
     return [torch.zeros(3), x[:3]], [x, torch.zeros(6)]
 
@@ -75,7 +75,7 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ValueError,
         "a ring of 2 ranks takes as many inputs, one for each rank, not 1",
     ),
-    # tensors that do not fit each other
+    # tensors that do not match
     "sizes": (
         lambda: reduce(ones(3, 3, 4)),
         ValueError,
@@ -157,7 +157,7 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ringkern.errors.CommUsageError,
         "a local ring has 1 to 1024 ranks, not 1025",
     ),
-    # what one tensor may not be: as for ranks in processes
+    # properties that no tensor may have, like for ranks in processes
     "uint16": (
         lambda: reduce([torch.ones(3), torch.ones(3, dtype=torch.uint16)]),
         TypeError,
@@ -231,9 +231,9 @@ def test_in_place_and_shared_inputs() -> None:
     assert wholes[0].tolist() == [0, 2, 4, 3, 4, 5]
     assert wholes[1].tolist() == [0, 1, 2, 6, 8, 10]
     x = torch.zeros(9)
-    reduce([x[3:3], x[:0], torch.ones(0)])  # nothing shares nothing
+    reduce([x[3:3], x[:0], torch.ones(0)])  # empty tensors share nothing
     x, outputs = torch.arange(3.0), ones(6, 6)
-    gather(outputs, [x, x])  # is only read
+    gather(outputs, [x, x])  # only read
     assert all(y.tolist() == [0, 1, 2, 0, 1, 2] for y in outputs)
 
 

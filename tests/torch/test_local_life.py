@@ -1,4 +1,4 @@
-"""Rings whose ranks are all in this process: abort, close, forks, and a program that ends."""
+"""Rings whose ranks are all in this process: abort, close, forks, and the end of the program."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_in_a_forked_child() -> None:
         [
             lambda: ring.all_reduce(tensors),
             one_of_its_own,
-            ring.abort,  # does nothing, to the parent least of all
+            ring.abort,  # has no effect, neither here nor in the parent
             ring.close,
         ]
     )

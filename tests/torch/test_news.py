@@ -1,4 +1,4 @@
-"""What the library says without being asked: by Python's logging, from a thread of its own."""
+"""Unrequested reports of the library, by Python's logging, from a thread of its own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIMIT_S = 60.0
 
 
 class Listener(logging.Handler):
-    """What the logger "ringkern" is told, while it is a context."""
+    """A context that collects the records of the logger "ringkern"."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Listener(logging.Handler):
         self.told.put(record)
 
     def next(self) -> tuple[str, str, str]:
-        """Level, text and thread."""
+        """Returns level, text and thread of the next record."""
         record = self.told.get(timeout=LIMIT_S)
         return record.levelname, record.getMessage(), record.threadName or ""
 
@@ -116,7 +116,7 @@ def test_a_handler_that_raises_does_not_end_it(monkeypatch: pytest.MonkeyPatch) 
 
 
 def _late(rank: int, size: int) -> list[tuple[str, str]]:
-    """Rank 1 comes after more than 5 s, at which rank 0 has been told that it is late; twice."""
+    """Rank 1 comes after more than 5 s, when rank 0 has a report that it is late; twice."""
     x = torch.ones(10)
     ringkern.ring_all_reduce(x)
     with Listener() as listener:

@@ -1,4 +1,4 @@
-"""The thread for news in whole programs: when it begins, and that nothing said last is lost."""
+"""The event thread in whole programs: its start, and that the last events are not lost."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ communicator.abort("no more of it")
 
 
 def test_what_a_forked_process_says_last_is_told_too() -> None:
-    """One of multiprocessing, which ends in a way of its own."""
+    """A process of multiprocessing, whose end differs from a program's."""
     done = program("""
 import multiprocessing
 def rank():
@@ -84,7 +84,7 @@ print(process.exitcode)
 
 
 def test_what_a_spawned_process_says_last_is_told_too() -> None:
-    """One of multiprocessing, which ends first as if it had been forked, and then as a program."""
+    """A process of multiprocessing, which ends first like a forked one, and then like a program."""
     done = program("""
 import multiprocessing.util
 class Fails:
@@ -118,7 +118,7 @@ communicator.abort("no more of it")
 
 @pytest.mark.parametrize("before", ["", "communicator = alone()"])
 def test_a_communicator_is_made_after_it_has_ended(before: str) -> None:
-    """What was registered before ringkern's own is called after it."""
+    """Exit functions registered before ringkern's own run after it."""
     done = program(before, first="atexit.register(at_exit)")
     assert (done.returncode, done.stdout, done.stderr) == (0, "made, with 0\n", "")
 

@@ -1,14 +1,14 @@
 """Sequences of collectives over 1 to 4 ranks against Gloo and the model in tests/reference.py.
 
 An example is a sequence of one to four calls that differ in collective, dtype, op, length, layout,
-protocol and values, each made on fresh memory and made twice. Of every result it is checked that
+protocol and values, each made on fresh memory and made twice. Every result
 
-- it is bit-equal to the reference, integers and floats;
-- it is bit-equal to Gloo's for integers and all-gather, and equal for min and max and close for the
-  other ops of floats; not for float8, which Gloo lacks, and not for floats with NaN or infinity,
-  where Gloo's min and max depend on the order of the ranks;
-- it is the same, to the bit, on all ranks and the second time;
-- no byte outside the output has changed, between its elements included.
+- is bit-equal to the reference, integers and floats;
+- is bit-equal to Gloo's for integers and all-gather, equal for min and max, and close for the other
+  ops of floats; not for float8, which Gloo lacks, and not for floats with NaN or infinity, where
+  Gloo's min and max depend on the order of the ranks;
+- is the same, to the bit, on all ranks and the second time;
+- leaves every byte outside the output unchanged, including those between its elements.
 """
 
 from __future__ import annotations
@@ -36,13 +36,15 @@ EXAMPLES = 100  # for each number of ranks
 MOST_ELEMENTS = 300_000
 
 
-# Bytes: of a line, its data, a slot of lines, and a slot (csrc/cpu/mesh.h).
+# Sizes in bytes: a line, its data, a slot of lines, and a slot (csrc/cpu/mesh.h).
 DIRECT_EDGES = (56, 64, 64 * 56, 128 << 10)
 
 
 @st.composite
 def lengths(draw: st.DrawFn, collective: str, way: Way, width: int, size: int) -> int:
-    """0, 1, small ones, primes, and those around every edge of the plan, several loops included."""
+    """Returns 0, 1, small lengths, primes, and those around every edge of the plan, including
+    several loops.
+    """
     parts, most = (size, MOST_ELEMENTS)
     if collective != "all_reduce":
         parts, most = 1, MOST_ELEMENTS // size
@@ -93,7 +95,7 @@ def calls(draw: st.DrawFn, size: int) -> Call:
 
 
 class Pool(Protocol):
-    """Ranks, or some of them."""
+    """All ranks, or some of them."""
 
     def outcomes(self, fn: Callable[..., Any], *args: Any, timeout_s: float) -> list[Any]: ...
 
@@ -106,7 +108,7 @@ def check(
     run: Callable[..., list[str]] = run_sequence,
     timeout_s: float = 30,
 ) -> None:
-    """Runs a sequence on all ranks, which must not fail, and have the same results."""
+    """Runs a sequence on all ranks; it must succeed with the same results."""
     digests = pool.outcomes(run, sequence, timeout_s=timeout_s)
     errors = [digest for digest in digests if isinstance(digest, RankError)]
     if any(error.kind != "AssertionError" for error in errors):
@@ -131,7 +133,7 @@ def test_sequences_of_calls(ranks: Pools, size: int, data: st.DataObject) -> Non
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("way", [*(("ring", p) for p in PROTOCOLS), *DIRECT], ids="-".join)
 def test_every_dtype_and_op(ranks: Pools, way: tuple[str, str], size: int) -> None:
-    """Each pair once, with any bits for values, over more than a loop of LL."""
+    """Each pair once, on random bits, over more than a loop of LL."""
     algorithm, protocol = way
     for collective in ("all_reduce", *(["reduce_scatter"] if algorithm == "ring" else [])):
         sequence = [
@@ -162,7 +164,9 @@ def reduce_rows(
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("op", ["MIN", "MAX"])
 def test_nan_wins_whoever_holds_it(ranks: Pools, op: str, size: int) -> None:
-    """Element i is NaN on rank i alone, the last on nobody; as torch's amin and amax."""
+    """Element i is NaN on rank i alone, the last on no rank; the result equals torch's amin and
+    amax.
+    """
     for dtype in FLOATS:
         for length in (size + 1, 4 * size + 1):
             rows = torch.arange(size * length, dtype=torch.float32).view(size, length) - length
@@ -181,7 +185,7 @@ def test_nan_wins_whoever_holds_it(ranks: Pools, op: str, size: int) -> None:
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_infinities_and_zeros(ranks: Pools, size: int) -> None:
-    """inf + -inf is NaN, -0 stays -0 among its like, and -0 is less than +0."""
+    """inf + -inf is NaN, -0 stays -0 among negative zeros, and -0 is less than +0."""
     inf, nan = float("inf"), float("nan")
     for dtype in FLOATS:
         if dtype == torch.float8_e4m3fn:
@@ -207,7 +211,7 @@ def test_infinities_and_zeros(ranks: Pools, size: int) -> None:
 
 
 def many_in_flight(rank: int, size: int, calls_: int) -> bool:
-    """Asynchronous calls that nobody waits for until the last is made, and then backwards."""
+    """Makes asynchronous calls without waiting, then waits for them in reverse order."""
     tensors = [torch.full((37 * (i % 90),), rank + i, dtype=torch.int64) for i in range(calls_)]
     works = []
     for i, tensor in enumerate(tensors):
@@ -216,7 +220,7 @@ def many_in_flight(rank: int, size: int, calls_: int) -> bool:
             ringkern.ring_all_reduce(tensor, async_op=True, protocol=protocol, algorithm=algorithm)
         )
     last = torch.ones(5)
-    ringkern.ring_all_reduce(last)  # in order, after all of them
+    ringkern.ring_all_reduce(last)  # runs after all of them
     done = all(work.is_completed() for work in works)
     for work in reversed(works):
         assert work.wait()

@@ -1,8 +1,7 @@
-"""The short way of ring_all_reduce into C++: which calls take it, and that nobody can tell.
+"""The quick path of ring_all_reduce into C++: the calls that take it, with unchanged results.
 
-A call takes it where it is synchronous, by "auto", of a plain CPU tensor, in a group that has made
-such a call before. ``quick`` asks for it alone, and says whether it was taken; ``ring_all_reduce``
-tries it first.
+Synchronous "auto" calls of plain CPU tensors take it, in a group that has made such a call before.
+``quick`` takes only this path, and returns whether it could; ``ring_all_reduce`` tries it first.
 """
 
 from __future__ import annotations
@@ -47,13 +46,13 @@ def connect(group: dist.ProcessGroup | None = None) -> None:
 
 
 def connected_group(timeout_s: float | None = None) -> dist.ProcessGroup:
-    """A group of its own, whose calls are quick."""
+    """Makes a group of its own, whose calls are quick."""
     group = dist.new_group()
     if timeout_s is not None:
         made = ringkern.Communicator(group, timeout=timedelta(seconds=timeout_s))
         ringkern.comm._by_group[group] = made
         _C.remember(group, made._c)
-    dist.barrier()  # the timeout is that of finding each other, too
+    dist.barrier()  # the timeout also limits the connecting
     connect(group)
     dist.barrier()
     return group
@@ -64,7 +63,8 @@ def connected_group(timeout_s: float | None = None) -> dist.ProcessGroup:
 
 def _same_results(rank: int, size: int) -> None:
     connect()
-    # Around a line, a slot of lines, the end of LL, the size that keeps the GIL, and a slot.
+    # Lengths around a line, a slot of lines, the end of LL, the size that keeps the GIL, and a
+    # slot.
     lengths = (0, 1, 3, 55, 57, 511, 513, 4097, 16 << 10, (16 << 10) + 1, (128 << 10) + 9)
     with ringkern.Communicator() as other:
         for i, (dtype_name, dtype) in enumerate(DTYPES.items()):
@@ -138,7 +138,7 @@ def test_autograd_notices_that_a_tensor_has_changed(ranks: Pool) -> None:
     ranks(2).run(_autograd_notices)
 
 
-# ---- calls that take the long way ---------------------------------------------------------------
+# ---- calls that take the general path -----------------------------------------------------------
 
 
 class Named(torch.Tensor):
@@ -146,7 +146,7 @@ class Named(torch.Tensor):
 
 
 def others() -> dict[str, Any]:
-    """What is no plain tensor of a CPU with a dtype of ringkern's."""
+    """Returns tensors that are not plain CPU tensors of a dtype of ringkern's."""
     x = torch.ones(4, 4)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -208,7 +208,7 @@ def _others(rank: int, size: int) -> None:
     for tensor in (x, floats, integers):
         assert torch.equal(tensor, torch.ones_like(tensor))
         assert tensor._version == 0
-    # What they get is what the long way says.
+    # The general path handles them.
     for wrong, error, text in (
         ((floats, dist.ReduceOp.BAND), TypeError, "op band is not defined for dtype float32"),
         ((integers, dist.ReduceOp.AVG), TypeError, "op avg is not defined for dtype int32"),
@@ -234,14 +234,14 @@ def _modes(rank: int, size: int) -> None:
     connect()
     x, whole = values(rank), torch.ones(3 * size)
     before = x._version
-    # A tensor that stands for another has no memory, or that of the other.
+    # A tensor that stands for another one has no memory, or the memory of that one.
     torch.func.functionalize(lambda y: [quick(y), y][1])(x)
     torch.vmap(lambda y: [quick(y), y][1])(x.view(10, 100))
     torch.func.grad(lambda y: [quick(y), y.sum()][1])(x)
     with FakeTensorMode() as mode:
         fake = torch.ones(3)
         assert not quick(fake)
-        assert not quick(x)  # whoever traces wants to see the call
+        assert not quick(x)  # a tracer needs to see the call
         with pytest.raises(TypeError, match="has no memory"):
             ringkern.ring_all_reduce(fake)
         with pytest.raises(TypeError, match="has no memory"):
@@ -263,7 +263,7 @@ def test_a_tensor_that_stands_for_another_is_left_alone(ranks: Pool) -> None:
 class Holds(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.held = torch.ones(3)  # no buffer, no parameter: export leaves it as it is
+        self.held = torch.ones(3)  # neither a buffer nor a parameter, so export does not lift it
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = x * 2
@@ -301,12 +301,12 @@ def _groups(rank: int, size: int) -> None:
                 x = values(rank, n) + i
                 ringkern.ring_all_reduce(x, group=group)
                 assert torch.equal(x, summed(size, n) + size * i)
-            # However many there are, the one that is in use is known.
+            # The group in use is found among any number of groups.
             x = values(rank, n) + i
             assert quick(x, SUM, group), i
             assert torch.equal(x, summed(size, n) + size * i)
     one, two = groups[-2:]
-    for _ in range(100):  # in turn, and of each the order counts
+    for _ in range(100):  # in turn: the order of the calls of each group matters
         x, y = values(rank, 50), values(rank, 50)
         ringkern.ring_all_reduce(x, group=one)
         ringkern.ring_all_reduce(y, dist.ReduceOp.MAX, two)
@@ -322,7 +322,7 @@ def test_more_groups_than_are_known(ranks: Pool) -> None:
 
 
 def _come_and_go(rank: int, size: int) -> None:
-    """Objects of groups take each other's addresses."""
+    """Objects of groups reuse each other's addresses."""
     for i in range(12):
         group = dist.new_group()
         assert not quick(torch.ones(3), SUM, group)
@@ -356,7 +356,7 @@ class Group:
 def _same_address(rank: int, size: int) -> None:
     connect()
     communicator = ringkern.comm.communicator_for(None)
-    Group()  # Python 3.13 lays out the first instance of a class in another way
+    Group()  # Python 3.13 lays out the first instance of a class differently
     x, group = torch.ones(3), Group()
     _C.remember(group, communicator._c)
     at = id(group)
@@ -378,7 +378,7 @@ def test_a_group_at_the_address_of_one_that_is_gone(ranks: Pool) -> None:
 
 
 def _again(rank: int, size: int, directory: str) -> None:
-    """Runs in ranks of its own: it ends their process group."""
+    """Runs in ranks of its own, because it ends their process group."""
     for attempt in range(3):
         connect()
         x = values(rank)
@@ -433,7 +433,7 @@ def _timed_out(rank: int, size: int, n: int) -> str:
     x = torch.ones(n)
     version = x._version
     text = said(CollectiveTimeoutError, lambda: quick(x, SUM, group))
-    # What is in it now, nobody knows.
+    # The contents are undefined now.
     assert x._version > version
     again = said(CommAbortedError, lambda: ringkern.ring_all_reduce(x, group=group))
     assert "became unusable" in again
@@ -476,7 +476,7 @@ def _late(rank: int, size: int, n: int) -> None:
     store = dist.distributed_c10d._get_default_store()
     key = f"go {n} {group.group_name}"
     x = values(rank, n)
-    if rank == 1:  # comes when a thread of rank 0 has run, which waits for the GIL
+    if rank == 1:  # comes after a thread of rank 0 has run, which needs the GIL
         store.wait([key], timedelta(seconds=50))
         ringkern.ring_all_reduce(x, group=group)
     else:
@@ -484,7 +484,7 @@ def _late(rank: int, size: int, n: int) -> None:
 
         def run_on() -> None:
             entered.wait()
-            time.sleep(0.1)  # as a rule, the call waits by now
+            time.sleep(0.1)  # the call normally waits by now
             store.set(key, "")
 
         thread = threading.Thread(target=run_on)
@@ -501,7 +501,7 @@ def test_other_threads_run_while_it_waits(ranks: Pool, n: int) -> None:
 
 
 def _threads(rank: int, size: int) -> None:
-    """Of one group, whose tensors are alike: whichever meet, the result is the same."""
+    """Threads of one group use equal tensors: any pairing gives the same result."""
     group, failed = connected_group(), []
 
     def reduce(n: int) -> None:
@@ -529,9 +529,9 @@ def _while_async(rank: int, size: int) -> None:
     if rank == 0:
         work = ringkern.ring_all_reduce(x, group=group, async_op=True)
         assert work is not None
-        assert not quick(x, SUM, group)  # rank 1 has not come: it is in flight
+        assert not quick(x, SUM, group)  # in flight, because rank 1 has not come
         dist.barrier()
-        # In their order: a maximum of sums.
+        # In order: a maximum of sums.
         ringkern.ring_all_reduce(x, dist.ReduceOp.MAX, group)
         assert work.is_completed()
     else:
@@ -566,7 +566,7 @@ def _in_a_callback(rank: int, size: int) -> None:
             seen.append(str(error))
 
     done = work.get_future().then(call)
-    dist.barrier()  # rank 1 has not come before: what is called back is called by the worker
+    dist.barrier()  # before it, rank 1 has not come, and so the worker runs the callback
     done.wait()
     assert seen[0] is False
     assert "would wait for itself" in seen[1]
@@ -576,7 +576,7 @@ def test_in_a_callback(ranks: Pool) -> None:
     ranks(2).run(_in_a_callback)
 
 
-# ---- what perf.py asks --------------------------------------------------------------------------
+# ---- queries of perf.py -------------------------------------------------------------------------
 
 
 def _timed(rank: int, size: int) -> None:
@@ -597,7 +597,7 @@ def test_times_of_calls(ranks: Pool) -> None:
 
 
 def _quick_in_an_environment(rank: int, size: int, field: str, value: str) -> list[bool]:
-    """Returns whether a call is quick with that setting, and without."""
+    """Returns whether a call is quick, with the setting and without."""
     taken = []
     for setting in (value, "auto"):
         object.__setattr__(config, field, setting)
@@ -622,5 +622,5 @@ def _quick_in_an_environment(rank: int, size: int, field: str, value: str) -> li
     ],
 )
 def test_what_the_environment_asks_for_is_not_quick(ranks: Pool, field: str, value: str) -> None:
-    """The quick way knows nothing of the environment."""
+    """The quick path ignores the environment."""
     assert ranks(2).run(_quick_in_an_environment, field, value) == [[False, True]] * 2

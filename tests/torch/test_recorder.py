@@ -1,4 +1,6 @@
-"""The flight recorder: what PyTorch's own analyser makes of it, and when and how it is written."""
+"""The flight recorder: its files as PyTorch's own analyser reads them, and when and how they are
+written.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ LIBRARY = "gloo" if torch.__version__ >= "2.12" else "nccl"
 
 
 def analysed(folder: Path) -> tuple[str, Database]:
-    """What torchfrtrace says of the dumps in a folder, and the data base that it makes."""
+    """Returns torchfrtrace's output for the dumps in a folder, and the database that it makes."""
     out = folder.parent / f"{folder.name}.db"
     said = io.StringIO()
     handler, logger = logging.StreamHandler(said), logging.getLogger("Flight Recorder")
@@ -49,7 +51,7 @@ RING = {"name": "ringkern/0", "key": "", "device": "cpu", "rank": 0, "ranks": 4,
 
 
 def ring(call: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
-    """As C++ gives it, with one call."""
+    """Returns a ring in C++'s form, with one call."""
     return RING | {"failure": None, "calls": [CALL | (call or {})]} | changes
 
 
@@ -84,7 +86,7 @@ def test_a_message(rank: int, name: str) -> None:
 
 
 def test_every_collective_is_in_the_form() -> None:
-    """One that is added has to be told to the recorder."""
+    """The recorder must know every collective, also an added one."""
     communicator = ringkern.Communicator.from_store(dist.HashStore(), 0, 1, name="every")
     part, whole = torch.ones(3), torch.ones(3)
     communicator.all_reduce(part, dist.ReduceOp.AVG)
@@ -110,21 +112,23 @@ def test_every_collective_is_in_the_form() -> None:
 
 
 def test_rings_of_one_name_are_told_apart() -> None:
-    """As the ring that failed, and the one that took its place."""
+    """Includes the ring that failed, and its replacement."""
     first, third = (ring(key=f"ringkern/ringkern/0/cpu/4/{n}") for n in (0, 2))
     fault = {"cause": "peer_lost", "text": "rank 2 died", "rank": 2}
     record = recorder.flight_record([first | {"failure": fault}, third], 0)
     assert list(record["pg_config"]) == ["ringkern/0/cpu", "ringkern/0/cpu #3"]
     assert record["failures"] == {"ringkern/0/cpu": "rank 2 died"}
     assert record["faults"]["ringkern/0/cpu"]["rank"] == 2
-    # Those of one rank are counted nowhere.
+    # Sequence numbers of a single rank are not counted.
     record = recorder.flight_record([ring(), ring(device="cuda:1"), ring()], 0)
     assert list(record["pg_config"]) == ["ringkern/0/cpu", "ringkern/0/cuda", "ringkern/0/cpu #2"]
 
 
 def test_whose_rings_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where torch does not say, as of a ring over a store, or of one within each process."""
-    monkeypatch.setattr(recorder, "_groups", {})  # another test may have had a group of that name
+    """Includes rings that torch does not know, such as one over a store, or one within each
+    process.
+    """
+    monkeypatch.setattr(recorder, "_groups", {})  # another test may have used a group of that name
     rings = [ring(), ring(rank=2), ring(name="local", ranks=1)]
     config = recorder.flight_record(rings, 6)["pg_config"]
     assert [group["ranks"] for group in config.values()] == ["[6, 7, 8, 9]", "[4, 5, 6, 7]", "[6]"]
@@ -149,19 +153,19 @@ def test_a_group_that_torch_does_not_know() -> None:
     assert len(recorder._groups) == before + 1, "however many there are, it does not grow"
 
 
-# ---- what the analyser finds --------------------------------------------------------------------
+# ---- findings of the analyser -------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def own() -> Iterator[Ranks]:
-    """Three ranks without what other tests have left of records."""
+    """Starts three ranks without records of other tests."""
     pool = Ranks(3)
     yield pool
     pool.close()
 
 
 def _calls(rank: int, size: int, folder: str, how: str, members: list[int]) -> None:
-    """Dumps of ranks that have made a hundred calls and one more, which is not as it should be."""
+    """Writes dumps of ranks that have made a hundred calls and one more, which is faulty."""
     group = dist.new_group(members, backend="gloo", group_desc=f"{how} {members}")
     dist.barrier()
     if rank in members:
@@ -169,7 +173,7 @@ def _calls(rank: int, size: int, folder: str, how: str, members: list[int]) -> N
         for _ in range(100):
             communicator.all_reduce(torch.ones(10))
         beside = ringkern.Communicator(group)
-        for _ in range(80):  # whose records begin elsewhere, and which is not to be blamed
+        for _ in range(80):  # its records begin elsewhere, but it must not be blamed
             beside.all_reduce(torch.ones(10))
         call = lambda: communicator.all_reduce(torch.ones(10))  # noqa: E731
         if how == "size" and rank == 2:
@@ -188,7 +192,7 @@ def _calls(rank: int, size: int, folder: str, how: str, members: list[int]) -> N
 
 
 def leave_unfinished(folder: Path) -> None:
-    """What a process leaves that is killed while it writes."""
+    """Leaves the files of a process that is killed while it writes."""
     before = set(folder.iterdir())
     killed = mock.patch("os.replace", side_effect=KeyboardInterrupt)
     with killed, mock.patch("os.unlink"), pytest.raises(KeyboardInterrupt):
@@ -207,7 +211,7 @@ def found_in(own: Ranks, folder: Path, how: str, *members: int) -> tuple[str, li
         if c.pg_desc.endswith(f"/cpu:{how} {in_group}") and "#" not in c.pg_desc  # not `beside`
     ]
     assert len(collectives) >= 15
-    # Others that are open, or have failed in other tests: at most in their last call.
+    # Rings that other tests left open, or that have failed: they may differ in their last call.
     wrong = [c for c in found.collectives if c.missing_ranks or c.mismatch_collectives]
     assert {c.collective_seq_id for c in wrong} <= {101}
     return text, collectives
@@ -222,7 +226,7 @@ def test_nothing_is_found_where_nothing_is_wrong(own: Ranks, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("members", [(0, 1, 2), (1, 2)])
 def test_a_rank_that_misses_a_call(own: Ranks, tmp_path: Path, members: tuple[int, ...]) -> None:
-    """Ranks of a group are named as in the default one."""
+    """Ranks of a group are named by their numbers in the default group."""
     text, found = found_in(own, tmp_path / "dumps", "missing", *members)
     assert "Not all ranks joining collective, sequence number: 101" in text
     assert "missing ranks: {2}" in text

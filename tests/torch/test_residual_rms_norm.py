@@ -1,4 +1,4 @@
-"""functional.all_reduce_residual_rms_norm: to the bit, whatever the number of rows."""
+"""functional.all_reduce_residual_rms_norm: the same bits for any number of rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EPS = 1e-5
 
 
 def norm_of(total: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Returns the norm as the documentation defines it, by operations of torch on single rows."""
+    """Returns the norm by its documented definition, with operations of torch on single rows."""
     wide = total.float()
     squares = torch.nn.functional.pad(wide * wide, (0, -wide.size(-1) % 32))
     sums = torch.zeros(*wide.shape[:-1], 32)
@@ -30,7 +30,7 @@ def norm_of(total: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tens
     while sums.size(-1) > 1:
         lower, upper = sums.chunk(2, -1)
         sums = lower + upper
-    # In float64, because torch's root of a float32 is not always the nearest.
+    # In float64, because torch's float32 square root is not always correctly rounded.
     scale = 1 / (sums / wide.size(-1) + eps).double().sqrt().float()
     return (wide * scale * weight.float()).to(total.dtype)
 
@@ -86,7 +86,7 @@ def _any_layout(rank: int, size: int) -> None:
     for a, b in zip(given, expected):
         assert same(a, b)
         assert a.is_contiguous()
-    # Odd addresses, and inside of no_grad.
+    # At odd addresses, and inside of no_grad.
     memory = torch.zeros(241)
     memory[1:] = x.view(-1)
     with torch.no_grad():

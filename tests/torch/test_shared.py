@@ -48,7 +48,7 @@ def test_bad_sizes() -> None:
         ringkern.empty(3, -1)
     with pytest.raises(ringkern.errors.SharedMemoryError, match="shared"):
         ringkern.empty(1 << 58, dtype=torch.uint8)
-    assert ringkern.zeros(10).sum() == 0  # nothing was lost
+    assert ringkern.zeros(10).sum() == 0  # the memory was reclaimed
 
 
 def test_memory_is_used_again() -> None:
@@ -57,7 +57,7 @@ def test_memory_is_used_again() -> None:
     view = x[100:]
     del x
     y = ringkern.empty(1 << 22, dtype=torch.uint8)
-    assert y.data_ptr() != at  # the view holds it
+    assert y.data_ptr() != at  # the view keeps it
     del view, y
     assert ringkern.empty(1 << 22, dtype=torch.uint8).data_ptr() == at
 
@@ -84,7 +84,7 @@ def _in_a_child(x: torch.Tensor, results: multiprocessing.SimpleQueue[bool]) -> 
     own = ringkern.zeros(1000)
     own += 1
     apart = own.data_ptr() != x.data_ptr()
-    del x  # not the child's to give back
+    del x  # the child must not free it
     results.put(apart and bool(own.sum() == 1000))
 
 
@@ -103,7 +103,7 @@ def test_a_forked_child_has_its_own() -> None:
 
 
 def _same_as_ordinary(rank: int, size: int) -> None:
-    apart = ringkern.empty(1000 * (rank + 1))  # so that tensors lie elsewhere on each rank
+    apart = ringkern.empty(1000 * (rank + 1))  # tensors lie at different offsets on each rank
     ops = [dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX, dist.ReduceOp.PRODUCT]
     ops.append(dist._make_nccl_premul_sum(0.5))
     counts = (1, 127, 128, 129, 1000, 4099, 100_003)
@@ -111,7 +111,7 @@ def _same_as_ordinary(rank: int, size: int) -> None:
         op = ops[i % len(ops)] if dtype.is_floating_point else ops[0]
         ordinary = any_bits(dtype, (n,), rank, seed=i)
         shared = ringkern.empty(n + 3, dtype=dtype)
-        x = shared[i % 3 :][:n].copy_(ordinary)  # not at a cache line
+        x = shared[i % 3 :][:n].copy_(ordinary)  # not aligned to a cache line
         mixed = x.clone() if rank == i % size else ringkern.empty(n, dtype=dtype).copy_(x)
         for protocol in ("ll", "simple") if n < 1000 else ("simple",):
             ringkern.ring_all_reduce(ordinary.clone(), op, algorithm="one_shot", protocol=protocol)
@@ -162,7 +162,7 @@ def test_any_group_and_any_call(ranks: Pool) -> None:
 
 def _large_then_larger(rank: int, size: int) -> None:
     kept = []
-    for mebibytes in (1, 70, 3, 140):  # beyond what peers have mapped so far, and back
+    for mebibytes in (1, 70, 3, 140):  # beyond the memory that peers have mapped so far, and back
         x = ringkern.empty(mebibytes << 18)
         x.fill_(rank + 1)
         ringkern.ring_all_reduce(x)
@@ -210,7 +210,7 @@ def _without_a_peer(rank: int, size: int) -> str:
         with pytest.raises(ringkern.errors.CollectiveTimeoutError) as caught:
             ring_of_it.all_reduce(x)
         text = str(caught.value)
-    dist.barrier()  # rank 1 has not left meanwhile
+    dist.barrier()  # rank 1 has not left in between
     return text
 
 
@@ -227,4 +227,4 @@ def _dies(rank: int, size: int) -> None:
 
 def test_nothing_is_left_behind(ranks: Pool) -> None:
     with pytest.raises(RankError, match="that is the end"):
-        ranks(2).run(_dies)  # conftest looks at /dev/shm
+        ranks(2).run(_dies)  # conftest checks /dev/shm

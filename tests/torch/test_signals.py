@@ -1,4 +1,4 @@
-"""Signals of a rank whose call waits: Ctrl-C ends it at once, and all ranks are told why."""
+"""Signals of a rank whose call waits: Ctrl-C ends it at once, and all ranks are told the reason."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ import torch.distributed as dist
 import ringkern
 from tests.ranks import Named, Pool, Ranks
 
-NEVER = timedelta(seconds=600)  # what ends before has not ended by it
+NEVER = timedelta(seconds=600)  # an event earlier than this was not caused by it
 SENT_AFTER_S = 0.3
-# A loaded machine may take that long to run a handler; a call that waits for its end takes longer.
+# A loaded machine may take this long to run a handler; a call that runs to its timeout takes
+# longer.
 SOON_S = 2.0
 LATE = 2  # the rank that does not come
 
@@ -42,7 +43,7 @@ def _numbers(rank: int, n: int = 100) -> torch.Tensor:
 
 
 class Group:
-    """A group "ringkern" and a communicator, both of which have made a call."""
+    """A group "ringkern" and a communicator; both have made a call."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -118,10 +119,10 @@ CALLS = [name for name in vars(Group) if not name.startswith("_") and name != "c
 
 
 def _answer(call: Callable[[], Any]) -> dict[str, Any]:
-    """Tells what came of it, and when."""
+    """Reports the outcome and its time."""
     try:
         found: Any = call().tolist()
-    except BaseException as error:  # which is the answer
+    except BaseException as error:  # returned as the answer
         found = f"{type(error).__name__}: {error}"
     return {"found": found, "at": time.monotonic()}
 
@@ -142,7 +143,8 @@ def _interrupted(
         signal.signal(signal.SIGUSR1, _raise_stopped)
     first = {"found": None, "at": 0.0} if rank == LATE else _answer(call)
     dist.barrier()
-    for _ in range(2):  # the late rank of another host may have all that its first call needs
+    # the late rank of another host may have all the data that its first call needs
+    for _ in range(2):
         again = _answer(call)
     group.close()
     return {"first": first, "again": again, "sent": sent}
@@ -153,7 +155,7 @@ def _raise_stopped(*_: object) -> None:
 
 
 def _check(said: list[dict[str, Any]], name: str, error: str) -> None:
-    """Checks that rank 1 was interrupted at once, and that the others were told."""
+    """Checks that rank 1 was interrupted at once, and that the others got the error."""
     told = [one["first"]["found"] for one in said]
     assert str(told[1]).startswith(error), told
     (sent,) = said[1]["sent"]
@@ -162,7 +164,7 @@ def _check(said: list[dict[str, Any]], name: str, error: str) -> None:
     assert max(took) < SOON_S
     kind = error.split(":")[0]
     others = [said[0]["first"], said[0]["again"]]
-    if name != "receive":  # what the late rank sends is done when it is on its way
+    if name != "receive":  # the late rank's send is done once it is on its way
         others.append(said[LATE]["again"])
     for one in others:
         text = str(one["found"])
@@ -183,7 +185,7 @@ def test_what_a_handler_raises_ends_a_call_that_waits(pool: Ranks) -> None:
 
 
 def test_ctrl_c_ends_a_long_wait_for_another_host(ranks: Pool) -> None:
-    """Rank 1 is alone on its host, and has looked around for some seconds, and will not soon."""
+    """Rank 1 is alone on its host; its last poll was seconds ago, and the next is not soon."""
     said = ranks("aba").run(_interrupted, "ring_all_reduce", signal.SIGINT, 8.0)
     _check(said, "ring_all_reduce", "KeyboardInterrupt")
 
@@ -192,7 +194,7 @@ def test_ctrl_c_ends_a_long_wait_for_another_host(ranks: Pool) -> None:
 
 
 def _interrupted_while_it_is_made(rank: int, size: int) -> dict[str, Any]:
-    """Makes the communicator of the late rank when the others have failed."""
+    """Creates the communicator of the late rank after the others have failed."""
     dist.barrier()
     sent: list[float] = []
     if rank == LATE:
@@ -211,7 +213,7 @@ def _interrupted_while_it_is_made(rank: int, size: int) -> dict[str, Any]:
 
 
 def _check_first(said: list[dict[str, Any]]) -> None:
-    """Checks that rank 1 was interrupted, and rank 0 told, soon."""
+    """Checks that rank 1 was interrupted, and rank 0 got the error, soon."""
     (sent,) = said[1]["sent"]
     print(f"after the signal: {[round(one['first']['at'] - sent, 3) for one in said[:2]]}")
     assert said[1]["first"]["found"].startswith("KeyboardInterrupt"), said
@@ -295,7 +297,7 @@ def test_a_handler_that_returns_changes_nothing(pool: Ranks, name: str) -> None:
     assert pool.run(_goes_on, name) == [[6.0, 6.0]] * 3
 
 
-# ---- a handler that uses what it interrupts ------------------------------------------------------
+# ---- a handler that uses the interrupted object --------------------------------------------------
 
 
 def _closes(rank: int, size: int, how: str) -> tuple[str, str]:
@@ -333,6 +335,6 @@ def test_a_handler_does_not_wait_for_the_call_that_it_interrupts(pool: Ranks, ho
         assert said[1][1].startswith("CommUsageError: a call in a signal handler")
     elif how == "close":
         assert "it was closed in a signal handler" in said[1][0]
-    else:  # in which torch's own log of errors asks for the group that is gone
+    else:  # torch's own error log asks for the destroyed group there
         assert "Error: " in said[1][0]
     assert said[0][0].startswith("CommAbortedError")

@@ -1,4 +1,6 @@
-"""docs/reference/torch_distributed.md: every public function has its row; it is what runs show."""
+"""docs/reference/torch_distributed.md: every public function has a row, and the rows match the
+runs.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,7 @@ NAMED = re.compile(r"`(?:([\w/]+\.py)::)?(test_\w+)`")
 
 
 def rows_on_cuda() -> list[list[str]]:
-    """Returns the cells of the rows next to ProcessGroupNCCL, without those that are headings."""
+    """Returns the cells of the rows beside ProcessGroupNCCL, without headings."""
     (section,) = ON_CUDA.findall(table.TEMPLATE.read_text())
     lines = [line for line in section.splitlines() if line.startswith("| ")][1:]
     rows = [re.split(r" ?\| ?", line.removesuffix("|").removeprefix("| ")) for line in lines]

@@ -1,4 +1,6 @@
-"""``python -m ringkern tune``: what it measures, what it makes of that, and where it puts it."""
+"""``python -m ringkern tune``: its measurements, the costs that it fits, and the file that it
+writes.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ def arguments(*given: str) -> argparse.Namespace:
     st.integers(0, 2**32 - 1),
 )
 def test_no_other_numbers_from_zero_on_are_nearer(rows: np.ndarray, seed: int) -> None:
-    """The two conditions of the best: no way downhill from where it may go."""
+    """Checks the two optimality conditions: no descent direction inside the allowed region."""
     wanted = np.random.default_rng(seed).uniform(-5, 5, len(rows))
     found, squares = fit.least_squares(rows.tolist(), wanted.tolist())
     x = np.array(found)
@@ -56,7 +58,7 @@ def test_no_other_numbers_from_zero_on_are_nearer(rows: np.ndarray, seed: int) -
     length = np.maximum(np.linalg.norm(rows, axis=0), 1e-300)
     slope = rows.T @ (wanted - rows @ x) / length
     scale = 1e-5 * (1 + np.linalg.norm(wanted))
-    real = length > 1e-9  # what is all but nothing helps nobody
+    real = length > 1e-9  # directions of almost zero length are noise
     assert (slope[real] <= scale).all()
     assert (np.abs(slope[real & (x * length > 1e-4)]) <= scale).all()
 
@@ -124,7 +126,7 @@ def test_points_that_are_none() -> None:
 
 
 def made_up() -> Trials:
-    """Trials that follow a cost, with turns that were disturbed."""
+    """Returns trials that follow a cost, some of them disturbed."""
     found = Trials(base_us=dict.fromkeys(COLLECTIVES, 0.05))
     dice = random.Random(4)
     for name in COLLECTIVES:
@@ -148,7 +150,7 @@ def test_what_other_programs_did_does_not_count() -> None:
     lists = tables.rows_for(measured, 2)
     wanted = tables.rows_for(tunings.measured(2), 2)
     assert [row[1:] for row in lists["automatic"]] == [row[1:] for row in wanted["automatic"]]
-    # Where the ring is ahead by less than 10 %, it is not taken.
+    # The ring is not chosen where it is ahead by less than 10 %.
     assert tune.choice_within(measured, lists["automatic"], 1.05) == (25, 26)
     assert tune.choice_within(measured, lists["automatic"], 1.12) == (26, 26)
     wrong = tables.rows_of({RING[2]: [1.0] * len(tables.SIZES)})
@@ -156,7 +158,7 @@ def test_what_other_programs_did_does_not_count() -> None:
 
 
 class _Machine:
-    """Stands in for calls: what a way takes, without making any."""
+    """Stands in for calls: returns the times of a way without making any."""
 
     def __init__(self, slow: Way) -> None:
         self.slow, self.asked = slow, list[tuple[Cell, int]]()
@@ -181,12 +183,12 @@ def test_a_hopeless_way_is_not_measured_at_larger_sizes(monkeypatch: pytest.Monk
     for name in COLLECTIVES:
         for way in ways_of(name, "cpu"):
             measured = [size for size, _ in found.trials.points(name, way)]
-            # Two that count, and all before.
+            # Two that count, after all the warm-up.
             assert measured == (sizes[:5] if way == RING[1] else sizes), (name, way)
 
 
 def test_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no time, so one pass; small sizes have more turns in it than large ones."""
+    """With no time there is one pass; small sizes have more turns in it than large ones."""
     machine = _Machine(RING[1])
     found = work(monkeypatch, machine, [8, 1 << 20, 64 << 20])
     machine.asked.clear()
@@ -232,7 +234,7 @@ def test_a_turn_counts_on_the_slowest_rank_if_none_lost_its_core(
     found.trials.turns[Cell("all_reduce", way, 8)] = []
     monkeypatch.setattr(trials, "preemptions", lambda: next(lost))
     monkeypatch.setattr(trials, "TURNS", 1)
-    # Another rank's calls took 2, 9 and 4 us; a turn of it was preempted twice.
+    # Another rank's calls took 2, 9 and 4 us; one turn was preempted twice.
     others = iter([[2.0, 9.0, 4.0, 0.0, 0.0], [70.0, 70.0, 70.0, 2.0, 1.0]])
     monkeypatch.setattr(
         trials, "_slowest", lambda mine: [max(pair) for pair in zip(mine, next(others))]
@@ -341,10 +343,10 @@ if __name__ == "__main__":
 def test_it_measures_and_the_next_program_knows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A small one: what it finds is not looked at, only that it is found, kept and used."""
+    """A small tuning: its values are not checked, only that it is measured, kept and used."""
     pytest.importorskip("matplotlib")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    (tmp_path / "programs").mkdir()  # not beside the cache, whose name is that of a package
+    (tmp_path / "programs").mkdir()  # apart from the cache, whose folder has the name of a package
     (tmp_path / "programs" / "program.py").write_text(PROGRAM)
     plot = tmp_path / "fit.svg"
     given = ["-n", "2", "--seconds", "1", "--sizes", "8,4096,300000", "--even-if-busy"]
@@ -422,7 +424,7 @@ def test_a_dry_run_writes_nothing(
     assert "# auto: within 5 % of the quickest way at 25 of 26 sizes" in text
     assert list((tmp_path / "ringkern").iterdir()) == []
 
-    # And one that does, for two numbers of ranks.
+    # A tuning that changes the choice, for two numbers of ranks.
     tables.forget()
     assert tune.run(arguments("-n", "2,64")) == 0
     text = capsys.readouterr().out

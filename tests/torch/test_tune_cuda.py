@@ -1,4 +1,4 @@
-"""``auto`` on CUDA, and ``tune --device cuda``: all but the timing, which takes a GPU."""
+"""``auto`` on CUDA, and ``tune --device cuda``: everything but the timing, which needs a GPU."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ AT = [math.log(size) for size in SIZES]
 
 
 def h100(ranks: int, cell: Cell) -> float:
-    """The time of a cell, between those that were measured; a half takes half of it."""
+    """Returns the time of a cell, interpolated between measurements; a half takes half of it."""
     times = [math.log(t) for t in H100[ranks][cell.way[:2]]]
     at = max(math.log(cell.size), AT[0])
     i = min(max(bisect.bisect(AT, at) - 1, 0), len(times) - 2)
@@ -72,7 +72,7 @@ def h100(ranks: int, cell: Cell) -> float:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where the user's tunings are; empty at first."""
+    """Sets the folder of the user's tunings; empty at first."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     tables.forget()
     (tmp_path / "ringkern").mkdir()
@@ -81,7 +81,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def keep(found: Tuning) -> None:
-    """Makes it the user's own on this machine."""
+    """Makes it the user's tuning on this machine."""
     cache.write(cache.file_of(HERE), replace(found, machine=HERE))
     tables.forget()
 
@@ -90,13 +90,13 @@ def keep(found: Tuning) -> None:
 
 
 def test_the_ways_are_those_of_the_extension() -> None:
-    there = set(_C.ways_on("cuda")) - {("two_shot", "simple")}  # which only some rings have
+    there = set(_C.ways_on("cuda")) - {("two_shot", "simple")}  # only some rings have it
     assert {way[:2] for way in ways_of("all_reduce", "cuda")} == there
     assert ways_of("all_gather", "cuda") == RING
 
 
 def test_what_takes_no_ring_has_the_lines_of_the_ring_on_cuda() -> None:
-    """16 bytes, half of them flags; those of a CPU are 64 with one flag of 8."""
+    """Lines of 16 bytes, half of them flags; a CPU's have 64 bytes with a flag of 8."""
     way = Way("two_shot", "ll")
     assert wire_bytes(way, "all_reduce", 4, 1000, "cuda") == 1000 * 1.5 * 2
     assert wire_bytes(Way("one_shot", "ll"), "all_reduce", 4, 56) == 3 * 64
@@ -135,7 +135,7 @@ def test_predictions_count_while_nothing_was_measured(folder: Path) -> None:
     for ranks in (4, 8, 16, 32):
         assert [row[1:] for row in tables.table("cuda", ranks)["automatic"]] == ways
     assert tables.table("cuda", 33)["automatic"] == tables.table("cuda", 33)["ring"]
-    # The CPU's measurements are none of a GPU.
+    # A CPU's measurements do not apply to a GPU.
     keep(tunings.tuning(2))
     assert tables.source("cuda", 16) == (
         "costs predicted for 8 ranks of one process on one H100 by `python -m ringkern model`, "
@@ -160,7 +160,7 @@ def test_the_users_own(folder: Path) -> None:
     assert tables.table("cuda", 8) == tables.rows_for(
         tunings.measured(8, "2026-01-02", 2.0, "cuda"), 8
     )
-    # More ranks than cores are nothing of their own there.
+    # On a GPU, more ranks than cores are no separate case.
     assert "with 8 ranks" in tables.source("cuda", 4 * HERE.cores + 8)
     keep(tunings.tuning(2).with_measured(tunings.measured(4, device="cuda")))
     assert "measured 2026-01-02 with 4 ranks of one" in tables.source("cuda", 8)
@@ -178,7 +178,7 @@ def test_a_file_of_a_gpu_says_nothing_of_a_cpu(folder: Path) -> None:
 
 
 def test_the_ring_need_not_be_ahead() -> None:
-    """Unlike on a CPU, where other ways have shared tensors to work in."""
+    """A CPU is different: its other ways have shared tensors to work in."""
     for device, chosen in (("cpu", "one_shot"), ("cuda", "ring")):
         found = tunings.measured(2, device=device)
         for key, fitted in found.ways.items():
@@ -227,7 +227,7 @@ def test_a_ring_on_one_device_reduces_in_place(folder: Path) -> None:
 def test_a_local_ring_says_whether_it_is_on_one_device(
     devices: list[int | str], one_device: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a ring that is none: there need not be a GPU."""
+    """Tests it with a ring that is not on one: the test needs no GPU."""
     told = []
 
     class Nothing:
@@ -268,11 +268,11 @@ def test_explained(folder: Path) -> None:
     assert why["ring/simple"] == "slower"
 
 
-# ---- what is measured ---------------------------------------------------------------------------
+# ---- measurements -------------------------------------------------------------------------------
 
 
 class Machine:
-    """Stands in for a GPU: its turns take the time of a clock that only they move."""
+    """Stands in for a GPU: its turns advance a simulated clock."""
 
     def __init__(self, ranks: int, slower: float = 1.0) -> None:
         self.ranks, self.slower, self.now = ranks, slower, 0.0
@@ -312,7 +312,7 @@ def test_every_way_has_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     assert measured["all_reduce", Way("ring", "simple")] == list(sizes)
     assert measured["all_gather", Way("ring", "ll128")] == list(sizes)
-    # Three times as slow as the best at two sizes in a row.
+    # Three times slower than the best at two sizes in a row.
     assert measured["all_reduce", Way("ring", "ll")] == [size for size in sizes if size < 64 * M]
     direct = [size for size in sizes if size <= on_cuda.DIRECT_MOST]
     assert measured["all_reduce", Way("two_shot", "ll")] == direct
@@ -323,7 +323,7 @@ def test_every_way_has_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_keeps_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is little of it: fewer turns at each size, and then no larger sizes."""
+    """With little time there are fewer turns at each size, and then no larger sizes."""
     machine = Machine(8)
     found = machine.contest(monkeypatch, 1.2)
     assert machine.now < 2.2
@@ -401,7 +401,7 @@ def test_the_calls_that_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_turn_is_the_replay_of_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between two events, and behind some work, so that the launch does not count."""
+    """Events surround the replay, and earlier work hides the launch, so that it does not count."""
     done: list[str] = []
 
     class Event:
@@ -442,7 +442,7 @@ def test_a_turn_is_the_replay_of_a_graph(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("ranks", [2, 32, 64])
 def test_numbers_stay_finite(ranks: int) -> None:
     bits = (ranks - 1).bit_length()
-    calls = 2 + min(20, on_cuda.MOST_BITS // bits)  # before they are filled anew
+    calls = 2 + min(20, on_cuda.MOST_BITS // bits)  # before the tensors are refilled
     assert 8 * on_cuda.SCALE * 2.0 ** (bits * calls) < torch.finfo(torch.float32).max
 
 

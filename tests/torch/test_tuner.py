@@ -1,4 +1,4 @@
-"""Which way "auto" means: tables made of costs, and the files in which costs are kept."""
+"""The choice of "auto": tables computed from costs, and the files of the costs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HERE = identity.of_this_machine(_C.wire_version)
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where the tuning of this machine is read from, empty at first."""
+    """Sets the folder of this machine's tuning; empty at first."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     tables.forget()
     yield tmp_path / "ringkern"
@@ -77,11 +77,11 @@ def test_a_table_is_what_the_extension_takes(device: str, ranks: int) -> None:
                 assert Way(*chosen) == tables.way_of(lists[name], nbytes)
 
 
-NOTHING = ("auto", "auto", False, False)  # is asked for
+NOTHING = ("auto", "auto", False, False)  # no request
 
 
 def test_rows_change_where_the_costs_do() -> None:
-    """Against the costs themselves: at each size the way of the rows is as good as the best."""
+    """Compares with the costs: at each size the way of the rows is as good as the best."""
     for ranks in (2, 3, 8):
         found = tunings.measured(ranks)
         lists = tables.rows_for(found, ranks)
@@ -95,7 +95,7 @@ def test_rows_change_where_the_costs_do() -> None:
                     for way in ways
                 }
                 chosen = tables.way_of(lists[name], size)
-                # Where three lines meet, one of them may be best for too short a range.
+                # Where three lines meet, one of them may be best over too short a range.
                 assert times[chosen] <= 1.04 * min(times.values()), (name, ranks, size)
         for size in (8, 1 << 12, 1 << 24):
             times = {
@@ -140,7 +140,7 @@ def test_a_small_gain_over_a_short_range_makes_no_row() -> None:
     for i in range(100, 100 + tables.SAMPLES // 2):
         dips[i] = 0.985
     assert len(tables.rows_of({RING[0]: steady, RING[1]: dips})) == 1
-    for i in range(100, 100 + 4 * tables.SAMPLES):  # a gain that pays
+    for i in range(100, 100 + 4 * tables.SAMPLES):  # a gain that is worth a row
         dips[i] = 0.95
     rows = tables.rows_of({RING[0]: steady, RING[1]: dips})
     assert [protocol for *_, protocol in rows] == ["simple", "ll", "simple"]
@@ -161,7 +161,7 @@ def test_no_more_rows_than_there_is_room_for() -> None:
 
 @given(st.lists(st.lists(st.floats(0, 3), min_size=3, max_size=3), min_size=1, max_size=6))
 def test_the_rows_cost_as_little_as_can_be(lost: list[list[float]]) -> None:
-    """Against every assignment of ways to samples."""
+    """Compares with every assignment of ways to samples."""
     price = 0.5
 
     def total(ways: list[int]) -> float:
@@ -182,7 +182,7 @@ def test_the_rows_cost_as_little_as_can_be(lost: list[list[float]]) -> None:
 def test_a_way_is_not_taken_where_it_was_hopeless_and_not_measured() -> None:
     found = tunings.measured(2)
     lines = found.ways["all_reduce", Way("one_shot", "ll")]
-    # The best at large sizes, if one could believe that.
+    # Would be the best at large sizes, if the measurement were credible.
     cost = replace(lines.cost, tiers=(lines.cost.tiers[-1]._replace(gb_s=1e4),))
     found.ways["all_reduce", Way("one_shot", "ll")] = replace(lines, cost=cost)
     assert tables.way_of(tables.rows_for(found, 2)["automatic"], 1 << 28) == Way("one_shot", "ll")
@@ -191,21 +191,21 @@ def test_a_way_is_not_taken_where_it_was_hopeless_and_not_measured() -> None:
     lists = tables.rows_for(found, 2)
     assert tables.way_of(lists["automatic"], 4096) == Way("one_shot", "ll")
     assert tables.way_of(lists["automatic"], 1 << 28) != Way("one_shot", "ll")
-    # Where nothing else is left, a guess is what there is.
+    # A guess is used only where nothing else is left.
     simple = found.ways["all_reduce", Way("one_shot", "simple")]
     found.ways["all_reduce", Way("one_shot", "simple")] = replace(simple, points=simple.points[:2])
     assert tables.way_of(tables.rows_for(found, 2)["one_shot"], 1 << 28) == Way("one_shot", "ll")
 
 
 def test_a_ring_of_one_has_the_table_of_two() -> None:
-    """It moves nothing; and a way may cost nothing to begin with."""
+    """A ring of one moves nothing; a way may have no fixed cost."""
     found = tunings.measured(2)
     for key, fitted in found.ways.items():
         found.ways[key] = replace(fitted, cost=replace(fitted.cost, base_us=0.0))
     assert tables.rows_for(found, 1) == tables.rows_for(found, 2)
 
 
-# ---- from which file ----------------------------------------------------------------------------
+# ---- the choice of the file ---------------------------------------------------------------------
 
 
 def put(folder: Path, tuning: Tuning) -> Path:
@@ -234,7 +234,7 @@ def test_ranks_that_share_cores_are_a_case_of_their_own(folder: Path) -> None:
     assert f"with {few} ranks" in tables.source("cpu", few) or cores < 2
     assert f"with {cores + 2} ranks" in tables.source("cpu", 4 * cores)
     put(folder, tunings.tuning(cores + 2, machine=HERE))
-    if cores >= 2:  # nothing of its own for ranks that have a core each
+    if cores >= 2:  # ranks with a core each have no separate table
         assert "ringkern's default" in tables.source("cpu", 2)
     assert "ringkern's default" not in tables.source("cpu", cores + 1)
 
@@ -355,7 +355,7 @@ def test_an_error_has_the_place_and_what_is_accepted(text: str, said: str) -> No
 def test_what_is_in_its_place_is_no_file(folder: Path) -> None:
     folder.mkdir()
     path = cache.file_of(HERE)
-    os.mkfifo(path)  # nobody writes to it: opening it would wait for ever
+    os.mkfifo(path)  # a FIFO without a writer: opening it would block forever
     with pytest.warns(UserWarning, match="is no file"):
         tables.table("cpu", 2)
     path.unlink()
@@ -401,7 +401,9 @@ def test_what_was_written_is_what_is_read() -> None:
 
 @pytest.mark.parametrize("file", CPUS, ids=lambda file: file.stem)
 def test_what_is_shipped(file: Path) -> None:
-    """Of a named machine, with the command and the date, and for ranks with and without cores."""
+    """Each table names its machine, the command and the date, and covers ranks with and without
+    cores.
+    """
     shipped = cache.read(file)
     assert shipped.machine.cpu.startswith(file.stem.split("-")[0].upper())
     assert file.stem.split("-family-")[1] in shipped.machine.cpu
@@ -413,7 +415,7 @@ def test_what_is_shipped(file: Path) -> None:
 
 
 def test_the_likest_processor_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """By maker, family, model and last cache; the default where not even the maker is known."""
+    """Compares maker, family, model and last cache; an unknown maker gets the default."""
     shipped = cache.read(cache.DEFAULT)
     machines = {
         "a": Identity("AMD EPYC (cpu family 25, model 1)", 2, (1, 32), (), 0),
@@ -446,7 +448,7 @@ def test_the_likest_processor_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_it_is_read_without_torch() -> None:
     program = (
         "import sys, types, pathlib\n"
-        "package = types.ModuleType('ringkern')\n"  # not its __init__, which needs torch
+        "package = types.ModuleType('ringkern')\n"  # without its __init__, which needs torch
         f"package.__path__ = [{str(Path(tables.__file__).parents[1])!r}]\n"
         "sys.modules['ringkern'] = package\n"
         "from ringkern.choose import cache\n"
@@ -464,7 +466,7 @@ def test_it_is_read_without_torch() -> None:
 def test_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     assert cache.file_of(MACHINE) == Path(f"/somewhere/ringkern/tuning-{MACHINE.id}.json")
-    for unset in ("", "here"):  # a relative one is none
+    for unset in ("", "here"):  # a relative path is ignored
         monkeypatch.setenv("XDG_CACHE_HOME", unset)
         assert cache.folder() == Path.home() / ".cache" / "ringkern"
 

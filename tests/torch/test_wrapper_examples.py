@@ -1,4 +1,4 @@
-"""The examples that shard, split or compile a model: each compares itself with Gloo."""
+"""The examples that shard, split or compile a model: each compares its result with Gloo's."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests import forked, needs
 pytestmark = pytest.mark.slow
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-RUN_LIMIT_S = 110  # of each of an example's two runs
+RUN_LIMIT_S = 110  # limit of each of an example's two runs
 LIMIT_S = 2 * RUN_LIMIT_S + 30
 
 LOSS = re.compile(r"^(\S.*?) +(\d+) +([\d.e+-]+) +([\d.e+-]+)$", re.MULTILINE)
 
 
 def losses(example: str, cwd: Path, *arguments: str) -> dict[str, list[tuple[str, str]]]:
-    """Runs an example. What it printed: by name, ringkern's and Gloo's loss of each step."""
+    """Runs an example; returns by name ringkern's and Gloo's loss of each step."""
     command = [forked.python(), str(EXAMPLES / example), "--timeout", str(RUN_LIMIT_S), *arguments]
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cwd / "compiled")}
     done = subprocess.run(
@@ -40,7 +40,7 @@ def losses(example: str, cwd: Path, *arguments: str) -> dict[str, list[tuple[str
 
 
 def same(curve: list[tuple[str, str]]) -> bool:
-    """To the last bit: 9 digits tell any two floats apart."""
+    """Compares to the last bit: 9 digits distinguish any two floats."""
     return all(ours == theirs for ours, theirs in curve)
 
 
@@ -74,7 +74,7 @@ STRATEGIES = ["FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD"]
 def test_fsdp1(tmp_path: Path) -> None:
     found = losses("fsdp1.py", tmp_path)
     assert list(found) == STRATEGIES
-    # It adds two floats between shards, and two between copies. The others add four.
+    # This one adds two floats between shards and two between copies; the others add four.
     assert same(found["HYBRID_SHARD"])
 
 

@@ -1,4 +1,4 @@
-"""Tunings that nobody measured, for tests."""
+"""Made-up tunings, for tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COSTS = {
 
 
 def cost_of(way: Way, device: str = "cpu") -> Cost:
-    """What a way costs in a tuning of ``measured``."""
+    """Returns the cost of a way in a tuning of ``measured``."""
     base_us, hop_us, gb_s = COSTS[way.algorithm, way.protocol]
     return Cost(base_us, hop_us, (Tier(1 << 20, gb_s), Tier(ANY_SIZE, gb_s / 2)), device)
 
@@ -30,7 +30,7 @@ def cost_of(way: Way, device: str = "cpu") -> Cost:
 def measured(
     ranks: int, date: str = "2026-01-02", slower: float = 1.0, device: str = "cpu"
 ) -> Measured:
-    """With ways that change places at a few sizes."""
+    """Returns a tuning whose best way changes at a few sizes."""
     ways = {}
     for name in COLLECTIVES:
         for way in ways_of(name, device):
@@ -44,6 +44,6 @@ def measured(
 
 
 def tuning(*ranks: int, machine: Identity = MACHINE, device: str = "cpu") -> Tuning:
-    """Of several numbers of ranks, each slower than the one before."""
+    """Returns a tuning of several numbers of ranks, each slower than the one before."""
     found = (measured(r, f"2026-01-{i + 1:02}", 1.0 + i, device) for i, r in enumerate(ranks))
     return Tuning(machine, tuple(found))

@@ -22,7 +22,7 @@ FLAGS = (
     "--disable-dev-shm-usage",
 )
 
-# Everything that says which chunk is where, as the page has it.
+# Everything in the page that shows the position of chunks.
 STATE = """() => {
   const of = (node) => ({...node.dataset});
   const blocks = (node) => [...node.querySelectorAll(".block")].map((block) => {
@@ -73,7 +73,7 @@ def written(trace: Trace, folder: Path) -> Path:
 
 
 class Shown:
-    """A page in a tab, by ``file://``; what it says on the console, and asks of the network."""
+    """A page in a tab, by ``file://``; its console messages, and its network requests."""
 
     def __init__(self, context: Any, file: Path, hash: str = "", *, clock: bool = False) -> None:
         self.tab = context.new_page()
@@ -88,14 +88,14 @@ class Shown:
         self.url = file.as_uri()
         self.tab.goto(self.url + hash)
         if clock:
-            self.tab.clock.pause_at(3_600_000)  # from here on, time passes when a test says so
+            self.tab.clock.pause_at(3_600_000)  # from here on, the test advances time
 
     def state(self) -> dict[str, Any]:
         found: dict[str, Any] = self.tab.evaluate(STATE)
         return found
 
     def slide(self, step: int) -> None:
-        """As a mouse at the slider does."""
+        """Moves the slider by the mouse."""
         self.tab.evaluate(
             "(step) => { const slider = document.getElementById('step'); slider.value = step;"
             "slider.dispatchEvent(new Event('input', {bubbles: true})); }",

@@ -1,4 +1,4 @@
-"""What the page must show at a step, by the plan and TraceLink alone."""
+"""The expected display of the page at a step, from the plan and TraceLink alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from tests.trace.browser import Shown
 
 
 def schedule(ranks: int, orders: Any = ()) -> Plan:
-    """A plan of one loop whose chunks are all whole, so that an offset says whose chunk it is."""
+    """Returns a plan of one loop whose chunks are all whole, so that an offset identifies the
+    chunk's owner.
+    """
     channels = max(1, len(orders))
     given: dict[str, Any] = {"channels": channels, "orders": orders}
     chunk = Plan("all_reduce", "simple", ranks, 1, 4, **given).chunk
@@ -20,7 +22,9 @@ def schedule(ranks: int, orders: Any = ()) -> Plan:
 
 
 def expected(plan: Plan, channel: int, step: int) -> tuple[list[Any], list[Any]]:
-    """What each rank does and has, and what is on its way, by the plan and TraceLink alone."""
+    """Returns the action and data of each rank, and the data in flight, from the plan and TraceLink
+    alone.
+    """
     k = plan.ranks
     owner_at = {plan.chunk_of(channel, 0, owner)[0]: owner for owner in range(k)}
     sums = {owner: contributors("all_reduce", plan, owner, 0, channel) for owner in range(k)}

@@ -65,7 +65,7 @@ def make(
 
 
 def asleep(trace: Trace, rank: int, late_ns: int) -> Trace:
-    """The trace, if ``rank`` had gone on so much later from its last wait for prev."""
+    """Returns the trace with ``rank`` delayed by this much after its last wait for prev."""
     last = trace.of(rank)[-1]
     assert last.verb == "recv"
     slept = dataclasses.replace(
@@ -124,5 +124,5 @@ def _channel(plan: Plan, channel: int, count: int, work: Work) -> Iterator[Event
 
 
 def _owner(plan: Plan, channel: int, rank: int, step: int) -> int:
-    """Of an empty chunk, whose place says nothing."""
+    """Returns the owner of an empty chunk, which has no offset."""
     return (plan.position(rank, channel) - 1 - step) % plan.ranks

@@ -1,4 +1,4 @@
-"""``python -m ringkern trace``: records for real, writes what it says, and draws it again."""
+"""``python -m ringkern trace``: records real calls, writes its files, and draws them again."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_loops_that_the_recording_does_not_have(
 def test_without_matplotlib(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is asked for is an error; what is not is left out, and that is said."""
+    """A requested picture is an error; one that was not requested is left out with a message."""
     (tmp_path / "events.json").write_text(synthetic.make(2).to_json())
     find = importlib.util.find_spec
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""What a reader does with the page: play, keys, the address, clicks."""
+"""The page's controls: play, keys, the address, clicks."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_the_timeline_of_the_step_the_loop_or_the_call(context: Any, tmp_path: P
 
 
 def ticks(shown: Shown) -> list[float]:
-    """Of the axis of times, in ns."""
+    """Returns the ticks of the time axis, in ns."""
     units = {"ns": 1, "us": 1e3, "ms": 1e6}
     texts = [text.split() for text in shown.tab.locator(".axis text").all_text_contents()]
     return [float(number.replace(",", "")) * units[unit] for number, unit in texts]

@@ -38,7 +38,7 @@ def recorded(pool: Pool, ranks: int, size_bytes: int, **asked: Any) -> Trace:
 
 
 def assert_is_the_plan(trace: Trace) -> None:
-    """Verb by verb, what the trace link says of the plan of a CPU's ring."""
+    """Compares verb by verb with the trace link on the plan of a CPU's ring."""
     element = getattr(torch, trace.dtype).itemsize
     geometry = _C.describe(
         "cpu", "all_reduce", "ring", trace.protocol, trace.ranks, trace.count, trace.dtype
@@ -105,7 +105,9 @@ def _late(rank: int, size: int) -> list[_C.TimedRow]:
 
 
 def test_who_comes_late_is_waited_for(ranks: Pool) -> None:
-    """By rank 2 for its data. A tenth of the time will do: the others may come late as well."""
+    """Rank 2 waits for the data of the late rank. A tenth of the delay is enough: the others may
+    come late as well.
+    """
     rows = ranks(3).run(_late)
     first = next(row for row in rows[2] if row[3] == "recv_reduce_send")
     assert first[9] > 100_000_000
@@ -115,7 +117,7 @@ def test_who_comes_late_is_waited_for(ranks: Pool) -> None:
 
 
 def _results(rank: int, size: int, protocol: str) -> None:
-    """What is traced has the right result, as have the calls before and after it."""
+    """Checks that the traced call has the right result, like the calls before and after it."""
     c = communicator_for(None)._c
     for count in (0, 1, size - 1, 1000, 70_001):
         for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.uint8):
@@ -141,7 +143,7 @@ def test_results_of_traced_calls_and_their_neighbours(
 
 def _too_long(rank: int, size: int) -> str:
     c = communicator_for(None)._c
-    huge = torch.empty(80_000_000, dtype=torch.uint8)  # nobody touches it: it is refused before
+    huge = torch.empty(80_000_000, dtype=torch.uint8)  # never touched: the call is refused before
     with pytest.raises(ValueError, match="verbs on each rank, and 16384 are traced at most") as e:
         c.record_all_reduce(huge, "ll")
     x = torch.ones(1)
@@ -184,7 +186,7 @@ def test_one_rank(ranks: Pool) -> None:
     ranks(1).run(_alone)
 
 
-# ---- check() finds what is wrong ----------------------------------------------------------------
+# ---- check() finds faults -----------------------------------------------------------------------
 
 
 def made(ranks: int = 3) -> Trace:
@@ -290,7 +292,7 @@ def test_a_head_that_is_wrong(fields: dict[str, Any], text: str) -> None:
 
 
 def test_ranks_in_another_order() -> None:
-    """Ranks 0, 2, 1: who is fed by whom follows from the order of the channel's ring."""
+    """Ranks 0, 2, 1: the sources of data follow from the order of the channel's ring."""
     order = {0: 0, 1: 2, 2: 1}
     trace = made()
     events = tuple(replace(e, rank=order[e.rank]) for e in trace.events)
@@ -304,7 +306,7 @@ def test_ranks_in_another_order() -> None:
 
 
 def shifted(trace: Trace, ahead: dict[int, int]) -> Trace:
-    """As if some ranks' clocks were ahead; all else stays, so that times start at 0."""
+    """Returns the trace with some ranks' clocks ahead; all else stays, so that times start at 0."""
     first = min(e.start_ns + ahead.get(e.rank, 0) for e in trace.events)
     events = []
     for e in trace.events:

@@ -1,4 +1,4 @@
-"""What a trace comes to: shares, whose they are, and what is certain about being late."""
+"""The summary of a trace: shares, their ranks, and certain facts about lateness."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.trace import synthetic
 
 
 def test_who_is_late_waits_for_nobody() -> None:
-    """What a wait lasts on when prev is through is not prev's."""
+    """A wait that continues after prev is done is not caused by prev."""
     trace = synthetic.make(4)
     before = waits(trace, trace.of(2)[-1])
     assert before.prev > 0

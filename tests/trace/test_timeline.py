@@ -1,4 +1,6 @@
-"""The picture: a bar for each verb, as long and where it was, and who was waited for."""
+"""The picture: a bar for each verb, at its time and with its duration, and the ranks that were
+waited for.
+"""
 
 from __future__ import annotations
 

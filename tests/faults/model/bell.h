@@ -1,5 +1,5 @@
-// The wait's bell, csrc/cpu/wait.*: announce, poll, sleep against publish, barrier, look, ring.
-// Nobody sleeps through what was published, or through abort().
+// The wait's bell, csrc/cpu/wait.*: announce, poll, sleep against publish, barrier, look, ring. No
+// thread sleeps through a publication, or through abort().
 #pragma once
 
 #include "faults/model/relacy.h"
@@ -19,10 +19,10 @@ inline void know_bell(cpu::Bell& bell) {
   (void)cpu::aborted(bell);
 }
 
-// A rank that sleeps as soon as it may.
+// A rank that sleeps as soon as possible.
 template <class Ready>
 Verdict sleepy_wait(cpu::Bell& bell, Ready&& ready) {
-  auto never = cpu::Wait::Clock::time_point::max();  // may it yield
+  auto never = cpu::Wait::Clock::time_point::max();  // the time until which it may yield
   return cpu::Wait(bell, /*pauses=*/0, std::chrono::hours(1000), never).until(ready);
 }
 
@@ -30,7 +30,7 @@ Verdict sleepy_wait(cpu::Bell& bell, Ready&& ready) {
 struct BellRings : rl::test_suite<BellRings, 3> {
   cpu::Bell bell{};
   uint64_t word[2] = {};
-  int64_t shown[2] = {};  // what the words publish
+  int64_t shown[2] = {};  // the published values
 
   void before() {
     begin();

@@ -1,10 +1,10 @@
-// The control page, csrc/comm/control.*: the first to fail gives the reason that all ranks quote,
-// and a call is read as it was written or not at all.
+// The control page, csrc/comm/control.*: the first rank to fail gives the reason that all ranks
+// quote, and a call is read consistently or not at all.
 #pragma once
 
 #include "faults/model/relacy.h"
 
-// One line, which every call writes again.
+// One line, which every call overwrites.
 #define kCallLines kCallLinesOfTheLibrary
 #include "core/call.h"
 #undef kCallLines
@@ -18,7 +18,7 @@ namespace model {
 
 using namespace ringkern;
 
-// Pages of `ranks`, that all have mapped.
+// Pages of `ranks`, mapped by all.
 template <int ranks>
 struct Pages {
   std::optional<Control> of[ranks];
@@ -50,11 +50,11 @@ inline void know_calls(const Control& control, int rank) {
   words.end();
 }
 
-// Ranks 0 and 1 fail at the same time; rank 2 looks on.
+// Ranks 0 and 1 fail at the same time; rank 2 observes.
 struct FirstReason : rl::test_suite<FirstReason, 3> {
   std::optional<Pages<3>> pages;
-  char reasons[3];  // stand for what is written on each page
-  int first;        // as it was seen first; -1: not yet
+  char reasons[3];  // stand for the text on each page
+  int first;        // the first value seen; -1: none yet
 
   void before() {
     begin();

@@ -1,5 +1,5 @@
 // Simple's slots, counters and credits, csrc/cpu/simple.h and link.cpp, under the library's own
-// plan and schedule, in calls that each rank announces on its page: nobody reads a slot before it
+// plan and schedule, in calls that each rank announces on its page. No rank reads a slot before it
 // is filled, fills one that is still read, or waits for a call that has been announced.
 #pragma once
 
@@ -18,7 +18,7 @@ struct Simple : rl::test_suite<Simple<collective, ranks, elements>, ranks> {
   int64_t tensors[ranks][elements];
   std::optional<Pages<ranks>> pages;
 
-  // Not in the test, of which Relacy wants a small one.
+  // Not those of the test; Relacy needs a small one.
   static void* segment(int rank) {
     alignas(kCacheLine) static char memory[ranks][kBytes];
     return memory[rank];

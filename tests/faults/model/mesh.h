@@ -1,5 +1,5 @@
-// The mesh, csrc/core/direct.h and csrc/cpu/mesh.cpp: a slot has no credit, and is used again when
-// the counters of the rounds since say that nobody can still want it.
+// The mesh, csrc/core/direct.h and csrc/cpu/mesh.cpp: a slot has no credit, and is reused when the
+// counters of later rounds show that no rank can still need it.
 #pragma once
 
 #include "faults/model/bell.h"
@@ -8,7 +8,7 @@
 
 namespace model {
 
-// `calls` all-reduces of `rounds` rounds each, every one unlike the one before.
+// `calls` all-reduces of `rounds` rounds each, every one different from the one before.
 template <Algorithm algorithm, Protocol protocol, int ranks, int calls, int rounds>
 struct Slots : rl::test_suite<Slots<algorithm, protocol, ranks, calls, rounds>, ranks> {
   static constexpr bool kLines = protocol == Protocol::ll;
@@ -17,7 +17,7 @@ struct Slots : rl::test_suite<Slots<algorithm, protocol, ranks, calls, rounds>, 
   static constexpr int64_t kRoundBytes =
       kLines ? kLinesUsed * int64_t(sizeof(cpu::DirectLine::data)) : cpu::MeshGeometry::kSlotBytes;
   static constexpr int64_t kCount = rounds * kRoundBytes / 8;
-  // A block's first element is all that is moved, and a rank of three stages parts side by side.
+  // Only a block's first element is moved, and a rank of three stages adjacent parts.
   static_assert(ranks == 2 || algorithm == Algorithm::one_shot);
   static_assert(!kLines || rounds == 1);
 
@@ -38,7 +38,7 @@ struct Slots : rl::test_suite<Slots<algorithm, protocol, ranks, calls, rounds>, 
                                    : cpu::MeshGeometry::kSlotBytes,
                             1, kLines ? cpu::MeshGeometry::kLineAhead : cpu::MeshGeometry::kAhead);
   }
-  // Where in the tensor something is moved.
+  // Position in the tensor of a move.
   template <class F>
   static void for_each_block(F&& f) {
     const DirectPlan p = plan();
@@ -99,7 +99,7 @@ struct Slots : rl::test_suite<Slots<algorithm, protocol, ranks, calls, rounds>, 
     task.count = kCount;
     const Reducer reducer((Reduction()));
     for (int call = 0; call < calls; ++call) {
-      task.reduction.combine = Combine(call % kCombines);  // a name: the stand-in always adds
+      task.reduction.combine = Combine(call % kCombines);  // a name only: the stand-in always adds
       auto never = cpu::Wait::Clock::time_point::max();
       cpu::Wait wait(*reinterpret_cast<cpu::Bell*>(segment(rank)), 0, std::chrono::hours(1000),
                      never);

@@ -1,11 +1,11 @@
 // Every order of the host's lock-free parts, or many of them: `make model`.
 //
-// The sources themselves are compiled here, over Relacy's atomics (relacy.h). In the place of the
-// real ones are the arithmetic (stand_in/cpu/simd.h: a block is its first element) and memory files
+// The library's sources are compiled here over Relacy's atomics (relacy.h). Stand-ins replace the
+// arithmetic (stand_in/cpu/simd.h: a block is its first element) and memory files
 // (stand_in/comm/memory_file.h). Not modelled: the time limit of a sleep, which would hide a lost
-// wake-up; the links LL and LL128, whose orders tests/simt weakens on a GPU; shared tensors. For
-// the plain words of a page, which are read after an atomic one, a place of the model stands
-// (control.h).
+// wake-up; the links LL and LL128, whose orders tests/simt weakens on a GPU; shared tensors. A
+// place of the model (control.h) stands for the plain words of a page that are read after an atomic
+// one.
 #include "faults/model/relacy.h"
 
 #include "faults/model/control.h"

@@ -1,12 +1,12 @@
 // The library's own sources on Relacy: `std::atomic_ref`, fences, futexes and copies of shared data
-// become Relacy's, which runs ranks as threads in every order that it is asked for, lets a load
-// return any value that the C++ memory model allows, and reports races, deadlocks, failed checks.
+// become Relacy's. It runs ranks as threads in every requested order, lets a load return any value
+// that the C++ memory model allows, and reports races, deadlocks and failed checks.
 //
-// To be included before any header of the library. All else of these sources, as their private
-// words and arithmetic, runs as it is: Relacy's threads are fibers of one thread.
+// Include it before any header of the library. All other code of these sources, such as private
+// words and arithmetic, runs unchanged: Relacy's threads are fibers of one thread.
 #pragma once
 
-// What the sources include, before their words are redefined.
+// The standard headers of the sources, included before their names are redefined.
 #include <fcntl.h>
 #include <limits.h>
 #include <linux/futex.h>
@@ -37,8 +37,8 @@
 #pragma GCC diagnostic ignored "-Wall"
 #pragma GCC diagnostic ignored "-Wextra"
 #pragma GCC diagnostic ignored "-Wpedantic"
-// Relacy replaces operator new, to follow the heap, which is not what is tested here: its question
-// whether a model runs is answered by no.
+// Relacy replaces operator new to follow the heap, which is not under test here; this answers that
+// no model runs.
 #include <relacy/base.hpp>
 #include <relacy/thread_local_ctx.hpp>
 
@@ -47,7 +47,7 @@ namespace rl {
 inline bool follows_heap() { return false; }
 }  // namespace rl
 #define is_ctx follows_heap
-// Nor its own threads and semaphores, which are macros in the names of the system's.
+// Its own threads and semaphores are off, too: they are macros with the system's names.
 #define RL_PTHREAD_HPP
 #define RL_WINDOWS_HPP
 #include <relacy/relacy.hpp>
@@ -70,7 +70,7 @@ inline bool follows_heap() { return false; }
 
 namespace model {
 
-// How one place of the code is weakened, to see that it is noticed.
+// Weakens one place of the code, to check that the model detects it.
 struct Plant {
   enum Kind {
     none,
@@ -81,8 +81,8 @@ struct Plant {
     no_fence,
     no_wake
   } kind = none;
-  std::string word;  // which is stored or loaded
-  int thread = -1;   // of that thread alone; -1: of all
+  std::string word;  // the word that is stored or loaded
+  int thread = -1;   // only in this thread; -1: in all
 };
 inline Plant plant;
 inline bool planted(Plant::Kind kind, const char* word = "") {
@@ -92,12 +92,12 @@ inline bool planted(Plant::Kind kind, const char* word = "") {
 
 inline rl::debug_info at(const char* file, int line) { return {"", file, unsigned(line)}; }
 
-// A word that several threads reach by atomic operations. Everything is made anew for each run.
+// A word that several threads access atomically. Everything is recreated for each run.
 class Words {
  public:
   static constexpr size_t kMost = 1024;
 
-  // From now on accesses make the words that they meet, with this name.
+  // Accesses create the words that they meet from now on, with this name.
   void begin(const char* name) {
     name_ = name;
     making_ = true;
@@ -107,7 +107,7 @@ class Words {
     for (size_t i = 0; i < count_; ++i) std::destroy_at(value(i));
     count_ = 0;
   }
-  // After a run that failed: what it left belongs to a Relacy that is gone.
+  // After a failed run: its leftovers belong to a destroyed Relacy.
   void forget() { count_ = 0; }
 
   struct Word {
@@ -142,8 +142,8 @@ class Words {
 };
 inline Words words;
 
-// Shared data that is no atomic: who copies from or to a place that is known here accesses it, and
-// two accesses that are not ordered are a race. A place stands for all that is copied from there.
+// Shared data that is not atomic: a copy from or to a registered place accesses it, and two
+// unordered accesses are a race. A place stands for all that is copied from there.
 class Data {
  public:
   static constexpr size_t kMost = 256;
@@ -181,7 +181,7 @@ class Data {
 };
 inline Data data;
 
-// What a test calls before its threads start, and after they have ended.
+// Called by a test before its threads start, and after they have ended.
 inline void begin() {
   words.forget();
   data.forget();
@@ -191,7 +191,7 @@ inline void end() {
   data.clear();
 }
 
-// In Relacy's names.
+// Relacy's names.
 inline rl::memory_order order_of(std::memory_order o) {
   switch (o) {
     case std::memory_order_relaxed: return rl::mo_relaxed;
@@ -215,7 +215,7 @@ class AtomicRef {
     if (planted(Plant::relaxed_load, w.name)) order = std::memory_order_relaxed;
     return T(w.value->load(order_of(order), at(file, line)));
   }
-  // The plain word follows: its own rank may read it as such.
+  // The plain word follows: its own rank may read it without an atomic access.
   void store(T value, std::memory_order order, const char* file = __builtin_FILE(),
              int line = __builtin_LINE()) const {
     const auto w = find();
@@ -262,8 +262,8 @@ inline void fence(std::memory_order order, const char* file = __builtin_FILE(),
   rl::atomic_thread_fence(order_of(order), at(file, line));
 }
 
-// A futex without a limit of time, so that a lost wake-up is a deadlock; the kernel compares with
-// the word's last value, and queues, in one step.
+// A futex without a time limit, so that a lost wake-up is a deadlock. Like the kernel, it compares
+// with the word's last value and queues in one step.
 inline long futex(long, uint32_t* word, int operation, long value, const timespec*, void*, int) {
   const auto w = words.find(word, *word);
   if (operation == FUTEX_WAIT) {

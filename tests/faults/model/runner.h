@@ -1,4 +1,4 @@
-// Runs the models as they are, and then each of them weakened in one place, which must be noticed.
+// Runs the models unchanged, and then each of them weakened in one place, which must be detected.
 #pragma once
 
 #include "faults/model/relacy.h"
@@ -7,7 +7,7 @@
 
 namespace model {
 
-// Every order; every order with so many preemptions; or orders at random.
+// Every order; every order with this many preemptions; or random orders.
 enum class Search { full, bounded, random };
 struct Effort {
   Search search;
@@ -48,7 +48,7 @@ class Runner {
   struct Outcome {
     bool sound;
     uint64_t runs;
-    std::string report;  // Relacy's
+    std::string report;  // Relacy's text
 
     std::string kind() const {  // its second line
       const size_t from = report.find('\n') + 1;
@@ -72,7 +72,7 @@ class Runner {
                          : effort.search == Search::bounded ? rl::sched_bound
                                                             : rl::sched_random;
     params.context_bound = effort.preemptions;
-    // What is weakened ends with the first run that shows it.
+    // A weakened model ends with the first run that shows it.
     params.iteration_count =
         rl::iteration_t(weakness.kind == Plant::none ? random_runs_ : kMostToNotice);
     plant = weakness;

@@ -25,7 +25,7 @@ LAYOUTS = (
     *("abc", "aabbc", "abcab"),
 )
 CHUNK = 20  # steps that a pool is told at once
-# A rank that has not ended by then says where it is, and is killed.
+# A rank that has not ended by then dumps its stack, and is killed.
 END_S, CLOSING_S = 50.0, 60.0
 # Exit statuses of ranks that the pool has killed, or that have said themselves why they end.
 EXPECTED = (0, -signal.SIGKILL, -signal.SIGALRM, BROKEN)

@@ -51,7 +51,9 @@ def kind(*flags: str) -> Callable[[Callable[[Call], Any]], Callable[[Call], Any]
 
 
 class Call:
-    """A call that can be made once. ``random`` draws alike on all ranks, ``own`` for this one."""
+    """A call that can be made once. ``random`` draws equal values on all ranks, ``own`` for this
+    one.
+    """
 
     def __init__(self, seed: str, kind: str, team: Team, rank: int, async_op: bool) -> None:
         self.kind, self.async_op, self.ranks = kind, async_op, team.ranks
@@ -94,7 +96,7 @@ class Call:
         """How the results differ from the expected ones."""
         return [f"{self}: {text}" for check in self.checks if (text := check()) is not None]
 
-    # ---- what calls are made of
+    # ---- parts of calls
 
     def note(self, **facts: Any) -> None:
         self.notes += [f"{name}={value}" for name, value in facts.items()]

@@ -126,7 +126,7 @@ def ring_local(c: Call) -> Any:
     ringkern.local.ring_all_reduce([box.tensor for box in boxes], r.reduce_op)
 
 
-# ---- what torch.distributed has: over the ring --------------------------------------------------
+# ---- torch.distributed over the ring ------------------------------------------------------------
 
 
 @kind()

@@ -1,8 +1,8 @@
-"""The steps of a fuzz as a rank makes them.
+"""The steps of a fuzz on a rank.
 
-Which groups there are, and which calls a step has, follows from the seed and the number of the
-step, alike on all ranks. A rank leaves what it has to say in files of a folder, so that it is there
-whatever becomes of the process: where it is, what was wrong, and where it hangs.
+The groups and the calls of a step follow from the seed and the number of the step, equally on all
+ranks. A rank writes its reports to files of a folder, so that they survive the process: its
+position, its faults, and where it hangs.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Fuzzer:
         self.stacks = (folder / f"stacks{rank}").open("w")
         faulthandler.enable(self.stacks)
 
-    # ---- what is told
+    # ---- reports
 
     def say(self, what: str, text: str) -> None:
         facts = {"at": time.monotonic(), "step": self.step, "what": what, "text": text}
@@ -240,7 +240,7 @@ class Fuzzer:
             self.break_off()
 
     def _callback(self, random: Random, kind: str) -> None:
-        """Calls that begin when another one is done, on the thread that says so."""
+        """Makes calls when another one is done, on the thread that reports it."""
         if KINDS[kind].blocks:
             self._alone(random, kind)
             random = Random(f"{self.job.seed} callbacks {self.step}")
@@ -290,6 +290,6 @@ def run_steps(rank: int, size: int, job: Job, first: int, last: int) -> Counter[
 
 
 def say_where(rank: int, size: int, after_s: float) -> None:
-    """Has this rank say where it is if it has not ended by then."""
+    """Dumps this rank's stack if it has not ended by then."""
     _kept[0].note("the end")
     faulthandler.dump_traceback_later(after_s, file=_kept[0].stacks)

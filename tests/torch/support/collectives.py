@@ -1,4 +1,4 @@
-"""Probes of collectives: one function for each, called in every way that a row names."""
+"""Probes of collectives: one function for each, called in every form that a row names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.torch.support.groups import own_group
 from tests.torch.support.registry import ROWS, TORCH_ASKS, Row, expect, row
 
 SECTION = "Collectives"
-ROOT_ALONE = timedelta(seconds=2)  # how long the others wait where only the root raises
+ROOT_ALONE = timedelta(seconds=2)  # time that the others wait where only the root raises
 
 
 def all_reduce(c: Call) -> None:
@@ -207,7 +207,7 @@ def sparse(rank: int, size: int) -> None:
 
 @row(SECTION, "barrier")
 def barrier(rank: int, size: int) -> None:
-    """Who has passed knows that all have come."""
+    """Checks that no rank passes before all have come."""
     store = dist.distributed_c10d._get_default_store()
     for turn in range(3):
         base = int(store.add("barrier", 0))
@@ -248,7 +248,7 @@ def _coalesced(collective: Callable[[Call], None], rank: int, size: int, **how: 
         if async_ops:
             manager.wait()
     finally:
-        dist.distributed_c10d._world.pg_coalesce_state.clear()  # which an error leaves there
+        dist.distributed_c10d._world.pg_coalesce_state.clear()  # an error leaves calls there
     for got, expected in checks:
         same(got, expected)
 
@@ -256,7 +256,7 @@ def _coalesced(collective: Callable[[Call], None], rank: int, size: int, **how: 
 def _start(
     collective: Callable[[Call], None], c: Call, pieces: list[torch.Tensor], async_op: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Calls a collective whose result is looked at later."""
+    """Starts a collective whose result is checked later."""
     if collective is all_reduce:
         x = pieces[c.rank].clone()
         dist.all_reduce(x, async_op=async_op)

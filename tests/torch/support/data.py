@@ -1,4 +1,4 @@
-"""What ranks send each other in probes, and what must arrive."""
+"""Data that ranks send each other in probes, and the expected results."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ DTYPES = (
     *("int8", "uint8", "int16", "int32", "int64", "bool", "complex64", "complex128"),
 )
 OPS = ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "AVG", "PREMUL_SUM")
-FACTOR = 2.0  # of PREMUL_SUM
+FACTOR = 2.0  # for PREMUL_SUM
 
 COUNT = 27
 
 
 def digits(source: int, count: int = COUNT, shift: int = 0) -> torch.Tensor:
-    """0, 1 and 2 in an order that is the rank's own. Three ranks have all 27 combinations.
+    """Returns 0, 1 and 2 in an order of the rank's own; three ranks have all 27 combinations.
 
     Sums and products of three are exact in every dtype, float8_e5m2 included.
     """
@@ -48,7 +48,7 @@ def same(got: torch.Tensor, expected: torch.Tensor, what: str = "the result") ->
 
 @dataclass(frozen=True)
 class Call:
-    """How a collective is called; and the tensors for it."""
+    """The form of a call to a collective, and its tensors."""
 
     rank: int
     size: int
@@ -58,10 +58,11 @@ class Call:
     uneven: bool = False
     async_op: bool = False
     group: Any = None
-    wrong: list[str] = field(default_factory=list)  # raised in the end, when all have come to it
+    # raised at the end, when all ranks have reached it
+    wrong: list[str] = field(default_factory=list)
 
     def piece(self, source: int, dest: int = 0, varies: int = 0) -> torch.Tensor:
-        """What ``source`` has for ``dest``. Where sizes are uneven they depend on ``varies``."""
+        """Returns the data from ``source`` to ``dest``; uneven sizes depend on ``varies``."""
         count = 0 if self.layout == "empty" else COUNT - 3 * varies * self.uneven
         return self._laid_out(cast(digits(source, count, dest), getattr(torch, self.dtype)))
 
@@ -77,7 +78,7 @@ class Call:
         return getattr(dist.ReduceOp, self.op)
 
     def reduced(self, pieces: list[torch.Tensor]) -> torch.Tensor:
-        """What the op makes of the pieces of all ranks, in wide arithmetic."""
+        """Returns the op's result for the pieces of all ranks, in wide arithmetic."""
         dtype = pieces[0].dtype
         if dtype == torch.bool:
             return torch.stack(pieces).any(0)
@@ -124,5 +125,5 @@ class Call:
 
 
 def cast_for_cat(values: torch.Tensor) -> torch.Tensor:
-    """float8 has few kernels of its own."""
+    """Returns a tensor that torch.cat accepts, because float8 has few kernels of its own."""
     return values.float() if values.dtype.itemsize == 1 and values.is_floating_point() else values

@@ -1,4 +1,4 @@
-"""Probes of deadlines, and of what else ends a wait for a rank that does not come: rank 0."""
+"""Probes of deadlines, and of other ends of a wait for a rank that does not come: rank 0."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.torch.support.groups import SOON, own_group
 from tests.torch.support.registry import TORCH_ASKS, UnexpectedError, expect, row
 
 SECTION = "Deadlines"
-RESCUE_S = 4  # then rank 0 comes after all, for ranks that no deadline has ended
+RESCUE_S = 4  # rank 0 joins after this time, for ranks that no deadline has ended
 
 
 def _raises(call: Callable[[], Any]) -> Exception:
@@ -32,7 +32,9 @@ def _ended(group: dist.ProcessGroup, rank: int) -> str:
 
 
 def _end(group: dist.ProcessGroup, call: Callable[[], Any]) -> None:
-    """A call that must end although rank 0 does not do its part. Tells rank 0 when it has."""
+    """Makes a call that must end although rank 0 does not take part. Tells rank 0 when it has
+    ended.
+    """
     key = _ended(group, dist.get_rank())
     try:
         call()
@@ -41,7 +43,9 @@ def _end(group: dist.ProcessGroup, call: Callable[[], Any]) -> None:
 
 
 def _still_waiting(group: dist.ProcessGroup) -> list[int]:
-    """The ranks whose call has not ended after a while, so that rank 0 does its part after all."""
+    """Returns the ranks whose call has not ended after a while, so that rank 0 joins them after
+    all.
+    """
     store = c10d._get_default_store()
     limit = time.monotonic() + RESCUE_S
     waiting = [1, 2]
@@ -87,7 +91,7 @@ def of_new_group(rank: int, size: int) -> None:
 
 @row(SECTION, "Work.wait", "`timeout=` of a collective that a rank misses")
 def of_wait(rank: int, size: int) -> None:
-    """The collective itself goes on, and ends when the rank has come."""
+    """The collective itself continues, and ends when the rank has come."""
     waiting = []
     with own_group() as group:
         x = torch.ones(1)
@@ -160,7 +164,7 @@ def of_abort(rank: int, size: int) -> None:
     with own_group(timedelta(seconds=4 * RESCUE_S)) as group:
         if rank:
             work = dist.all_reduce(torch.zeros(1), group=group, async_op=True)
-            time.sleep(0.2)  # to be under way
+            time.sleep(0.2)  # the call must be under way
             group.abort()
             _end(group, lambda: _raises(work.wait))
         else:

@@ -1,4 +1,4 @@
-"""Probes of groups, from their making to their end, and of what needs no communication."""
+"""Probes of groups, from creation to end, and of functions without communication."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ SOON = timedelta(seconds=0.5)
 
 @contextmanager
 def own_group(set_to: timedelta | None = None) -> Iterator[dist.ProcessGroup]:
-    """A group of one probe, which a missed deadline may leave unusable. All leave it together."""
+    """Makes a group for one probe, which a missed deadline may leave unusable. All ranks leave it
+    together.
+    """
     group = dist.new_group(timeout=SECONDS)
-    dist.all_reduce(torch.ones(1), group=group)  # to connect is not what the deadline is for
+    # connects, which must not count against the deadline
+    dist.all_reduce(torch.ones(1), group=group)
     if set_to:
         group.set_timeout(set_to)
     try:
@@ -36,7 +39,7 @@ def own_group(set_to: timedelta | None = None) -> Iterator[dist.ProcessGroup]:
 
 
 def works(group: dist.ProcessGroup | None, ranks: list[int]) -> None:
-    """A group does what groups are for: a sum, and messages around."""
+    """Checks a sum and messages around the group."""
     me = ranks.index(dist.get_rank())
     x = digits(me).float()
     dist.all_reduce(x, group=group)
@@ -82,13 +85,13 @@ def init_file(rank: int, size: int) -> None:
 def init_tcp(rank: int, size: int) -> None:
     own = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     port = own.port
-    del own  # a port that was free a moment ago
+    del own  # the port was free a moment ago
     _again(rank, size, f"tcp://127.0.0.1:{_agreed(rank, str(port))}")
 
 
 @row(SECTION, "init_process_group destroy_process_group", "`store=`, again in the same processes")
 def init_store(rank: int, size: int) -> None:
-    """Rank 0 serves the store until the default group, which has it, ends."""
+    """Rank 0 serves the store until the end of the default group, which uses it."""
     backend = dist.get_backend()
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     port = int(_agreed(rank, str(store.port)))
@@ -163,11 +166,11 @@ def shrink_group(rank: int, size: int) -> None:
 
 @row(SECTION, "ProcessGroup.abort ProcessGroup.shutdown")
 def abort(rank: int, size: int) -> None:
-    """Of a group that is idle, and the default group goes on."""
+    """Aborts an idle group; the default group continues."""
     for end in ("abort", "shutdown"):
         group = dist.new_group(timeout=SECONDS)
         works(group, list(range(size)))
-        dist.barrier()  # nobody is still at work
+        dist.barrier()  # no rank is still at work
         getattr(group, end)()
         works(None, list(range(size)))
         dist.destroy_process_group(group)

@@ -20,7 +20,9 @@ def _around(rank: int, size: int) -> tuple[int, int]:
 
 
 def _ring(c: Call) -> None:
-    """Every rank sends to the next; rank 0 sends first, so that blocking calls cannot deadlock."""
+    """Sends from every rank to the next; rank 0 sends first, so that blocking calls cannot
+    deadlock.
+    """
     to, source = _around(c.rank, c.size)
     got = c.blank(c.piece(source))
     if c.rank == 0:
@@ -54,7 +56,7 @@ def dtypes(rank: int, size: int, dtype: str) -> None:
 
 @row(SECTION, "isend irecv")
 def isend_irecv(rank: int, size: int) -> None:
-    """Both ways between all pairs at once, several messages each."""
+    """Sends and receives between all pairs at once, several messages each."""
     peers = [p for p in range(size) if p != rank]
     got = {(p, i): torch.zeros(27) for p in peers for i in range(3)}
     works = [dist.irecv(x, p) for (p, _), x in got.items()]
@@ -183,7 +185,7 @@ def batch_of_two(rank: int, size: int) -> None:
 
 
 def thing(rank: int) -> dict[str, Any]:
-    """Its size differs from rank to rank."""
+    """Returns an object whose size differs from rank to rank."""
     return {"rank": rank, "text": "x" * 100 * rank, "nested": [None, (rank,), torch.ones(rank)]}
 
 
@@ -238,7 +240,7 @@ def object_messages(rank: int, size: int) -> None:
 
 @row(OBJECTS, "recv_object_list", "from any rank (`src=None`)")
 def objects_of_any(rank: int, size: int) -> None:
-    """In a group whose deadline ends the send, where the receiver raises."""
+    """Uses a group whose deadline ends the send if the receiver raises."""
     group = dist.new_group(timeout=timedelta(seconds=3))
     try:
         if rank == 2:

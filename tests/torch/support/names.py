@@ -1,4 +1,4 @@
-"""The public names of torch.distributed, and which of them need no row."""
+"""The public names of torch.distributed, and those that need no row."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.torch.support.registry import Row
 
 FUNCTIONAL = "_functional_collectives."
 
-# Names without a row, by what they are. A name that no build of torch here has is no error: which
-# ProcessGroups there are depends on the build.
+# Names without a row, by kind. A name that the installed torch lacks is no error: the set of
+# ProcessGroups depends on the build.
 WITHOUT_ROW: dict[str, str] = {
     "types of arguments and results": """
         Backend BackendConfig GroupName ProcessGroup ReduceOp reduce_op Work GradBucket DebugLevel
@@ -58,7 +58,7 @@ def without_row() -> set[str]:
 
 
 def _own(module: ModuleType, name: str) -> bool:
-    """Whether a module's name is more than something that it imports."""
+    """Returns whether the name is the module's own and not an import."""
     value = getattr(module, name)
     if name.startswith("_") or isinstance(value, ModuleType):
         return False
@@ -71,9 +71,11 @@ def _members(owner: type, prefix: str) -> set[str]:
 
 
 def public() -> set[str]:
-    """As torch says itself: what its modules export, and what its classes have."""
+    """Returns the public names as torch defines them: the exports of its modules and the members of
+    its classes.
+    """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # `reduce_op`, when it is looked at
+        warnings.simplefilter("ignore")  # `reduce_op` warns on access
         names = set(c10d.__all__) | {name for name in dir(dist) if _own(dist, name)}
     names |= _members(dist.Work, "Work.") | _members(dist.ProcessGroup, "ProcessGroup.")
     names |= _members(DeviceMesh, "DeviceMesh.")
@@ -82,7 +84,7 @@ def public() -> set[str]:
         for name in dir(functional)
         if not name.startswith("_")
         and getattr(getattr(functional, name), "__module__", "") == functional.__name__
-        and not name.endswith(("_backward", "_setup_context"))  # autograd's, not the caller's
+        and not name.endswith(("_backward", "_setup_context"))  # called by autograd, not by users
     }
     return names | {FUNCTIONAL + name for name in collectives}
 
@@ -95,7 +97,7 @@ def resolve(name: str) -> object:
 
 
 def problems(rows: Iterable[Row]) -> list[str]:
-    """What torch has and the table does not, and the other way round."""
+    """Returns names that torch has and the table lacks, and the reverse."""
     rowed = {name for row in rows for name in row.names}
     missing = sorted(public() - rowed - without_row())
     gone = sorted(name for name in rowed if not _exists(name))

@@ -21,9 +21,9 @@ TORCH_ASKS = "torch itself refuses it for other backends than Gloo"
 
 @dataclass(frozen=True)
 class Row:
-    """A function of torch.distributed, or something that it can be asked for.
+    """A function of torch.distributed, or a feature of one.
 
-    The probe runs on all ranks, ``probe(rank, size, *args)``, once for each case; it raises where
+    The probe runs on all ranks, ``probe(rank, size, *args)``, once for each case; it raises if
     something fails or a result is wrong, and may return a string for the cell.
     """
 
@@ -32,7 +32,7 @@ class Row:
     feature: str  # "" for the plain call
     probe: Callable[..., Any]
     cases: Mapping[str, tuple[Any, ...]]
-    remark: str  # for the last column: what outcomes alone do not say
+    remark: str  # for the last column: facts that outcomes alone do not show
 
     @property
     def key(self) -> str:
@@ -40,10 +40,10 @@ class Row:
 
 
 class Outcome(NamedTuple):
-    """What one case of a probe showed with one backend."""
+    """The outcome of one case of a probe with one backend."""
 
     verdict: str  # "yes", "no", "wrong result" or "hangs"
-    text: str = ""  # what the probe returned, or what was raised
+    text: str = ""  # returned by the probe, or the exception's text
 
 
 def row(
@@ -68,7 +68,7 @@ class WrongResultError(AssertionError):
 
 
 class UnexpectedError(AssertionError):
-    """A call returned, and something else than elements is not as it should be."""
+    """A call returned, and something other than elements is wrong."""
 
 
 def expect(condition: object, text: str) -> None:
@@ -77,7 +77,9 @@ def expect(condition: object, text: str) -> None:
 
 
 def perform(rank: int, size: int, module: str, name: str, *args: Any) -> Any:
-    """Runs a probe in a rank. By name, since ``functools.partial`` and wrappers are not pickled."""
+    """Runs a probe in a rank, by name, because ``functools.partial`` and wrappers cannot be
+    pickled.
+    """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch, that a function is deprecated
+        warnings.simplefilter("ignore")  # torch warns of deprecated functions
         return getattr(importlib.import_module(module), name)(rank, size, *args)

@@ -1,4 +1,4 @@
-"""The rows of the table, in its order, and how ranks fill them in."""
+"""The rows of the table, in order, and the ranks that fill them in."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.ranks import RankError, Ranks, RankTimeout
 
-# The modules of probes, each of which adds to ROWS.
+# Modules of probes; each adds to ROWS.
 from tests.torch.support import (  # noqa: F401
     collectives,
     deadlines,
@@ -24,17 +24,17 @@ from tests.torch.support import (  # noqa: F401
 from tests.torch.support.registry import ROWS, SECTIONS, Outcome, Row, perform
 
 BACKENDS = ("gloo", "ringkern")
-SIZE = 3  # one more than two: a rank that is neither the first nor the last
-LIMIT_S = 60.0  # of a probe
+SIZE = 3  # more than two: includes a rank that is neither the first nor the last
+LIMIT_S = 60.0  # limit of a probe
 IN_STEP_S = 15.0
 DIED = "a rank died"
 
-Outcomes = dict[str, Outcome]  # of the cases of a row
+Outcomes = dict[str, Outcome]  # outcomes of the cases of a row
 Results = dict[str, dict[str, Outcomes]]  # backend, row, case
 
 
 class Runner:
-    """Ranks of one backend; fresh ones after a probe that did not leave them in step."""
+    """Ranks of one backend; replaced after a probe that did not leave them in step."""
 
     def __init__(self, backend: str, size: int = SIZE) -> None:
         self._ranks, self.limit_s = Ranks(size, backend=backend), LIMIT_S
@@ -71,7 +71,7 @@ class Runner:
 
 
 def still_works(rank: int, size: int) -> None:
-    """After an error: do all ranks still agree on what comes next?"""
+    """Checks after an error whether all ranks are still in step."""
     groups.works(None, list(range(size)))
 
 
@@ -81,7 +81,7 @@ def _hanging(text: str) -> str:
 
 
 def shortened(error: RankError) -> str:
-    """The first sentence of an exception, without what differs from run to run."""
+    """Returns the first sentence of an exception, without parts that differ from run to run."""
     text = error.text.strip().split("\n")[0]
     text = re.sub(r"^(:*\[[^\]]*\]\s*)+", "", text)  # [/path/file.cc:81]
     text = re.sub(r" \(\[[\d.:]+\].*?\)", "", text)  # addresses
@@ -101,13 +101,13 @@ def fill(backend: str, rows: list[Row]) -> dict[str, Outcomes]:
 
 
 def in_order() -> list[Row]:
-    """Rows of a section together, and in it those of a function."""
+    """Returns rows grouped by section, and within it by function."""
     names = list(dict.fromkeys(row.names for row in ROWS))
     return sorted(ROWS, key=lambda row: (SECTIONS.index(row.section), names.index(row.names)))
 
 
 def run(rows: list[Row], backends: tuple[str, ...] = BACKENDS) -> Results:
-    """All backends at the same time: most of it is waiting."""
+    """Runs all backends at the same time, because they mostly wait."""
     with without_gpus(), ThreadPoolExecutor(len(backends)) as pool:
         runs = {backend: pool.submit(fill, backend, rows) for backend in backends}
         return {backend: run.result() for backend, run in runs.items()}
@@ -115,7 +115,7 @@ def run(rows: list[Row], backends: tuple[str, ...] = BACKENDS) -> Results:
 
 @contextlib.contextmanager
 def without_gpus() -> Iterator[None]:
-    """Where there is one, torch takes it for barriers and objects. What is shown is the CPU."""
+    """Hides GPUs, which torch would use for barriers and objects. The table shows the CPU."""
     before = os.environ.get("CUDA_VISIBLE_DEVICES")
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     try:

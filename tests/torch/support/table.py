@@ -1,4 +1,4 @@
-"""The text of docs/reference/torch_distributed.md."""
+"""Renders docs/reference/torch_distributed.md."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def code(text: str) -> str:
 
 
 def cell(outcomes: Outcomes) -> str:
-    """What a backend showed, of a row with one case or with many."""
+    """Returns the cell of a backend, for a row with one case or with many."""
     if list(outcomes) == [""]:
         (outcome,) = outcomes.values()
         if outcome.verdict == "yes":
@@ -70,11 +70,11 @@ def documented(row: Row) -> str:
     return f"{says} ({where})"
 
 
-# ---- What differs --------------------------------------------------------------------------------
+# ---- Differences ---------------------------------------------------------------------------------
 
 
 def known(fact: Fact | None, case: str) -> bool | None:
-    """Whether NCCL has it, where the documentation says so of NCCL."""
+    """Returns NCCL's cell, if the documentation has a statement about NCCL."""
     if not fact or fact.verdict == "generally" or (fact.only and case not in fact.only):
         return None
     return fact.verdict == "yes" and case not in fact.but

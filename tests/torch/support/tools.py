@@ -1,4 +1,4 @@
-"""Probes of what a profiler and a debugger see."""
+"""Probes of profilers and debuggers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECTION = "Profiler and debugging"
 
 
 def _profiled(call: Callable[[], Any]) -> list[Any]:
-    """Without Kineto, whose start takes seconds in each rank. Who records is the same."""
+    """Profiles without Kineto, whose start takes seconds in each rank. The recorder is the same."""
     with torch.autograd.profiler.profile(use_kineto=False, record_shapes=True) as profile:
         call()
     return list(profile.function_events or ())

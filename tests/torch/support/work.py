@@ -1,4 +1,4 @@
-"""Probes of Work: what a call with `async_op=True` returns."""
+"""Probes of Work, the result of a call with `async_op=True`."""
 
 from __future__ import annotations
 

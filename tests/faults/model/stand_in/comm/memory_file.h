@@ -1,4 +1,4 @@
-// In place of csrc/comm/memory_file.h: files are pages of this process, all of them there from the
+// Replaces csrc/comm/memory_file.h: files are pages of this process, all of them present from the
 // start, and a descriptor is a page's number.
 #pragma once
 

@@ -1,5 +1,5 @@
-// In place of csrc/cpu/simd.h: int64 alone, and the first element of a block stands for all of
-// them, so that a slot is one place to race for.
+// Replaces csrc/cpu/simd.h: int64 only, and the first element of a block stands for all of them, so
+// that a slot is one place to race for.
 #pragma once
 
 #include <cstring>
@@ -32,7 +32,7 @@ class Reducer {
   void combine(void* out, void* next, const void* a, const void* b, int64_t n, bool last) const {
     reduce(out, next, a, b, n, last);
   }
-  // What moves is the same whether sums are kept in floats or not.
+  // The moves are the same whether sums are kept in floats or not.
   bool widens(int) const { return false; }
   void add_wide(float*, const void*, int64_t, bool) const {}
   void narrow(void*, const float*, int64_t) const {}
