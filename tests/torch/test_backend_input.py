@@ -116,7 +116,7 @@ def _bad_groups(rank: int, size: int) -> None:
             dist.new_group(backend="ringkern", pg_options=options)
         dist.barrier()
     for timeout in (timedelta(0), timedelta(seconds=-1)):
-        with pytest.raises(ValueError, match="it must be a millisecond or more"):
+        with pytest.raises(ValueError, match="give a millisecond or more"):
             dist.new_group(backend="ringkern", timeout=timeout)
         dist.barrier()
     with pytest.raises(ValueError, match="the timeout must be positive"):
