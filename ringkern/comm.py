@@ -30,7 +30,7 @@ class Communicator:
 
     Most programs need none: :func:`ringkern.ring_all_reduce` makes and keeps one for each group.
     Each rank waits until all ranks of the group make theirs. All ranks make their communicators in
-    the same order, and their calls in the same order. As a context manager it is closed at the end.
+    the same order, and their calls in the same order. Usable as a context manager, which closes it.
 
     Args:
         group: the process group whose ranks form the ring; ``None``: the default group. Its backend

@@ -27,7 +27,7 @@ ENGINES = {"cpu": "gloo", "cuda": "nccl"}
 
 # The extension counts waits in milliseconds.
 SHORTEST_TIMEOUT_S = 0.001
-# What a process can do once one of its rings has failed.
+# Reactions of a process to the failure of one of its rings.
 ON_FAULT = ("raise", "exit")
 # Where the segments of ranks on GPUs can be.
 CUDA_MEMORY = ("auto", "ipc", "host")
@@ -253,7 +253,10 @@ _OTHERS = (
         "found",
     ),
     _other(
-        "RINGKERN_CUDA_ARCHS", "", "numbers, such as `80 90 100`", "GPU architectures to compile for"
+        "RINGKERN_CUDA_ARCHS",
+        "",
+        "numbers, such as `80 90 100`",
+        "GPU architectures to compile for",
     ),
     _other(
         "RINGKERN_BUILD_DIR",

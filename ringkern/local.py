@@ -45,8 +45,8 @@ class Ring:
     """A ring of ranks in this process.
 
     Most programs need none: :func:`ring_all_reduce` makes and keeps one for each list of devices. A
-    ``Ring`` can be closed, aborted and given a timeout, and has reduce-scatter and all-gather. As a
-    context manager it is closed at the end. Calls from several threads run one after another.
+    ``Ring`` can be closed, aborted and given a timeout, and has reduce-scatter and all-gather.
+    Usable as a context manager, which closes it. Calls from several threads run one after another.
 
     Args:
         devices: the device of each rank, in the order of the ring; a device may occur several

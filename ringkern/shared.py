@@ -103,7 +103,8 @@ def shared_memory(device: DeviceLike = None) -> Iterator[None]:
         return
     if not _in_use.acquire(blocking=False):
         raise RuntimeError(
-            "ringkern.shared_memory() is already in use in this process, and does not nest; leave it first"
+            "ringkern.shared_memory() is already in use in this process, and does not nest; "
+            "leave that context first"
         )
     try:
         _C.share_by_default(True)

@@ -44,7 +44,7 @@ COMMANDS = (
         True,
     ),
     Command(
-        "env", "ringkern.tools.env", "versions, machine and settings, to paste into a report", True
+        "env", "ringkern.tools.env", "print versions, machine and settings, for a bug report", True
     ),
     Command(
         "explain", "ringkern.tools.explain", "print the algorithm and protocol of calls, and why"
@@ -197,7 +197,7 @@ def _say_error(prog: str, text: str) -> None:
 
 
 class _Late(BaseException):
-    """The end of ``--timeout``; not an ``Exception``, which doctor would report as a failed test."""
+    """The end of ``--timeout``; no ``Exception``: doctor would report a failed test."""
 
 
 @contextlib.contextmanager
