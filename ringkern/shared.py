@@ -64,7 +64,7 @@ def empty(
 def zeros(
     *size: int | Sequence[int], dtype: torch.dtype | None = None, device: DeviceLike = None
 ) -> torch.Tensor:
-    """Returns a shared tensor of zeros, like :func:`torch.zeros`; arguments: :func:`empty`."""
+    """Returns a shared tensor of zeros, like :func:`torch.zeros`; otherwise as :func:`empty`."""
     return empty(*size, dtype=dtype, device=device).zero_()
 
 

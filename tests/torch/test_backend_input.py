@@ -111,7 +111,7 @@ def test_an_error_while_coalescing(ranks: Pool) -> None:
 def _bad_groups(rank: int, size: int) -> None:
     for options in (c10d.ProcessGroupGloo._Options(), {"a": 1}):
         with pytest.raises(
-            TypeError, match=r"'ringkern' has ringkern\.backend\.Options: give these"
+            TypeError, match=r"'ringkern' takes ringkern\.backend\.Options: give these"
         ):
             dist.new_group(backend="ringkern", pg_options=options)
         dist.barrier()
