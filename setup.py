@@ -4,11 +4,11 @@ torch is never imported here: the build environment of pip does not have it, and
 version are all that is needed.
 
 Environment
-    RINGKERN_CUDA         0: no CUDA kernels; 1: fail where nvcc is missing; else where it is found
-    RINGKERN_CUDA_ARCHS   GPUs to compile for, as "80 90 100"
-    RINGKERN_BUILD_DIR    where CMake builds; kept, so that the next build is incremental
-    RINGKERN_CMAKE_ARGS   further arguments of cmake, as "-DRK_TESTS=ON"
-    MAX_JOBS              compilers at a time; else as many as there are cores
+    RINGKERN_CUDA         0: build no CUDA kernels; 1: fail if nvcc is missing; else: if it is found
+    RINGKERN_CUDA_ARCHS   GPU architectures to compile for, such as "80 90 100"
+    RINGKERN_BUILD_DIR    build directory of CMake; kept, so that the next build is incremental
+    RINGKERN_CMAKE_ARGS   additional arguments of cmake, such as "-DRK_TESTS=ON"
+    MAX_JOBS              compilers that run at a time; default: one per core
     and those of build_backend/ringkern_build.py
 """
 
@@ -35,7 +35,7 @@ TORCH = None if "sdist" in sys.argv else ringkern_build.find_torch()
 
 
 class Build(build):
-    """`build`, from an empty directory, so that no module deleted since is packaged again."""
+    """The command `build`, from an empty directory: deleted modules must not be packaged again."""
 
     def run(self) -> None:
         shutil.rmtree(self.build_lib, ignore_errors=True)
@@ -43,7 +43,7 @@ class Build(build):
 
 
 class CMakeBuild(build_ext):
-    """`build_ext` by CMake."""
+    """The command `build_ext`, by CMake."""
 
     def build_extension(self, ext: Extension) -> None:
         torch = ringkern_build.require_torch()
@@ -63,7 +63,7 @@ class CMakeBuild(build_ext):
 
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
-        # A new file in place of the old: a process that runs keeps the one it has mapped.
+        # A new file instead of writing to the old one, which a running process may have mapped.
         target.unlink(missing_ok=True)
         shutil.copy2(directory / "_C.so", target)
 
@@ -71,17 +71,17 @@ class CMakeBuild(build_ext):
 
 
 def run(*command: str) -> None:
-    """Run a command that says itself what is wrong; a traceback below that would only hide it."""
+    """Runs a command. It prints its own errors, which a traceback below would hide."""
     if status := subprocess.run(command, cwd=HERE, check=False).returncode:
-        raise SystemExit(f"ringkern: {command[0]} ended with {status}; what is wrong stands above.")
+        raise SystemExit(f"ringkern: {command[0]} ended with {status}; see its error above.")
 
 
 def configuration(torch: ringkern_build.Torch) -> list[str]:
-    """cmake's arguments. All are given every time, so that its cache never overrules them."""
+    """Returns cmake's arguments; all of them every time, so that its cache never overrides them."""
     wanted = os.environ.get("RINGKERN_CUDA", "")
     cuda = {"": "AUTO", "0": "OFF", "1": "ON"}.get(wanted)
     if not cuda:
-        raise SystemExit(f"ringkern: RINGKERN_CUDA is {wanted!r}; it takes 0 or 1.")
+        raise SystemExit(f"ringkern: RINGKERN_CUDA is {wanted!r}; set it to 0 or 1, or unset it.")
     return [
         f"-DRK_TORCH={torch.root}",
         f"-DRK_PYTHON_INCLUDE={sysconfig.get_path('include')}",
@@ -92,9 +92,9 @@ def configuration(torch: ringkern_build.Torch) -> list[str]:
 
 
 def forget_other_configuration(directory: Path, options: list[str]) -> None:
-    """Remove what was built with other options, another torch or another compiler.
+    """Removes a build with other options, another torch or another compiler.
 
-    CMake keeps the compiler that it found first, however the environment changes.
+    CMake keeps the compiler that it found first, even if the environment changes.
     """
     variables = ("CC", "CXX", "CXXFLAGS", "CUDACXX", "CUDA_HOME", "CUDA_PATH", "LDFLAGS")
     wanted = [*options, *(f"{name}={os.environ.get(name, '')}" for name in variables)]

@@ -1,4 +1,4 @@
-"""Whether a tag, pyproject.toml and CHANGELOG.md name the same version; prints what is new in it.
+"""Checks that a tag, pyproject.toml and CHANGELOG.md name the same version; prints its notes.
 
 python .ci/release.py v1.2.3
 """
@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def version_of(project: str) -> str:
-    """The version that pyproject.toml states, by the line that CMakeLists.txt reads, too."""
+    """Returns the version in pyproject.toml, from the line that CMakeLists.txt also reads."""
     found = re.search(r'^version = "([^"]+)"$', project, re.MULTILINE)
     if not found:
         raise SystemExit('pyproject.toml has no line: version = "..."')
@@ -21,7 +21,7 @@ def version_of(project: str) -> str:
 
 
 def sections(changelog: str) -> list[tuple[str, str, str]]:
-    """Name, date ("" if it has none) and text of each section, the newest first."""
+    """Returns name, date ("" if it has none) and text of each section, the newest first."""
     parts = re.split(r"^## \[([^\]]+)\](?: - (\d{4}-\d\d-\d\d))?$", changelog, flags=re.MULTILINE)
     # A link definition at the end belongs to no section.
     texts = [re.sub(r"^\[[^\]]+\]: .*$", "", text, flags=re.MULTILINE) for text in parts[3::3]]
@@ -30,10 +30,10 @@ def sections(changelog: str) -> list[tuple[str, str, str]]:
 
 
 def notes(tag: str, project: str, changelog: str) -> str:
-    """The section of the changelog that `tag` is for.
+    """Returns the section of the changelog for `tag`.
 
     Raises:
-        SystemExit: something still names another version, or has nothing to say of this one.
+        SystemExit: a file names another version, or the section is empty.
     """
     version = version_of(project)
     if tag != f"v{version}":

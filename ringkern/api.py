@@ -1,4 +1,4 @@
-"""What ``import ringkern`` gives a program, after a look whether the extension fits to torch."""
+"""The names of ``import ringkern``. Checks first that the extension matches torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ except ImportError as error:
     ) from error
 
 if _C.torch_version.split(".")[:2] != torch.__version__.split(".")[:2]:
-    # The classes of c10d change from version to version: it would load, and crash later.
+    # The classes of c10d change between versions: the extension would load, and crash later.
     raise ImportError(
         f"ringkern was built against torch {_C.torch_version} and this is torch "
         f"{torch.__version__}; {_REBUILD}"
@@ -46,12 +46,13 @@ _C.use_cuda_memory(config.cuda_memory)
 
 
 def build_info() -> dict[str, Any]:
-    """How ringkern was built, and what it found.
+    """Describes this build of ringkern and the devices that it finds.
 
     Returns:
-        version, torch (what it was built against), compiler, cpu_isa (of the reductions, as chosen
-        on this machine), cuda (kernels compiled in), cuda_archs, cuda_runtime, cuda_devices
-        (visible now), dtypes, ops, protocols.
+        A dict with the keys version, torch (the version that it was built against), compiler,
+        cpu_isa (the instruction set that the reductions use on this machine), cuda (``True`` if
+        kernels are compiled in), cuda_archs, cuda_runtime, cuda_devices (visible now), dtypes, ops
+        and protocols.
     """
     return dict(_C.build_info())
 

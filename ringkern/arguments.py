@@ -1,6 +1,5 @@
-"""Arguments of the collectives before they reach the extension: arrays of other libraries become
-tensors, and what is no argument at all gets an error that says what to do. Dtypes, devices and
-shapes are checked by the extension."""
+"""Prepares the arguments of collectives for the extension: makes tensors of arrays of other
+libraries, and checks types. The extension checks dtypes, devices and shapes."""
 
 from __future__ import annotations
 
@@ -16,9 +15,9 @@ Op = dist.ReduceOp | dist.ReduceOp.RedOpType
 
 
 class SupportsDLPack(Protocol):
-    """What a collective takes for a tensor: one of torch, NumPy, CuPy or any other library.
+    """A tensor or array of torch, NumPy, CuPy or another library, as argument of a collective.
 
-    Its memory is used as it is, by `DLPack <https://dmlc.github.io/dlpack/latest/>`_.
+    Its memory is used in place, by `DLPack <https://dmlc.github.io/dlpack/latest/>`_.
     """
 
     def __dlpack__(self) -> Any: ...
@@ -28,7 +27,7 @@ _FACTOR = "torch.distributed._make_nccl_premul_sum(factor)"
 
 
 def as_tensor(array: SupportsDLPack, role: str, *, written: bool) -> torch.Tensor:
-    """``array`` itself, or a tensor over the same memory."""
+    """Returns ``array`` itself, or a tensor over the same memory."""
     if isinstance(array, torch.Tensor):
         return array
     kind = type(array).__name__
@@ -37,23 +36,25 @@ def as_tensor(array: SupportsDLPack, role: str, *, written: bool) -> torch.Tenso
             f"{role} is {kind}; give a torch.Tensor, or an array with __dlpack__ (NumPy, CuPy), "
             "which is changed in place"
         )
-    # torch would write to it all the same.
+    # torch ignores the flag and would write to it.
     if written and getattr(getattr(array, "flags", None), "writeable", True) is False:
-        raise ValueError(f"{role} is a read-only {kind}, and the result goes there; give a copy")
-    # torch ends the process on these.
+        raise ValueError(
+            f"{role} is a read-only {kind}, and the result is written to it; give a copy"
+        )
+    # torch ends the process on a negative stride.
     if any(stride < 0 for stride in getattr(array, "strides", None) or ()):
         raise ValueError(f"{role} is a reversed {kind} (a stride is negative); give a copy")
     try:
         return torch.from_dlpack(array)
     except BufferError as error:
         raise ValueError(
-            f"the memory of {role}, a {kind}, cannot be shared ({error}); it must be writable, in "
-            "native byte order and of a dtype that torch has"
+            f"the memory of {role}, a {kind}, cannot be shared ({error}); give an array that is "
+            "writable, in native byte order and of a dtype that torch has"
         ) from error
 
 
 def reduce_op(op: Op) -> Op:
-    """``op``, if it is one."""
+    """Returns ``op``, if it is a valid one."""
     if type(op) is dist.ReduceOp.RedOpType:
         if op is dist.ReduceOp.PREMUL_SUM:
             raise ValueError(f"ReduceOp.PREMUL_SUM needs a factor; make it with {_FACTOR}")
@@ -66,20 +67,19 @@ def reduce_op(op: Op) -> Op:
 
 
 def protocol_name(protocol: str) -> str:
-    """``protocol``, or what the environment says in its place."""
+    """Returns ``protocol``, or in place of "auto" the value of the environment."""
     return _named("protocol", protocol, PROTOCOLS, config.protocol)
 
 
 def way_asked(
     algorithm: str, protocol: str, deterministic: str, accumulate: str, device: str = "cpu"
 ) -> tuple[str, str, bool, bool]:
-    """What the extension is asked for, with what the environment says in the place of "auto".
+    """Replaces "auto" by the values of the environment, for the extension.
 
-    A value of the environment that contradicts the arguments does not count.
+    A value of the environment that contradicts the arguments is ignored.
 
     Returns:
-        algorithm, protocol, whether each element is to be combined in the order of the ranks, and
-        whether in float32.
+        algorithm, protocol, whether each element is combined in rank order, and whether in float32.
     """
     given = {
         "algorithm": _named("algorithm", algorithm, ALGORITHMS, "auto"),

@@ -1,7 +1,7 @@
 """``"ringkern"`` as a torch.distributed backend. Importing ringkern registers it.
 
-A group of one rank; as a rank of torchrun, ``dist.init_process_group("ringkern")`` is enough, and
-``"cpu:gloo,cuda:ringkern"`` in its place takes it for CUDA tensors only:
+A group of one rank. In a rank of torchrun, ``dist.init_process_group("ringkern")`` is enough.
+``"cpu:gloo,cuda:ringkern"`` uses it for CUDA tensors only:
 
 >>> import torch, torch.distributed as dist
 >>> dist.init_process_group("ringkern", store=dist.HashStore(), rank=0, world_size=1)
@@ -9,7 +9,7 @@ A group of one rank; as a rank of torchrun, ``dist.init_process_group("ringkern"
 'ringkern'
 >>> dist.all_reduce(torch.ones(4))
 
-The collectives themselves are in C++ (``csrc/torch/backend.cpp``); torch calls them without Python.
+The collectives are in C++ (``csrc/torch/backend.cpp``); torch calls them without Python.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from .hosts import engine_names, find_hosts, over_hosts
 
 @dataclass(frozen=True)
 class Options:
-    """``pg_options`` of ``init_process_group`` and ``new_group``.
+    """Options for ``pg_options`` of ``init_process_group`` and ``new_group``.
 
     >>> import torch.distributed as dist
     >>> from ringkern.backend import Options
     >>> over_gloo = Options(inter_host="gloo")  # dist.new_group(backend="ringkern", pg_options=...)
 
     Attributes:
-        inter_host: what joins the hosts of a group on several, as for
+        inter_host: the inter-host engine of a group that spans hosts; see
             :class:`ringkern.Communicator`.
-        on_fault: what becomes of this process when the group fails: ``"raise"`` or ``"exit"``;
-            ``None``: as ``RINGKERN_ON_FAULT`` says.
+        on_fault: what this process does when the group fails: ``"raise"`` or ``"exit"``; ``None``:
+            the value of ``RINGKERN_ON_FAULT``.
 
     Raises:
-        ValueError: there is no such ``inter_host`` or ``on_fault``.
+        ValueError: unknown ``inter_host`` or ``on_fault``.
     """
 
     inter_host: str | None = None
@@ -56,30 +56,33 @@ class Options:
 
 
 def create(options: Any, backend_options: object = None) -> dist.distributed_c10d.Backend:
-    """A rank's part of a process group, as ``init_process_group`` and ``new_group`` ask for it.
+    """Makes this rank's backend, for ``init_process_group`` and ``new_group``.
 
-    Waits until all ranks of the group are here, if they are more than one.
+    Waits for all ranks of the group.
 
     Args:
-        options: torch's ``_DistributedBackendOptions``: store, place in the group, timeout.
+        options: torch's ``_DistributedBackendOptions``: store, rank in the group, timeout.
         backend_options: the caller's ``pg_options``: :class:`Options`, or ``None``.
 
+    Returns:
+        The backend.
+
     Raises:
-        TypeError: ``backend_options`` are something else.
-        ValueError: the timeout is not positive; there is no such ``inter_host``.
+        TypeError: ``backend_options`` is neither :class:`Options` nor ``None``.
+        ValueError: the timeout is not positive, or ``inter_host`` is unknown.
         NotImplementedError: ``enable_reconfigure`` was given, which torch 2.14 and newer have.
-        RendezvousError: a rank of the group did not come within the timeout.
-        PeerLostError: a rank of the group has ended while others were waited for.
+        RendezvousError: a rank of the group did not make its backend within the timeout.
+        PeerLostError: a rank of the group ended while this one waited.
     """
     if getattr(options, "enable_reconfigure", False):
         raise NotImplementedError(
             "enable_reconfigure=True was given; the backend 'ringkern' cannot replace ranks of a "
-            "group: leave it out, and restart all ranks after a failure, or use Gloo or NCCL"
+            "group: leave it out and restart all ranks after a failure, or use Gloo or NCCL"
         )
     asked = _asked(backend_options)
     size, rank = options.group_size, options.group_rank
     name = f"backend/{options.group_id}"
-    ranks = options.global_ranks_in_group  # none: of the default group
+    ranks = options.global_ranks_in_group  # empty for the default group
     recorder.remember_group(name, "undefined" if ranks else "default_pg", ranks or range(size))
     news.start()
     seconds = timeout_seconds(options.timeout)
@@ -109,10 +112,10 @@ def _asked(backend_options: object) -> Options:
         return Options()
     if not isinstance(backend_options, Options):
         raise TypeError(
-            f"pg_options is {type(backend_options).__name__}; the backend 'ringkern' has "
-            "ringkern.backend.Options: give these, or leave it out. RINGKERN_ALGORITHM, "
-            "RINGKERN_PROTOCOL, RINGKERN_DETERMINISTIC and RINGKERN_ACCUMULATE in the environment "
-            "are for all its calls"
+            f"pg_options is {type(backend_options).__name__}; the backend 'ringkern' takes "
+            "ringkern.backend.Options: give these, or leave pg_options out. To choose an algorithm "
+            "or a protocol, set RINGKERN_ALGORITHM, RINGKERN_PROTOCOL, RINGKERN_DETERMINISTIC or "
+            "RINGKERN_ACCUMULATE in the environment"
         )
     return backend_options
 

@@ -1,4 +1,4 @@
-"""Communicators: a rank's membership in a ring, one for each process group, made on first use."""
+"""Communicators: a rank's part of a ring, one for each process group, made on first use."""
 
 from __future__ import annotations
 
@@ -26,31 +26,32 @@ if TYPE_CHECKING:
 
 
 class Communicator:
-    """A ring over the ranks of a process group; a ring on each host, where they are on several.
+    """A ring over the ranks of a process group; with several hosts, a ring on each host.
 
-    Most programs never make one: :func:`ringkern.ring_all_reduce` makes and keeps one for each
-    group. All ranks of the group make theirs together, each of which waits for all others, in the
-    same order; and they make the same calls in the same order. Usable as a context manager, which
-    closes it.
+    Most programs need none: :func:`ringkern.ring_all_reduce` makes and keeps one for each group.
+    Each rank waits until all ranks of the group make theirs. All ranks make their communicators in
+    the same order, and their calls in the same order. Usable as a context manager, which closes it.
 
     Args:
-        group: the process group whose ranks form the ring; ``None``: the default group. Any
-            backend: only its store is used.
-        timeout: how long a rank waits for the others: here, before it raises
-            :class:`~ringkern.errors.RendezvousError`, and in a call for a neighbour, before it
-            raises :class:`~ringkern.errors.CollectiveTimeoutError`; ``None``:
-            ``RINGKERN_TIMEOUT``, or 600 s.
-        inter_host: what joins the hosts, if the ranks are on several: a backend of
-            torch.distributed, as ``"gloo"``, ``"nccl"``, ``"mpi"``, ``"ucc"``, or one for each
-            device, as ``"cpu:gloo,cuda:nccl"``; ``None``: ``RINGKERN_INTER_HOST``, or that.
+        group: the process group whose ranks form the ring; ``None``: the default group. Its backend
+            does not matter: only its store is used.
+        timeout: how long the constructor waits for the other ranks before it raises
+            :class:`~ringkern.errors.RendezvousError`, and a call for a neighbour before it raises
+            :class:`~ringkern.errors.CollectiveTimeoutError`; ``None``: ``RINGKERN_TIMEOUT``, or
+            600 s.
+        inter_host: the inter-host engine, for ranks on several hosts: a backend of
+            torch.distributed, such as ``"gloo"``, ``"nccl"``, ``"mpi"`` or ``"ucc"``, or one for
+            each device, such as ``"cpu:gloo,cuda:nccl"``; ``None``: ``RINGKERN_INTER_HOST``, or
+            ``"cpu:gloo,cuda:nccl"``.
 
     Raises:
         CommUsageError: torch.distributed is not initialised.
-        ValueError: this rank is not a member of ``group``; the timeout is not positive; there is no
-            such ``inter_host``.
-        RendezvousError: a rank did not make its own within the timeout, with the same text on all
-            ranks, and its number as ``rank``; ranks do not fit together; the store has failed.
-        PeerLostError: a rank has ended while others were waited for.
+        ValueError: this rank is not a member of ``group``, the timeout is not positive, or
+            ``inter_host`` is unknown.
+        RendezvousError: a rank did not make its communicator within the timeout (same text on all
+            ranks, its number as ``rank``); ranks have different versions or settings; the store
+            failed.
+        PeerLostError: a rank ended while others waited for it.
     """
 
     def __init__(
@@ -74,18 +75,21 @@ class Communicator:
         timeout: timedelta | None = None,
         inter_host: str | None = None,
     ) -> Communicator:
-        """A ring without a process group.
+        """Makes a communicator without a process group.
 
         Args:
             store: any torch.distributed store that all ranks share.
             rank: this rank, from 0 to ``size - 1``.
             size: number of ranks.
-            name: the same on all ranks; two rings over one store at the same time differ in it.
-            timeout, inter_host: as for :class:`Communicator`.
+            name: the same on all ranks; different for each ring that uses the store at a time.
+            timeout, inter_host: see :class:`Communicator`.
+
+        Returns:
+            The communicator of this rank.
 
         Raises:
-            CommUsageError: there is no such ``rank``, or ``size`` is not 1 to 1024.
-            ValueError, RendezvousError, PeerLostError: as :class:`Communicator`.
+            CommUsageError: ``rank`` is out of range, or ``size`` is not 1 to 1024.
+            ValueError, RendezvousError, PeerLostError: see :class:`Communicator`.
         """
         self = cls.__new__(cls)
         self._open(store, rank, size, name, timeout, inter_host)
@@ -127,12 +131,12 @@ class Communicator:
 
     @property
     def rank(self) -> int:
-        """This rank's number in the ring, from 0."""
+        """Returns this rank's number in the ring, from 0."""
         return self._c.rank
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
+        """Returns the number of ranks."""
         return self._c.size
 
     def all_reduce(
@@ -193,27 +197,30 @@ class Communicator:
         deterministic: str = "auto",
         accumulate: str = "auto",
     ) -> Explanation:
-        """Which way a call of this ring goes, and why, with what every other way would take.
+        """Explains the algorithm and protocol of a call, with the predicted time of every choice.
 
-        By the table of rank 0 once the ranks are connected on a device of this kind, and by this
-        rank's own before. Communicates nothing. Where the ranks are on several hosts: of what the
-        ring of this rank's host does, with ``between``, which says the rest.
+        Uses the table of rank 0 once the ranks are connected on a device of this kind, and this
+        rank's own table before. Communicates nothing. With several hosts, the result describes the
+        ring of this rank's host, and its ``between`` the inter-host engine.
 
         Args:
-            nbytes: of the tensor; of all ranks' parts for a reduce-scatter or an all-gather.
-            dtype: of the tensor.
+            nbytes: size of the tensor, in bytes; for a reduce-scatter or an all-gather, of all
+                ranks' parts together.
+            dtype: dtype of the tensor.
             collective: ``"all_reduce"``, ``"reduce_scatter"``, ``"all_gather"``, ``"broadcast"`` or
                 ``"reduce"``.
             device: ``"cpu"`` or ``"cuda"``.
-            algorithm, protocol, deterministic, accumulate: as a caller would give them.
+            algorithm, protocol, deterministic, accumulate: the arguments of the call.
 
         Returns:
-            What ``print`` shows as a table; see :class:`ringkern.choose.explain.Explanation`.
+            An explanation that ``print`` shows as a table; see
+            :class:`ringkern.choose.explain.Explanation`.
 
         Raises:
-            ValueError: an argument is none of these, or the device has no such way.
+            ValueError: an argument has an unknown value, or the device does not have this algorithm
+                over this protocol.
         """
-        from .choose.explain import (  # which most programs have no need of
+        from .choose.explain import (  # not loaded by most programs
             explain,
             explain_over_hosts,
         )
@@ -242,19 +249,19 @@ class Communicator:
         return replace(found, opened_by=opened_by, host_memory=tuple(host))
 
     def abort(self, reason: str = "abort() was called") -> None:
-        """Ends every call in progress, here and on all ranks, with CommAbortedError.
+        """Ends every call in progress, on all ranks, with CommAbortedError.
 
-        From any thread, any number of times. The communicator is unusable afterwards, on all ranks:
-        its calls raise CommAbortedError, which quotes ``reason``, or whatever made it unusable
-        before. Close it, and make another one over the same group to go on.
+        May be called from any thread, any number of times. The communicator is unusable afterwards,
+        on all ranks: its calls raise CommAbortedError, which quotes ``reason``, or the earlier
+        error that made it unusable. To go on, close it and make another one over the same group.
         """
         self._c.abort(reason)
 
     def close(self) -> None:
-        """Finishes the calls that were made, then gives memory, descriptors and thread back.
+        """Finishes the calls that were made, then frees memory, descriptors and the thread.
 
-        Any number of times, and also where it has failed, which raises nothing. A later call raises
-        :class:`~ringkern.errors.CommUsageError`.
+        May be called any number of times. A communicator that has failed can be closed, too, and
+        raises nothing. Later collectives raise :class:`~ringkern.errors.CommUsageError`.
         """
         self._c.close()
         open_rings.discard(self)
@@ -269,7 +276,7 @@ class Communicator:
         traceback: TracebackType | None,
     ) -> None:
         if error is not None:
-            # This rank will not make the calls that its neighbours wait for.
+            # The other ranks would wait for calls that this rank does not make.
             self.abort(f"rank {self.rank} left on {type(error).__name__}: {error}")
         self.close()
 
@@ -288,28 +295,27 @@ def _make(
     communicator._open(store, rank, size, name, timeout, inter_host)
 
 
-# What is closed at exit: communicators, and the rings of ``local``. Weak: one that nobody holds
-# closes itself.
+# Communicators and rings of ``local`` to close at exit. Weak: one without references closes itself.
 open_rings: weakref.WeakSet[Any] = weakref.WeakSet()
 _by_group: weakref.WeakKeyDictionary[dist.ProcessGroup, Communicator] = weakref.WeakKeyDictionary()
-# One for each group: to make its communicator is to wait for its other ranks, which may wait for
-# this one's thread that makes another group's.
+# One lock for each group. One lock for all could deadlock: making a communicator waits for the
+# group's other ranks, which may wait for another thread of this rank to make another group's.
 _locks: weakref.WeakKeyDictionary[dist.ProcessGroup, threading.Lock] = weakref.WeakKeyDictionary()
 
-# A store cannot be traced by torch.compile, which would be an error and no graph break.
+# torch.compile cannot trace a store: it would raise, without a graph break.
 _make_untraced: Callable[..., None] = untraced(_make)
 
 
 def communicator_for(group: dist.ProcessGroup | None) -> Communicator:
-    """The communicator of a process group; made on first use, closed with the group.
+    """Returns the communicator of a process group; made on first use, closed with the group.
 
     Raises:
-        RendezvousError, PeerLostError: as :class:`Communicator`; the next use makes another one.
+        RendezvousError, PeerLostError: see :class:`Communicator`; the next use makes a new one.
     """
     resolved = resolve_group(group)
     found = _by_group.get(resolved)
     if found is None:
-        # Another thread may have been first: all must use the same.
+        # Another thread may have made one: all must use the same.
         with _locks.setdefault(resolved, threading.Lock()):
             found = _by_group.get(resolved)
             if found is None:
@@ -319,7 +325,7 @@ def communicator_for(group: dist.ProcessGroup | None) -> Communicator:
     return found
 
 
-# A program that ends with calls in flight waits this long for its neighbours, and no longer.
+# How long a program that ends with calls in flight waits for its neighbours.
 _PATIENCE_AT_EXIT_S = 5.0
 
 
@@ -330,4 +336,4 @@ def _close_all() -> None:
             ring._c.close(_PATIENCE_AT_EXIT_S)
         _C.close_backends(_PATIENCE_AT_EXIT_S)
     finally:
-        news.stop()  # last: there may be something to say about that, too
+        news.stop()  # last, because closing may log, too

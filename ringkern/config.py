@@ -1,7 +1,6 @@
-"""Settings from the environment, each read once, strictly, when ringkern is imported.
+"""Settings from the environment, read once, when ringkern is imported; a wrong value raises.
 
-:func:`variables` is the table of them; what reads them, tells of them and documents them is made
-of it.
+:func:`variables` is the table from which they are read, listed and documented.
 """
 
 from __future__ import annotations
@@ -20,27 +19,25 @@ from . import _C
 
 ALGORITHMS = ("auto", *_C.algorithms)
 PROTOCOLS = ("auto", *_C.protocols)
-# From run to run the bits are always the same; these say what else must not change them.
 DETERMINISTIC = ("auto", "run_to_run", "size_invariant")
-# What partial sums of a small float are rounded to.
 ACCUMULATE = ("auto", "dtype", "float32")
 
-# What joins hosts, unless somebody says otherwise.
+# The default inter-host engine of each device.
 ENGINES = {"cpu": "gloo", "cuda": "nccl"}
 
-# A wait is counted in milliseconds.
+# The extension counts waits in milliseconds.
 SHORTEST_TIMEOUT_S = 0.001
-# What a process does once a ring of it has failed.
+# Reactions of a process to the failure of one of its rings.
 ON_FAULT = ("raise", "exit")
-# Where the segments of ranks on GPUs are.
+# Where the segments of ranks on GPUs can be.
 CUDA_MEMORY = ("auto", "ipc", "host")
-# Characters of a name that is to fit into errors.
+# In characters, so that the name fits into errors.
 LONGEST_HOST = 64
 
 
 @dataclass(frozen=True)
 class Config:
-    """What the environment asks for."""
+    """Settings from the environment."""
 
     protocol: str = "auto"
     timeout_s: float = 600.0
@@ -55,7 +52,7 @@ class Config:
 
     @property
     def leaves_all_open(self) -> bool:
-        """Whether a call that asks for nothing is asked for nothing here, either."""
+        """Tells if the environment leaves algorithm, protocol and numerics to "auto"."""
         asked = {self.algorithm, self.protocol, self.deterministic, self.accumulate}
         return asked == {"auto"}
 
@@ -65,15 +62,15 @@ class Variable:
     """An environment variable that ringkern knows.
 
     Attributes:
-        name: of the variable.
-        default: what counts where it is not set, as text; empty: nothing.
+        name: the name of the variable.
+        default: the value if it is not set, as text; empty: none.
         accepts: its values, in words.
-        meaning: what it does, in Markdown.
+        meaning: its effect, in Markdown.
         when: ``"import"``: read when ringkern is imported; ``"use"``: when it is needed;
-            ``"build"``: by the build, and no concern of a program that uses ringkern.
-        field: the name in :class:`Config`; empty where it is not there.
-        parse: its value of a text; raises ValueError, which names the variable, the text and what
-            is accepted.
+            ``"build"``: only by the build.
+        field: the field of :class:`Config`; empty: none.
+        parse: converts a text to the value; raises ValueError, which names the variable, the text
+            and the accepted values.
     """
 
     name: str
@@ -116,7 +113,7 @@ def _on_fault(text: str) -> str:
 def _dump_dir(text: str) -> Path:
     if not text:
         raise ValueError("RINGKERN_DUMP_DIR='': give a directory, or unset it")
-    return Path(text).absolute()  # a program may go elsewhere before it fails
+    return Path(text).absolute()  # a program may change its directory before it fails
 
 
 def _host(text: str) -> str:
@@ -129,15 +126,18 @@ def _host(text: str) -> str:
 
 
 def engines(what: str, text: str) -> dict[str, str]:
-    """For each device what joins hosts, of ``"gloo"`` or ``"cpu:gloo,cuda:nccl"``; lower case.
+    """Parses inter-host engines, such as ``"gloo"`` or ``"cpu:gloo,cuda:nccl"``.
 
     Args:
-        what: of whom to say that ``text`` is wrong.
+        what: the name of the setting, for the error.
         text: a name, for both devices, or one for each; a device that it does not name keeps its
-            usual engine.
+            default engine.
+
+    Returns:
+        The name of the engine for each device, in lower case.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: ``text`` has another form.
     """
     found: dict[str, str] = {}
     for part in text.lower().split(","):
@@ -146,8 +146,8 @@ def engines(what: str, text: str) -> dict[str, str]:
         known = set(devices) <= set(ENGINES) and not set(devices) & set(found)
         if not known or not re.fullmatch(r"[a-z0-9_.-]+", name):
             raise ValueError(
-                f"{what}={text!r}: give a backend of torch.distributed, as gloo, nccl, mpi or ucc, "
-                "or one for each device, as cpu:gloo,cuda:nccl"
+                f"{what}={text!r}: give a backend of torch.distributed, such as gloo, nccl, mpi or "
+                "ucc, or one for each device, such as cpu:gloo,cuda:nccl"
             )
         found |= dict.fromkeys(devices, name)
     return ENGINES | found
@@ -162,29 +162,29 @@ _READ_AT_IMPORT = (
     _choice(
         "RINGKERN_ALGORITHM",
         ALGORITHMS,
-        'algorithm of every all-reduce that says `algorithm="auto"`',
+        'algorithm of every all-reduce with `algorithm="auto"`',
     ),
     _choice(
         "RINGKERN_PROTOCOL",
         PROTOCOLS,
-        'protocol of every call that says `protocol="auto"`',
+        'protocol of every call with `protocol="auto"`',
     ),
     _choice(
         "RINGKERN_DETERMINISTIC",
         DETERMINISTIC,
-        '`deterministic` of every all-reduce that says `"auto"`',
+        '`deterministic` of every all-reduce with `deterministic="auto"`',
     ),
     _choice(
         "RINGKERN_ACCUMULATE",
         ACCUMULATE,
-        '`accumulate` of every all-reduce that says `"auto"`',
+        '`accumulate` of every all-reduce with `accumulate="auto"`',
     ),
     Variable(
         "RINGKERN_TIMEOUT",
         "600",
         f"seconds, {SHORTEST_TIMEOUT_S} or more",
-        "how long a rank waits for a neighbour before it raises; the backend has the timeout of "
-        "its group",
+        "how long a rank waits for a neighbour before it raises; the backend uses the timeout of "
+        "its group instead",
         field="timeout_s",
         parse=_timeout,
     ),
@@ -192,23 +192,23 @@ _READ_AT_IMPORT = (
         "RINGKERN_ON_FAULT",
         "raise on CPUs, exit on CUDA",
         ", ".join(ON_FAULT),
-        "what becomes of a process when a ring of it fails: calls raise, or the process ends, once "
-        "the failure is reported, so that no program goes on with undefined results",
+        "what a process does when one of its rings fails: its calls raise, or it reports the "
+        "failure and exits, so that it does not go on with undefined results",
         field="on_fault",
         parse=_on_fault,
     ),
     _choice(
         "RINGKERN_CUDA_MEMORY",
         CUDA_MEMORY,
-        "memory over which ranks on GPUs exchange data: device memory, where both ranks of a pair "
-        "can open the other's, by a file descriptor or by CUDA IPC, and else host memory; `ipc`: "
-        "without file descriptors; `host`: host memory always",
+        "memory over which ranks on GPUs exchange data; `auto`: device memory where both ranks of "
+        "a pair can open the other's, by a file descriptor or by CUDA IPC, otherwise host memory; "
+        "`ipc`: the same without file descriptors; `host`: always host memory",
     ),
     Variable(
         "RINGKERN_DUMP_DIR",
         "",
         "a directory",
-        "where the last calls are written, when a ring fails and on `SIGUSR2`",
+        "where the last calls are written when a ring fails, and on `SIGUSR2`",
         field="dump_dir",
         parse=_dump_dir,
     ),
@@ -216,16 +216,16 @@ _READ_AT_IMPORT = (
         "RINGKERN_HOST",
         "",
         "a name",
-        "of this rank's host: ranks of another name are on another host, also on one machine; not "
-        "set: a host is a machine, or a network namespace of one",
+        "name of this rank's host; ranks with different names are on different hosts, even on one "
+        "machine; not set: a host is a machine, or a network namespace of one",
         field="host",
         parse=_host,
     ),
     Variable(
         "RINGKERN_INTER_HOST",
         ",".join(f"{device}:{name}" for device, name in ENGINES.items()),
-        "backends of torch.distributed, as `gloo`, or one for each device",
-        'what joins hosts, for every group that does not say `inter_host="..."`',
+        "a backend of torch.distributed, such as `gloo`, or one for each device",
+        "inter-host engine of every group that is made without `inter_host`",
         field="inter_host",
         parse=_inter_host,
     ),
@@ -241,49 +241,56 @@ _OTHERS = (
         "XDG_CACHE_HOME",
         "~/.cache",
         "a directory",
-        "`ringkern/` in it holds what `python -m ringkern tune` measured and the peers of `bench`",
+        "`ringkern/` in it holds the results of `python -m ringkern tune` and the other libraries "
+        "that `bench` compares with",
         "use",
     ),
     _other(
         "RINGKERN_CUDA",
         "",
         "0, 1",
-        "0: no CUDA kernels; 1: fail where `nvcc` is missing; not set: where `nvcc` is found",
+        "0: build no CUDA kernels; 1: fail if `nvcc` is missing; not set: build them if `nvcc` is "
+        "found",
     ),
-    _other("RINGKERN_CUDA_ARCHS", "", "numbers, as `80 90 100`", "GPUs to compile for"),
+    _other(
+        "RINGKERN_CUDA_ARCHS",
+        "",
+        "numbers, such as `80 90 100`",
+        "GPU architectures to compile for",
+    ),
     _other(
         "RINGKERN_BUILD_DIR",
         "",
         "a directory",
-        "where CMake builds; kept, so that the next build is incremental",
+        "build directory of CMake; kept, so that the next build is incremental",
     ),
-    _other("RINGKERN_CMAKE_ARGS", "", "arguments", "further arguments of `cmake`"),
+    _other("RINGKERN_CMAKE_ARGS", "", "arguments", "additional arguments of `cmake`"),
     _other(
         "RINGKERN_TORCH_SITE",
         "",
         "a directory",
-        "the site-packages directory whose torch is built against",
+        "site-packages directory of the torch to build against",
     ),
     _other(
         "RINGKERN_FETCH_TORCH",
         "0",
         "0, 1",
-        "1: a build in an environment of its own downloads torch",
+        "1: an isolated build downloads torch",
     ),
-    _other("MAX_JOBS", "", "a number", "compilers at a time; not set: as many as there are cores"),
+    _other("MAX_JOBS", "", "a number", "compilers that run at a time; not set: one per core"),
 )
 
 
 def variables() -> tuple[Variable, ...]:
-    """All environment variables that ringkern reads, those of a program first."""
+    """Returns all environment variables that ringkern reads; those of the build come last."""
     return (*_READ_AT_IMPORT, *_OTHERS)
 
 
 def read(environ: Mapping[str, str]) -> Config:
-    """Reads the variables that count when ringkern is imported.
+    """Reads the variables that take effect when ringkern is imported; warns of unknown ones.
 
     Raises:
-        ValueError: a variable has a value that it cannot have; the text names both.
+        ValueError: a variable has a wrong value; the text names both.
     """
     for name, near in unknown(environ).items():
         hint = f"; did you mean {near}?" if near else ""
@@ -293,7 +300,7 @@ def read(environ: Mapping[str, str]) -> Config:
 
 
 def unknown(environ: Mapping[str, str]) -> dict[str, str | None]:
-    """Variables that begin as ours and are none, each with the one that may be meant."""
+    """Returns unknown RINGKERN_ variables, each with the known one that is closest, or None."""
     known = {variable.name for variable in variables()}
     at_import = [variable.name for variable in _READ_AT_IMPORT]
     strange = [name for name in environ if name.startswith("RINGKERN_") and name not in known]
@@ -301,25 +308,25 @@ def unknown(environ: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def timeout_seconds(timeout: timedelta | None) -> float:
-    """What a caller gave, or ``RINGKERN_TIMEOUT``.
+    """Returns ``timeout`` in seconds; ``None``: ``RINGKERN_TIMEOUT``.
 
     Raises:
         ValueError: it is less than a millisecond.
     """
     seconds = config.timeout_s if timeout is None else timeout.total_seconds()
     if seconds < SHORTEST_TIMEOUT_S:
-        raise ValueError(f"timeout is {timeout}; it must be a millisecond or more")
+        raise ValueError(f"timeout is {timeout}; give a millisecond or more")
     return seconds
 
 
 def between_hosts() -> dict[str, str]:
-    """By device, what joins hosts unless a caller says otherwise: ``RINGKERN_INTER_HOST``."""
+    """Returns the default inter-host engine of each device: ``RINGKERN_INTER_HOST``."""
     text = config.inter_host
     return dict(ENGINES) if text is None else engines("RINGKERN_INTER_HOST", text)
 
 
 def _near(name: str, known: Iterable[str]) -> str | None:
-    # Without the prefix, in which all are alike.
+    # The prefix is the same in all names and would make all of them similar.
     short = {other.removeprefix("RINGKERN_"): other for other in known}
     near = difflib.get_close_matches(name.removeprefix("RINGKERN_"), short, n=1)
     return short[near[0]] if near else None

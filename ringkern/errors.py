@@ -1,11 +1,11 @@
 """The exceptions of ringkern.
 
-Bad arguments are plain ``TypeError`` and ``ValueError``, raised on the rank that made the call
-before anything is sent. What goes wrong between ranks is one of these;
-``docs/design/reliability.md`` says what to do about each.
+Wrong arguments raise ``TypeError`` or ``ValueError`` on the rank that made the call, before
+anything is sent. Failures between ranks raise one of these classes;
+``docs/design/reliability.md`` describes what to do about each.
 """
 
-# C++ makes these, also while the interpreter ends: no method of them may be written in Python.
+# C++ raises these, also while the interpreter ends: they must not have methods written in Python.
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ import torch.distributed as dist
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """A failure of a group, as data; the same on all ranks that it is told to.
+    """A failure of a group, as data; the same on all ranks that it reaches.
 
-    Ranks are numbered as in their group. What is not known, or does not apply, is ``None``.
+    Ranks are numbered as in their group. A field that is unknown or does not apply is ``None``.
 
     Attributes:
         cause: ``"aborted"``, ``"timed_out"``, ``"mismatch"``, ``"peer_lost"`` or ``"failed"``.
-        event: a finer name of what happened, such as ``"died_in_call"``.
-        text: the sentence for users.
+        event: a more specific name, such as ``"died_in_call"``.
+        text: the error text.
         group: the name of the communicator.
-        rank: whose fault it is, or who was waited for.
+        rank: the rank that failed, or that the reporter waited for.
         host: the host of that rank, in a group that spans hosts.
-        pid: its process, where another rank can see it.
-        signal: the signal that ended the process.
-        exit_code: its exit code, where no signal ended it.
+        pid: the process of that rank, where another rank can see it.
+        signal: the signal that ended that process.
+        exit_code: the exit code of that process, if no signal ended it.
         reporter: the rank that found the failure.
-        seq: the call, counted from 1.
+        seq: the number of the call, counted from 1.
         collective: the collective that the reporter was in.
-        call: its call in words, such as ``"seq=17 all_reduce sum float32[100]"``.
-        their_call: the call of ``rank``, where the two differ.
-        field: the first field in which they differ.
-        value: what ``rank`` has there.
-        other_value: what the others have.
+        call: the reporter's call, such as ``"seq=17 all_reduce sum float32[100]"``.
+        their_call: the call of ``rank``, if the two differ.
+        field: the first field in which the calls differ.
+        value: the value of ``field`` on ``rank``.
+        other_value: the value of ``field`` on the other ranks.
         peer: the rank whose data, free slot or message the reporter waited for.
         waits_for: ``"data"``, or ``"credit"`` for a free slot.
         channel: the channel of that wait.
-        wanted: the step that it waited for.
-        seen: the step that it last saw.
+        wanted: the step that the reporter waited for.
+        seen: the step that the reporter last saw.
         tag: the tag of a message.
-        waited_s: for how long the reporter had been in the call, in seconds.
+        waited_s: how long the reporter had been in the call, in seconds.
         timeout_s: the timeout that applied, in seconds.
-        evidence: a reason given to ``abort()``, or the words of another library.
+        evidence: the reason given to ``abort()``, or the error text of another library.
     """
 
     cause: str
@@ -78,7 +78,7 @@ class Fault:
     evidence: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the fields that are known, by name; every value is one that JSON has."""
+        """Returns the known fields by name; every value can be written as JSON."""
         fields = dataclasses.asdict(self)
         return {name: value for name, value in fields.items() if value is not None}
 
@@ -86,11 +86,12 @@ class Fault:
 class RingKernError(dist.DistBackendError):
     """Base class of the errors that ringkern raises about a ring.
 
-    What the text says is here for a program to read, as far as it is known. Pickling keeps it.
+    The attributes give the facts of the text to programs; unknown ones are ``None``. Pickling keeps
+    them.
 
     Attributes:
-        rank: the rank whose fault it is, or that was waited for; its number in the group.
-        seq: the call, counted from 1 on its ring.
+        rank: the rank that failed, or that this one waited for; its number in the group.
+        seq: the number of the call, counted from 1 on its ring.
         phase: how far this rank had come in that call.
     """
 
@@ -101,71 +102,71 @@ class RingKernError(dist.DistBackendError):
 
     @property
     def fault(self) -> Fault | None:
-        """The failure of the group; ``None`` where this rank alone has failed."""
+        """Returns the failure of the group; ``None`` if only this rank failed."""
         return None if self._fault is None else Fault(**self._fault)
 
 
 class PeerLostError(RingKernError):
-    """A rank has died, or has left while others still call, or wait for it.
+    """A rank died, or left while others still call or wait for it.
 
-    On all other ranks, within a second; on other hosts, within some seconds, and where all ranks of
-    a host are lost it names the host. Look at the log of the rank that it names; of one that died
-    the text has the pid, and the signal or exit code. One that left made fewer calls than the
+    Raised on all other ranks within a second, on other hosts within some seconds. It names the
+    rank, or the host if all its ranks are lost. Read the log of that rank. For a rank that died,
+    the text has the pid, and the signal or exit code. A rank that left made fewer calls than the
     others.
     """
 
 
 class CollectiveTimeoutError(RingKernError, TimeoutError):
-    """A rank waited for another, and nothing came within the timeout.
+    """A rank waited for another for the whole timeout.
 
-    After a warning at 5 s. The text says where every rank is, and in which state the late process;
-    of a host that cannot be reached, only that it does not answer.
-    Where a rank may be so late, give the communicator or the group a longer timeout.
+    A warning precedes it after 5 s. The text gives the position of every rank and the state of the
+    late process; for an unreachable host, only that it does not answer.
+    If a rank may be this late, give the communicator or the group a longer timeout.
     """
 
 
 class CollectiveMismatchError(RingKernError):
     """Ranks made different calls where all must make the same, or two ends of a message differ.
 
-    On all ranks, within a second of both calls. The text says in what they differ, and where both
-    ranks are on one host, it has the last calls of both: make the same calls in the same order on
-    every rank. A message between two ranks fails on its receiver.
+    Raised on all ranks within a second of both calls. The text names the difference and, if both
+    ranks are on one host, the last calls of both: make the same calls in the same order on every
+    rank. A message between two ranks fails on its receiver.
     """
 
 
 class CommAbortedError(RingKernError):
     """The communicator was aborted, here or by another rank, or has failed before.
 
-    The text quotes the reason, or the first error. Close the communicator; go on with a new one.
+    The text quotes the reason, or the first error. Close the communicator and make a new one.
     """
 
 
 class CommUsageError(RingKernError):
-    """A communicator is used where it cannot be: closed, in a forked child, without a group.
+    """A communicator cannot be used: it is closed, in a forked child, or without a group.
 
-    Here only, at once; the text says what to do in its place.
+    Raised at once, on this rank only. The text says what to do instead.
     """
 
 
 class RendezvousError(RingKernError):
-    """The ranks could not find each other, or do not fit together.
+    """A rank is missing, or the ranks have different versions or settings.
 
-    Where a communicator is made, or in its first call; on all ranks, with the same text. Start the
-    rank that is missing, or make versions and settings the same.
+    Raised when a communicator is made or in its first call, on all ranks, with the same text. Start
+    the missing rank, or make versions and settings the same.
     """
 
 
 class TransportError(RingKernError):
     """Another rank's memory cannot be reached.
 
-    In the first call: it cannot be mapped, or it can and moves wrong data. The text names both
-    ranks and what to look at; ``python -m ringkern doctor`` looks for the cause.
+    Raised in the first call: the memory cannot be mapped, or a test of it read wrong data. The text
+    names both ranks and what to check; ``python -m ringkern doctor`` looks for the cause.
     """
 
 
 class SharedMemoryError(TransportError):
     """There is not enough shared memory for a rank's segment.
 
-    In the first call, or where a shared tensor is made. The text has what is wanted, what is left,
-    and which limit it is: raise it, or use fewer ranks.
+    Raised in the first call, or when a shared tensor is made. The text gives the size that is
+    needed, the size that is free, and the limit: raise the limit, or use fewer ranks.
     """

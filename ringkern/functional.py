@@ -1,10 +1,10 @@
-"""Out of place, differentiable, and traceable: the ring inside ``torch.compile``.
+"""Out-of-place, differentiable collectives that ``torch.compile`` can trace.
 
-Three operators are registered with torch: ``ringkern::all_reduce`` and
-``ringkern::all_reduce_residual_rms_norm`` return new tensors, and ``ringkern::all_reduce_`` is what
-:func:`ringkern.ring_all_reduce` becomes in a compiled graph.
-A result that nothing uses may be removed by the compiler, and its collective with it, on the ranks
-where that happens: use the result on all ranks, or on none.
+Registers three operators with torch: ``ringkern::all_reduce`` and
+``ringkern::all_reduce_residual_rms_norm`` return new tensors, and a compiled graph calls
+``ringkern::all_reduce_`` for :func:`ringkern.ring_all_reduce`.
+The compiler may remove a result that nothing uses, and with it the collective on that rank: use the
+result on all ranks, or on none.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ _OPS: dict[str, dist.ReduceOp.RedOpType] = {
     "bxor": dist.ReduceOp.BXOR,
 }
 
-# Names of ops whose gradient is the same all-reduce of the gradients.
+# The gradient of these ops is the same all-reduce of the gradients.
 _LINEAR = ("sum", "avg")
 
 
 def all_reduce(
     tensor: torch.Tensor, op: str = "sum", group: dist.ProcessGroup | None = None
 ) -> torch.Tensor:
-    """The reduction of ``tensor`` over all ranks, as a new tensor. Differentiable.
+    """Reduces ``tensor`` over all ranks into a new tensor. Differentiable.
 
     The gradient is that of the sum of all ranks' losses, as in ``torch.distributed.nn``: the
     all-reduce of the gradients with the same ``op``.
 
     Args:
-        tensor: as for :func:`ringkern.ring_all_reduce`; any shape.
-        op: "sum", "avg", "prod", "min", "max", "band", "bor" or "bxor"; "sum" and "avg" have
+        tensor: see :func:`ringkern.ring_all_reduce`; any shape.
+        op: "sum", "avg", "prod", "min", "max", "band", "bor" or "bxor"; only "sum" and "avg" have
             gradients.
-        group: the process group; ``None``: the default one.
+        group: the process group; ``None``: the default group.
 
     Returns:
         A contiguous tensor of the shape and dtype of ``tensor``.
 
     Raises:
         ValueError: unknown ``op``.
-        NotImplementedError: backward through an ``op`` without a gradient; and what
-            :func:`ringkern.ring_all_reduce` raises, for the same reasons.
+        NotImplementedError: backward through an ``op`` without a gradient. Also raises the errors
+            of :func:`ringkern.ring_all_reduce`.
     """
     result: torch.Tensor = torch.ops.ringkern.all_reduce(tensor, op, _group_name(group))
     return result
@@ -67,34 +67,34 @@ def all_reduce_residual_rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sums ``x`` over all ranks, adds ``residual``, and divides each row by its root mean square.
 
-    This is the end of a layer of a transformer that is split between ranks::
+    Computes the end of a transformer layer under tensor parallelism::
 
         total = all_reduce(x) + residual
         normalised = torch.nn.functional.rms_norm(total, weight.shape, weight, eps)
 
-    The all-reduce is that of ``deterministic="size_invariant"``, so that the bits of a row do not
-    depend on the number of rows. ``total`` has the bits of these two operations. ``normalised`` is
-    computed in float32 from ``total`` and rounded once. The squares of a row are added in one order
-    on every processor: square i to partial sum i % 32, and then the upper half of the partial sums
-    to the lower half, until one is left. On CUDA it is one kernel with the same bits; in a group of
-    one rank or over several hosts, torch's operations follow the all-reduce there, in an order of
-    their own. There is no gradient.
+    The all-reduce uses ``deterministic="size_invariant"``, so that the bits of a row do not depend
+    on the number of rows. ``total`` has the bits of the expression above. ``normalised`` is
+    computed in float32 from ``total`` and rounded once. The squares of a row are added in the same
+    order on every processor: square i to partial sum i % 32, then the upper half of the partial
+    sums to the lower half, until one is left. On CUDA this is one kernel with the same bits; in a
+    group of one rank or over several hosts, torch's operations follow the all-reduce there and add
+    in their own order. There is no gradient.
 
     Args:
-        x: a tensor of shape (..., n) of float32, float16 or bfloat16, of this rank.
+        x: this rank's tensor, of shape (..., n), of float32, float16 or bfloat16.
         residual: a tensor of the shape, dtype and device of ``x``, the same on all ranks.
-        weight: the factors of a row, of shape (n,), dtype and device of ``x``.
+        weight: a tensor of shape (n,), dtype and device of ``x``; multiplies each row.
         eps: added to the mean of the squares of a row; 0 or more.
-        group: the process group; ``None``: the default one.
+        group: the process group; ``None``: the default group.
 
     Returns:
         ``normalised`` and ``total``, contiguous tensors of the shape and dtype of ``x``.
 
     Raises:
-        TypeError: a dtype that has no norm.
-        ValueError: shapes, dtypes or devices that do not fit together, or ``eps``.
-        NotImplementedError: a gradient is asked for; and what :func:`ringkern.ring_all_reduce`
-            raises, for the same reasons.
+        TypeError: a dtype other than these three.
+        ValueError: shapes, dtypes or devices that do not match, or a negative ``eps``.
+        NotImplementedError: an input requires grad. Also raises the errors of
+            :func:`ringkern.ring_all_reduce`.
     """
     if torch.compiler.is_compiling():
         op = torch.ops.ringkern.all_reduce_residual_rms_norm
@@ -125,14 +125,17 @@ def _sum_norm(
 
 
 def all_reduce_in_graph(tensor: Any, op: Any, group: dist.ProcessGroup | None, *way: str) -> bool:
-    """:func:`ringkern.ring_all_reduce` while torch.compile traces; False if it cannot be there.
+    """Adds :func:`ringkern.ring_all_reduce` to the graph that torch.compile traces.
 
     Args:
         way: algorithm, protocol, deterministic, accumulate.
+
+    Returns:
+        False if the graph cannot hold this call.
     """
-    # With a factor it is of another type, which cannot be compared in a graph.
+    # An op with a factor has another type, which a graph cannot compare.
     simple = type(op) is dist.ReduceOp.RedOpType
-    # By identity first: Dynamo of torch 2.11 cannot compare two ops.
+    # Compares the identity first: Dynamo of torch 2.11 cannot compare two ops.
     names = [name for name, value in _OPS.items() if op is value] if simple else []
     if simple and not names:
         names = [name for name, value in _OPS.items() if op == value]
@@ -152,7 +155,7 @@ def _op_value(name: str) -> dist.ReduceOp.RedOpType:
 
 
 def _group_name(group: dist.ProcessGroup | None) -> str:
-    # A graph holds names, not groups; the empty one is the default group at the time of the call.
+    # A graph holds names, not groups; "" is the default group at the time of the call.
     return "" if group is None else group.group_name
 
 

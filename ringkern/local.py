@@ -1,4 +1,4 @@
-"""Rings whose ranks are all in this process: one tensor a rank, on the CPU or on CUDA devices.
+"""Rings whose ranks are all in this process: one tensor per rank, on the CPU or on CUDA devices.
 
 >>> import torch
 >>> from ringkern import local
@@ -7,15 +7,15 @@
 >>> tensors[0]
 tensor([10., 10., 10.])
 
-It needs no process group and no launcher. Several ranks may share a device: one GPU, or none, is
-enough to work on a program of many ranks.
+Needs no process group and no launcher. Several ranks may share a device, so that a program of many
+ranks can be developed on one GPU or on none.
 
-On CUDA the ranks of a device are run by one launch, on torch's current stream of that device, and
-the call returns when it is enqueued. Between devices the ring uses peer access, which it enables,
-or host memory. The call can be captured in a CUDA graph, if the ring is there before: make a
-:class:`Ring`, or call once outside. Where the ranks are on several devices, their streams have to
-be part of the capture, as always with several streams: let each wait for an event of the stream
-that captures, and that one for an event of each at the end.
+On CUDA one launch runs all ranks of a device, on torch's current stream of that device; the call
+returns once it is enqueued. Between devices the ring uses host memory, or peer access, which it
+enables. A CUDA graph can capture the call if the ring exists: make a :class:`Ring`, or call once
+outside of the graph. With ranks on several devices, the capture must include their streams: let
+each wait for an event of the capturing stream, and the capturing stream for an event of each at the
+end.
 
 On the CPU each rank has a thread, and the call returns with the result.
 """
@@ -44,27 +44,26 @@ DeviceLike = torch.device | str | int
 class Ring:
     """A ring of ranks in this process.
 
-    Most programs never make one: :func:`ring_all_reduce` makes and keeps one for each list of
-    devices. One of your own can be closed, aborted and given a timeout, and does reduce-scatter and
-    all-gather, too. Usable as a context manager, which closes it. Calls from several threads take
-    turns.
+    Most programs need none: :func:`ring_all_reduce` makes and keeps one for each list of devices. A
+    ``Ring`` can be closed, aborted and given a timeout, and has reduce-scatter and all-gather.
+    Usable as a context manager, which closes it. Calls from several threads run one after another.
 
     Args:
-        devices: of each rank, in the order of the ring; the same one any number of times. All are
-            the CPU, or all are CUDA devices, of which neighbours in the ring need access to each
-            other's memory. A number is a CUDA device. On CUDA a rank takes up to 30 MiB of device
-            memory, until the ring is closed, and up to 16 MiB where four or more ranks share a
-            device. All ranks of a device must fit on it at once.
+        devices: the device of each rank, in the order of the ring; a device may occur several
+            times. All are the CPU, or all are CUDA devices; neighbours in the ring need access to
+            each other's memory. A number is a CUDA device. On CUDA a rank takes up to 30 MiB of
+            device memory until the ring is closed, and up to 16 MiB where four or more ranks share
+            a device. All ranks of a device must fit on it at once.
         timeout: how long a rank waits for a neighbour before the call, or on CUDA a later one,
             raises :class:`~ringkern.errors.CollectiveTimeoutError`; ``None``:
             ``RINGKERN_TIMEOUT``, or 600 s.
 
     Raises:
-        ValueError: no device, or one that ringkern does not know; CPU and CUDA in one ring; the
-            timeout is not positive.
-        CommUsageError: more ranks than fit on a device at once; on CUDA also a stream that captures
-            a graph, or several devices with ``CUDA_LAUNCH_BLOCKING``.
-        TransportError: there is no such device, or no memory on it, or two neighbours have no
+        ValueError: no devices, or an unsupported one; CPU and CUDA in one ring; a timeout that is
+            not positive.
+        CommUsageError: more ranks than fit on a device at once. On CUDA also: the current stream
+            captures a graph, or several devices with ``CUDA_LAUNCH_BLOCKING``.
+        TransportError: the device does not exist or has no free memory, or two neighbours have no
             access to each other's memory.
     """
 
@@ -85,12 +84,12 @@ class Ring:
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
-        """The device of each rank."""
+        """Returns the device of each rank."""
         return self._devices
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
+        """Returns the number of ranks."""
         return len(self._devices)
 
     def all_reduce(
@@ -117,16 +116,15 @@ class Ring:
         op: Op = dist.ReduceOp.SUM,
         protocol: str = "auto",
     ) -> None:
-        """Reduces the inputs of all ranks and leaves each rank's part of it in its output.
+        """Reduces the inputs of all ranks and writes each rank's part of the result to its output.
 
         Args:
-            outputs: for each rank a tensor of n elements; may be its part of its input.
-            inputs: for each rank a tensor of n times the number of ranks elements.
-            op, protocol: as for :func:`ring_all_reduce`.
+            outputs: for each rank a tensor of n elements; may be that rank's part of its input.
+            inputs: for each rank a tensor of n * (number of ranks) elements.
+            op, protocol: see :func:`ring_all_reduce`.
 
         Raises:
-            ValueError: the sizes do not fit; and what :func:`ring_all_reduce` raises, for the same
-                reasons.
+            ValueError: the sizes do not match. Also raises the errors of :func:`ring_all_reduce`.
         """
         self._check_process()
         outputs = _as_tensors(outputs, "outputs", written=True)
@@ -139,16 +137,15 @@ class Ring:
         inputs: Iterable[SupportsDLPack],
         protocol: str = "auto",
     ) -> None:
-        """Collects the inputs of all ranks in every output, in the order of the ranks.
+        """Gathers the inputs of all ranks into every output, in rank order.
 
         Args:
-            outputs: for each rank a tensor of n times the number of ranks elements.
-            inputs: for each rank a tensor of n elements; may be its part of its output.
-            protocol: as for :func:`ring_all_reduce`.
+            outputs: for each rank a tensor of n * (number of ranks) elements.
+            inputs: for each rank a tensor of n elements; may be that rank's part of its output.
+            protocol: see :func:`ring_all_reduce`.
 
         Raises:
-            ValueError: the sizes do not fit; and what :func:`ring_all_reduce` raises, for the same
-                reasons.
+            ValueError: the sizes do not match. Also raises the errors of :func:`ring_all_reduce`.
         """
         self._check_process()
         outputs = _as_tensors(outputs, "outputs", written=True)
@@ -156,17 +153,18 @@ class Ring:
         self._c.all_gather(outputs, inputs, protocol_name(protocol))
 
     def abort(self, reason: str = "abort() was called") -> None:
-        """Ends every call in progress with CommAbortedError, on CUDA what was launched, too.
+        """Ends every call in progress, on CUDA also launched ones, with CommAbortedError.
 
-        From any thread, any number of times. The ring is unusable afterwards: its calls raise
-        CommAbortedError, which quotes ``reason``.
+        May be called from any thread, any number of times. The ring is unusable afterwards: its
+        calls raise CommAbortedError, which quotes ``reason``.
         """
         self._c.abort(reason)
 
     def close(self) -> None:
-        """Finishes the calls that were made, then gives memory and threads back.
+        """Finishes the calls that were made, then frees memory and ends threads.
 
-        Any number of times. A later call raises :class:`~ringkern.errors.CommUsageError`.
+        May be called any number of times. Later collectives raise
+        :class:`~ringkern.errors.CommUsageError`.
         """
         self._c.close()
         open_rings.discard(self)
@@ -175,7 +173,7 @@ class Ring:
         if self._pid != os.getpid():
             raise CommUsageError(
                 f"this ring was made in process {self._pid} and is used in process {os.getpid()}, "
-                "which was forked from it; make a ring in the child"
+                "a forked child; make a new ring in the child"
             )
 
     def __enter__(self) -> Ring:
@@ -202,26 +200,25 @@ def ring_all_reduce(
     deterministic: str = "auto",
     accumulate: str = "auto",
 ) -> None:
-    """Reduces ``tensors``, one a rank, in place; afterwards they are bit-identical.
+    """Reduces ``tensors``, one for each rank, in place; afterwards they are bit-identical.
 
-    As :func:`ringkern.ring_all_reduce` on each rank of a group, with the same result to the bit on
-    a CPU, and all of it in one call. The ring over the tensors' devices is made by the first call
-    and kept; on CUDA it takes up to 30 MiB of device memory a rank. Where all ranks are on one CUDA
-    device, ``"auto"`` reduces the tensors themselves, by ``"two_shot"`` over ``"simple"``. See
-    :class:`Ring` for one that can be closed.
+    Does in one call what :func:`ringkern.ring_all_reduce` does on each rank of a group; on a CPU
+    the results have the same bits. The first call makes the ring over the tensors' devices and
+    keeps it; on CUDA it takes up to 30 MiB of device memory per rank. Where all ranks are on one
+    CUDA device, ``"auto"`` reduces the tensors in place, by ``"two_shot"`` over ``"simple"``. Use a
+    :class:`Ring` to close it.
 
     Args:
-        tensors: one for each rank, in the order of the ring, of the same number of elements and
-            dtype; otherwise as for :func:`ringkern.ring_all_reduce`. All on the CPU, or all on CUDA
-            devices, several on one device included. They must not share memory.
-        op: as for :func:`ringkern.ring_all_reduce`.
-        protocol, algorithm, deterministic, accumulate: as for :func:`ringkern.ring_all_reduce`.
+        tensors: one for each rank, in the order of the ring, with the same number of elements and
+            dtype; see :func:`ringkern.ring_all_reduce`. All are on the CPU, or all on CUDA devices;
+            several may be on one device. They must not share memory.
+        op, protocol, algorithm, deterministic, accumulate: see :func:`ringkern.ring_all_reduce`.
 
     Raises:
-        TypeError: as :func:`ringkern.ring_all_reduce`; also where dtypes differ, or for one tensor
-            in place of a list.
-        ValueError: as :func:`ringkern.ring_all_reduce`; also for an empty list, where sizes differ,
-            for CPU and CUDA tensors in one list, or where tensors share memory.
+        TypeError: see :func:`ringkern.ring_all_reduce`; also if dtypes differ, or for one tensor
+            instead of a list.
+        ValueError: see :func:`ringkern.ring_all_reduce`; also for an empty list, different sizes,
+            CPU and CUDA tensors in one list, or tensors that share memory.
         CommUsageError, TransportError: first call only: see :class:`Ring`.
         CollectiveTimeoutError: on CUDA: a rank waited too long in an earlier call.
     """
@@ -241,7 +238,7 @@ def _ring_all_reduce(
     accumulate: str,
 ) -> None:
     reduced = _as_tensors(tensors, "tensors", written=True)
-    # Before the ring, which takes memory that a call that is refused would leave taken.
+    # Before the ring is made: a call with wrong arguments must not keep a ring's memory.
     devices = tuple(tensor.device for tensor in reduced)
     device = devices[0].type if devices else "cpu"
     op = reduce_op(op)
@@ -251,14 +248,14 @@ def _ring_all_reduce(
     if ring is None:
         if not reduced:
             raise ValueError("tensors is empty; give one tensor for each rank")
-        # Another thread may have been first: all must use the same, and take turns.
+        # Another thread may have made one: all must use the same.
         ring = _rings.setdefault(key, Ring(devices))
     try:
         ring._c.all_reduce(reduced, op, *way)
     except CommUsageError:
         raise  # the program ends
     except RingKernError:
-        # It is of no use any more, and whoever called cannot make another: the next call does.
+        # A failed ring is unusable, and the caller has no handle: the next call makes a new one.
         if _rings.get(key) is ring:
             del _rings[key]
         raise
@@ -266,7 +263,7 @@ def _ring_all_reduce(
 
 _outside_graph: Callable[..., None] = untraced(_ring_all_reduce)
 
-# By process and devices: a forked child has copies of its parent's, and must make its own.
+# The process is part of the key because a forked child must make its own rings.
 _rings: dict[tuple[int, tuple[torch.device, ...]], Ring] = {}
 
 
@@ -278,19 +275,19 @@ def _device(device: DeviceLike) -> torch.device:
 
 
 def _check_cuda(devices: tuple[torch.device, ...]) -> None:
-    """What the extension would meet in the middle of its work."""
+    """Raises the errors that would otherwise stop the extension while it makes the ring."""
     cuda = {device for device in devices if device.type == "cuda"}
     if not cuda or not torch.cuda.is_available():
         return
     if torch.cuda.is_current_stream_capturing():
         raise CommUsageError(
             "a ring cannot be made while a CUDA graph is captured, because it takes device memory: "
-            "make a ringkern.local.Ring before, or call once outside of the graph"
+            "make a ringkern.local.Ring before the capture, or call once outside of the graph"
         )
     if len(cuda) > 1 and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
         raise CommUsageError(
-            "CUDA_LAUNCH_BLOCKING is set: the launch on one device would wait for its end, which "
-            "needs the launch on the next. Unset it, or put all ranks on one device"
+            "CUDA_LAUNCH_BLOCKING is set: each launch would wait for its kernel to end, and the "
+            "kernel needs the launch on the next device. Unset it, or put all ranks on one device"
         )
 
 

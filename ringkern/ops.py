@@ -1,5 +1,5 @@
-"""The collectives: what ``torch.distributed`` calls all_reduce, reduce_scatter_tensor and
-all_gather_into_tensor, over the ring."""
+"""The collectives: all_reduce, reduce_scatter_tensor and all_gather_into_tensor of
+``torch.distributed``, over the ring."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def _call(
     return work
 
 
-# torch.compile ends one graph before such a call and begins another after it.
+# torch.compile breaks the graph around such a call.
 _outside_graph: Callable[..., dist.Work | None] = untraced(_call)
 _NOT_IN_A_GRAPH = (
-    "of ringkern's collectives, a graph can hold ring_all_reduce of a tensor, without async_op, "
-    "and not PREMUL_SUM"
+    "torch.compile can capture only one of ringkern's collectives: ring_all_reduce of a "
+    "torch.Tensor, without async_op, with an op other than PREMUL_SUM"
 )
 
 
@@ -44,58 +44,62 @@ def ring_all_reduce(
     deterministic: str = "auto",
     accumulate: str = "auto",
 ) -> dist.Work | None:
-    """Reduces ``tensor`` over all ranks, in place; afterwards it is bit-identical on all of them.
+    """Reduces ``tensor`` over all ranks, in place; the result is bit-identical on all of them.
 
-    A drop-in for :func:`torch.distributed.all_reduce`. The first call for a group makes its
-    communicator, and waits until all its ranks do. Every rank of the group calls it, in the
-    same order, with a tensor of the same number of elements and the same dtype, and the same
-    ``op``, ``protocol``, ``algorithm`` and ``accumulate``. Under ``torch.compile`` it is part of
-    the graph, unless ``async_op`` is set or ``op`` is ``PREMUL_SUM``.
+    A drop-in replacement for :func:`torch.distributed.all_reduce`. The first call for a group makes
+    its communicator and waits for all ranks of the group. Every rank of the group makes the same
+    calls in the same order: the same number of elements, dtype, ``op``, ``protocol``, ``algorithm``
+    and ``accumulate``. ``torch.compile`` captures the call in the graph, unless ``async_op`` is set
+    or ``op`` is ``PREMUL_SUM``.
 
     On CUDA the call is enqueued on torch's current stream. It can be captured in a CUDA graph once
-    the group has made a call on that device; all ranks replay it as often and in the same order.
-    While such a graph runs, the group must have no call on another stream of that device.
+    the group has made a call on that device. All ranks must replay the graph equally often and in
+    the same order. While the graph runs, the group must make no call on another stream of that
+    device.
 
     Args:
         tensor: a dense tensor of any shape and strides, on the CPU or on a CUDA device, of a dtype
-            in ``ringkern.build_info()["dtypes"]``. Also a NumPy or CuPy array, or anything else
-            with ``__dlpack__``, changed in place. May be empty.
+            in ``ringkern.build_info()["dtypes"]``. A NumPy or CuPy array, or any other object with
+            ``__dlpack__``, is also accepted and changed in place. May be empty.
         op: ``ReduceOp.SUM``, ``PRODUCT``, ``MIN``, ``MAX`` (both propagate NaN), ``AVG`` and
             ``PREMUL_SUM`` (floats), ``BAND``, ``BOR``, ``BXOR`` (integers). Each hop rounds to the
             dtype of the tensor; integers wrap.
-        group: the process group; ``None``: the default one.
-        async_op: return at once with a handle; the first call of a group waits for all ranks.
-        protocol: ``"auto"``, or ``"simple"``, ``"ll"``, ``"ll128"``; alone, it asks for the ring.
-        algorithm: ``"auto"``, or ``"ring"``, or, straight from rank to rank, ``"one_shot"`` (on a
-            CPU over LL and Simple, on CUDA over LL) and ``"two_shot"`` (on a CPU over Simple, on
-            CUDA over LL; by :mod:`ringkern.local` on one CUDA device over Simple, too).
-        deterministic: ``"run_to_run"`` is what holds always: the same call has the same bits,
-            every time. ``"size_invariant"``: the bits of an element depend on the ranks' values of
-            it alone, and not on the size of the tensor, on its place there, or on the protocol;
-            without the ring, whose order of addition depends on the place.
+        group: the process group; ``None``: the default group.
+        async_op: returns at once with a handle. The first call of a group still waits for all
+            ranks.
+        protocol: ``"auto"``, ``"simple"``, ``"ll"`` or ``"ll128"``. A protocol without an
+            ``algorithm`` selects the ring.
+        algorithm: ``"auto"``, ``"ring"``, or one of two that send directly from rank to rank:
+            ``"one_shot"`` (on a CPU over LL and Simple, on CUDA over LL) and ``"two_shot"`` (on a
+            CPU over Simple, on CUDA over LL; :mod:`ringkern.local` on one CUDA device also over
+            Simple).
+        deterministic: ``"run_to_run"`` always holds: the same call gives the same bits every time.
+            ``"size_invariant"``: the bits of an element depend only on the ranks' values of that
+            element, not on the size of the tensor, the position in it or the protocol. This
+            excludes the ring, whose order of addition depends on the position.
         accumulate: ``"dtype"``: partial sums are rounded to the dtype of the tensor. ``"float32"``:
-            those of float16, bfloat16 and the 8-bit floats are kept in float32, and the sum is
-            rounded once; without the ring. Other dtypes and ops are as they are.
+            partial sums of float16, bfloat16 and the 8-bit floats are kept in float32, and the sum
+            is rounded once. This excludes the ring. It does not affect other dtypes and ops.
 
     Returns:
         A ``torch.distributed.Work`` (``wait()``, ``is_completed()``, ``get_future()``) if
         ``async_op``, else ``None``.
 
     Raises:
-        TypeError: dtype or layout that is not supported, an op that the dtype does not have, or
-            what is no tensor, op or group at all.
+        TypeError: unsupported dtype or layout, an op that the dtype does not have, or an argument
+            that is no tensor, op or group.
         ValueError: unknown protocol or other name, unsupported device, elements that share memory,
             a read-only or reversed array, ``PREMUL_SUM`` without its factor, a group without this
             rank, or the ring with ``"size_invariant"`` or ``"float32"``.
         CommUsageError: torch.distributed is not initialised, or this is a forked child.
-        PeerLostError: a rank died, or left before its time.
-        CollectiveMismatchError: another rank makes another call.
-        CollectiveTimeoutError: a rank did not come within the timeout.
+        PeerLostError: a rank died, or left while others still call.
+        CollectiveMismatchError: another rank made a different call.
+        CollectiveTimeoutError: a rank did not make the call within the timeout.
         CommAbortedError: the communicator was aborted or has failed before.
-        RendezvousError, TransportError: first call only: a rank did not come, or the ranks could
-            not be connected.
+        RendezvousError, TransportError: first call only: a rank is missing, or the ranks could not
+            be connected.
     """
-    # First, because here a small tensor's time is made of such lines.
+    # First, because each line of Python adds to the latency of a small tensor.
     if not _is_traced() and _quick_all_reduce(
         tensor, op, group, async_op, protocol, algorithm, deterministic, accumulate
     ):
@@ -125,18 +129,21 @@ def ring_reduce_scatter(
     *,
     protocol: str = "auto",
 ) -> dist.Work | None:
-    """Reduces ``input`` over all ranks and leaves this rank's part of it in ``output``.
+    """Reduces ``input`` over all ranks and writes this rank's part of the result to ``output``.
 
-    As :func:`torch.distributed.reduce_scatter_tensor`.
+    A replacement for :func:`torch.distributed.reduce_scatter_tensor`.
 
     Args:
         output: a tensor of n elements; may be this rank's part of ``input``.
-        input: a tensor of n times the number of ranks elements, dtype and device of ``output``.
-        op, group, async_op, protocol: as for :func:`ring_all_reduce`.
+        input: a tensor of n * (number of ranks) elements, dtype and device of ``output``.
+        op, group, async_op, protocol: see :func:`ring_all_reduce`.
+
+    Returns:
+        A ``torch.distributed.Work`` if ``async_op``, else ``None``.
 
     Raises:
-        ValueError: the sizes do not fit, the tensors overlap, or they are on different devices; and
-            what :func:`ring_all_reduce` raises, for the same reasons.
+        ValueError: the sizes do not match, the tensors overlap, or they are on different devices.
+            Also raises the errors of :func:`ring_all_reduce`.
     """
     if torch.compiler.is_compiling():
         torch._dynamo.graph_break(msg=_NOT_IN_A_GRAPH)
@@ -154,19 +161,22 @@ def ring_all_gather(
     *,
     protocol: str = "auto",
 ) -> dist.Work | None:
-    """Collects every rank's ``input`` in ``output``, in the order of the ranks.
+    """Gathers every rank's ``input`` into ``output``, in rank order.
 
-    As :func:`torch.distributed.all_gather_into_tensor`.
+    A replacement for :func:`torch.distributed.all_gather_into_tensor`.
 
     Args:
-        output: a tensor of n times the number of ranks elements.
+        output: a tensor of n * (number of ranks) elements.
         input: a tensor of n elements, dtype and device of ``output``; may be this rank's part of
-            it.
-        group, async_op, protocol: as for :func:`ring_all_reduce`.
+            ``output``.
+        group, async_op, protocol: see :func:`ring_all_reduce`.
+
+    Returns:
+        A ``torch.distributed.Work`` if ``async_op``, else ``None``.
 
     Raises:
-        ValueError: the sizes do not fit, the tensors overlap, or they are on different devices; and
-            what :func:`ring_all_reduce` raises, for the same reasons.
+        ValueError: the sizes do not match, the tensors overlap, or they are on different devices.
+            Also raises the errors of :func:`ring_all_reduce`.
     """
     if torch.compiler.is_compiling():
         torch._dynamo.graph_break(msg=_NOT_IN_A_GRAPH)

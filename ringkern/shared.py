@@ -1,22 +1,22 @@
-"""Tensors that the other ranks of the host reach in place: an all-reduce of them copies nothing.
+"""Tensors that the other ranks of the host access in place: an all-reduce of them copies nothing.
 
 >>> import ringkern
 >>> x = ringkern.zeros(1 << 20)  # for ringkern.ring_all_reduce(x), or a part of x
 >>> ringkern.is_shared(x[:100])
 True
 
-They are ordinary torch tensors. Where all ranks give such tensors (or parts of them) to an
-all-reduce that is two_shot over Simple, each rank reduces its part of everybody's tensor where it
-is; otherwise they are staged like any other. The result is the same to the bit. Any group will do,
-and any number of groups.
+They are ordinary torch tensors. If all ranks give such tensors (or parts of them) to an all-reduce
+that runs two_shot over Simple, each rank reduces its part of all tensors in place; otherwise they
+are staged like any other tensor. The bits of the result are the same. They work with any group and
+any number of groups.
 
-On the CPU they are in one memory file of this process, which the other ranks map when they first
-meet a tensor in it. Most all-reduces with ``algorithm="auto"`` take them in place.
+On the CPU they are in one memory file of this process. Another rank maps it at the first call with
+a tensor in it. Most all-reduces with ``algorithm="auto"`` use them in place.
 
-On CUDA they are in a memory pool of their own (:class:`torch.cuda.MemPool`), whose memory the other
-ranks map at their next call, and which this process keeps until it ends. ``"auto"`` takes them in
-place where NVLink connects the GPUs (or ranks share one), and all ranks had such memory before the
-first call of the group. It has run with ranks that share one GPU.
+On CUDA they are in a separate memory pool (:class:`torch.cuda.MemPool`). The other ranks map its
+memory at their next call, and this process keeps it until it ends. ``"auto"`` uses them in place
+where NVLink connects the GPUs (or ranks share one) and all ranks had such memory before the first
+call of the group. Tested only with ranks that share one GPU.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ DeviceLike = torch.device | str | int | None
 def empty(
     *size: int | Sequence[int], dtype: torch.dtype | None = None, device: DeviceLike = None
 ) -> torch.Tensor:
-    """Returns a shared tensor of any values, as :func:`torch.empty`.
+    """Returns an uninitialised shared tensor, like :func:`torch.empty`.
 
-    No other rank takes part in making it, nor in freeing it.
+    Needs no other rank, neither to make the tensor nor to free it.
 
     Args:
-        size: as for :func:`torch.empty`: integers, or one sequence of them.
-        dtype: any of torch's; ``None``: torch's default.
+        size: integers, or one sequence of them, as for :func:`torch.empty`.
+        dtype: any dtype of torch; ``None``: torch's default.
         device: the CPU, or a CUDA device; ``None``: the CPU.
 
     Raises:
-        SharedMemoryError: there is no memory for it on the CPU; the text names the limits of the
+        SharedMemoryError: out of shared memory on the CPU; the text names the limits of the
             process.
-        torch.OutOfMemoryError: there is none on the CUDA device.
-        ValueError: a size is negative, or there are no shared tensors on such a device.
+        torch.OutOfMemoryError: out of memory on the CUDA device.
+        ValueError: a size is negative, or the device has no shared tensors.
     """
     sizes: Any = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
     sizes = [int(n) for n in sizes]
@@ -64,7 +64,7 @@ def empty(
 def zeros(
     *size: int | Sequence[int], dtype: torch.dtype | None = None, device: DeviceLike = None
 ) -> torch.Tensor:
-    """Returns a shared tensor of zeros, as :func:`torch.zeros`; otherwise as :func:`empty`."""
+    """Returns a shared tensor of zeros, like :func:`torch.zeros`; otherwise as :func:`empty`."""
     return empty(*size, dtype=dtype, device=device).zero_()
 
 
@@ -82,19 +82,19 @@ _in_use = threading.Lock()
 
 @contextlib.contextmanager
 def shared_memory(device: DeviceLike = None) -> Iterator[None]:
-    """Makes every tensor that this process allocates on a device within the context a shared one.
+    """Makes every tensor that this process allocates on ``device`` within the context shared.
 
-    For tensors that other code makes, as DistributedDataParallel its buckets of gradients: they are
-    made with the module, and once more in its second iteration, so both belong in the context. See
-    ``examples/ddp_shared.py``.
+    Use it for tensors that other code makes, such as the gradient buckets of
+    DistributedDataParallel. DDP makes them with the module, and again in the second iteration:
+    both belong in the context. See ``examples/ddp_shared.py``.
 
     Args:
-        device: as for :func:`empty`. On CUDA: of what this thread allocates, as
-            :func:`torch.cuda.use_mem_pool` has it.
+        device: see :func:`empty`. On CUDA, only tensors that this thread allocates become shared,
+            as with :func:`torch.cuda.use_mem_pool`.
 
     Raises:
         RuntimeError: on the CPU, another such context is in use.
-        ValueError: there are no shared tensors on such a device.
+        ValueError: the device has no shared tensors.
     """
     where = _device(device)
     if where.type == "cuda":
@@ -102,7 +102,10 @@ def shared_memory(device: DeviceLike = None) -> Iterator[None]:
             yield
         return
     if not _in_use.acquire(blocking=False):
-        raise RuntimeError("ringkern.shared_memory() is in use already, and does not nest")
+        raise RuntimeError(
+            "ringkern.shared_memory() is already in use in this process, and does not nest; "
+            "leave that context first"
+        )
     try:
         _C.share_by_default(True)
         try:

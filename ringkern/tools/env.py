@@ -1,4 +1,4 @@
-"""``python -m ringkern env``: what to paste into a report. Works where nothing loads."""
+"""``python -m ringkern env``: the facts for a bug report. Works if torch does not load."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from . import options
 from .doctor import gpu, machine, probe
 
 DESCRIPTION = """\
-Prints how ringkern was built and what it found: versions, machine, limits, and the variables of the
-environment that matter. Works where torch or the extension do not load, and says why."""
+Prints versions, the build of ringkern, the machine, its limits, and the relevant environment
+variables. Works if torch or the extension do not load, and prints the reason."""
 
 # Nothing else of the environment is shown: it may hold secrets.
 VARIABLES = (
@@ -31,15 +31,17 @@ VARIABLES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
-    parser.epilog = f"Of the environment it shows {', '.join(VARIABLES)}, and nothing else."
-    parser.add_argument("--all", action="store_true", help="torch.utils.collect_env's report, too")
+    """Adds the options of the command."""
+    parser.epilog = f"It prints only these environment variables: {', '.join(VARIABLES)}."
+    parser.add_argument(
+        "--all", action="store_true", help="print the report of torch.utils.collect_env, too"
+    )
     options.add_timeout(parser, 180.0)
     options.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command; the exit status is 0, also where something does not load."""
+    """Runs the command; the exit status is 0, even if something does not load."""
     output = options.Output(args.json)
     found = gather(os.environ, args.timeout / 3)
     if args.all or args.json:  # it takes a while
@@ -52,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def gather(environ: Mapping[str, str], timeout_s: float) -> dict[str, Any]:
-    """All facts but torch's own report."""
+    """Returns all facts except torch's own report."""
     shown = [n for n in environ if any(fnmatch.fnmatchcase(n, each) for each in VARIABLES)]
     return {
         "ringkern": {"version": startup.version(), "where": str(Path(__file__).parents[1])},
@@ -65,7 +67,7 @@ def gather(environ: Mapping[str, str], timeout_s: float) -> dict[str, Any]:
 
 
 def collect_env(timeout_s: float) -> str:
-    """The report of torch, as text; or why there is none."""
+    """Returns torch's own report, or the reason why there is none."""
     command = [sys.executable, "-m", "torch.utils.collect_env"]
     try:
         done = subprocess.run(
@@ -80,7 +82,7 @@ def collect_env(timeout_s: float) -> str:
 
 
 def text(found: Mapping[str, Any]) -> str:
-    """The facts, in lines that fit into a report."""
+    """Returns the facts as lines of a report."""
     loaded, host = found["loaded"], found["machine"]
     lines = [
         ("ringkern", f"{found['ringkern']['version']}, {found['ringkern']['where']}"),

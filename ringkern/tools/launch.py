@@ -1,6 +1,6 @@
-"""Ranks as processes of this machine: bounded, started together, ended together.
+"""Ranks as processes of this machine, started and ended together, with a time limit.
 
-Needs torch in a rank only.
+Only the ranks need torch.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _ENDING: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 
 
 def torchrun() -> tuple[int, int] | None:
-    """(rank, ranks) where torchrun has started this process.
+    """Returns (rank, ranks) if torchrun has started this process, else None.
 
     Raises:
-        ValueError: it is only half said.
+        ValueError: RANK is set without a valid WORLD_SIZE.
     """
     if "RANK" not in os.environ:
         return None
@@ -46,10 +46,10 @@ def torchrun() -> tuple[int, int] | None:
 
 
 def number_of_ranks(asked: int | None) -> int:
-    """Torchrun's, or what is asked for, or 2.
+    """Returns torchrun's number of ranks, else ``asked``, else 2.
 
     Raises:
-        ValueError: torchrun has started another number than is asked for.
+        ValueError: torchrun has started a different number than ``asked``.
     """
     if (found := torchrun()) is None:
         return DEFAULT_RANKS if asked is None else asked
@@ -72,7 +72,7 @@ def run(
     *args: Any,
     pinned: bool = False,
 ) -> int:
-    """Runs ``entry(*args)`` on all ranks: those of torchrun, or else ranks that it starts here.
+    """Runs ``entry(*args)`` on all ranks: those of torchrun, or ranks that it starts here.
 
     Args:
         pinned: each rank keeps to one core, see :func:`pin`.
@@ -81,8 +81,8 @@ def run(
         The exit status of this rank, or of all.
 
     Raises:
-        ValueError: as :func:`number_of_ranks`.
-        OSError: as :func:`launch`.
+        ValueError: see :func:`number_of_ranks`.
+        OSError: see :func:`launch`.
     """
     ranks = number_of_ranks(asked)
     if (found := torchrun()) is not None:
@@ -111,8 +111,8 @@ def in_group(
 ) -> NoReturn:
     """Runs ``entry(*args)`` as one rank of a Gloo group, and exits with what it returns.
 
-    A rank that is not through after ``timeout_s`` says where it is and exits with 1; so does one
-    whose ring failed.
+    A rank that has not finished after ``timeout_s`` prints its stack and exits with 1. A rank whose
+    ring failed prints the error and exits with 1.
     """
     faulthandler.dump_traceback_later(timeout_s, exit=True)
     import torch.distributed as dist
@@ -150,8 +150,8 @@ def launch(
 ) -> int:
     """Starts the ranks as processes, each with ``in_group``, and waits until all have ended.
 
-    None outlives the call: they have ``timeout_s``, and a few seconds to say where they hang. An
-    exception that a signal raises in this thread ends them, too, also while they are started.
+    None outlives the call: they have ``timeout_s``, and a few seconds to print where they hang. An
+    exception that a signal raises in this thread ends them, too, even during the start.
 
     Args:
         pinned: each rank keeps to one core, see :func:`pin`.
@@ -161,7 +161,7 @@ def launch(
 
     Raises:
         TimeoutError: the ranks did not end.
-        OSError: one cannot be started, as for a limit on processes.
+        OSError: one cannot be started, for example because of a limit on processes.
     """
     processes: list[SpawnProcess] = []
     context = multiprocessing.get_context("spawn")
@@ -183,7 +183,7 @@ def launch(
 
 
 def _end_of(processes: list[SpawnProcess], deadline: float) -> int:
-    """The exit status of all, once they have ended; a rank that fails ends the others."""
+    """Waits until all have ended; returns their exit status. A rank that fails ends the others."""
     status, going = 0, dict(enumerate(processes))
     while going:
         sentinels = [process.sentinel for process in going.values()]
@@ -208,17 +208,17 @@ def _end_of(processes: list[SpawnProcess], deadline: float) -> int:
 
 @contextlib.contextmanager
 def starting(name: str, *, signals: bool = True) -> Iterator[None]:
-    """Starts a process in its body: signals that end this program wait until its end.
+    """Delays the signals that end this program until the body has started a process.
 
-    Else the exception of a handler would leave behind a process that nobody has in a list.
+    Otherwise the exception of a handler could leave a process behind that is in no list.
 
     Args:
         name: of the process, for an error.
-        signals: the process takes them at once. A rank that is importing torch would answer Ctrl-C
-            with a traceback, and has them blocked until it is through.
+        signals: the process receives signals at once. A rank blocks them until it has imported
+            torch, because Ctrl-C would print a traceback.
 
     Raises:
-        OSError: there may be no process more; the text says what to do.
+        OSError: a limit on processes is reached; the text says what to do.
     """
     try:
         with _signals_later(blocked=not signals):
@@ -253,10 +253,10 @@ def _signals_later(*, blocked: bool) -> Iterator[None]:
 
 
 def check_ranks(ranks: int, per_core: int) -> None:
-    """Says that there would be too many ranks here, before one is started.
+    """Checks the number of ranks before they are started.
 
     Args:
-        ranks: that are to be started.
+        ranks: how many are to be started.
         per_core: how many may share a core.
 
     Raises:
@@ -265,33 +265,33 @@ def check_ranks(ranks: int, per_core: int) -> None:
     cores = len(os.sched_getaffinity(0))
     if ranks > (most := per_core * cores):
         raise ValueError(
-            f"-n {ranks}: more than {per_core} ranks a core would share {cores} cores; give -n "
-            f"{most} or less, or raise --ranks-per-core"
+            f"-n {ranks}: {cores} cores would run more than {per_core} ranks each; give -n {most} "
+            "or less, or raise --ranks-per-core"
         )
     check_memory(ranks, ranks * RANK_BYTES, f"-n {ranks}", "-n")
 
 
 def check_memory(ranks: int, needed: int, asked: str, smaller: str) -> None:
-    """Says that ranks would not fit, before they are started: else the kernel ends some process.
+    """Checks the memory before ranks are started: without it the kernel would kill a process.
 
     Args:
-        ranks: that are to be started.
-        needed: bytes that all of them take together, at least.
-        asked: the argument that the bytes follow from, as given.
-        smaller: which arguments to lower.
+        ranks: how many are to be started.
+        needed: bytes that all of them need together, at least.
+        asked: the argument, as given, that determines these bytes.
+        smaller: the arguments to lower.
 
     Raises:
         ValueError: less memory is free.
     """
     if needed > (free := free_memory()):
         raise ValueError(
-            f"{asked}: {ranks} ranks need {needed >> 20} MiB at least, and {free >> 20} MiB are "
+            f"{asked}: {ranks} ranks need at least {needed >> 20} MiB, and {free >> 20} MiB are "
             f"free; give a smaller {smaller}"
         )
 
 
 def free_memory() -> int:
-    """Bytes of this machine that can be had without taking them from anybody."""
+    """Returns the free memory of this machine, in bytes."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):

@@ -24,9 +24,9 @@ from .options import Parser, did_you_mean
 
 
 class Command(NamedTuple):
-    """A command: where it is, and what it is for.
+    """A command: its name, its module and its help.
 
-    ``bare``: it works where torch or the extension do not load.
+    ``bare``: it works if torch or the extension do not load.
     """
 
     name: str
@@ -36,34 +36,36 @@ class Command(NamedTuple):
 
 
 COMMANDS = (
-    Command("bench", "ringkern.tools.bench.command", "measure a collective, next to Gloo"),
+    Command("bench", "ringkern.tools.bench.command", "measure a collective, beside Gloo"),
     Command(
         "doctor",
         "ringkern.tools.doctor.command",
-        "check whether rings work here, and say what to do",
+        "check if rings work on this machine, and print what to do",
         True,
     ),
     Command(
-        "env", "ringkern.tools.env", "versions, machine and settings, to paste into a report", True
+        "env", "ringkern.tools.env", "print versions, machine and settings, for a bug report", True
     ),
-    Command("explain", "ringkern.tools.explain", "which way calls go here, and why"),
+    Command(
+        "explain", "ringkern.tools.explain", "print the algorithm and protocol of calls, and why"
+    ),
     Command(
         "tune",
         "ringkern.tools.tune.command",
-        'measure this machine, so that "auto" goes the quickest way',
+        'measure this machine, so that "auto" takes the fastest algorithm and protocol',
     ),
-    Command("trace", "ringkern.tools.trace.command", "record what each rank did when, and draw it"),
+    Command("trace", "ringkern.tools.trace.command", "record and draw a timeline of each rank"),
     Command(
-        "model", "ringkern.tools.model.command", "what to expect of a machine that is not here"
+        "model", "ringkern.tools.model.command", "predict the times of a machine that you describe"
     ),
 )
 
 EXIT_CODES = (
-    (0, "good"),
-    (1, "something is wrong: a result, a red line of doctor, a file, a rank that failed"),
-    (2, "the arguments are wrong, or ask for what is not there"),
-    (130, "ended by Ctrl-C; no rank is left behind"),
-    (143, "ended by SIGTERM; no rank is left behind"),
+    (0, "success"),
+    (1, "failure: a wrong result, a red line of doctor, a file error, a failed rank"),
+    (2, "the arguments are wrong, or name something that does not exist"),
+    (130, "ended by Ctrl-C; all ranks have ended"),
+    (143, "ended by SIGTERM; all ranks have ended"),
 )
 
 
@@ -71,18 +73,21 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the command line. Returns the exit status, one of ``EXIT_CODES``.
 
     Raises:
-        SystemExit: with 2, where the arguments are wrong; with 0 after ``--help``; with 143.
+        SystemExit: with 2 for wrong arguments, with 0 after ``--help``, with 143 on SIGTERM.
     """
     return _ending(lambda: _run(sys.argv[1:] if arguments is None else arguments))
 
 
 def run_alone(prog: str, module: ModuleType, arguments: list[str] | None = None) -> int:
-    """Runs a command that is not one of ``COMMANDS``, as :func:`main` runs these.
+    """Runs a command that is not one of ``COMMANDS`` in the same way as :func:`main`.
 
     Args:
-        prog: how it is started, for its help and errors.
+        prog: the command line that starts it, for its help and errors.
         module: the command.
-        arguments: those after ``prog``; ``None``: of this process.
+        arguments: those after ``prog``; ``None``: the arguments of this process.
+
+    Returns:
+        The exit status.
     """
     given = sys.argv[1:] if arguments is None else arguments
     return _ending(lambda: _run_module(prog, module, given))
@@ -117,7 +122,7 @@ def _run(arguments: list[str]) -> int:
     except Exception as error:  # a library that does not load may raise anything
         _say_error(_prog(), f"{type(error).__name__}: {error}")
         if not command.bare:
-            print(f"`{_prog()} doctor` looks for the cause, and says what to do", file=sys.stderr)
+            print(f"run `{_prog()} doctor`: it looks for the cause and a fix", file=sys.stderr)
         return 1
     return _run_module(f"{_prog()} {command.name}", module, arguments[1:])
 
@@ -125,7 +130,7 @@ def _run(arguments: list[str]) -> int:
 def _run_module(prog: str, module: ModuleType, arguments: list[str]) -> int:
     parser = _parser(prog, module)
     args = parser.parse_args(arguments)
-    # What a report says it was made by.
+    # Reports contain the command that made them.
     started = f"python -m {prog}" if prog.startswith("ringkern") else prog
     args.command_line = shlex.join([*started.split(), *arguments])
     try:
@@ -136,7 +141,7 @@ def _run_module(prog: str, module: ModuleType, arguments: list[str]) -> int:
             status: int = module.run(args)
         return status
     except _Late as late:
-        _say_error(prog, f"not through after {late} s (--timeout)")
+        _say_error(prog, f"not finished after {late} s; give a longer --timeout")
         return 1
     except BrokenPipeError:
         raise
@@ -148,7 +153,7 @@ def _run_module(prog: str, module: ModuleType, arguments: list[str]) -> int:
 
 
 def parsers() -> dict[str, argparse.ArgumentParser]:
-    """The parser of every command, by name, as for a page of documentation.
+    """Returns the parser of every command, by name; the documentation is made from them.
 
     Raises:
         ImportError: torch or the extension do not load.
@@ -169,7 +174,7 @@ def _parser(prog: str, module: ModuleType) -> Parser:
 
 
 def _program() -> Parser:
-    """The parser of what comes before a command."""
+    """Returns the parser of the arguments before a command."""
     commands = "\n".join(f"  {command.name:<9}{command.help}" for command in COMMANDS)
     codes = "\n".join(f"  {code:<5}{meaning}" for code, meaning in EXIT_CODES)
     parser = Parser(
@@ -177,7 +182,7 @@ def _program() -> Parser:
         usage="%(prog)s COMMAND [OPTION]...",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description=f"A ring all-reduce for PyTorch: its tools.\n\ncommands:\n{commands}",
-        epilog=f"Each command has --help, and --json for programs.\n\nexit status:\n{codes}",
+        epilog=f"Each command has --help, and --json for use by programs.\n\nexit status:\n{codes}",
     )
     parser.add_argument("--version", action="version", version=f"ringkern {startup.version()}")
     return parser
@@ -192,12 +197,12 @@ def _say_error(prog: str, text: str) -> None:
 
 
 class _Late(BaseException):
-    """The end of ``--timeout``; no ``Exception``, which doctor takes for the failure of a test."""
+    """The end of ``--timeout``; no ``Exception``: doctor would report a failed test."""
 
 
 @contextlib.contextmanager
 def _within(seconds: float | None, grace_s: float) -> Iterator[None]:
-    """Raises ``_Late`` in the main thread, also where it waits, when the time is over."""
+    """Raises ``_Late`` in the main thread, also while it waits, when the time is over."""
 
     def late(*_: object) -> None:
         raise _Late(f"{seconds:g}")
@@ -216,7 +221,7 @@ def _within(seconds: float | None, grace_s: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM unwinds the stack, so that the ranks end with this process."""
+    """Unwinds the stack on SIGTERM, so that the ranks end with this process."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -279,4 +279,4 @@ def test_the_ranks_of_all_contenders_must_fit(
     with pytest.raises(SystemExit) as ended:
         main(["--vs", "gloo", "--modes", "py", "-e", "8"])
     assert ended.value.code == 2
-    assert "-n 2 --vs gloo: 8 ranks need 512 MiB at least" in capsys.readouterr().err
+    assert "-n 2 --vs gloo: 8 ranks need at least 512 MiB" in capsys.readouterr().err

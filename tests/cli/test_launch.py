@@ -67,10 +67,10 @@ def test_the_limits_are_named(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(launch, "free_memory", lambda: 40 * launch.RANK_BYTES)
     for asked, said in (
-        ("-n 33", "-n 33: more than 16 ranks a core would share 2 cores; give -n 32 or less, or "
+        ("-n 33", "-n 33: 2 cores would run more than 16 ranks each; give -n 32 or less, or "
                   "raise --ranks-per-core"),
-        ("-n 5 --ranks-per-core 2", "more than 2 ranks a core"),
-        ("-n 41 --ranks-per-core 99", "41 ranks need 2624 MiB at least, and 2560 MiB are free"),
+        ("-n 5 --ranks-per-core 2", "more than 2 ranks each"),
+        ("-n 41 --ranks-per-core 99", "41 ranks need at least 2624 MiB, and 2560 MiB are free"),
     ):  # fmt: skip
         with pytest.raises(SystemExit):
             started(command, *asked.split())
@@ -211,7 +211,7 @@ def test_the_timeout_ends_a_start(command: str, tmp_path: Path) -> None:
         env={**os.environ, "TMPDIR": str(tmp_path)},
     )
     assert done.returncode == 1, (done.stdout, done.stderr)
-    assert "not through after 0.5 s (--timeout)" in done.stderr
+    assert "not finished after 0.5 s; give a longer --timeout" in done.stderr
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir())
 

@@ -176,8 +176,8 @@ MISTAKES = (
     ("bench -d bflaot16", "did you mean bfloat16?"),
     ("bench -d flaot", "did you mean float?"),
     ("bench --vs glou", "choose gloo or none"),
-    ("bench -b 1000000G -e 1000000G", "2 ranks need 2048000000 MiB at least"),
-    ("trace --size 1000000G", "2 ranks need 6144000000 MiB at least"),
+    ("bench -b 1000000G -e 1000000G", "2 ranks need at least 2048000000 MiB"),
+    ("trace --size 1000000G", "2 ranks need at least 6144000000 MiB"),
     ("bench -J /no/such/place/out.json", "/no/such/place/out.json: there is no such directory"),
     ("bench -J /", "is a directory"),
     ("bench -J /proc/out.json", "/proc: no file can be made there"),
@@ -265,7 +265,7 @@ def test_what_does_not_load_is_told_by_every_other_command() -> None:
     assert done.stderr.splitlines() == [
         "python -m ringkern: error: ValueError: RINGKERN_PROTOCOL='tree': choose one of auto, "
         "simple, ll, ll128",
-        "`python -m ringkern doctor` looks for the cause, and says what to do",
+        "run `python -m ringkern doctor`: it looks for the cause and a fix",
     ]
 
 
@@ -300,7 +300,9 @@ def test_a_command_ends_at_its_timeout(capsys: pytest.CaptureFixture[str]) -> No
         command = Command("wait", name, "waits")
         patch.setattr("ringkern.tools.program.COMMANDS", (command,))
         assert main(["wait", "--timeout", "0.05"]) == 1
-    assert "wait: error: not through after 0.05 s (--timeout)" in capsys.readouterr().err
+    assert (
+        "wait: error: not finished after 0.05 s; give a longer --timeout" in capsys.readouterr().err
+    )
 
 
 # ---- JSON ---------------------------------------------------------------------------------------

@@ -114,12 +114,12 @@ def test_an_error_while_coalescing(ranks: Pool) -> None:
 def _bad_groups(rank: int, size: int) -> None:
     for options in (c10d.ProcessGroupGloo._Options(), {"a": 1}):
         with pytest.raises(
-            TypeError, match=r"'ringkern' has ringkern\.backend\.Options: give these"
+            TypeError, match=r"'ringkern' takes ringkern\.backend\.Options: give these"
         ):
             dist.new_group(backend="ringkern", pg_options=options)
         dist.barrier()
     for timeout in (timedelta(0), timedelta(seconds=-1)):
-        with pytest.raises(ValueError, match="it must be a millisecond or more"):
+        with pytest.raises(ValueError, match="give a millisecond or more"):
             dist.new_group(backend="ringkern", timeout=timeout)
         dist.barrier()
     with pytest.raises(ValueError, match="the timeout must be positive"):

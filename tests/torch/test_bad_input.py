@@ -216,7 +216,7 @@ CASES: dict[str, tuple[Call, type[Exception], str]] = {
     "read-only array": (
         lambda r, k: reduce(read_only()),
         ValueError,
-        "tensor is a read-only ndarray, and the result goes there; give a copy",
+        "tensor is a read-only ndarray, and the result is written to it; give a copy",
     ),
     "read-only output": (
         lambda r, k: scatter(read_only(), torch.ones(10)),

@@ -208,7 +208,7 @@ def test_a_world_of_one() -> None:
     "timeout", [timedelta(0), timedelta(seconds=-1), timedelta(microseconds=9)]
 )
 def test_timeout_must_be_positive(timeout: timedelta) -> None:
-    with pytest.raises(ValueError, match=r"timeout is .*; it must be a millisecond or more"):
+    with pytest.raises(ValueError, match=r"timeout is .*; give a millisecond or more"):
         ringkern.Communicator.from_store(dist.HashStore(), 0, 1, timeout=timeout)
 
 

@@ -150,7 +150,7 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "no timeout": (
         lambda: local.Ring(["cpu"], timedelta(0)),
         ValueError,
-        "it must be a millisecond or more",
+        "give a millisecond or more",
     ),
     "too many ranks": (
         lambda: local.Ring(["cpu"] * 1025),
