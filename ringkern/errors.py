@@ -1,8 +1,8 @@
 """The exceptions of ringkern.
 
 Bad arguments are plain ``TypeError`` and ``ValueError``, raised on the rank that made the call
-before anything is sent. What goes wrong between ranks is one of these;
-``docs/design/reliability.md`` says what to do about each.
+before anything is sent. Failures between ranks raise one of these;
+``docs/design/reliability.md`` has the remedy for each.
 """
 
 # C++ makes these, also while the interpreter ends: no method of them may be written in Python.

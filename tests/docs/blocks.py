@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (ROOT / "README.md", ROOT / "docs" / "quickstart.md")
-HOWTO = tuple(sorted((ROOT / "docs" / "howto").glob("*.md")))
+HOWTO = (*sorted((ROOT / "docs/howto").glob("*.md")), ROOT / "docs/design/reliability.md")
 
 # What a block may be. `sh`, `python` and `pycon` are run; other names for them would not be.
 LANGUAGES = ("sh", "python", "pycon", "text", "bibtex", "{toctree}")

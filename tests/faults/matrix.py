@@ -8,7 +8,7 @@ others make, too. Timeout in a call: a rank that is late in a call is stopped. S
 timeout of an idle group: nobody waits. Mismatch between calls: it needs a call of every rank. Order
 in the last call: there is no call behind it to be swapped with.
 
-docs/design/reliability.md has the results as a table: python -m tests.docs.generated --update.
+docs/reference/errors.md has the results as a table: python -m tests.docs.generated --update.
 """
 
 from __future__ import annotations
