@@ -1,8 +1,8 @@
 """The exceptions of ringkern.
 
-Wrong arguments raise ``TypeError`` or ``ValueError`` on the rank that made the call, before
-anything is sent. Failures between ranks raise one of these classes;
-``docs/design/reliability.md`` describes what to do about each.
+Bad arguments are plain ``TypeError`` and ``ValueError``, raised on the rank that made the call
+before anything is sent. Failures between ranks raise one of these;
+``docs/design/reliability.md`` has the remedy for each.
 """
 
 # C++ raises these, also while the interpreter ends: they must not have methods written in Python.

@@ -1,8 +1,8 @@
 """The flight recorder: the last calls of this process's rings, for PyTorch's own analyser.
 
 C++ records every call, always (``csrc/comm/control.h``). Here the record gets the form of PyTorch's
-flight recorder, in which ``torchfrtrace`` looks for the rank that is missing or differs:
-``docs/design/reliability.md`` says how.
+flight recorder, in which ``torchfrtrace`` finds the rank that is missing or differs, as shown in
+``docs/design/reliability.md``.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (ROOT / "README.md", ROOT / "docs" / "quickstart.md")
-HOWTO = tuple(sorted((ROOT / "docs" / "howto").glob("*.md")))
+HOWTO = (*sorted((ROOT / "docs/howto").glob("*.md")), ROOT / "docs/design/reliability.md")
 
 # The kinds of blocks. `sh`, `python` and `pycon` are run; other names for them would not be.
 LANGUAGES = ("sh", "python", "pycon", "text", "bibtex", "{toctree}")

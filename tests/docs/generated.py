@@ -25,7 +25,7 @@ from tests.faults import matrix
 from tests.litmus import herd
 
 PAGE = ROOT / "README.md"
-PAGES = [PAGE, *(ROOT / "docs" / "design" / name for name in ("reliability.md", "memory_model.md"))]
+PAGES = [PAGE, ROOT / "docs/reference/errors.md", ROOT / "docs/design/memory_model.md"]
 
 _ROOM = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

@@ -8,7 +8,7 @@ too. Timeout in a call: a rank that is late in a call is stopped. Stop, late and
 group: no rank waits. Mismatch between calls: it needs a call of every rank. Order in the last call:
 no later call could be swapped with it.
 
-docs/design/reliability.md has the results as a table: python -m tests.docs.generated --update.
+docs/reference/errors.md has the results as a table: python -m tests.docs.generated --update.
 """
 
 from __future__ import annotations
