@@ -117,7 +117,7 @@ def test_no_message_sends_users_to_an_index_without_ringkern() -> None:
 
 def test_contributing_lists_the_folders() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
-    [tree] = re.findall(r"## What lies where\n\n```text\n(.*?)```", text, re.DOTALL)
+    [tree] = re.findall(r"## Source tree\n\n```text\n(.*?)```", text, re.DOTALL)
     listed = {line.split()[0].rstrip("/") for line in tree.splitlines()}
     listed |= {f"tests/{room}" for room in ("reduce", "cpu", "cuda", "fault", "comm", "torch")}
     files = subprocess.run(
