@@ -1,4 +1,4 @@
-"""What a choice costs: all-reduce by "auto" beside every way that can be asked for, or the modes
+"""Measures a choice: all-reduce by "auto" beside every way that can be asked for, or the modes
 that fix the order of addition beside the plain one.
 
     python bench/choices.py ways --json out.json     # is "auto" the best of them?
@@ -130,7 +130,7 @@ def row(contenders: tuple[Contender, ...], ring: Any, size: int) -> dict[str, An
 
 
 def slowest(of_this_rank: dict[str, float]) -> dict[str, float]:
-    """Of all ranks; so it is the same on all."""
+    """The slowest of all ranks; the same on all."""
     values = torch.tensor(list(of_this_rank.values()), dtype=torch.float64)
     dist.all_reduce(values, op=dist.ReduceOp.MAX)
     return dict(zip(of_this_rank, values.tolist()))

@@ -1,4 +1,4 @@
-"""What a rank of bench/hosts.py does: calls the contenders in turn, and counts bytes."""
+"""A rank of bench/hosts.py does: calls the contenders in turn, and counts bytes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Here:
 
     @classmethod
     def find(cls) -> Here:
-        """Of torchrun, or of whoever has set the same variables."""
+        """Set by torchrun, or by another launcher."""
         local: list[int] = [0] * dist.get_world_size()
         dist.all_gather_object(local, int(os.environ["LOCAL_RANK"]))
         host_of = [local[: rank + 1].count(0) - 1 for rank in range(len(local))]
@@ -78,7 +78,7 @@ class Here:
 
 
 def contenders(names: list[str]) -> dict[str, AllReduce]:
-    """By name; all ranks make them in the same order."""
+    """Returns them by name; all ranks make them in the same order."""
     made: dict[str, AllReduce] = {}
     for name in names:
         if name == "ringkern":
@@ -124,7 +124,7 @@ def check(call: AllReduce, size: int) -> int:
 
 
 def mean_seconds(call: AllReduce, x: torch.Tensor, calls: int) -> float:
-    """Of so many calls, on this rank; all ranks start together."""
+    """Returns the times of this many calls on this rank; all ranks start together."""
     dist.barrier()
     start = time.perf_counter()
     for _ in range(calls):
@@ -142,7 +142,7 @@ def agreed_calls(call: AllReduce, x: torch.Tensor, seconds: float) -> int:
 
 
 def slowest(seconds: list[float]) -> list[float]:
-    """Of each time, the slowest rank's."""
+    """Returns the slowest rank's time of each call."""
     times = torch.tensor(seconds, dtype=torch.float64)
     dist.all_reduce(times, dist.ReduceOp.MAX)
     result: list[float] = times.tolist()

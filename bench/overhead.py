@@ -120,7 +120,7 @@ def seconds_of(call: Callable[[], object], calls: int) -> float:
 
 
 def agreed_calls(call: Callable[[], object]) -> int:
-    """As many as take about SECONDS; the same on all ranks. Connects and warms up, too."""
+    """The number that takes about SECONDS; the same on all ranks. Connects and warms up, too."""
     seconds_of(call, 20)
     calls = torch.tensor([max(1, int(SECONDS * 50 / seconds_of(call, 50)))])
     dist.all_reduce(calls, op=dist.ReduceOp.MIN)

@@ -61,7 +61,7 @@ def _torch_in(directory: Path) -> Torch | None:
 
 
 def _sees_base_packages() -> bool:
-    """Whether this interpreter also sees packages outside its virtual environment, if in one."""
+    """Returns whether this interpreter also sees packages outside its virtual environment, if in one."""
     if sys.prefix == sys.base_prefix:
         return True
     try:
@@ -129,7 +129,7 @@ or set one of these and repeat what you did:
 
 
 def torch_requirement(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """What the build environment needs for torch: nothing where one is installed.
+    """Returns the build requirements for torch: none if it is installed.
 
     Raises SystemExit with NO_TORCH where a fetched torch would not be the one that is used later.
     """

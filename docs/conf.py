@@ -28,7 +28,7 @@ extensions = [
 ]
 exclude_patterns = ["_*"]
 nitpicky = True
-# What others document; their sites are not asked, so that a build needs no network.
+# Names that other projects document; their sites are not asked, so that a build needs no network.
 nitpick_ignore_regex = [("py:.*", r"(torch|collections|datetime|json|os|pathlib)\..*")]
 # Limits of values in annotations: not an interface of users.
 nitpick_ignore = [("py:class", "ringkern.decode.Within")]

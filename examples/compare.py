@@ -1,4 +1,4 @@
-"""What the examples share: digits, a network, and one training with two backends, compared.
+"""Common parts of the examples: digits, a network, and one training with two backends, compared.
 
 `compare(train)` starts ranks with the environment that torchrun gives them and calls
 `train(backend)` in each, first with "ringkern" and then with "gloo". `train` makes the process
@@ -79,7 +79,7 @@ def free_port() -> int:
 
 
 def as_rank(limit_s: float) -> None:
-    """Of a process that is one of several: a hang ends, and says where; the cores are shared."""
+    """Prepares one of several processes: a hang ends with a traceback, and the cores are shared."""
     faulthandler.dump_traceback_later(limit_s, exit=True)
     torch.set_num_threads(1)
 

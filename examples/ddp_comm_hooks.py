@@ -25,8 +25,8 @@ EPOCHS = 3
 def bfloat16_hook(group: dist.ProcessGroup, bucket: dist.GradBucket) -> Future[torch.Tensor]:
     """Half of the bytes on the wire, and the range of float32.
 
-    As torch's own bf16_compress_hook. That one torch 2.13 refuses, by its name and with any
-    backend, where torch was built without CUDA and NCCL: "BF16 [...] hook required CUDA 11+".
+    Does the same as torch's bf16_compress_hook, which torch 2.13 refuses by name, with any
+    backend, if it was built without CUDA and NCCL: "BF16 [...] hook required CUDA 11+".
     """
     half = bucket.buffer().to(torch.bfloat16).div_(group.size())
     future = dist.all_reduce(half, group=group, async_op=True).get_future()

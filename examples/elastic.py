@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 --max-restarts 1 examples/elastic.py ringkern checkpoint.pt
     python examples/elastic.py        # the same with "ringkern" and with "gloo", and compares
 
-The losses must be those of ranks that do not die. What torchrun reports is the death, on purpose.
+The losses must be those of ranks that do not die. torchrun reports this death, which is intended.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ wire_version: int
 WayLists = dict[str, list[tuple[int, str, str]]]
 # csrc/torch/communicator.h: a key in the store, each rank's pid and start, seconds waited.
 Roster = tuple[str, list[tuple[int, int]], float]
-# csrc/torch/trace.h: channel, loop, step, verb, owner, offset, count, start and end in ns, and how
+# csrc/torch/trace.cpp: channel, loop, step, verb, owner, offset, count, start and end in ns, and how
 # much of that was waiting for prev and for next.
 TimedRow = tuple[int, int, int, str, int, int, int, int, int, int, int]
 protocols: tuple[str, ...]
@@ -150,7 +150,7 @@ class Plan:
     def slices(self, count: int) -> list[tuple[int, int]]: ...
     def trace(self, rank: int, channel: int = 0) -> list[tuple[str, int, int, int, int]]: ...
 
-class Pieces:
+class Stages:
     most: int
     under_way: int
     little_bytes: int
@@ -166,7 +166,7 @@ class Pieces:
     @property
     def rails(self) -> int: ...
     @property
-    def long_pieces(self) -> int: ...
+    def long_stages(self) -> int: ...
 
 class Communicator:
     def __init__(

@@ -30,7 +30,7 @@ def cores(listed: str) -> tuple[int, ...]:
 
 
 class DataCache(NamedTuple):
-    """Of one level: ``size`` bytes, shared by ``cores`` logical CPUs."""
+    """One level: ``size`` bytes, shared by ``cores`` logical CPUs."""
 
     level: int
     size: int

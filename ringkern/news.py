@@ -1,4 +1,4 @@
-"""What C++ has to say without being asked, told to Python's logging; and dumps, when they are due.
+"""Passes events of the C++ library to Python's logging, and writes dumps when they are due.
 
 One thread a process waits for it. It begins with the first communicator and ends with the program.
 """

@@ -23,11 +23,11 @@ from . import _C
 from .config import config
 from .hosts import Hosts
 
-# Of the layout that is written here. torch's analyser wants the same of all ranks' files.
+# The version of the layout that is written here. torch's analyser wants the same of all ranks' files.
 _VERSION = "2.10"
 # The analyser knows the libraries that it was made for, and no other: before torch 2.12 not Gloo.
 _LIBRARY = "gloo" if torch.__version__ >= "2.12" else "nccl"
-# What the files of a job begin with; the rank follows.
+# The prefix of a job's files; the rank follows.
 PREFIX = "ringkern_"
 
 
@@ -37,7 +37,7 @@ class _Group:
     ranks: tuple[int, ...]  # of the default group
 
 
-# By the name of a communicator, without the "#2" of a later one of the same group; of a ring on one
+# Keyed by the name of a communicator, without the "#2" of a later one of the same group; of a ring on one
 # of several hosts with "/host 0", as csrc/torch names it.
 _groups: dict[str, _Group] = {}
 
@@ -107,7 +107,7 @@ def _own_rank(rings: list[dict[str, Any]]) -> int:
 
 
 def flight_record(rings: list[dict[str, Any]], own_rank: int) -> dict[str, Any]:
-    """What ``_C.recorded_calls()`` gave, as PyTorch's flight recorder has it."""
+    """Returns what ``_C.recorded_calls()`` gave, as PyTorch's flight recorder has it."""
     record: dict[str, Any] = {
         "version": _VERSION,
         "comm_lib_version": f"ringkern {_C.version}",

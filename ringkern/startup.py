@@ -1,4 +1,4 @@
-"""What happens before torch and the extension are loaded, and whether they are."""
+"""Runs before torch and the extension are loaded, and decides whether they are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ REBUILD = "pip install --force-reinstall --no-deps -e ."
 
 
 def by_command_line() -> bool:
-    """Whether ``python -m ringkern``, or the script ``ringkern``, imports the package.
+    """Returns whether ``python -m ringkern``, or the script ``ringkern``, imports the package.
 
     Not true in the processes that these start.
     """
@@ -37,7 +37,7 @@ def load() -> None:
 
 
 def version() -> str:
-    """Of the installed ringkern; needs neither torch nor the extension."""
+    """Returns the version of the installed ringkern; needs neither torch nor the extension."""
     try:
         return importlib.metadata.version("ringkern")
     except importlib.metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""What a rank does with its library: the base of all adapters, MPI and oneCCL."""
+"""A rank's calls into its library: the base of all adapters, MPI and oneCCL."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Adapter:
         """All ranks have joined: what they found each other by may go."""
 
     def version(self) -> str:
-        """Of the library; empty: as pip says."""
+        """The version of the library; empty: as pip says."""
         return ""
 
     def bind(self, size: int, rotate: int, dtype: str) -> Bound:
@@ -39,7 +39,7 @@ class Adapter:
         raise NotImplementedError
 
     def released(self) -> None:
-        """What ``bind`` returned is gone."""
+        """Called when the result of ``bind`` is gone."""
 
     def choice(self, size: int, dtype: str) -> list[str]:
         """Algorithm and protocol of a call with so many bytes, where the library says so."""

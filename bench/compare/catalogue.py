@@ -1,6 +1,6 @@
 """The contenders: every peer in the configurations that were found to be its best somewhere.
 
-What is best depends on the size, so that a peer is as fast as the fastest of its configurations.
+The best configuration depends on the size, so a library is as fast as the fastest of its configurations.
 Each is the library as a user can have it: options of its own, in its own environment.
 """
 
@@ -80,7 +80,7 @@ ONECCL: dict[str, dict[str, str]] = {
     "direct": {**_SAME_THREAD, "CCL_ALLREDUCE": "direct"},
 }
 
-# Of mpi4py; what it asks for otherwise, threads that call at a time, costs the library locks.
+# For mpi4py; its default, calls of several threads at a time, costs the library locks.
 _ONE_THREAD = {"MPI4PY_RC_THREAD_LEVEL": "single"}
 
 

@@ -55,7 +55,7 @@ def compare(row: Row, modes: Iterable[str]) -> list[Comparison]:
 
 
 def is_own(contender: str) -> bool:
-    """Whether it is ringkern."""
+    """Returns whether it is ringkern."""
     return contender in (RINGKERN, RINGKERN_SHARED)
 
 

@@ -54,7 +54,7 @@ class Contender:
 
     @property
     def name(self) -> str:
-        """Of its configuration."""
+        """The name of its configuration."""
         return self.configuration.name
 
     def start(self, meeting: str, timeout_s: float, files: tuple[int, ...]) -> None:
@@ -74,7 +74,7 @@ class Contender:
             "timeout_s": timeout_s,
         }
         program = [str(ALONE)] if chosen.alone else ["-m", "bench.compare.worker"]
-        # What libraries leave in TMPDIR goes with the folder.
+        # Files that libraries leave in TMPDIR are removed with the folder.
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(self._folder)}
         if chosen.alone:
             environment.pop("PYTHONPATH", None)
@@ -107,7 +107,7 @@ class Contender:
         self.pipes[hello["rank"]] = pipe
 
     def exited(self) -> bool:
-        """Whether a process has ended that should be there."""
+        """Returns whether a process has ended that should be there."""
         return any(process.poll() is not None for process in self._processes)
 
     def welcome(self, timeout_s: float) -> None:
@@ -225,7 +225,7 @@ class Contender:
                 process.send_signal(number)
 
     def _is_rank(self, pid: int) -> bool:
-        """Whether a process that mpiexec has started is still one of ours, and no later one."""
+        """Returns whether a process that mpiexec has started is still one of ours, and no later one."""
         with contextlib.suppress(OSError):
             return str(self._folder) in Path(f"/proc/{pid}/cmdline").read_text()
         return False

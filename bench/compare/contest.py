@@ -16,7 +16,7 @@ from .contender import Contender, ContenderError
 from .field import Field
 from .rows import LIMIT, RINGKERN, Entrant, Row, has_limit
 
-# Of the limit, in bytes.
+# Bytes up to which the limit is measured.
 CHUNKS = (4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10)
 LONGEST_IN_LINES = 256 << 10  # above that, flags in lines are far from being the best
 MEMORY_SHARE = 0.25  # of the free memory, for the tensors of all contenders

@@ -64,7 +64,7 @@ class Field:
         self._alive.pop(name).kill()
 
     def ask(self, name: str, command: str, **arguments: Any) -> list[dict[str, Any]]:
-        """As :meth:`Contender.ask`, within the time of a turn."""
+        """Does the same as :meth:`Contender.ask`, within the time of a turn."""
         return self._alive[name].ask(command, self.settings.turn_s, **arguments)
 
     def probe(self) -> float | None:

@@ -72,7 +72,7 @@ class Folder:
 
     @property
     def build(self) -> Path:
-        """Of what is compiled: another one where the loops or torch are others."""
+        """Returns a digest of what is compiled: it changes with the loops and with torch."""
         return self.path / f"build-{_stamp()}"
 
     def built(self, name: str) -> Path:

@@ -13,7 +13,7 @@ import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-# As numpy holds it; bfloat16, which it does not have, as the bits.
+# A numpy array; bfloat16, which numpy does not have, as its bits.
 STORAGE = {"float32": np.float32, "float16": np.float16, "bfloat16": np.int16}
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 ALIGNMENT = 64  # bytes: a cache line

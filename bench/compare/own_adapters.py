@@ -1,4 +1,4 @@
-"""What a rank does with ringkern, and with the limit: the two that the running package has."""
+"""A rank's calls into ringkern, and the limit: the two that the running package has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured, and what comes of it: settings, entrants, rows."""
+"""The measurement and its results: settings, entrants, rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHARED = "shared"  # the movement of the limit between such tensors
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured, and how thoroughly.
+    """The settings of a measurement.
 
     Attributes:
         sizes: bytes of the tensor.
@@ -72,5 +72,5 @@ class Row:
 
 
 def has_limit(settings: Settings) -> bool:
-    """Whether there is bare data movement for such a sum."""
+    """Returns whether there is bare data movement for such a sum."""
     return settings.ranks == 2 and settings.dtype == "float32"

@@ -1,4 +1,4 @@
-"""What a rank does with the libraries that come with torch: Gloo, DeepSpeed and vLLM.
+"""A rank's calls into the libraries that come with torch: Gloo, DeepSpeed and vLLM.
 
 ``options["loop"]`` is the path of the extension ``loops/torch_loop.cpp``, without which there are
 no loops in C.
@@ -110,7 +110,7 @@ class DeepSpeed(TorchAdapter):
 
     def __init__(self, rank: int, ranks: int, options: dict[str, Any]) -> None:
         super().__init__(rank, ranks, options)
-        # By what its ranks find each other.
+        # The means by which its ranks find each other.
         os.environ["LOCAL_SIZE"] = str(ranks)
         os.environ["MASTER_ADDR"] = "ringkern"
         os.environ["MASTER_PORT"] = Path(options["folder"]).parent.name

@@ -85,7 +85,7 @@ def check(ranks: Ranks, name: str, device: str) -> tuple[dict[str, Any], list[st
 
 
 def cause(error: Exception) -> str:
-    """Who raised what, or did not answer, without the traceback."""
+    """Returns the ranks that raised or did not answer, without tracebacks."""
     lines = itertools.takewhile(lambda line: "Traceback" not in line, str(error).splitlines())
     return f"{type(error).__name__}: {' '.join(lines)}"[:500]
 

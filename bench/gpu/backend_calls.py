@@ -1,4 +1,4 @@
-"""What the calls of the backend "ringkern" give: on each rank, against what it computes itself."""
+"""Checks the results of the backend "ringkern": on each rank, against what it computes itself."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def coalesced(at: Rank) -> None:
     """Several calls that are waited for as one, with and without a device named."""
     for device in (None, torch.device(at.here)):
         for kind in ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor"):
-            # Of each call: what it is given, the result first, and what that must be.
+            # For each call: what it is given, the result first, and what that must be.
             calls: list[tuple[tuple[torch.Tensor, ...], torch.Tensor]] = []
             given: tuple[torch.Tensor, ...]
             for count in (3, 5003, 700):

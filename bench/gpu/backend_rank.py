@@ -78,12 +78,12 @@ class Rank:
             raise AssertionError(f"{function.__name__} returned {work}")
 
     def expect(self, what: str, actual: torch.Tensor, expected: torch.Tensor) -> None:
-        """That every bit is the same. The comparison is enqueued; ``settle`` waits for it."""
+        """Checks that every bit is the same. The comparison is enqueued; ``settle`` waits for it."""
         a, b = (tensor.detach().contiguous().flatten() for tensor in (actual, expected))
         self.expect_none(what, (cases.bits_of(a) != cases.bits_of(b)).sum())
 
     def expect_none(self, what: str, wrong: torch.Tensor) -> None:
-        """That a number of wrong elements is 0."""
+        """Checks that the number of wrong elements is 0."""
         how = "async " if self.asynchronous else ""
         self._found.append((how + what, wrong))
 
@@ -97,7 +97,7 @@ class Rank:
 
 
 def reduced(parts: list[torch.Tensor], op: str) -> torch.Tensor:
-    """What an op makes of all ranks' values, in the same dtype."""
+    """Returns what an op makes of all ranks' values, in the same dtype."""
     rows = torch.stack(parts)
     if op in ("SUM", "AVG"):
         whole = rows.sum(0, dtype=rows.dtype)

@@ -66,7 +66,7 @@ def waits(at: Rank) -> None:
 
 
 def is_completed(at: Rank) -> None:
-    """What a Work says of itself is true on any stream."""
+    """Checks the state of a Work on any stream."""
     tensor = at.mine(COUNT)
     at.delay(LATE if at.rank == 0 else 0)
     work = dist.all_reduce(tensor, async_op=True)
@@ -174,7 +174,7 @@ def memory(at: Rank) -> None:
 
 
 def close(at: Rank) -> None:
-    """What was called before has ended on all ranks, on whatever stream."""
+    """Checks that earlier calls have ended on all ranks, on any stream."""
     dist.all_reduce(at.mine(1))
     dist.all_to_all_single(at.empty(at.size), at.mine(at.size))
     at.settle_device()

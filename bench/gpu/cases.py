@@ -45,7 +45,7 @@ def every_dtype_and_op() -> list[tuple[str, str]]:
 
 
 def reduce_op(op: str) -> Any:
-    """As torch.distributed has it; of premul_sum with the factor of ``ringkern.tools.exact``."""
+    """The torch dtypedistributed has it; of premul_sum with the factor of ``ringkern.tools.exact``."""
     from ringkern.tools import exact
 
     if op == "premul_sum":
@@ -67,7 +67,7 @@ def poison(tensor: torch.Tensor) -> None:
 def all_reduce(
     device: str, op: str, dtype: str, ranks: int, count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What all ranks hold, a row each, and what all of them must hold then; on the device."""
+    """Returns the input of all ranks, a row each, and the expected result; on the device."""
     from ringkern.tools import exact
 
     pairs = [exact.all_reduce(op, dtype_of(dtype), r, ranks, count) for r in range(ranks)]

@@ -1,4 +1,4 @@
-// What the programs of this folder share: checked calls, data that is not zeros, times of graph
+// Common parts of the programs of this folder: checked calls, data that is not zeros, times of graph
 // replays, and results as one line of JSON each.
 #pragma once
 
@@ -11,7 +11,7 @@
 #include <vector>
 
 #define CHECK_CUDA(call) bench::check((call), #call, __FILE__, __LINE__)
-// After a launch: what was wrong with it. What goes wrong in the kernel comes with the next wait.
+// After a launch: what was wrong with it. Errors in the kernel appear at the next wait.
 #define CHECK_LAUNCH() CHECK_CUDA(cudaGetLastError())
 
 namespace bench {

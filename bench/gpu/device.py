@@ -15,7 +15,7 @@ from typing import Any
 
 NO_NVCC = "no nvcc in CUDACXX, CUDA_HOME, PATH or /usr/local/cuda/bin"
 
-# Of cuda.h.
+# Names in cuda.h.
 _NO_DEVICE = 100
 _ATTRIBUTES = {
     "multiprocessors": 16,
@@ -43,7 +43,7 @@ class Found:
     cuda: str = ""
 
     def describe(self) -> dict[str, Any]:
-        """What the results depend on, for their JSON."""
+        """Describes what the results depend on, for their JSON."""
         torch = torch_version()
         return {
             "gpus": self.gpus,
@@ -123,7 +123,7 @@ def torch_version() -> tuple[str, str] | None:
 
 
 def missing_torch() -> str:
-    """What is wrong with this interpreter's torch; "" if it is there and has CUDA."""
+    """Returns the fault of this interpreter's torch; "" if it is there and has CUDA."""
     torch = torch_version()
     choose = "choose another Python: make gpu PYTHON=.../bin/python3"
     if not torch:
@@ -134,7 +134,7 @@ def missing_torch() -> str:
 
 
 def nvcc_version() -> str:
-    """As "13.0", or "" where there is no nvcc."""
+    """Returns a text such as "13.0", or "" where there is no nvcc."""
     nvcc = find_nvcc()
     found = re.search(r"release (\d+\.\d+)", _output([nvcc, "--version"])) if nvcc else None
     return found[1] if found else ""
@@ -150,13 +150,13 @@ def find_nvcc() -> str:
 
 
 def architecture(machine: dict[str, Any]) -> str:
-    """What to compile for, as "90"."""
+    """Returns the architecture to compile for, such as "90"."""
     gpu = machine["gpus"][0]
     return f"{gpu['capability_major']}{gpu['capability_minor']}"
 
 
 def l2_bytes(machine: dict[str, Any]) -> int:
-    """Of the first GPU; in a rehearsal of some GPU."""
+    """Describes the first GPU; in a rehearsal, some GPU."""
     found: int = machine["gpus"][0].get("l2_bytes", 64 << 20)
     return found
 

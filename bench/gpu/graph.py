@@ -62,7 +62,7 @@ class Checked:
         self.bad = torch.zeros((), dtype=torch.int64, device=device)
 
     def once(self, reduce: Callable[[list[torch.Tensor]], None]) -> None:
-        """What a replay does: the next input, the collective, the comparison."""
+        """The content of a replay: the next input, the collective, the comparison."""
         self.step += 1
         tensors = torch.add(self.base, self.growth * self.step, out=self.tensors)
         reduce(list(tensors))
@@ -160,7 +160,7 @@ def between_processes(context: Context, wrong: list[str]) -> None:
         ranks.kill()
 
 
-# What a rank of its own process keeps from call to call.
+# The state that a rank of its own process keeps from call to call.
 _kept: dict[str, Any] = {}
 
 

@@ -182,7 +182,7 @@ __device__ bool arrived(const uint64_t* mine, uint64_t n) {
   return all_lanes(ready);
 }
 
-// By blocks 0 and `partner` of the grid; the others leave. `memory` has room for both, cleared.
+// Run by blocks 0 and `partner` of the grid; the others leave. `memory` has room for both, cleared.
 template <Hop hop>
 __global__ void ping_pong(uint64_t* memory, int partner, uint64_t rounds, uint32_t* missing) {
   const bool first = blockIdx.x == 0;

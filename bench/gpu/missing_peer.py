@@ -78,7 +78,7 @@ def end(ranks: Ranks) -> tuple[list[int | None], float]:
 
 
 def judge(seen: list[tuple[str, str, float]]) -> list[str]:
-    """What is wrong with what the ranks saw."""
+    """Returns the faults in what the ranks saw."""
     wrong = []
     for rank, (kind, text, seconds) in enumerate(seen):
         if rank == ABSENT:
@@ -191,7 +191,7 @@ def _never_asks(rank: int, size: int, device: str, folder: str) -> None:
 
 
 def judge_ends(ended: list[tuple[int | None, float]]) -> list[str]:
-    """What is wrong with how the ranks ended that never asked."""
+    """Returns the faults in how ranks ended that never asked."""
     return [
         f"rank {rank} ended with {code} after {seconds} s"
         for rank, (code, seconds) in enumerate(ended)

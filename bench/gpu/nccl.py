@@ -15,7 +15,7 @@ import torch
 
 OLDEST = (2, 30, 3)
 
-# Of nccl.h.
+# From nccl.h.
 UNIQUE_ID_BYTES = 128
 SUCCESS = 0
 FLOAT32 = 7
@@ -38,7 +38,7 @@ def decode_version(code: int) -> tuple[int, int, int]:
 
 
 def environment(ranks: int, protocol: str, multiprocessors: int) -> dict[str, str]:
-    """What NCCL reads when it starts. ``protocol``: ringkern's name; "auto": NCCL chooses."""
+    """The variables that NCCL reads when it starts. ``protocol``: ringkern's name; "auto": NCCL chooses."""
     names = {"simple": "Simple", "ll": "LL", "ll128": "LL128"}
     settings = {
         "NCCL_MULTI_RANK_GPU_ENABLE": "1",

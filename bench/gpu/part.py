@@ -1,4 +1,4 @@
-"""What a part is given, and the process that it runs in."""
+"""The input of a part, and the process that it runs in."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Compiled(Exception):
 
 
 class Failed(Exception):
-    """What the part has found wrong."""
+    """A fault that the part has found."""
 
 
 @dataclass
 class Context:
-    """What a part is told, and where it leaves what it finds.
+    """The settings of a part, and the place of its results.
 
     Attributes:
         name: the part's.
@@ -180,7 +180,7 @@ def run_child(module: str, path: Path) -> int:
     for key in ("state", "work"):
         told[key] = Path(told[key])
     context = Context(**told)
-    # What this part has started, in groups of its own, ends with it.
+    # Processes that this part has started, in groups of their own, end with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     # Ranks meet on this machine; to look its name up may take long where there is no network.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

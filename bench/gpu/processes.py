@@ -152,7 +152,7 @@ def symmetric_call(name: str, tensor: torch.Tensor) -> Any:
 
 
 def symmetric_on_one_gpu(seconds: float) -> str:
-    """What symmetric memory says to two processes that share a GPU."""
+    """Asks symmetric memory about two processes that share a GPU."""
     ranks = Ranks(2, timeout_s=seconds)
     try:
         found = ranks.run(_try_symmetric)

@@ -42,7 +42,7 @@ def _gpus(machine: dict[str, Any]) -> list[Any]:
 def remaining(parts: tuple[Part, ...], earlier: list[Result]) -> tuple[Part, ...]:
     """The parts that are still to be run, with those that they need.
 
-    That is a part that was not run, and one that was cut because the budget, and not its own limit,
+    This is a part that was not run, and one that was cut because the budget, and not its own limit,
     was used up.
     """
     done = {

@@ -1,6 +1,6 @@
 """Runs the parts: each as a process of its own, for a bounded time, whatever became of the others.
 
-What a part leaves in ``<out>/<part>.json``, and ``summary.json`` for all of them:
+The file that a part leaves in ``<out>/<part>.json``, and ``summary.json`` for all of them:
 
     part, status (one of STATUSES), reason, date, seconds, command, machine, figures (the part's
     own), log (the end of what it printed), cut_by_budget
@@ -57,7 +57,7 @@ class Settings:
 
 @dataclass
 class Result:
-    """What became of a part."""
+    """The outcome of a part."""
 
     part: str
     status: str
@@ -123,7 +123,7 @@ def merged(earlier: Sequence[Result], later: Sequence[Result]) -> list[Result]:
 def _unless_in_vain(
     part: Part, before: list[Result], settings: Settings, left: float, begun: bool
 ) -> Result | None:
-    # What comes first goes on in the next run: nothing overtakes it.
+    # The first part that was cut goes on in the next run: nothing overtakes it.
     stopped = any(result.cut_by_budget for result in before)
     lost = {result.part for result in before if result.status not in ("passed", "skipped")}
     missing = [name for name in part.needs if name in lost]

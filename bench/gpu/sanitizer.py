@@ -55,7 +55,7 @@ def run(context: Context) -> None:
 def check(
     context: Context, tool: str, name: str, program: list[str], seconds: float
 ) -> dict[str, str]:
-    """What one of the tools says of the program, in so many seconds."""
+    """Runs one of the tools on the program, for this many seconds at most."""
     command = [tool, "--tool", name, "--error-exitcode", "9", *program]
     try:
         done = context.run(command, seconds=seconds, check=False)
@@ -65,7 +65,7 @@ def check(
 
 
 def verdict(output: str, code: int) -> dict[str, str]:
-    """What compute-sanitizer found: from its summary line, its exit status and the program's."""
+    """Returns the findings of compute-sanitizer: from its summary line, its exit status and the program's."""
     if re.search(r"device (is )?not supported", output, re.IGNORECASE):
         return {"status": "skipped", "reason": "compute-sanitizer: device not supported"}
     summary = re.search(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) .*", output)

@@ -75,7 +75,7 @@ def run(context: Context) -> None:
 def contest(
     context: Context, ranks: int, group: tuple[str, ...], notes: list[str]
 ) -> tuple[list[dict[str, Any]], str]:
-    """What one contest found; again without NCCL, for the sizes that are left, where it hangs.
+    """Returns the results of one contest; repeats it without NCCL, for the sizes left, where it hangs.
 
     The text is what was wrong without NCCL, too, or "".
     """
@@ -151,7 +151,7 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def known_limits(context: Context) -> dict[str, Any]:
-    """What the part ``limits`` has found, in this run or an earlier one; {} if nothing."""
+    """Returns what the part ``limits`` has found, in this run or an earlier one; {} if nothing."""
     try:
         figures = json.loads((context.work / "state" / "limits.json").read_text())["figures"]
     except (OSError, json.JSONDecodeError, KeyError):

@@ -1,4 +1,4 @@
-// Cuts an all-reduce over several hosts into pipeline stages (Piece), so that one stage is between
+// Cuts an all-reduce over several hosts into pipeline stages (Stage), so that one stage is between
 // hosts while another is inside. Each stage is cut into shards, one per rail.
 //
 // A rail joins the ranks with the same local number, one of each host. Pure functions, like
@@ -12,7 +12,7 @@
 namespace ringkern {
 
 // A pipeline stage: `rails` consecutive shards of `shard` elements each, from `offset` on.
-struct Piece {
+struct Stage {
   int64_t offset = 0;
   int64_t shard = 0;
   int rails = 1;
@@ -21,7 +21,7 @@ struct Piece {
 };
 
 // The inter-host costs that determine the cut; equal on all ranks.
-struct Crossing {
+struct InterHostCost {
   // An engine needs time for each step of a message, even a short one, and more for each further
   // rail if its threads have no core of their own. From this many bytes per rail and host, all
   // rails are used.
@@ -32,7 +32,7 @@ struct Crossing {
   bool tree = false;  // the engine takes about log2(hosts) steps instead of one per host
 };
 
-struct Pieces {
+struct Stages {
   // With more stages, the time left to hide is less than 1/16 of the time of the ring.
   static constexpr int64_t kMost = 16;
   // If a tensor starts at a cache line, so do its shards.
@@ -46,12 +46,12 @@ struct Pieces {
   int64_t count = 0;  // elements
   int64_t shard = 0;  // elements per shard of every stage with all rails, except the last
   int64_t whole = 0;  // elements that divide evenly among the rails
-  int64_t long_pieces = 0;
+  int64_t long_stages = 0;
 
   // `most_rails`: ranks of the smallest host. `inside`: some host has several ranks.
-  static constexpr Pieces make(int64_t count, int element_bytes, int most_rails, int hosts,
-                               bool inside, const Crossing& crossing) {
-    Pieces p;
+  static constexpr Stages make(int64_t count, int element_bytes, int most_rails, int hosts,
+                               bool inside, const InterHostCost& crossing) {
+    Stages p;
     const int64_t bytes = count * element_bytes;
     p.count = count;
     p.rails = bytes < most_rails * hosts * crossing.rail_bytes ? 1 : most_rails;
@@ -78,7 +78,7 @@ struct Pieces {
   }
 
  private:
-  static constexpr int64_t number_for(int64_t bytes, int hosts, const Crossing& crossing) {
+  static constexpr int64_t number_for(int64_t bytes, int hosts, const InterHostCost& crossing) {
     // Steps of one call between hosts.
     int64_t steps = hosts;
     if (crossing.tree)

@@ -133,7 +133,7 @@ class HostsCommunicator final : public Runner {
   static constexpr Milliseconds kReasonComes{1000}, kStoreAnswers{1000}, kCallsCome{600};
   // A wait that lasts so long may be for a rank that makes another call.
   static constexpr Milliseconds kLookAround{300};
-  // Ranks that have waited for some seconds look for a roll call once a second.
+  // Ranks that have waited for some seconds look for a status query once a second.
   static constexpr Milliseconds kStatusQuery{1500};
   // A wait between hosts ends after those inside one, which know who is missing.
   static constexpr Milliseconds kLater{500};

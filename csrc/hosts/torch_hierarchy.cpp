@@ -21,7 +21,7 @@ void HierarchicalTask::run() {
     case Collective::reduce: return reduce();
     case Collective::send_recv: break;  // hosts/torch_p2p.cpp
   }
-  throw UsageError("a message is no journey");
+  throw UsageError("send_recv cannot run as a hierarchical collective");
 }
 
 void HierarchicalTask::step(Collective collective, const Reduction& reduction, const void* in,

@@ -2,9 +2,9 @@
 // this host as they always do, and to others by the engine that joins all ranks; a user's messages
 // all go by the engine: who takes one from any rank does not know which way it will come.
 //
-// On CPUs a message is a slot (hosts/torch_engine.h), which says what it is and holds a small one. The
-// data of a larger one follow by the other backend, under a number that is in the slot; they are
-// received once the slot has shown that the two ends agree on their size.
+// On CPUs a message is a slot (hosts/torch_engine.h), which says what it is and holds a small one.
+// The data of a larger one follow by the other backend, under a number that is in the slot; they
+// are received once the slot has shown that the two ends agree on their size.
 #include <unistd.h>
 
 #include <atomic>

@@ -15,16 +15,16 @@
 namespace ringkern {
 namespace {
 
-// Strangers whose greeting is awaited, beyond one of each rank; the oldest makes room.
+// Unidentified connections beyond one of each rank; the oldest is closed for a new one.
 constexpr size_t kMaxUnidentified = 16;
 constexpr Milliseconds kLongestPause{100};
-// What has been set is there; a store that takes longer is in trouble.
+// A key that was set is there; a store that takes longer has failed.
 constexpr Milliseconds kStoreAnswers{10000};
 
 static_assert(sizeof(Fault) + sizeof(Fault) / 64 + 8 <= kMaxMessage, "it goes in one message");
 
 // A forked child may hold a copy of the descriptor, and closing alone would leave the socket open.
-void hang_up(const Fd& socket) { ::shutdown(socket.get(), SHUT_RDWR); }
+void shut_down(const Fd& socket) { ::shutdown(socket.get(), SHUT_RDWR); }
 
 }  // namespace
 
@@ -35,7 +35,7 @@ Connector::Connector(std::shared_ptr<Store> store, const std::string& name, int 
       prefix_(unique_prefix(*store_, name, {rank, ranks})),
       listener_(listen_on(socket_name(address_.socket))), bell_(make_bell()) {
   store_->set(key("address", rank_), to_bytes(address_));
-  // Peers look at this counter, because to wait for a key would keep others from the store.
+  // Peers poll this counter: a wait for a key would block the store for others.
   store_->add(key("present", rank_), 1);
   thread_ = std::thread([this] { work(); });
 }
@@ -43,12 +43,12 @@ Connector::Connector(std::shared_ptr<Store> store, const std::string& name, int 
 Connector::~Connector() {
   {
     std::lock_guard lock(mutex_);
-    orders_.leave = true;
+    requests_.leave = true;
   }
   ring_bell(bell_);
   thread_.join();
-  hang_up(listener_);
-  for (const Line& line : lines_) hang_up(line.socket);
+  shut_down(listener_);
+  for (const Connection& connection : connections_) shut_down(connection.socket);
 }
 
 std::string Connector::key(const char* what, int rank) const {
@@ -64,7 +64,7 @@ Fault Connector::fault(Event event, const std::string& what, int peer) const {
 void Connector::connect_to_peer(int peer) {
   {
     std::lock_guard lock(mutex_);
-    orders_.peers.push_back(peer);
+    requests_.peers.push_back(peer);
   }
   ring_bell(bell_);
 }
@@ -72,7 +72,7 @@ void Connector::connect_to_peer(int peer) {
 void Connector::tell_all(const Fault& why) {
   {
     std::lock_guard lock(mutex_);
-    if (!orders_.word) orders_.word = why;
+    if (!requests_.fault) requests_.fault = why;
   }
   ring_bell(bell_);
 }
@@ -80,16 +80,17 @@ void Connector::tell_all(const Fault& why) {
 void Connector::work() {
   for (;;) {
     std::vector<pollfd> watched{{bell_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
-    for (const Line& line : lines_) watched.push_back({line.socket.get(), POLLIN, 0});
+    for (const Connection& connection : connections_)
+      watched.push_back({connection.socket.get(), POLLIN, 0});
     try {
       readable(watched, until_next_attempt());
-      if (!take_orders()) return;
+      if (!take_requests()) return;
       for (size_t i = watched.size() - 2; i-- > 0;)
-        if (watched[i + 2].revents != 0 && !hear(lines_[i]))
-          lines_.erase(lines_.begin() + ptrdiff_t(i));
+        if (watched[i + 2].revents != 0 && !receive(connections_[i]))
+          connections_.erase(connections_.begin() + ptrdiff_t(i));
       if (watched[1].revents != 0) accept_connections();
     } catch (const std::system_error& e) {
-      hang_up(listener_);
+      shut_down(listener_);
       listener_ = Fd();  // or it would be readable for ever
       calls_.told(rank_, fault(Event::unreachable, e.what()));
     }
@@ -98,32 +99,32 @@ void Connector::work() {
   }
 }
 
-// False when it is time to leave.
-bool Connector::take_orders() {
+// Returns false when the thread is to end.
+bool Connector::take_requests() {
   silence_bell(bell_);
-  Orders orders;
+  Requests requests;
   {
     std::lock_guard lock(mutex_);
-    std::swap(orders.peers, orders_.peers);
-    orders.word = orders_.word;
-    orders.leave = orders_.leave;
+    std::swap(requests.peers, requests_.peers);
+    requests.fault = requests_.fault;
+    requests.leave = requests_.leave;
   }
-  for (const int peer : orders.peers) pending_.push_back({peer, {}, Milliseconds(1), {}});
-  if (!word_ && orders.word) {
-    word_ = orders.word;
-    for (const Line& line : lines_) tell(line);
+  for (const int peer : requests.peers) pending_.push_back({peer, {}, Milliseconds(1), {}});
+  if (!fault_ && requests.fault) {
+    fault_ = requests.fault;
+    for (const Connection& connection : connections_) tell(connection);
   }
-  return !orders.leave;
+  return !requests.leave;
 }
 
 // A rank that has been asked reads the greeting first, and has met this one by then.
-void Connector::tell(const Line& line) const {
-  if (line.stage != Line::Stage::stranger && word_) say(line, *word_);
+void Connector::tell(const Connection& connection) const {
+  if (connection.stage != Connection::Stage::unidentified && fault_) say(connection, *fault_);
 }
 
-void Connector::say(const Line& line, const Fault& why) const {
+void Connector::say(const Connection& connection, const Fault& why) const {
   try {
-    send_message(line.socket, to_bytes(why));
+    send_message(connection.socket, to_bytes(why));
   } catch (const std::system_error&) {
     // It has gone already.
   }
@@ -132,113 +133,118 @@ void Connector::say(const Line& line, const Fault& why) const {
 void Connector::accept_connections() {
   while (auto socket = accept_from(listener_)) {
     if (peer_uid(*socket) != own_uid()) continue;
-    const auto strange = [](const Line& l) { return l.stage == Line::Stage::stranger; };
-    if (size_t(std::count_if(lines_.begin(), lines_.end(), strange)) >=
+    const auto unidentified = [](const Connection& l) {
+      return l.stage == Connection::Stage::unidentified;
+    };
+    if (size_t(std::count_if(connections_.begin(), connections_.end(), unidentified)) >=
         kMaxUnidentified + size_t(ranks_))
-      lines_.erase(std::find_if(lines_.begin(), lines_.end(), strange));
-    lines_.push_back({Line::Stage::stranger, std::move(*socket)});
+      connections_.erase(std::find_if(connections_.begin(), connections_.end(), unidentified));
+    connections_.push_back({Connection::Stage::unidentified, std::move(*socket)});
   }
 }
 
-// Whether the line is to be kept.
-bool Connector::hear(Line& line) {
+// Returns true if the connection is kept.
+bool Connector::receive(Connection& connection) {
   try {
     Message message;
-    const Received received = receive_message(line.socket, message);
+    const Received received = receive_message(connection.socket, message);
     if (received == Received::nothing_yet) return true;
-    switch (line.stage) {
-      case Line::Stage::stranger:
+    switch (connection.stage) {
+      case Connection::Stage::unidentified:
         return received != Received::closed &&
-               greeted(line, received == Received::message, message);
-      case Line::Stage::asked: answered(line, received, message); return true;
-      case Line::Stage::met:
-        if (received == Received::closed) calls_.lost(line.peer, nullptr);
-        else calls_.told(line.peer, read_fault(message.bytes));
+               greeted(connection, received == Received::message, message);
+      case Connection::Stage::asked: answered(connection, received, message); return true;
+      case Connection::Stage::met:
+        if (received == Received::closed) calls_.lost(connection.peer, nullptr);
+        else calls_.told(connection.peer, read_fault(message.bytes));
         return received != Received::closed;
     }
   } catch (const PeerLostError&) {
-    ended(line.peer, &line);
+    ended(connection.peer, &connection);
   } catch (const std::exception& e) {
-    if (line.peer < 0) {  // nothing that it has sent is an exception: this rank is deaf
+    if (connection.peer < 0) {  // nothing that it has sent is an exception: this rank is deaf
       calls_.told(rank_, fault(Event::deaf, e.what()));
       return false;
     }
-    calls_.lost(line.peer, std::current_exception());
+    calls_.lost(connection.peer, std::current_exception());
     // The peer has met this rank, for all it knows: an end of file alone would not say why.
-    if (line.stage != Line::Stage::stranger)
-      say(line, fault(Event::cannot_exchange, e.what(), line.peer));
+    if (connection.stage != Connection::Stage::unidentified)
+      say(connection, fault(Event::cannot_exchange, e.what(), connection.peer));
   }
   return false;
 }
 
-// A peer has ended before it was met over this line, or before there was one. Where there is
-// another, that one tells how it ended, and may have its last word.
-void Connector::ended(int peer, const Line* over) const {
-  const auto tells = [&](const Line& l) {
-    return &l != over && l.peer == peer && l.stage != Line::Stage::stranger;
+// A peer has ended before it was met over this connection, or before there was one. Where there is
+// another, that one tells how it ended, and may have its last fault.
+void Connector::ended(int peer, const Connection* over) const {
+  const auto tells = [&](const Connection& l) {
+    return &l != over && l.peer == peer && l.stage != Connection::Stage::unidentified;
   };
-  if (std::none_of(lines_.begin(), lines_.end(), tells))
+  if (std::none_of(connections_.begin(), connections_.end(), tells))
     calls_.lost(peer, std::current_exception());
 }
 
-// Whether it is a peer. One that cannot be met learns why.
-bool Connector::greeted(Line& line, bool whole, Message& message) {
+// Returns true if the other end is a rank of this group. One that cannot be connected is told why.
+bool Connector::greeted(Connection& connection, bool whole, Message& message) {
   if (!is_greeting(message.bytes, address_.session)) return false;
   Hello hello{};
   std::memcpy(&hello, message.bytes.data(), std::min(message.bytes.size(), sizeof hello));
   if (hello.from < 0 || hello.from >= ranks_ || hello.from == rank_) return false;
-  line.peer = hello.from;
-  line.session = address_.session;
+  connection.peer = hello.from;
+  connection.session = address_.session;
   Offer mine;
   try {
-    const Greeting greeting = read_greeting(message.bytes, my_hello_to(line), line.peer, names_);
-    if (!whole) throw RendezvousError(not_whole(line.peer, rank_, names_));
-    mine = calls_.make_offer(line.peer);
+    const Greeting greeting =
+        read_greeting(message.bytes, my_hello_to(connection), connection.peer, names_);
+    if (!whole) throw RendezvousError(not_whole(connection.peer, rank_, names_));
+    mine = calls_.make_offer(connection.peer);
     message.bytes = greeting.offer;
-    calls_.map(line.peer, offer_in(message));
+    calls_.map(connection.peer, offer_in(message));
   } catch (const std::exception& e) {
-    const std::string why = text_of(fault(Event::cannot_exchange, e.what(), line.peer));
-    calls_.lost(line.peer, std::current_exception());
-    greet(line, {why});
+    const std::string why = text_of(fault(Event::cannot_exchange, e.what(), connection.peer));
+    calls_.lost(connection.peer, std::current_exception());
+    greet(connection, {why});
     return false;
   }
-  greet(line, mine);
-  line.stage = Line::Stage::met;
-  tell(line);
+  greet(connection, mine);
+  connection.stage = Connection::Stage::met;
+  tell(connection);
   return true;
 }
 
-void Connector::answered(Line& line, Received received, Message& message) {
-  const std::string name = names_.text(line.peer);
+void Connector::answered(Connection& connection, Received received, Message& message) {
+  const std::string name = names_.text(connection.peer);
   if (received == Received::closed)
     throw PeerLostError(name + " ended before it answered " + names_.text(rank_) +
                             ". Look for the first error in the logs of the ranks",
-                        {names_.number(line.peer)});
-  const Greeting greeting = read_greeting(message.bytes, my_hello_to(line), line.peer, names_);
-  if (received == Received::broken) throw RendezvousError(not_whole(line.peer, rank_, names_));
+                        {names_.number(connection.peer)});
+  const Greeting greeting =
+      read_greeting(message.bytes, my_hello_to(connection), connection.peer, names_);
+  if (received == Received::broken)
+    throw RendezvousError(not_whole(connection.peer, rank_, names_));
   if (message.fds.empty()) throw SharedMemoryError(printable(greeting.offer));
   message.bytes = greeting.offer;
-  calls_.map(line.peer, offer_in(message));
-  line.stage = Line::Stage::met;
+  calls_.map(connection.peer, offer_in(message));
+  connection.stage = Connection::Stage::met;
 }
 
-Hello Connector::my_hello_to(const Line& line) const {
-  return my_hello(terms_, line.session, ranks_, rank_, line.peer);
+Hello Connector::my_hello_to(const Connection& connection) const {
+  return my_hello(terms_, connection.session, ranks_, rank_, connection.peer);
 }
 
-void Connector::greet(const Line& line, const Offer& offer) const {
-  Hello hello = my_hello_to(line);
+void Connector::greet(const Connection& connection, const Offer& offer) const {
+  Hello hello = my_hello_to(connection);
   hello.offer_bytes = uint32_t(offer.bytes.size());
   try {
-    send_message(line.socket, to_bytes(hello) + offer.bytes, offer.fds);
+    send_message(connection.socket, to_bytes(hello) + offer.bytes, offer.fds);
   } catch (const std::system_error& e) {
-    throw PeerLostError(names_.text(rank_) + " cannot greet " + names_.text(line.peer) + ": " +
-                            e.what() + ". That process has ended or left the group",
-                        {names_.number(line.peer)});
+    throw PeerLostError(names_.text(rank_) + " cannot greet " + names_.text(connection.peer) +
+                            ": " + e.what() + ". That process has ended or left the group",
+                        {names_.number(connection.peer)});
   }
 }
 
-// Goes as far as it can without waiting; whether that was all the way.
+// Goes on without waiting; returns true when nothing is left to do.
 bool Connector::run(PendingConnect& pending) {
   const int peer = pending.peer;
   try {
@@ -265,10 +271,11 @@ bool Connector::run(PendingConnect& pending) {
     }
     if (!socket) return false;
     check_same_user(*socket, names_.text(rank_), name);
-    Line line{Line::Stage::asked, std::move(*socket), peer, pending.address->session};
-    greet(line, calls_.make_offer(peer));
-    tell(line);
-    lines_.push_back(std::move(line));
+    Connection connection{Connection::Stage::asked, std::move(*socket), peer,
+                          pending.address->session};
+    greet(connection, calls_.make_offer(peer));
+    tell(connection);
+    connections_.push_back(std::move(connection));
   } catch (const PeerLostError&) {
     ended(peer, nullptr);
   } catch (const std::exception&) {
@@ -277,7 +284,7 @@ bool Connector::run(PendingConnect& pending) {
   return true;
 }
 
-// For poll(): -1 where there is none.
+// Returns the timeout for poll(); -1: there is none.
 Milliseconds Connector::until_next_attempt() const {
   if (pending_.empty()) return Milliseconds(-1);
   auto next = Clock::time_point::max();

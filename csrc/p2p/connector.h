@@ -1,7 +1,7 @@
-// How two ranks meet when one of them first needs the other: each has a doorman, a thread with a
-// socket whose address is in the store, who knocks at others' and answers those who knock. The
-// connection stays open; its end of file tells that the other rank is gone, and the fault for
-// which a rank gives up goes over it.
+// Connects two ranks when one of them first needs the other. Each rank has a thread with a
+// listening socket, whose address is in the store; it connects to other ranks and accepts their
+// connections. A connection stays open: its end of file shows that the other rank is gone, and a
+// rank that fails sends its fault over it.
 #pragma once
 
 #include <functional>
@@ -17,44 +17,45 @@
 
 namespace ringkern {
 
-// What a rank does about its peers, all on the doorman's thread. Two ranks that knock at each other
-// at the same time meet twice, and any of these may come twice for a peer.
+// Callbacks of a connector, on its thread. Two ranks that connect to each other at the same time
+// have two connections, so each callback may run twice for a peer.
 struct PeerCalls {
-  // Makes room for what the peer writes. The descriptor stays the caller's. What it throws is told
-  // to both ranks, as of the next one.
+  // Allocates the memory that the peer writes to. The caller keeps the descriptor. Both ranks are
+  // told what this or `map` throws.
   std::function<Offer(int peer)> make_offer;
-  // The two have met: the peer has mapped what was offered to it, or is about to.
+  // The two are connected: the peer has mapped this rank's offer, or is about to.
   std::function<void(int peer, const Offer&)> map;
-  // The peer cannot be reached, and why; or null: it was met, and has ended or left.
+  // The peer cannot be reached, for `why`; null: it was connected, and has ended or left.
   std::function<void(int peer, std::exception_ptr why)> lost;
-  // Some rank has given up, which this one has from `peer`, or has to itself.
+  // A rank has failed, as `peer` reports, or this rank itself.
   std::function<void(int peer, const Fault&)> told;
 };
 
 class Connector {
  public:
-  // `name` as for unique_prefix(). Leaves the address in the store; waits for nobody.
+  // `name` as for unique_prefix(). Sets the address in the store; does not wait for other ranks.
   Connector(std::shared_ptr<Store> store, const std::string& name, int rank, int ranks,
             const Terms& terms, PeerCalls calls, RankNames names = {});
-  // Hangs up.
+  // Closes all connections.
   ~Connector();
   Connector(const Connector&) = delete;
   Connector& operator=(const Connector&) = delete;
 
-  // Meets the peer, however long it may take to come. Any thread, as the next one; returns at once.
+  // Connects to the peer, however late it comes. Any thread, as the next one; returns at once.
   void connect_to_peer(int peer);
-  // Tells all that were met, or will be, why this rank gives up. The first word stays.
+  // Reports why this rank fails to all ranks that are connected, now or later. The first reason
+  // stays.
   void tell_all(const Fault& why);
 
  private:
-  // A connection; `stranger`: it has not said yet who it is.
-  struct Line {
-    enum class Stage { stranger, asked, met } stage;
+  // A connection; `unidentified`: the other end has not sent its greeting.
+  struct Connection {
+    enum class Stage { unidentified, asked, met } stage;
     Fd socket;
     int peer = -1;
     Id session{};
   };
-  // A peer that is to be met; its address comes first, then a place in the queue at its socket.
+  // A peer to connect to: first its address is read, then a place in its socket's queue is taken.
   struct PendingConnect {
     int peer;
     std::optional<Address> address;
@@ -65,18 +66,18 @@ class Connector {
   std::string key(const char* what, int rank) const;
   Fault fault(Event event, const std::string& what, int peer = -1) const;
   void work();
-  bool take_orders();
-  void tell(const Line& line) const;
-  void say(const Line& line, const Fault& why) const;
+  bool take_requests();
+  void tell(const Connection& connection) const;
+  void say(const Connection& connection, const Fault& why) const;
   void accept_connections();
-  bool hear(Line& line);
-  void ended(int peer, const Line* over) const;
-  bool greeted(Line& line, bool whole, Message& message);
-  void answered(Line& line, Received received, Message& message);
-  void greet(const Line& line, const Offer& offer) const;
+  bool receive(Connection& connection);
+  void ended(int peer, const Connection* over) const;
+  bool greeted(Connection& connection, bool whole, Message& message);
+  void answered(Connection& connection, Received received, Message& message);
+  void greet(const Connection& connection, const Offer& offer) const;
   bool run(PendingConnect& pending);
   Milliseconds until_next_attempt() const;
-  Hello my_hello_to(const Line& line) const;
+  Hello my_hello_to(const Connection& connection) const;
 
   const std::shared_ptr<Store> store_;
   const int rank_, ranks_;
@@ -86,17 +87,17 @@ class Connector {
   const Address address_;
   std::string prefix_;
   Fd listener_;
-  std::vector<Line> lines_;
+  std::vector<Connection> connections_;
   std::vector<PendingConnect> pending_;
-  std::optional<Fault> word_;  // none: this rank goes on
+  std::optional<Fault> fault_;  // none: this rank goes on
 
-  const Fd bell_;  // orders have come
+  const Fd bell_;  // requests have come
   std::mutex mutex_;
-  struct Orders {
+  struct Requests {
     std::vector<int> peers;
-    std::optional<Fault> word;
+    std::optional<Fault> fault;
     bool leave = false;
-  } orders_;
+  } requests_;
   std::thread thread_;
 };
 

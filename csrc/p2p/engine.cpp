@@ -25,7 +25,7 @@ class P2pEngine::Body {
   bool in_callback() const { return std::this_thread::get_id() == thread_.get_id(); }
 
  private:
-  // What others have for the courier's thread.
+  // Input of the engine's thread from other threads.
   struct Updates {
     std::vector<Message> posted;
     std::vector<int> met;
@@ -51,10 +51,10 @@ class P2pEngine::Body {
   std::condition_variable finished_;
   Updates updates_;
   size_t unfinished_ = 0;
-  std::optional<Fault> poisoned_;  // why this courier is unusable
+  std::optional<Fault> poisoned_;  // why this engine is unusable
   Clock::time_point poisoned_at_;
   bool closed_ = false;
-  bool running_ = false;  // the inbox is there
+  bool running_ = false;  // the receive buffer exists
 
   std::atomic<bool> fresh_{false};     // there are updates
   std::atomic<bool> stopping_{false};  // nothing is left to do
@@ -183,7 +183,7 @@ void P2pEngine::Body::close(Milliseconds patience) {
   buffer_.reset();
 }
 
-// ---- the courier's thread -----------------------------------------------------------------------
+// ---- the engine's thread ------------------------------------------------------------------------
 
 bool P2pEngine::Body::take_updates() {
   if (!fresh_.exchange(false, std::memory_order_acquire)) return false;
@@ -199,7 +199,7 @@ bool P2pEngine::Body::take_updates() {
 }
 
 void P2pEngine::Body::finish(Message&& message, std::exception_ptr error, int source) {
-  // First: who is told of it finds nothing else to use.
+  // First: the callback must find the engine unusable.
   if (error) poison(*queue_->failure());
   if (message.done) message.done(error, source);
   message.done = nullptr;  // what it holds is released before anyone is told that it is done
@@ -209,7 +209,7 @@ void P2pEngine::Body::finish(Message&& message, std::exception_ptr error, int so
 
 void P2pEngine::Body::work() {
   if (work_until_something_fails() == Verdict::ok) return;
-  // A reason there must be: without one the courier would pass for sound.
+  // There must be a reason: without one the engine would count as usable.
   poison(queue_->failed() ? *queue_->failure() : fault_of(Event::unsaid, -1));
   Fault first;
   {

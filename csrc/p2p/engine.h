@@ -1,5 +1,5 @@
-// Messages between any two ranks of one host: sends and receives that progress side by side, on a
-// thread of their own, over links that are made when a rank first needs one.
+// Messages between any two ranks of one host: sends and receives that progress side by side on a
+// thread of the library, over links that are made when a rank first needs one.
 #pragma once
 
 #include <exception>
@@ -24,35 +24,35 @@ struct Message {
   Protocol protocol = Protocol::simple;  // of what is sent; a receiver learns it from the header
   void* data = nullptr;                  // read only where it is sent
   int64_t bytes = 0;                     // the two ends must have the same
-  Milliseconds timeout{0};  // how long it may wait while nothing moves; 0: the courier's
-  // Once, on the courier's thread: the error or null, and the rank at the other end. Must not
-  // throw; may post.
+  Milliseconds timeout{0};  // how long it may wait while nothing moves; 0: the engine's
+  // Called once on the engine's thread with the error, or null, and the rank at the other end. Must
+  // not throw; may post.
   std::function<void(std::exception_ptr, int source)> done;
   int dtype = 0;  // an index of kMoved; the two ends must have the same
 };
 
-// Messages between the same two ranks with the same tag are matched in the order of posting;
-// different tags in any order, so that what nobody has asked for yet is kept aside when something
-// behind it is wanted. A send is done when its last byte is in the link. The first message that
-// fails makes the courier unusable, and every rank that it has met is told why.
+// An engine that moves this rank's messages. Messages between the same two ranks with the same tag
+// match in the order of posting; different tags match in any order, so a message without a receive
+// is buffered when a later one is wanted. A send is done when its last byte is in the link. The
+// first message that fails makes the engine unusable, and every connected rank is told why.
 class P2pEngine {
  public:
-  // Leaves this rank's address in the store and starts; does not wait for anybody. `name` is the
-  // same on all ranks and may be used again for a later courier.
+  // Sets this rank's address in the store and starts; does not wait for other ranks. `name` is the
+  // same on all ranks and may be used again for a later engine.
   P2pEngine(std::shared_ptr<Store> store, std::string name, int rank, int ranks,
             Milliseconds timeout, RankNames names = {});
   ~P2pEngine();
   P2pEngine(const P2pEngine&) = delete;
   P2pEngine& operator=(const P2pEngine&) = delete;
 
-  // Any thread; returns at once. Throws what is wrong with any of them before one is posted.
+  // Posts all messages and returns at once; if one is invalid, throws and posts none. Any thread.
   void post(std::vector<Message> messages);
-  // Every message of this rank fails, and those of the ranks that it has met. Any thread.
+  // Fails every message of this rank and of the ranks that it is connected to. Any thread.
   void abort(const std::string& reason);
   // Finishes what was posted, then gives everything back; what has not finished after `patience` is
   // aborted. Any number of times.
   void close(Milliseconds patience = Milliseconds::max());
-  // Whether this is `done` of one of its messages: there it can be neither closed nor destroyed.
+  // Returns true inside `done` of a message, where the engine can be neither closed nor destroyed.
   bool in_callback() const;
 
  private:

@@ -11,7 +11,7 @@
 namespace ringkern::cpu {
 namespace {
 
-// What a link may move before it is the next one's turn.
+// Bytes that a link moves before the next one's turn.
 constexpr int64_t kTurn = 64 << 10;
 
 }  // namespace
@@ -25,10 +25,10 @@ Geometry message_geometry() {
   return g;
 }
 
-MatchQueue::MatchQueue(const ReceiveBuffer& inbox, int rank, int ranks, Milliseconds timeout,
+MatchQueue::MatchQueue(const ReceiveBuffer& buffer, int rank, int ranks, Milliseconds timeout,
                        Calls calls)
-    : buffer_(inbox), rank_(rank), ranks_(ranks), timeout_(timeout), calls_(std::move(calls)),
-      bytes_(Reduction{DType::u8}), wait_(inbox.bell(), /*pauses=*/0, timeout, yield_from_),
+    : buffer_(buffer), rank_(rank), ranks_(ranks), timeout_(timeout), calls_(std::move(calls)),
+      bytes_(Reduction{DType::u8}), wait_(buffer.bell(), /*pauses=*/0, timeout, yield_from_),
       peers_(size_t(ranks)) {}
 
 // ---- matching -----------------------------------------------------------------------------------
@@ -45,7 +45,7 @@ void MatchQueue::add(Message message) {
                                       : peer(with).wanted;
   list.push_back(std::move(posted));
   if (with == kAnySource || peer(with).asked || peer(with).met) return;
-  // A receiver knocks, too: otherwise it would not learn that a sender died before it came.
+  // A receiver connects, too: otherwise it would not notice a sender that died before it connected.
   peer(with).asked = true;
   calls_.connect_to_peer(with);
 }
@@ -173,7 +173,7 @@ bool MatchQueue::receive_from(int from) {
   Peer& p = peer(from);
   bool moved = false;
   if (p.incoming == nullptr) {
-    // What nobody waits for stays in the link, and so does what is behind it.
+    // A message without a receive stays in the link, with all behind it.
     if (p.wanted.empty() && from_anyone_.empty()) return false;
     Header header{};
     Transfer t{plan_of(Protocol::ll, sizeof header), 0, &header};

@@ -1,5 +1,5 @@
-// The messages of one rank: which of them wait for which peer, and what each link moves next. Owned
-// by one thread, which it never keeps waiting: a step moves what can be moved.
+// The messages of one rank: which of them wait for which peer, and what each link moves next. One
+// thread owns it, and no call blocks: a step moves whatever can move.
 #pragma once
 
 #include <list>
@@ -21,22 +21,22 @@ class MatchQueue {
     std::function<void(Message&& message, std::exception_ptr error, int source)> finish;
   };
 
-  MatchQueue(const ReceiveBuffer& inbox, int rank, int ranks, Milliseconds timeout, Calls calls);
+  MatchQueue(const ReceiveBuffer& buffer, int rank, int ranks, Milliseconds timeout, Calls calls);
 
   void add(Message message);
-  // As the doorman says it. What a peer that has ended left in this rank's inbox still counts.
+  // The connector's reports. Data of a peer that has ended still counts if it is in the buffer.
   void met(int peer) { peers_[size_t(peer)].met = true; }
   void lost(int peer, std::exception_ptr why);
 
-  // Moves what can move; whether anything did.
+  // Moves whatever can move; returns true if anything did.
   bool step();
-  // Fails what is overdue; when to look again.
+  // `expire` fails messages that are overdue; `deadline` is when it must be called next.
   Clock::time_point deadline() const { return deadline_; }
   void expire(Clock::time_point now);
-  // Whether a message has failed, and what the first of them failed with.
+  // The fault of the first message that failed.
   bool failed() const { return failure_.has_value(); }
   const std::optional<Fault>& failure() const { return failure_; }
-  // Fails all that is left; where a rank was lost, so do they say.
+  // Fails all messages that are left, with `why`.
   void abort(const Fault& why);
 
  private:
@@ -47,7 +47,7 @@ class MatchQueue {
     bool failed = false;
   };
   using List = std::list<Posted>;
-  // Before each message, on LL: a word of it costs one line's journey.
+  // Sent before each message over LL: a word of it costs the latency of one line.
   struct Header {
     uint64_t tag;
     int64_t bytes;

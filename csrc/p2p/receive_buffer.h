@@ -1,5 +1,5 @@
-// Where the others write their messages to a rank: one memory file, with a bell, and for each other
-// rank the counters of the links to and from it and the FIFOs of the link from it.
+// The memory to which other ranks write their messages: one memory file with a bell and, for each
+// other rank, the counters of the links to and from it and the FIFOs of the link from it.
 //
 // The file has room for all, but memory is taken for the head alone, and for the FIFOs of a rank
 // when the two meet. Two ranks that have met are to each other what neighbours on a ring of two
@@ -24,10 +24,10 @@ class ReceiveBuffer {
   const Geometry& geometry() const { return geometry_; }
   const RankNames& names() const { return names_; }
 
-  // Makes room for what `peer` sends; again does nothing. One thread at a time, as the next one.
+  // Allocates the FIFOs for `peer`; again does nothing. One thread at a time, as the next one.
   void open(int peer);
-  // Maps what of the peer's inbox is this rank's; again does nothing. Does not keep the descriptor.
-  // Throws TransportError unless it is an inbox of this size.
+  // Maps this rank's part of the peer's buffer; again does nothing. Does not keep the descriptor.
+  // Throws TransportError unless the file has the size of such a buffer.
   void map(int peer, int fd);
   // The links with a peer, once it is open and mapped.
   Ends ends(int peer, Protocol p) const;

@@ -1,4 +1,4 @@
-// Runs the transfers of a call: on a CPU by the courier, on CUDA as launches.
+// Runs the transfers of a call: on a CPU by the p2p engine, on CUDA as launches.
 #include "p2p/torch_p2p.h"
 
 #include <algorithm>

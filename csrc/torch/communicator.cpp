@@ -1,5 +1,5 @@
-// Calls of a communicator, and its methods in Python. This unit also reads torch/quick.h, whose way
-// into the call is to be inlined, torch/trace.h and torch/local.h.
+// Calls of a communicator, and its methods in Python. This unit also reads torch/quick.cpp, whose way
+// into the call is to be inlined, torch/trace.cpp and torch/local.cpp.
 #include "torch/communicator.h"
 
 #include <c10/core/DeviceGuard.h>

@@ -1,4 +1,4 @@
-"""What autodoc needs to be told of this project's docstrings and annotations.
+"""Prepares this project's docstrings and annotations for autodoc.
 
 - Attributes that share a description, as ``read, write: in bytes``, are set apart. napoleon does it
   for parameters; of attributes it would make one with a type.

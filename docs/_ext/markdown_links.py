@@ -1,4 +1,4 @@
-"""What a Markdown file links to, and what in it can be linked to: as file viewers have it."""
+"""Finds the links of a Markdown file and its anchors, as file viewers make them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _all(tokens: list[Token], first: int, line: int) -> Iterator[tuple[int, Toke
 
 
 def wrong(file: Path, target: str) -> str:
-    """What is wrong with a link of a file; empty where nothing is."""
+    """Returns the fault of a link; empty: there is none."""
     path, _, anchor = target.partition("#")
     there = (file.parent / path).resolve() if path else file
     if not there.exists():

@@ -12,7 +12,7 @@ VERBS = ("stage", "reduce", "collect")
 
 
 def ahead_of(algorithm: str) -> int:
-    """By how many iterations a round's verbs follow each other."""
+    """Iterations between consecutive verbs of a round."""
     described = _C.describe("cpu", "all_reduce", algorithm, "simple", RANKS, 1, "float32")
     assert described is not None
     return described["ahead"]
@@ -33,7 +33,7 @@ def verbs_of(algorithm: str, rounds: int) -> list[list[tuple[str, int]]]:
 
 
 def exchanges() -> Picture:
-    """What the tensors and slots of four ranks hold after each verb of a round."""
+    """Draws what the tensors and slots of four ranks hold after each verb of a round."""
     picture = Picture(960, 454, "one_shot and two_shot between four ranks, verb by verb")
     _exchange(picture, 16, "one_shot", "everybody reads all, and adds all")
     _exchange(picture, 206, "two_shot", "each rank adds its part for all")
@@ -67,7 +67,7 @@ def _apply(
     tensors: dict[int, list[tuple[int, ...]]],
     slots: dict[int, list[tuple[int, ...]]],
 ) -> None:
-    """As csrc/cpu/mesh_slots.h."""
+    """The same as csrc/cpu/mesh_slots.h."""
     for rank in ALL:
         if verb == "stage":
             mine = algorithm == "two_shot"  # nobody reads my own part

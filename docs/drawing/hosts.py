@@ -21,7 +21,7 @@ def ranks_on(host: int) -> list[int]:
 
 
 def phases() -> list[Held]:
-    """What the ranks hold before the first phase and after each; () where a shard is nobody's any
+    """Returns what the ranks hold before the first phase and after each; () where a shard is nobody's any
     more. Every rank contributes a bit of its own, so that a sum says whose numbers are in it."""
     tensors = [torch.full((LOCAL,), 1 << rank) for rank in range(RANKS)]
     shards = [torch.zeros(1, dtype=torch.int64) for _ in range(RANKS)]

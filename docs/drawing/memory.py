@@ -8,7 +8,7 @@ from ringkern._C import Plan
 
 
 def amount(size: int) -> str:
-    """As "64 KiB", or "512 B"."""
+    """Formats bytes, such as "64 KiB" or "512 B"."""
     for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
         if size >= unit and size % (unit // 4) == 0:
             return f"{size / unit:g} {name}"
@@ -22,7 +22,7 @@ _LEFT, _WIDTH = 130, 760  # of a bar
 
 
 def cut_plan() -> Plan:
-    """Of the picture: with the slots of a CPU, but two channels, where a CPU has one."""
+    """Makes the segment of the picture: with the slots of a CPU, but two channels, where a CPU has one."""
     return Plan("all_reduce", "simple", RANKS, COUNT, BYTES, channels=CHANNELS)
 
 
@@ -50,7 +50,7 @@ def cut() -> Picture:
 
 
 def _open(picture: Picture, top: int, bottom: int, left: int, right: int, wide: int) -> None:
-    """What is above, from `left` to `right`, is shown larger below."""
+    """Shows that the part above, from `left` to `right`, is shown larger below."""
     picture.dashes([(left, top), (left, bottom)], "faint")
     picture.dashes([(right, top), (wide, bottom)], "faint")
 
@@ -136,7 +136,7 @@ def _counter(picture: Picture, x: int, y: int, name: str, value: int, meaning: s
 
 # ---- a rank's segment ---------------------------------------------------------------------------
 
-# Who writes each part, beside its owner.
+# The writer of each part, beside its owner.
 WRITERS = {
     "bell": "whoever wakes this rank, or ends its waits",
     "counters of": "tail: prev; head: next; sent and received: this rank",
@@ -201,7 +201,7 @@ STEP = 5  # in which the line of the picture was written
 
 
 def flag_places(protocol: str) -> list[int]:
-    """Which bytes of a line belong to a flag: those that are no byte of the data, which are below
+    """Returns the bytes of a line that belong to a flag: those that are no byte of the data, which are below
     0x80, where the step's are above."""
     line = _C.cpu_line(protocol, 0xF1F2F3F4F5F6F7F8 if protocol == "ll128" else 0xF5F6F7F8)
     return [i for i, byte in enumerate(line) if byte >= 0x80]

@@ -12,12 +12,12 @@ PER_CHUNK = 4  # elements; as many as it takes for no chunk to be empty
 
 
 def all_reduce() -> Plan:
-    """Of four ranks, one loop, one chunk for each rank."""
+    """Draws four ranks, one loop, one chunk for each rank."""
     return Plan("all_reduce", "simple", RANKS, RANKS * PER_CHUNK, 4)
 
 
 def broadcast() -> Plan:
-    """Of four ranks from rank 1, three loops."""
+    """Draws four ranks from rank 1, three loops."""
     chunk = Plan("broadcast", "simple", RANKS, 1, 4).chunk
     return Plan("broadcast", "simple", RANKS, 3 * chunk, 4, root=1)
 

@@ -1,4 +1,4 @@
-"""What the ranks do and hold, step by step: the verbs that a plan's TraceLink has written down
+"""Simulates the ranks step by step: the verbs that a plan's TraceLink has written down
 (csrc/core/trace.h), carried out over symbols.
 """
 
@@ -85,7 +85,7 @@ def play(plan: Plan) -> list[Event]:
 def held(
     events: Sequence[Event], ranks: int, chunks: int, after: int
 ) -> list[list[tuple[int, ...]]]:
-    """Of each rank, whose contributions are in each chunk of its tensor, reduced in place, when the
+    """Returns, for each rank, whose contributions are in each chunk of its tensor, reduced in place, when the
     first `after` steps are over."""
     tensors: list[list[tuple[int, ...]]] = [[(r,)] * chunks for r in range(ranks)]
     for e in events:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-# Of each class: fill in light mode, in dark mode. One tint for each rank; r0 is also position 0.
+# For each class: fill in light mode, in dark mode. One tint for each rank; r0 is also position 0.
 FILLS = {
     "back": ("#ffffff", "#15181d"),
     "plain": ("#f1f3f5", "#262b33"),
@@ -21,7 +21,7 @@ FILLS = {
     "soft": ("#616b7a", "#a3adbb"),
     "head": ("#1f2430", "#e8eaee"),  # of an arrow
 }
-# Of each class: stroke in light mode, in dark mode, and its width.
+# For each class: stroke in light mode, in dark mode, and its width.
 STROKES = {
     "edge": ("#8a94a3", "#7c8796", 1),
     "rule": ("#c9ced6", "#3a414c", 1),

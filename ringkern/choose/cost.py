@@ -90,7 +90,7 @@ class Tier(NamedTuple):
 
 @dataclass(frozen=True)
 class Cost:
-    """What one way costs over one kind of link.
+    """The cost of one way over one kind of link.
 
     Attributes:
         base_us: before anything moves.
@@ -124,7 +124,7 @@ class Cost:
 
 
 def bus_share(collective: str, ranks: int) -> float:
-    """Of a collective's bytes, what each link of a ring must carry, as nccl-tests counts.
+    """Returns the part of a collective's bytes that each link of a ring carries, as nccl-tests counts.
 
     Args:
         collective, ranks: as for :func:`journeys`.

@@ -1,4 +1,4 @@
-"""What a search for rings has to know of a machine: the links between its ranks, and who shares
+"""The machine as a search for rings sees it: the links between its ranks, and who shares
 them."""
 
 from __future__ import annotations

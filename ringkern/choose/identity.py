@@ -47,7 +47,7 @@ class Identity:
     def likeness(self, other: Identity) -> tuple[bool, ...]:
         """How alike this processor and that of ``other`` are: the larger, the more alike.
 
-        By the maker, the family, the model, and the size of the last cache.
+        Names a CPU by maker, family, model and size of the last-level cache.
         """
 
         def facts(machine: Identity) -> list[object]:

@@ -21,7 +21,7 @@ DEVICES = ("cpu", "cuda")
 
 SAMPLES = 16  # for each factor of two
 LARGEST = 1 << 30  # bytes; from there on nothing changes
-# What a row is worth: as much as a way that wins by 2 % over a factor of two.
+# The value of a row: as much as a way that wins by 2 % over a factor of two.
 _PRICE = 0.02 * SAMPLES
 # A cost says little about sizes at which a way was hopeless and not measured any more: it is taken
 # there only where all are.
@@ -172,7 +172,7 @@ def _nearest(
         for m in found.measured
         if m.device == device and crowded in (None, m.ranks > found.machine.cores)
     ]
-    # By the ratio. Of two alike the smaller.
+    # Compared by ratio; the smaller of two equal ones.
     return min(alike, key=lambda m: max(m.ranks / ranks, ranks / m.ranks), default=None)
 
 
@@ -235,8 +235,8 @@ def _times(measured: Measured, name: str, ranks: int, parts: int) -> dict[Way, l
 def rows_of(times: dict[Way, list[float]]) -> Rows:
     """The quickest of some ways at each size, in few rows.
 
-    What the rows lose against the quickest way, summed over sizes, is as little as can be, where a
-    row costs as much as a loss of 2 % over a factor of two. Of equal ways, the first is taken.
+    The loss of the rows against the quickest way, summed over sizes, is as little as can be, where a
+    row costs as much as a loss of 2 % over a factor of two. The first of equal ways is taken.
 
     Args:
         times: of each way at each of ``SIZES``, in any unit.

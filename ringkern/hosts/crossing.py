@@ -1,4 +1,4 @@
-"""The parameters of the engine between hosts, by which ``csrc/core/pieces.h`` cuts a call."""
+"""The parameters of the engine between hosts, by which ``csrc/hosts/stages.h`` cuts a call."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Engines: what reduces between hosts, a backend of torch.distributed over some ranks of a group.
 
-As ``torch.distributed.new_group`` makes them, but over any store, without a default group, and
+In the form of ``torch.distributed.new_group`` makes them, but over any store, without a default group, and
 between exactly these ranks: nobody else takes part.
 """
 
@@ -40,7 +40,7 @@ _Make = Callable[[dist.Store, int, list[int], timedelta, str], Any]
 
 
 def engine_names(inter_host: str | None) -> dict[str, str]:
-    """By device, the name of the engine that joins hosts.
+    """Returns, by device, the name of the engine that joins hosts.
 
     Args:
         inter_host: as ``"gloo"``, for both devices, or ``"cpu:gloo,cuda:nccl"``; ``None``:
@@ -68,7 +68,7 @@ def engine_names(inter_host: str | None) -> dict[str, str]:
 
 
 def crossings(inter_host: str | None, crowded: bool) -> dict[str, tuple[int, int, bool]]:
-    """By device, how calls are cut that an engine carries between hosts.
+    """Returns, by device, how calls are cut that an engine carries between hosts.
 
     Args:
         inter_host: as for :func:`engine_names`.
@@ -77,7 +77,7 @@ def crossings(inter_host: str | None, crowded: bool) -> dict[str, tuple[int, int
     Raises:
         ValueError: as :func:`engine_names`.
     """
-    # What is not measured is taken for the like of what is.
+    # An engine that was not measured is taken to be like one that was.
     on_cpu: Crossing = GLOO_CROWDED if crowded else GLOO
     on_cuda = on_cpu if engine_names(inter_host)["cuda"] == "gloo" else NCCL
     return {"cpu": on_cpu, "cuda": on_cuda}
@@ -117,7 +117,7 @@ def engine_maker(
     timeout_s: float,
     hosts: Hosts | None = None,
 ) -> EngineMaker:
-    """What makes the engines of a communicator. All its ranks call it.
+    """Returns the function that makes the engines of a communicator. All its ranks call it.
 
     Args:
         inter_host: as for :func:`engine_names`.

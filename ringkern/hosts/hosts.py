@@ -1,4 +1,4 @@
-"""Which rank of a group is on which host."""
+"""The map from ranks to hosts."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def hosts_of(peers: Sequence[Peer]) -> Hosts:
 
 
 def _crowded(peers: Sequence[Peer]) -> bool:
-    """Whether ranks share cores: by machine, as containers of one share its cores, too."""
+    """Returns whether ranks share cores: by machine, as containers of one share its cores, too."""
     machines: dict[str, list[Peer]] = {}
     for peer in peers:
         machines.setdefault(peer.host_key, []).append(peer)

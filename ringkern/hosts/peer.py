@@ -16,7 +16,7 @@ from .. import decode, linux
 from ..decode import Within
 
 VERSION = 3
-# Of one record: room for the numbers of some thousands of cores.
+# Bytes of one record: room for the numbers of some thousands of cores.
 MAX_BYTES = 1 << 16
 MAX_TEXT = 256
 Number = Annotated[int, Within(0, (1 << 63) - 1)]

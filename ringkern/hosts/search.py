@@ -26,42 +26,42 @@ from .peer import Peer, this_peer
 
 _logger = logging.getLogger("ringkern")
 
-# As C10dStore in csrc/torch/store.h: the last keeps many ranks from flooding the store.
+# The same as C10dStore in csrc/torch/store.h: the last keeps many ranks from flooding the store.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0001, 0.01
 # How often to look whether another rank has given up, and whether this one is overdue.
 _LOOK_EVERY_S = 0.1
 # After that long without an answer, the rank that owes it has died.
 _GRACE_S = 2.0
 _FIRST_WARNING_S = 5.0
-# Of a vote against; votes for are 1.
+# The value of a vote against; votes for are 1.
 _REFUSED = 1 << 32
-# Of the answer: a number for each rank, a name for each host.
+# The answer: a number for each rank, a name for each host.
 _MAX_BYTES = 1 << 20
 _MAX_TEXT = 2000
 _MAX_LISTED = 16
 
-# As `_C.Communicator.set_roster` takes it: a key, each rank's process, and seconds of waiting.
+# The same as `_C.Communicator.set_roster` takes it: a key, each rank's process, and seconds of waiting.
 Roster = tuple[str, list[tuple[int, int]], float]
 
 
 class Store(Protocol):
-    """What is used of a store of torch.distributed."""
+    """The methods of a torch store that are used.distributed."""
 
     def set(self, key: str, value: str) -> object:
         """Keeps ``value`` under ``key``."""
 
     def get(self, key: str) -> bytes:
-        """What is under ``key``."""
+        """Returns the value of ``key``."""
 
     def add(self, key: str, value: int) -> int:
         """Counts; the new sum."""
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all ``keys`` are there. Not ``wait``, with which a TCPStore prints warnings."""
+        """Returns whether all ``keys`` are there. Not ``wait``, with which a TCPStore prints warnings."""
 
 
 def is_of_one_process(store: Any) -> bool:
-    """Whether nobody outside this process can use a store of torch.distributed."""
+    """Returns whether nobody outside this process can use a store of torch.distributed."""
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     return isinstance(store, dist.HashStore)
@@ -73,7 +73,7 @@ def one_host(size: int) -> Hosts:
 
 
 def unique_prefix(store: Store, name: str, rank: int, size: int) -> str:
-    """Of keys that belong to a rank's n-th use of ``name``, and to that of all other ranks.
+    """Returns the prefixes of keys of a rank's n-th use of ``name``, and to that of all other ranks.
 
     Raises:
         RuntimeError: of the store.
@@ -302,7 +302,7 @@ class Search:
 
 @contextlib.contextmanager
 def _store_errors() -> Iterator[None]:
-    # What torch throws says where in torch it was, and nothing of ranks.
+    # torch's error names its place in torch, and no ranks.
     try:
         yield
     except RingKernError:

@@ -23,7 +23,7 @@ MOST_CALLS = 10_000  # in a block
 BLOCK_S = 0.004
 LEAST_REPEATS, MOST_REPEATS = 9, 99
 
-# Of a cache line, there and back, in ns: two hardware threads of one core are below the first, two
+# Round trip of a cache line, in ns: two hardware threads of one core are below the first, two
 # cores that share a last-level cache below the second.
 SAME_CORE_NS = 75.0
 NEAR_NS = 230.0
@@ -164,7 +164,7 @@ class Result:
 def quotient(one: Result, other: Result) -> float:
     """Returns the time of one over the other's: the median over the rounds of their turns.
 
-    What slows the machine down for some rounds slows down both; the medians of all their samples
+    A slow phase of the machine slows down both; the medians of all their samples
     may be of different states of it.
     """
     return statistics.median(a.median_us / b.median_us for a, b in zip(one.blocks, other.blocks))

@@ -147,7 +147,7 @@ class Include:
 
 
 def room_of(file: str) -> str:
-    """The room whose rules a file of csrc follows; "torch" for p2p/torch_x.h and hosts/torch_x.h."""
+    """Returns the room whose rules a file follows; "torch" for p2p/torch_x.h, hosts/torch_x.h."""
     room, _, name = file.partition("/")
     return "torch" if name.startswith("torch_") else room
 

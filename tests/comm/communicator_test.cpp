@@ -44,7 +44,7 @@ struct Alone : Communicator {
 };
 
 // Returns true if this was the only event since the last call.
-bool posted_only(NewsKind kind) {
+bool posted_only(EventKind kind) {
   const auto news = news_so_far();
   return news.size() == 1 && news[0].kind == kind;
 }

@@ -1,5 +1,5 @@
 // Disconnects of ranks: together, one after the other, or not at all.
-#include "comm/parting.h"
+#include "comm/disconnect.h"
 
 #include <sys/socket.h>
 
@@ -34,7 +34,7 @@ TEST_CASE("all ranks disconnect") {
     std::vector<std::thread> threads;
     for (Neighbours& mine : ring)
       threads.emplace_back([&] {
-        if (part_from(mine, ranks, kLong)) ++parted;
+        if (disconnect(mine, ranks, kLong)) ++parted;
         mine = Neighbours();  // no rank waits for its messages any more
       });
     for (std::thread& thread : threads) thread.join();
@@ -98,15 +98,15 @@ TEST_CASE("one of four that ended leaves the others unsure") {
 
 TEST_CASE("a goodbye then the end") {
   auto ring = ring_of(2);
-  CHECK(!part_from(ring[1], 2, Milliseconds(0)));  // sends its own at least
+  CHECK(!disconnect(ring[1], 2, Milliseconds(0)));  // sends its own at least
   ring[1] = Neighbours();
   CHECK(disconnect(ring[0], 2, Milliseconds(0)));
 }
 
 TEST_CASE("a rank that goes on is not waited for long") {
   auto ring = ring_of(2);
-  CHECK(!part_from(ring[0], 2, Milliseconds(50)));
-  CHECK(part_from(ring[1], 2, kLong));  // finds the goodbye when the peer ends
+  CHECK(!disconnect(ring[0], 2, Milliseconds(50)));
+  CHECK(disconnect(ring[1], 2, kLong));  // finds the goodbye when the peer ends
 }
 
 }  // namespace

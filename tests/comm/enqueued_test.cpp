@@ -88,8 +88,8 @@ TEST_CASE("the last call of a program fails on the device of one rank, and all a
   CHECK_EQ(after, 3);
   CHECK_EQ(after_here, 0);
   const auto news = news_so_far();
-  CHECK_EQ(count_of(news, NewsKind::report), 1);  // by the rank that found it
-  CHECK_EQ(count_of(news, NewsKind::failure), 2);
+  CHECK_EQ(count_of(news, EventKind::report), 1);  // by the rank that found it
+  CHECK_EQ(count_of(news, EventKind::failure), 2);
 }
 
 // A rank that ends the waits of others also gives the reason; without one, the ended wait is
@@ -141,8 +141,8 @@ TEST_CASE("the rank that aborts continues, and the others are told") {
   CHECK_EQ(after, 1);
   CHECK_EQ(after_here, 1);
   const auto news = news_so_far();
-  CHECK_EQ(count_of(news, NewsKind::report), 0);  // the abort was intended
-  CHECK_EQ(count_of(news, NewsKind::failure), 2);
+  CHECK_EQ(count_of(news, EventKind::report), 0);  // the abort was intended
+  CHECK_EQ(count_of(news, EventKind::failure), 2);
 }
 
 TEST_CASE("the rank that finds a fault reports it, by its number in the group") {
@@ -239,7 +239,7 @@ TEST_CASE("a rank alone on its device is watched, too") {
         CHECK(f.reporter == 2 && f.rank == 5 && !f.theirs.on_page);
       },
       /*enqueues=*/true);
-  CHECK_EQ(count_of(news_so_far(), NewsKind::report), 1);
+  CHECK_EQ(count_of(news_so_far(), EventKind::report), 1);
   // On a CPU the program can act after a fault.
   std::atomic<int> after{0};
   on_ranks(1, [&](Rank& r) {

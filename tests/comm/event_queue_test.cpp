@@ -1,5 +1,5 @@
 // Events: in order, bounded, ended by close(), requested by a signal, and not inherited by a child.
-#include "comm/news.h"
+#include "comm/event_queue.h"
 
 #include <signal.h>
 #include <sys/wait.h>
@@ -19,17 +19,17 @@ std::string next_text(EventQueue& desk) {
 }
 
 TEST_CASE("events are taken in the order in which they came") {
-  NewsDesk desk;
-  desk.post(NewsKind::warning, "one");
-  desk.post(NewsKind::failure, "two");
+  EventQueue desk;
+  desk.post(EventKind::warning, "one");
+  desk.post(EventKind::failure, "two");
   const auto one = desk.next(), two = desk.next();
   CHECK(one && one->kind == EventKind::warning && one->text == "one");
   CHECK(two && two->kind == EventKind::failure && two->text == "two");
 }
 
 TEST_CASE("events that nobody takes are dropped, the oldest first") {
-  NewsDesk desk;
-  for (int i = 0; i < 1500; ++i) desk.post(NewsKind::warning, std::to_string(i));
+  EventQueue desk;
+  for (int i = 0; i < 1500; ++i) desk.post(EventKind::warning, std::to_string(i));
   for (int i = 500; i < 1500; ++i) CHECK_EQ(next_text(desk), std::to_string(i));
   desk.close();
   CHECK_EQ(next_text(desk), std::string("nothing"));
@@ -57,7 +57,7 @@ TEST_CASE("close ends the wait and loses nothing") {
 }
 
 TEST_CASE("events of many threads arrive") {
-  NewsDesk desk;
+  EventQueue desk;
   std::thread posting[4];
   for (std::thread& t : posting)
     t = std::thread([&] {
@@ -85,8 +85,8 @@ TEST_CASE("a signal asks for a dump") {
 }
 
 TEST_CASE("a forked child has an event queue of its own") {
-  NewsDesk& desk = NewsDesk::all();
-  desk.post(NewsKind::warning, "of the parent");
+  EventQueue& desk = EventQueue::all();
+  desk.post(EventKind::warning, "of the parent");
   // Locked at the fork, and in the child forever: the possible state of its parent's queue.
   std::atomic<bool> stop{false};
   std::thread busy([&] {
@@ -96,7 +96,7 @@ TEST_CASE("a forked child has an event queue of its own") {
     const pid_t child = ::fork();
     REQUIRE(child >= 0);
     if (child == 0) {
-      NewsDesk::ask_for_dump();  // the handler is inherited: there is no queue yet, and no harm
+      EventQueue::ask_for_dump();  // the handler is inherited: there is no queue yet, and no harm
       ::alarm(20);
       EventQueue::all().post(EventKind::failure, "of the child");
       const auto news = EventQueue::all().next();

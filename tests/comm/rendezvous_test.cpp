@@ -78,9 +78,9 @@ TEST_CASE("a rank that is late is told before the ring fails") {
                        if (joiner.place.rank == 1) ::usleep(5'500'000);
                      }),
             "", "");
-  NewsDesk::all().close();  // `next` does not wait for more events
-  const auto news = NewsDesk::all().next();
-  REQUIRE(news && news->kind == NewsKind::warning);
+  EventQueue::all().close();  // `next` does not wait for more events
+  const auto news = EventQueue::all().next();
+  REQUIRE(news && news->kind == EventKind::warning);
   CHECK_CONTAINS(news->text,
                  "no ring of 2 ranks yet, after 5 s; did not come: rank 1; rank 0 "
                  "waited for the address of rank 1. It fails after 20.0 s");

@@ -22,11 +22,11 @@ inline constexpr Milliseconds kLong{20000};
 inline std::atomic<int> in_a_wait{0};
 
 // Returns the events since the last call.
-inline std::vector<News> news_so_far() {
-  std::vector<News> all;
-  NewsDesk::all().close();
-  while (auto one = NewsDesk::all().next()) all.push_back(*one);
-  NewsDesk::all().open();
+inline std::vector<QueuedEvent> news_so_far() {
+  std::vector<QueuedEvent> all;
+  EventQueue::all().close();
+  while (auto one = EventQueue::all().next()) all.push_back(*one);
+  EventQueue::all().open();
   return all;
 }
 inline int count_of(const std::vector<QueuedEvent>& news, EventKind kind) {

@@ -1,5 +1,5 @@
 // The assignment of ranks to hosts, and errors of a host's ring in the group's numbers.
-#include "comm/hosts.h"
+#include "hosts/hosts.h"
 
 #include "check.h"
 

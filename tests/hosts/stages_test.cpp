@@ -124,8 +124,8 @@ TEST_CASE("a tensor is cut as worked out by hand") {
 }
 
 // All values must agree, because every rank computes them by itself.
-static_assert(Pieces::make(10, 4, 2, 2, true, {0, 16, false}).number() == 1);
-static_assert(Pieces::make(11, 4, 2, 2, true, {0, 16, false}).number() == 2);
-static_assert(Pieces::make(11, 4, 2, 2, true, {0, 16, false}).piece(1).count() == 10);
+static_assert(Stages::make(10, 4, 2, 2, true, {0, 16, false}).number() == 1);
+static_assert(Stages::make(11, 4, 2, 2, true, {0, 16, false}).number() == 2);
+static_assert(Stages::make(11, 4, 2, 2, true, {0, 16, false}).piece(1).count() == 10);
 
 }  // namespace

@@ -104,7 +104,7 @@ struct Group {
     return std::make_unique<StoreChannel>(std::move(connect), "group", Hosts(rank, hosts_of, names),
                                           std::move(hears));
   }
-  Telegraph& operator[](int rank) { return *ranks[size_t(rank)]; }
+  StoreChannel& operator[](int rank) { return *ranks[size_t(rank)]; }
   // Writes a record as if from a rank.
   void write(const std::string& key, const std::string& value) {
     memory->set("group/channel/" + key, value);

@@ -1,6 +1,6 @@
 // Records that ranks of several hosts exchange through a store that answers. telegraph_cut_test.cpp
 // has stores that do not.
-#include "comm/telegraph.h"
+#include "hosts/store_channel.h"
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -116,8 +116,8 @@ TEST_CASE("a call listens when it is long") {
   CHECK_EQ(group.stores[2]->questions, 0);
   CHECK_EQ(threads_of_this_process(), threads + 1);
   std::this_thread::sleep_for(Milliseconds(1200));  // the thread sleeps until the next call
-  std::optional<Telegraph::Listening> listening(std::in_place, group[2], call_at(1));
-  std::make_unique<Telegraph::Listening>(group[2]).reset();  // another wait, which has ended
+  std::optional<StoreChannel::Listening> listening(std::in_place, group[2], call_at(1));
+  std::make_unique<StoreChannel::Listening>(group[2]).reset();  // another wait, which has ended
   until([&] { return group.stores[2]->questions > 0; });
   CHECK(group[0].query_status(Milliseconds(1500))[2] == call_at(1));
   CHECK_EQ(heard, 0);
@@ -172,7 +172,7 @@ TEST_CASE("a rank that waits answers a status query") {
   group[4].watch(call_at(6));
   group[2].watch(call_at(3));
   group[2].rest();
-  const auto places = group[1].call_roll(kForEver);  // because ranks of all hosts wait
+  const auto places = group[1].query_status(kForEver);  // because ranks of all hosts wait
   REQUIRE(places.size() == 5);
   CHECK(!places[0] && !places[2]);
   CHECK_EQ(places[1]->seq, uint64_t(4));  // its own

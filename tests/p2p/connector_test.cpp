@@ -44,7 +44,7 @@ void all_knock_at_once(int ranks) {
 TEST_CASE("a peer may come late") {
   const auto store = new_store();
   Party zero(store, 0, 3), one(store, 1, 3);
-  for (const int peer : {2, 1}) zero.doorman->knock_at(peer);
+  for (const int peer : {2, 1}) zero.doorman->connect_to_peer(peer);
   zero.wait_met(1);  // does not wait for an absent rank
   CHECK(!zero.met(2));
   Party two(store, 2, 3);
@@ -117,8 +117,8 @@ TEST_CASE("all ranks are told the reason of an end") {
   const auto store = new_store();
   Party zero(store, 0, 4), one(store, 1, 4), two(store, 2, 4), three(store, 3, 4);
   const Fd stranger = knock(store, 0, 4);  // connects before rank 2
-  zero.doorman->knock_at(1);
-  two.doorman->knock_at(0);
+  zero.doorman->connect_to_peer(1);
+  two.doorman->connect_to_peer(0);
   zero.wait_met(1);
   zero.wait_met(2);
   one.wait_met(0);
@@ -127,7 +127,7 @@ TEST_CASE("all ranks are told the reason of an end") {
   zero.doorman->tell_all(aborted_by(0, "and again"));
   CHECK_EQ(one.told(0), said);
   CHECK_EQ(two.told(0), said);
-  three.doorman->knock_at(0);  // connects later
+  three.doorman->connect_to_peer(0);  // connects later
   CHECK_EQ(three.told(0), said);
   Message nothing;
   CHECK(receive_message(stranger, nothing) == Received::nothing_yet);
@@ -152,7 +152,7 @@ void lack_of_memory_is_told_to_both(bool of_who_knocks) {
   }
   CHECK(!zero.met(1) && !one.met(0));
   Party two(store, 2, 3);  // the others are not affected
-  two.doorman->knock_at(of_who_knocks ? 1 : 0);
+  two.doorman->connect_to_peer(of_who_knocks ? 1 : 0);
   two.wait_met(of_who_knocks ? 1 : 0);
 }
 

@@ -99,7 +99,7 @@ TEST_CASE("a second meeting that fails is no loss") {
     CHECK(receive_from(first, greeting) == Received::message);
     send_message(first, to_bytes(hello) + offer, std::array{file.get()});
     zero.wait_met(1);
-    zero.doorman->knock_at(1);
+    zero.doorman->connect_to_peer(1);
     if (answers) accept();  // hangs up
     else listener.reset();
     std::this_thread::sleep_for(Milliseconds(50));

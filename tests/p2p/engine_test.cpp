@@ -1,6 +1,6 @@
 // Messages between ranks that are threads arrive. courier_matching_test.cpp tests the matching of
 // receives and messages, courier_failure_test.cpp the failures.
-#include "cpu/courier.h"
+#include "p2p/engine.h"
 
 #include <algorithm>
 #include <latch>

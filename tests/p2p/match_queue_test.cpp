@@ -1,6 +1,6 @@
 // The match queues of a few ranks, stepped by hand on one thread: the matching, the links left
 // alone, and the errors of failed messages. Nothing here depends on time.
-#include "cpu/mail.h"
+#include "p2p/match_queue.h"
 
 #include <memory>
 

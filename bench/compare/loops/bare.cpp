@@ -90,7 +90,7 @@ constexpr int64_t kLine = 64;
 constexpr int64_t kPayload = 56;
 constexpr int kSlots = 4;                                          // a rank and movement
 constexpr int64_t kSlotsBytes = 2 * kSlots * Bare::kLongestChunk;  // of a movement, both ranks
-// Of a call and rank; and of both ranks, and two calls.
+// Sizes of one rank's data in a call; and of both ranks' in two calls.
 constexpr int64_t kCallLines = (Bare::kLongestInLines + kPayload - 1) / kPayload * kLine;
 constexpr int64_t kLinesBytes = 2 * 2 * kCallLines;
 
@@ -305,7 +305,7 @@ void Bare::scatter_gather(Movement movement, float* mine, int64_t count, int64_t
   struct Half {
     int64_t at, n;
   };
-  // Of chunk i, the half that rank `owner` reduces.
+  // Returns the half of chunk i that rank `owner` reduces.
   const auto half = [&](uint64_t i, int owner) {
     const int64_t at = int64_t(i) * most, n = std::min(most, count - at), first = n / 2;
     return owner == 0 ? Half{at, first} : Half{at + first, n - first};

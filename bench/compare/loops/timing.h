@@ -1,4 +1,4 @@
-// What every loop does: call i sums the tensor (first + i) % places, and its time goes to ns[i].
+// Common to every loop: call i sums the tensor (first + i) % places, and its time goes to ns[i].
 #pragma once
 
 #include <stdint.h>

@@ -1,4 +1,4 @@
-// As timing.h, over torch tensors.
+// Like timing.h, over torch tensors.
 #pragma once
 
 #include <torch/extension.h>

@@ -23,12 +23,12 @@ def commands() -> str:
 
 
 def exit_codes() -> str:
-    """Of all commands."""
+    """Returns the table of all commands."""
     return table(["status", "means"], [[code(str(status)), means] for status, means in EXIT_CODES])
 
 
 def section(name: str, parser: argparse.ArgumentParser) -> str:
-    """What a command does, its usage, its arguments."""
+    """Returns a command's description, usage and arguments."""
     usage = " ".join(parser.format_usage().removeprefix("usage: ").split())
     parts = [f"## {name}", _prose(parser.description), f"```text\n{_folded(usage)}\n```"]
     actions = [a for group in parser._action_groups for a in group._group_actions]

@@ -1,4 +1,4 @@
-"""What can be called with what, by asking the extension."""
+"""Makes the tables of supported calls by asking the extension."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def dtypes_and_ops() -> str:
 
 
 def accepted(ring: local.Ring, dtype: str, op: str) -> bool:
-    """Whether the ring reduces this dtype with this op."""
+    """Returns whether the ring reduces this dtype with this op."""
     tensors = [torch.ones(1, dtype=getattr(torch, dtype)) for _ in range(RANKS)]
     try:
         ring.all_reduce(tensors, _reduce_op(op))
@@ -61,7 +61,7 @@ def ways() -> str:
 
 
 def has(device: str, protocol: str, collective: str, algorithm: str) -> bool:
-    """Whether a kind of device has such a collective."""
+    """Returns whether a kind of device has such a collective."""
     return _C.describe(device, collective, algorithm, protocol, RANKS, 1, "float32") is not None
 
 

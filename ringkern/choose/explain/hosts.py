@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..._C import Pieces
+from ..._C import Stages
 from ...arguments import way_asked
 from ...hosts import Hosts, crossings, engine_names
 from ...units import say_size
@@ -61,7 +61,7 @@ def explain_over_hosts(
 
 
 class _Steps:
-    """How the collectives of ``csrc/torch/journey.h`` begin inside a host."""
+    """How the collectives of ``csrc/hosts/torch_hierarchy.h`` begin inside a host."""
 
     def __init__(
         self, hosts: Hosts, here: int, crossing: tuple[int, int, bool], nbytes: int
@@ -84,7 +84,7 @@ class _Steps:
             return None, collective, self._nbytes  # explain() says what there is
         cut = self._cut()
         piece = -(-self._nbytes // cut.pieces)
-        if in_rank_order or (cut.rails == 1 and piece <= Pieces.little_bytes):
+        if in_rank_order or (cut.rails == 1 and piece <= Stages.little_bytes):
             return cut, "all_reduce", piece
         if cut.rails == self._here:
             return cut, "reduce_scatter", piece
@@ -92,8 +92,8 @@ class _Steps:
 
     def _cut(self) -> Cut:
         inside = self._most > 1
-        made = Pieces(self._nbytes, 1, self._least, self._hosts, inside, self._crossing)
-        return Cut(made.rails, max(1, made.long_pieces))
+        made = Stages(self._nbytes, 1, self._least, self._hosts, inside, self._crossing)
+        return Cut(made.rails, max(1, made.long_stages))
 
 
 def _words(

@@ -1,7 +1,6 @@
-"""Which rings a machine's links carry: as many and as fast as fit, and what limits them.
+"""Finds the rings that a machine's links carry: as many and as fast as fit, and what limits them.
 
-All rings have the same bandwidth, since they get equal parts of a tensor. What counts is the total,
-rings times GB/s; among equal totals the fewest rings win. A ring sends and receives at every rank
+All rings have the same bandwidth, since they get equal parts of a tensor. The total counts, rings times GB/s; among equal totals the fewest rings win. A ring sends and receives at every rank
 at once, so its reverse adds bandwidth only where the two directions have links of their own, as
 NVLinks from GPU to GPU; there the search finds rings in pairs, both ways round.
 """
@@ -201,7 +200,7 @@ def _fill(fabric: Fabric, orders: list[Order]) -> tuple[float, str]:
 def _no_ring(fabric: Fabric, proven: bool) -> str:
     ranks = range(fabric.size)
     blocked = [(u, v) for u in ranks for v in ranks if u != v and _blocked(fabric, u, v)]
-    # Of the ranks that send to the fewest others, or that the fewest others send to.
+    # Returns the ranks that send to the fewest others, or that the fewest others send to.
     sends = [sum(u == pair[0] for pair in blocked) for u in ranks]
     gets = [sum(v == pair[1] for pair in blocked) for v in ranks]
     pair = max(blocked, key=lambda p: max(sends[p[0]], gets[p[1]]), default=None)

@@ -59,7 +59,7 @@ class Hops:
         return out, into
 
     def connected(self, out: list[int], into: list[int]) -> bool:
-        """Whether every rank is reached from every other one."""
+        """Returns whether every rank is reached from every other one."""
         everyone = (1 << self.size) - 1
         return flood(0, out, everyone) == everyone and flood(0, into, everyone) == everyone
 
@@ -98,7 +98,7 @@ class Hops:
         ]
 
     def refuted(self, rings: int, gb_s: float) -> bool:
-        """Whether so many rings are impossible by what one can count: quick, and never wrong."""
+        """Returns whether counting proves that this many rings are impossible: quick, and never wrong."""
         units = self.units(gb_s)
         if any(least * rings > unit for least, unit in zip(self.least, units)):
             return True

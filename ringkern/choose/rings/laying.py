@@ -47,7 +47,7 @@ class Search:
         both_ways: every ring is laid together with its reverse; `rings` counts both.
         salt: 0: the hops with the most room first; else in an order of its own for each salt.
 
-    Of rings that change places only one order is tried: that of the ranks after rank 0.
+    Rings are interchangeable, so only one order is tried: that of the ranks after rank 0.
     """
 
     def __init__(self, hops: Hops, rings: int, gb_s: float, both_ways: bool, salt: int) -> None:

@@ -1,4 +1,4 @@
-"""Whether so many rings of so many GB/s fit on a machine: found, refuted, or given up.
+"""Decides whether this many rings of this many GB/s fit on a machine: found, refuted or given up.
 
 A ring of ``gb_s`` takes that much of every edge that one of its hops crosses, so an edge carries
 ``capacity / gb_s`` crossings, rounded down.
@@ -52,7 +52,7 @@ def _in_pairs(hops: Hops, rings: int, gb_s: float, budget: Budget) -> list[Order
 
 
 def _otherwise(hops: Hops, rings: int, units: list[int], budget: Budget) -> list[Order]:
-    """What helps where laying rings hop by hop takes long; none: nothing did."""
+    """Measures that help where laying rings hop by hop takes long; none: nothing did."""
     if rings == 1:
         # Where one ring can never fill an edge with two of its hops, any order of open hops fits.
         alone = all(not unit or unit >= most for unit, most in zip(units, hops.most))

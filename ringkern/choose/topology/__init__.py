@@ -1,4 +1,4 @@
-"""What a machine is made of, and what data crosses between its GPUs or CPUs.
+"""The parts of a machine, and the links between its GPUs or CPUs.
 
 >>> from ringkern.choose import topology
 >>> machine = topology.recorded("dgx1-v100")

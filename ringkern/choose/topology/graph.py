@@ -152,7 +152,7 @@ class NvLink:
 
     @property
     def end(self) -> str:
-        """What is there, "gpu", "cpu" or "switch", which is anything else, as in NCCL."""
+        """The kind of a node, "gpu", "cpu" or "switch", which is anything else, as in NCCL."""
         if self.target_class.startswith("0x03"):
             return "gpu"
         return "cpu" if self.target_class.startswith(CLASS_CPU) else "switch"
@@ -194,7 +194,7 @@ class Nic:
 
 @dataclass(frozen=True)
 class P2p:
-    """Whether one GPU may reach another's memory, as the driver says.
+    """Returns whether one GPU may reach another's memory, as the driver says.
 
     Attributes:
         gpu, other: positions in ``Machine.gpus``.
@@ -252,7 +252,7 @@ class Machine:
         return None
 
     def fabric(self, gpus: Sequence[int] | None = None) -> Fabric:
-        """What the data of ranks on GPUs crosses: rank i is on ``gpus[i]``.
+        """Returns the links that data of ranks on GPUs crosses: rank i is on ``gpus[i]``.
 
         Two GPUs use their direct NVLinks if they have any, else NVSwitches, else PCIe and what is
         between their CPUs. Where the driver says that one may not write the other's memory, the

@@ -12,7 +12,7 @@ import re
 
 # GB/s of one NVLink, in one direction, from this compute capability on (10 * major + minor).
 NVLINK_GB_S = ((60, 18.0), (70, 20.0), (80, 20.0), (90, 20.6), (100, 40.1))
-# Of GPUs with fewer lanes a link than others of their generation.
+# For GPUs with fewer lanes a link than others of their generation.
 NVLINK_GB_S_OF = {86: 12.0}
 NVLINK_GB_S_UNKNOWN = 20.0
 
@@ -59,7 +59,7 @@ def pcie_gt_s(speed: str) -> float | None:
 def pcie_gb_s(speed: str, width: int) -> float:
     """GB/s of a PCIe link in one direction.
 
-    What is not known (``speed`` is no speed, ``width`` is 0) counts as generation 3 and 16 lanes,
+    Unknown values (``speed`` is no speed, ``width`` is 0) counts as generation 3 and 16 lanes,
     as in NCCL.
     """
     return PCIE_LANE_GB_S[pcie_gt_s(speed) or PCIE_UNKNOWN_GT_S] * (width or PCIE_UNKNOWN_WIDTH)

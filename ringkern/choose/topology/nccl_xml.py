@@ -1,6 +1,6 @@
 """Reads NCCL's description of a machine, the XML that ``NCCL_TOPO_DUMP_FILE`` writes.
 
-What the attributes mean is known from NCCL's ``src/graph/xml.cc`` and ``topo.cc``:
+The meaning of the attributes is known from NCCL's ``src/graph/xml.cc`` and ``topo.cc``:
 
     <system version="1">
       <cpu numaid affinity arch vendor familyid modelid host_hash>   a NUMA node; logical CPUs as

@@ -1,4 +1,4 @@
-"""What the driver says of GPUs, by NVML (nvidia-ml-py, which is optional)."""
+"""Reads GPUs and their links from the driver by NVML (nvidia-ml-py, which is optional)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ENDS = {0: f"{CLASS_GPU}00", 1: CLASS_CPU, 2: CLASS_NVSWITCH}
 _C2C_COUNT, _C2C_STATUS, _C2C_MAX_BW = 170, 171, 172
 _MAX_LINKS = 36
 
-# What NCCL writes where an NVSwitch has no bus id that the host sees.
+# The text that NCCL writes where an NVSwitch has no bus id that the host sees.
 SWITCH_WITHOUT_ID = "fffffff:ff:ff.0"
 
 

@@ -1,4 +1,4 @@
-"""What Linux says of NUMA nodes and PCI devices, in ``/sys``.
+"""Reads NUMA nodes and PCI devices from ``/sys``.
 
 All of it may be missing, as in a container: what is, is left open, with a note.
 """

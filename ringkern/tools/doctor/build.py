@@ -1,4 +1,4 @@
-"""Whether torch and the extension load and fit, and what a new build would need."""
+"""Checks that torch and the extension load and fit, and names what a new build would need."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _runs_on(archs: str, major: int, minor: int) -> bool:
 
 
 def compiler(loaded: LOADED, driver: Mapping[str, Any]) -> Finding:
-    """What a new build would need, where one is advised."""
+    """Returns what a new build would need, where one is advised."""
     name = "compiler"
     if not any("pip install" in check(loaded).fix for check in (extension, kernels)):
         return unchecked(name, "no new build is advised")
@@ -131,7 +131,7 @@ def variables(loaded: LOADED) -> Finding:
 
 
 def between_hosts(loaded: LOADED) -> Finding:
-    """What joins hosts, where a group is on several: whether this torch has it."""
+    """Checks that this torch has the engine that joins hosts."""
     name, found = "between hosts", loaded["ringkern"]
     if "error" in found:
         return unchecked(name, "the extension does not load")

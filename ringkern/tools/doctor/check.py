@@ -1,4 +1,4 @@
-"""What a check of ``doctor`` finds, and how it is shown."""
+"""The result of a check of ``doctor``, and its text."""
 
 from __future__ import annotations
 

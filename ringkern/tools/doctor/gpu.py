@@ -1,4 +1,4 @@
-"""What the NVIDIA driver says of itself and of its GPUs, and what rings on them need of it."""
+"""Checks what the NVIDIA driver reports of itself and its GPUs against the needs of rings."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def versions(loaded: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Any]) -
 
 
 def sharing(devices: Sequence[Mapping[str, Any]], seen: Mapping[str, Any]) -> Finding:
-    """Whether several ranks, which are processes, may use a GPU: compute mode, MIG, MPS."""
+    """Checks that several ranks, which are processes, may use a GPU: compute mode, MIG, MPS."""
     name = "ranks on one GPU"
     modes = [gpu["compute_mode"] for gpu in seen["gpus"]]
     if "Prohibited" in modes or ("Exclusive_Process" in modes and not seen["mps"]):

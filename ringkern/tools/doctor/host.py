@@ -1,4 +1,4 @@
-"""What rings need of the system: memory files, sockets, limits, cores, a clock, a network."""
+"""Checks what rings need of the system: memory files, sockets, limits, cores, a clock, a network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .check import Finding, green, red, unchecked, yellow
 
 SEGMENT_BYTES = 16 << 20  # of a rank at most, unless messages or shared tensors take more
 ENOUGH_FILES, FEW_FILES = 1024, 128
-# What NVIDIA's documentation of NCCL advises to raise in containers.
+# The limits that NVIDIA's documentation of NCCL advises to raise in containers.
 LITTLE_LOCKED = 64 << 20
 SLOW_LOOKUP_S = 2.0
 # The kernel's clocks that a program reads without a system call.
@@ -191,7 +191,7 @@ def locked_memory(found: Mapping[str, int | None], has_gpus: bool) -> Finding:
 
 
 def core_count(ranks: int, cores: int, quota: float | None) -> Finding:
-    """Whether each rank has a core."""
+    """Checks that each rank has a core."""
     name = "cores"
     text = f"{cores} for {ranks} ranks"
     if ranks > cores:

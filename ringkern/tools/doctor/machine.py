@@ -1,4 +1,4 @@
-"""What the kernel says of this machine and of this process: CPU, memory, limits, containers."""
+"""Reads this machine and this process from the kernel: CPU, memory, limits, containers."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def limits() -> dict[str, int | None]:
 
 
 def container() -> str:
-    """What kind of container this is, or ``"none seen"``."""
+    """Returns the kind of container, or ``"none seen"``."""
     if (ROOT / ".dockerenv").exists():
         return "docker"
     if (ROOT / "run/.containerenv").exists():
@@ -140,7 +140,7 @@ def container() -> str:
 
 
 def host() -> str:
-    """What ranks have alike that are on one host, short enough to compare by eye."""
+    """Returns a mark that all ranks of one host have alike, short enough to compare by eye."""
     boot = text_of("/proc/sys/kernel/random/boot_id")[:8] or "unknown"
     try:
         network = str((ROOT / "proc/self/ns/net").stat().st_ino)

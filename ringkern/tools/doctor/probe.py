@@ -1,4 +1,4 @@
-"""What torch, the extension and CUDA say, asked in a process of its own.
+"""Asks torch, the extension and CUDA in a process of its own.
 
 Loading them may fail, never end, or end Python by a signal, as an instruction that the CPU does not
 have does. The process answers stage by stage, so that what came before is known all the same. It
@@ -22,7 +22,7 @@ STAGES = ("torch", "ringkern", "cuda")
 
 
 def ask(timeout_s: float) -> dict[str, dict[str, Any]]:
-    """What each of ``STAGES`` answered; ``{"error": text}`` where it failed."""
+    """Returns what each of ``STAGES`` answered; ``{"error": text}`` where it failed."""
     command = [sys.executable, __file__, json.dumps(sys.path)]
     with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
         # In a session of its own: Ctrl-C is for this process, which ends it.

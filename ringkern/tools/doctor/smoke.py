@@ -80,7 +80,7 @@ def _end(folder: Path, rank: int, said: io.StringIO, limit_s: float) -> str:
     log: list[str] = []
     with contextlib.suppress(FileNotFoundError):
         log = (folder / f"log-{rank}").read_text(errors="replace").splitlines()
-    # Of faulthandler: the innermost place is the first.
+    # In the output of faulthandler, the innermost place is the first.
     place = next((f", in {x.strip()}" for x in log if x.lstrip().startswith("File ")), "")
     for line in log:
         if line.startswith("Timeout"):

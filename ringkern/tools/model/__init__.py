@@ -8,7 +8,7 @@
 - of ranks that share one GPU (``ringkern.tools.model.one_gpu``), the instructions and bytes of
   ringkern's own kernels, next to what was measured (``ringkern.tools.model.measured``);
 - of hosts without GPUs (``ringkern.tools.model.cpu``), what ringkern measured inside one, and Gloo;
-- between hosts, the cut in rails and pieces that calls have (``csrc/core/pieces.h``).
+- between hosts, the cut in rails and pieces that calls have (``csrc/hosts/stages.h``).
 """
 
 from __future__ import annotations

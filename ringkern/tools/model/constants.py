@@ -1,6 +1,6 @@
-"""What rings and trees cost on GPUs, as NVIDIA published it: the constants of NCCL's own choice.
+"""The cost of rings and trees on GPUs as NVIDIA published it: the constants of NCCL's own choice.
 
-Of NCCL 2.30.7, ``src/graph/tuning.cc`` (base, journeys, bandwidths in one node, trees); what else
+From NCCL 2.30.7, ``src/graph/tuning.cc`` (base, journeys, bandwidths in one node, trees); what else
 is said of several nodes is of the same file in 2.20.3. Left out are its factor for the latency of
 long Simple rings on several nodes, that for trees without a second parent, and limits of a channel
 which the networks of today do not reach. Nothing here was measured by ringkern.
@@ -39,7 +39,7 @@ TREE_REACHED = {
         .9, .9, .9, .9, .9, .9, .9, .8, .7, .6, .6, .5, .5, .5, .5, .6, .7, .8, .7, .7, .8, .9,
     ),
 }  # fmt: skip
-# Of data, GB/s: LL in one node, and on several ones by the CPUs that the lines go through, for two
+# GB/s of data: LL in one node, and on several ones by the CPUs that the lines go through, for two
 # nodes and for more; LL128 of a channel.
 LL_GB_S = {"Volta": 39.0, "Ampere": 87.7, "Hopper": 141.0, "Blackwell": 282.0}
 LL_NETWORK_GB_S = {"GenuineIntel": (39.0, 20.4), "AuthenticAMD": (22.5, 19.0)}
@@ -108,7 +108,7 @@ def tree_gb_s(protocol: str, vendor: str, nodes: int, links_gb_s: float, nbytes:
 
 
 def cost(protocol: str, hop_us: float, gb_s: float) -> Cost:
-    """Of a protocol whose journeys take `hop_us` and whose data moves at `gb_s`."""
+    """A protocol whose hops take `hop_us` and whose data moves at `gb_s`."""
     wire = gb_s * OVERHEAD[protocol] if gb_s < math.inf else math.inf
     return Cost(BASE_US[protocol], hop_us, (Tier(ANY_SIZE, wire),))
 

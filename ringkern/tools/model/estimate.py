@@ -1,11 +1,11 @@
-"""What is predicted of a way of an all-reduce; and the hierarchy: ring, engine, ring, in pieces."""
+"""Predicts the time of a way of an all-reduce; and the hierarchy: ring, engine, ring, in pieces."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..._C import Pieces
+from ..._C import Stages
 from ...choose.cost import bus_bandwidth
 from ...hosts.crossing import Crossing
 
@@ -86,8 +86,8 @@ def hierarchy(
         crossing: between the hosts.
         inside, between: what a piece takes.
     """
-    cut = Pieces(int(nbytes), 1, ranks, hosts, ranks > 1, crossing)
-    rails, pieces = cut.rails, max(1, cut.long_pieces)
+    cut = Stages(int(nbytes), 1, ranks, hosts, ranks > 1, crossing)
+    rails, pieces = cut.rails, max(1, cut.long_stages)
     halves = ("reduce_scatter", "all_gather") if rails == ranks else ("reduce", "broadcast")
     first, last = (inside(half, nbytes, pieces) if ranks > 1 else NOTHING for half in halves)
     middle = between(rails, nbytes / pieces)
@@ -115,6 +115,6 @@ def pipelined_us(scatter: float, between: float, gather: float, pieces: int) -> 
         return scatter + between + gather
     engine = scatter + pieces * between + gather
     # While the ring scatters the next ones, and while it gathers those before the last.
-    beside = min(Pieces.under_way, pieces - 1)
+    beside = min(Stages.under_way, pieces - 1)
     waits = max(0.0, between - beside * scatter) + max(0.0, between - beside * gather)
     return max(engine, pieces * (scatter + gather) + waits)

@@ -63,7 +63,7 @@ def compare(gpu: Gpu, row: dict[str, Any], costs: Costs) -> Compared | None:
 def read(path: Path) -> tuple[Gpu, list[Compared]]:
     """Predicts what a file of results has: a ``summary.json`` of ``make gpu``, or several runs.
 
-    Of several, the last one that has all it takes.
+    The last of several that is complete.
 
     Raises:
         OSError: there is no such file.

@@ -1,6 +1,6 @@
 """The formulas for GPUs: one node; several by a flat ring, a flat tree, and a hierarchy.
 
-What they assume: ranks start together; a node's ranks have a way of their own to the other nodes,
+Assumptions: ranks start together; a node's ranks have a way of their own to the other nodes,
 and a flat ring or tree has as many copies, each leaving its node by another rank, so that all ways
 are in use; between nodes nothing else is on the network.
 """
@@ -42,7 +42,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Network:
-    """What is between nodes.
+    """The network between nodes.
 
     Attributes:
         nodes: how many.
@@ -55,7 +55,7 @@ class Network:
     hop_us: dict[str, float] = field(default_factory=lambda: dict(constants.HOP_US["network"]))
 
     def exposed_us(self, protocol: str) -> float:
-        """Of a journey where nothing else goes on: of a tree, and of a ring of one rank a node.
+        """Returns the latency of an idle hop: of a tree, and of a ring of one rank a node.
 
         Args:
             protocol: as "ll".
@@ -204,7 +204,7 @@ def _hierarchy(node: Node, network: Network, nbytes: float) -> Estimate:
 def _rail(
     node: Node, network: Network, protocol: str, rails: int, nbytes: float
 ) -> list[tuple[str, tuple[float, float]]]:
-    """Of all shards of a piece between the nodes, each over its rank's way: by ring and by tree."""
+    """Returns the inter-node time of a stage's shards, each over its rank's link: ring and tree."""
     ways, shard = network.rank_gb_s * rails, nbytes / rails
     # The limit of LL is that of a node, whose rails share it.
     gb_s = constants.network_gb_s(protocol, node.vendor, network.nodes, ways) / rails

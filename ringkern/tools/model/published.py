@@ -57,7 +57,7 @@ def _bus(
     size: int = G,
     ranks: int = 8,
 ) -> Published:
-    """Of a bus bandwidth."""
+    """Returns the time that a bus bandwidth means."""
     time_us = size * 2 * (ranks - 1) / ranks / (gb_s * 1e3)
     return Published(system, machine, ranks, size, time_us, source, ring)
 
@@ -115,7 +115,7 @@ def predicted(row: Published) -> Estimate:
 
 
 def error_of(row: Published) -> float:
-    """Of a row, predicted over measured time, less 1: above 0, NCCL was faster than predicted."""
+    """Returns predicted over measured time, less 1: above 0, NCCL was faster than predicted."""
     return predicted(row).time_us / row.time_us - 1
 
 

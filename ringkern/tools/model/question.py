@@ -292,7 +292,7 @@ def _head(node: Node, network: Network) -> list[str]:
 
 
 def _about(node: Node, network: Network) -> dict[str, Any]:
-    """What is infinite is null."""
+    """Infinity becomes null."""
     found = node.found or rings.Rings((), math.inf, math.inf, math.inf, True, "", 0.0)
     return {
         "machine": node.name,

@@ -12,10 +12,10 @@ HOSTS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)
 # Bytes, four to a factor of two, from 8 B to 4 GiB.
 SIZES = tuple(round(2 ** (i / 4)) for i in range(3 * 4, 32 * 4 + 1))
 ALONE = "engine alone"
-# What the engine of a kind of device chooses from, where it reduces over all ranks.
+# The ways that the engine of a kind of device chooses from, where it reduces over all ranks.
 OF_ENGINE = {"cuda": (FLAT_RING, FLAT_TREE), "cpu": (FLAT_RING,)}
 
-# What is within it is bridged: between two ranges, where a piece more or less tips the scales.
+# Gaps within it are bridged: between two ranges, where a piece more or less tips the scales.
 NEARLY = 1.03
 
 Ranges = list[tuple[int, int | None]]
@@ -23,7 +23,7 @@ Predict = Callable[[int, float], list[Estimate]]
 
 
 class Row(NamedTuple):
-    """Of so many hosts.
+    """The sweep over this many hosts.
 
     Attributes:
         hosts: how many.

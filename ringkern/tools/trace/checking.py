@@ -1,4 +1,4 @@
-"""Whether a trace can be what it says: held against the schedule of ``csrc/core/schedule.h``."""
+"""Checks a trace against the schedule of ``csrc/core/schedule.h``."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def chrome_trace(trace: Trace) -> dict[str, Any]:
 
 
 def _names(trace: Trace) -> list[dict[str, Any]]:
-    """What the rows are called, and that they are sorted by number."""
+    """Names the rows and sorts them by number."""
     events = []
     for rank in range(trace.ranks):
         events.append(_meta("process_name", rank, name=f"rank {rank}"))

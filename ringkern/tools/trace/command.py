@@ -53,7 +53,7 @@ class Format:
 
     @property
     def is_drawn(self) -> bool:
-        """Whether it takes matplotlib."""
+        """Returns whether it needs matplotlib."""
         return self.write is _draw
 
 
@@ -80,7 +80,7 @@ DEFAULT_FORMATS = ("html", "svg", "chrome")
 
 @dataclass(frozen=True)
 class Settings:
-    """What is to be recorded and drawn; goes to all ranks."""
+    """The options of recording and drawing; sent to all ranks."""
 
     nbytes: int
     protocol: str

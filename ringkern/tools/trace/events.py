@@ -1,4 +1,4 @@
-"""What a trace is: which rank ran which verb of the ring on which chunk, from when to when."""
+"""The data of a trace: which rank ran which verb of the ring on which chunk, from when to when."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ class Event:
 
     @property
     def receives(self) -> bool:
-        """Whether the verb takes data from prev."""
+        """Returns whether the verb takes data from prev."""
         return self.verb.startswith("recv")
 
     @property
     def sends(self) -> bool:
-        """Whether the verb feeds next."""
+        """Returns whether the verb feeds next."""
         return self.verb.endswith("send")
 
 
@@ -113,11 +113,11 @@ class Trace:
 
     @property
     def loops(self) -> int:
-        """Of the plan."""
+        """The number of loops in the plan."""
         return 1 + max((event.loop for event in self.events), default=-1)
 
     def of(self, rank: int, channel: int = 0) -> tuple[Event, ...]:
-        """What ``rank`` did on ``channel``, in its order."""
+        """Returns what ``rank`` did on ``channel``, in its order."""
         return self._lanes.get((rank, channel), ())
 
     def position(self, rank: int, channel: int = 0) -> int:
@@ -141,7 +141,7 @@ class Trace:
         return self._places.get((prev, event.channel, event.loop, event.step - 1))
 
     def waits_for(self, received: Event) -> bool:
-        """Whether the verb ``received`` cannot end before its feeder began.
+        """Returns whether the verb ``received`` cannot end before its feeder began.
 
         Over LL and LL128 nobody waits for an empty chunk: it has no line to look at.
         """
@@ -185,7 +185,7 @@ class Trace:
         return trace
 
     def check(self) -> None:
-        """Whether this can be a trace of that call.
+        """Returns whether this can be a trace of that call.
 
         Each rank and channel has exactly the verbs of the schedule, in its order and one after the
         other; every element is in one chunk of one owner; no rank ends a receive before the send

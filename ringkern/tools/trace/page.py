@@ -50,7 +50,7 @@ def _embedded(data: dict[str, Any]) -> str:
 
 
 def _data(trace: Trace) -> dict[str, Any]:
-    """What the page's scripts take.
+    """Returns the input of the page's scripts.
 
     ``schedule[position][step]`` is a verb and whose chunk it moves, the same in each loop and on
     each channel; ``times[channel][loop][rank][step]`` is start, end and :class:`~.summary.Waits`.

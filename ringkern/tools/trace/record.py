@@ -38,8 +38,8 @@ def record(
     bit.
 
     The clock of CPU ranks is CLOCK_MONOTONIC, which all processes of a machine have alike; it is
-    read twice a verb, and twice a wait that is one. That of CUDA ranks is the GPU's global timer,
-    whose tick may be coarser. Where ranks are on several GPUs, whose timers run apart, their times
+    read twice a verb, and twice a wait. The clock of CUDA ranks is the GPU's global timer, whose
+    tick may be coarser. Where ranks are on several GPUs, whose timers run apart, their times
     are shifted so that links are equally fast (:func:`ringkern.tools.trace.align.align`);
     ``machine["clock"]`` says so. A traced call runs code and kernels of its own, and other calls
     are as fast as ever.
@@ -138,7 +138,7 @@ def _protocol(protocol: str) -> str:
 
 
 def _clock(device: str, group: dist.ProcessGroup | None) -> str:
-    """What the times are of; the same on all ranks."""
+    """Describes the traced call; the same on all ranks."""
     if device == "cpu":
         return "CLOCK_MONOTONIC"
     gpus: list[str] = [""] * dist.get_world_size(group)

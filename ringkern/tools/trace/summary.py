@@ -1,4 +1,4 @@
-"""What a trace comes to: how long the call took, and who waited how long for whom."""
+"""Summarises a trace: how long the call took, and who waited how long for whom."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_drawable(trace: Trace) -> None:
 
 
 class Waits(NamedTuple):
-    """What a verb waited for, in ns.
+    """Returns the waits of a verb, in ns.
 
     Attributes:
         prev: for data from prev ...
@@ -78,7 +78,7 @@ class RankSummary:
 
     @property
     def waited_share(self) -> float:
-        """Which part of its time it waited, 0 to 1."""
+        """Returns the share of its time that it waited, 0 to 1."""
         return self._share(sum(self.waited_ns.values()) + self.late_ns)
 
     def text(self) -> str:

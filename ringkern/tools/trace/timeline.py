@@ -39,7 +39,7 @@ EM_INCHES = 0.085  # of a letter of a bar's text
 
 @dataclass(frozen=True)
 class Window:
-    """What of a trace is drawn: loops ``first`` to ``last``, and the first ``channels``."""
+    """The drawn part of a trace: loops ``first`` to ``last``, and the first ``channels``."""
 
     first: int
     last: int
@@ -65,7 +65,7 @@ class Window:
         return cls(first, last, max(1, min(trace.channels, ROWS // trace.ranks)))
 
     def text(self, trace: Trace) -> str:
-        """What is left out, in words; empty: nothing."""
+        """Returns what is left out, in words; empty: nothing."""
         words = []
         if self.last - self.first + 1 < trace.loops:
             several = self.last > self.first
@@ -117,7 +117,7 @@ def draw(trace: Trace, file: Path, loops: tuple[int, int] | None = None) -> None
             return
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={**about, "Date": trace.date})
-    # Who does not have the font gets one that is as wide, and no serifs.
+    # Without that font, one that is as wide, without serifs.
     file.write_text(text.getvalue().replace(f"'{FONT}'", f"'{FONT}', Verdana, sans-serif"))
 
 
@@ -157,7 +157,7 @@ class _Picture:
         return figure
 
     def _event(self, axes: Any, event: Event) -> None:
-        """What a verb waited is drawn before what it did; the recording has only the sums."""
+        """A verb's wait is drawn before its work; the recording has only the sums."""
         row = self.rows.index((event.channel, event.rank))
         name = f"r{event.rank}-c{event.channel}-l{event.loop}-s{event.step}"
         at = event.start_ns

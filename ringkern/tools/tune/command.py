@@ -274,7 +274,7 @@ def overall(measured: Measured) -> tuple[float, float]:
 def choice_within(measured: Measured, rows: tables.Rows, most: float) -> tuple[int, int]:
     """At how many sizes the chosen way took at most so many times as long as the best; of how many.
 
-    Of all-reduces, as they were measured, by the ways that may be chosen.
+    Returns the measured all-reduces by the ways that may be chosen.
     """
     times: dict[int, dict[Way, float]] = {}
     for way in ways_of("all_reduce", measured.device):

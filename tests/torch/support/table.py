@@ -131,10 +131,10 @@ def summary(rows: list[Row], results: Results) -> str:
         for phrase in [differs(row, results)]
         if "not ringkern" in phrase or "only Gloo" in phrase
     ]
-    text = f"Of {len(rows)} rows, Gloo has {count['gloo']} in full and ringkern {count['ringkern']}"
+    text = f"Gloo has {count['gloo']} of {len(rows)} rows in full, and ringkern {count['ringkern']}"
     if not less:
         return text + "; there is none that Gloo or NCCL is known to have and ringkern has not."
-    return "\n".join([text + ". What Gloo has and ringkern has not:", "", *less])
+    return "\n".join([text + ". Rows that Gloo has and ringkern lacks:", "", *less])
 
 
 def left_out() -> str:

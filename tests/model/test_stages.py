@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from ringkern._C import Pieces
+from ringkern._C import Stages
 from ringkern.hosts.crossing import GLOO, GLOO_CROWDED, NCCL, Crossing
 from ringkern.tools.model.estimate import pipelined_us
 
@@ -22,8 +22,8 @@ def cut(
     nbytes: int, hosts: int, ranks: int, crossing: Crossing, most_ranks: int = 0
 ) -> tuple[int, int]:
     """Rails and pieces; ``most_ranks``: of the largest host, where it has more than ``ranks``."""
-    made = Pieces(nbytes, 1, ranks, hosts, max(ranks, most_ranks) > 1, crossing)
-    return made.rails, made.long_pieces
+    made = Stages(nbytes, 1, ranks, hosts, max(ranks, most_ranks) > 1, crossing)
+    return made.rails, made.long_stages
 
 
 class TestCut:
@@ -72,9 +72,9 @@ class TestCut:
         good = {"count": 8, "element_bytes": 4, "rails": 2, "hosts": 2, "inside": True}
         for name, bad in (("count", -1), ("element_bytes", 9), ("rails", 0), ("hosts", 1)):
             with pytest.raises(ValueError, match=f"{name} must"):
-                Pieces(**{**good, name: bad}, crossing=GLOO)
+                Stages(**{**good, name: bad}, crossing=GLOO)
         with pytest.raises(ValueError, match="piece_bytes of 1 or more"):
-            Pieces(**good, crossing=(0, 0, False))
+            Stages(**good, crossing=(0, 0, False))
 
     @pytest.mark.parametrize("crossing", CROSSINGS)
     def test_one_rank_a_host_has_nothing_to_hide(self, crossing: Crossing) -> None:
@@ -92,7 +92,7 @@ class TestCut:
             assert fewer[0] <= more[0]
             assert fewer[1] <= more[1]
         assert {rails for rails, _ in found} <= {1, 4}
-        assert {pieces for _, pieces in found} <= {*range(1, Pieces.most + 1)}
+        assert {pieces for _, pieces in found} <= {*range(1, Stages.most + 1)}
 
     @pytest.mark.parametrize("crossing", CROSSINGS)
     def test_more_hosts_fewer_pieces(self, crossing: Crossing) -> None:
@@ -115,7 +115,7 @@ class TestCut:
                 return pipelined_us(part, least + 2 * part, part, count)
 
             chosen = time(cut(nbytes, hosts, 4, crossing)[1])
-            best = min(time(count) for count in range(1, Pieces.most + 1))
+            best = min(time(count) for count in range(1, Stages.most + 1))
             assert chosen <= 1.25 * best
 
 
