@@ -1,4 +1,4 @@
-"""Measures the gain of summing small floats in float32: errors of an all-reduce against the exact sum.
+"""Measures all-reduces of small floats summed in float32: errors against the exact sum.
 
     python bench/accumulate.py --ranks 2,4,8,16 --json out.json
 

@@ -1,6 +1,6 @@
 """The contenders: every peer in the configurations that were found to be its best somewhere.
 
-The best configuration depends on the size, so a library is as fast as the fastest of its configurations.
+The best configuration depends on the size, so a library is as fast as its fastest one.
 Each is the library as a user can have it: options of its own, in its own environment.
 """
 

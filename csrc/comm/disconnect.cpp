@@ -43,7 +43,8 @@ bool await_goodbye(const Neighbour& neighbour, bool ended_is_enough, Clock::time
 
 bool disconnect(const Neighbours& neighbours, int ranks, Milliseconds timeout) {
   const auto deadline = Clock::now() + timeout;
-  // Whoever says it the n-th time has heard it n-1 times, and so of all ranks up to n-1 hops away.
+  // A rank that says it the n-th time has heard it n-1 times, and so from all ranks up to n-1 hops
+  // away.
   const int hops = ranks / 2;
   try {
     for (int n = 1; n <= hops; ++n) {

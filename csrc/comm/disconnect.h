@@ -8,8 +8,8 @@ namespace ringkern {
 
 // Says goodbye to both neighbours and waits for theirs, as often as it takes the word to come from
 // the farthest rank. False if they did not say it within `timeout`, or one ended before it had said
-// all: then nothing is known of those behind it. Of at most three ranks there are none behind it,
-// and a rank that has ended has parted.
+// all: then nothing is known of those behind it. With at most three ranks there are none behind it,
+// and an ended rank counts as disconnected.
 bool disconnect(const Neighbours& neighbours, int ranks, Milliseconds timeout);
 
 }  // namespace ringkern

@@ -1,4 +1,4 @@
-// What the library has to say though nobody has called it: that a rank is slow, that a ring has
+// Events that the library reports on its own: that a rank is slow, that a ring has
 // failed. Kept until somebody asks (Python's logging does), and never printed here.
 #pragma once
 
@@ -33,7 +33,7 @@ class EventQueue {
   EventQueue(const EventQueue&) = delete;
   EventQueue& operator=(const EventQueue&) = delete;
 
-  // From any thread. What nobody has taken is dropped, the oldest first.
+  // From any thread. Beyond a limit, the oldest events that nobody has taken are dropped.
   void post(EventKind kind, std::string text);
   // The same for a dump, from a signal handler; of no effect before the first `all()`. Asked for
   // again before it is taken, it is one.

@@ -1,4 +1,4 @@
-// What ranks tell each other while they connect: an Address, left in the store, and a Hello, sent
+// The messages of ranks that connect: an Address, left in the store, and a Hello, sent
 // over the socket. Fixed structs of little-endian numbers; whatever comes from another rank is
 // checked here, and nothing of it is used as a size or an offset.
 #pragma once
@@ -39,7 +39,7 @@ Id random_id();
 std::string socket_name(const Id& id);
 bool equal(const Id& a, const Id& b);  // in constant time
 
-// What the ranks of a ring must agree on.
+// The terms that the ranks of a ring must have alike.
 struct Terms {
   std::string device = "cpu";  // the kind alone, without an index
   Geometry geometry;
@@ -98,10 +98,10 @@ DeviceRoom room_in(const Address& address);
 void check_reachable(const Address& mine, int my_rank, const Address& peer, int peer_rank,
                      const RankNames& names = {});
 
-// Whether its process has ended, as far as this one can see.
+// Returns whether its process has ended, as far as this one can see.
 bool has_ended(const Address& mine, const Address& peer);
 
-// Whether a greeting belongs to this ring; if not, it is a stranger's.
+// Returns whether a greeting belongs to this ring; if not, the peer is unidentified.
 bool is_greeting(const std::string& bytes, const Id& session);
 // The greeting that `from` sends to `mine.from`, and the offer that follows it. Throws
 // RendezvousError that names the first field the two ranks disagree on, and both values.
@@ -116,7 +116,7 @@ Greeting read_greeting(const std::string& bytes, const Hello& mine, int from,
 std::string passed_on(const Terms& terms, const Id& session, int owner, const std::string& offer);
 std::string read_passed_on(const std::string& bytes, const Hello& mine, int owner, int from,
                            const RankNames& names = {});
-// Of a message that was broken.
+// The error text of a message that was broken.
 std::string not_whole(int from, int my_rank, const RankNames& names);
 
 }  // namespace ringkern

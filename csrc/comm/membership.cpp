@@ -35,7 +35,7 @@ int take_page(Offer& offer) {
   return page;
 }
 
-// What rank 0 says for all: by which way calls go, and in which orders the ranks stand.
+// Rank 0's decision for all ranks: the table of ways, and the ring orders.
 struct Word {
   WayTable ways;
   RingOrders orders;
@@ -311,7 +311,7 @@ void Communicator::close(Milliseconds patience) {
   for (auto& [name, ring] : rings) dissolve(ring, patience);
 }
 
-// What was enqueued on a device may still run; then the others' kernels may still write to this
+// Enqueued calls may still run on a device; then the others' kernels may still write to this
 // rank's memory, as when they return credits.
 void Communicator::dissolve(Ring& ring, Milliseconds patience) const {
   ring.control->depart();

@@ -47,7 +47,7 @@ bool is_tmpfs(int fd) {
   return ::fstatfs(fd, &status) == 0 && status.f_type == TMPFS_MAGIC;
 }
 
-// What stands in for a memfd, for which `refusal` was the answer.
+// Opens a substitute for a memfd, which the kernel refused with `refusal`.
 int create_in_dev_shm(int refusal, int64_t bytes) {
   const int fd = ::open("/dev/shm", O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
   const int error = errno;

@@ -35,7 +35,7 @@ class MemoryFile {
 // sealed or what stands in for such a one.
 void check_memory_of(int peer, int fd, int64_t bytes, const RankNames& names = {});
 
-// What a rank has mapped of its own file and of others'; `at` is a multiple of the page.
+// The mappings of a rank's own file and of others'; `at` is a multiple of the page.
 class Mappings {
  public:
   Mappings() = default;

@@ -68,8 +68,8 @@ CgroupPath cgroup_path() {
   return found;
 }
 
-// What the kernel takes back first: pages of files, which it can read again. Not by the lists that
-// they are on, where they come late.
+// Memory that the kernel reclaims first: pages of files, which it can read again. Not by the lists
+// that they are on, where they come late.
 double reclaimable(const std::string& dir, bool v1) {
   const std::string cache = v1 ? "total_cache " : "file ", shared = v1 ? "total_shmem " : "shmem ";
   double sum = 0;
@@ -81,7 +81,7 @@ double reclaimable(const std::string& dir, bool v1) {
   return std::max(sum, 0.0);
 }
 
-// Of one cgroup; nothing where it has no limit.
+// The limit of one cgroup; nothing if it has none.
 MemoryLimit limit_of(const std::string& dir, const CgroupPath& at, double wanted, double swap) {
   const std::string file = dir + "/memory.";
   const double limit = number_in(file + (at.v1 ? "limit_in_bytes" : "max"), INFINITY);

@@ -20,8 +20,8 @@ struct MemoryLimit {
 MemoryLimit memory_left(double wanted);
 // The kernel counts what a cgroup holds of files every 2 s at least; it may say less until then.
 inline constexpr std::chrono::milliseconds kCounted{2500};
-// What a call that failed with `error` has run into, of `wanted` bytes for the file `fd`; `maps`:
-// what it wanted was addresses.
+// Returns the limit that a call ran into which failed with `error`, for `wanted` bytes of the file
+// `fd`; `maps`: it wanted addresses.
 MemoryLimit limit_behind(int error, double wanted, int fd, bool maps);
 // How long a file of this process may be.
 double longest_file();

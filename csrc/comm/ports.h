@@ -181,15 +181,15 @@ class Transport {
   // back.
   virtual void abandon() {}
 
-  // What follows is for the probe of the links: by the means by which collectives move data, here
-  // the stores and loads of this thread. The first is called as soon as the others' memory is
-  // mapped, the second when all have come so far. Of what has not come within `patience`, the last
-  // word received is 0. `look` is called now and then, and throws when there is nothing left to
-  // wait for.
+  // The following serves the probe of the links. It moves data as collectives do, here the stores
+  // and loads of this thread. The first is called as soon as the others' memory is mapped, the
+  // second when all have come so far. If data has not arrived within `patience`, the last word
+  // received is 0. `look` is called now and then, and throws when there is nothing left to wait
+  // for.
   virtual void begin_probe(std::span<ProbedLink> links);
   virtual void end_probe(std::span<ProbedLink> links, Milliseconds patience,
                          const std::function<void()>& look);
-  // Whether collectives read the others' memory, too.
+  // True if collectives also read the other ranks' memory.
   virtual bool reads_others() const { return true; }
   // Where this rank's memory is, and what to do about a link that moves wrong data; for errors.
   virtual std::string place() const { return {}; }
@@ -282,7 +282,7 @@ constexpr CallWords words_of(const Task& t) {
   return words_of(t.collective, t.reduction, t.algorithm, t.protocol, root, t.count, t.moved);
 }
 
-// Of more than one rank: round the ring, what travels is partial results, rounded to the dtype.
+// With more than one rank, the ring sends partial results, rounded to the dtype.
 inline void check_wide(const Task& t) {
   if (!t.reduction.wide || t.algorithm != Algorithm::ring) return;
   const std::string dtype = name_of(t.reduction.dtype), what = name_of(t.collective);
@@ -301,7 +301,7 @@ class Executor {
   // A wait that fails is thrown as TimeoutError or AbortedError; on CUDA by a later call. Leaves
   // the task `refused` where the device would not take it, and takes later ones.
   virtual void run(const Task& task) = 0;
-  // Whether run() returns when the task is enqueued: then nobody looks at its data before that.
+  // True if run() returns once the task is enqueued: nobody looks at its data before that.
   virtual bool enqueues() const { return false; }
   // Ends every wait of this rank and of its neighbours. Idempotent; from any thread.
   virtual void abort() = 0;

@@ -112,7 +112,7 @@ void Prober::run(const Look& look) {
   if (slots_.words() < 1) return;
   std::vector<bool> out_of_reach(static_cast<size_t>(ranks_), false);
   data_.reserve(size_t(ranks_));
-  // What the others read, by the same way; it is no link.
+  // The slot that the other ranks read in the same way; it is no link.
   if (ring_.transport.reads_others()) add_link(rank_);
   const size_t own = links_.size();
   for (int peer = 0; peer < ranks_; ++peer) {

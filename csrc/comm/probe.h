@@ -27,7 +27,7 @@ namespace ringkern {
 
 inline constexpr Milliseconds kProbePatience{5000};
 
-// Of so many ranks all links are probed; of more, those between neighbours.
+// Up to this many ranks, all links are probed; beyond, those between neighbours.
 inline constexpr bool is_probed(int rank, int peer, int ranks) {
   return ranks <= kMostProbed || (rank + 1) % ranks == peer || (peer + 1) % ranks == rank;
 }
@@ -40,9 +40,10 @@ class ProbeWords {
   ProbeWords(uint64_t seed, int ranks, RankNames names = {})
       : seed_(seed), ranks_(ranks), names_(std::move(names)) {}
 
-  // What `writer` writes for `reader`; no word is 0, which is fresh memory.
+  // The words that `writer` writes for `reader`; no word is 0, which is fresh memory.
   std::vector<uint64_t> words(int writer, int reader, int count) const;
-  // What differs from that, as "37 of 3584 bytes differ, ..."; nothing: nothing does.
+  // Describes the difference from that, such as "37 of 3584 bytes differ, ..."; nothing: nothing
+  // does.
   std::optional<std::string> difference(int writer, int reader,
                                         const std::vector<uint64_t>& found) const;
 
@@ -86,7 +87,7 @@ struct ProbeNames {
 void check_probed(const ProbedLink& link, const ProbeWords& words, int rank, Milliseconds patience,
                   const ProbeNames& names);
 
-// What is to be probed, by one rank of a ring that is being made.
+// The links to probe, by one rank of a ring that is being made.
 struct ProbedRing {
   const Segments& segments;
   ProbeRoom room;

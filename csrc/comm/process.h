@@ -1,4 +1,4 @@
-// What the system tells of another process.
+// Facts about another process, from the system.
 #pragma once
 
 #include <cstdint>

@@ -39,8 +39,8 @@ class Exchange {
   Neighbours take();
 
  private:
-  // What is known of a neighbour. The socket stays open after an error, too: the neighbour must see
-  // this rank's vote before the end of file, or it would blame the wrong one.
+  // The known facts about a neighbour. The socket stays open after an error, too: the neighbour
+  // must see this rank's vote before the end of file, or it would blame the wrong one.
   struct Met {
     Fd socket;
     Hello hello{};

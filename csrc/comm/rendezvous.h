@@ -48,8 +48,8 @@ struct Fitting {
 // offer stays the caller's. `map` is called with the offers of all ranks, by rank, but for this
 // one's, which is empty, and with the word of rank 0; their descriptors are closed when it returns.
 // `probe`, if any, is called then, with the session, which all ranks have alike, and what to call
-// now and then: it throws once another rank has given up, or the time is over. What any of them
-// throws is told to all ranks and comes out of here. Everything else that fails is a
+// now and then: it throws once another rank has given up, or the time is over. An exception from
+// any of them is told to all ranks and rethrown here. Everything else that fails is a
 // RendezvousError (a rank did not come, is of another version, or failed), a PeerLostError (a rank
 // has died, or left) or a TransportError (a rank cannot be reached).
 //

@@ -52,7 +52,7 @@ class Sockets {
     static Sockets* const sockets = new Sockets;
     return *sockets;
   }
-  // What `open` gives, unless it fails. In one step, as seen from a fork.
+  // Returns the descriptor that `open` gives, unless it fails. In one step, as seen from a fork.
   template <class Open>
   Fd add(Open&& open) {
     std::lock_guard lock(mutex_);
@@ -227,7 +227,8 @@ Received receive_message(const Fd& socket, Message& message) {
   ssize_t n;
   while ((n = ::recvmsg(socket.get(), &header, MSG_CMSG_CLOEXEC)) < 0) {
     if (errno == EAGAIN) return Received::nothing_yet;
-    // Reset: the other end closed before it had read all. What it said before that is still there.
+    // Reset: the other end closed before it had read all. Messages from before that are still
+    // there.
     if (errno != EINTR && errno != ECONNRESET) fail("recvmsg");
   }
   bytes.resize(size_t(n));

@@ -47,7 +47,7 @@ struct Message {
 // The descriptors stay the message's.
 Offer offer_in(const Message& message);
 
-// What wakes a thread that polls: readable once it was rung, until it is silenced.
+// A descriptor that wakes a polling thread: readable once it was rung, until it is silenced.
 Fd make_bell();
 void ring_bell(const Fd& bell);
 void silence_bell(const Fd& bell);
@@ -62,7 +62,7 @@ uid_t peer_uid(const Fd& socket);
 pid_t peer_pid(const Fd& socket);  // 0 where it is not in this process's pid namespace
 uid_t own_uid();
 
-// Whether something can be read from one of them; `revents` tells from which.
+// Returns whether one of them can be read; `revents` tells which.
 bool readable(std::span<pollfd> sockets, Milliseconds timeout);
 
 void send_message(const Fd& socket, const std::string& bytes, std::span<const int> fds = {});

@@ -44,7 +44,7 @@ struct Line {
   Fd process;
 };
 
-// What the thread knows of a ring.
+// The thread's state of a ring.
 struct Entry {
   Watched ring;
   std::vector<Line> lines;
@@ -64,8 +64,8 @@ RingRecord record_of(const Watched& ring) {
                ring.control->failure(),
                ring.control->last_calls(ring.control->rank),
                ring.key};
-  // What all ranks still show: one that is a call behind shows an older one, too, which whoever
-  // compares their records would miss on the others.
+  // The calls that all ranks still show: a rank that is a call behind shows an older one, too,
+  // which a comparison of records would miss on the others.
   uint64_t from = 0;
   for (int rank = 0; rank < r.ranks; ++rank)
     if (const auto calls = ring.control->last_calls(rank); !calls.empty())

@@ -14,7 +14,7 @@
 
 namespace ringkern {
 
-// A ring of this process. What it refers to outlives it.
+// A ring of this process. Everything it refers to outlives it.
 struct Watched {
   std::string name;  // of the communicator
   std::string device;
@@ -42,7 +42,7 @@ class Watch {
   const uint64_t number_;
 };
 
-// What is known of the last calls of a ring, for whoever looks for the cause of trouble.
+// The record of the last calls of a ring, for diagnosis.
 struct RingRecord {
   std::string name, device;
   int rank = 0, ranks = 1;
@@ -51,7 +51,7 @@ struct RingRecord {
   std::vector<Call> calls;  // of this rank, the oldest first, as far as all ranks show theirs
   std::string key;  // the same on all ranks, and no other ring's; empty of a ring of one rank
 };
-// Of the rings of this process, and of the last ones that have failed.
+// Returns the records of this process's rings, and of the last ones that have failed.
 std::vector<RingRecord> recorded_calls();
 
 }  // namespace ringkern

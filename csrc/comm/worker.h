@@ -1,5 +1,5 @@
 // The threads that run asynchronous collectives, one at a time and in the order in which they were
-// posted. As a rule there is one; while it calls back its caller, who may wait there for what comes
+// posted. Normally there is one; while it calls back its caller, who may wait there for what comes
 // next, another goes on.
 #pragma once
 
@@ -50,8 +50,8 @@ class Worker {
     }
   }
 
-  // Whether anything has been posted and not run, or not told. Before it says no, everything that
-  // was done is visible to the caller.
+  // Returns whether something posted has not run, or its callback has not. Before it says no,
+  // everything that was done is visible to the caller.
   bool busy() const { return pending_.load(std::memory_order_acquire) != 0; }
 
   // Returns when everything posted so far has run and was told.

@@ -152,7 +152,7 @@ PeerArena::View PeerArena::view(int64_t at_least) {
   const std::lock_guard lock(mutex_);
   if (at_least > bytes_) throw TransportError("a rank names memory that it does not have");
   if (at_least > widest_.bytes) {
-    // What is mapped stays so, for other groups that use it: at most as much again.
+    // Mappings stay, for other groups that use them: at most as much memory again.
     const int64_t bytes =
         min64(bytes_, max64(kLeastView, int64_t(std::bit_ceil(uint64_t(at_least)))));
     widest_ = {static_cast<std::byte*>(mappings_.map(fd_, 0, bytes)), bytes};

@@ -14,7 +14,8 @@ namespace ringkern::cpu {
 
 class Arena {
  public:
-  // Of this process, and never freed; a forked child has its own. Throws SharedMemoryError.
+  // Returns the arena of this process, which is never freed; a forked child has its own. Throws
+  // SharedMemoryError.
   static Arena& mine();
   explicit Arena(int64_t bytes);
 
@@ -77,7 +78,7 @@ class PeerArena {
   View widest_;
 };
 
-// What a rank of a group knows of everybody's arenas, by rank; null where there is none.
+// The arenas of a group's ranks, as one rank knows them; null where there is none.
 struct Arenas {
   Arena* mine = nullptr;
   std::vector<std::shared_ptr<PeerArena>> of;

@@ -45,7 +45,7 @@ class LineLink {
     return Verdict::ok;
   }
 
-  // Whether `perform` would not have to wait: the sender writes the last line last.
+  // Returns whether `perform` would not have to wait: the sender writes the last line last.
   bool ready(Verb verb, const Plan&, const Chunk& chunk) {
     if (sends(verb) && !x_.ends.has_credit()) return false;
     const int64_t lines = div_up(chunk.count * x_.reducer.element_bytes(), Line::kData);

@@ -1,4 +1,4 @@
-// What the three links of the CPU backend have in common: the two ends of a rank's link in shared
+// Common parts of the three links of the CPU backend: the two ends of a rank's link in shared
 // memory, and the arithmetic between them.
 #pragma once
 
@@ -22,8 +22,8 @@ inline ProbeRoom probe_room(const Geometry& g) {
   return {kBellBytes + g.fifo_offset(0, Protocol::simple), g.fifo_bytes(Protocol::simple), 512};
 }
 
-// What of a rank's memory its links with one neighbour on each side use: on a ring all of a
-// segment, between two ranks that send each other messages a part of each one's inbox.
+// The part of a rank's memory that its links with one neighbour on each side use: on a ring all of
+// a segment, between two ranks that send each other messages a part of each one's receive buffer.
 struct LinkMemory {
   Bell* bell = nullptr;
   LinkCounters* counters = nullptr;  // of each protocol
@@ -72,14 +72,14 @@ struct Block {
   int64_t count = 0;                    // elements
 };
 
-// What a verb does with a block's data.
+// The action of a verb on a block's data.
 void move(const Reducer& reducer, Verb verb, const Block& block);
 
-// Whether what comes from prev is of this call: of another one it is not to be taken. Then nothing
-// comes, and the communicator finds out why.
+// Returns whether the data from prev belongs to this call: data of another one must not be taken.
+// Then nothing comes, and the communicator finds out why.
 class SameCall {
  public:
-  // What prev says of its calls may be null: then it is not asked.
+  // The record of prev's calls may be null: then it is not checked.
   SameCall(const CallLine* prev_calls, uint64_t seq, const CallWords& words, uint64_t history)
       : theirs_(prev_calls != nullptr && seq != 0 ? prev_calls + seq % kCallLines : nullptr),
         seq_(seq), history_(history), words_(words) {}

@@ -48,7 +48,7 @@ struct alignas(kCacheLine) Staged {
 };
 static_assert(sizeof(Staged) == kCacheLine);
 
-// What a rank shows to all others. Each counter has one writer.
+// The board that a rank shows to all others. Each counter has one writer.
 struct Board {
   Staged staged;
   StepCounter reduced;    // rounds of which it has given the others its part (two_shot)
@@ -80,7 +80,7 @@ struct MeshPeer {
   PeerArena::View arena;  // as far as it has been mapped
 };
 
-// Whether a CPU has the algorithm over this protocol.
+// Returns whether a CPU has the algorithm over this protocol.
 constexpr bool direct_runs_over(Algorithm a, Protocol p) {
   return p == Protocol::simple || (p == Protocol::ll && a == Algorithm::one_shot);
 }

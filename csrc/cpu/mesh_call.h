@@ -1,4 +1,4 @@
-// What a call in the mesh works with, whichever way it goes: cpu/mesh_lines.h, cpu/mesh_slots.h,
+// The state of a call in the mesh, for each way: cpu/mesh_lines.h, cpu/mesh_slots.h,
 // cpu/mesh_in_place.h.
 #pragma once
 
@@ -8,7 +8,8 @@
 
 namespace ringkern::cpu {
 
-// What ranks must have alike, exact, in a word. The factor of a scale is a rank's own business.
+// The call as one word, which all ranks must have alike. The factor of a scale is a rank's own
+// business.
 inline uint64_t call_word(const Task& task) {
   return reduction_bits(task.reduction) | uint64_t(task.algorithm) << kReductionBits |
          uint64_t(task.count) << (kReductionBits + 2);
@@ -47,8 +48,8 @@ struct MeshCall {
   }
 };
 
-// `out` is this rank's; the others, where `give`, get the result at `theirs`. What takes more than
-// one step goes block by block, so that what is half done stays at hand.
+// `out` is this rank's; the others, where `give`, get the result at `theirs`. Work of several steps
+// goes block by block, so that intermediate data stays in the cache.
 template <class VersionOf, class Theirs>
 void reduce_versions(const MeshCall& x, std::byte* out, bool give, VersionOf&& version_of,
                      Theirs&& theirs, int64_t count) {

@@ -1,5 +1,5 @@
-// The mesh without staging: a two_shot of tensors that are all in arenas. Whether they are, each
-// rank knows of its own; so it shows where its tensor is, and looks at what the others do in this
+// The mesh without staging: a two_shot of tensors that are all in arenas. Each rank knows this of
+// its own tensor only, so it shows where that tensor is and reads what the others show in this
 // call. If one stages, all do.
 #pragma once
 
@@ -14,7 +14,7 @@ class MeshInPlace {
   MeshInPlace(MeshCall& call, const Task& task)
       : x_(call), call_(call_word(task)), count_(task.count) {}
 
-  // Whether all are in place, if `ok`.
+  // Returns whether all are in place, if `ok`.
   Verdict meet(int64_t place, bool& all) {
     Arrival& mine = x_.peers[size_t(x_.rank)].board->arrival;
     std::atomic_ref(mine.place).store(place, std::memory_order_relaxed);

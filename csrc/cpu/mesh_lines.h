@@ -7,7 +7,7 @@
 
 namespace ringkern::cpu {
 
-// As call_word, of a round of a one_shot over lines, in fewer bits: how long its chunk is, and
+// Like call_word, for a round of a one_shot over lines, in fewer bits: how long its chunk is, and
 // whether it is the last one. Calls whose rounds are all alike in that are of the same size.
 inline constexpr int kLineCallBits = kReductionBits + 12;
 inline uint64_t line_call_bits(uint64_t reduction, const DirectPlan& plan, const Span& chunk,

@@ -1,5 +1,5 @@
-// The mesh over Simple: a chunk is staged in a slot, and then a counter says so. By two_shot each
-// rank puts what it has reduced where the others staged it, and says so by another counter.
+// The mesh over Simple: a chunk is staged in a slot, and then a counter says so. In a two_shot each
+// rank writes its reduced part where the others staged theirs, and publishes it by another counter.
 #pragma once
 
 #include "cpu/mesh_call.h"
@@ -22,8 +22,8 @@ class MeshSlots {
       x_.reducer.input(to + x_.bytes(after), in + x_.bytes(after), chunk.count - after);
     }
     Staged& staged = board(x_.rank).staged;
-    // Who polls `rounds` may take the line away between the two stores. So a slot that is of the
-    // same call as before is not marked again.
+    // A rank that polls `rounds` may take the line away between the two stores. So a slot that is
+    // of the same call as before is not marked again.
     std::atomic_ref call(staged.calls[place(i)]);
     if (call.load(std::memory_order_relaxed) != call_) call.store(call_, std::memory_order_relaxed);
     publish(staged.rounds, i);

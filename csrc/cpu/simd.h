@@ -37,7 +37,7 @@ struct Kernels {
   ReduceLoop reduce[kDTypes][kCombines] = {};
   ScaleLoop multiply[kDTypes] = {};
   ScaleLoop divide[kDTypes] = {};
-  // Of small floats: partial[i] = in[i]; partial[i] = partial[i] (op) in[i], of sums and products;
+  // For small floats: partial[i] = in[i]; partial[i] = partial[i] (op) in[i], of sums and products;
   // and the way back.
   WidenLoop widen[kDTypes] = {};
   WidenLoop add_wide[kDTypes][kCombines] = {};
@@ -54,7 +54,7 @@ const Kernels* kernels_for(Isa isa);
 // The best that this CPU has, chosen once.
 const Kernels& kernels();
 
-// What a link does with the elements of one collective.
+// The arithmetic of a link on the elements of one collective.
 class Reducer {
  public:
   explicit Reducer(const Reduction& reduction, const Kernels& loops = kernels());
@@ -75,8 +75,8 @@ class Reducer {
     combine_divided(out, next, a, b, n);
   }
 
-  // Whether the inputs of so many ranks are not to be combined two by two, as above, but by the
-  // two functions below: two numbers that are not divided are rounded once anyway.
+  // Returns whether the inputs of this many ranks must be combined by the two functions below, and
+  // not two by two, as above: two numbers that are not divided are rounded once anyway.
   bool widens(int ranks) const { return narrow_ != nullptr && (ranks > 2 || divide_ != nullptr); }
   // partial = in, or partial (op) in, whose elements are as they enter the ring already.
   void add_wide(float* partial, const void* in, int64_t n, bool first) const {

@@ -1,4 +1,4 @@
-// Which copy of the loops this CPU runs, and what a link does with them.
+// Chooses the copy of the loops for this CPU, and runs them for a link.
 #include <cstring>
 #include <initializer_list>
 

@@ -177,7 +177,7 @@ RK_INLINE void by_vectors(void* out, void* next, const void* a, const void* b, i
     if (next) memcpy(to_next + at, to + at, width);
   }
   if (at == bytes) return;
-  // What is left is moved to where a whole vector may be read and written.
+  // The rest is moved to a place where a whole vector may be read and written.
   const size_t left = size_t(bytes - at);
   char last_x[width] = {}, last_y[width] = {};
   memcpy(last_x, x + at, left);
@@ -188,8 +188,8 @@ RK_INLINE void by_vectors(void* out, void* next, const void* a, const void* b, i
 }
 
 // Between n small floats and floats in memory, by vectors: f(i, x) takes a vector of them to place
-// i there, and f(i) gives the one that lies there. Of bfloat16, where there are two at once, they
-// lie as load_pairs has them: every other element, and then the others.
+// i there, and f(i) gives the one that lies there. Two vectors of bfloat16 at once lie as
+// load_pairs has them: every other element, and then the others.
 template <class T, class F>
 RK_INLINE void widen_by_vectors(const void* in, int64_t n, F f) {
   constexpr int64_t width = kLanes;

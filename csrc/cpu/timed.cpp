@@ -17,7 +17,7 @@ int64_t now() {
   return t.tv_sec * int64_t(1'000'000'000) + t.tv_nsec;
 }
 
-// Of one verb, by WaitFor; ns.
+// The waits of one verb, by WaitFor; ns.
 using Waited = std::array<int64_t, 2>;
 
 // Measures the part of a wait after its first look: what is there already was not waited for.

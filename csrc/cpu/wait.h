@@ -82,8 +82,8 @@ class Wait {
 
   bool rested() const { return rested_; }
 
-  // Whether a yield brought what was waited for, and took long enough for somebody to run: a rank
-  // of this ring is on the same core, and polling keeps it from going on.
+  // Returns whether a yield brought the awaited data, and took long enough for another thread to
+  // run: a rank of this ring is on the same core, and polling keeps it from going on.
   bool shared_a_core() const { return shared_a_core_; }
 
   // Polls `ready()` until it is true, the ring is aborted, or nothing has come for `timeout`.

@@ -35,7 +35,7 @@ class Arithmetic {
     }
   }
 
-  // Whether `verb` scales anything: its input as it enters the ring, or its result.
+  // Returns whether `verb` scales anything: its input as it enters the ring, or its result.
   RK_DEVICE bool multiplies(Verb verb) const {
     return kScales && scale_ == Reduction::Scale::multiply_input && reads_input(verb);
   }
@@ -56,12 +56,12 @@ class Arithmetic {
     return scale<Reduction::Scale::divide_result>(w);
   }
 
-  // Whether the elements of a word are combined in floats, which are rounded once.
+  // True if the elements of a word are combined in floats, which are rounded once.
   RK_DEVICE bool widens() const { return kWidens && wide_; }
   struct Partial {
     float at[kWidens ? 8 / kBytes : 1];
   };
-  // What changes no number that is added to it, nor the sign of a zero; or multiplied with it.
+  // The neutral element: adding it changes no number and no sign of a zero; or multiplying with it.
   RK_DEVICE static Partial nothing() {
     Partial partial{};
     for (float& x : partial.at) x = sum ? -0.0f : 1.0f;
@@ -76,7 +76,7 @@ class Arithmetic {
       }
     }
   }
-  // Divided, where `verb` does so. As with the scales: one division in the code.
+  // Divided, where `verb` does so. One division in the code, as for the scales.
   RK_DEVICE uint64_t narrow(Partial partial, Verb verb) const {
     uint64_t word = 0;
     if constexpr (kWidens) {
@@ -182,8 +182,8 @@ struct Block {
   int bytes = 0;
 };
 
-// What a warp moves at once: some packs a lane, whose loads are issued before the first is used.
-// Small floats of 8 bits need so many registers for each that there is room for fewer packs.
+// The unit that a warp moves at once: some packs a lane, whose loads are issued before the first is
+// used. Small floats of 8 bits need so many registers for each that there is room for fewer packs.
 inline constexpr int kRow = 16 * kWarp;  // bytes
 template <class A>
 inline constexpr int rows_of = is_small_float<typename A::T> && A::kBytes == 1 ? 2 : 4;
@@ -219,7 +219,7 @@ struct Tile {
   using Constant = std::integral_constant<int, i>;
 };
 
-// By every worker; returns how many bytes have been moved, a number of whole tiles.
+// Called by every worker; returns how many bytes have been moved, a number of whole tiles.
 template <class A>
 RK_DEVICE int move_tiles(const A& arithmetic, const Block& b) {
   using Tile = Tile<rows_of<A>>;
@@ -242,8 +242,8 @@ RK_DEVICE int move_tiles(const A& arithmetic, const Block& b) {
   return end;
 }
 
-// By every worker. What the fast path cannot take is moved pack by pack: the last one, all of them
-// where the tensors are not aligned, and those that are scaled.
+// Called by every worker. Data that the fast path cannot take is moved pack by pack: the last one,
+// all of them where the tensors are not aligned, and those that are scaled.
 template <class A>
 RK_DEVICE void move(const A& arithmetic, Verb verb, const Block& b) {
   const bool whole = aligned(b.in, b.out, 16);

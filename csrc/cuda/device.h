@@ -32,7 +32,7 @@ inline Framework framework;
 
 // 0 also where there is no driver.
 int device_count() noexcept;
-// Of the runtime that is linked in, as 13000.
+// Returns the version of the linked runtime, such as 13000.
 int runtime_version() noexcept;
 
 // "cudaMalloc: out of memory (cudaErrorMemoryAllocation, code 2)"

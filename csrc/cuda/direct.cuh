@@ -29,7 +29,7 @@ namespace ringkern::cuda {
 template <class A, bool adds = false>
 class LLMesh : public MeshEnds<MeshCount::rounds> {
  public:
-  // By all threads; `post` is the block's.
+  // Called by all threads; `post` is the block's.
   RK_DEVICE LLMesh(const DirectArgs& args, const RankArgs& rank, int channel, MeshPost& post,
                    const A& arithmetic, const std::byte* residual = nullptr)
       : MeshEnds(args, rank, channel, post), arithmetic_(arithmetic), residual_(residual),
@@ -185,7 +185,7 @@ class LLMesh : public MeshEnds<MeshCount::rounds> {
 
   // ---- Lines
 
-  // What the ranks from `first` on wrote of a line that they staged, and what is mine of it.
+  // Loads a staged line of the ranks from `first` on, and this rank's own part.
   RK_DEVICE Verdict read_lines(int first, int line, bool active, uint64_t mine,
                                uint64_t (&data)[kAtOnce]) {
     const uint32_t flag = ll_flag(round_);
@@ -209,7 +209,7 @@ class LLMesh : public MeshEnds<MeshCount::rounds> {
     return wait(
         post_, Protocol::ll, WaitFor::data, round_ + 1, arrived, [&] { return round_; }, missing);
   }
-  // What somebody else has reduced.
+  // A line that another rank has reduced.
   RK_DEVICE Verdict read_line(const Place& at, bool active, uint64_t& data) {
     const uint32_t flag = ll_flag(round_);
     const std::byte* line = active ? inbox_of(at.part, 1) + kLine * at.line : nullptr;
@@ -289,7 +289,7 @@ class LLMesh : public MeshEnds<MeshCount::rounds> {
 template <class T, bool sum>
 RK_KERNEL(kMaxThreads, kBlocksPerSM)
 direct_kernel(RK_ARGUMENT DirectArgs args) {
-  // As ring_kernel does.
+  // The same as ring_kernel does.
   const int channel = block_index() % args.plan.channels;
   const RankArgs& rank = args.ranks[block_index() / args.plan.channels];
   using A = Arithmetic<T, sum>;

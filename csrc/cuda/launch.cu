@@ -1,4 +1,4 @@
-// Which kernel serves which collective, and the kernel of a ring of one.
+// Selects the kernel of each collective; holds the kernel of a ring of one rank.
 #include "cuda/kernels.cuh"
 
 namespace ringkern::cuda {

@@ -1,4 +1,4 @@
-// What a launch of the kernels is given, and where they leave word for the host. Seen by both.
+// Arguments of a launch of the kernels, and their mailbox to the host. Seen by both.
 #pragma once
 
 #include <type_traits>
@@ -18,7 +18,8 @@ inline constexpr int kLL128Unit = 8;       // lines that a warp moves at once; a
 // too small for that has its last thread post beside its work.
 RK_HD constexpr int workers_of(int threads) { return threads >= 96 ? threads - 32 : threads; }
 
-// What plans are made for, whatever a launch takes: ranks that cut alike need not launch alike.
+// The workers that plans are made for, whatever a launch takes: ranks that cut alike need not
+// launch alike.
 inline constexpr int kPlanWorkers = workers_of(kMaxThreads);
 
 // 32 channels of 4 slots. The slots suit a block of 11 working warps: in Simple each moves two

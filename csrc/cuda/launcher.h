@@ -40,7 +40,7 @@ struct LaunchBatch {
 
 namespace ringkern::cuda {
 
-// What lies behind the FIFOs and the mesh in a rank's segment.
+// The part of a rank's segment behind the FIFOs and the mesh.
 struct SegmentTail {
   alignas(kCacheLine) uint32_t failed;
   uint32_t ended;

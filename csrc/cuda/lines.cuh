@@ -73,8 +73,8 @@ class LineEnds : public Ends<P, AnyPost> {
   }
 
   // Until the slots are there that a verb reads (`data`) and writes (`credit`), as far as counters
-  // tell. By a whole warp, whose lanes all know then how far the credit reaches. Those that move no
-  // data do not wait.
+  // tell. Called by a whole warp, whose lanes all know then how far the credit reaches. Those that
+  // move no data do not wait.
   RK_DEVICE void wait_slots(bool data, bool credit) {
     if (!moves()) return;
     if (Base::wait_slots(data, credit) == Verdict::ok) take_credit();

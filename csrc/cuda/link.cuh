@@ -1,4 +1,4 @@
-// What the three links have in common: the two ends of one rank on one channel.
+// Common parts of the three links: the two ends of one rank on one channel.
 #pragma once
 
 #include "core/schedule.h"
@@ -6,7 +6,7 @@
 
 namespace ringkern::cuda {
 
-// Of the threads of a block, the workers move data; the poster publishes what they have done.
+// In a block, workers move data; the poster publishes their progress.
 RK_DEVICE int worker_count() { return workers_of(thread_count()); }
 RK_DEVICE bool is_worker() { return thread_index() < worker_count(); }
 RK_DEVICE bool is_poster() { return thread_index() == thread_count() - 1; }
@@ -73,7 +73,7 @@ RK_DEVICE int slot_of(uint64_t step, int slots) {
 template <Protocol P, class AnyPost = Post>
 class Ends {
  public:
-  // By all threads; `post` is the block's.
+  // Called by all threads; `post` is the block's.
   template <class Args>
   RK_DEVICE Ends(const Args& args, const RankArgs& rank, int channel, AnyPost& post)
       : geometry_(args.geometry), post_(post) {
@@ -114,14 +114,14 @@ class Ends {
   RK_DEVICE int slots() const { return geometry_.slots; }
   RK_DEVICE int64_t slot_bytes() const { return geometry_.slot_bytes[int(P)]; }
 
-  // Whether this launch may begin. Makes `post` known to all threads.
+  // Returns whether this launch may begin. Makes `post` known to all threads.
   RK_DEVICE Verdict begin() const {
     return agree(kWholeBlock, thread_count(), failed_ != 0 ? Verdict::aborted : Verdict::ok);
   }
 
   // Until the slots are there that a verb reads (`data`) and writes (`credit`), as far as counters
-  // tell. By a whole warp, of which one lane polls for data and one for credit, both in memory of
-  // this rank. A lane remembers what it saw, and polls no more often than it must.
+  // tell. Called by a whole warp, of which one lane polls for data and one for credit, both in
+  // memory of this rank. A lane remembers what it saw, and polls no more often than it must.
   RK_DEVICE Verdict wait_slots(bool data, bool credit) {
     if (!data && !credit) return Verdict::ok;
     const bool for_data = data && lane_index() == kDataLane;

@@ -47,7 +47,7 @@ class LL128Link {
   static constexpr int kData = kLL128Unit * line_data_bytes(Protocol::ll128);
   static_assert(kUnit == 2 * kRow);
 
-  // What a lane holds of a unit: its part of the two rows.
+  // A lane's share of a unit: its part of the two rows.
   struct Rows {
     Words first, second;
   };

@@ -1,4 +1,4 @@
-// What a rank keeps for those who write to it directly (core/direct.h), behind the FIFOs of its
+// The memory of a rank that other ranks write directly (core/direct.h), behind the FIFOs of its
 // segment. Seen by the host and by the kernels.
 #pragma once
 
@@ -68,7 +68,8 @@ struct MeshGeometry {
     return g;
   }
 
-  // Whether ranks so many can write to each other directly. A ring of one has nobody to write to.
+  // Returns whether this many ranks can write to each other directly. A ring of one has nobody to
+  // write to.
   RK_HD constexpr bool possible() const { return ranks > 1 && ranks <= kMostRanks; }
   RK_HD constexpr int64_t channel_bytes() const { return meetings_offset(ranks - 1); }
   RK_HD constexpr int64_t bytes() const { return possible() ? channels * channel_bytes() : 0; }
@@ -89,7 +90,7 @@ struct MeshGeometry {
   }
 
   RK_HD constexpr int64_t half_bytes() const { return slot_bytes / 2; }
-  // Of user data, what a chunk may have.
+  // The bytes of user data that a chunk may have.
   constexpr int64_t chunk_bytes(Algorithm algorithm) const {
     const int64_t data = slot_bytes / line_bytes(Protocol::ll) * line_data_bytes(Protocol::ll);
     return algorithm == Algorithm::two_shot ? ranks * (data / 2) : data;

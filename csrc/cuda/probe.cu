@@ -23,7 +23,7 @@ RK_DEVICE Verdict await(const Post& post, const uint64_t* word) {
   return agree(kWholeBlock, thread_count(), verdict);
 }
 
-// By all threads: what they did precedes the word.
+// Called by all threads: their stores precede the word.
 RK_DEVICE void publish(uint64_t* at, const uint64_t* word) {
   barrier_or(kWholeBlock, thread_count(), false);
   if (thread_index() != 0) return;

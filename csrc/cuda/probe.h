@@ -11,7 +11,7 @@ namespace ringkern::cuda {
 inline constexpr int kProbeThreads = 128;
 inline constexpr int kMostLinks = 64;  // of a launch
 
-// What a block's wait needs beside data, in this rank's own memory: nobody else writes there.
+// The state of a block's wait besides data, in this rank's own memory: nobody else writes there.
 struct alignas(kCacheLine) ProbeScratch {
   uint64_t answer;  // as it came; 0: it did not
   Mailbox mailbox;

@@ -27,7 +27,7 @@ ProbeScratch* scratch_of(const ProbedLink& link) {
 Prober::Prober(int device) : device_(device) {
   const OnDevice guard(device);
   load(probe_kernel());
-  // Of its own, or it would wait for kernels that wait for their peers.
+  // A stream of its own: on another it would wait for kernels that wait for their peers.
   check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
 }
 

@@ -48,9 +48,9 @@ class Prober {
   Milliseconds patience_{0};
 };
 
-// Of a ring whose ranks are all in this process: a link for each pair of devices of which one
-// reaches the other's memory, as `reaches` says. Throws TransportError, which names the first that
-// is wrong.
+// The links of a ring whose ranks are all in this process: a link for each pair of devices of which
+// one reaches the other's memory, as `reaches` says. Throws TransportError, which names the first
+// that is wrong.
 struct ProbedDevice {
   int device = 0;
   int rank = 0;  // one that is on it

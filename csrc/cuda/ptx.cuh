@@ -3,7 +3,7 @@
 // shuffles, barriers, time. The kernels above it compile against any header that offers the same
 // names, put earlier on the include path; that is how they run where there is no GPU.
 //
-// Which access for which memory:
+// Accesses by kind of memory:
 //   weak       ordinary data: user tensors, and FIFO data that a counter publishes (Simple)
 //   stream     weak; user tensors, each byte of which is used once: the caches let go of them first
 //   relaxed    words that are published by themselves: counters, LL words; one 64-bit word is whole

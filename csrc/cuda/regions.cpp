@@ -18,7 +18,7 @@ void store(T& word, T value) {
 
 }  // namespace
 
-// ---- Of this process
+// ---- Regions of this process
 
 Regions& Regions::mine() {
   static Regions* const all = new Regions;  // tensors outlive everything
@@ -66,7 +66,7 @@ RegionPlace Regions::place_of(const void* at, int64_t bytes) const {
   return {};
 }
 
-// ---- Of the others
+// ---- Regions of the other ranks
 
 struct PeerRegions::Board {
   struct Entry {

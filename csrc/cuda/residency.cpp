@@ -51,9 +51,9 @@ int resident_blocks(int device) {
 
 std::vector<cudaLaunchAttribute> attributes_of_waiting(int device, bool together) {
   std::vector<cudaLaunchAttribute> found;
-  // Or a fence would wait for the stores of all kernels beside this one, as of a GEMM. What crosses
-  // from domain to domain within a device must be ordered by fences of system scope, or by the
-  // stream; within a launch all is in one domain.
+  // Or a fence would wait for the stores of all kernels beside this one, as of a GEMM. Data that
+  // crosses from domain to domain within a device must be ordered by fences of system scope, or by
+  // the stream; within a launch all is in one domain.
   if (attribute(cudaDevAttrComputeCapabilityMajor, device) >= 9) {
     auto& domain = found.emplace_back();
     domain.id = cudaLaunchAttributeMemSyncDomain;

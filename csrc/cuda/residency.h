@@ -10,7 +10,7 @@
 
 namespace ringkern::cuda {
 
-// Of any of the kernels, which are all loaded then: the first launch of one that is not may wait
+// The blocks of any kernel; loads all of them, because the first launch of one that is not may wait
 // for the kernels that run, and those may be waiting for this one.
 int resident_blocks(int device);
 // How many channels each of the ranks has that share a device of so many blocks, with a block each;

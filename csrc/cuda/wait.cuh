@@ -43,7 +43,7 @@ struct Post {
   }
 };
 
-// By one lane. `since`: when the wait was first looked at; 0 before.
+// Called by one lane. `since`: when the wait was first looked at; 0 before.
 RK_DEVICE Verdict look(const Post& post, uint64_t& since) {
   if (ld_relaxed(&Post::get(post.mailbox)->aborted) != 0 ||
       ld_relaxed(Post::get(post.failed)) != 0 ||
@@ -77,7 +77,7 @@ RK_DEVICE void record(const Post& post, Verdict verdict, WaitFor what, Protocol 
 // Called by a whole warp. `poll`, on each lane: whether what this lane waits for has come; a lane
 // that waits for nothing says yes. `seen`: the step that this lane last saw, for the report.
 // `what`, `wanted` and `peer` are the lane's, too; `peer`: whom it waits for, where that is not a
-// neighbour on the ring. What the lanes have seen precedes what all do next.
+// neighbour on the ring. The lanes' loads precede the next accesses of all threads.
 template <class AnyPost, class Poll, class Seen>
 RK_DEVICE Verdict wait(const AnyPost& post, Protocol protocol, WaitFor what, uint64_t wanted,
                        Poll poll, Seen seen, const int32_t& peer = -1) {

@@ -185,7 +185,7 @@ Fault failed_wait(const WaitReport& report, int rank, int peer, uint64_t seq, Ca
 
 std::string to_bytes(const Fault& fault);
 // Reads what another process has written: numbers that are out of range become none, and texts
-// printable. What cannot be read is a fault, too (Event::unreadable).
+// printable. Bytes that cannot be read are a fault, too (Event::unreadable).
 Fault read_fault(const std::string& bytes);
 Fault checked(Fault fault);
 

@@ -1,5 +1,5 @@
-// Which ranks of a group are on which host: those of one host share memory, and are a ring of their
-// own, in which they have numbers of their own.
+// The map from ranks to hosts. The ranks of one host share memory and form a ring, in which they
+// have local numbers.
 #pragma once
 
 #include <string>
@@ -47,7 +47,8 @@ class Hosts {
   std::vector<std::vector<int>> ranks_on_;
 };
 
-// As "rank 3", "ranks 2, 3", "ranks 0 to 7", "ranks 0, 2, 5 and 61 more"; for ranks in their order.
+// Returns a text such as "rank 3", "ranks 2, 3", "ranks 0 to 7", "ranks 0, 2, 5 and 61 more"; for
+// ranks in their order.
 std::string ranks_text(const std::vector<int>& ranks);
 
 }  // namespace ringkern

@@ -17,8 +17,8 @@
 
 namespace ringkern {
 
-// Alone asks the store. What others want of it, and what it has learnt, is guarded by its lock,
-// which it never holds while it asks.
+// Alone asks the store. Requests of other threads and its results are guarded by its lock, which it
+// never holds while it asks.
 class StoreChannel::Worker : public std::enable_shared_from_this<Worker> {
  public:
   using Connect = std::function<std::shared_ptr<Store>()>;

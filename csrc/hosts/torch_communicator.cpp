@@ -570,8 +570,7 @@ Fault HostsCommunicator::late() {
   return f;
 }
 
-// Inside, ranks that make different calls are seen by their steps. What the calls are, they say
-// themselves.
+// Inside, ranks that make different calls are seen by their steps. The texts name the calls.
 Fault HostsCommunicator::in_calls(const Fault& why) {
   if (why.cause != Cause::mismatch || why.given) return why;
   return difference(channel_.query_status(kCallsCome)).value_or(why);

@@ -35,7 +35,7 @@ class HostsCommunicator final : public Runner {
                     Hosts hosts, double timeout_s, py::object make_engine,
                     const InterHostCosts& crossings);
 
-  // As that of a TorchCommunicator, for the same reasons.
+  // The same as that of a TorchCommunicator, for the same reasons.
   ~HostsCommunicator() override;
 
   void set_roster(Roster roster) override {
@@ -47,7 +47,7 @@ class HostsCommunicator final : public Runner {
   void set_table(const std::string& device, const WayTables::Lists& lists) override {
     inner_->set_table(device, lists);
   }
-  // Of the ring inside.
+  // The table of the ring inside the host.
   WayTables::Lists table(const std::string& device) { return inner_->table(device); }
   auto shared_memory() { return inner_->shared_memory(); }
 

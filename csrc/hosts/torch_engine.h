@@ -57,7 +57,7 @@ inline at::Tensor as_bytes(const at::Tensor& t) {
   return t.as_strided({t.numel()}, {1}).view(at::kByte);
 }
 
-// What torch throws says where in torch it was.
+// torch's error texts name the place in torch.
 inline std::string what_of(const std::exception& e) {
   const auto* const c10_error = dynamic_cast<const c10::Error*>(&e);
   return c10_error != nullptr ? c10_error->what_without_backtrace() : e.what();
@@ -128,7 +128,7 @@ class Engine {
   using Await = std::function<void(const WorkPtr&)>;
   // The engine's rank `place` makes this call, which differs from this rank's. Throws.
   using Differ = std::function<void(int place, const ringkern::Call& theirs)>;
-  // What is left to do of something begun; call it once.
+  // The rest of an operation that was begun; called once.
   using Finish = std::function<void()>;
 
   // `slots`: for slots; null: calls are not compared.
@@ -150,14 +150,15 @@ class Engine {
     if (slots_) begin_slots({}, [](const at::Tensor&) {})();
   }
 
-  // Whether it reduces so itself, and as ringkern does: NaN is the least and the greatest of all.
+  // Returns whether it has this reduction, with ringkern's results: NaN is the least and the
+  // greatest of all.
   bool reduces(const Reduction& r) const;
 
   // Reduces a tensor over the engine's ranks, in place, however it is asked to.
   Finish begin_all_reduce(const at::Tensor& t, const Reduction& r, bool in_rank_order);
 
   // The same by moving bytes alone: each rank gets a part of it from all, combines it in the order
-  // of the ranks, and gives it to all. As many bytes travel as for an all-reduce round a ring.
+  // of the ranks, and gives it to all. It moves as many bytes as a ring all-reduce.
   Finish begin_exchange(const at::Tensor& t, Combine combine);
 
   // Part i of `in` goes to rank i, and what comes from it is part i of `out`.

@@ -49,7 +49,7 @@ struct WaitLimit {
 class EngineWork final : public RingWork {
  public:
   // `group`: null: nobody tells it of failures. Those of a collective are those of its group, and
-  // the other way round. Of a user's messages each fails alone, unless the group is aborted.
+  // the other way round. A user's messages fail one by one, unless the group is aborted.
   EngineWork(Call call, std::vector<EngineMessage> messages, std::shared_ptr<const Hosts> hosts,
              WaitLimit limit = {}, std::unique_ptr<StoreChannel::Listening> group = nullptr,
              bool collective = false);

@@ -62,7 +62,7 @@ void HierarchicalTask::all_reduce_wide() {
   const at::Tensor narrow = slice_of(prepared_.out, task_.out, 0, task_.count, inside_.dtype);
   at::Tensor wide = narrow.to(at::kFloat);
   if (scale_ == Reduction::Scale::multiply_input) {
-    // What a rank gives is of the dtype, and so is its product with the factor.
+    // A rank's input has the dtype, and so has its product with the factor.
     wide = rounded(wide.mul_(factor_), narrow.scalar_type()).to(at::kFloat);
     inside_.scale = Reduction::Scale::none;
   }

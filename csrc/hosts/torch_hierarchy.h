@@ -1,6 +1,5 @@
 // The collectives over several hosts as steps inside each, over its ring, and between them, over
-// rails. What a rank waits for on the way, and what becomes of a failure, is
-// hosts/torch_communicator.h.
+// rails. Waits and failures are in hosts/torch_communicator.h.
 #pragma once
 
 #include <deque>
@@ -16,7 +15,7 @@ namespace ringkern::torch_ext {
 // One task of one call, on one rank.
 class HierarchicalTask {
  public:
-  // What it goes by. `inside` runs a task over this host's ring; its ranks are local ones.
+  // Its parameters. `inside` runs a task over this host's ring; its ranks are local ones.
   struct Ways {
     const Hosts& hosts;
     InterHostCost crossing;

@@ -23,7 +23,7 @@ class LongWait {
     }
   }
 
-  // Whether it is done within `patience`, well or not.
+  // Returns whether it ends within `patience`, with success or not.
   bool done_within(Milliseconds patience) {
     if (rings_) return bell_->wait(patience);
     const auto end = Clock::now() + patience;

@@ -110,8 +110,8 @@ class HostsP2p final : public P2pRunner {
     return c10::make_intrusive<BothWays>(inside, whole, group_.listen());
   }
 
-  // The results are those of the call as a whole. What fails inside the host, where nobody knows of
-  // the group, is told to it, or is what the group was told.
+  // The results are those of the call as a whole. The group is told of a failure inside the host,
+  // unless the group's own failure caused it.
   class BothWays final : public JointWork {
    public:
     BothWays(const WorkPtr& inside, WorkPtr whole, std::unique_ptr<StoreChannel::Listening> group)

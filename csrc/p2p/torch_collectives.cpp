@@ -92,7 +92,8 @@ void add_all_to_all(Call& call, const Tensors& outs, const Tensors& ins, const S
     check_same_kind(ins[r], nth(in_list, r), ins[0], nth(in_list, 0));
   }
   const auto me = size_t(seat.rank);
-  // What arrives would change what has not been sent yet. A rank's own part may stay where it is.
+  // Arriving data would change data that has not been sent yet. A rank's own part may stay where it
+  // is.
   for (size_t a = 0; a < outs.size(); ++a)
     for (size_t b = 0; b < ins.size(); ++b)
       if ((a != me || b != me) && overlap(outs[a], ins[b]))

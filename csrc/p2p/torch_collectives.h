@@ -1,5 +1,5 @@
-// The collectives that are messages between pairs of ranks: gather, scatter and all-to-all. As
-// torch/collectives.h has those over the ring.
+// The collectives that are messages between pairs of ranks: gather, scatter and all-to-all.
+// torch/collectives.h has the collectives over the ring.
 #pragma once
 
 #include <numeric>
@@ -8,7 +8,7 @@
 
 namespace ringkern::torch_ext {
 
-// What a rank gives itself is copied, not sent.
+// A rank's own part is copied, not sent.
 void add_own(Call& call, const at::Tensor& to, const at::Tensor& from);
 
 void add_send(Call& call, const at::Tensor& t, int peer);
@@ -27,7 +27,7 @@ void add_gather(Call& call, const std::vector<Tensors>& outs, const at::Tensor& 
 void add_scatter(Call& call, const at::Tensor& out, const std::vector<Tensors>& ins, int root,
                  const Seat& seat);
 
-// As far as torch can tell.
+// Returns whether the two overlap, as far as torch can tell.
 bool overlap(const at::Tensor& a, const at::Tensor& b);
 
 void add_all_to_all(Call& call, const Tensors& outs, const Tensors& ins, const Seat& seat);

@@ -95,7 +95,7 @@ constexpr decltype(auto) with_dtype(DType dtype, F&& f) {
 template <class T>
 inline constexpr bool is_small_float = !std::is_arithmetic_v<T>;
 
-// What arithmetic on a T is done in. A small float is rounded to T after every operation.
+// The type in which arithmetic on a T is done. A small float is rounded to T after every operation.
 template <class T>
 using wide_t = std::conditional_t<is_small_float<T>, float, T>;
 
@@ -135,7 +135,8 @@ RK_INLINE I bits_of(F x) {
     rounded = ((magnitude - half - 1 + (magnitude >> T::kShift & 1)) >> T::kShift) + 1;
   } else {
     // The adder rounds: next to a float whose last bit is worth what the last bit of the result is
-    // worth. That is by the exponent of the number, or by the least one of T if it is subnormal.
+    // worth. Its value follows from the exponent of the number, or from the least one of T if it is
+    // subnormal.
     constexpr int32_t least = (T::kRebias + 1) << 23;
     constexpr int32_t too_large = (127 + T::kBias + 2) << 23;  // also for e4m3, which goes further
     const I bounded = magnitude < too_large ? magnitude : zero + too_large;

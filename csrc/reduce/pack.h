@@ -2,7 +2,7 @@
 //
 // A word is 8 bytes of elements, what an LL line carries. A pack is 16 bytes, the widest access of
 // the kernels: any structure of two words, `lo` and `hi`. Each element gets the bits that `combine`
-// and `scale` of reduce/ops.h give it. Of a word that is filled in part, the rest is computed on as
+// and `scale` of reduce/ops.h give it. In a word that is filled in part, the rest is computed as
 // well, which does no harm.
 #pragma once
 

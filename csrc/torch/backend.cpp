@@ -213,7 +213,7 @@ WorkPtr RingBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOpt
   return noted(work);
 }
 
-// Of a group on one host; or, where `host_of` says of each rank on which, of one on several.
+// Makes the backend of a group on one host; or, if `host_of` gives each rank's host, on several.
 c10::intrusive_ptr<c10d::Backend> make_backend(
     c10::intrusive_ptr<c10d::Store> store, const std::string& name, int rank, int size,
     const std::vector<int64_t>& global_ranks, double timeout_s, const Wish& wish,

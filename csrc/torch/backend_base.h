@@ -63,7 +63,8 @@ class BackendBase : public c10d::Backend {
   void close(Milliseconds patience);
 
  protected:
-  // What has not finished by then, when the group is destroyed, waits for who will not come.
+  // A call that has not finished by then, when the group is destroyed, waits for a rank that will
+  // not come.
   static constexpr Milliseconds kPatience{2000};
 
   template <class Options>

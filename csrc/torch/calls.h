@@ -1,4 +1,4 @@
-// What a call from Python needs, whoever the ranks are: a stream, and care at exit.
+// Common parts of calls from Python: the stream, the GIL, and the end of the interpreter.
 #pragma once
 
 #include <c10/core/Device.h>

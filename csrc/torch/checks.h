@@ -40,7 +40,7 @@ void check_numel(const at::Tensor& t, const std::string& role, int64_t wanted,
 void check_length(size_t length, const std::string& list, size_t wanted,
                   const std::string& why = "one for each rank of the group");
 
-// Whether what a rank writes to `t` would change what it reads of the list, or the other way round.
+// Returns whether writes to `t` would change what the rank reads of the list, or the reverse.
 // Its own part of the list, number `own`, may be `t` itself.
 bool in_the_way(const at::Tensor& t, const Tensors& list, int own);
 

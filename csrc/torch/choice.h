@@ -1,4 +1,4 @@
-// What a caller asks of the way that a collective takes, and the lists that it is chosen from.
+// A caller's request for the way of a collective, and the lists that it is chosen from.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -18,7 +18,7 @@
 
 namespace ringkern::torch_ext {
 
-// What is empty is "auto". A protocol alone asks for the ring over it.
+// A request. Empty fields mean "auto". A protocol alone asks for the ring over it.
 struct Wish {
   std::optional<Algorithm> algorithm;
   std::optional<Protocol> protocol;
@@ -42,13 +42,13 @@ bool runs_over(c10::DeviceType device, Algorithm algorithm, Protocol protocol);
 // Tells if a kind of device has a way of a collective between this many ranks.
 bool has_way(c10::DeviceType device, Collective collective, const Way& way, int ranks);
 
-[[noreturn]] inline void throw_not_over(c10::DeviceType on, Algorithm algorithm, Protocol protocol);
+[[noreturn]] void throw_not_over(c10::DeviceType on, Algorithm algorithm, Protocol protocol);
 
 // The request that the ring cannot keep, in words; nullptr: there is none. It adds up each chunk in
 // an order of its own, and rounds at every hop.
 const char* not_by_ring(const Task& task, const Wish& wish);
 
-[[noreturn]] inline void throw_not_by_ring(const char* kept, const Wish& wish,
+[[noreturn]] void throw_not_by_ring(const char* kept, const Wish& wish,
                                            const std::string& asked);
 
 // A task's way as `wish` has it, or what it is to be chosen from. Throws ValueError where the

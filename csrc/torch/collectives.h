@@ -1,7 +1,7 @@
 // The collectives of torch.distributed as calls: what each accepts, which tasks over the ring or
 // messages between pairs of ranks it is, and how lists of tensors are served by one of each.
 //
-// What is moved and not reduced travels as bytes, and may be of any dtype.
+// Data that is moved and not reduced is sent as bytes, and may be of any dtype.
 #pragma once
 
 #include <algorithm>

@@ -106,8 +106,8 @@ class TorchCommunicator final : public Runner {
   // Returns the sum of `x` over all ranks, contiguous; on CUDA perhaps with `norm`.
   at::Tensor sum_of(const at::Tensor& x, const Wish& wish, RowNorm* norm = nullptr);
 
-  // What calls on this kind of device are chosen from: rank 0's lists once the ranks are connected,
-  // until then this rank's.
+  // Returns the lists that calls on this kind of device are chosen from: rank 0's once the ranks
+  // are connected, until then this rank's.
   WayTables::Lists table(const std::string& device);
   // Returns the two parts of SharedMemory, on its GPU.
   std::pair<std::string, std::vector<std::string>> shared_memory();
@@ -129,7 +129,7 @@ class TorchCommunicator final : public Runner {
 
   // Runs a task on memory that the caller keeps, as launch() does, without the GIL.
   void run(c10::Device on, Task task, const Wish& wish, Milliseconds timeout);
-  // As those of the Communicator.
+  // The same as those of the Communicator.
   void check_callable() { comm_->check_callable(); }
   void give_up(const Fault& why) { comm_->give_up(why); }
   std::optional<Fault> trouble() { return comm_->trouble(); }

@@ -1,4 +1,4 @@
-// Which backend serves a torch device, and what its rings are made of.
+// The backend of each torch device, and the parts of its rings.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -39,7 +39,7 @@ void set_channels(Device& device, int index, int rank, int ranks, Milliseconds t
 Device cuda_device(int index, int rank, int ranks, Milliseconds timeout, bool pair = false);
 #endif
 
-[[noreturn]] inline void throw_no_kernels(c10::Device device);
+[[noreturn]] void throw_no_kernels(c10::Device device);
 
 Device device_for(c10::Device device, int rank, int ranks, Milliseconds timeout, OnFault policy);
 
@@ -55,8 +55,8 @@ bool is_captured([[maybe_unused]] void* stream);
 // and waits for other ranks, which a graph cannot hold: it would end ring and capture.
 void check_not_captured(void* stream);
 
-// What a link between a pair of ranks is made of: `place` 0 sends and 1 receives. A rank may have
-// many, so they are smaller than those of the ring.
+// Returns the device of a link between a pair of ranks: `place` 0 sends and 1 receives. A rank may
+// have many, so they are smaller than those of the ring.
 Device pair_device_for(c10::Device device, int place, Milliseconds timeout, OnFault policy);
 
 }  // namespace ringkern::torch_ext

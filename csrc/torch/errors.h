@@ -1,6 +1,6 @@
-// What C++ throws becomes the exception of the same kind in `ringkern.errors`, with its facts as
-// attributes: by pybind11's translator where Python calls ringkern, by an ErrorInTorch where torch
-// does, whose C++ translates exceptions itself.
+// An exception of C++ becomes the exception of the same kind in `ringkern.errors`, with its facts
+// as attributes: by pybind11's translator where Python calls ringkern, by an ErrorInTorch where
+// torch does, whose C++ translates exceptions itself.
 #pragma once
 
 #include <pybind11/pytypes.h>
@@ -37,7 +37,7 @@ auto called_by_torch(F&& f) -> decltype(f()) {
   }
 }
 
-// Returns Python's text, or null with Python's error set. What another rank has said may be in any
+// Returns Python's text, or null with Python's error set. Text of another rank may be in any
 // encoding.
 PyObject* as_text(const std::string& text);
 // Returns the fields of a `ringkern.errors.Fault` as a dict, or null with Python's error set.

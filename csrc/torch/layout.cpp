@@ -1,5 +1,5 @@
-// What lies where on a CPU, for Python: the pictures of the documentation are drawn from it, and a
-// test compares them, so that they cannot show what is not so.
+// The layout of a rank's memory on a CPU, for Python: the pictures of the documentation are drawn
+// from it, and a test compares them.
 
 #include <string>
 #include <tuple>

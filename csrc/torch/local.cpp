@@ -214,7 +214,7 @@ class TorchLocalRing {
     }
   }
 
-  // What one rank writes, no other may read or write: nothing orders them.
+  // No rank may read or write what another one writes: nothing orders them.
   static void check_apart(const Tensors& outs, const Tensors& ins) {
     const std::vector<Extent> written(outs.begin(), outs.end()), read(ins.begin(), ins.end());
     for (size_t r = 0; r < outs.size(); ++r)
@@ -224,7 +224,7 @@ class TorchLocalRing {
                                 std::to_string(q) + " share memory; give each rank its own");
   }
 
-  // Whatever is wrong is thrown before a tensor of any rank has changed.
+  // Every error is thrown before a tensor of any rank has changed.
   template <class Check>
   void run(Collective collective, const Tensors& outs, const Tensors& ins, const Wish& wish,
            const Check& check) {

@@ -236,7 +236,7 @@ py::object describe(const std::string& device, const std::string& collective,
                   "segment_bytes"_a = d.segment);
 }
 
-// Which way a call goes by a tuner's lists.
+// Chooses the way of a call from a tuner's lists.
 std::pair<std::string, std::string> choose(const std::string& device, const WayTables::Lists& lists,
                                            const std::string& collective, const std::string& dtype,
                                            int64_t bytes, const Wish& wish) {

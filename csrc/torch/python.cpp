@@ -109,8 +109,8 @@ class TorchError final : public torch::PyTorchError, public ErrorInTorch {
     return type;
   }
 
-  // `__init__` of RingKernError. By the text, an exception that somebody else makes is not mistaken
-  // for the one that torch is about to make.
+  // `__init__` of RingKernError. The text keeps an exception that somebody else makes from being
+  // mistaken for the one that torch is about to make.
   static PyObject* init(PyObject* self, PyObject* args) {
     const auto base_init = reinterpret_cast<PyTypeObject*>(PyExc_RuntimeError)->tp_init;
     if (base_init(self, args, nullptr) != 0) return nullptr;

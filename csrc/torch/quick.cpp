@@ -1,6 +1,6 @@
 // ring_all_reduce's short way into C++, for the call that most programs make most: a dense CPU
-// tensor, one of torch's own ops, everything else left as it is. What is not so, or not yet
-// connected, takes the long way, which also finds out what is wrong.
+// tensor, one of torch's own ops, everything else left as it is. Every other call, and every call
+// before the ranks are connected, takes the general path, which validates it.
 //
 // pybind11's call costs more than the all-reduce of a small tensor, so this one is CPython's own.
 
@@ -28,8 +28,8 @@ bool refers_to(PyObject* weak, PyObject* object) {
 #endif
 }
 
-// Whose calls are short: the communicators of a few process groups, the last that were looked up.
-// Under the GIL.
+// The communicators whose calls are short: those of a few process groups, the last that were looked
+// up. Under the GIL.
 class QuickGroups {
  public:
   static QuickGroups& all() {
@@ -68,7 +68,7 @@ class QuickGroups {
   size_t next_ = 0;
 };
 
-// What a call is compared with.
+// The objects that a call is compared with.
 struct QuickNames {
   PyObject* automatic = PyUnicode_InternFromString("auto");
   PyObject* world = PyUnicode_InternFromString("WORLD");
@@ -100,7 +100,7 @@ PyObject* quick_all_reduce(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Py_RETURN_FALSE;
   for (int i = 4; i < 8; ++i)
     if (args[i] != names.automatic) Py_RETURN_FALSE;
-  // Whoever traces, as torch.export, wants to see the call, and no result of it.
+  // A tracer, such as torch.export, must see the call, and not its result.
   if (c10::impl::TorchDispatchModeTLS::any_modes_set()) Py_RETURN_FALSE;
   const auto group = py::reinterpret_steal<py::object>(
       args[2] != Py_None ? Py_NewRef(args[2]) : PyObject_GetAttr(names.group.ptr(), names.world));

@@ -1,5 +1,5 @@
-// What a profiler is told of a call: torch's record of a collective, as there is of NCCL's, and an
-// NVTX range. The event with the backend's name ("ringkern:all_reduce") is the Work's.
+// Records of a call for profilers: torch's record of a collective, as for NCCL, and an NVTX range.
+// The event with the backend's name ("ringkern:all_reduce") is the Work's.
 #pragma once
 
 #include <ATen/record_function.h>
@@ -85,13 +85,15 @@ class Record {
   Record& operator=(const Record&) = delete;
 
  private:
-  // What NCCL's records have in this place: the other end of a message, the root of what has one.
+  // The field that NCCL's records have in this place: the other end of a message, the root of what
+  // has one.
   static int rank_of(const Call& call, int rank) {
     using enum c10d::OpType;
     if (call.type == BROADCAST || call.type == REDUCE) return call.tasks.front().task.root;
     if (call.type == SEND || call.type == RECV || call.type == RECVANYSOURCE)
       return call.transfers.front().peer;
-    // Who is not the root of a gather or a scatter has one transfer; the root's go the other way.
+    // A rank that is not the root of a gather or a scatter has one transfer; the root's go the
+    // other way.
     if (call.type == GATHER || call.type == SCATTER)
       for (const Transfer& t : call.transfers)
         if (t.sends == (call.type == GATHER)) return t.peer;

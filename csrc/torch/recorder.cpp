@@ -27,7 +27,7 @@ py::object fault_for_python(const Fault& fault) {
   return dict;
 }
 
-// What to add to CLOCK_MONOTONIC for the time since 1970, in ns.
+// Returns the difference from CLOCK_MONOTONIC to the time since 1970, in ns.
 int64_t unix_time_offset() {
   using std::chrono::nanoseconds;
   return nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count() -
@@ -45,8 +45,8 @@ py::dict call_for_python(const ringkern::Call& call, int64_t offset) {
                   "ended_ns"_a = call.ended == 0 ? 0 : call.ended + offset);
 }
 
-// Of each ring a dict, its calls in the list `calls`, the oldest first. Times in ns since 1970; 0:
-// not yet.
+// Returns a dict for each ring, with its calls in the list `calls`, the oldest first. Times in ns
+// since 1970; 0: not yet.
 py::list recorded_calls_for_python() {
   using namespace py::literals;
   std::vector<RingRecord> records;
@@ -88,7 +88,7 @@ py::object next_news() {
   return py::make_tuple(kind_name(news->kind), text_of_peer(news->text));
 }
 
-// Whether the signal asks for a dump from now on: not where somebody else has a handler, or has it
+// Returns whether the signal asks for a dump from now on: not if it has a handler already, or is
 // ignored. A handler of C, not of Python, which would wait for the main thread to come back from
 // the very call that somebody wants to know about.
 bool dump_on(int number) {

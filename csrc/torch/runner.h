@@ -1,4 +1,4 @@
-// Who runs the calls of a group: the ring of one host (torch/communicator.h), or the rings of
+// Runs the calls of a group: over the ring of one host (torch/communicator.h), or the rings of
 // several and the engine between them (hosts/torch_communicator.h).
 #pragma once
 

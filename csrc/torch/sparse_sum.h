@@ -14,7 +14,7 @@ namespace ringkern::torch_ext {
 // All ranks' `in`, which have one shape, behind each other: [ranks, ...].
 using Gather = std::function<at::Tensor(const at::Tensor& in)>;
 
-// What must be alike on all ranks, and then how many elements this one has.
+// Returns the words that must be alike on all ranks, then the number of this rank's elements.
 at::Tensor describe_sparse(const at::Tensor& t, int64_t nnz);
 
 // `t`, of one rank, to the length that the longest has.

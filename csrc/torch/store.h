@@ -60,7 +60,7 @@ class C10dStore final : public Store {
   }
 
  private:
-  // What torch throws says where in torch it was, and nothing of ranks.
+  // torch's errors name the place in torch, and no ranks.
   template <class F>
   static auto ask(F&& f) -> decltype(f()) {
     try {

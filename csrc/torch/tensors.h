@@ -1,5 +1,5 @@
 // From tensors to tasks: what is accepted, and how a tensor that is not contiguous is served.
-// Whatever is wrong is raised here, on the rank that made the call, before anything is published.
+// Errors are raised here, on the rank that made the call, before anything is published.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -69,8 +69,8 @@ struct Prepared {
   void finish() const { copy_all(copies); }
 };
 
-// Whether memory holds the elements in logical order and as they are. A view by torch's negative or
-// conjugate bit has its sign elsewhere.
+// Returns whether memory holds the elements in logical order and unchanged. A view by torch's
+// negative or conjugate bit has its sign elsewhere.
 inline bool is_plain(const at::Tensor& t) {
   return t.is_contiguous() && !t.is_neg() && !t.is_conj();
 }

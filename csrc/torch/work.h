@@ -1,5 +1,5 @@
-// What torch holds of a call in progress: `wait()`, `is_completed()` and `get_future()` as torch
-// has them.
+// The handles of calls in progress: `wait()`, `is_completed()` and `get_future()` as torch defines
+// them.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -127,7 +127,7 @@ class RingWork : public c10d::Work {
   void fulfil();
   void set_future();
 
-  // Of what is over only the outputs are kept.
+  // Releases all but the outputs of a call that has ended.
   void release();
 
   Call call_;
