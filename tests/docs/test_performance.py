@@ -198,7 +198,7 @@ def test_predicted_on_one_gpu() -> None:
     assert f"{one_gpu.INSTRUCTION_NS} ns each, fitted" in section
     assert f"{gpu.launch_us} us | measured" in section
     assert f"{gpu.hop_us['ll']:.3f} us, with Simple's fence {gpu.hop_us['simple']} us" in section
-    assert f"at {gpu.hbm_gb_s:,.0f} GB/s, what ranks stage at {gpu.l2_gb_s:,.0f} GB/s" in section
+    assert f"at {gpu.hbm_gb_s:,.0f} GB/s, staged bytes at {gpu.l2_gb_s:,.0f} GB/s" in section
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
