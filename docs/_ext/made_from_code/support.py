@@ -1,4 +1,4 @@
-"""What can be called with what, by asking the extension."""
+"""Tables of supported dtypes, ops and ways, from the extension."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RANKS = 2
 
 
 def dtypes_and_ops() -> str:
-    """A row for each dtype, a column for each op: whether a call of two CPU ranks is accepted."""
+    """Returns a row for each dtype and a column for each op, by calls of two CPU ranks."""
     ops = build_info()["ops"]
     with local.Ring(["cpu"] * RANKS) as ring:
         rows = [
@@ -28,7 +28,7 @@ def dtypes_and_ops() -> str:
 
 
 def accepted(ring: local.Ring, dtype: str, op: str) -> bool:
-    """Whether the ring reduces this dtype with this op."""
+    """Returns whether the ring reduces this dtype with this op."""
     tensors = [torch.ones(1, dtype=getattr(torch, dtype)) for _ in range(RANKS)]
     try:
         ring.all_reduce(tensors, _reduce_op(op))
@@ -45,7 +45,7 @@ def _reduce_op(op: str) -> dist.ReduceOp:
 
 
 def ways() -> str:
-    """A row for each collective and algorithm, a column for each device and protocol."""
+    """Returns a row for each collective and algorithm, a column for each device and protocol."""
     columns = [(device, protocol) for device in DEVICES for protocol in _C.protocols]
     rows = [
         [
@@ -61,7 +61,7 @@ def ways() -> str:
 
 
 def has(device: str, protocol: str, collective: str, algorithm: str) -> bool:
-    """Whether a kind of device has such a collective."""
+    """Returns whether a kind of device has such a collective."""
     return _C.describe(device, collective, algorithm, protocol, RANKS, 1, "float32") is not None
 
 
