@@ -28,34 +28,34 @@ extensions = [
 ]
 exclude_patterns = ["_*"]
 nitpicky = True
-# Names that other projects document; their sites are not asked, so that a build needs no network.
+# Names that other projects document. Their sites are not read, so a build needs no network.
 nitpick_ignore_regex = [("py:.*", r"(torch|collections|datetime|json|os|pathlib)\..*")]
-# Limits of values in annotations: not an interface of users.
+# Limits of values in annotations: no public interface.
 nitpick_ignore = [("py:class", "ringkern.decode.Within")]
 
-# Where the sources can be seen: links to them lead there. Without it their paths are shown.
+# The repository that links to sources lead to. Without it their paths are shown.
 _urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"].get("urls", {})
 repository_url = next((_urls[key] for key in ("Repository", "Source") if key in _urls), "")
-# Pages that show a file which is not in docs/.
+# Pages that show a file outside docs/.
 repository_pages = {
     "changelog": "CHANGELOG.md",
     "contributing": "CONTRIBUTING.md",
     "security": "SECURITY.md",
 }
 
-autodoc_preserve_defaults = True  # as dist.ReduceOp.SUM
+autodoc_preserve_defaults = True  # such as dist.ReduceOp.SUM
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 napoleon_numpy_docstring = False
-napoleon_use_ivar = True  # attributes as a list, as parameters are
+napoleon_use_ivar = True  # attributes as a list, like parameters
 napoleon_use_rtype = False
 
 myst_heading_anchors = 6
 myst_enable_extensions = ["colon_fence", "deflist"]
 
-smartquotes_action = "D"  # dashes; what is quoted is often a value, as "auto"
+smartquotes_action = "D"  # dashes only: quoted text is often a value, such as "auto"
 
 html_theme = "furo"
 pygments_dark_style = "monokai"

@@ -36,8 +36,7 @@ PICTURES: dict[str, Callable[[], Picture]] = {
 
 
 def stale() -> list[str]:
-    """The names of the pictures whose files are not as they would be drawn now, and of files that
-    are no picture's."""
+    """Returns the names of outdated pictures, and of files that belong to no picture."""
     drawn = {f"{name}.svg": str(draw()) for name, draw in PICTURES.items()}
     there = {file.name: file.read_text() for file in FOLDER.glob("*.svg")}
     names = drawn.keys() | there.keys()

@@ -1,8 +1,8 @@
-"""Prepares this project's docstrings and annotations for autodoc.
+"""Adapts autodoc to this project's docstrings and annotations.
 
-- Attributes that share a description, as ``read, write: in bytes``, are set apart. napoleon does it
-  for parameters; of attributes it would make one with a type.
-- A class that is annotated where it is imported for its type alone has no module there: it is the
+- Attributes that share a description, such as ``read, write: in bytes``, become one each. napoleon
+  does this for parameters; it would take such attributes for one with a type.
+- A class that a module imports only for annotations has no module in them. It is resolved to the
   one public class of that name.
 """
 
@@ -20,7 +20,7 @@ _SEVERAL = re.compile(r"^(\s+)(\w+(?:, \w+)+): (.*)$")
 
 
 def apart(lines: list[str]) -> list[str]:
-    """The lines of a docstring, in whose section of attributes each has a description."""
+    """Returns a docstring's lines, with a description for each attribute."""
     result: list[str] = []
     within = False
     for i, line in enumerate(lines):
@@ -39,7 +39,7 @@ def apart(lines: list[str]) -> list[str]:
 
 
 def _more(lines: list[str], indent: int) -> list[str]:
-    """The lines that go on with a description."""
+    """Returns the lines that continue a description."""
     more = []
     for line in lines:
         if len(line) - len(line.lstrip()) <= indent:
@@ -68,7 +68,7 @@ def _only_class(
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Called by Sphinx."""
+    """Connects the extension to Sphinx, which calls this."""
     app.connect("autodoc-process-docstring", _process, priority=100)  # before napoleon
     app.connect("missing-reference", _only_class)
     return {"parallel_read_safe": True}

@@ -1,4 +1,4 @@
-"""Finds the links of a Markdown file and its anchors, as file viewers make them."""
+"""Finds the links and the anchors of Markdown files, by the rules of file viewers."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def _parser() -> MarkdownIt:
 
 
 def anchors_of(text: str) -> set[str]:
-    """The anchors of headings, and those that are written out."""
+    """Returns the anchors of headings and the explicit ones."""
     tokens = _parser().parse(filled(text))
     made = {str(t.attrs["id"]) for t in tokens if t.type == "heading_open" and "id" in t.attrs}
     return made | set(_TARGET.findall(text)) | set(_HTML_ID.findall(text))
 
 
 def links_of(text: str) -> Iterator[tuple[int, str]]:
-    """(line from 1, target) of every link and picture that is no URL."""
+    """Yields (line from 1, target) of every link and picture that is not a URL."""
     for line, token in _all(_parser().parse(text), 1, 0):
         target = str(token.attrs.get("href" if token.type == "link_open" else "src", ""))
         if token.type in ("link_open", "image") and not _ELSEWHERE.match(target):
@@ -42,7 +42,7 @@ def links_of(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _all(tokens: list[Token], first: int, line: int) -> Iterator[tuple[int, Token]]:
-    """Every token with its line, where the text began on line ``first``."""
+    """Yields every token with its line; the text begins on line ``first``."""
     for token in tokens:
         at = first + token.map[0] if token.map else line
         yield at, token
@@ -52,7 +52,7 @@ def _all(tokens: list[Token], first: int, line: int) -> Iterator[tuple[int, Toke
 
 
 def wrong(file: Path, target: str) -> str:
-    """Returns the fault of a link; empty: there is none."""
+    """Returns the error of a link of a file; empty if it is right."""
     path, _, anchor = target.partition("#")
     there = (file.parent / path).resolve() if path else file
     if not there.exists():

@@ -1,6 +1,6 @@
 """Links out of ``docs/``: to the repository, or to the page that shows the file.
 
-Pages link to sources by relative path, so that they work where the files are viewed. On the site
+Pages link to sources by relative path, so they work in file viewers. On the site
 such a link leads to ``repository_url`` (of conf.py); where none is set, the path is shown instead.
 A path or an anchor that does not exist is a warning, which ``make docs`` makes an error.
 """
@@ -22,14 +22,14 @@ LOGGER = logging.getLogger(__name__)
 
 
 class RepositoryLinks(SphinxTransform):
-    """Turns MyST's references to files that are no page into links to the repository."""
+    """Turns MyST's references to files that are not pages into links to the repository."""
 
-    default_priority = 10  # before Sphinx collects what is to be downloaded
+    default_priority = 10  # before Sphinx collects downloads
 
     def apply(self, **kwargs: Any) -> None:
         for node in list(self.document.findall(_is_path)):
             path, _, anchor = str(node["reftarget"]).partition("#")
-            if node.get("refdomain") == "doc":  # Markdown: MyST takes what is elsewhere for a page
+            if node.get("refdomain") == "doc":  # Markdown: MyST takes other files for pages
                 if path in self.env.found_docs:
                     continue
                 path, anchor = f"{path}.md", node.get("reftargetid") or ""

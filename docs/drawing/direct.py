@@ -1,4 +1,4 @@
-"""The all-reduces that take no ring: one_shot and two_shot on a CPU."""
+"""All-reduces without a ring: one_shot and two_shot on a CPU."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ VERBS = ("stage", "reduce", "collect")
 
 
 def ahead_of(algorithm: str) -> int:
-    """Iterations between consecutive verbs of a round."""
+    """Returns by how many iterations a round's verbs follow each other."""
     described = _C.describe("cpu", "all_reduce", algorithm, "simple", RANKS, 1, "float32")
     assert described is not None
     return described["ahead"]
 
 
 def verbs_of(algorithm: str, rounds: int) -> list[list[tuple[str, int]]]:
-    """(verb, round) of each iteration of run_direct (csrc/core/direct.h), in order."""
+    """Returns (verb, round) of each iteration of run_direct (csrc/core/direct.h), in order."""
     largest = _C.describe("cpu", "all_reduce", algorithm, "simple", RANKS, 1 << 24, "float32")
     assert largest is not None
     trace = _C.cpu_direct_trace(algorithm, RANKS, rounds * largest["chunk"], 4)
@@ -33,7 +33,7 @@ def verbs_of(algorithm: str, rounds: int) -> list[list[tuple[str, int]]]:
 
 
 def exchanges() -> Picture:
-    """Draws what the tensors and slots of four ranks hold after each verb of a round."""
+    """Draws the tensors and slots of four ranks after each verb of a round."""
     picture = Picture(960, 454, "one_shot and two_shot between four ranks, verb by verb")
     _exchange(picture, 16, "one_shot", "everybody reads all, and adds all")
     _exchange(picture, 206, "two_shot", "each rank adds its part for all")
@@ -67,7 +67,7 @@ def _apply(
     tensors: dict[int, list[tuple[int, ...]]],
     slots: dict[int, list[tuple[int, ...]]],
 ) -> None:
-    """The same as csrc/cpu/mesh_slots.h."""
+    """Follows csrc/cpu/mesh_slots.h."""
     for rank in ALL:
         if verb == "stage":
             mine = algorithm == "two_shot"  # nobody reads my own part
@@ -84,7 +84,7 @@ def _apply(
 
 
 def rounds() -> Picture:
-    """In which order a rank runs the verbs of five rounds of a two_shot."""
+    """Draws the order in which a rank runs the verbs of five rounds of a two_shot."""
     iterations = verbs_of("two_shot", 5)
     described = _C.describe("cpu", "all_reduce", "two_shot", "simple", RANKS, 1, "float32")
     assert described is not None

@@ -1,4 +1,4 @@
-"""An all-reduce of a group that spans hosts: what its three phases do, on rings of this machine."""
+"""The three phases of an all-reduce between hosts, run on rings of this machine."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ LOCAL = RANKS // len(HOSTS)  # ranks on each
 HERE = range(LOCAL)  # local ranks; rail j joins those of number j
 PHASES = ("reduce-scatter inside", "all-reduce between", "all-gather inside")
 
-Held = list[list[tuple[int, ...]]]  # of each rank, whose numbers are in each of its shards
+Held = list[list[tuple[int, ...]]]  # for each rank and shard: the ranks in its sum
 
 
 def ranks_on(host: int) -> list[int]:
-    """The group's numbers of a host's ranks, by local rank."""
+    """Returns the group's numbers of a host's ranks, by local rank."""
     return [host * LOCAL + j for j in HERE]
 
 
 def phases() -> list[Held]:
-    """Returns what the ranks hold before the first phase and after each; () where a shard is nobody's any
-    more. Every rank contributes a bit of its own, so that a sum says whose numbers are in it."""
+    """Returns the ranks' shards before the first phase and after each; () for a dropped shard.
+
+    Every rank contributes a bit of its own, so a sum shows its contributors."""
     tensors = [torch.full((LOCAL,), 1 << rank) for rank in range(RANKS)]
     shards = [torch.zeros(1, dtype=torch.int64) for _ in range(RANKS)]
     states = [[[_contributors(bits) for bits in tensor] for tensor in tensors]]
@@ -48,7 +49,7 @@ def _contributors(bits: torch.Tensor) -> tuple[int, ...]:
 
 
 def _of_shards(shards: list[torch.Tensor]) -> Held:
-    """A rank holds the shard of its local rank, and no other one."""
+    """Keeps the shard of each rank's local rank, and no other one."""
     return [
         [_contributors(shards[rank][0]) if j == rank % LOCAL else () for j in HERE]
         for rank in range(RANKS)
@@ -68,7 +69,7 @@ def _y(row: int) -> int:
 
 
 def hosts() -> Picture:
-    """Rows: before, and after each phase. Columns: ranks, of two hosts."""
+    """Draws rows for the start and each phase, and columns for the ranks of two hosts."""
     held = phases()
     height = _y(len(held) - 1) + _HIGH + 20
     picture = Picture(_x(RANKS, 0) - 10, height, "An all-reduce of two hosts with two ranks each")
@@ -103,7 +104,7 @@ def _row(picture: Picture, row: int, state: Held) -> None:
 
 
 def _across(picture: Picture, row: int, rank: int, shard: int, *, gathers: bool) -> None:
-    """The rank's shard comes from the others of its host, or goes to them."""
+    """Draws the shards between the ranks of a host."""
     for other in ranks_on(rank // LOCAL):
         if other != rank:
             source, goal = (rank, other) if gathers else (other, rank)
@@ -112,7 +113,7 @@ def _across(picture: Picture, row: int, rank: int, shard: int, *, gathers: bool)
 
 
 def _rail(picture: Picture, row: int, rail: int) -> None:
-    """Between the hosts' ranks of this number."""
+    """Draws the exchange between the hosts' ranks of this number."""
     ends = [_x(ranks_on(host)[rail], rail) + _WIDE // 2 for host in range(len(HOSTS))]
     top, y = _y(row) + _HIGH + 4, _y(row) + _HIGH + 24 + 22 * rail
     for end in ends:

@@ -1,4 +1,4 @@
-"""Memory: how a tensor is cut, what a segment has in it, what a line is, and who waits for what."""
+"""Memory: the cut of a tensor, a segment, lines, and waits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ringkern._C import Plan
 
 
 def amount(size: int) -> str:
-    """Formats bytes, such as "64 KiB" or "512 B"."""
+    """Returns a size such as "64 KiB" or "512 B"."""
     for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
         if size >= unit and size % (unit // 4) == 0:
             return f"{size / unit:g} {name}"
@@ -22,12 +22,12 @@ _LEFT, _WIDTH = 130, 760  # of a bar
 
 
 def cut_plan() -> Plan:
-    """Makes the segment of the picture: with the slots of a CPU, but two channels, where a CPU has one."""
+    """Returns the picture's plan: a CPU's slots, but two channels, where a CPU has one."""
     return Plan("all_reduce", "simple", RANKS, COUNT, BYTES, channels=CHANNELS)
 
 
 def cut() -> Picture:
-    """A tensor in loops, its first and its last loop in chunks, and a chunk in slices."""
+    """Draws a tensor in loops, the first and last loop in chunks, and a chunk in slices."""
     plan = cut_plan()
     picture = Picture(_LEFT + _WIDTH + 30, 372, "How a tensor is cut in loops, chunks and slices")
     span = CHANNELS * RANKS * plan.chunk
@@ -50,7 +50,7 @@ def cut() -> Picture:
 
 
 def _open(picture: Picture, top: int, bottom: int, left: int, right: int, wide: int) -> None:
-    """Shows that the part above, from `left` to `right`, is shown larger below."""
+    """Draws the lines that enlarge the part from `left` to `right` below."""
     picture.dashes([(left, top), (left, bottom)], "faint")
     picture.dashes([(right, top), (wide, bottom)], "faint")
 
@@ -89,7 +89,7 @@ def _slices(picture: Picture, plan: Plan) -> None:
 
 
 def fifo() -> Picture:
-    """Two neighbours: whose memory has what, who writes it, and which slots are full."""
+    """Draws the memory of two neighbours, its writers, and the full slots."""
     parts = {name: size for name, _, size in _C.cpu_segment()}
     slots = parts["FIFO of simple"] // parts["slot of simple"]
     sent, received = 13, 10
@@ -136,7 +136,7 @@ def _counter(picture: Picture, x: int, y: int, name: str, value: int, meaning: s
 
 # ---- a rank's segment ---------------------------------------------------------------------------
 
-# The writer of each part, beside its owner.
+# The writers of each part, beside its owner.
 WRITERS = {
     "bell": "whoever wakes this rank, or ends its waits",
     "counters of": "tail: prev; head: next; sent and received: this rank",
@@ -148,7 +148,7 @@ WRITERS = {
 
 
 def segment() -> Picture:
-    """A rank's segment on a CPU, from its first byte to its last."""
+    """Draws a rank's segment on a CPU, from its first byte to its last."""
     rows: list[tuple[int, str, int, str, int]] = []  # offset, name, bytes, fill, slots
     parts = _C.cpu_segment()
     for name, at, size in parts:
@@ -201,14 +201,15 @@ STEP = 5  # in which the line of the picture was written
 
 
 def flag_places(protocol: str) -> list[int]:
-    """Returns the bytes of a line that belong to a flag: those that are no byte of the data, which are below
-    0x80, where the step's are above."""
+    """Returns the bytes of a line that belong to a flag.
+
+    Bytes of the data are below 0x80, those of the step above."""
     line = _C.cpu_line(protocol, 0xF1F2F3F4F5F6F7F8 if protocol == "ll128" else 0xF5F6F7F8)
     return [i for i, byte in enumerate(line) if byte >= 0x80]
 
 
 def lines() -> Picture:
-    """A line of LL and one of LL128, byte by byte."""
+    """Draws a line of LL and one of LL128, byte by byte."""
     picture = Picture(860, 412, "A line of LL and a line of LL128, byte by byte")
     _line(picture, 40, "ll", "LL", "half 0: one 64-bit word", "half 1: one 64-bit word")
     _line(picture, 158, "ll128", "LL128", "data", "")
@@ -240,11 +241,11 @@ def _line(picture: Picture, y: int, protocol: str, name: str, *words: str) -> No
             picture.text(x + 128, y + 52, f"{word}, stored whole", "soft small")
 
 
-# ---- who waits for what -------------------------------------------------------------------------
+# ---- waits --------------------------------------------------------------------------------------
 
 
 def waits() -> Picture:
-    """A step between two neighbours, by each protocol."""
+    """Draws a step between two neighbours, by each protocol."""
     picture = Picture(940, 392, "A step between two neighbours by Simple, LL and LL128")
     sizes = {name: len(_C.cpu_line(name.lower(), 0)) for name in ("LL", "LL128")}
     for column, name in enumerate(("Simple", "LL", "LL128")):

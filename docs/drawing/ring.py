@@ -1,4 +1,4 @@
-"""The ring: who holds what after each step, what travels, and which verb does it."""
+"""The ring: memory after each step, chunks in transit, and verbs."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ PER_CHUNK = 4  # elements; as many as it takes for no chunk to be empty
 
 
 def all_reduce() -> Plan:
-    """Draws four ranks, one loop, one chunk for each rank."""
+    """Returns an all-reduce of four ranks: one loop, one chunk for each rank."""
     return Plan("all_reduce", "simple", RANKS, RANKS * PER_CHUNK, 4)
 
 
 def broadcast() -> Plan:
-    """Draws four ranks from rank 1, three loops."""
+    """Returns a broadcast of four ranks from rank 1: three loops."""
     chunk = Plan("broadcast", "simple", RANKS, 1, 4).chunk
     return Plan("broadcast", "simple", RANKS, 3 * chunk, 4, root=1)
 
 
-# ---- what each rank holds -----------------------------------------------------------------------
+# ---- memory of each rank ------------------------------------------------------------------------
 
 _CELL, _TENSOR, _PITCH, _ROW, _LEFT, _TOP = 32, 4 * 36, 228, 54, 116, 74
 
 
 def holdings() -> Picture:
-    """Rows: before and after each step. Columns: ranks, each with its tensor of four chunks;
-    between them what travels while the step lasts."""
+    """Draws rows for the start and each step, and columns for the ranks' tensors of four chunks.
+
+    Chunks in transit during a step are between the rows."""
     plan = all_reduce()
     events = play(plan)
     steps = 1 + max(e.when for e in events)
@@ -83,7 +84,7 @@ def _held_row(picture: Picture, events: Sequence[Event], after: int, y: int, ste
 
 
 def ring() -> Picture:
-    """The four ranks in a ring at each step, with what is on its way between them."""
+    """Draws the four ranks in a ring at each step, with the chunks between them."""
     events = play(all_reduce())
     steps = 1 + max(e.when for e in events)
     sending = [[e for e in events if e.when == when and e.sends] for when in range(steps)]
@@ -123,7 +124,7 @@ _WIDE, _HIGH, _GAP = 106, 80, 26
 
 
 def space_time(plan: Plan, title: str, label: Callable[[Event], str]) -> Picture:
-    """Columns: steps. Rows: ranks. Cells: verbs. Arrows: data."""
+    """Draws columns for steps, rows for ranks, verbs in cells, and arrows for data."""
     events = play(plan)
     steps = 1 + max(e.when for e in events)
     first = events[0].rank  # a chain begins at its root
@@ -153,7 +154,7 @@ def space_time(plan: Plan, title: str, label: Callable[[Event], str]) -> Picture
 def _data_arrows(
     picture: Picture, events: Sequence[Event], corner: Callable[[int, int], tuple[int, int]]
 ) -> None:
-    """From each verb that sends to the verb of the next rank that takes it."""
+    """Draws arrows from each verb that sends to the next rank's verb that receives."""
     taken = {(e.source, e.chunk, tuple(r for r in e.ranks if r != e.rank)): e for e in events}
     whole = {(e.source, e.chunk, e.ranks): e for e in events}
     for e in events:

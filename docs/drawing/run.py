@@ -1,6 +1,4 @@
-"""Simulates the ranks step by step: the verbs that a plan's TraceLink has written down
-(csrc/core/trace.h), carried out over symbols.
-"""
+"""Runs the verbs that a plan's TraceLink recorded (csrc/core/trace.h) over symbols, step by step."""
 
 from __future__ import annotations
 
@@ -45,7 +43,7 @@ class _Rank:
 
 
 def play(plan: Plan) -> list[Event]:
-    """All verbs of channel 0 of a plan whose chunks are not empty, by step and rank.
+    """Returns the verbs of channel 0 of a plan with non-empty chunks, by step and rank.
 
     Args:
         plan: of an all-reduce or of a chain.
@@ -85,8 +83,9 @@ def play(plan: Plan) -> list[Event]:
 def held(
     events: Sequence[Event], ranks: int, chunks: int, after: int
 ) -> list[list[tuple[int, ...]]]:
-    """Returns, for each rank, whose contributions are in each chunk of its tensor, reduced in place, when the
-    first `after` steps are over."""
+    """Returns, for each rank and chunk, the ranks that have contributed after `after` steps.
+
+    The tensor is reduced in place."""
     tensors: list[list[tuple[int, ...]]] = [[(r,)] * chunks for r in range(ranks)]
     for e in events:
         if e.when < after and e.writes:

@@ -1,5 +1,6 @@
-"""A little SVG, by hand: it is small, sharp at every size, the same byte for byte on every machine,
-and its colours follow the reader's light or dark mode. Coordinates are whole numbers of pixels.
+"""Writes SVG without a library, so that its bytes are the same on every machine.
+
+Colours follow the reader's light or dark mode. Coordinates are whole numbers of pixels.
 """
 
 from __future__ import annotations
@@ -7,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-# For each class: fill in light mode, in dark mode. One tint for each rank; r0 is also position 0.
+# Fill of each class in light and dark mode. One tint for each rank; r0 is also position 0.
 FILLS = {
     "back": ("#ffffff", "#15181d"),
     "plain": ("#f1f3f5", "#262b33"),
@@ -21,14 +22,14 @@ FILLS = {
     "soft": ("#616b7a", "#a3adbb"),
     "head": ("#1f2430", "#e8eaee"),  # of an arrow
 }
-# For each class: stroke in light mode, in dark mode, and its width.
+# Stroke of each class in light and dark mode, and its width.
 STROKES = {
     "edge": ("#8a94a3", "#7c8796", 1),
     "rule": ("#c9ced6", "#3a414c", 1),
     "arrow": ("#1f2430", "#e8eaee", 2),
     "faint": ("#8a94a3", "#7c8796", 2),
 }
-RANKS = 4  # of which there are tints
+RANKS = 4  # as many as tints
 
 
 def _style() -> str:
@@ -48,11 +49,11 @@ def _style() -> str:
 
 
 class Picture:
-    """An SVG in the making.
+    """An SVG that is being drawn.
 
     Args:
         width, height: in pixels.
-        title: what the picture is, for those who do not see it.
+        title: a description for screen readers.
     """
 
     def __init__(self, width: int, height: int, title: str) -> None:
@@ -79,7 +80,7 @@ class Picture:
     def text(
         self, x: int, y: int, words: str, look: str = "word", *, anchor: str = "middle"
     ) -> None:
-        """`y` is the middle of the letters. `look`: classes, as "soft small mono"."""
+        """Adds text; `y` is the middle of the letters, `look` the classes, such as "soft mono"."""
         look = look if {"word", "soft"} & set(look.split()) else f"word {look}"
         place = f'x="{x}" y="{y + 4}" text-anchor="{anchor}"'
         self._parts.append(f'<text class="{look}" {place}>{escape(words)}</text>')
@@ -95,7 +96,7 @@ class Picture:
         )
 
     def arrow(self, points: Sequence[tuple[int, int]], look: str = "arrow") -> None:
-        """Its head is at the last point; the last piece may go in any direction."""
+        """Adds an arrow with its head at the last point; the last segment has any direction."""
         (x0, y0), (x1, y1) = points[-2:]
         dx, dy = x1 - x0, y1 - y0
         length = max(1.0, (dx * dx + dy * dy) ** 0.5)
@@ -113,7 +114,7 @@ class Picture:
     def shares(
         self, x: int, y: int, width: int, height: int, ranks: Sequence[int], look: str = ""
     ) -> None:
-        """A box with a column for each rank, in whose tint it is where the rank has contributed."""
+        """Adds a box with a column for each rank, tinted where the rank has contributed."""
         each = width // RANKS
         for rank in range(RANKS):
             fill = f"r{rank}" if rank in ranks else "empty"

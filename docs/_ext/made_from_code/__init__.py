@@ -1,4 +1,4 @@
-"""Parts of the reference that are made from the code, so that nothing is written twice.
+"""Parts of the reference that are generated from the code.
 
 A page holds a fenced block of the language ``{generated}`` and the name of a part::
 
@@ -33,7 +33,7 @@ _BLOCK = re.compile(r"^```\{generated\} *([^\n]*)\n.*?^```$", re.MULTILINE | re.
 
 
 def filled(text: str) -> str:
-    """``text`` of a page, with its generated parts in their places.
+    """Returns a page's ``text`` with its generated parts.
 
     Raises:
         KeyError: a block names no part.
@@ -52,6 +52,6 @@ def _fill(app: Sphinx, docname: str, source: list[str]) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Called by Sphinx."""
+    """Connects the extension to Sphinx, which calls this."""
     app.connect("source-read", _fill)
     return {"parallel_read_safe": True}

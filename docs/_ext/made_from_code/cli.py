@@ -1,4 +1,4 @@
-"""The command line, from its argument parsers."""
+"""Pages of the command line, from its argument parsers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ WIDTH = 90  # of usage, in characters
 
 
 def commands() -> str:
-    """The list of the commands, and a section for each."""
+    """Returns the list of the commands, and a section for each."""
     rows = [[f"[`{command.name}`](#{command.name})", command.help] for command in COMMANDS]
     sections = [section(name, parser) for name, parser in parsers().items()]
     return "\n".join([table(["command", "what for"], rows), *sections])
 
 
 def exit_codes() -> str:
-    """Returns the table of all commands."""
+    """Returns the table of exit codes of all commands."""
     return table(["status", "means"], [[code(str(status)), means] for status, means in EXIT_CODES])
 
 
@@ -51,9 +51,9 @@ def _row(action: argparse.Action) -> list[str]:
 
 def _names(action: argparse.Action) -> str:
     action = copy.copy(action)
-    action.choices = None  # which would stand here; they stand behind the meaning
+    action.choices = None  # the meaning lists them
     name = action.dest.upper() if action.option_strings else action.dest
-    value = argparse.HelpFormatter("")._format_args(action, name)  # as [NAME ...], or nothing
+    value = argparse.HelpFormatter("")._format_args(action, name)  # such as [NAME ...], or nothing
     return " ".join(filter(None, [", ".join(action.option_strings), value]))
 
 
@@ -62,18 +62,18 @@ def _all_in(text: str, choices: Iterable[object]) -> bool:
 
 
 def _prose(text: str | None) -> str:
-    """A paragraph; what looks like an option is code, so that no dash is changed."""
+    """Returns a paragraph in which options are code, so that no dash is changed."""
     plain = " ".join((text or "").split())
     return re.sub(r"(?<![\w`-])(--?[A-Za-z][\w-]*)", r"`\1`", _at_home(plain))
 
 
 def _at_home(text: str) -> str:
-    """Without the home of whoever builds the pages."""
+    """Returns ``text`` without the home directory of this build."""
     return text.replace(str(Path.home()), "~")
 
 
 def _folded(usage: str) -> str:
-    """Not within brackets."""
+    """Returns the usage in lines that do not break within brackets."""
     words = re.findall(r"\[[^\]]*\]+|\S+", usage)
     lines = [words[0]]
     for word in words[1:]:

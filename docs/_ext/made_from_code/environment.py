@@ -1,4 +1,4 @@
-"""The variables of the environment, from ``ringkern.config``."""
+"""Tables of the environment variables, from ``ringkern.config``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SECTIONS = {
 
 
 def sections() -> str:
-    """A table for each time at which variables are read."""
+    """Returns a table for each time at which variables are read."""
     return "\n\n".join(
         f"{head}\n\n{table_of([v for v in variables() if v.when == when])}"
         for when, head in SECTIONS.items()
@@ -22,6 +22,6 @@ def sections() -> str:
 
 
 def table_of(found: list[Variable]) -> str:
-    """A row for each variable."""
+    """Returns a table with a row for each variable."""
     rows = [[code(v.name), code(v.default), v.accepts, v.meaning] for v in found]
     return table(["variable", "default", "accepts", "meaning"], rows)

@@ -1,4 +1,4 @@
-"""The exceptions: their tree, and each of them, from the classes and their docstrings."""
+"""The tree of the exceptions, from the classes and their docstrings."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ringkern import errors
 
 
 def classes() -> list[type[errors.RingKernError]]:
-    """The base class, and all others in the order of their source."""
+    """Returns the base class, and all others in the order of their source."""
     found = [value for value in vars(errors).values() if inspect.isclass(value)]
     return [kind for kind in found if issubclass(kind, errors.RingKernError)]
 
 
 def tree() -> str:
-    """Each under the one that it is a kind of, with its first line; then what autodoc shows."""
+    """Returns each class below its base, with its first line; then autodoc's sections."""
     shown = [f".. autoexception:: ringkern.errors.{kind.__name__}" for kind in classes()]
     return "\n".join(
         [

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; a cell may be any Markdown of one line."""
+    """Returns a table; a cell may be any Markdown of one line."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines) + "\n"
 
 
 def code(text: str) -> str:
-    """``text`` as code; nothing for no text."""
+    """Returns ``text`` as code; an empty string stays empty."""
     return f"`{text}`" if text else ""
 
 

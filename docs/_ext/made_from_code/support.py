@@ -1,4 +1,4 @@
-"""Makes the tables of supported calls by asking the extension."""
+"""Tables of supported dtypes, ops and ways, from the extension."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RANKS = 2
 
 
 def dtypes_and_ops() -> str:
-    """A row for each dtype, a column for each op: whether a call of two CPU ranks is accepted."""
+    """Returns a row for each dtype and a column for each op, by calls of two CPU ranks."""
     ops = build_info()["ops"]
     with local.Ring(["cpu"] * RANKS) as ring:
         rows = [
@@ -45,7 +45,7 @@ def _reduce_op(op: str) -> dist.ReduceOp:
 
 
 def ways() -> str:
-    """A row for each collective and algorithm, a column for each device and protocol."""
+    """Returns a row for each collective and algorithm, a column for each device and protocol."""
     columns = [(device, protocol) for device in DEVICES for protocol in _C.protocols]
     rows = [
         [
