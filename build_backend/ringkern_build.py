@@ -61,7 +61,7 @@ def _torch_in(directory: Path) -> Torch | None:
 
 
 def _sees_base_packages() -> bool:
-    """Returns whether this interpreter also sees packages outside its virtual environment, if in one."""
+    """Returns whether this interpreter sees packages outside its virtual environment, if any."""
     if sys.prefix == sys.base_prefix:
         return True
     try:

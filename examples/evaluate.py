@@ -36,7 +36,7 @@ def predict(model: nn.Module, data: Dataset) -> tuple[Tensor, ...]:
 
 
 def gather(mine: Tensor) -> Tensor:
-    """Returns the objects of all ranks, in rank order. all_gather takes tensors of one size: padded, and cut."""
+    """Returns the objects of all ranks, in rank order, padded to the one size of all_gather."""
     counts = [torch.tensor(0) for _ in range(dist.get_world_size())]
     dist.all_gather(counts, torch.tensor(len(mine)))
     padded = mine.new_zeros(max(counts))

@@ -2,7 +2,7 @@
 
     python examples/pipeline.py        # with "ringkern", with "gloo", and compares
 
-With torch.distributed.pipelining, whose stages send activations to the next rank and gradients back.
+It uses torch.distributed.pipelining: stages send activations forward and gradients back.
 Nothing is summed over ranks, so the losses are equal to the last bit for any number of them.
 """
 

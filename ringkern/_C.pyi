@@ -12,7 +12,7 @@ wire_version: int
 WayLists = dict[str, list[tuple[int, str, str]]]
 # csrc/torch/communicator.h: a key in the store, each rank's pid and start, seconds waited.
 Roster = tuple[str, list[tuple[int, int]], float]
-# csrc/torch/trace.cpp: channel, loop, step, verb, owner, offset, count, start and end in ns, and how
+# csrc/torch/trace.cpp: channel, loop, step, verb, owner, offset, count, start, end in ns, and how
 # much of that was waiting for prev and for next.
 TimedRow = tuple[int, int, int, str, int, int, int, int, int, int, int]
 protocols: tuple[str, ...]

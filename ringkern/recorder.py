@@ -23,7 +23,7 @@ from . import _C
 from .config import config
 from .hosts import Hosts
 
-# The version of the layout that is written here. torch's analyser wants the same of all ranks' files.
+# The version of the layout written here. torch's analyser wants one version in all files.
 _VERSION = "2.10"
 # The analyser knows the libraries that it was made for, and no other: before torch 2.12 not Gloo.
 _LIBRARY = "gloo" if torch.__version__ >= "2.12" else "nccl"
@@ -37,7 +37,7 @@ class _Group:
     ranks: tuple[int, ...]  # of the default group
 
 
-# Keyed by the name of a communicator, without the "#2" of a later one of the same group; of a ring on one
+# Keyed by a communicator's name, without the "#2" of a later one of its group; of a ring on one
 # of several hosts with "/host 0", as csrc/torch names it.
 _groups: dict[str, _Group] = {}
 

@@ -225,7 +225,7 @@ class Contender:
                 process.send_signal(number)
 
     def _is_rank(self, pid: int) -> bool:
-        """Returns whether a process that mpiexec has started is still one of ours, and no later one."""
+        """Returns whether a process that mpiexec started is still that process."""
         with contextlib.suppress(OSError):
             return str(self._folder) in Path(f"/proc/{pid}/cmdline").read_text()
         return False

@@ -67,7 +67,7 @@ def _grey(number: int) -> dict[str, Any]:
 
 
 def times(row: Row, mode: str) -> dict[str, float]:
-    """Returns the time of each library's fastest configuration, in us; and ringkern, and the limit."""
+    """Returns each library's time in its fastest configuration, ringkern's and the limit, in us."""
     found: dict[str, float] = {}
     for entrant, result in row.results.items():
         if entrant.mode == mode and not result.wrong:

@@ -78,7 +78,7 @@ class Rank:
             raise AssertionError(f"{function.__name__} returned {work}")
 
     def expect(self, what: str, actual: torch.Tensor, expected: torch.Tensor) -> None:
-        """Checks that every bit is the same. The comparison is enqueued; ``settle`` waits for it."""
+        """Checks that all bits are equal. The comparison is enqueued; ``settle`` waits for it."""
         a, b = (tensor.detach().contiguous().flatten() for tensor in (actual, expected))
         self.expect_none(what, (cases.bits_of(a) != cases.bits_of(b)).sum())
 

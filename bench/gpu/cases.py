@@ -45,7 +45,7 @@ def every_dtype_and_op() -> list[tuple[str, str]]:
 
 
 def reduce_op(op: str) -> Any:
-    """The torch dtypedistributed has it; of premul_sum with the factor of ``ringkern.tools.exact``."""
+    """Returns torch's op; premul_sum with the factor of ``ringkern.tools.exact``."""
     from ringkern.tools import exact
 
     if op == "premul_sum":

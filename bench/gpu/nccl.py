@@ -38,7 +38,7 @@ def decode_version(code: int) -> tuple[int, int, int]:
 
 
 def environment(ranks: int, protocol: str, multiprocessors: int) -> dict[str, str]:
-    """The variables that NCCL reads when it starts. ``protocol``: ringkern's name; "auto": NCCL chooses."""
+    """Returns NCCL's variables at start. ``protocol``: ringkern's name; "auto": NCCL chooses."""
     names = {"simple": "Simple", "ll": "LL", "ll128": "LL128"}
     settings = {
         "NCCL_MULTI_RANK_GPU_ENABLE": "1",

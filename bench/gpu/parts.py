@@ -86,7 +86,7 @@ def with_needs(parts: tuple[Part, ...]) -> tuple[Part, ...]:
 def ordered(parts: tuple[Part, ...], prebuilt: tuple[str, ...]) -> tuple[Part, ...]:
     """The parts with less time for those that are prebuilt.
 
-    Parts that need no build do not wait for one; where there is none to wait for, ``hello`` and what
+    Parts that need no build do not wait for one; if there is none, ``hello`` and what
     it needs come right after ``machine``.
     """
     parts = tuple(

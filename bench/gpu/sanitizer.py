@@ -65,7 +65,7 @@ def check(
 
 
 def verdict(output: str, code: int) -> dict[str, str]:
-    """Returns the findings of compute-sanitizer: from its summary line, its exit status and the program's."""
+    """Returns compute-sanitizer's findings: from its summary, its exit status and the program's."""
     if re.search(r"device (is )?not supported", output, re.IGNORECASE):
         return {"status": "skipped", "reason": "compute-sanitizer: device not supported"}
     summary = re.search(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) .*", output)

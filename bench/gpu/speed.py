@@ -75,7 +75,7 @@ def run(context: Context) -> None:
 def contest(
     context: Context, ranks: int, group: tuple[str, ...], notes: list[str]
 ) -> tuple[list[dict[str, Any]], str]:
-    """Returns the results of one contest; repeats it without NCCL, for the sizes left, where it hangs.
+    """Returns the results of one contest; if NCCL hangs, repeats the sizes left without it.
 
     The text is what was wrong without NCCL, too, or "".
     """

@@ -1,10 +1,10 @@
-// The direct all-reduces of core/direct.h on a GPU, over lines of LL: one journey, or two.
+// The direct all-reduces of core/direct.h on a GPU, over lines of LL: one hop, or two.
 //
-// MAPPING    8 bytes of data a line of 16. By one_shot, line i of a chunk belongs to worker i mod
-//            workers, who writes it into the inbox that each peer has for this rank. By two_shot,
-//            so does line i of a part, where it is reduced, and line i of a chunk, where it is
-//            staged and collected; there it is counted from behind this rank's own part, so that
-//            not all begin with the same rank.
+// MAPPING    8 bytes of data in a line of 16. In a one_shot, line i of a chunk belongs to worker
+//            i mod workers, which writes it to the buffer that each peer has for this rank. In a
+//            two_shot the same holds for line i of a part, where it is reduced, and for line i of a
+//            chunk, where it is staged and collected; the latter is counted from behind this
+//            rank's own part, so that ranks begin with different peers.
 // ORDERING   none between lines, as in ll.cuh: each word carries the flag of its round. A thread
 //            writes to the user's memory only where it has read, so warps meet once a round.
 // POLLING    the lines, in the rank's own segment: those of several ranks at once, so that they are

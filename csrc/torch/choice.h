@@ -48,8 +48,7 @@ bool has_way(c10::DeviceType device, Collective collective, const Way& way, int 
 // an order of its own, and rounds at every hop.
 const char* not_by_ring(const Task& task, const Wish& wish);
 
-[[noreturn]] void throw_not_by_ring(const char* kept, const Wish& wish,
-                                           const std::string& asked);
+[[noreturn]] void throw_not_by_ring(const char* kept, const Wish& wish, const std::string& asked);
 
 // A task's way as `wish` has it, or what it is to be chosen from. Throws ValueError where the
 // device does not have what is asked for.

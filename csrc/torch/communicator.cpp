@@ -1,5 +1,4 @@
-// Calls of a communicator, and its methods in Python. This unit also reads torch/quick.cpp, whose way
-// into the call is to be inlined, torch/trace.cpp and torch/local.cpp.
+// Calls of a communicator, and its methods in Python.
 #include "torch/communicator.h"
 
 #include <c10/core/DeviceGuard.h>

@@ -1,4 +1,4 @@
-"""Runs the verbs that a plan's TraceLink recorded (csrc/core/trace.h) over symbols, step by step."""
+"""Runs the verbs that a plan's TraceLink recorded (csrc/core/trace.h) on symbols, stepwise."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class Cost:
 
 
 def bus_share(collective: str, ranks: int) -> float:
-    """Returns the part of a collective's bytes that each link of a ring carries, as nccl-tests counts.
+    """Returns the part of a collective's bytes on each link of a ring, as nccl-tests counts.
 
     Args:
         collective, ranks: as for :func:`journeys`.

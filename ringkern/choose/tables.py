@@ -235,7 +235,7 @@ def _times(measured: Measured, name: str, ranks: int, parts: int) -> dict[Way, l
 def rows_of(times: dict[Way, list[float]]) -> Rows:
     """The quickest of some ways at each size, in few rows.
 
-    The loss of the rows against the quickest way, summed over sizes, is as little as can be, where a
+    The loss of the rows against the quickest way, summed over sizes, is minimal, where a
     row costs as much as a loss of 2 % over a factor of two. The first of equal ways is taken.
 
     Args:

@@ -1,7 +1,7 @@
 """Engines: what reduces between hosts, a backend of torch.distributed over some ranks of a group.
 
-In the form of ``torch.distributed.new_group`` makes them, but over any store, without a default group, and
-between exactly these ranks: nobody else takes part.
+They are made as ``torch.distributed.new_group`` makes them, but over any store, without a default
+group, and between exactly these ranks: nobody else takes part.
 """
 
 from __future__ import annotations

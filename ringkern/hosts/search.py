@@ -40,7 +40,7 @@ _MAX_BYTES = 1 << 20
 _MAX_TEXT = 2000
 _MAX_LISTED = 16
 
-# The same as `_C.Communicator.set_roster` takes it: a key, each rank's process, and seconds of waiting.
+# The roster for `_C.Communicator.set_roster`: a key, each rank's process, and seconds waited.
 Roster = tuple[str, list[tuple[int, int]], float]
 
 
@@ -57,7 +57,7 @@ class Store(Protocol):
         """Counts; the new sum."""
 
     def check(self, keys: list[str]) -> bool:
-        """Returns whether all ``keys`` are there. Not ``wait``, with which a TCPStore prints warnings."""
+        """Returns whether all ``keys`` are there. With ``wait`` a TCPStore would print warnings."""
 
 
 def is_of_one_process(store: Any) -> bool:
@@ -73,7 +73,7 @@ def one_host(size: int) -> Hosts:
 
 
 def unique_prefix(store: Store, name: str, rank: int, size: int) -> str:
-    """Returns the prefixes of keys of a rank's n-th use of ``name``, and to that of all other ranks.
+    """Returns the prefixes of the keys of a rank's n-th use of ``name``, and of all other ranks'.
 
     Raises:
         RuntimeError: of the store.

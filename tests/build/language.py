@@ -1,4 +1,4 @@
-"""Finds sentences that open with a clause, which readers parse twice, and metaphors.
+"""Finds sentences that open with a clause, which readers parse twice.
 
     python tests/build/language.py             prints each as path:line: sentence, and exits with 1
     python tests/build/language.py --measure   prints the share of comments that open so, by folder
@@ -26,7 +26,7 @@ from tests.build.rooms import NO_CODE  # noqa: E402
 
 FOLDERS = (".ci", "bench", "build_backend", "csrc", "docs", "examples", "ringkern", "tests")
 CPP = {".h", ".cuh", ".cpp", ".cu"}
-# The changelog keeps its words; the template and the pages made from code are read as pages.
+# The changelog keeps its words.
 LEFT_OUT = {"CHANGELOG.md"}
 
 _WORDS = "What|Whatever|Who|Whoever|Whose|Whom|Of|Whether|Which|Whichever|As|By|That"
@@ -116,7 +116,7 @@ def texts(root: Path = ROOT) -> Iterator[Text]:
 
 
 def violations(root: Path = ROOT) -> Iterator[str]:
-    """Each as "path:line: sentence"."""
+    """Yields each as "path:line: sentence"."""
     for text in texts(root):
         for found in _SENTENCE.finditer(text.words):
             if _OPENING.match(found["text"]):
@@ -124,7 +124,7 @@ def violations(root: Path = ROOT) -> Iterator[str]:
 
 
 def measure(root: Path = ROOT) -> Iterator[str]:
-    """A line for each folder and kind of text: how many open with a clause, of how many."""
+    """Yields a line for each folder and kind of text: how many open with a clause, of how many."""
     total, opening = Counter[str](), Counter[str]()
     for text in texts(root):
         for key in (f"{text.path.split('/')[0]} {text.kind}", f"all {text.kind}s"):

@@ -32,7 +32,8 @@ class Explanation:
     """The course of a call, and the reasons for it.
 
     Bytes of tensors are counted as nccl-tests does: of the tensor of an all-reduce, a broadcast
-    or a reduce, and of all ranks' parts of the other collectives. A value that is unknown here, such as the chunks of a device without kernels, is ``None``.
+    or a reduce, and of all ranks' parts of the other collectives. A value that is unknown here,
+    such as the chunks of a device without kernels, is ``None``.
 
     Attributes:
         collective, device, ranks, nbytes, dtype: what was asked about.
@@ -95,7 +96,7 @@ class Explanation:
     def __str__(self) -> str:
         of = f"{self.collective} of {say_size(self.nbytes)}B {self.dtype}"
         bandwidth = f", {self.bus_gb_s:.3g} GB/s on the bus" if self.bus_gb_s else ""
-        # The names that tune uses. An all-reduce from Python takes some tenths of a microsecond more.
+        # tune's names. An all-reduce from Python takes some tenths of a microsecond more.
         caller = "called from C++" if self.collective == "all_reduce" else "called from Python"
         caller = "in a CUDA graph" if self.device == "cuda" else caller
         where = "" if self.time_us is None else f", {caller}"

@@ -1,6 +1,7 @@
 """Finds the rings that a machine's links carry: as many and as fast as fit, and what limits them.
 
-All rings have the same bandwidth, since they get equal parts of a tensor. The total counts, rings times GB/s; among equal totals the fewest rings win. A ring sends and receives at every rank
+All rings have the same bandwidth, since they get equal parts of a tensor. The total counts, rings
+times GB/s; among equal totals the fewest rings win. A ring sends and receives at every rank
 at once, so its reverse adds bandwidth only where the two directions have links of their own, as
 NVLinks from GPU to GPU; there the search finds rings in pairs, both ways round.
 """

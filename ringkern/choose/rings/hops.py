@@ -98,7 +98,7 @@ class Hops:
         ]
 
     def refuted(self, rings: int, gb_s: float) -> bool:
-        """Returns whether counting proves that this many rings are impossible: quick, and never wrong."""
+        """Returns whether counting proves this many rings impossible: quick, and never wrong."""
         units = self.units(gb_s)
         if any(least * rings > unit for least, unit in zip(self.least, units)):
             return True

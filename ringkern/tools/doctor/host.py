@@ -1,4 +1,4 @@
-"""Checks what rings need of the system: memory files, sockets, limits, cores, a clock, a network."""
+"""Checks the system for rings: memory files, sockets, limits, cores, a clock, a network."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ RAIL_GB_S = 3.0
 # Assumed, not measured: what NICs and a switch add to a step. `--inter-us` says how long it is.
 NETWORK_US = 12.0
 NETWORK_GBIT = 10.0
-# The share of data in the bits on an Ethernet: 1448 bytes in each 1538, with the headers of TCP, IP and
+# The share of data on an Ethernet: 1448 bytes in each 1538, with the headers of TCP, IP and
 # Ethernet, and the gap between frames.
 DATA_SHARE = 1448 / 1538
 RING = Way("ring", "simple")
@@ -131,7 +131,7 @@ def _flat_tree(host: Host, network: Ethernet, nbytes: float) -> Estimate:
 
 def _hierarchy(host: Host, network: Ethernet, nbytes: float) -> Estimate:
     def inside(collective: str, whole: float, pieces: int) -> Phase:
-        """Uses the bandwidth that a tensor of the whole size has, which its pieces do not change."""
+        """Uses the bandwidth of a tensor of the whole size, which stages do not change."""
         found = []
         for protocol in PROTOCOLS:
             way = Way("ring", protocol)

@@ -14,8 +14,8 @@ def align(trace: Trace) -> Trace:
     On each link there is a chunk that took less than all others, from the start of the verb that
     sent it to the end of the one that received it. With clocks that differ it took more or less
     than that; round the whole ring the differences cancel, and the rest is the time of all those
-    chunks together. Each link is given an equal part of it, so that nothing is received before it is
-    sent. Times of one rank are exact, and those of two ranks as exact as their links are alike.
+    chunks together. Each link is given an equal part of it, so that nothing is received before it
+    is sent. Times of one rank are exact, and those of two ranks as exact as their links are alike.
     """
     fastest: dict[int, int] = {}  # of what a rank sends, on the ring of channel 0
     for sent, received in trace.hops():
