@@ -1,4 +1,4 @@
-"""What ranks send each other in probes, and what must arrive."""
+"""Makes the tensors that ranks send in probes, and the expected results."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Call:
     wrong: list[str] = field(default_factory=list)  # raised in the end, when all have come to it
 
     def piece(self, source: int, dest: int = 0, varies: int = 0) -> torch.Tensor:
-        """What ``source`` has for ``dest``. Where sizes are uneven they depend on ``varies``."""
+        """Returns the data of ``source`` for ``dest``; uneven sizes depend on ``varies``."""
         count = 0 if self.layout == "empty" else COUNT - 3 * varies * self.uneven
         return self._laid_out(cast(digits(source, count, dest), getattr(torch, self.dtype)))
 
@@ -77,7 +77,7 @@ class Call:
         return getattr(dist.ReduceOp, self.op)
 
     def reduced(self, pieces: list[torch.Tensor]) -> torch.Tensor:
-        """What the op makes of the pieces of all ranks, in wide arithmetic."""
+        """Returns the pieces of all ranks, reduced in wide arithmetic."""
         dtype = pieces[0].dtype
         if dtype == torch.bool:
             return torch.stack(pieces).any(0)

@@ -40,7 +40,7 @@ class Row:
 
 
 class Outcome(NamedTuple):
-    """What one case of a probe showed with one backend."""
+    """The result of one case of a probe with one backend."""
 
     verdict: str  # "yes", "no", "wrong result" or "hangs"
     text: str = ""  # what the probe returned, or what was raised
@@ -77,7 +77,7 @@ def expect(condition: object, text: str) -> None:
 
 
 def perform(rank: int, size: int, module: str, name: str, *args: Any) -> Any:
-    """Runs a probe in a rank. By name, since ``functools.partial`` and wrappers are not pickled."""
+    """Runs a probe in a rank, by name, because partials and wrappers cannot be pickled."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch, that a function is deprecated
         return getattr(importlib.import_module(module), name)(rank, size, *args)

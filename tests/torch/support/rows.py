@@ -1,4 +1,4 @@
-"""The rows of the table, in its order, and how ranks fill them in."""
+"""Holds the rows of the table, in its order, and runs them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Results = dict[str, dict[str, Outcomes]]  # backend, row, case
 
 
 class Runner:
-    """Ranks of one backend; fresh ones after a probe that did not leave them in step."""
+    """Ranks of one backend. A probe that leaves them out of step is followed by fresh ranks."""
 
     def __init__(self, backend: str, size: int = SIZE) -> None:
         self._ranks, self.limit_s = Ranks(size, backend=backend), LIMIT_S
@@ -71,7 +71,7 @@ class Runner:
 
 
 def still_works(rank: int, size: int) -> None:
-    """After an error: do all ranks still agree on what comes next?"""
+    """Runs collectives after an error, which fail if the ranks are out of step."""
     groups.works(None, list(range(size)))
 
 
@@ -81,7 +81,7 @@ def _hanging(text: str) -> str:
 
 
 def shortened(error: RankError) -> str:
-    """The first sentence of an exception, without what differs from run to run."""
+    """Returns the first sentence of an exception, without parts that differ from run to run."""
     text = error.text.strip().split("\n")[0]
     text = re.sub(r"^(:*\[[^\]]*\]\s*)+", "", text)  # [/path/file.cc:81]
     text = re.sub(r" \(\[[\d.:]+\].*?\)", "", text)  # addresses
@@ -101,13 +101,13 @@ def fill(backend: str, rows: list[Row]) -> dict[str, Outcomes]:
 
 
 def in_order() -> list[Row]:
-    """Rows of a section together, and in it those of a function."""
+    """Returns the rows, grouped by section and then by function."""
     names = list(dict.fromkeys(row.names for row in ROWS))
     return sorted(ROWS, key=lambda row: (SECTIONS.index(row.section), names.index(row.names)))
 
 
 def run(rows: list[Row], backends: tuple[str, ...] = BACKENDS) -> Results:
-    """All backends at the same time: most of it is waiting."""
+    """Runs all backends at the same time, because they mostly wait."""
     with without_gpus(), ThreadPoolExecutor(len(backends)) as pool:
         runs = {backend: pool.submit(fill, backend, rows) for backend in backends}
         return {backend: run.result() for backend, run in runs.items()}
@@ -115,7 +115,7 @@ def run(rows: list[Row], backends: tuple[str, ...] = BACKENDS) -> Results:
 
 @contextlib.contextmanager
 def without_gpus() -> Iterator[None]:
-    """Where there is one, torch takes it for barriers and objects. What is shown is the CPU."""
+    """Hides GPUs, which torch would use for barriers and objects: the rows are of the CPU."""
     before = os.environ.get("CUDA_VISIBLE_DEVICES")
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     try:
