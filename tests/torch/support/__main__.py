@@ -15,19 +15,19 @@ UPDATE = "python -m tests.torch.support --update"
 
 
 def problems() -> list[str]:
-    """Returns faults of the rows themselves, independent of any run."""
+    """Returns the faults of the rows themselves, without a run."""
     return names.problems(rows.ROWS) + nccl.problems(rows.ROWS)
 
 
 def difference(text: str) -> str:
-    """Returns the difference between the committed page and another one."""
+    """Returns the difference between the committed page and ``text``."""
     committed = PAGE.read_text() if PAGE.exists() else ""
     lines = (committed.splitlines(), text.splitlines())
     return "\n".join(difflib.unified_diff(*lines, "committed", "run", n=0, lineterm=""))
 
 
 def failures(results: rows.Results) -> list[str]:
-    """Returns ringkern's outcomes that are failures for any backend."""
+    """Returns ringkern's results that no backend may have."""
     return [
         f"{key} {case}: {outcome.verdict}: {outcome.text}"
         for key, outcomes in results["ringkern"].items()
@@ -37,7 +37,7 @@ def failures(results: rows.Results) -> list[str]:
 
 
 def show(pattern: str) -> None:
-    """Prints some rows alone, in full."""
+    """Runs the rows that match, and prints their results in full."""
     chosen = [row for row in rows.in_order() if re.search(pattern, row.key)]
     results = rows.run(chosen)
     for row in chosen:

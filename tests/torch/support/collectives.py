@@ -207,7 +207,7 @@ def sparse(rank: int, size: int) -> None:
 
 @row(SECTION, "barrier")
 def barrier(rank: int, size: int) -> None:
-    """Checks that no rank passes before all have come."""
+    """Checks that no rank leaves the barrier before all have come."""
     store = dist.distributed_c10d._get_default_store()
     for turn in range(3):
         base = int(store.add("barrier", 0))

@@ -1,4 +1,4 @@
-"""Data that ranks send each other in probes, and the expected results."""
+"""Makes the tensors that ranks send in probes, and the expected results."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Call:
     wrong: list[str] = field(default_factory=list)
 
     def piece(self, source: int, dest: int = 0, varies: int = 0) -> torch.Tensor:
-        """Returns the data from ``source`` to ``dest``; uneven sizes depend on ``varies``."""
+        """Returns the data of ``source`` for ``dest``; uneven sizes depend on ``varies``."""
         count = 0 if self.layout == "empty" else COUNT - 3 * varies * self.uneven
         return self._laid_out(cast(digits(source, count, dest), getattr(torch, self.dtype)))
 
@@ -78,7 +78,7 @@ class Call:
         return getattr(dist.ReduceOp, self.op)
 
     def reduced(self, pieces: list[torch.Tensor]) -> torch.Tensor:
-        """Returns the op's result for the pieces of all ranks, in wide arithmetic."""
+        """Returns the pieces of all ranks, reduced in wide arithmetic."""
         dtype = pieces[0].dtype
         if dtype == torch.bool:
             return torch.stack(pieces).any(0)

@@ -112,7 +112,7 @@ def reduce_scatter(rank: int, size: int) -> None:
 
 @_row("reduce_scatter_single reduce_scatter_tensor", "op `avg`")
 def reduce_scatter_avg(rank: int, size: int) -> None:
-    """FSDP makes this call."""
+    """Reduces by ``avg``, which FSDP requests."""
     out = functional.wait_tensor(functional.reduce_scatter_single(_mine(rank), "avg", 0, _world()))
     same(out, _sum(size).view(size, -1)[rank] / size)
 

@@ -166,7 +166,7 @@ def shrink_group(rank: int, size: int) -> None:
 
 @row(SECTION, "ProcessGroup.abort ProcessGroup.shutdown")
 def abort(rank: int, size: int) -> None:
-    """Aborts an idle group; the default group continues."""
+    """Ends an idle group, after which the default group goes on."""
     for end in ("abort", "shutdown"):
         group = dist.new_group(timeout=SECONDS)
         works(group, list(range(size)))

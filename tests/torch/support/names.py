@@ -17,8 +17,8 @@ from tests.torch.support.registry import Row
 
 FUNCTIONAL = "_functional_collectives."
 
-# Names without a row, by kind. A name that the installed torch lacks is no error: the set of
-# ProcessGroups depends on the build.
+# Names without a row, by kind. A name that this build of torch lacks is no error, because the
+# ProcessGroups depend on the build.
 WITHOUT_ROW: dict[str, str] = {
     "types of arguments and results": """
         Backend BackendConfig GroupName ProcessGroup ReduceOp reduce_op Work GradBucket DebugLevel
@@ -28,10 +28,10 @@ WITHOUT_ROW: dict[str, str] = {
     "classes of torch's own backends": """
         ProcessGroupGloo ProcessGroupNCCL ProcessGroupMPI ProcessGroupUCC ProcessGroupXCCL""",
     "errors": "DistError DistBackendError DistNetworkError DistStoreError QueueEmptyError",
-    "stores and how ranks find each other, which a backend is given": """
+    "stores and rendezvous, which a backend is given": """
         Store PrefixStore FileStore HashStore TCPStore rendezvous register_rendezvous_handler""",
     "constants": "default_pg_timeout",
-    "waits for a person at a debugger; other ranks wait in `barrier`": "breakpoint",
+    "waits for a debugger; other ranks wait in `barrier`": "breakpoint",
     "methods of ProcessGroup that the functions call": """
         ProcessGroup.allreduce ProcessGroup.allreduce_coalesced ProcessGroup.broadcast
         ProcessGroup.reduce ProcessGroup.allgather ProcessGroup.allgather_coalesced
@@ -43,12 +43,12 @@ WITHOUT_ROW: dict[str, str] = {
         ProcessGroup.alltoall_base ProcessGroup.all_to_all_single ProcessGroup.send
         ProcessGroup.recv ProcessGroup.recv_anysource ProcessGroup.barrier
         ProcessGroup.split_group""",
-    "further members of ProcessGroup, which are torch's own": """
+    "other members of ProcessGroup, implemented by torch": """
         ProcessGroup.merge_remote_group ProcessGroup.use_pg_for_symm_mem_rendezvous
         ProcessGroup.boxed ProcessGroup.unbox ProcessGroup.bound_device_id
         ProcessGroup.BackendType ProcessGroup.UNDEFINED ProcessGroup.GLOO ProcessGroup.NCCL
         ProcessGroup.XCCL ProcessGroup.UCC ProcessGroup.MPI ProcessGroup.CUSTOM""",
-    "for CUDA streams; how it fails without one depends on the build": "Work.block_current_stream",
+    "for CUDA streams; its failure without one depends on the build": "Work.block_current_stream",
     "for torch.compile": f"{FUNCTIONAL}allow_inflight_collective_as_graph_input_ctx",
 }
 
@@ -58,7 +58,7 @@ def without_row() -> set[str]:
 
 
 def _own(module: ModuleType, name: str) -> bool:
-    """Returns whether the name is the module's own and not an import."""
+    """Returns whether a module defines a name, and does not only import it."""
     value = getattr(module, name)
     if name.startswith("_") or isinstance(value, ModuleType):
         return False
@@ -71,9 +71,7 @@ def _members(owner: type, prefix: str) -> set[str]:
 
 
 def public() -> set[str]:
-    """Returns the public names as torch defines them: the exports of its modules and the members of
-    its classes.
-    """
+    """Returns the names that torch's modules export, and the members of its classes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `reduce_op` warns on access
         names = set(c10d.__all__) | {name for name in dir(dist) if _own(dist, name)}
@@ -97,7 +95,7 @@ def resolve(name: str) -> object:
 
 
 def problems(rows: Iterable[Row]) -> list[str]:
-    """Returns names that torch has and the table lacks, and the reverse."""
+    """Returns names that only torch has, and names that only the rows have."""
     rowed = {name for row in rows for name in row.names}
     missing = sorted(public() - rowed - without_row())
     gone = sorted(name for name in rowed if not _exists(name))

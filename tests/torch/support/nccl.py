@@ -1,7 +1,7 @@
-"""Statements of PyTorch's documentation about NCCL. Nothing here was run or inferred.
+"""Statements of PyTorch's documentation about NCCL. Nothing here was run or concluded.
 
-A fact from a docstring quotes it; `problems` looks the quotes up in the installed torch. The page
-is docs/source/distributed.md of PyTorch, published as
+A fact from a docstring quotes it; `problems` looks the quotes up in the installed torch.
+The page is docs/source/distributed.md of PyTorch, published as
 https://docs.pytorch.org/docs/stable/distributed.html.
 """
 
@@ -22,12 +22,12 @@ PAGE = "page"  # elsewhere on the page
 class Fact(NamedTuple):
     """A cell of the column."""
 
-    verdict: str  # "yes", "no", or "generally": said of the function, without naming a backend
+    verdict: str  # "yes", "no", or "generally": about the function, without naming a backend
     source: str  # TABLE, PAGE, or the name whose docstring has the quote
     quote: str = ""
-    only: tuple[str, ...] = ()  # for a row with cases: those that the fact is about
-    but: tuple[str, ...] = ()  # those that are not supported
-    says: str = ""  # replaces the verdict in the cell
+    only: tuple[str, ...] = ()  # cases of the row that the fact is about
+    but: tuple[str, ...] = ()  # cases that are not supported
+    says: str = ""  # in place of the verdict in the cell
 
 
 COMPLEX = ("complex64", "complex128")
@@ -174,7 +174,7 @@ FACTS: dict[str, Fact] = {
 
 
 def problems(rows: Iterable[Row]) -> list[str]:
-    """Returns facts without a row, and quotes that the docstrings of the installed torch lack."""
+    """Returns facts without a row, and quotes that the installed torch's docstrings lack."""
     keys = {row.key for row in rows}
     found = [f"a fact of NCCL names no row: {key}" for key in FACTS if key not in keys]
     for key, fact in FACTS.items():

@@ -40,7 +40,7 @@ class Row:
 
 
 class Outcome(NamedTuple):
-    """The outcome of one case of a probe with one backend."""
+    """The result of one case of a probe with one backend."""
 
     verdict: str  # "yes", "no", "wrong result" or "hangs"
     text: str = ""  # returned by the probe, or the exception's text
@@ -77,9 +77,7 @@ def expect(condition: object, text: str) -> None:
 
 
 def perform(rank: int, size: int, module: str, name: str, *args: Any) -> Any:
-    """Runs a probe in a rank, by name, because ``functools.partial`` and wrappers cannot be
-    pickled.
-    """
+    """Runs a probe in a rank, by name, because partials and wrappers cannot be pickled."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of deprecated functions
         return getattr(importlib.import_module(module), name)(rank, size, *args)

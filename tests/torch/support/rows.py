@@ -1,4 +1,4 @@
-"""The rows of the table, in order, and the ranks that fill them in."""
+"""Holds the rows of the table, in its order, and runs them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Results = dict[str, dict[str, Outcomes]]  # backend, row, case
 
 
 class Runner:
-    """Ranks of one backend; replaced after a probe that did not leave them in step."""
+    """Ranks of one backend. A probe that leaves them out of step is followed by fresh ranks."""
 
     def __init__(self, backend: str, size: int = SIZE) -> None:
         self._ranks, self.limit_s = Ranks(size, backend=backend), LIMIT_S
@@ -71,7 +71,7 @@ class Runner:
 
 
 def still_works(rank: int, size: int) -> None:
-    """Checks after an error whether all ranks are still in step."""
+    """Runs collectives after an error, which fail if the ranks are out of step."""
     groups.works(None, list(range(size)))
 
 
@@ -101,7 +101,7 @@ def fill(backend: str, rows: list[Row]) -> dict[str, Outcomes]:
 
 
 def in_order() -> list[Row]:
-    """Returns rows grouped by section, and within it by function."""
+    """Returns the rows, grouped by section and then by function."""
     names = list(dict.fromkeys(row.names for row in ROWS))
     return sorted(ROWS, key=lambda row: (SECTIONS.index(row.section), names.index(row.names)))
 
@@ -115,7 +115,7 @@ def run(rows: list[Row], backends: tuple[str, ...] = BACKENDS) -> Results:
 
 @contextlib.contextmanager
 def without_gpus() -> Iterator[None]:
-    """Hides GPUs, which torch would use for barriers and objects. The table shows the CPU."""
+    """Hides GPUs, which torch would use for barriers and objects: the rows are of the CPU."""
     before = os.environ.get("CUDA_VISIBLE_DEVICES")
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     try:

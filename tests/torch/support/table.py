@@ -1,9 +1,9 @@
-"""Renders docs/reference/torch_distributed.md."""
+"""Writes the text of docs/reference/torch_distributed.md."""
 
 from __future__ import annotations
 
 import string
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -14,8 +14,11 @@ from tests.torch.support.registry import Outcome, Row
 from tests.torch.support.rows import SIZE, Outcomes, Results
 
 TEMPLATE = Path(__file__).with_name("template.md")
-HEAD = (
-    "| function | | Gloo | NCCL, documented | ringkern | what differs |\n|---|---|---|---|---|---|"
+HEAD = "\n".join(
+    (
+        "| function | case | Gloo | NCCL, documented | ringkern | difference |",
+        "|---|---|---|---|---|---|",
+    )
 )
 LOCAL = "Without communication"
 
@@ -60,7 +63,7 @@ def documented(row: Row) -> str:
         return "-"
     fact = FACTS.get(row.key)
     if not fact:
-        return "not documented"
+        return ""
     where = fact.source if fact.source in (TABLE, PAGE) else "docstring"
     says = fact.says or fact.verdict
     if fact.but:
@@ -74,7 +77,7 @@ def documented(row: Row) -> str:
 
 
 def known(fact: Fact | None, case: str) -> bool | None:
-    """Returns NCCL's cell, if the documentation has a statement about NCCL."""
+    """Returns whether NCCL supports a case; None where its documentation does not tell."""
     if not fact or fact.verdict == "generally" or (fact.only and case not in fact.only):
         return None
     return fact.verdict == "yes" and case not in fact.but
@@ -95,26 +98,45 @@ def differs(row: Row, results: Results) -> str:
     for case in row.cases:
         gloo, ringkern = (results[b][row.key][case].verdict == "yes" for b in ("gloo", "ringkern"))
         kinds.setdefault(difference(gloo, known(fact, case), ringkern), []).append(case)
-    words = [f"{kind}: {', '.join(c)}" if c != [""] else kind for kind, c in kinds.items() if kind]
+    # Cells list the cases.
+    words = [k if len(c) == len(row.cases) else f"{k}: some" for k, c in kinds.items() if k]
     return "; ".join([*words, *([row.remark] if row.remark else [])])
 
 
 # ---- The page ------------------------------------------------------------------------------------
 
 
-def line(row: Row, results: Results, first: bool) -> str:
-    names = ", ".join(code(name.removeprefix(FUNCTIONAL)) for name in row.names) if first else ""
-    cells = [names, row.feature]
-    cells += [cell(results["gloo"][row.key]), documented(row), cell(results["ringkern"][row.key])]
-    return "| " + " | ".join([*cells, differs(row, results)]) + " |"
+def cells_of(row: Row, results: Results) -> tuple[str, ...]:
+    """Returns the cells of a row, without its functions and its feature."""
+    gloo, ringkern = (cell(results[backend][row.key]) for backend in ("gloo", "ringkern"))
+    return (gloo, documented(row), ringkern, differs(row, results))
+
+
+def lines(rows: list[Row], results: Results) -> Iterator[str]:
+    """Yields the lines of a section; rows with equal cells share one.
+
+    Features of one function share a line, and so do functions that have one line each.
+    """
+    functions: dict[tuple[str, ...], dict[tuple[str, ...], list[str]]] = {}
+    for row in rows:
+        features = functions.setdefault(row.names, {})
+        features.setdefault(cells_of(row, results), []).append(row.feature)
+    alike: dict[tuple[str, str], list[str]] = {}
+    for names, features in functions.items():
+        text = "\n".join(
+            " | ".join(["; ".join(f or "call" for f in of) if any(of) else "", *cells]) + " |"
+            for cells, of in features.items()
+        )
+        several = "" if len(features) == 1 else names[0]
+        alike.setdefault((text, several), []).extend(names)
+    for (text, _), names in alike.items():
+        first, *others = text.split("\n")
+        shown = ", ".join(code(name.removeprefix(FUNCTIONAL)) for name in names)
+        yield from (f"| {shown} | {first}", *(f"|  | {other}" for other in others))
 
 
 def section(title: str, rows: list[Row], results: Results) -> str:
-    lines, before = [], None
-    for row in rows:
-        lines.append(line(row, results, row.names != before))
-        before = row.names
-    return "\n".join([f"## {title}", "", HEAD, *lines])
+    return "\n".join([f"## {title}", "", HEAD, *lines(rows, results)])
 
 
 def has(row: Row, outcomes: Outcomes) -> bool:
@@ -131,10 +153,11 @@ def summary(rows: list[Row], results: Results) -> str:
         for phrase in [differs(row, results)]
         if "not ringkern" in phrase or "only Gloo" in phrase
     ]
-    text = f"Gloo has {count['gloo']} of {len(rows)} rows in full, and ringkern {count['ringkern']}"
+    full, gloo = count["ringkern"], count["gloo"]
+    text = f"ringkern supports {full} of {len(rows)} cases in full, Gloo {gloo}."
     if not less:
-        return text + "; there is none that Gloo or NCCL is known to have and ringkern has not."
-    return "\n".join([text + ". Rows that Gloo has and ringkern lacks:", "", *less])
+        return f"{text} ringkern lacks none that Gloo or NCCL is known to support."
+    return "\n".join([f"{text} Supported by Gloo and not by ringkern:", "", *less])
 
 
 def left_out() -> str:

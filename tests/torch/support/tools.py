@@ -15,7 +15,7 @@ SECTION = "Profiler and debugging"
 
 
 def _profiled(call: Callable[[], Any]) -> list[Any]:
-    """Profiles without Kineto, whose start takes seconds in each rank. The recorder is the same."""
+    """Profiles without Kineto, whose start takes seconds in each rank; the events are the same."""
     with torch.autograd.profiler.profile(use_kineto=False, record_shapes=True) as profile:
         call()
     return list(profile.function_events or ())
