@@ -96,12 +96,12 @@ def test_docstrings_name_parameters_fields_and_errors() -> None:
 
 
 def _says_what_it_returns(named: Named) -> bool:
-    """Looks for ``Returns:``, or a first line that is the result, and no verb."""
+    """Looks for ``Returns:``, or a first line that is the result or begins with "Returns"."""
     annotation = inspect.signature(named.function).return_annotation
     if annotation in ("None", None, "NoReturn") or str(annotation).startswith("Iterator[None]"):
         return True
     first = named.text.split()[0]
-    verb = re.fullmatch(r"[A-Z][a-z]+s", first) and first not in ("As", "This")
+    verb = re.fullmatch(r"[A-Z][a-z]+s", first) and first not in ("Returns", "This")
     pattern = r"^(Returns|Yields):|; "
     return not verb or re.search(pattern, _texts(named), re.MULTILINE) is not None
 

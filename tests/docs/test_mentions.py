@@ -119,7 +119,9 @@ def test_contributing_lists_the_folders() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     [tree] = re.findall(r"## Source tree\n\n```text\n(.*?)```", text, re.DOTALL)
     listed = {line.split()[0].rstrip("/") for line in tree.splitlines()}
-    listed |= {f"tests/{room}" for room in ("reduce", "cpu", "cuda", "fault", "comm", "torch")}
+    listed |= {
+        f"tests/{room}" for room in ("reduce", "cpu", "cuda", "fault", "comm", "p2p", "torch")
+    }
     files = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )
