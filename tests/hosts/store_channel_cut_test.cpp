@@ -113,7 +113,7 @@ TEST_CASE("a store that throws is asked again") {
     CHECK(group[0].query_status(kForEver)[2].has_value());
     CHECK_EQ(group[0].tell(lost(0, 3), kForEver).rank, 3);
     CHECK_EQ(connected, 2);
-    CHECK_EQ(group.count("bell") % (int64_t(1) << 32), int64_t(1));
+    CHECK_EQ(group.count("counter") % (int64_t(1) << 32), int64_t(1));
     until([&] { return group[2].heard().has_value(); });
     CHECK(group[0].store_answers());
   }

@@ -259,7 +259,7 @@ TEST_CASE("a caller that has its answers asks no more") {
 TEST_CASE("a record ends a status query") {
   Group group;
   std::thread caller([&] { CHECK(!group[0].query_status(kForEver)[2]); });
-  until([&] { return group.count("bell") != 0; });
+  until([&] { return group.count("counter") != 0; });
   group[3].tell(lost(3, 1), kForEver);
   caller.join();
   CHECK(group[0].heard().has_value());
@@ -270,8 +270,8 @@ TEST_CASE("a record ends a status query") {
 
 std::string garbage_heard(const std::string& word) {
   Group group;
-  group.write("word/1", word);
-  group.count("bell", 1);
+  group.write("record/1", word);
+  group.count("counter", 1);
   const Fault heard = *group[2].hear(kForEver);
   CHECK(heard.cause == Cause::failed);
   CHECK_EQ(heard.rank, -1);
@@ -295,8 +295,8 @@ TEST_CASE("a malformed record is a failure all the same") {
 TEST_CASE("a record about a rank that does not exist names nobody") {
   for (const int rank : {4, -1, INT32_MIN, INT32_MAX}) {
     Group group;
-    group.write("word/1", to_bytes(lost(rank, rank)));
-    group.count("bell", 1);
+    group.write("record/1", to_bytes(lost(rank, rank)));
+    group.count("counter", 1);
     const Fault heard = *group[2].hear(kForEver);
     CHECK(heard.cause == Cause::peer_lost);
     CHECK_EQ(heard.rank, -1);
@@ -322,7 +322,7 @@ TEST_CASE("a malformed answer to a status query is ignored") {
 TEST_CASE("the counter of records may have any value") {
   for (const int64_t bell : {int64_t(-1), INT64_MIN, INT64_MAX / 2, -(int64_t(1) << 32)}) {
     Group group;
-    group.count("bell", bell);
+    group.count("counter", bell);
     group[2].watch(call_at(1));
     until([&] { return group.stores[2]->questions > 3; });
     (void)group[0].query_status(Milliseconds(200));
@@ -333,24 +333,24 @@ TEST_CASE("the counter of records may have any value") {
 // A rank that announces a record may die before it writes it.
 TEST_CASE("an announced record may never come") {
   Group group;
-  group.count("bell", 1);
+  group.count("counter", 1);
   const Fault unsaid = *group[2].hear(kForEver);
   CHECK(unsaid.event == Event::unsaid && unsaid.given && unsaid.rank == -1);
   Group of_two;
-  of_two.count("bell", 1);
+  of_two.count("counter", 1);
   CHECK_EQ(of_two[0].tell(lost(0, 3), kForEver).rank, 3);
   CHECK_EQ(of_two[2].hear(kForEver)->rank, 3);
   Group twice;
-  twice.count("bell", 1);
+  twice.count("counter", 1);
   twice[0].tell(lost(0, 3, "what it said first"), Milliseconds(200));
   CHECK_EQ(text_of(twice[0].tell(lost(0, 3, "another"), kForEver)),
            std::string("what it said first"));
   Group late;
-  late.count("bell", 2);
-  late.write("word/2", to_bytes(lost(0, 1, "the second")));
+  late.count("counter", 2);
+  late.write("record/2", to_bytes(lost(0, 1, "the second")));
   std::thread writer([&] {
     until([&] { return late.stores[2]->questions > 2; });
-    late.write("word/1", to_bytes(lost(0, 1, "the first")));
+    late.write("record/1", to_bytes(lost(0, 1, "the first")));
   });
   CHECK_EQ(text_of(*late[2].hear(kForEver)), std::string("the first"));
   writer.join();
