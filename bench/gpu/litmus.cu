@@ -2,16 +2,16 @@
 //
 //   line    a warp stores lines of 128 bytes again and again, each time with the next number in all
 //           of its 16 words. A reader that sees number n in the last word, the flag, and loads the
-//           line once more must find no word older than n: that is LL128. Loads that mix two stores are
-//           counted, too: LL128 bears them, because it loads again.
+//           line once more must find no word older than n: that is LL128. Loads that mix two stores
+//           are counted, too: LL128 bears them, because it loads again.
 //   word    the same with one 16-byte line a lane: the two halves of each 8-byte word must agree
 //           (LL). The words of a line may differ: LL bears that.
 //   publish weak stores, a barrier of the block, a fence and a relaxed counter; an acquire, a
 //           barrier and weak loads must find nothing older than the counter (Simple).
 //
 // Writers run freely; readers end when they have seen the last number, or after so many rounds.
-// The same number of blocks copies other memory at the same time, so that the L2 is busy. A result says
-// nothing unless readers saw numbers change under them: "changes".
+// The same number of blocks copies other memory at the same time, so that the L2 is busy. A result
+// means nothing unless readers saw numbers change under them: "changes".
 #include <cstring>
 
 #include "check.cuh"

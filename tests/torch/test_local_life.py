@@ -106,7 +106,7 @@ def test_in_a_forked_child() -> None:
     kind, text = raised[0]
     assert kind == "CommUsageError"
     assert f"was made in process {os.getpid()}" in text
-    assert "make a ring in the child" in text
+    assert "make a new ring in the child" in text
     assert raised[1:] == [("", "")] * 3
     ring.all_reduce(tensors)
     assert equal(tensors, total(3))
