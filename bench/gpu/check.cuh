@@ -1,5 +1,5 @@
-// Common parts of the programs of this folder: checked calls, data that is not zeros, times of graph
-// replays, and results as one line of JSON each.
+// Common parts of the programs of this folder: checked calls, data that is not zeros, times of
+// graph replays, and results as one line of JSON each.
 #pragma once
 
 #include <cuda_runtime.h>
