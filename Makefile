@@ -144,7 +144,7 @@ lint: build $(VENV)/.ready-full
 	@clang-format --dry-run --Werror $(CPP)
 	python tests/build/rooms.py
 	python tests/build/sizes.py
-	python tests/build/language.py
+	python -m tests.build.language
 	lint-imports --no-cache --no-logo
 	ruff check
 	ruff format --check

@@ -1,7 +1,7 @@
 """Finds sentences that open with a clause, which readers parse twice.
 
-    python tests/build/language.py             prints each as path:line: sentence, and exits with 1
-    python tests/build/language.py --measure   prints the share of comments that open so, by folder
+    python -m tests.build.language             prints each as path:line: sentence, and exits with 1
+    python -m tests.build.language --measure   prints the share of comments that open so, by folder
 
 Reads the comments of C++, the comments and docstrings of Python, and the paragraphs of Markdown.
 The rules are in CONTRIBUTING.md.
@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))  # for the use as a script
+from tests.build.rooms import NO_CODE
 
-from tests.build.rooms import NO_CODE  # noqa: E402
+ROOT = Path(__file__).resolve().parents[2]
+
 
 FOLDERS = (".ci", "bench", "build_backend", "csrc", "docs", "examples", "ringkern", "tests")
 CPP = {".h", ".cuh", ".cpp", ".cu"}
