@@ -81,30 +81,96 @@ RK_HD constexpr int first_step(Collective c, int r, int k, int root) {
   return (r - root + k - (c == Collective::reduce ? 1 : 0)) % k;
 }
 
-// The verbs of a rank's steps, for k >= 2. On a ring, a rank receives in every step but the first
-// and sends in every step but the last. It reads its input while chunks gather contributions, and
-// writes its output once they are complete. The hops of a chain are steps of a ring: a broadcast
-// has the steps of an all-gather, a reduce those of a reduce-scatter.
-struct Verbs {
-  int reads;   // the first step that does not read the input
-  int copies;  // the first step that writes the output
-  int last;    // the step that does not send
+// A number of steps in a ring of k ranks: ranks * k + more.
+struct Times {
+  int ranks = 0, more = 1;
+
+  RK_HD constexpr int operator()(int k) const { return ranks * k + more; }
+  constexpr Times operator+(Times other) const {
+    return {ranks + other.ranks, more + other.more};
+  }
+};
+// One verb, in as many steps as `times` says.
+struct Stretch {
+  Verb verb;
+  Times times = {};
+};
+
+// The steps of one loop, for k >= 2. The hops of a chain are steps of a ring: a broadcast has the
+// steps of an all-gather, a reduce those of a reduce-scatter.
+inline constexpr Times kRanksLess2{1, -2};
+inline constexpr Stretch kAllReduce[] = {{Verb::send},
+                                         {Verb::recv_reduce_send, kRanksLess2},
+                                         {Verb::recv_reduce_copy_send},
+                                         {Verb::recv_copy_send, kRanksLess2},
+                                         {Verb::recv}};
+inline constexpr Stretch kReduceScatter[] = {
+    {Verb::send}, {Verb::recv_reduce_send, kRanksLess2}, {Verb::recv_reduce_copy}};
+inline constexpr Stretch kAllGather[] = {
+    {Verb::copy_send}, {Verb::recv_copy_send, kRanksLess2}, {Verb::recv}};
+inline constexpr Stretch kSendRecv[] = {{Verb::send}, {Verb::recv}};
+
+// The same list as three numbers, from which a kernel makes the verb of a step without a load. In
+// every list each action but receiving holds for the steps before or after one point.
+template <class Number>
+struct StepsOf {
+  Number reads;   // the first step that does not read the input
+  Number copies;  // the first step that writes the output
+  Number last;    // the step that does not send
 
   RK_HD constexpr Verb at(int j) const {
     return Verb((j > 0 ? kReceives : 0) | (j < reads ? kReadsInput : 0) |
                 (j >= copies ? kCopies : 0) | (j < last ? kSends : 0));
   }
 };
-RK_HD constexpr Verbs verbs_of(Collective c, int k) {
-  if (c == Collective::all_reduce) return {k, k - 1, 2 * k - 2};
-  if (c == Collective::reduce_scatter || c == Collective::reduce) return {k, k - 1, k - 1};
-  if (c == Collective::all_gather || c == Collective::broadcast) return {1, 0, k - 1};
-  return {1, 1, 1};  // send_recv
+using Steps = StepsOf<int>;
+
+template <size_t n>
+constexpr StepsOf<Times> steps_of(const Stretch (&list)[n]) {
+  Times at{0, 0};
+  StepsOf<Times> found{at, at, at};
+  for (const Stretch& s : list) {
+    const Times end = at + s.times;
+    if (reads_input(s.verb)) found.reads = end;
+    if (!copies(s.verb)) found.copies = end;
+    if (sends(s.verb)) found.last = end;
+    at = end;
+  }
+  return found;
+}
+
+RK_HD constexpr Steps steps_of(Collective c, int k) {
+  constexpr auto all_reduce = steps_of(kAllReduce), reduce_scatter = steps_of(kReduceScatter),
+                 all_gather = steps_of(kAllGather), send_recv = steps_of(kSendRecv);
+  const auto in_ring = [k](const StepsOf<Times>& s) {
+    return Steps{s.reads(k), s.copies(k), s.last(k)};
+  };
+  if (c == Collective::all_reduce) return in_ring(all_reduce);
+  if (c == Collective::reduce_scatter || c == Collective::reduce) return in_ring(reduce_scatter);
+  if (c == Collective::all_gather || c == Collective::broadcast) return in_ring(all_gather);
+  return in_ring(send_recv);
 }
 
 // Returns the number of steps in one loop. All-reduce: 1 + (k-2) + 1 + (k-2) + 1; reduce-scatter
 // and all-gather: k.
-RK_HD constexpr int steps(Collective c, int k) { return verbs_of(c, k).last + 1; }
+RK_HD constexpr int steps(Collective c, int k) { return steps_of(c, k).last + 1; }
+
+// Returns true if the three numbers give the list back.
+template <size_t n>
+constexpr bool agree(const Stretch (&list)[n], Collective c, int k) {
+  int j = 0;
+  for (const Stretch& s : list)
+    for (int i = 0; i < s.times(k); ++i)
+      if (steps_of(c, k).at(j++) != s.verb) return false;
+  return j == steps(c, k);
+}
+static_assert(agree(kAllReduce, Collective::all_reduce, 2) &&
+              agree(kAllReduce, Collective::all_reduce, 5) &&
+              agree(kReduceScatter, Collective::reduce_scatter, 2) &&
+              agree(kReduceScatter, Collective::reduce, 5) &&
+              agree(kAllGather, Collective::all_gather, 2) &&
+              agree(kAllGather, Collective::broadcast, 5) &&
+              agree(kSendRecv, Collective::send_recv, 2));
 
 // Returns the position whose chunk the rank at position r works on in its first step. Each later
 // step works on the chunk of the position before. Unused on a chain.
@@ -122,14 +188,14 @@ RK_HD Verdict run_schedule(const Plan& plan, int rank, int channel, Link& link) 
   const int first = is_chain(c) ? first_step(c, r, k, plan.position(channel, plan.root)) : 0;
   if (c == Collective::send_recv && first > 1) return Verdict::ok;  // neither sender nor receiver
   if (plan.loops == 0) return Verdict::ok;
-  const Verbs verbs = verbs_of(c, k);
+  const Steps all = steps_of(c, k);
   int64_t loop = 0;
   LoopChunks chunks = plan.loop_chunks(channel, loop);
   int j = first, owner = first_owner(c, r, k);
   // Loops and steps share one `for`, so that a GPU kernel contains the code of a step once. Moving
   // to the next step takes only a few additions.
   for (;;) {
-    const Verb verb = verbs.at(j);
+    const Verb verb = all.at(j);
     const Verdict verdict = link.perform(verb, plan, plan.chunk_of(channel, chunks, owner));
     if (verdict != Verdict::ok) return verdict;
     ++j, owner = (owner == 0 ? k : owner) - 1;

@@ -260,7 +260,7 @@ constexpr Plan constant = Plan::make(Collective::all_reduce, Protocol::simple, 4
 static_assert(constant.chunk == 128 && constant.loops == 2);
 static_assert(constant.chunk_of(0, 0, 3).in == 384 && constant.chunk_of(0, 0, 3).count == 128);
 static_assert(constant.slices(128) == 2 && constant.slice(128, 1).first == 64);
-static_assert(verbs_of(Collective::all_reduce, 4).at(3) == Verb::recv_reduce_copy_send);
+static_assert(steps_of(Collective::all_reduce, 4).at(3) == Verb::recv_reduce_copy_send);
 static_assert(constant.root == 0);
 constexpr Plan chain = Plan::make(Collective::reduce, Protocol::simple, 4, 1000, 4, 1,
                                   geometry(2, 8, 256, 32, 128), /*channels=*/1, /*root=*/2);

@@ -15,8 +15,8 @@ inline constexpr Milliseconds kTimeout{5000};
 inline constexpr int kPatience = 30'000;  // ms, for a wait for ranks
 
 // Objects that ranks make and end.
-enum class Made { communicator, courier };
-inline constexpr const char* kMade[] = {"communicator", "courier"};
+enum class Made { communicator, p2p_engine };
+inline constexpr const char* kMade[] = {"communicator", "p2p engine"};
 
 // Returns when all ranks have reached it.
 inline void meet(Store& store, const std::string& name) {
@@ -41,18 +41,29 @@ inline void use_communicator(std::shared_ptr<Store> store, const std::string& na
 }
 
 // Every rank sends to every other.
-inline void use_courier(std::shared_ptr<Store> store, const std::string& name, int rank,
-                        const std::function<void()>& made) {
-  // A rank that gives up shows this only while it exists, so none leaves before all know the
-  // outcome.
-  struct Leaving {
+inline void use_p2p_engine(std::shared_ptr<Store> store, const std::string& name, int rank,
+                           const std::function<void()>& made) {
+  // Every rank comes once, however it fails.
+  struct Meeting {
     Store& store;
     const std::string name;
-    ~Leaving() { meet(store, name + " has ended"); }
+    bool over = false;
+    void now() {
+      over = true;
+      meet(store, name);
+    }
+    ~Meeting() {
+      if (!over) now();
+    }
   };
-  std::optional<cpu::P2pEngine> courier;
-  const Leaving leaving{*store, name};
-  courier.emplace(store, name, rank, kRanks, kTimeout);
+  std::optional<cpu::P2pEngine> engine;
+  // A rank that gives up shows this only while it exists, so none leaves before all know the
+  // outcome.
+  const Meeting leaving{*store, name + " has ended"};
+  // Two ranks may have two connections, and the messages need one: a rank that has its messages may
+  // still fail over the other, and its peers with it unless they have theirs.
+  Meeting served{*store, name + " has its messages"};
+  engine.emplace(store, name, rank, kRanks, kTimeout);
   struct Note {
     int64_t out, in = -1;
     std::promise<void> sent, received;
@@ -78,7 +89,7 @@ inline void use_courier(std::shared_ptr<Store> store, const std::string& name, i
     Note& note = notes[size_t(peer)];
     note.out = 10 * rank + peer;
     attempt([&] {
-      courier->post({{true, peer, 0, Protocol::simple, &note.out, 8, {}, told(note.sent)},
+      engine->post({{true, peer, 0, Protocol::simple, &note.out, 8, {}, told(note.sent)},
                      {false, peer, 0, Protocol::simple, &note.in, 8, {}, told(note.received)}});
       ends.push_back(note.sent.get_future());
       ends.push_back(note.received.get_future());
@@ -86,16 +97,17 @@ inline void use_courier(std::shared_ptr<Store> store, const std::string& name, i
   }
   // all of them, because they write to the notes
   for (std::future<void>& end : ends) attempt([&] { end.get(); });
+  served.now();
   if (first) std::rethrow_exception(first);
   for (int peer = 0; peer < kRanks; ++peer)
     if (peer != rank) CHECK_EQ(notes[size_t(peer)].in, int64_t(10 * peer + rank));
   made();
-  courier->close();
+  engine->close();
 }
 
 inline void use(Made what, std::shared_ptr<Store> store, const std::string& name, int rank,
                 const std::function<void()>& made) {
-  (what == Made::communicator ? use_communicator : use_courier)(store, name, rank, made);
+  (what == Made::communicator ? use_communicator : use_p2p_engine)(store, name, rank, made);
 }
 
 }  // namespace ringkern::faults

@@ -180,7 +180,7 @@ std::string fault_in(const Case& c, const CaseResult& result) {
 // The number of calls of each kind that a rank makes without a failure.
 std::vector<Case> all_cases() {
   std::vector<Case> cases;
-  for (const Made made : {Made::communicator, Made::courier}) {
+  for (const Made made : {Made::communicator, Made::p2p_engine}) {
     const Shared<CaseResult> clean;
     const Case none{made};
     run_case(none, *clean);
