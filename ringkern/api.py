@@ -32,7 +32,6 @@ if _C.torch_version.split(".")[:2] != torch.__version__.split(".")[:2]:
     )
 
 from . import backend, errors, functional, local  # noqa: E402
-from .choose import ring_order as ring_order  # noqa: E402  (hands _C the ring orders)
 from .comm import Communicator  # noqa: E402
 from .config import config  # noqa: E402
 from .launchers import init  # noqa: E402

@@ -23,7 +23,7 @@ import ringkern_autoload
 
 from . import _C, news, recorder
 from .arguments import way_asked
-from .choose import tables
+from .choose import ring_order, tables
 from .config import ON_FAULT, config, timeout_seconds
 from .hosts import engine_names, find_hosts, over_hosts
 
@@ -102,6 +102,7 @@ def create(options: Any, backend_options: object = None) -> dist.distributed_c10
         *way_asked("auto", "auto", "auto", "auto"),
         {device: tables.table(device, in_a_ring) for device in tables.DEVICES},
         roster,
+        ring_order.orders,
         on_fault=config.on_fault if asked.on_fault is None else asked.on_fault,
         **joined,
     )

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from . import _C, news, recorder
 from .arguments import Op, SupportsDLPack, as_tensor, protocol_name, reduce_op, way_asked
-from .choose import tables
+from .choose import ring_order, tables
 from .config import config, timeout_seconds
 from .groups import place_of, resolve_group, untraced
 from .hosts import Hosts, engine_names, find_hosts, over_hosts
@@ -117,6 +117,7 @@ class Communicator:
             self._c = _C.Communicator(store, name, rank, size, seconds)
         self._c.set_on_fault(config.on_fault)
         self._c.set_roster(roster)
+        self._c.set_orders(ring_order.orders)
         in_a_ring = len(hosts.ranks_on(hosts.host_of[rank]))
         for device in tables.DEVICES:
             self._c.set_table(device, tables.table(device, in_a_ring))

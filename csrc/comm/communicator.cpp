@@ -93,8 +93,8 @@ void Communicator::check_healthy() {
                  *poisoned_);
 }
 
-void Communicator::run(const Device& device, const Task& task,
-                       const std::function<void()>& before) {
+uint64_t Communicator::run(const Device& device, const Task& task,
+                           const std::function<void()>& before) {
   check_callable();
   if (calling_back == this)
     throw UsageError(
@@ -103,15 +103,14 @@ void Communicator::run(const Device& device, const Task& task,
   const auto turn = lock_and_look_out(turn_);
   check_callable();  // it may have been closed during the wait for this turn
   worker_->drain();  // asynchronous calls that were made before run first
-  execute(device, task, before);
+  return execute(device, task, before);
 }
 
-bool Communicator::run_now(const Device& device, const Task& task) {
-  if (!usable_.load(std::memory_order_acquire) || forked()) return false;
+std::optional<uint64_t> Communicator::run_now(const Device& device, const Task& task) {
+  if (!usable_.load(std::memory_order_acquire) || forked()) return {};
   const std::unique_lock turn(turn_, std::try_to_lock);
-  if (!turn || worker_->busy() || last_device_ != &device || !usable_) return false;
-  run_on(*last_ring_, task);
-  return true;
+  if (!turn || worker_->busy() || last_device_ != &device || !usable_) return {};
+  return run_on(*last_ring_, task);
 }
 
 void Communicator::run_async(const Device& device, const Task& task,
@@ -142,8 +141,8 @@ void Communicator::run_async(const Device& device, const Task& task,
       });
 }
 
-void Communicator::execute(const Device& device, const Task& task,
-                           const std::function<void()>& before) {
+uint64_t Communicator::execute(const Device& device, const Task& task,
+                               const std::function<void()>& before) {
   check_healthy();  // an earlier call may have failed
   const bool connects = !connected(device);
   try {
@@ -160,26 +159,28 @@ void Communicator::execute(const Device& device, const Task& task,
     poison(*failure);
     throw_fault(*failure);
   }
-  run_on(*last_ring_, task, before);
+  return run_on(*last_ring_, task, before);
 }
 
-void Communicator::run_on(Ring& ring, const Task& task, const std::function<void()>& before) {
+uint64_t Communicator::run_on(Ring& ring, const Task& asked,
+                              const std::function<void()>& before) {
   Control& control = *ring.control;
   if (control.failed()) [[unlikely]] {  // the failure has not reached this rank yet
     const auto failure = control.failure();
     if (failure) poison(*failure);
     check_healthy();
   }
+  Task task = asked;
   choose(task, ring.ways);
   task.words = words_of(task);
-  task.refused = false;
   const uint64_t history = control.history();
   task.seq = control.begin(task.words, task.part_of);
   task.history = control.history();
+  RunResult result;
   try {
     if (before) before();
     if (ring.enqueues) throw_if_at_odds(control);
-    ring.executor->run(task);
+    result = ring.executor->run(task);
   } catch (const MismatchError& e) {
     const Fault mine = fault_of(std::current_exception(), names_.number(rank_));
     fail(ring, &mine, e);
@@ -190,7 +191,8 @@ void Communicator::run_on(Ring& ring, const Task& task, const std::function<void
   } catch (const AbortedError& e) {
     fail(ring, nullptr, e);
   } catch (const std::exception& e) {
-    if (task.refused && !before) {  // its caller gets the error here, and may call again
+    const auto* error = dynamic_cast<const Error*>(&e);
+    if (error != nullptr && error->facts.refused && !before) {  // its caller may call again
       control.withdraw(history);
       throw;
     }
@@ -200,7 +202,9 @@ void Communicator::run_on(Ring& ring, const Task& task, const std::function<void
     poison(mine);
     throw;
   }
-  if (!task.under_way) control.end(task.rested ? coarse_now() : 0);
+  if (result.under_way) return task.seq;
+  control.end(result.rested ? coarse_now() : 0);
+  return 0;
 }
 
 // Handles a failed wait of this rank. All ranks report the reason that was recorded first, their

@@ -28,7 +28,7 @@ struct Device {
   WayTable ways;     // this rank's table; all ranks use rank 0's
   ProbeRoom probe;   // where the links are probed; determined by the geometry
   // Returns the order of the ranks, given their devices; called on rank 0. May be null.
-  std::function<RingOrders(const std::vector<std::string>& buses)> arrange;
+  std::function<RingOrders(const std::vector<std::string>& buses)> orders;
   // `room` returns the capacity of the device. `fit` gets the capacities of all ranks, by rank, and
   // adapts the terms and everything that depends on them. Called when a ring is made; null if all
   // devices hold enough.
@@ -56,12 +56,12 @@ class Communicator {
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  // Runs a task after all earlier calls and returns when the executor does. `before`, if any, is
-  // called at this task's turn.
-  void run(const Device& device, const Task& task, const std::function<void()>& before = nullptr);
+  // Runs a task after all earlier calls and returns when the executor does: 0, or the number of the
+  // task on its ring if it goes on on the device. `before`, if any, is called at this task's turn.
+  uint64_t run(const Device& device, const Task& task, const std::function<void()>& before = nullptr);
   // Runs a task if no other call is in progress and the last one was on this device. Otherwise does
-  // nothing and returns false. Never waits for a lock.
-  bool run_now(const Device& device, const Task& task);
+  // nothing and returns nothing. Never waits for a lock.
+  std::optional<uint64_t> run_now(const Device& device, const Task& task);
   // Returns at once. `before` and `done` are called on the communicator's thread, `done` with the
   // error or null. `done` may make asynchronous calls.
   void run_async(const Device& device, const Task& task,
@@ -126,11 +126,11 @@ class Communicator {
   void check_healthy();  // throws if the communicator has failed
   // Runs a call on a connected ring. An exception makes this communicator unusable, unless the task
   // was refused. A task with `before` has a work, whose state may be queried after the next call.
-  void run_on(Ring& ring, const Task& task, const std::function<void()>& before = nullptr);
+  uint64_t run_on(Ring& ring, const Task& asked, const std::function<void()>& before = nullptr);
   [[noreturn]] void fail(Ring& ring, const Fault* mine, const Error& here);
   void end_waits(Ring& ring, const Fault& why) const;
-  void execute(const Device& device, const Task& task,
-               const std::function<void()>& before = nullptr);
+  uint64_t execute(const Device& device, const Task& task,
+                   const std::function<void()>& before = nullptr);
   Ring& ring_on(const Device& device);
   Ring connect(Device& device);
   void dissolve(Ring& ring, Milliseconds patience) const;

@@ -50,7 +50,7 @@ Word word_in(const std::string& bytes, int rank, int ranks, const RankNames& nam
 }
 
 std::string word_of(const Device& device, const std::vector<std::string>& buses) {
-  return to_bytes(Word{device.ways, device.arrange ? device.arrange(buses) : RingOrders{}});
+  return to_bytes(Word{device.ways, device.orders ? device.orders(buses) : RingOrders{}});
 }
 
 Fitting fitting_of(Device& device, const RankNames& names) {
@@ -230,7 +230,7 @@ Communicator::Ring Communicator::connect(Device& device) {
     segments.orders = of_rank_0.orders;
     segments.all.resize(offers.size(), segments.mine);
     segments.calls.resize(offers.size(), nullptr);
-    ring.transport->arrange(segments.orders);
+    ring.transport->set_orders(segments.orders);
     for (int peer = 0; peer < ranks_; ++peer) {
       if (peer == rank_) continue;
       Offer theirs = offers[size_t(peer)];

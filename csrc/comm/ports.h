@@ -155,8 +155,8 @@ class Transport {
   virtual ~Transport() = default;
   virtual void* mine() = 0;
   virtual Offer offer() = 0;  // the descriptor stays the transport's
-  // In which orders the ranks stand, if not 0, 1, 2, ...; before anything is mapped.
-  virtual void arrange(const RingOrders&) {}
+  // Sets the orders of the ranks, if not 0, 1, 2, ...; before anything is mapped.
+  virtual void set_orders(const RingOrders&) {}
   // Sets how errors name the ranks; before anything is mapped.
   void call_ranks(RankNames names) { names_ = std::move(names); }
   // Checks the offer against `bytes`, the size that this rank expects: never a size a peer names.
@@ -227,24 +227,22 @@ struct LaunchBatch;  // cuda/launcher.h
 // may be the same. `stream` is a cudaStream_t, or null on a CPU.
 struct Task {
   Collective collective = Collective::all_reduce;
-  mutable Protocol protocol = Protocol::simple;
+  Protocol protocol = Protocol::simple;
   Reduction reduction;
   const void* in = nullptr;
   void* out = nullptr;
   int64_t count = 0;
-  int root = 0;                                   // of a broadcast, a reduce or a message
-  mutable Algorithm algorithm = Algorithm::ring;  // of an all-reduce; all else has the ring
+  int root = 0;                           // of a broadcast, a reduce or a message
+  Algorithm algorithm = Algorithm::ring;  // of an all-reduce; all else has the ring
   void* stream = nullptr;
   Milliseconds timeout{0};  // for each wait; 0: the executor's
   // Where it is open, the communicator chooses algorithm and protocol, by what its ranks have
   // agreed on.
   Choice choice = Choice::none;
-  mutable uint64_t seq = 0;        // on its ring, from 1: the communicator counts; 0: nobody does
-  mutable CallWords words{};       // its own, where it is counted
-  mutable uint64_t history = 0;    // as in CallLine
-  mutable bool rested = false;     // a wait took more than some microseconds; the executor says so
-  mutable bool under_way = false;  // its end is to be read from Executor::progress()
-  mutable bool refused = false;    // run() has thrown and nothing was started: nobody waits for it
+  // Set by the communicator, in the copy that its executor runs.
+  uint64_t seq = 0;      // on its ring, from 1; 0: nobody counts
+  CallWords words{};     // its own
+  uint64_t history = 0;  // as in CallLine
   // Called on a CPU, if at all, when a wait takes more than some microseconds, and once only.
   void (*rests)(void* with) = nullptr;
   void* with = nullptr;
@@ -255,10 +253,18 @@ struct Task {
   // The larger call that this is a step of, if any (kSpansHosts). Ranks compare it, too: their
   // steps may be alike though their calls are not.
   CallWords part_of{};
+  // The tasks of all ranks, this one's among them, where one process has them all (torch/local.cpp).
+  std::span<const Task> of_ranks{};
+};
+
+// The state of a task when Executor::run() returns.
+struct RunResult {
+  bool rested = false;     // a wait took more than some microseconds
+  bool under_way = false;  // the end is to be read from Executor::progress()
 };
 
 // Its way, where that is open. Throws UsageError where it asks for one that is not there.
-inline void choose(const Task& t, const WayTable& ways) {
+inline void choose(Task& t, const WayTable& ways) {
   if (t.choice != Choice::none) {
     const Way way = ways.choose(t.choice, t.count * size_of(t.reduction.dtype));
     t.algorithm = way.algorithm;
@@ -298,9 +304,9 @@ class Executor {
  public:
   virtual ~Executor() = default;
   // CPU: returns when the result is in `out`. CUDA: returns when it is enqueued.
-  // A wait that fails is thrown as TimeoutError or AbortedError; on CUDA by a later call. Leaves
-  // the task `refused` where the device would not take it, and takes later ones.
-  virtual void run(const Task& task) = 0;
+  // A wait that fails is thrown as TimeoutError or AbortedError; on CUDA by a later call. An error
+  // with Facts::refused: the device would not take the task, and takes later ones.
+  virtual RunResult run(const Task& task) = 0;
   // True if run() returns once the task is enqueued: nobody looks at its data before that.
   virtual bool enqueues() const { return false; }
   // Ends every wait of this rank and of its neighbours. Idempotent; from any thread.

@@ -16,7 +16,7 @@ constexpr int kUnspunCalls = 1000;
 Bell& bell_of(void* segment) { return *static_cast<Bell*>(segment); }
 
 // With the neighbours that the order of the ring says.
-Segments arranged(Segments s, int rank, int ranks) {
+Segments in_ring_order(Segments s, int rank, int ranks) {
   check_orders(s.orders, ranks);
   if (ranks == 1 || s.orders.count == 0) return s;
   s.next = s.all.at(size_t(s.orders.next(0, rank, ranks)));
@@ -60,14 +60,18 @@ Geometry default_geometry() {
 
 Engine::Engine(const Segments& segments, const Geometry& geometry, int rank, int ranks,
                std::chrono::nanoseconds timeout, std::shared_ptr<const Arenas> arenas)
-    : rank_(rank), ranks_(ranks), segments_(arranged(segments, rank, ranks)), geometry_(geometry),
+    : rank_(rank), ranks_(ranks), segments_(in_ring_order(segments, rank, ranks)),
+      geometry_(geometry),
       timeout_(timeout), mesh_(segments, mesh_offset(geometry), rank, std::move(arenas)) {
   if (!geometry.valid() || geometry.channels != 1)
     throw UsageError("the CPU engine takes one channel and at least two slots of 16 bytes");
 }
 
-void Engine::run(const Task& task) {
-  if (ranks_ == 1) return run_alone(task);
+RunResult Engine::run(const Task& task) {
+  if (ranks_ == 1) {
+    run_alone(task);
+    return {};
+  }
   if (task.algorithm != Algorithm::ring && (task.collective != Collective::all_reduce ||
                                             !direct_runs_over(task.algorithm, task.protocol)))
     throw UsageError(no_such_way(task));
@@ -91,13 +95,13 @@ void Engine::run(const Task& task) {
     abort();  // the others must not wait for a rank that has found them at odds
     throw;
   }
-  task.rested = wait.rested();
   // The system may leave two ranks on one core, though there are enough: each looks as if it were
   // at work there. Now and then polling is tried again.
   if (wait.shared_a_core()) unspun_ = kUnspunCalls;
   else if (unspun_ > 0) --unspun_;
   if (verdict != Verdict::ok) [[unlikely]]
     fail(task, timeout, report);
+  return {.rested = wait.rested()};
 }
 
 Verdict Engine::run_ring(const Task& task, const Reducer& reducer, Wait& wait, WaitReport& report) {

@@ -19,7 +19,7 @@ class Engine final : public Executor {
   Engine(const Segments& segments, const Geometry& geometry, int rank, int ranks,
          std::chrono::nanoseconds timeout, std::shared_ptr<const Arenas> arenas = nullptr);
 
-  void run(const Task& task) override;
+  RunResult run(const Task& task) override;
   void abort() override;
 
  private:

@@ -21,7 +21,7 @@ class Engine final : public Executor {
       : launcher_(device, {Seat{rank, segments}}, ranks, geometry, timeout, /*one_process=*/false,
                   regions) {}
 
-  void run(const Task& task) override { launcher_.run({&task, 1}); }
+  RunResult run(const Task& task) override { return {.under_way = launcher_.run({&task, 1})}; }
   bool enqueues() const override { return true; }
   void abort() override { launcher_.abort(); }
   bool drain(Milliseconds patience) override { return launcher_.drain(patience); }

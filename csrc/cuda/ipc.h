@@ -31,7 +31,7 @@ class IpcTransport final : public Transport {
 
   void* mine() override { return mine_.at(); }
   Offer offer() override;
-  void arrange(const RingOrders& orders) override { orders_ = orders; }
+  void set_orders(const RingOrders& orders) override { orders_ = orders; }
   // Throws TransportError, but for device memory that this rank cannot open: then it returns null,
   // and `settle` takes host memory. Neighbours must open it where ranks have no bits.
   void* map(const Offer& offer, int peer) override;

@@ -81,18 +81,20 @@ Launcher::~Launcher() {
   }
 }
 
-void Launcher::run(std::span<const Task> tasks, std::span<const Task> all) {
-  for (const Task& each : tasks) each.under_way = each.refused = false;
+bool Launcher::run(std::span<const Task> tasks, std::span<const Task> all) {
   const Task& task = tasks.front();
   throw_if_failed(task);
   check_task(task);
-  if (task.count == 0) return;
+  if (task.count == 0) return false;
   const OnDevice guard(device_);
   try {
-    start(tasks, all);
-  } catch (...) {
+    return start(tasks, all);
+  } catch (Error& e) {
     if (!works()) abort();  // the others must not wait for a device that is lost
-    for (const Task& each : tasks) each.refused = !aborted_;
+    e.facts.refused = !aborted_;
+    throw;
+  } catch (...) {
+    abort();
     throw;
   }
 }
@@ -106,46 +108,50 @@ bool Launcher::works() const {
   return error == cudaSuccess || error == cudaErrorNotReady;
 }
 
-void Launcher::start(std::span<const Task> tasks, std::span<const Task> all) {
+bool Launcher::start(std::span<const Task> tasks, std::span<const Task> all) {
   const Task& task = tasks.front();
-  if (ranks_ == 1) return run_alone(task);
+  if (ranks_ == 1) {
+    run_alone(task);
+    return false;
+  }
   const bool in_place = is_in_place(task.algorithm, task.protocol);
-  if (in_place && int(seats_.size()) == ranks_) return run_in_place(task, tensors_of(tasks));
+  if (in_place && int(seats_.size()) == ranks_) {
+    run_in_place(task, tensors_of(tasks));
+    return false;
+  }
   const Shape shape = shape_of(task, ranks_, geometry_);
   const auto stream = static_cast<cudaStream_t>(task.stream);
   const DType dtype = task.reduction.dtype;
   const Combine combine = task.reduction.combine;
-  bool under_way = false;
   if (task.algorithm == Algorithm::ring) {
     Plan plan = Plan::make(task.collective, task.protocol, ranks_, task.count, size_of(dtype),
                            kPlanWorkers, geometry_, shape.channels, task.root);
     plan.orders = orders_;
     if (task.batch != nullptr)
-      under_way = add_to(*task.batch, arguments<MessageArgs>(tasks, plan), shape.threads);
-    else if (task.timeline != nullptr)
-      under_way = launch(timed_kernel_for(task.protocol), arguments<TimedArgs>(tasks, plan),
-                         shape.threads, stream);
-    else
-      under_way = launch(kernel_for(task.protocol, dtype, combine),
-                         arguments<LaunchArgs>(tasks, plan), shape.threads, stream);
-  } else if (in_place) {
-    under_way = launch(across_kernel(dtype, combine), across_arguments(tasks, all, shape.channels),
-                       shape.threads, stream);
-  } else if (task.norm != nullptr) {
+      return add_to(*task.batch, arguments<MessageArgs>(tasks, plan), shape.threads);
+    if (task.timeline != nullptr)
+      return launch(timed_kernel_for(task.protocol), arguments<TimedArgs>(tasks, plan),
+                    shape.threads, stream);
+    return launch(kernel_for(task.protocol, dtype, combine), arguments<LaunchArgs>(tasks, plan),
+                  shape.threads, stream);
+  }
+  if (in_place)
+    return launch(across_kernel(dtype, combine), across_arguments(tasks, all, shape.channels),
+                  shape.threads, stream);
+  if (task.norm != nullptr) {
     const RowPlan plan =
         RowPlan::make(task.algorithm, ranks_, task.count, task.norm->row, size_of(dtype),
                       mesh_.chunk_bytes(task.algorithm), shape.channels);
-    under_way =
+    const bool under_way =
         launch(norm_kernel_for(dtype), arguments<NormArgs>(tasks, plan), shape.threads, stream);
     for (const Task& each : tasks) each.norm->done = true;
-  } else {
-    const DirectPlan plan =
-        DirectPlan::make(task.algorithm, ranks_, task.count, size_of(dtype),
-                         mesh_.chunk_bytes(task.algorithm), shape.channels, /*ahead=*/0);
-    under_way = launch(direct_kernel_for(dtype, combine), arguments<DirectArgs>(tasks, plan),
-                       shape.threads, stream);
+    return under_way;
   }
-  for (const Task& each : tasks) each.under_way = under_way;
+  const DirectPlan plan =
+      DirectPlan::make(task.algorithm, ranks_, task.count, size_of(dtype),
+                       mesh_.chunk_bytes(task.algorithm), shape.channels, /*ahead=*/0);
+  return launch(direct_kernel_for(dtype, combine), arguments<DirectArgs>(tasks, plan),
+                shape.threads, stream);
 }
 
 template <class Args>

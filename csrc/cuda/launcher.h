@@ -78,12 +78,12 @@ class Launcher {
   Launcher& operator=(const Launcher&) = delete;
 
   // One task for each seat; they differ in `in` and `out` only. Throws what an earlier launch
-  // failed of, as soon as it is known. A launch that CUDA refuses leaves them `refused`, and the
-  // next one may follow; after any other failure none can. Leaves them `under_way` where their
-  // number will be posted: not where nothing is to be done, nor by a ring of one or where all
-  // ranks' tensors are taken by one launch, nor in a graph, which may be replayed often or never.
+  // failed of, as soon as it is known. After a launch that CUDA refuses (Facts::refused) the next
+  // one may follow; after any other failure none can. Returns true if the number of the call will
+  // be posted: not where nothing is to be done, nor by a ring of one or where all ranks' tensors are
+  // taken by one launch, nor in a graph, which may be replayed often or never.
   // `all`: the tasks of all ranks, in one process.
-  void run(std::span<const Task> tasks, std::span<const Task> all = {});
+  bool run(std::span<const Task> tasks, std::span<const Task> all = {});
   // Throws UsageError where a task is none that these ranks have kernels for.
   void check_task(const Task& task) const;
   // Throws if it is known of an earlier launch that a wait ended so.
@@ -104,7 +104,7 @@ class Launcher {
   void claim_memory();
   void check_geometry() const;
   void check_resident() const;
-  void start(std::span<const Task> tasks, std::span<const Task> all);
+  bool start(std::span<const Task> tasks, std::span<const Task> all);
   bool works() const;
   void run_alone(const Task& task);
   void run_in_place(const Task& task, const Tensors& tensors);

@@ -178,11 +178,10 @@ void LocalRing::release() noexcept {
   }
 }
 
-void LocalRing::run(std::span<const Task> tasks) {
+bool LocalRing::run(std::span<const Task> tasks) {
   if (int(tasks.size()) != ranks_)
     throw UsageError("a ring of " + std::to_string(ranks_) + " ranks takes as many tasks, not " +
                      std::to_string(tasks.size()));
-  for (const Task& task : tasks) task.under_way = task.refused = false;
   for (Part& part : parts_) part.launcher->check_task(tasks.front());
   // Two rings on the same devices, used by two threads: were they launched in one order here and in
   // another there, each could wait behind the other.
@@ -190,7 +189,7 @@ void LocalRing::run(std::span<const Task> tasks) {
   std::unique_lock turn(order, std::defer_lock);
   const bool several = parts_.size() > 1;
   if (several) turn.lock();
-  bool under_way = true, waiting = false, refused = false;
+  bool under_way = true, waiting = false;
   try {
     if (several) throw_if_failed(tasks.front());  // before any is launched; a launcher looks itself
     for (Part& part : parts_) {
@@ -199,21 +198,19 @@ void LocalRing::run(std::span<const Task> tasks) {
         seated[i] = tasks[size_t(part.ranks[i])];
         seated[i].seq = tasks.front().seq;
       }
-      try {
-        part.launcher->run({seated.data(), part.ranks.size()}, tasks);
-      } catch (...) {
-        refused = seated[0].refused && !waiting;
-        throw;
-      }
-      under_way = under_way && seated[0].under_way;
+      under_way = part.launcher->run({seated.data(), part.ranks.size()}, tasks) && under_way;
       waiting = waiting || !part.launcher->captured();
     }
+  } catch (Error& e) {
+    e.facts.refused = e.facts.refused && !waiting;
+    // Kernels on other devices must not wait for what was not launched.
+    if (!e.facts.refused) abort();
+    throw;
   } catch (...) {
-    tasks.front().refused = refused;
-    if (!refused) abort();  // kernels on other devices must not wait for what was not launched
+    abort();
     throw;
   }
-  for (const Task& task : tasks) task.under_way = under_way;
+  return under_way;
 }
 
 void LocalRing::throw_if_failed(const Task& task) {

@@ -28,8 +28,9 @@ class LocalRing {
 
   // A task for each rank, in order; they differ in `in`, `out` and `stream` only, and those of one
   // launch have one stream. The number of the call is the first one's. Launches on all devices, or
-  // throws; what was launched then ends, and where that is nothing the first task is `refused`.
-  void run(std::span<const Task> tasks);
+  // throws; what was launched then ends, and where that is nothing the error is `refused`. Returns
+  // true if the number will be posted.
+  bool run(std::span<const Task> tasks);
   void abort();
   bool drain(Milliseconds patience);
   Executor::Progress progress() const;  // as far as all ranks have come

@@ -17,6 +17,7 @@ struct Facts {
   uint64_t seq = 0;                      // of the call, counted from 1; 0: none
   std::string phase{};                   // how far this rank had come in it
   std::shared_ptr<const Fault> fault{};  // null where the group goes on
+  bool refused = false;                  // nothing was started: no other rank waits for this call
 };
 
 struct Error : std::runtime_error {

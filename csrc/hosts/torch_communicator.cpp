@@ -15,7 +15,7 @@
 #include "fault/render.h"
 #include "hosts/torch_hierarchy.h"
 #include "hosts/torch_long_wait.h"
-#include "torch/bind_calls.h"
+#include "torch/bindings.h"
 
 namespace ringkern::torch_ext {
 namespace {
@@ -223,16 +223,14 @@ void HostsCommunicator::check_healthy() {
                    *failure_);
 }
 
-WorkPtr HostsCommunicator::launch(Call call, const Wish& wish, bool async_op, Milliseconds timeout,
-                                  std::optional<c10::Stream> stream) {
-  return interruptible(&callers_, aborter(), [&] {
-    return launch_uninterrupted(std::move(call), wish, async_op, timeout, stream);
-  });
+WorkPtr HostsCommunicator::submit(Call call, const CallOptions& options) {
+  return interruptible(&callers_, aborter(),
+                       [&] { return submit_uninterrupted(std::move(call), options); });
 }
 
-WorkPtr HostsCommunicator::launch_uninterrupted(Call call, const Wish& wish, bool async_op,
-                                                Milliseconds timeout,
-                                                std::optional<c10::Stream> stream) {
+WorkPtr HostsCommunicator::submit_uninterrupted(Call call, const CallOptions& options) {
+  const Wish& wish = options.wish;
+  const Milliseconds timeout = options.timeout;
   for (const Prepared& prepared : call.tasks) {
     Task tried = prepared.task;  // what cannot be is told before anything is sent
     choose_way(tried, wish, call.device.type());
@@ -242,7 +240,7 @@ WorkPtr HostsCommunicator::launch_uninterrupted(Call call, const Wish& wish, boo
   const c10::Device on = call.device;
   const std::vector<Prepared> tasks = call.tasks;
   auto work = c10::make_intrusive<RingWork>(std::move(call), 1);
-  if (on.is_cpu() && async_op) {
+  if (on.is_cpu() && options.async_op) {
     work->abort_by(aborter());
     auto error = std::make_shared<std::exception_ptr>();
     worker_->post(
@@ -266,12 +264,13 @@ WorkPtr HostsCommunicator::launch_uninterrupted(Call call, const Wish& wish, boo
     throw UsageError(
         "a synchronous call in the callback of an asynchronous one would wait for itself. Use "
         "async_op=True there, or call after wait().");
-  const c10::OptionalStreamGuard stream_guard(stream);
+  const c10::OptionalStreamGuard stream_guard(options.stream);
   const c10::OptionalDeviceGuard device_guard(on.is_cpu() ? std::nullopt : std::optional(on));
   worker_->drain();  // asynchronous calls came first
   run_tasks(tasks, wish, timeout);
   if (!on.is_cpu()) inner_->follow(*work, on);
   work->end_part(nullptr);
+  if (!options.has_work) return nullptr;
   return work;
 }
 
@@ -638,8 +637,7 @@ void HostsCommunicator::fail(std::exception_ptr error) {
 }
 
 void bind_hosts_communicator(py::module_& m) {
-  py::class_<HostsCommunicator> bound(m, "HostsCommunicator");
-  bound.def(
+  py::class_<HostsCommunicator, Runner>(m, "HostsCommunicator").def(
       py::init([](const c10::intrusive_ptr<c10d::Store>& store, const std::string& name, int rank,
                   std::vector<int> host_of, std::vector<std::string> host_names, double timeout_s,
                   py::object engine, const HostsCommunicator::InterHostCosts& crossings) {
@@ -650,7 +648,6 @@ void bind_hosts_communicator(py::module_& m) {
       py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("host_of"), py::arg("host_names"),
       py::arg("timeout_s"), py::arg("engine"),
       py::arg("crossings") = HostsCommunicator::InterHostCosts());
-  bind_calls(bound);
 }
 
 }  // namespace ringkern::torch_ext

@@ -43,47 +43,23 @@ class HostsCommunicator final : public Runner {
     roster_ = std::move(roster);
   }
   void set_on_fault(OnFault policy) override { inner_->set_on_fault(policy); }
+  void set_orders(FindOrders find) override { inner_->set_orders(std::move(find)); }
   void check_enqueued() override { inner_->check_enqueued(); }
   void set_table(const std::string& device, const WayTables::Lists& lists) override {
     inner_->set_table(device, lists);
   }
   // The table of the ring inside the host.
-  WayTables::Lists table(const std::string& device) { return inner_->table(device); }
-  auto shared_memory() { return inner_->shared_memory(); }
-
-  WorkPtr all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, const Wish& wish,
-                     bool async_op) {
-    return launch_one(c10d::OpType::ALLREDUCE, tensor,
-                      prepare_all_reduce(tensor, op_of(op), ranks()), wish, async_op);
+  WayTables::Lists table(const std::string& device) override { return inner_->table(device); }
+  std::pair<std::string, std::vector<std::string>> shared_memory() override {
+    return inner_->shared_memory();
   }
-  // The same as that of a TorchCommunicator, but for the norm.
-  at::Tensor sum_of(const at::Tensor& x, const Wish& wish, RowNorm* = nullptr) {
+  at::Tensor sum_of(const at::Tensor& x, const Wish& wish, RowNorm*) override {
     const at::AutoDispatchBelowADInplaceOrView guard;
     at::Tensor out = x.clone(at::MemoryFormat::Contiguous);
     all_reduce(out, c10d::ReduceOp::SUM, wish, false);
     return out;
   }
-  WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input,
-                         const c10d::ReduceOp& op, const Wish& wish, bool async_op) {
-    return launch_one(c10d::OpType::_REDUCE_SCATTER_BASE, output,
-                      prepare_reduce_scatter(output, input, op_of(op), rank(), ranks()), wish,
-                      async_op);
-  }
-  WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input, const Wish& wish,
-                     bool async_op) {
-    return launch_one(c10d::OpType::_ALLGATHER_BASE, output,
-                      prepare_all_gather(output, input, rank(), ranks()), wish, async_op);
-  }
-  std::vector<int64_t> time_all_reduce(const at::Tensor& tensor, int64_t calls, const Wish& wish) {
-    return timed(calls, [&] { all_reduce(tensor, c10d::ReduceOp::SUM, wish, false); });
-  }
-
-  WorkPtr launch(Call call, const Wish& wish, bool async_op, Milliseconds timeout,
-                 std::optional<c10::Stream> stream) override;
-  // The same as that of a TorchCommunicator.
-  Abort aborter() {
-    return [this](const std::string& reason) { abort(reason); };
-  }
+  WorkPtr submit(Call call, const CallOptions& options) override;
 
   // The engine over all ranks of the group; all of them have to ask for it together.
   Engine& flat(c10::Device device);
@@ -104,10 +80,10 @@ class HostsCommunicator final : public Runner {
     std::lock_guard lock(told_);
     on_told_ = std::move(call);
   }
-  Callers& callers() { return callers_; }
-  int rank() const { return hosts_.rank(); }
-  int ranks() const { return hosts_.ranks(); }
-  double timeout_s() const { return double(timeout_.count()) / 1000; }
+  Callers& callers() override { return callers_; }
+  int rank() const override { return hosts_.rank(); }
+  int ranks() const override { return hosts_.ranks(); }
+  double timeout_s() const override { return double(timeout_.count()) / 1000; }
   bool failed() override {
     std::lock_guard lock(state_);
     return failure_.has_value();
@@ -147,14 +123,7 @@ class HostsCommunicator final : public Runner {
   }
   std::string prefix_in(const c10::intrusive_ptr<c10d::Store>& store) const;
 
-  WorkPtr launch_one(c10d::OpType type, const at::Tensor& output, Prepared task, const Wish& wish,
-                     bool async_op) {
-    Call call = call_of(type, output, std::move(task));
-    WorkPtr work = launch(std::move(call), wish, async_op, Milliseconds(0), {});
-    return async_op ? work : nullptr;
-  }
-  WorkPtr launch_uninterrupted(Call call, const Wish& wish, bool async_op, Milliseconds timeout,
-                               std::optional<c10::Stream> stream);
+  WorkPtr submit_uninterrupted(Call call, const CallOptions& options);
   void run_tasks(const std::vector<Prepared>& tasks, const Wish& wish, Milliseconds timeout);
   void run_task(const Prepared& task, const Wish& wish, Milliseconds timeout);
   Engine& flat_engine(c10::Device device);

@@ -205,7 +205,7 @@ WorkPtr RingBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOpt
     Call gather;
     add_all_gather(gather, out, in, seat_);
     called_by_torch(
-        [&] { ring_->launch(std::move(gather), wish_, /*async_op=*/false, timeout_of(o), {}); });
+        [&] { ring_->submit(std::move(gather), {.wish = wish_, .timeout = timeout_of(o)}); });
     return out;
   });
   auto work = c10::make_intrusive<RingWork>(std::move(call), 1);
@@ -217,9 +217,9 @@ WorkPtr RingBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOpt
 c10::intrusive_ptr<c10d::Backend> make_backend(
     c10::intrusive_ptr<c10d::Store> store, const std::string& name, int rank, int size,
     const std::vector<int64_t>& global_ranks, double timeout_s, const Wish& wish,
-    const std::map<std::string, WayTables::Lists>& tables, Roster roster, OnFault policy,
-    const std::vector<int>& host_of, const std::vector<std::string>& host_names, py::object engine,
-    const HostsCommunicator::InterHostCosts& crossings) {
+    const std::map<std::string, WayTables::Lists>& tables, Roster roster, FindOrders find_orders,
+    OnFault policy, const std::vector<int>& host_of, const std::vector<std::string>& host_names,
+    py::object engine, const HostsCommunicator::InterHostCosts& crossings) {
   std::unique_ptr<Runner> ring;
   std::unique_ptr<P2pRunner> messenger;
   if (host_of.empty()) {
@@ -235,6 +235,7 @@ c10::intrusive_ptr<c10d::Backend> make_backend(
                                milliseconds(timeout_s));
     ring = std::move(over_hosts);
   }
+  ring->set_orders(std::move(find_orders));
   ring->set_on_fault(policy);
   messenger->set_on_fault(policy);
   const WithoutGil no_gil;
@@ -251,18 +252,20 @@ void bind_backend(py::module_& m) {
          const std::vector<int64_t>& global_ranks, double timeout_s, const std::string& algorithm,
          const std::string& protocol, bool in_rank_order, bool wide,
          const std::map<std::string, WayTables::Lists>& tables, const RosterParts& roster,
-         const std::string& on_fault, const std::vector<int>& host_of,
+         py::object find_orders, const std::string& on_fault, const std::vector<int>& host_of,
          const std::vector<std::string>& host_names, py::object engine,
          const HostsCommunicator::InterHostCosts& crossings) {
         return make_backend(std::move(store), name, rank, size, global_ranks, timeout_s,
                             Wish::of(algorithm, protocol, in_rank_order, wide), tables,
-                            roster_of(roster), on_fault_of(on_fault), host_of, host_names,
-                            std::move(engine), crossings);
+                            roster_of(roster), orders_by(std::move(find_orders)),
+                            on_fault_of(on_fault), host_of, host_names, std::move(engine),
+                            crossings);
       },
       py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("size"), py::arg("global_ranks"),
       py::arg("timeout_s"), py::arg("algorithm"), py::arg("protocol"), py::arg("in_rank_order"),
       py::arg("wide"), py::arg("tables"), py::arg("roster") = RosterParts(),
-      py::arg("on_fault") = "", py::arg("host_of") = std::vector<int>(),
+      py::arg("find_orders") = py::none(), py::arg("on_fault") = "",
+      py::arg("host_of") = std::vector<int>(),
       py::arg("host_names") = std::vector<std::string>(), py::arg("engine") = py::none(),
       py::arg("crossings") = HostsCommunicator::InterHostCosts());
   m.def(

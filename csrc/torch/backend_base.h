@@ -87,7 +87,7 @@ class BackendBase : public c10d::Backend {
     if (!call.device.is_cpu() && o.asyncOp) stream = side_stream(call.device);
     WorkPtr work = called_by_torch([&] {
       return interruptible(this, aborter(), [&] {
-        return ring_->launch(std::move(call), wish_, o.asyncOp, timeout_of(o), stream);
+        return ring_->submit(std::move(call), {wish_, o.asyncOp, timeout_of(o), stream});
       });
     });
     ++sequence_;  // not before: the other ranks count no call that this one could not make

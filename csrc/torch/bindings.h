@@ -6,22 +6,29 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "torch/devices.h"
+
 namespace ringkern::torch_ext {
 
 namespace py = pybind11;
 
-void bind_arranger(py::module_& m);
 void bind_backend(py::module_& m);
 void bind_communicator(py::module_& m);
 void bind_hosts_communicator(py::module_& m);
 void bind_layout(py::module_& m);
 void bind_lists(py::module_& m);
 void bind_local(py::module_& m);
+void bind_orders(py::module_& m);
 void bind_plan(py::module_& m);
 void bind_quick(py::module_& m);
 void bind_recorder(py::module_& m);
+void bind_runner(py::module_& m);
 void bind_shared(py::module_& m);
 void bind_stages(py::module_& m);
 void bind_trace(py::module_& m);
+
+// `function`: of ringkern/choose/ring_order.py, or None. A ring is none the worse for an order that
+// it does not find.
+FindOrders orders_by(py::object function);
 
 }  // namespace ringkern::torch_ext

@@ -1,4 +1,4 @@
-// Calls of a communicator, and its methods in Python.
+// The calls of a ring.
 #include "torch/communicator.h"
 
 #include <c10/core/DeviceGuard.h>
@@ -6,7 +6,7 @@
 #include <functional>
 
 #include "fault/render.h"
-#include "torch/bind_calls.h"
+#include "torch/bindings.h"
 
 namespace ringkern::torch_ext {
 
@@ -30,12 +30,6 @@ TorchCommunicator::~TorchCommunicator() {
   }).detach();
 }
 
-WorkPtr TorchCommunicator::all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op,
-                                      const Wish& wish, bool async_op) {
-  return launch(c10d::OpType::ALLREDUCE, tensor, prepare_all_reduce(tensor, op_of(op), ranks()),
-                wish, async_op);
-}
-
 at::Tensor TorchCommunicator::sum_of(const at::Tensor& x, const Wish& wish, RowNorm* norm) {
   const Reduction sum = reduction_for({Op::sum}, check_tensor(x, "x"), ranks());
   const at::AutoDispatchBelowADInplaceOrView guard;
@@ -43,7 +37,7 @@ at::Tensor TorchCommunicator::sum_of(const at::Tensor& x, const Wish& wish, RowN
   if (all_reduce_now(out, x, Op::sum, wish)) return out;
   Prepared task = prepare(Collective::all_reduce, out, x, sum, x.numel());
   task.task.norm = norm;
-  launch(c10d::OpType::ALLREDUCE, out, std::move(task), wish, false);
+  submit_one(c10d::OpType::ALLREDUCE, out, std::move(task), wish, /*async_op=*/false);
   return out;
 }
 
@@ -65,32 +59,9 @@ std::pair<std::string, std::vector<std::string>> TorchCommunicator::shared_memor
   return {};
 }
 
-std::vector<int64_t> TorchCommunicator::time_all_reduce(const at::Tensor& tensor, int64_t calls,
-                                                        const Wish& wish) {
-  return timed(calls, [&] {
-    if (!all_reduce_now(tensor, Op::sum, wish))
-      all_reduce(tensor, c10d::ReduceOp::SUM, wish, false);
-  });
-}
-
-WorkPtr TorchCommunicator::reduce_scatter(const at::Tensor& output, const at::Tensor& input,
-                                          const c10d::ReduceOp& op, const Wish& wish,
-                                          bool async_op) {
-  return launch(c10d::OpType::_REDUCE_SCATTER_BASE, output,
-                prepare_reduce_scatter(output, input, op_of(op), rank(), ranks()), wish, async_op);
-}
-
-WorkPtr TorchCommunicator::all_gather(const at::Tensor& output, const at::Tensor& input,
-                                      const Wish& wish, bool async_op) {
-  return launch(c10d::OpType::_ALLGATHER_BASE, output,
-                prepare_all_gather(output, input, rank(), ranks()), wish, async_op);
-}
-
-WorkPtr TorchCommunicator::launch(Call call, const Wish& wish, bool async_op, Milliseconds timeout,
-                                  std::optional<c10::Stream> stream) {
-  return interruptible(&callers_, aborter(), [&] {
-    return launch_uninterrupted(std::move(call), wish, async_op, timeout, stream);
-  });
+WorkPtr TorchCommunicator::submit(Call call, const CallOptions& options) {
+  return interruptible(&callers_, aborter(),
+                       [&] { return submit_uninterrupted(std::move(call), options); });
 }
 
 void TorchCommunicator::run(c10::Device on, Task task, const Wish& wish, Milliseconds timeout) {
@@ -101,10 +72,10 @@ void TorchCommunicator::run(c10::Device on, Task task, const Wish& wish, Millise
   start(device, task);
 }
 
-void TorchCommunicator::start(const Device& device, const Task& task) {
-  if (comm_->run_now(device, task)) return;
+uint64_t TorchCommunicator::start(const Device& device, const Task& task) {
+  if (const auto number = comm_->run_now(device, task)) return *number;
   if (task.stream != nullptr && !comm_->connected(device)) check_not_captured(task.stream);
-  comm_->run(device, task);
+  return comm_->run(device, task);
 }
 
 static std::vector<Task> tasks_of(const Call& call) {
@@ -113,33 +84,32 @@ static std::vector<Task> tasks_of(const Call& call) {
   return tasks;
 }
 
-WorkPtr TorchCommunicator::launch_uninterrupted(Call call, const Wish& wish, bool async_op,
-                                                Milliseconds timeout,
-                                                std::optional<c10::Stream> stream) {
+WorkPtr TorchCommunicator::submit_uninterrupted(Call call, const CallOptions& options) {
   const Device& device = device_on(call.device);
   for (Prepared& prepared : call.tasks) {
-    choose_way(prepared.task, wish, call.device.type());
-    prepared.task.timeout = timeout;
+    choose_way(prepared.task, options.wish, call.device.type());
+    prepared.task.timeout = options.timeout;
   }
   const Callers::Scope no_gil(callers_);
   const auto tasks = tasks_of(call);
   const c10::Device on = call.device;
-  if (on.is_cpu() && async_op) {
+  if (on.is_cpu() && options.async_op) {
     auto work = c10::make_intrusive<RingWork>(std::move(call), int(tasks.size()));
     work->abort_by(aborter());
     for (const Task& task : tasks)
       comm_->run_async(device, task, [work](std::exception_ptr e) { work->end_part(e); });
     return work;
   }
-  const c10::OptionalStreamGuard stream_guard(stream);
+  const c10::OptionalStreamGuard stream_guard(options.stream);
   const c10::OptionalDeviceGuard device_guard(on.is_cpu() ? std::nullopt : std::optional(on));
-  auto work = c10::make_intrusive<RingWork>(std::move(call), 1);
-  uint64_t seq = 0;
+  c10::intrusive_ptr<RingWork> work;
+  if (options.has_work) work = c10::make_intrusive<RingWork>(std::move(call), 1);
+  uint64_t last = 0;
   bool begun = false;
   for (Task task : tasks) {
     task.stream = current_stream(on);
     try {
-      start(device, task);
+      if (const uint64_t number = start(device, task)) last = number;
     } catch (const std::exception& e) {
       // Made again, it would meet the other ranks' calls for what comes next.
       if (begun)
@@ -147,28 +117,15 @@ WorkPtr TorchCommunicator::launch_uninterrupted(Call call, const Wish& wish, boo
       throw;
     }
     begun = true;
-    if (task.under_way) seq = task.seq;
   }
-  if (seq > 0) work->follow(comm_->enqueued_on(device), seq);
+  if (on.is_cpu()) cpu_ = &device;
+  if (!work) {
+    call.finish();
+    return nullptr;
+  }
+  if (last > 0) work->follow(comm_->enqueued_on(device), last);
   work->end_part(nullptr);
   return work;
-}
-
-WorkPtr TorchCommunicator::launch(c10d::OpType type, const at::Tensor& output, Prepared task,
-                                  const Wish& wish, bool async_op) {
-  if (async_op)
-    return launch(call_of(type, output, std::move(task)), wish, true, Milliseconds(0), {});
-  choose_way(task.task, wish, task.device.type());
-  const Device& device = device_on(task.device);
-  interruptible(&callers_, aborter(), [&] {
-    const Callers::Scope no_gil(callers_);
-    const c10::DeviceGuard device_guard(task.device);
-    task.task.stream = current_stream(task.device);
-    start(device, task.task);
-    if (task.device.is_cpu()) cpu_ = &device;
-    task.finish();
-  });
-  return nullptr;
 }
 
 const Device& TorchCommunicator::device_on(c10::Device device) {
@@ -176,31 +133,18 @@ const Device& TorchCommunicator::device_on(c10::Device device) {
   auto found = devices_.find(device);
   if (found == devices_.end()) {
     found =
-        devices_.emplace(device, device_for(device, rank(), ranks(), comm_->timeout(), on_fault_))
+        devices_.emplace(device, device_for(device, rank(), ranks(), comm_->timeout(), on_fault_, find_orders_))
             .first;
     found->second.ways = tables_.of(device.type());
   }
   return found->second;
 }
 
-Roster roster_of(const RosterParts& parts) {
-  const auto& [departures, processes, waited_s] = parts;
-  Roster roster;
-  for (const auto& [pid, started] : processes) {
-    roster.numbers.push_back(int(roster.processes.size()));
-    roster.processes.push_back({pid, started});
-  }
-  roster.departures = departures;
-  roster.waited = milliseconds(waited_s);
-  return roster;
-}
-
 void bind_communicator(py::module_& m) {
-  py::class_<TorchCommunicator> bound(m, "Communicator");
-  bound.def(py::init<c10::intrusive_ptr<c10d::Store>, std::string, int, int, double>(),
+  py::class_<TorchCommunicator, Runner>(m, "Communicator")
+      .def(py::init<c10::intrusive_ptr<c10d::Store>, std::string, int, int, double>(),
             py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("size"),
             py::arg("timeout_s"));
-  bind_calls(bound);
   m.def("this_process", [] {
     const Process mine = this_process();
     return std::pair(mine.pid, mine.started);

@@ -7,7 +7,6 @@
 #include <optional>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -21,28 +20,7 @@
 
 namespace ringkern::torch_ext {
 
-// A call of one task.
-inline Call call_of(c10d::OpType type, const at::Tensor& output, Prepared task) {
-  Call call;
-  call.type = type;
-  call.device = task.device;
-  call.outputs = {output};
-  call.tasks.push_back(std::move(task));
-  return call;
-}
-
-// Nanoseconds that each of so many calls took.
-template <class F>
-std::vector<int64_t> timed(int64_t calls, F&& call) {
-  std::vector<int64_t> times(static_cast<size_t>(calls));
-  for (int64_t& time : times) {
-    const auto start = Clock::now();
-    call();
-    time = std::chrono::nanoseconds(Clock::now() - start).count();
-  }
-  return times;
-}
-
+// The ring of one host.
 class TorchCommunicator final : public Runner {
  public:
   // `numbers`: of the ranks in errors; none: their own.
@@ -54,6 +32,7 @@ class TorchCommunicator final : public Runner {
 
   void set_roster(Roster roster) override { comm_->set_roster(std::move(roster)); }
   void set_on_fault(OnFault policy) override { on_fault_ = policy; }
+  void set_orders(FindOrders find) override { find_orders_ = std::move(find); }
   void check_enqueued() override { comm_->check_enqueued(); }
   // Tells the work what becomes of its calls, the last of which was enqueued just now.
   void follow(RingWork& work, c10::Device on) {
@@ -65,15 +44,11 @@ class TorchCommunicator final : public Runner {
     tables_.set(device, lists);
   }
 
-  WorkPtr all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, const Wish& wish,
-                     bool async_op);
-  // The same for a dense tensor on a CPU, synchronous and by "auto", once the ring is connected; in
-  // a tenth of the time. Otherwise nothing happens, and the answer is false. With the GIL.
-  bool all_reduce_now(const at::Tensor& tensor, Op op, const Wish& wish = {}) {
-    return all_reduce_now(tensor, tensor, op, wish);
-  }
-  // The same from one tensor into another one like it.
-  bool all_reduce_now(const at::Tensor& out, const at::Tensor& in, Op op, const Wish& wish) {
+  // All-reduces a dense tensor on a CPU, from `in` to `out`, once the ring is connected: what
+  // submit() does, in a tenth of the time, because the GIL is kept while no wait is long. Otherwise
+  // does nothing and returns false. With the GIL.
+  bool all_reduce_now(const at::Tensor& out, const at::Tensor& in, Op op,
+                      const Wish& wish) override {
     const at::TensorImpl& t = *out.unsafeGetTensorImpl();
     if (cpu_ == nullptr || !is_ordinary(t)) return false;
     if (!in.is_same(out) && !is_ordinary(*in.unsafeGetTensorImpl())) return false;
@@ -92,7 +67,7 @@ class TorchCommunicator final : public Runner {
     if (task.count * size_of(*dtype) > kKeepsGil) std::exchange(task.rests, nullptr)(task.with);
     bool done = false;
     try {
-      done = comm_->run_now(*cpu_, task);
+      done = comm_->run_now(*cpu_, task).has_value();
     } catch (...) {
       bump_version(out);  // a part of it may have changed
       rest.rethrow();
@@ -103,31 +78,12 @@ class TorchCommunicator final : public Runner {
     return done;
   }
 
-  // Returns the sum of `x` over all ranks, contiguous; on CUDA perhaps with `norm`.
-  at::Tensor sum_of(const at::Tensor& x, const Wish& wish, RowNorm* norm = nullptr);
+  at::Tensor sum_of(const at::Tensor& x, const Wish& wish, RowNorm* norm) override;
+  WayTables::Lists table(const std::string& device) override;
+  std::pair<std::string, std::vector<std::string>> shared_memory() override;
+  WorkPtr submit(Call call, const CallOptions& options) override;
 
-  // Returns the lists that calls on this kind of device are chosen from: rank 0's once the ranks
-  // are connected, until then this rank's.
-  WayTables::Lists table(const std::string& device);
-  // Returns the two parts of SharedMemory, on its GPU.
-  std::pair<std::string, std::vector<std::string>> shared_memory();
-
-  // Nanoseconds that each of so many calls of all_reduce took.
-  std::vector<int64_t> time_all_reduce(const at::Tensor& tensor, int64_t calls, const Wish& wish);
-
-  WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input,
-                         const c10d::ReduceOp& op, const Wish& wish, bool async_op);
-  WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input, const Wish& wish,
-                     bool async_op);
-
-  WorkPtr launch(Call call, const Wish& wish, bool async_op, Milliseconds timeout,
-                 std::optional<c10::Stream> stream) override;
-  // Ends the calls that a signal interrupts.
-  Abort aborter() {
-    return [this](const std::string& reason) { abort(reason); };
-  }
-
-  // Runs a task on memory that the caller keeps, as launch() does, without the GIL.
+  // Runs a task on memory that the caller keeps, as submit() does, without the GIL.
   void run(c10::Device on, Task task, const Wish& wish, Milliseconds timeout);
   // The same as those of the Communicator.
   void check_callable() { comm_->check_callable(); }
@@ -137,11 +93,11 @@ class TorchCommunicator final : public Runner {
   // Called first when this ends, with the GIL.
   void on_end(void (*tell)(const TorchCommunicator*)) { on_end_ = tell; }
 
-  Callers& callers() { return callers_; }
-  int rank() const { return comm_->rank(); }
-  int ranks() const { return comm_->ranks(); }
+  Callers& callers() override { return callers_; }
+  int rank() const override { return comm_->rank(); }
+  int ranks() const override { return comm_->ranks(); }
   Geometry geometry_on(c10::Device device) { return comm_->geometry_on(device_on(device)); }
-  double timeout_s() const { return double(comm_->timeout().count()) / 1000; }
+  double timeout_s() const override { return double(comm_->timeout().count()) / 1000; }
   bool failed() override { return comm_->failed(); }
   void abort(const std::string& reason) override { comm_->abort(reason); }
   void close(double patience_s) override { callers_.close(*comm_, patience_s); }
@@ -162,13 +118,8 @@ class TorchCommunicator final : public Runner {
     }
   };
 
-  void start(const Device& device, const Task& task);
-  WorkPtr launch_uninterrupted(Call call, const Wish& wish, bool async_op, Milliseconds timeout,
-                               std::optional<c10::Stream> stream);
-
-  // The quick way, of one task.
-  WorkPtr launch(c10d::OpType type, const at::Tensor& output, Prepared task, const Wish& wish,
-                 bool async_op);
+  uint64_t start(const Device& device, const Task& task);
+  WorkPtr submit_uninterrupted(Call call, const CallOptions& options);
 
   // A contiguous tensor of a CPU, and nothing else besides.
   static bool is_ordinary(const at::TensorImpl& t) {
@@ -185,16 +136,11 @@ class TorchCommunicator final : public Runner {
   Callers callers_;
   std::atomic<const Device*> cpu_{nullptr};  // once there was a call on it
   WayTables tables_;
+  FindOrders find_orders_;
   OnFault on_fault_ = OnFault::by_device;
   std::mutex devices_mutex_;
   std::unordered_map<c10::Device, Device> devices_;  // outlives the communicator that uses them
   std::unique_ptr<Communicator> comm_;
 };
-
-// A roster in the form that Python gives it: `departures`, each rank's process, and seconds that
-// this rank has waited.
-using RosterParts = std::tuple<std::string, std::vector<std::pair<int64_t, uint64_t>>, double>;
-
-Roster roster_of(const RosterParts& parts);
 
 }  // namespace ringkern::torch_ext

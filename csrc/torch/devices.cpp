@@ -19,15 +19,13 @@ Device cpu_device(int rank, int ranks, Milliseconds timeout) {
 }
 
 void set_channels(Device& device, int index, int rank, int ranks, Milliseconds timeout,
-                  int channels, bool meshes) {
+                  int channels, bool meshes, const FindOrders& orders) {
   device.terms.geometry = cuda::default_geometry();
   device.terms.geometry.channels = channels;
   device.terms.segment_bytes = cuda::segment_bytes(device.terms.geometry, ranks);
   device.probe = cuda::probe_room(device.terms.geometry);
-  if (ranks > 2)  // two can stand in one order only
-    device.arrange = [=](const std::vector<std::string>& buses) {
-      return arranged(buses, channels);
-    };
+  if (ranks > 2 && orders)  // two can stand in one order only
+    device.orders = [=](const std::vector<std::string>& buses) { return orders(buses, channels); };
   const auto regions = std::make_shared<std::shared_ptr<cuda::PeerRegions>>();
   device.make_transport = [=, bytes = device.terms.segment_bytes] {
     if (meshes) *regions = std::make_shared<cuda::PeerRegions>(index, rank, ranks);
@@ -39,7 +37,8 @@ void set_channels(Device& device, int index, int rank, int ranks, Milliseconds t
   };
 }
 
-Device cuda_device(int index, int rank, int ranks, Milliseconds timeout, bool pair) {
+Device cuda_device(int index, int rank, int ranks, Milliseconds timeout, bool pair,
+                   const FindOrders& orders) {
   const int channels = pair ? 4 : cuda::default_geometry().channels;
   const bool meshes = !pair && cuda::MeshGeometry::make(ranks, 1).possible();
   Device device;
@@ -48,11 +47,11 @@ Device cuda_device(int index, int rank, int ranks, Milliseconds timeout, bool pa
   device.terms.workers = cuda::kPlanWorkers;
   device.terms.room.bus = cuda::bus_of(index);
   device.in_place = meshes && cuda::Regions::mine().count() > 0;
-  set_channels(device, index, rank, ranks, timeout, channels, meshes);
+  set_channels(device, index, rank, ranks, timeout, channels, meshes, orders);
   device.room = [index] { return cuda::room_of(index); };
   device.fit = [=](Device& fitted, const std::vector<DeviceRoom>& rooms, const RankNames& names) {
     set_channels(fitted, index, rank, ranks, timeout,
-                 std::min(channels, cuda::channels_of(rooms, names)), meshes);
+                 std::min(channels, cuda::channels_of(rooms, names)), meshes, orders);
   };
   return device;
 }
@@ -66,11 +65,13 @@ void throw_no_kernels(c10::Device device) {
                                      "(see ringkern.build_info())."));
 }
 
-Device device_for(c10::Device device, int rank, int ranks, Milliseconds timeout, OnFault policy) {
+Device device_for(c10::Device device, int rank, int ranks, Milliseconds timeout, OnFault policy,
+                  [[maybe_unused]] const FindOrders& orders) {
   Device made;
   if (device.is_cpu()) made = cpu_device(rank, ranks, timeout);
 #if RK_WITH_CUDA
-  else if (device.is_cuda()) made = cuda_device(device.index(), rank, ranks, timeout);
+  else if (device.is_cuda()) 
+    made = cuda_device(device.index(), rank, ranks, timeout, /*pair=*/false, orders);
 #endif
   else throw_no_kernels(device);
   made.after_fault = after_fault(policy, device.type());
@@ -109,7 +110,7 @@ void check_not_captured(void* stream) {
 Device pair_device_for(c10::Device device, int place, Milliseconds timeout, OnFault policy) {
 #if RK_WITH_CUDA
   if (device.is_cuda()) {
-    Device made = cuda_device(device.index(), place, 2, timeout, /*pair=*/true);
+    Device made = cuda_device(device.index(), place, 2, timeout, /*pair=*/true, nullptr);
     made.after_fault = after_fault(policy, device.type());
     return made;
   }

@@ -24,24 +24,25 @@ namespace ringkern::torch_ext {
 
 Device cpu_device(int rank, int ranks, Milliseconds timeout);
 
-// Returns the orders of the ranks that Python's arranger finds for these buses. A ring is none the
-// worse for one that was not found.
-RingOrders arranged(const std::vector<std::string>& buses, int channels);
+// A function from the buses of the ranks, and the channels, to orders of the ranks; or null.
+using FindOrders = std::function<RingOrders(const std::vector<std::string>& buses, int channels)>;
 
 #if RK_WITH_CUDA
 // `meshes`: all-reduces may be direct, also over tensors in place; a pair's link has messages
 // alone.
 void set_channels(Device& device, int index, int rank, int ranks, Milliseconds timeout,
-                  int channels, bool meshes);
+                  int channels, bool meshes, const FindOrders& orders);
 
 // With as many channels as the devices of the ranks hold, up to the default; a pair with few,
 // because a rank may have many.
-Device cuda_device(int index, int rank, int ranks, Milliseconds timeout, bool pair = false);
+Device cuda_device(int index, int rank, int ranks, Milliseconds timeout, bool pair,
+                   const FindOrders& orders);
 #endif
 
 [[noreturn]] void throw_no_kernels(c10::Device device);
 
-Device device_for(c10::Device device, int rank, int ranks, Milliseconds timeout, OnFault policy);
+Device device_for(c10::Device device, int rank, int ranks, Milliseconds timeout, OnFault policy,
+                  const FindOrders& orders);
 
 // A stream that is nobody else's as long as it is held, as torch knows those that it did not make:
 // by their address. torch's pools are shared with the user, and what waits for a peer there may

@@ -19,16 +19,20 @@ namespace ringkern::torch_ext {
 namespace {
 
 // A whole ring in the place of one rank: a communicator of one rank then gives it turns, abort,
-// close and care for forks. The task that it passes on, by reference, is rank 0's; those of the
-// other ranks lie behind it.
+// close and care for forks.
 template <class Ring>
 class WholeRing final : public Executor {
  public:
   template <class Ranks>
   WholeRing(const Ranks& ranks, Milliseconds timeout) : ring_(ranks, timeout) {}
 
-  void run(const Task& first) override {
-    if (first.count > 0) ring_.run({&first, size_t(ring_.ranks())});
+  RunResult run(const Task& first) override {
+    if (first.count == 0) return {};
+    std::vector<Task> tasks(first.of_ranks.begin(), first.of_ranks.end());
+    for (Task& task : tasks) task.seq = first.seq;
+    if constexpr (requires { ring_.progress(); }) return {.under_way = ring_.run(tasks)};
+    ring_.run(tasks);
+    return {};
   }
   void abort() override { ring_.abort(); }
   bool drain(Milliseconds patience) override { return ring_.drain(patience); }
@@ -245,7 +249,9 @@ class TorchLocalRing {
       tasks.back().stream = current_stream(devices_[r]);
     }
     const Callers::Scope no_gil(callers_);
-    comm_->run(ring_, tasks.front());
+    Task first = tasks.front();
+    first.of_ranks = tasks;
+    comm_->run(ring_, first);
     for (const Prepared& call : calls) call.finish();
   }
 

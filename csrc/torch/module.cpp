@@ -98,8 +98,9 @@ PYBIND11_MODULE(_C, m) {
   bind_stages(m);
   bind_layout(m);
   bind_recorder(m);
-  bind_arranger(m);
+  bind_orders(m);
   bind_shared(m);
+  bind_runner(m);  // before its subclasses
   bind_communicator(m);
   bind_quick(m);
   bind_trace(m);

@@ -16,6 +16,7 @@
 #include "cpu/simd.h"
 #include "torch/calls.h"
 #include "torch/checks.h"
+#include "torch/runner.h"
 
 namespace ringkern::torch_ext {
 
@@ -68,16 +69,14 @@ inline at::Tensor add_rms_norm(const at::Tensor& total, const at::Tensor& residu
 }
 
 // Returns the norm, and the sum of `x` over all ranks and `residual`.
-template <class C>
-std::pair<at::Tensor, at::Tensor> all_reduce_residual_rms_norm(C& c, const at::Tensor& x,
-                                                               const at::Tensor& residual,
-                                                               const at::Tensor& weight, double eps,
-                                                               const Wish& wish) {
+inline std::pair<at::Tensor, at::Tensor> all_reduce_residual_rms_norm(
+    Runner& c, const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
+    double eps, const Wish& wish) {
   check_norm(x, residual, weight, eps);
   const int64_t row = x.size(-1);
   // The kernel counts the bytes of a row in an int.
   if (x.is_cpu() || x.numel() == 0 || row * x.element_size() > std::numeric_limits<int>::max()) {
-    const at::Tensor total = c.sum_of(x, wish);
+    const at::Tensor total = c.sum_of(x, wish, nullptr);
     return {add_rms_norm(total, residual, weight, eps, c.callers()), total};
   }
   const at::AutoDispatchBelowADInplaceOrView guard;

@@ -1,10 +1,11 @@
 // Calls into the interpreter: to raise errors (torch/errors.h), to run the handlers of signals
-// (torch/signals.h), and to ask for the order of a ring (torch/devices.h).
+// (torch/signals.h), and to ask for the order of a ring (torch/runner.h).
 #include <torch/csrc/Exceptions.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -219,53 +220,61 @@ std::string Signals::run_handlers() {
 
 namespace {
 
-// The function of ringkern/choose/ring_order.py from buses and channels to orders of the ranks.
-// Null until Python has set it; never freed, because Python may end first.
-py::object*& arranger() {
-  static py::object* function = nullptr;
-  return function;
+// Python's function, for threads without the GIL. Python may end before it is let go.
+std::shared_ptr<py::object> kept(py::object function) {
+  return {new py::object(std::move(function)), [](py::object* held) {
+            if (Py_IsInitialized() == 0) {
+              (void)held->release();
+              delete held;
+              return;
+            }
+            const py::gil_scoped_acquire gil;
+            delete held;
+          }};
+}
+
+RingOrders orders_in(const std::vector<std::vector<int>>& found, size_t ranks) {
+  RingOrders orders;
+  for (const std::vector<int>& order : found)
+    if (order.size() != ranks || !orders.add(order.data(), int(order.size())))
+      throw py::value_error("no order of " + std::to_string(ranks) + " ranks");
+  return orders;
 }
 
 }  // namespace
 
-RingOrders arranged(const std::vector<std::string>& buses, int channels) {
-  RingOrders orders;
-  if (arranger() == nullptr) return orders;
-  const py::gil_scoped_acquire gil;
-  try {
-    const auto found = py::cast<std::vector<std::vector<int>>>((*arranger())(buses, channels));
-    for (const std::vector<int>& order : found)
-      if (order.size() != buses.size() || !orders.add(order.data(), int(order.size())))
-        throw py::value_error("no order of " + std::to_string(buses.size()) + " ranks");
-  } catch (const std::exception& e) {
-    EventQueue::all().post(EventKind::warning,
-                           std::string("the ranks stand in their own order, because no better one "
-                                       "could be looked for: ") +
-                               e.what());
-    return {};
-  }
-  return orders;
+FindOrders orders_by(py::object function) {
+  if (function.is_none()) return nullptr;
+  return [function = kept(std::move(function))](const std::vector<std::string>& buses,
+                                                int channels) -> RingOrders {
+    const py::gil_scoped_acquire gil;
+    try {
+      const py::object found = (*function)(buses, channels);
+      return orders_in(py::cast<std::vector<std::vector<int>>>(found), buses.size());
+    } catch (const std::exception& e) {
+      EventQueue::all().post(EventKind::warning,
+                             std::string("the ranks stand in their own order, because no better "
+                                         "one could be looked for: ") +
+                                 e.what());
+      return {};
+    }
+  };
 }
 
-void bind_arranger(py::module_& m) {
+void bind_orders(py::module_& m) {
   m.def(
-      "set_arranger",
-      [](const py::object& function) {
-        delete std::exchange(arranger(), function.is_none() ? nullptr : new py::object(function));
-      },
-      py::arg("function"));
-  m.def(
-      "arranged",
-      [](const std::vector<std::string>& buses, int channels) {
-        const RingOrders orders = arranged(buses, channels);
+      "ring_orders",
+      [](const py::object& find, const std::vector<std::string>& buses, int channels) {
+        const FindOrders finds = orders_by(find);
+        const RingOrders orders = finds ? finds(buses, channels) : RingOrders{};
         std::vector<std::vector<int>> lists;
         for (int i = 0; i < orders.count; ++i)
           for (int p = (lists.emplace_back(), 0); p < int(buses.size()); ++p)
             lists.back().push_back(orders.rank_at(i, p));
         return lists;
       },
-      py::arg("buses"), py::arg("channels"),
-      "What a ring on CUDA asks the arranger on rank 0, and what it makes of the answer.");
+      py::arg("find"), py::arg("buses"), py::arg("channels"),
+      "Returns the orders that a ring on CUDA takes from set_orders(find).");
 }
 
 }  // namespace ringkern::torch_ext

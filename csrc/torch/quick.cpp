@@ -107,9 +107,10 @@ PyObject* quick_all_reduce(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (!group) throw py::error_already_set();
   TorchCommunicator* const communicator = QuickGroups::all().find(group.ptr());
   if (communicator == nullptr) Py_RETURN_FALSE;
+  const at::Tensor& tensor = THPVariable_Unpack(args[0]);
   for (const auto& [object, op] : names.ops)
     if (object.ptr() == args[1])
-      return PyBool_FromLong(communicator->all_reduce_now(THPVariable_Unpack(args[0]), op));
+      return PyBool_FromLong(communicator->all_reduce_now(tensor, tensor, op, {}));
   Py_RETURN_FALSE;
 }
 

@@ -74,7 +74,7 @@ std::vector<TimedRow> record_all_reduce(TorchCommunicator& c, const at::Tensor& 
   call.device = prepared.device;
   call.outputs = {tensor};
   call.tasks.push_back(std::move(prepared));
-  c.launch(std::move(call), wish, /*async_op=*/false, Milliseconds(0), {});
+  c.submit(std::move(call), {.wish = wish, .has_work = false});
   at::Tensor rows;
   {
     const WithoutGil no_gil;

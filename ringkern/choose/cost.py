@@ -1,8 +1,8 @@
 """How long a collective takes, from what it moves and how often it waits for another rank.
 
-    time = base + journeys * hop + bytes on the wire / bandwidth
+    time = base + hops * hop + bytes on the wire / bandwidth
 
-``base`` is what a call costs before anything moves, ``hop`` a journey from rank to rank, and the
+``base`` is what a call costs before anything moves, ``hop`` the latency from rank to rank, and the
 bandwidth that of the link: of an NVLink or a PCIe path, or, between processes on a CPU, of the
 cache in which a tensor of that size stays. Nothing here needs torch or a device.
 """
@@ -38,8 +38,8 @@ class Way(NamedTuple):
         return f"{self.algorithm}/{self.protocol}"
 
 
-def journeys(way: Way, collective: str, ranks: int) -> int:
-    """How many journeys from rank to rank, one after the other, the first byte of a call makes.
+def hops(way: Way, collective: str, ranks: int) -> int:
+    """Returns how many hops, one after the other, the first byte of a call makes.
 
     Args:
         way: that the call goes.
@@ -57,7 +57,7 @@ def wire_bytes(way: Way, collective: str, ranks: int, nbytes: float, device: str
     """Bytes that a rank sends, flags included.
 
     Args:
-        way, collective, ranks: as for :func:`journeys`.
+        way, collective, ranks: as for :func:`hops`.
         nbytes: of the tensor of an all-reduce; of the other collectives, of all ranks' parts
             together, as nccl-tests counts.
         device: ``"cpu"`` or ``"cuda"``.
@@ -112,7 +112,7 @@ class Cost:
         Args:
             way, collective, ranks, nbytes: as for :func:`wire_bytes`.
         """
-        time = self.base_us + journeys(way, collective, ranks) * self.hop_us
+        time = self.base_us + hops(way, collective, ranks) * self.hop_us
         below = 0.0
         for tier in self.tiers:
             some = min(nbytes, tier.up_to) - below
@@ -127,7 +127,7 @@ def bus_share(collective: str, ranks: int) -> float:
     """Returns the part of a collective's bytes on each link of a ring, as nccl-tests counts.
 
     Args:
-        collective, ranks: as for :func:`journeys`.
+        collective, ranks: as for :func:`hops`.
     """
     return (ranks - 1) / ranks * (2 if collective == "all_reduce" else 1)
 

@@ -1,6 +1,6 @@
-"""In which orders the ranks stand on the rings of a CUDA communicator.
+"""The orders of the ranks on the rings of a CUDA communicator.
 
-Rank 0 asks when a ring is made, and all ranks take what it says (``csrc/comm/membership.cpp``).
+Rank 0 finds them when a ring is made, and all ranks take them (``csrc/comm/communicator.cpp``).
 """
 
 from __future__ import annotations
@@ -32,11 +32,8 @@ def orders(buses: list[str], channels: int) -> list[list[int]]:
     if None in gpus:
         return []  # without NVML, or in a container that hides other ranks' GPUs
     fabric = machine.fabric([gpu for gpu in gpus if gpu is not None])
-    found = rings.arrange(fabric, channels)
+    found = rings.best_orders(fabric, channels)
     numbered = tuple(range(len(buses)))
     if rings.speed_of(fabric, (numbered,), channels) >= rings.speed_of(fabric, found, channels):
         return []
     return [list(order) for order in found]
-
-
-_C.set_arranger(orders)

@@ -42,7 +42,7 @@ def test_excuses_are_needed() -> None:
         (r"def is_shared\(.*\n", "", "is_shared: the stub has none"),
         (r"wire_version: int\n", "", "wire_version: the stub has none"),
         (r"(?m)^def build_info", "def building", "building: the extension has none"),
-        (r"    def abort\(.*\n", "", "Communicator.abort: the stub has none"),
+        (r"    def abort\(.*\n", "", "Runner.abort: the stub has none"),
         (r"    wide: bool,\n\) -> tuple", ") -> tuple", "choose: the stub has (device"),
         (r"in_rank_order: bool,", "by_rank: bool,", "the stub takes by_rank"),
         (r"        \*,\n", "", "Plan.__init__: the stub takes workers where"),

@@ -29,9 +29,10 @@ struct FakeDevice {
  private:
   struct FakeExecutor final : Executor {
     explicit FakeExecutor(FakeDevice& of) : of_(of) {}
-    void run(const Task& task) override {
+    RunResult run(const Task& task) override {
       ++of_.calls;
       of_.call(task);
+      return {};
     }
     void abort() override { ++of_.aborts; }
     FakeDevice& of_;
@@ -161,7 +162,7 @@ TEST_CASE("a call does not run at once while asynchronous ones are under way") {
   c.run_async(cpu.device, numbered(1), [](std::exception_ptr) {});
   c.run_async(cpu.device, numbered(2), [&](std::exception_ptr error) {
     CHECK(!error);
-    in_callback = c.run_now(cpu.device, numbered(3));
+    in_callback = c.run_now(cpu.device, numbered(3)).has_value();
     told.count_down();
     done.wait();
   });
@@ -247,8 +248,7 @@ TEST_CASE("a communicator continues after a call that its device refuses") {
   std::vector<uint64_t> numbers, histories;
   bool refuses = false;
   cuda.call = [&](const Task& task) {
-    task.refused = refuses;
-    if (refuses) throw TransportError("refused");
+    if (refuses) throw TransportError("refused", {.refused = true});
     numbers.push_back(task.seq);
     histories.push_back(task.history);
   };

@@ -101,12 +101,12 @@ class TrickyTransport final : public Transport {
 };
 
 struct NoExecutor final : Executor {
-  void run(const Task&) override {}
+  RunResult run(const Task&) override { return {}; }
   void abort() override {}
 };
 
 // The outcome of each rank's first call; `looks` is called with its segments before it.
-inline std::vector<Outcome> make_ring(
+inline std::vector<RunResult> make_ring(
     int ranks, const std::function<Tricks(int)>& tricks, Milliseconds timeout = kLong,
     const std::function<void(int, const Segments&)>& looks = nullptr) {
   const auto store = std::make_shared<MemoryStore>();

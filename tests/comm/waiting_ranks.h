@@ -55,9 +55,9 @@ struct Shown {
 struct FakeExecutor final : Executor {
   FakeExecutor(bool enqueues, std::shared_ptr<Shown> shown)
       : enqueues_(enqueues), shown_(std::move(shown)) {}
-  void run(const Task& task) override {
-    task.under_way = enqueues_ && shown_->shows && task.count > 0;
-    if (enqueues_ || task.count == 0) return;
+  RunResult run(const Task& task) override {
+    if (enqueues_ || task.count == 0)
+      return {.under_way = enqueues_ && shown_->shows && task.count > 0};
     ++in_a_wait;
     while (!aborted_) std::this_thread::sleep_for(Milliseconds(1));
     throw AbortedError("rank ? waited.", {1, task.seq, "waited"});

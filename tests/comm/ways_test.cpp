@@ -33,7 +33,10 @@ struct Transports final : Transport {
 
 struct Executors final : Executor {
   explicit Executors(Way& way) : way_(way) {}
-  void run(const Task& task) override { way_ = {task.algorithm, task.protocol}; }
+  RunResult run(const Task& task) override {
+    way_ = {task.algorithm, task.protocol};
+    return {};
+  }
   void abort() override {}
   Way& way_;
 };
@@ -199,7 +202,7 @@ TEST_CASE("all ranks stand in rank 0's orders") {
                          Way last;
                          Device device = device_of(table_of(kSmall, kLarge), last);
                          device.terms.room.bus = "0000:" + std::to_string(rank) + "0:00.0";
-                         device.arrange = [&, rank](const std::vector<std::string>& buses) {
+                         device.orders = [&, rank](const std::vector<std::string>& buses) {
                            asked[size_t(rank)] = buses;
                            RingOrders both;
                            CHECK(both.add(order, 4) && both.add(back, 4));
@@ -224,7 +227,7 @@ TEST_CASE("all ranks stand in rank 0's orders") {
 }
 
 // Three ranks, each with a device of its own, that use `channels_of(rank, rooms)`.
-std::vector<Outcome> fitted(
+std::vector<RunResult> fitted(
     const std::function<int(int rank, const std::vector<DeviceRoom>& rooms)>& channels_of,
     std::vector<int64_t>& made_of, const std::function<void(int rank)>& look = nullptr) {
   const auto store = std::make_shared<MemoryStore>();
@@ -287,7 +290,7 @@ TEST_CASE("all ranks hear of devices without room") {
 // Sent by a rank 0 of another version; all ranks get the error.
 void a_word_that_is_none_fails_the_ring(const std::string& word) {
   const auto store = std::make_shared<MemoryStore>();
-  const std::vector<Outcome> outcomes = on_threads(2, [&](int rank) {
+  const std::vector<RunResult> outcomes = on_threads(2, [&](int rank) {
     if (rank == 1) {
       Way last;
       const Device device = device_of(table_of(kSmall, kLarge), last);

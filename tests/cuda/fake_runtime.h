@@ -91,6 +91,17 @@ inline void make_context(int device) {
 }
 inline std::atomic<int> message_launches = 0;
 
+// Returns whether the TransportError with this text says that nothing was started.
+inline bool refused(const char* text, const std::function<void()>& launch) {
+  try {
+    launch();
+  } catch (const TransportError& e) {
+    if (std::string(e.what()).find(text) != std::string::npos) return e.facts.refused;
+    throw;
+  }
+  throw std::logic_error(std::string("nothing was thrown of ") + text);
+}
+
 inline FakeDevices::StreamPtr stream_of(cudaStream_t s, int device = runtime.current) {
   return runtime.working->stream(device, s);
 }

@@ -487,14 +487,14 @@ class TestArrange:
     @pytest.mark.parametrize("channels", [6, 24])
     def test_whole_turns_carry_everything(self, channels: int) -> None:
         fabric = nvlinks(8, DGX1, 22.0)
-        orders = rings.arrange(fabric, channels)
+        orders = rings.best_orders(fabric, channels)
         assert len(orders) == 6
         assert self.speed(fabric, orders, channels) == pytest.approx(132.0)
 
     @pytest.mark.parametrize("channels", [1, 4, 16])
     def test_other_numbers_carry_the_most_they_can(self, channels: int) -> None:
         fabric = nvlinks(8, DGX1, 22.0)
-        orders = rings.arrange(fabric, channels)
+        orders = rings.best_orders(fabric, channels)
         assert 1 <= len(orders) <= min(channels, 8)
         speed = self.speed(fabric, orders, channels)
         for most in range(1, min(channels, 8) + 1):
@@ -505,19 +505,19 @@ class TestArrange:
         """Five rings on six channels: one ring carries twice what the others do."""
         fabric = random_fabric(5, 2)
         five = rings.search(fabric, most_rings=6).orders
-        orders = rings.arrange(fabric, 6)
+        orders = rings.best_orders(fabric, 6)
         assert (len(five), len(orders)) == (5, 3)
         assert self.speed(fabric, orders, 6) > 1.5 * self.speed(fabric, five, 6)
 
     def test_a_switch_needs_one_order(self) -> None:
-        assert rings.arrange(nvswitch(8, 370.8), 16) == (tuple(range(8)),)
+        assert rings.best_orders(nvswitch(8, 370.8), 16) == (tuple(range(8)),)
 
     def test_one_rank(self) -> None:
-        assert rings.arrange(Fabric(1, (), {}, {}), 4) == ((0,),)
+        assert rings.best_orders(Fabric(1, (), {}, {}), 4) == ((0,),)
 
     def test_no_channels(self) -> None:
         with pytest.raises(ValueError, match="channels=0: give a whole number from 1 on"):
-            rings.arrange(nvswitch(2, 1.0), 0)
+            rings.best_orders(nvswitch(2, 1.0), 0)
 
 
 class TestDescribe:

@@ -171,7 +171,7 @@ class FakeAllocator final : public c10::DeviceAllocator {
 // A device whose calls end on the test's request.
 class ToldDevice final : public ringkern::Executor {
  public:
-  void run(const ringkern::Task&) override {}
+  ringkern::RunResult run(const ringkern::Task&) override { return {}; }
   void abort() override {}
   Progress progress() const override { return {done, failed}; }
   uint64_t done = 0;

@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 import ringkern
 from ringkern import _C, local
+from ringkern.choose import ring_order
 from ringkern.choose.cost import ANY_SIZE
 from ringkern.errors import CommUsageError, RingKernError
 from tests import reference
@@ -938,6 +939,30 @@ def torn(rank: int, size: int, folder: Path) -> None:
         pytest.raises(CommUsageError, match="protocol ll128 needs links over which"),
     ):
         ring.all_reduce(on_device(torch.ones(10), rank), protocol="ll128")
+
+
+def ordered(rank: int, size: int, folder: Path) -> None:
+    """Uses devices for which rank 0 finds another order than 0, 1, 2."""
+    asked = []
+
+    def orders(buses: list[str], channels: int) -> list[list[int]]:
+        asked.append(buses)
+        return [[0, 2, 1]]
+
+    ring_order.orders = orders
+    fake().fake_set_devices(size)
+    fake_cuda.start(processors=FEW)
+    call = Call("ring", "simple", "float32", 1000)
+    with _join(rank, size, folder) as ring:
+        x = torch.full((call.n,), rank + 1.0)
+        _wait(_start(ring, call, x, device=rank))
+    _init(rank, size, folder)
+    y = torch.full((call.n,), rank + 1.0)
+    _wait(dist.all_reduce(on_device(y, rank), async_op=True))
+    dist.destroy_process_group()
+    assert torch.equal(x, torch.full((call.n,), 6.0)) and torch.equal(x, y)
+    buses = [f"0000:0{device}:00.0" for device in range(size)]
+    assert asked == ([buses, buses] if rank == 0 else [])
 
 
 def small(rank: int, size: int, folder: Path) -> None:

@@ -262,6 +262,10 @@ def test_two_devices_whose_link_tears_lines(scenarios: Scenario, tmp_path: Path)
     _run(scenarios, 2, tmp_path, [], "torn")
 
 
+def test_rank_0_finds_the_orders(scenarios: Scenario, tmp_path: Path) -> None:
+    _run(scenarios, 3, tmp_path, [], "ordered")
+
+
 @pytest.mark.parametrize(
     ("seats", "channels"),
     [([(0, ROOM - 1)] * 3, 10), ([(0, 132), (1, ROOM - 1), (1, ROOM - 1)], 15), ([(0, 1)] * 3, 0)],

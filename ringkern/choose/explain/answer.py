@@ -10,7 +10,7 @@ import torch
 from ... import _C
 from ...arguments import way_asked
 from .. import tables
-from ..cost import ANY_SIZE, Way, bus_bandwidth, journeys, wire_bytes
+from ..cost import ANY_SIZE, Way, bus_bandwidth, hops, wire_bytes
 from ..tuning import COLLECTIVES
 from .explanation import Candidate, Explanation
 
@@ -156,7 +156,7 @@ class _Question:
             way=way._replace(channels=plan.get("channels", 0)),
             time_us=time_us,
             bus_gb_s=self._bus(nbytes, time_us),
-            hops=journeys(way, self._collective, self._ranks),
+            hops=hops(way, self._collective, self._ranks),
             wire_bytes=wire_bytes(way, self._collective, self._ranks, nbytes, self._device),
             chunk_bytes=None if chunk is None else chunk * self._width,
             slices=plan.get("slices"),

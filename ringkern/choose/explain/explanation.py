@@ -42,7 +42,7 @@ class Explanation:
         way: that was chosen.
         time_us: predicted.
         bus_gb_s: that each link of a ring carries then, 1e9 bytes a second.
-        hops: journeys from rank to rank, one after the other.
+        hops: from rank to rank, one after the other.
         wire_bytes: that a rank sends, flags included.
         chunk_bytes: that move at once on one channel.
         slices: parts of a chunk that are shown to the next rank on their own.

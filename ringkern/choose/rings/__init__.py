@@ -218,7 +218,7 @@ def _blocked(fabric: Fabric, u: int, v: int) -> bool:
     return route is None or any(fabric.edges[e].gb_s <= 0 for e in route)
 
 
-def arrange(fabric: Fabric, channels: int) -> tuple[Order, ...]:
+def best_orders(fabric: Fabric, channels: int) -> tuple[Order, ...]:
     """At most 8 orders for so many channels: channel c has order ``c % len(orders)``.
 
     An order that shall carry more stands there more than once. All channels move as much, so where

@@ -1,6 +1,6 @@
 """The cost of rings and trees on GPUs as NVIDIA published it: the constants of NCCL's own choice.
 
-From NCCL 2.30.7, ``src/graph/tuning.cc`` (base, journeys, bandwidths in one node, trees); what else
+From NCCL 2.30.7, ``src/graph/tuning.cc`` (base, hops, bandwidths in one node, trees); what else
 is said of several nodes is of the same file in 2.20.3. Left out are its factor for the latency of
 long Simple rings on several nodes, that for trees without a second parent, and limits of a channel
 which the networks of today do not reach. Nothing here was measured by ringkern.
@@ -22,7 +22,7 @@ HOP_US = {
     "PCIe": {"ll": 1.0, "ll128": 2.5, "simple": 5.7},
     "network": {"ll": 2.7, "ll128": 4.0, "simple": 14.0},
 }
-# The same of trees. Where a node has one rank, a ring's journeys between nodes are as a tree's.
+# The same of trees. Where a node has one rank, a ring's hops between nodes are as a tree's.
 TREE_BASE_US = {"ll": 6.8, "ll128": 14.0, "simple": 8.4}
 TREE_HOP_US = {
     "NVLink": {"ll": 0.6, "ll128": 1.25, "simple": 4.0},

@@ -156,7 +156,7 @@ def _flat_tree(node: Node, network: Network, protocol: str, nbytes: float) -> Es
 def _ring_us(
     protocol: str, ranks: int, latency_us: float, gb_s: float, nbytes: float
 ) -> tuple[float, float]:
-    """Microseconds of so many bytes, and of none, round a ring whose journeys take so long."""
+    """Microseconds of so many bytes, and of none, round a ring whose hops take this long."""
     cost = constants.cost(protocol, latency_us / (2 * (ranks - 1)), gb_s)
     way = Way("ring", protocol)
     return cost.time_us(way, "all_reduce", ranks, nbytes), cost.time_us(way, "all_reduce", ranks, 0)

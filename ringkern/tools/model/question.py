@@ -283,10 +283,10 @@ def _head(node: Node, network: Network) -> list[str]:
             f"{node.found.bottleneck}: " + ", ".join(" ".join(map(str, order)) for order in orders)
         )
     if network.nodes > 1:
-        journeys = ", ".join(f"{p} {network.hop_us[p]:.3g}" for p in constants.PROTOCOLS)
+        hops = ", ".join(f"{p} {network.hop_us[p]:.3g}" for p in constants.PROTOCOLS)
         lines.append(
             f"{network.nodes} hosts, {network.nodes * node.ranks} ranks: {network.rank_gb_s:.4g} "
-            f"GB/s from each rank to other hosts, microseconds of a journey: {journeys}"
+            f"GB/s from each rank to other hosts, microseconds of a hop: {hops}"
         )
     return lines
 

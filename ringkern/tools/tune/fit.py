@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ...choose.cost import ANY_SIZE, Cost, Tier, Way, journeys, wire_bytes
+from ...choose.cost import ANY_SIZE, Cost, Tier, Way, hops, wire_bytes
 
 Points = Sequence[tuple[int, float]]
 
@@ -135,7 +135,7 @@ class _Problem:
 
     def _row(self, size: int, time: float, knots: tuple[int, ...]) -> list[float]:
         about = (self._way, self._collective, self._ranks)
-        row = [journeys(*about) / time]
+        row = [hops(*about) / time]
         for below, end in zip((0, *knots), (*knots, ANY_SIZE)):
             some = max(0, min(size, end) - below)
             row.append(wire_bytes(*about, some, self._device) / time)
