@@ -55,11 +55,12 @@ int create_in_dev_shm(int refusal, int64_t bytes) {
   if (fd >= 0) ::close(fd);  // a disk: its pages would be written there
   const std::string without = "memfd_create: " + error_text(refusal) + ", and ";
   const std::string remedy = "Allow memfd_create, or mount a tmpfs at /dev/shm";
-  if (fd >= 0) fail(without + "/dev/shm", ENOTSUP, bytes, {INFINITY, "It is no tmpfs", remedy});
+  if (fd >= 0)
+    fail(without + "/dev/shm", ENOTSUP, bytes, {INFINITY, "/dev/shm is not a tmpfs", remedy});
   if (error == EMFILE || error == ENFILE)
     fail("open", error, bytes, limit_behind(error, double(bytes), -1, false));
   fail(without + "open(/dev/shm)", error, bytes,
-       {INFINITY, "There is no place for shared memory", remedy});
+       {INFINITY, "Neither can hold shared memory", remedy});
 }
 
 // The receiver's half of the above: who sends one has no memfd. An unsealed memfd is a mistake, and
@@ -100,7 +101,7 @@ void MemoryFile::allocate(int64_t at, int64_t bytes) {
   const auto end = Clock::now() + kCounted;
   for (; limit.left < double(bytes); limit = memory_left(double(bytes))) {
     if (!limit.may_be_more || Clock::now() >= end)
-      fail("fallocate was not tried", ENOMEM, bytes, limit);
+      fail("not allocated, because the kernel would kill processes", ENOMEM, bytes, limit);
     std::this_thread::sleep_for(Milliseconds(100));
   }
   int error;

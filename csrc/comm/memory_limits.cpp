@@ -125,9 +125,9 @@ MemoryLimit open_files() {
   rlimit limit{};
   ::getrlimit(RLIMIT_NOFILE, &limit);
   return {INFINITY,
-          "This process may have " + std::to_string(limit.rlim_cur) +
-              " files open (ulimit -n), and has",
-          "Raise that limit, or close some"};
+          "This process has reached its limit of " + std::to_string(limit.rlim_cur) +
+              " open files (ulimit -n)",
+          "Raise that limit, or close files"};
 }
 
 MemoryLimit addresses_left() {
@@ -138,7 +138,7 @@ MemoryLimit addresses_left() {
   return {std::max(0.0, double(limit.rlim_cur) - used),
           "The limit on address space (ulimit -v) is " + mib(double(limit.rlim_cur)) + ", and " +
               mib(used) + " are in use",
-          "Raise it"};
+          "Raise that limit"};
 }
 
 MemoryLimit mappings_left() {
@@ -146,7 +146,7 @@ MemoryLimit mappings_left() {
   double used = 0;
   each_line("/proc/self/maps", [&](const char*) { ++used; });
   if (used < most - 2) return {};
-  return {0, "This process has as many mappings as it may (sysctl vm.max_map_count)",
+  return {0, "This process has reached its limit of mappings (sysctl vm.max_map_count)",
           "Raise that limit, or use fewer communicators at a time"};
 }
 
@@ -166,7 +166,7 @@ MemoryLimit memory_left(double wanted) {
   const MemoryLimit of_machine{m.memory + m.swap,
                                "The machine has " + mib(m.memory) + " of memory left and " +
                                    mib(m.swap) + " of swap",
-                               "Run fewer ranks, or end what else uses memory"};
+                               "Run fewer ranks, or end other processes that use memory"};
   return tighter(of_machine, cgroup_left(wanted, m.swap));
 }
 
@@ -174,11 +174,11 @@ MemoryLimit limit_behind(int error, double wanted, int fd, bool maps) {
   switch (error) {
     case EMFILE: return open_files();
     case ENFILE:
-      return {INFINITY, "This machine has as many files open as it may (sysctl fs.file-max)",
+      return {INFINITY, "This machine has reached its limit of open files (sysctl fs.file-max)",
               "Raise that limit"};
     case EFBIG:
       return {longest_file(), "The limit on file size (ulimit -f) is " + mib(longest_file()),
-              "Raise it"};
+              "Raise that limit"};
     case ENOSPC: return room_on(fd);
     case ENOMEM:
       if (maps)

@@ -17,6 +17,8 @@ constexpr size_t kMaxPending = 16;
 
 constexpr Milliseconds kEndShows{200};
 
+const char* const kSeeLogs = ". Look for the first error in the logs of the ranks";
+
 // The facts of an error in sending: a rank that has closed its end has not voted: it has died.
 Facts facts_of(const std::system_error& error, const Place& place, int rank) {
   const int code = error.code().value();
@@ -108,7 +110,7 @@ void Exchange::check_known_live() const {
   for (const auto& [rank, address] : known_)
     if (has_ended(address_, address))
       throw Lost(name_of(rank) + " (pid " + std::to_string(address.pid) +
-                     ") died while the ranks connected",
+                     ") died while the ranks connected. See the log of that rank",
                  {place_.names.number(rank)});
 }
 
@@ -142,11 +144,12 @@ void Exchange::greet(const Met& to, int rank, const Offer& mine) const {
   const std::string bytes = to_bytes(hello) + mine.bytes;
   if (bytes.size() > kMaxMessage)
     throw TransportError("an offer of " + std::to_string(mine.bytes.size()) +
-                         " bytes does not fit in a greeting");
+                         " bytes does not fit in a greeting of at most " +
+                         std::to_string(kMaxMessage));
   try {
     send_message(to.socket, bytes, mine.fds);
   } catch (const std::system_error& e) {
-    throw Lost(name_of(place_.rank) + " cannot greet " + name_of(rank) + ": " + e.what(),
+    throw Lost(name_of(place_.rank) + " cannot greet " + name_of(rank) + ": " + e.what() + kSeeLogs,
                facts_of(e, place_, rank));
   }
 }
@@ -198,7 +201,7 @@ void Exchange::pass_round() {
       send_message(next_.socket, passed_on(terms_, session_, owner, last.bytes), last.fds);
     } catch (const std::system_error& e) {
       throw Lost(name_of(place_.rank) + " cannot pass the offer of " + name_of(owner) + " to " +
-                     name_of(place_.next) + ": " + e.what(),
+                     name_of(place_.next) + ": " + e.what() + kSeeLogs,
                  facts_of(e, place_, place_.next));
     }
     owner = (owner + back) % place_.size;
@@ -225,8 +228,7 @@ std::pair<Received, Message> Exchange::await_message(const Fd& socket, int rank,
     Message message;
     const Received received = receive_message(socket, message);
     if (received == Received::closed)
-      throw Lost(name + " ended before it answered " + name_of(place_.rank) +
-                     ". Look for the first error in the logs of the ranks",
+      throw Lost(name + " ended before it answered " + name_of(place_.rank) + kSeeLogs,
                  {place_.names.number(rank)});
     if (received != Received::nothing_yet) return {received, std::move(message)};
   }

@@ -52,10 +52,9 @@ void* Arena::allocate(int64_t bytes) {
     used_.emplace(at, size);
     return base_ + at;
   }
-  throw SharedMemoryError("no room for " + mib(double(bytes)) +
-                          " among the shared tensors, which "
-                          "have " +
-                          mib(double(bytes_)) + " of addresses: free some");
+  throw SharedMemoryError("cannot allocate a shared tensor of " + mib(double(bytes)) +
+                          ": no free range is that large in the " + mib(double(bytes_)) +
+                          " of shared addresses. Free shared tensors");
 }
 
 void Arena::free(void* pointer) {
@@ -129,7 +128,8 @@ std::shared_ptr<PeerArena> PeerArena::of(int peer, int fd, int64_t bytes, const 
   static auto* const known = new std::map<std::pair<dev_t, ino_t>, std::weak_ptr<PeerArena>>;
   struct stat status;
   if (::fstat(fd, &status) != 0)
-    throw TransportError("fstat: " + std::generic_category().message(errno));
+    throw TransportError("fstat of the memory offered by " + names.text(peer) + ": " +
+                         std::generic_category().message(errno));
   const std::lock_guard lock(mutex);
   std::erase_if(*known, [](const auto& entry) { return entry.second.expired(); });
   std::weak_ptr<PeerArena>& entry = (*known)[{status.st_dev, status.st_ino}];
@@ -137,8 +137,9 @@ std::shared_ptr<PeerArena> PeerArena::of(int peer, int fd, int64_t bytes, const 
   if (arena == nullptr) {
     const int own = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
     if (own < 0)
-      throw TransportError("the memory for tensors of " + names.text(peer) + " cannot be kept: " +
-                           std::generic_category().message(errno) + " (ulimit -n)");
+      throw TransportError("cannot copy the file descriptor of the memory offered by " +
+                           names.text(peer) + ": " + std::generic_category().message(errno) +
+                           ". Raise the limit on open files (ulimit -n)");
     entry = arena = std::make_shared<PeerArena>(own, bytes);
   }
   return arena;
@@ -150,7 +151,9 @@ PeerArena::~PeerArena() { ::close(fd_); }
 
 PeerArena::View PeerArena::view(int64_t at_least) {
   const std::lock_guard lock(mutex_);
-  if (at_least > bytes_) throw TransportError("a rank names memory that it does not have");
+  if (at_least > bytes_)
+    throw TransportError("a rank names memory that it does not have: up to byte " +
+                         std::to_string(at_least) + " of " + std::to_string(bytes_));
   if (at_least > widest_.bytes) {
     // Mappings stay, for other groups that use them: at most as much memory again.
     const int64_t bytes =

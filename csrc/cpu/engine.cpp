@@ -45,7 +45,8 @@ Verdict run_protocol(const LinkContext& context, const Plan& plan, int rank,
 std::string no_such_way(const Task& task) {
   return std::string("a CPU has no ") + name_of(task.algorithm) + " " + name_of(task.collective) +
          " over " + name_of(task.protocol) +
-         "; all_reduce has one_shot over ll and simple, and two_shot over simple";
+         "; all_reduce has one_shot over ll and simple, and two_shot over simple: use one of "
+         "these, or algorithm ring";
 }
 
 }  // namespace
@@ -63,7 +64,9 @@ Engine::Engine(const Segments& segments, const Geometry& geometry, int rank, int
     : rank_(rank), ranks_(ranks), segments_(arranged(segments, rank, ranks)), geometry_(geometry),
       timeout_(timeout), mesh_(segments, mesh_offset(geometry), rank, std::move(arenas)) {
   if (!geometry.valid() || geometry.channels != 1)
-    throw UsageError("the CPU engine takes one channel and at least two slots of 16 bytes");
+    throw UsageError("the CPU engine needs one channel and at least two slots of 16 bytes, not " +
+                     std::to_string(geometry.channels) + " channels and " +
+                     std::to_string(geometry.slots) + " slots");
 }
 
 void Engine::run(const Task& task) {

@@ -88,7 +88,7 @@ void LocalRing::run_rank(size_t rank) {
 void LocalRing::run(std::span<const Task> tasks) {
   if (tasks.size() != engines_.size())
     throw UsageError("a ring of " + std::to_string(engines_.size()) +
-                     " ranks takes as many tasks, not " + std::to_string(tasks.size()));
+                     " ranks needs one task for each rank, not " + std::to_string(tasks.size()));
   tasks_ = tasks;
   errors_.assign(errors_.size(), nullptr);
   working_.store(uint32_t(threads_.size()), std::memory_order_relaxed);

@@ -222,14 +222,14 @@ TEST_CASE("a rank that comes twice fails the ring") {
   const std::vector<Outcome> outcomes = on_threads(3, [&](int thread) {
     return Joiner{store, "ring", place_of(thread == 2 ? 0 : thread, 3)}.join();
   });
-  check_all(outcomes, "RendezvousError", "rank 0 came twice");
+  check_all(outcomes, "RendezvousError", "rank 0 joined the ring twice");
 }
 
 TEST_CASE("ranks that disagree on the order do not meet") {
   const std::vector<Outcome> outcomes = join_all(4, [](Joiner& joiner) {
     if (joiner.place.rank == 2) joiner.place = place_of(2, 4, /*reversed=*/true);
   });
-  check_all(outcomes, "RendezvousError", "the ranks disagree on the order of the ring");
+  check_all(outcomes, "RendezvousError", "give all ranks the same order of the ranks");
 }
 
 TEST_CASE("a store that fails ends the wait") {

@@ -164,7 +164,7 @@ void the_ring_rounds_at_each_rank() {
     for (const int rank : {0, 1})
       CHECK_THROWS(UsageError,
                    c == int(Collective::all_reduce) ? "Use algorithm one_shot or two_shot"
-                                                    : "do without, or use all_reduce",
+                                                    : "leave out accumulate, or use all_reduce",
                    ring.engine(rank).run(task));
   }
   run_calls(ring, {call_by(kWays[0], DType::f32, Op::sum, 10)}, 1);

@@ -65,7 +65,7 @@ TEST_CASE("a peer's answer is checked") {
         h.from = 5;
         send_message(s, to_bytes(h));
       },
-      "RendezvousError rank 5 takes rank 0");
+      "RendezvousError received a greeting of rank 5 to rank 0, expected one of rank 1");
   play(
       [](const Fd& s, const Address&, Hello h) {
         h.offer_bytes = 10;
