@@ -104,7 +104,8 @@
   X(engine_aborted, aborted,                                                                      \
     "{reporter} {message}. The engine between the hosts says: {evidence}")                        \
   X(unsaid, failed,                                                                               \
-    "another rank failed, and ended or lost the store before it could report why.")               \
+    "another rank failed, and ended or lost the store before it could report why. Look for the "  \
+    "first error in the logs of the ranks.")                                                      \
   X(unreadable, failed,                                                                           \
     "another rank failed, and its report cannot be read: '{evidence}'. Install the same "         \
     "version of ringkern for all ranks.")

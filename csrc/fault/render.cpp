@@ -47,7 +47,7 @@ const CallSeen* last_of(const RankSeen& seen) {
   return last;
 }
 
-// Returns what a late rank does: "has made it, and has done seq=17 ...".
+// Returns what a late rank does: "has made this call, and has done seq=17 ...".
 std::string whereabouts(const Fault& f) {
   if (f.theirs.on_page == 0) return "";
   const CallSeen* const last = last_of(f.theirs);
@@ -55,15 +55,15 @@ std::string whereabouts(const Fault& f) {
   const std::string age = seconds_text(last->age_ns);
   if (last->seq < (f.mine.call.seq != 0 ? f.mine.call.seq : f.seq))
     return "has not made this call; its last was " + text_of(*last) + ", " +
-           (last->ended == 0 ? "in which it is for " + age : "which ended " + age + " ago");
-  return "has made it, " + std::string(last->ended == 0 ? "and is in " : "and has done ") +
+           (last->ended == 0 ? "in which it has been for " + age : "which ended " + age + " ago");
+  return "has made this call, " + std::string(last->ended == 0 ? "and is in " : "and has done ") +
          text_of(*last);
 }
 
 std::string condition(const RankSeen& seen) {
   if (seen.pid > 0) return "its process is " + text_of_state(seen.state);
-  // In another pid namespace all that is known of it is that its watch ticks, or does not.
-  return "its process, which cannot be seen from here, gave its last sign of life " +
+  // In another pid namespace only the ticks of its watch show whether it runs.
+  return "its process, which cannot be seen from here, last showed that it runs " +
          seconds_text(seen.silent_ns) + " ago";
 }
 
@@ -138,8 +138,8 @@ std::string question(const Fault& f) {
 std::string arrived(const Fault& f) {
   std::string text;
   for (int i = 0; i < MessageSeen::kArrived && f.message.arrived_from[i] >= 0; ++i)
-    text += (i == 0 ? "What has come from " : ", from ") + rank_text(f.message.arrived_from[i]) +
-            " has " + tag_text(f.message.arrived_tag[i]);
+    text += (i == 0 ? "Messages that match no receive: from " : ", from ") +
+            rank_text(f.message.arrived_from[i]) + " (" + tag_text(f.message.arrived_tag[i]) + ")";
   return text.empty() ? text : text + ".";
 }
 
@@ -368,7 +368,7 @@ std::string text_of_state(char state) {
 }
 
 std::string text_of(const ProcessEnd& end) {
-  if (end.known == ProcessEnd::nothing) return "how is not known";
+  if (end.known == ProcessEnd::nothing) return "the cause is unknown";
   if (end.known == ProcessEnd::still_runs)
     return "its process is " + text_of_state(end.state) + ", and has closed its connections";
   if (const int signal = end.wait_status & 0x7f; signal != 0)

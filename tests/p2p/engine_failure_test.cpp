@@ -64,7 +64,7 @@ TEST_CASE("a receive that times out lists the messages that came instead") {
       const size_t m = r.box.receive(kAnySource, 5, 1, kShort);
       check_message(r, m, "TimeoutError",
                     {"rank 0 waited for a message from any rank (tag 5, 1 bytes) and nothing came",
-                     "What has come from rank 1 has tag 6, from rank 1 has tag 7."});
+                     "Messages that match no receive: from rank 1 (tag 6), from rank 1 (tag 7)."});
     } else {
       r.box.send(0, 6, Bytes(10));
       r.box.send(0, 7, Bytes(10));
