@@ -154,7 +154,7 @@ void Exchange::greet(const Met& to, int rank, const Offer& mine) const {
   }
 }
 
-// Strangers may connect and say nothing, so all open connections are watched at once.
+// Unidentified peers may connect and send nothing, so all open connections are watched at once.
 void Exchange::accept_prev() {
   const std::string what = name_of(place_.prev) + " to connect";
   for (;;) {
@@ -163,7 +163,7 @@ void Exchange::accept_prev() {
     if (readable(watched, agreement_.slice()))
       for (size_t i = pending_.size(); i-- > 0;)
         if (watched[i + 1].revents != 0 && is_from_prev(i)) return;
-    agreement_.look(what);  // after strangers, too: they must not keep this rank from it
+    agreement_.look(what);  // also after unidentified peers: they must not delay it
     if (watched[0].revents == 0) continue;
     auto socket = accept_from(listener_);
     if (!socket) continue;
@@ -173,7 +173,7 @@ void Exchange::accept_prev() {
   }
 }
 
-// Closes the connection if it turns out to be a stranger's.
+// Closes the connection if its peer is unidentified.
 bool Exchange::is_from_prev(size_t i) {
   Message message;
   const Received received = receive_message(pending_[i], message);

@@ -118,15 +118,15 @@ TEST_CASE("a neighbour's greeting is checked") {
   };
   CHECK_EQ(read_greeting(sent(theirs, "offer", 5), mine, 1).offer, "offer");
   for (const int announced : {0, 4, 6, -1})
-    CHECK_THROWS(RendezvousError, "the greeting of rank 1 has 133 bytes, which is not",
+    CHECK_THROWS(RendezvousError, "the greeting of rank 1 has 133 bytes, which differs",
                  read_greeting(sent(theirs, "offer", announced), mine, 1));
   CHECK_THROWS(RendezvousError, "the greeting of rank 1 has 127 bytes",
                read_greeting(to_bytes(theirs).substr(0, 127), mine, 1));
   CHECK_THROWS(RendezvousError, "does not belong to this ring", read_greeting("", mine, 1));
-  Hello stranger = theirs;
-  stranger.session[15] ^= 1;
-  CHECK(!is_greeting(to_bytes(stranger), session));
-  CHECK_THROWS(RendezvousError, "does not belong", read_greeting(to_bytes(stranger), mine, 1));
+  Hello unidentified = theirs;
+  unidentified.session[15] ^= 1;
+  CHECK(!is_greeting(to_bytes(unidentified), session));
+  CHECK_THROWS(RendezvousError, "does not belong", read_greeting(to_bytes(unidentified), mine, 1));
   CHECK_THROWS(RendezvousError, "a greeting of rank 2 to rank 0, expected one of rank 1 to rank 0",
                read_greeting(to_bytes(my_hello(terms, session, 3, 2, 0)), mine, 1));
   Hello unprintable = theirs;
@@ -213,15 +213,15 @@ TEST_CASE("unidentified peers do not disturb the handshake") {
   std::vector<Fd> sockets;
   const auto visit = [&](const Address& rank_0, MemoryStore&) {
     const Terms terms = some_terms();
-    const auto stranger = [&](const std::string& bytes, std::span<const int> fds = {}) {
+    const auto unidentified = [&](const std::string& bytes, std::span<const int> fds = {}) {
       sockets.push_back(connect(rank_0));
       send_message(sockets.back(), bytes, fds);
     };
     sockets.push_back(connect(rank_0));                         // sends nothing and stays
     connect(rank_0);                                            // sends nothing and disconnects
-    stranger(to_bytes(my_hello(terms, random_id(), 2, 1, 0)));  // of another ring
-    stranger("garbage", std::array{sockets[0].get()});          // and a descriptor
-    stranger(std::string(3 * kMaxMessage, 'x'));
+    unidentified(to_bytes(my_hello(terms, random_id(), 2, 1, 0)));  // of another ring
+    unidentified("garbage", std::array{sockets[0].get()});          // and a descriptor
+    unidentified(std::string(3 * kMaxMessage, 'x'));
     for (int i = 0; i < 40; ++i) sockets.push_back(connect(rank_0));  // more than are kept waiting
   };
   const int fds = open_files();

@@ -79,9 +79,9 @@ TEST_CASE("a rank that is late is told before the ring fails") {
                      }),
             "", "");
   EventQueue::all().close();  // `next` does not wait for more events
-  const auto news = EventQueue::all().next();
-  REQUIRE(news && news->kind == EventKind::warning);
-  CHECK_CONTAINS(news->text,
+  const auto event = EventQueue::all().next();
+  REQUIRE(event && event->kind == EventKind::warning);
+  CHECK_CONTAINS(event->text,
                  "no ring of 2 ranks yet, after 5 s; did not come: rank 1; rank 0 "
                  "waited for the address of rank 1. It fails after 20.0 s");
   CHECK(!EventQueue::all().next());

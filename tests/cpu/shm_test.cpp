@@ -173,9 +173,9 @@ TEST_CASE("threads of a process share pointers") {
 TEST_CASE("threads of a process refuse the offers of others") {
   const auto memory = std::make_shared<LocalMemory>();
   LocalTransport a(memory, kBytes), other_size(memory, kBytes + 8);
-  LocalTransport stranger(std::make_shared<LocalMemory>(), kBytes);
+  LocalTransport unidentified(std::make_shared<LocalMemory>(), kBytes);
   CHECK_THROWS(TransportError, "expected 12416 bytes, found 12424", a.map(other_size.offer(), 1));
-  CHECK_THROWS(TransportError, "another process or group", a.map(stranger.offer(), 1));
+  CHECK_THROWS(TransportError, "another process or group", a.map(unidentified.offer(), 1));
   CHECK_THROWS(TransportError, "of a thread's offer, found 3", a.map(Offer{"abc"}, 1));
   Offer gone;
   {
