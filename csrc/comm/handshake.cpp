@@ -46,7 +46,7 @@ uint64_t network_namespace() {
   return ::stat("/proc/self/ns/net", &s) == 0 ? s.st_ino : 0;
 }
 
-// The lower rank first, so that both ranks say the same.
+// The lower rank comes first, so that both ranks give the same text.
 std::string disagreement(const std::string& what, int my_rank, const std::string& mine,
                          int peer_rank, const std::string& theirs, const RankNames& names) {
   const bool mine_first = my_rank < peer_rank;

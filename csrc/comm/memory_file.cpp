@@ -13,7 +13,7 @@
 
 #include "comm/memory_limits.h"
 
-// Newer than the headers of some systems that this has to be built on.
+// Missing in the headers of some supported systems.
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U
 #endif
@@ -36,7 +36,7 @@ std::string error_text(int error) { return std::generic_category().message(error
 }
 
 int create_memfd() {
-  // Never executable, where the kernel knows the flag; some are set up to refuse any other.
+  // Never executable, if the kernel knows the flag; some systems refuse executable files.
   const unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
   const int fd = ::memfd_create("ringkern", flags | MFD_NOEXEC_SEAL);
   return fd < 0 && errno == EINVAL ? ::memfd_create("ringkern", flags) : fd;
@@ -63,8 +63,8 @@ int create_in_dev_shm(int refusal, int64_t bytes) {
        {INFINITY, "Neither can hold shared memory", remedy});
 }
 
-// The receiver's half of the above: who sends one has no memfd. An unsealed memfd is a mistake, and
-// others than its user may open it.
+// The receiver's half of the above: the sender has no memfd. An unsealed memfd is refused, because
+// other users may open it.
 bool stands_in_for_memfd(int fd, const struct stat& status) {
   return status.st_nlink == 0 && (status.st_mode & 077) == 0 && is_tmpfs(fd);
 }
@@ -72,7 +72,7 @@ bool stands_in_for_memfd(int fd, const struct stat& status) {
 }  // namespace
 
 MemoryFile::MemoryFile(int64_t bytes) {
-  // Asking for more would be answered with SIGXFSZ, which ends the process.
+  // A larger file would raise SIGXFSZ, which ends the process.
   if (double(bytes) > longest_file())
     fail("ftruncate", EFBIG, bytes, limit_behind(EFBIG, double(bytes), -1, false));
   fd_ = create_memfd();
@@ -96,7 +96,7 @@ MemoryFile::MemoryFile(int64_t bytes) {
 MemoryFile::~MemoryFile() { ::close(fd_); }
 
 void MemoryFile::allocate(int64_t at, int64_t bytes) {
-  // The kernel does not refuse memory that it has not: it ends processes until it has.
+  // The kernel does not refuse memory that it lacks: it ends processes until it has enough.
   MemoryLimit limit = memory_left(double(bytes));
   const auto end = Clock::now() + kCounted;
   for (; limit.left < double(bytes); limit = memory_left(double(bytes))) {

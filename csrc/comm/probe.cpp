@@ -29,8 +29,8 @@ uint64_t load(const uint64_t& word, std::memory_order order = std::memory_order_
   return std::atomic_ref(const_cast<uint64_t&>(word)).load(order);
 }
 
-// False after `deadline`. Ranks that come together wait for microseconds, and may share a core; one
-// that comes late is waited for without keeping a core busy.
+// Returns false after `deadline`. Ranks that come together wait for microseconds, and may share a
+// core; the wait for a late rank does not keep a core busy.
 template <class Ready>
 bool wait_until(Ready&& ready, Clock::time_point deadline, const std::function<void()>& look) {
   const auto start = Clock::now();
@@ -54,7 +54,7 @@ std::string hex(uint64_t word) {
   return text;
 }
 
-// A link of this rank, and room for what comes over it.
+// The buffers of a link of this rank.
 struct Probing {
   std::vector<uint64_t> sends, receives, sees;
 };

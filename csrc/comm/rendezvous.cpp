@@ -12,14 +12,14 @@
 namespace ringkern {
 namespace {
 
-// Connections whose greeting is awaited at a time; beyond that the oldest is dropped.
+// The most connections without a greeting; with more, the oldest is dropped.
 constexpr size_t kMaxPending = 16;
 
 constexpr Milliseconds kEndShows{200};
 
 const char* const kSeeLogs = ". Look for the first error in the logs of the ranks";
 
-// The facts of an error in sending: a rank that has closed its end has not voted: it has died.
+// Returns the facts of an error in sending: a rank that closed its end before it voted has died.
 Facts facts_of(const std::system_error& error, const Place& place, int rank) {
   const int code = error.code().value();
   return code == EPIPE || code == ECONNRESET ? Facts{place.names.number(rank)} : Facts{};
@@ -68,7 +68,7 @@ class Exchange {
   Id session_{};
   Fd listener_;
   std::vector<Fd> pending_;
-  std::map<int, Address> known_;  // as far as they were needed
+  std::map<int, Address> known_;  // the addresses read so far
   Met next_, prev_;
   std::vector<Message> others_;  // offers of those behind prev, from the nearest on
 };
@@ -105,7 +105,7 @@ Address Exchange::address_of(int rank) {
   return known_[rank] = address;
 }
 
-// The end of a connection would tell, too, but not before there is one.
+// The end of a connection would show it, too, but only once there is a connection.
 void Exchange::check_known_live() const {
   for (const auto& [rank, address] : known_)
     if (has_ended(address_, address))
@@ -123,7 +123,7 @@ void Exchange::connect_next(const Address& next) {
         break;
       }
     } catch (const std::system_error& e) {
-      // If it has given up or died, then that is the reason; an end shows late in a process.
+      // If that rank has given up or died, report that; a process may show its end late.
       for (const auto end = Clock::now() + kEndShows; Clock::now() < end;) {
         agreement_.look(name);
         std::this_thread::sleep_for(Milliseconds(5));
@@ -190,8 +190,8 @@ void Exchange::await_next() {
   take_greeting(next_, place_.next, received, std::move(message));
 }
 
-// The offers of the ranks that are no neighbours come round the ring: each rank passes on what it
-// got from prev, so that nobody connects to everybody.
+// The offers of other ranks than neighbours come round the ring: each rank passes on the offers
+// that it got from prev, so that no rank connects to all.
 void Exchange::pass_round() {
   const int back = place_.prev - place_.rank + place_.size;
   Offer last = offer_in(prev_.offer);
@@ -271,7 +271,7 @@ Neighbours Exchange::take() {
           {place_.prev, prev_.hello.pid, std::move(prev_.socket)}};
 }
 
-// The fault for which a rank votes against the ring; `is_lost`: the rank that it names is.
+// Returns the fault for which a rank votes against the ring; `is_lost`: the named rank is lost.
 Fault refusal(const Place& place, bool is_lost = false) {
   Fault f = fault_of(std::current_exception(), place.names.number(place.rank));
   if (!is_quoted(f.event)) return f;

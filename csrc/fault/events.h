@@ -1,6 +1,6 @@
 // All sentences about failures of a group, one a row: event, the class of its error, and the text.
-// fault/render.cpp says what stands for each {name}; a part in [brackets] is left out where one of
-// its names stands for nothing.
+// fault/render.cpp fills in each {name}; a part in [brackets] is left out if one of its names is
+// empty.
 #pragma once
 
 // X(event, cause, text)

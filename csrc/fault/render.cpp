@@ -83,7 +83,7 @@ std::string standings(const Fault& f) {
   return text;
 }
 
-// The two ranks of a mismatch, the lower one first, and what their calls differ in.
+// The two ranks of a mismatch, the lower one first, and the field in which their calls differ.
 struct Pair {
   const RankSeen &first, &second;
   Difference difference;
@@ -116,7 +116,7 @@ std::string peer_of(const Fault& f) {
   return f.theirs.rank == f.message.peer ? rank_of(f.theirs) : rank_text(f.message.peer);
 }
 
-// Returns what a rank waits for: "waited for a message from rank 1 (tag 3, 40 bytes)". An engine
+// Describes a wait: "waited for a message from rank 1 (tag 3, 40 bytes)". An engine
 // between hosts shows neither tag nor size.
 std::string message_of(const Fault& f) {
   const MessageSeen& m = f.message;
@@ -303,7 +303,7 @@ CallNames names_of(uint64_t what) {
   if (f.dtype < kDTypes) names.dtype = name_of(DType(f.dtype));
   if (f.moved > 0) names.dtype = f.moved < kMovedDTypes ? kMoved[f.moved].name : "?";
   names.accumulate = f.wide ? name_of(DType::f32) : names.dtype;
-  // An op is known by how it combines and scales.
+  // The op is the one that combines and scales in this way.
   for (int op = 0; op < kOps; ++op)
     if (const Reduction r = Reduction::of(Op(op), DType::f32, 2);
         unsigned(r.combine) == f.combine && unsigned(r.scale) == f.scale)
