@@ -13,10 +13,11 @@ namespace ringkern::cpu {
 namespace {
 
 constexpr int64_t kGranule = 2 << 20;     // memory is taken from the system and given back in these
-constexpr int64_t kKeptBytes = 32 << 20;  // of a free block, so that not every tensor asks anew
+constexpr int64_t kKeptBytes =
+    32 << 20;  // of a free block, so that not every tensor needs a system call
 constexpr int64_t kLeastView = 64 << 20;
 
-// Addresses, not memory: as much as the machine has. The same on all ranks of a host.
+// The size of the address range: the machine's memory. The same on all ranks of a host.
 int64_t machine_bytes() {
   const uint64_t bytes = uint64_t(::sysconf(_SC_PHYS_PAGES)) * uint64_t(::sysconf(_SC_PAGESIZE));
   return int64_t(std::bit_ceil(bytes));
@@ -80,7 +81,7 @@ void Arena::free(void* pointer) {
   release_granules(at, bytes);
 }
 
-// Throws before anything has changed but the memory that was taken.
+// On an error, only the memory already taken has changed.
 void Arena::commit(int64_t at, int64_t bytes) {
   const int64_t end = div_up(at + bytes, kGranule);
   for (int64_t g = at / kGranule; g < end;) {
@@ -101,7 +102,7 @@ void Arena::release_granules(int64_t at, int64_t bytes) {
     if (!committed_[size_t(g)]) continue;
     kept += kGranule;
     if (kept <= kKeptBytes) continue;
-    // Where it fails the memory stays taken, and is used again.
+    // If it fails, the memory stays allocated, and is used again.
     if (::fallocate(file_.fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, g * kGranule,
                     kGranule) == 0)
       committed_[size_t(g)] = false;
@@ -155,7 +156,7 @@ PeerArena::View PeerArena::view(int64_t at_least) {
     throw TransportError("a rank names memory that it does not have: up to byte " +
                          std::to_string(at_least) + " of " + std::to_string(bytes_));
   if (at_least > widest_.bytes) {
-    // Mappings stay, for other groups that use them: at most as much memory again.
+    // Old mappings stay, because other groups use them: at most as many addresses again.
     const int64_t bytes =
         min64(bytes_, max64(kLeastView, int64_t(std::bit_ceil(uint64_t(at_least)))));
     widest_ = {static_cast<std::byte*>(mappings_.map(fd_, 0, bytes)), bytes};

@@ -15,7 +15,7 @@ constexpr int kUnspunCalls = 1000;
 
 Bell& bell_of(void* segment) { return *static_cast<Bell*>(segment); }
 
-// With the neighbours that the order of the ring says.
+// Returns the segments with the neighbours in the order of the ring.
 Segments arranged(Segments s, int rank, int ranks) {
   check_orders(s.orders, ranks);
   if (ranks == 1 || s.orders.count == 0) return s;
@@ -77,7 +77,7 @@ void Engine::run(const Task& task) {
   check_wide(task);
   Bell& bell = bell_of(segments_.mine);
   if (aborted(bell)) {
-    abort();  // a rank that was not told may wait for this one
+    abort();  // another neighbour may still wait for this rank
     throw AbortedError("a neighbour has aborted the communicator");
   }
   const std::chrono::nanoseconds timeout = task.timeout.count() > 0 ? task.timeout : timeout_;
@@ -91,12 +91,12 @@ void Engine::run(const Task& task) {
     verdict = task.algorithm == Algorithm::ring ? run_ring(task, reducer, wait, report)
                                                 : mesh_.run(task, reducer, wait, report);
   } catch (...) {
-    abort();  // the others must not wait for a rank that has found them at odds
+    abort();  // the others must not wait for a rank that has failed
     throw;
   }
   task.rested = wait.rested();
-  // The system may leave two ranks on one core, though there are enough: each looks as if it were
-  // at work there. Now and then polling is tried again.
+  // The system may leave two ranks on one core although others are free, because each rank seems
+  // busy. Polling is tried again periodically.
   if (wait.shared_a_core()) unspun_ = kUnspunCalls;
   else if (unspun_ > 0) --unspun_;
   if (verdict != Verdict::ok) [[unlikely]]
@@ -136,7 +136,7 @@ void Engine::fail(const Task& task, std::chrono::nanoseconds timeout, const Wait
 }
 
 void run_alone(const Task& task) {
-  // Nobody to combine with: the input is the result, scaled as the op asks.
+  // No other rank: the result is the input, scaled by the op.
   const Reducer reducer(task.reduction);
   if (task.in != task.out || task.reduction.scale != Reduction::Scale::none)
     reducer.input(task.out, task.in, task.count);

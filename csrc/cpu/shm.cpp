@@ -23,7 +23,7 @@ ShmTransport::ShmTransport(int64_t bytes, std::shared_ptr<Arenas> arenas)
   try {
     arenas_->mine = &Arena::mine();
   } catch (const SharedMemoryError&) {
-    // No tensor of this rank is there, then, and who asks for one learns why.
+    // This rank then has no shared tensors, and a request for one throws the reason.
   }
 }
 
