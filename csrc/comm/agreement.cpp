@@ -127,8 +127,8 @@ std::string Agreement::note_of(int rank, const std::string& waiting_for) {
 void Agreement::arrive() {
   if (store_.add(key("stage", rank_), 1) != 1)
     throw RendezvousError(names_.text(rank_) +
-                          " came twice: two processes have the same rank, or " +
-                          "ranks do not make the same communicators in the same order");
+                          " joined the ring twice. Give each process its own rank, "
+                          "and make the same communicators in the same order on all ranks");
 }
 
 void Agreement::agree() {

@@ -47,8 +47,10 @@ Communicator::Communicator(std::shared_ptr<Store> store, std::string name, int r
                      std::to_string(ranks));
   if (rank < 0 || rank >= ranks)
     throw UsageError(rank_text(rank) + " is not among the " + std::to_string(ranks) +
-                     " ranks of the communicator");
-  if (timeout.count() <= 0) throw UsageError("the timeout must be positive");
+                     " ranks of the communicator: give 0 to " + std::to_string(ranks - 1));
+  if (timeout.count() <= 0)
+    throw UsageError("the timeout must be positive, not " + std::to_string(timeout.count()) +
+                     " ms");
 }
 
 Communicator::~Communicator() { close(); }
@@ -64,7 +66,7 @@ void Communicator::check_callable() {
     std::lock_guard lock(state_);
     if (closed_)
       throw UsageError("communicator '" + name_ +
-                       "' is closed. Make a new one, or close it later.");
+                       "' is closed. Make a new one, or call close() after the last call.");
   }
   check_healthy();
 }

@@ -27,7 +27,7 @@ Fault found(const Control& control, Event event, int rank, uint64_t seq) {
   return f;
 }
 
-// Ranks that have made the call, by what they take it for.
+// Returns the calls of number `seq`, by rank.
 std::map<int, Call> made(const Control& control, uint64_t seq) {
   std::map<int, Call> calls;
   for (int r = 0; r < control.ranks; ++r)
@@ -37,7 +37,7 @@ std::map<int, Call> made(const Control& control, uint64_t seq) {
 
 std::optional<Fault> mismatch_in(const Control& control, uint64_t seq) {
   const std::map<int, Call> calls = made(control, seq);
-  // Most ranks are right, or else the lowest one.
+  // The most frequent call is right; of equals, that of the lowest rank.
   int right = -1;
   long most = 0;
   for (const auto& [rank, call] : calls) {
@@ -50,8 +50,8 @@ std::optional<Fault> mismatch_in(const Control& control, uint64_t seq) {
     const Call& usual = calls.at(right);
     if (call.alike(usual)) continue;
     Fault f = found(control, Event::mismatch, wrong, seq);
-    f.mine = seen(control, right);            // this rank, or the first that has what most have
-    f.whole = call.part_of != usual.part_of;  // what the ranks' programs call
+    f.mine = seen(control, right);            // this rank, or the first with the right call
+    f.whole = call.part_of != usual.part_of;  // the calls of the programs differ
     f.mine.call = seen(control, usual, f.whole != 0);
     f.theirs.call = seen(control, call, f.whole != 0);
     return f;
@@ -77,8 +77,8 @@ RankSeen seen(const Control& control, int rank) {
 
 std::optional<Fault> find_mismatch(const Control& control) {
   const uint64_t last = control.last_seq();
-  // Where the latest calls that two ranks have both made are alike, with their histories, so are
-  // all before them.
+  // If the latest call that two ranks have in common is alike, with its history, so are all
+  // before it.
   bool alike = true;
   for (int r = 0; r < control.ranks && alike; ++r) {
     const auto theirs = control.last_calls(r, 1);
@@ -115,7 +115,7 @@ Fault peer_lost(const Control& control, int peer, const ProcessEnd& end) {
 }
 
 Fault timed_out(const Control& control, Fault f) {
-  // A device may not tell the number of the call.
+  // A device may not report the number of the call.
   const uint64_t seq = f.seq != 0 ? f.seq : control.last_seq();
   const auto late = late_rank(control, seq);
   const int rank = late ? *late : control.names.rank(f.rank);
@@ -124,7 +124,7 @@ Fault timed_out(const Control& control, Fault f) {
   if (const auto found = control.call(control.rank, f.seq)) call = seen(control, *found);
   f.mine = seen(control, control.rank);
   f.mine.call = call;
-  // A rank of one process is none of this ring's, which has one for all.
+  // Ranks of one process share a control page, and have no number on it.
   if (rank >= 0 && rank < control.ranks) f.theirs = seen(control, rank);
   f.group = control.name;
   f.ranks = control.ranks;

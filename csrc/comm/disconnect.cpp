@@ -11,11 +11,11 @@ void say_goodbye(const Neighbour& neighbour) {
   try {
     send_message(neighbour.socket, kGoodbye);
   } catch (const std::system_error&) {
-    // It has gone already, which its end of file will tell.
+    // It has ended already, and its end of file will show that.
   }
 }
 
-// The next goodbye, or the end of the neighbour, and with it of what it did to our memory.
+// Waits for the next goodbye, or for the end of the neighbour, which then no longer writes here.
 Received hear_goodbye(const Neighbour& neighbour) {
   for (;;) {
     Message message;
@@ -25,8 +25,8 @@ Received hear_goodbye(const Neighbour& neighbour) {
   }
 }
 
-// False if it has ended instead, or says nothing until then; only where `ended_is_enough`, an end
-// is as good as a goodbye.
+// Returns false if it ended instead, or sent nothing until then. With `ended_is_enough`, an end
+// counts as a goodbye.
 bool await_goodbye(const Neighbour& neighbour, bool ended_is_enough, Clock::time_point deadline) {
   for (;;) {
     const Received received = hear_goodbye(neighbour);
@@ -43,7 +43,7 @@ bool await_goodbye(const Neighbour& neighbour, bool ended_is_enough, Clock::time
 
 bool disconnect(const Neighbours& neighbours, int ranks, Milliseconds timeout) {
   const auto deadline = Clock::now() + timeout;
-  // A rank that says it the n-th time has heard it n-1 times, and so from all ranks up to n-1 hops
+  // A rank that sends its n-th goodbye has received n-1, and so from all ranks up to n-1 hops
   // away.
   const int hops = ranks / 2;
   try {

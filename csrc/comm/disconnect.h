@@ -1,15 +1,15 @@
-// How ranks part: a rank that no longer uses the others' memory says so over the sockets to its
-// neighbours, and gives its own back when all have said the same.
+// Disconnects ranks: a rank that no longer uses the others' memory tells its neighbours over the
+// sockets, and frees its own memory when all ranks have done so.
 #pragma once
 
 #include "comm/rendezvous.h"
 
 namespace ringkern {
 
-// Says goodbye to both neighbours and waits for theirs, as often as it takes the word to come from
-// the farthest rank. False if they did not say it within `timeout`, or one ended before it had said
-// all: then nothing is known of those behind it. With at most three ranks there are none behind it,
-// and an ended rank counts as disconnected.
+// Sends goodbyes to both neighbours and waits for theirs, as often as it takes for one to come from
+// the farthest rank. Returns false if one did not come within `timeout`, or a neighbour ended too
+// early: the state of the ranks behind it is then unknown. With at most three ranks there are none
+// behind it, and an ended rank counts as disconnected.
 bool disconnect(const Neighbours& neighbours, int ranks, Milliseconds timeout);
 
 }  // namespace ringkern

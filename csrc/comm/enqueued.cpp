@@ -14,7 +14,7 @@ void EnqueuedCalls::look() {
 std::exception_ptr EnqueuedCalls::error_of(uint64_t seq) {
   std::unique_lock lock(mutex_);
   look();
-  // A device knows whom it waited for, and not who is late, nor who has stopped it: the watch says.
+  // A device knows the rank that it waited for; the watch knows the late rank and the reason.
   changed_.wait_for(lock, 2 * kReasonComes,
                     [&] { return !why_ || seq <= done_ || told_ || executor_ == nullptr; });
   return why_ && seq > done_ ? ringkern::error_of(*why_) : nullptr;
@@ -30,7 +30,7 @@ EnqueuedCalls::State EnqueuedCalls::state_of(uint64_t seq) {
 void EnqueuedCalls::fail(const Fault& why) {
   std::lock_guard lock(mutex_);
   look();
-  // The device alone has named no call, and no rank's doings.
+  // The device alone names neither the call nor the state of the ranks.
   if (!why_ || !told_) why_ = why;
   told_ = true;
   changed_.notify_all();

@@ -1,4 +1,4 @@
-// The calls that a ring has enqueued on a device, for whoever holds a work of one.
+// The calls that a ring has enqueued on a device, for the holders of their works.
 #pragma once
 
 #include <condition_variable>
@@ -15,12 +15,11 @@ class EnqueuedCalls {
  public:
   explicit EnqueuedCalls(const Executor& of) : executor_(&of) {}
 
-  // Returns the error in which a call ends, or null: it has ended well, or goes on. Asks the device
-  // nothing. Where a device has given up, waits until the watch says why: at its next tick, or
-  // after 1.2 s where another rank has ended the wait and says nothing; 2 s at most. Any thread but
-  // the watch's.
+  // Returns the error in which a call ended; null if it ended well or goes on. Does not query the
+  // device. If the device has given up, waits for the watch's reason: until its next tick, or 1.2 s
+  // if another rank has ended the wait without a reason; 2 s at most. Any thread but the watch's.
   std::exception_ptr error_of(uint64_t seq);
-  // Tells how far a call has come, as the device has shown it. Waits for nobody.
+  // Returns the progress that the device has shown. Does not wait.
   enum class State { under_way, done, failed };
   State state_of(uint64_t seq);
   // Ends all calls that have not ended well; the first reason stays.
@@ -36,7 +35,7 @@ class EnqueuedCalls {
   const Executor* executor_;
   uint64_t done_ = 0;
   std::optional<Fault> why_;
-  bool told_ = false;  // by the ring, and not by the device alone
+  bool told_ = false;  // the ring has given the reason, not the device alone
 };
 
 }  // namespace ringkern

@@ -8,19 +8,19 @@
 namespace ringkern {
 namespace {
 
-std::atomic<EventQueue*> desk{nullptr};
-static_assert(decltype(desk)::is_always_lock_free && std::atomic<bool>::is_always_lock_free,
+std::atomic<EventQueue*> instance{nullptr};
+static_assert(decltype(instance)::is_always_lock_free && std::atomic<bool>::is_always_lock_free,
               "a signal handler reads them");
 
 }  // namespace
 
 EventQueue& EventQueue::all() {
-  EventQueue* found = desk.load(std::memory_order_acquire);
+  EventQueue* found = instance.load(std::memory_order_acquire);
   if (found != nullptr) return *found;
-  static const int registered = pthread_atfork(nullptr, nullptr, [] { desk = nullptr; });
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { instance = nullptr; });
   (void)registered;
   auto* const fresh = new EventQueue;
-  if (desk.compare_exchange_strong(found, fresh)) return *fresh;
+  if (instance.compare_exchange_strong(found, fresh)) return *fresh;
   delete fresh;
   return *found;
 }
@@ -38,7 +38,7 @@ void EventQueue::post(EventKind kind, std::string text) {
 }
 
 void EventQueue::ask_for_dump() noexcept {
-  EventQueue* const here = desk.load(std::memory_order_acquire);
+  EventQueue* const here = instance.load(std::memory_order_acquire);
   if (here == nullptr) return;
   const int errno_of_what_was_interrupted = errno;
   here->dump_wanted_ = true;

@@ -1,5 +1,5 @@
-// Events that the library reports on its own: that a rank is slow, that a ring has
-// failed. Kept until somebody asks (Python's logging does), and never printed here.
+// Events that the library reports unasked: a slow rank, a failed ring. Kept until they are read
+// (by Python's logging), and never printed here.
 #pragma once
 
 #include <semaphore.h>
@@ -13,7 +13,7 @@
 
 namespace ringkern {
 
-// failure: another rank has found it; report: this one has. dump: somebody wants the recorded calls
+// failure: found by another rank; report: found by this one. dump: the recorded calls are to be
 // written.
 enum class EventKind { warning, failure, report, dump };
 
@@ -24,8 +24,8 @@ struct QueuedEvent {
 
 class EventQueue {
  public:
-  // The process's; another one in a forked child, where its parent's may have been in use when it
-  // was forked. Never destroyed: threads may report for longer than statics live.
+  // Returns the queue of the process; a forked child has its own, because its parent's may have
+  // been in use during the fork. Never destroyed: threads may outlive statics.
   static EventQueue& all();
 
   EventQueue();
@@ -33,14 +33,14 @@ class EventQueue {
   EventQueue(const EventQueue&) = delete;
   EventQueue& operator=(const EventQueue&) = delete;
 
-  // From any thread. Beyond a limit, the oldest events that nobody has taken are dropped.
+  // From any thread. Beyond a limit, the oldest unread events are dropped.
   void post(EventKind kind, std::string text);
-  // The same for a dump, from a signal handler; of no effect before the first `all()`. Asked for
-  // again before it is taken, it is one.
+  // The same for a dump, from a signal handler; has no effect before the first `all()`. Several
+  // requests before it is read are one.
   static void ask_for_dump() noexcept;
-  // Waits for the next; nothing once closed and empty. For one reader.
+  // Waits for the next event; returns nothing once closed and empty. For one reader.
   std::optional<QueuedEvent> next();
-  // Waits until the reader has taken all and asks for more; false if it has not within `patience`.
+  // Waits until the reader has taken all and waits for more; false after `patience`.
   bool told_within(std::chrono::milliseconds patience);
   void open();
   void close();  // ends `next`; what is posted later is kept

@@ -46,7 +46,7 @@ uint64_t network_namespace() {
   return ::stat("/proc/self/ns/net", &s) == 0 ? s.st_ino : 0;
 }
 
-// The lower rank first, so that both ranks say the same.
+// The lower rank comes first, so that both ranks give the same text.
 std::string disagreement(const std::string& what, int my_rank, const std::string& mine,
                          int peer_rank, const std::string& theirs, const RankNames& names) {
   const bool mine_first = my_rank < peer_rank;
@@ -164,14 +164,14 @@ Address read_address(const std::string& bytes, int rank, const Address& mine, in
   const size_t head = offsetof(Address, session);
   std::memcpy(&a, bytes.data(), std::min(bytes.size(), sizeof a));
   if (bytes.size() < head || a.magic != kMagic)
-    throw RendezvousError("what " + names.text(rank) + " left in the store (" +
-                          std::to_string(bytes.size()) + " bytes) is no address of ringkern: " +
-                          "does something else write keys that start with 'ringkern/'?");
+    throw RendezvousError("the store holds no ringkern address of " + names.text(rank) + ", but " +
+                          std::to_string(bytes.size()) + " other bytes. Nothing else may write " +
+                          "keys that start with 'ringkern/'");
   check_version(mine.version, my_rank, a.version, rank, names);
   if (bytes.size() != sizeof a)
     throw RendezvousError("the address of " + names.text(rank) + " has " +
                           std::to_string(bytes.size()) + " bytes, expected " +
-                          std::to_string(sizeof a));
+                          std::to_string(sizeof a) + ": install the same ringkern for all ranks");
   return a;
 }
 
@@ -216,15 +216,20 @@ Greeting read_greeting(const std::string& bytes, const Hello& mine, int from,
   Greeting g{};
   std::memcpy(&g.hello, bytes.data(), std::min(bytes.size(), sizeof g.hello));
   if (!is_greeting(bytes, mine.session))
-    throw RendezvousError("the greeting of " + names.text(from) + " does not belong to this ring");
+    throw RendezvousError("the greeting of " + names.text(from) +
+                          " does not belong to this ring: give each process its own rank, and "
+                          "install the same ringkern for all ranks");
   check_version(mine.version, mine.from, g.hello.version, from, names);
   if (bytes.size() < sizeof g.hello || bytes.size() - sizeof g.hello != g.hello.offer_bytes)
     throw RendezvousError("the greeting of " + names.text(from) + " has " +
-                          std::to_string(bytes.size()) + " bytes, which is not what it announces");
+                          std::to_string(bytes.size()) +
+                          " bytes, which differs from its header: "
+                          "install the same ringkern for all ranks");
   if (g.hello.from != from || g.hello.to != mine.from)
-    throw RendezvousError(names.text(g.hello.from) + " takes " + names.text(g.hello.to) +
-                          " for its neighbour where " + names.text(mine.from) + " expects " +
-                          names.text(from) + ": the ranks disagree on the order of the ring");
+    throw RendezvousError("received a greeting of " + names.text(g.hello.from) + " to " +
+                          names.text(g.hello.to) + ", expected one of " + names.text(from) +
+                          " to " + names.text(mine.from) +
+                          ": give all ranks the same order of the ranks");
   check_terms(mine, g.hello, names);
   g.offer = bytes.substr(sizeof g.hello);
   return g;
@@ -240,15 +245,15 @@ std::string read_passed_on(const std::string& bytes, const Hello& mine, int owne
   std::memcpy(&p, bytes.data(), std::min(bytes.size(), sizeof p));
   if (!is_greeting(bytes, mine.session) || bytes.size() < sizeof p ||
       bytes.size() - sizeof p != p.offer_bytes || p.owner != owner)
-    throw RendezvousError(names.text(from) + " should have passed the offer of " +
-                          names.text(owner) + " to " + names.text(mine.from) +
-                          ", and sent something else");
+    throw RendezvousError(names.text(from) + " had to pass the offer of " + names.text(owner) +
+                          " to " + names.text(mine.from) +
+                          ", but sent other bytes: install the same ringkern for all ranks");
   return bytes.substr(sizeof p);
 }
 
 std::string not_whole(int from, int my_rank, const RankNames& names) {
   return "the greeting of " + names.text(from) + " did not arrive whole: it is malformed, or " +
-         names.text(my_rank) + " has too many open files (ulimit -n)";
+         names.text(my_rank) + " has too many open files. Raise that limit (ulimit -n)";
 }
 
 }  // namespace ringkern

@@ -1,6 +1,6 @@
 // The messages of ranks that connect: an Address, left in the store, and a Hello, sent
-// over the socket. Fixed structs of little-endian numbers; whatever comes from another rank is
-// checked here, and nothing of it is used as a size or an offset.
+// over the socket. Fixed structs of little-endian numbers. Data of another rank is checked here,
+// and never used as a size or an offset.
 #pragma once
 
 #include <array>
@@ -12,11 +12,11 @@
 
 namespace ringkern {
 
-// Changes whenever ranks of two versions could not work together: these structs, the layout of
-// segments, flags and counters, or the order in which the ring moves chunks.
+// Changes with everything that ranks of two versions must have alike: these structs, the layout of
+// segments, flags and counters, and the order in which the ring moves chunks.
 inline constexpr uint32_t kLayoutVersion = 9;
 
-// A hash of the lists whose entries ranks tell each other by number.
+// A hash of the lists whose entries ranks exchange as numbers.
 constexpr uint16_t lists_version() {
   uint32_t h = 2166136261;
   const auto add = [&h](const char* name) {
@@ -33,27 +33,27 @@ constexpr uint16_t lists_version() {
 
 inline constexpr uint32_t kWireVersion = kLayoutVersion << 16 | lists_version();
 
-// 128 random bits: nobody guesses a socket's name, and no two rings take each other's ranks.
+// 128 random bits: a socket's name cannot be guessed, and no ring takes another ring's ranks.
 using Id = std::array<uint8_t, 16>;
 Id random_id();
 std::string socket_name(const Id& id);
 bool equal(const Id& a, const Id& b);  // in constant time
 
-// The terms that the ranks of a ring must have alike.
+// The settings that must be alike on all ranks of a ring.
 struct Terms {
   std::string device = "cpu";  // the kind alone, without an index
   Geometry geometry;
   int64_t segment_bytes = 0;
   int64_t workers = 1;  // Plan::make
   uint32_t version = kWireVersion;
-  DeviceRoom room{};  // of this rank's device: one's own, not compared
+  DeviceRoom room{};  // of this rank's device; not compared
 };
 
 struct Address {
   uint32_t magic, version;
   Id session;  // rank 0's is the ring's
   Id socket;
-  char boot[40];     // which host, and which start of it
+  char boot[40];     // the host's boot id
   char host[64];     // its name, for messages
   uint64_t network;  // inode of the network namespace; 0 where it cannot be told
   uint64_t pids;     // the same of the pid namespace
@@ -90,11 +90,11 @@ static_assert(std::is_trivially_copyable_v<Hello> && sizeof(Hello) == 56 + 9 * 8
 Address my_address(const Terms& terms, const Id& session);
 Hello my_hello(const Terms& terms, const Id& session, int size, int from, int to);
 
-// Throw RendezvousError when it is no address, or of another version than `mine`.
+// Throw RendezvousError if it is no address, or has another version than `mine`.
 Address read_address(const std::string& bytes, int rank, const Address& mine, int my_rank,
                      const RankNames& names = {});
 DeviceRoom room_in(const Address& address);
-// Throws TransportError when its process cannot be reached from this one.
+// Throws TransportError if its process cannot be reached from this one.
 void check_reachable(const Address& mine, int my_rank, const Address& peer, int peer_rank,
                      const RankNames& names = {});
 
@@ -111,12 +111,11 @@ struct Greeting {
 };
 Greeting read_greeting(const std::string& bytes, const Hello& mine, int from,
                        const RankNames& names = {});
-// An offer that came from another rank and goes round the ring, and what is read of it. Throws
-// RendezvousError.
+// Encodes an offer that is passed round the ring; decodes one, or throws RendezvousError.
 std::string passed_on(const Terms& terms, const Id& session, int owner, const std::string& offer);
 std::string read_passed_on(const std::string& bytes, const Hello& mine, int owner, int from,
                            const RankNames& names = {});
-// The error text of a message that was broken.
+// Returns the error text of a broken message.
 std::string not_whole(int from, int my_rank, const RankNames& names);
 
 }  // namespace ringkern

@@ -44,8 +44,9 @@ struct Word {
 Word word_in(const std::string& bytes, int rank, int ranks, const RankNames& names) {
   const auto word = from_bytes<Word>(bytes);
   if (!word || !word->ways.valid() || !word->orders.valid(ranks))
-    throw RendezvousError(names.text(0) + " says by which way calls go, and " + names.text(rank) +
-                          " does not understand it: install the same ringkern for all ranks");
+    throw RendezvousError(names.text(0) + " sent a table of algorithms or ring orders that " +
+                          names.text(rank) +
+                          " cannot read: install the same ringkern for all ranks");
   return *word;
 }
 
@@ -286,7 +287,7 @@ void Communicator::close(Milliseconds patience) {
     throw UsageError(
         "close() in the callback of an asynchronous call would wait for itself. Close "
         "communicator '" +
-        name_ + "' elsewhere.");
+        name_ + "' outside the callback.");
   {
     std::lock_guard lock(state_);
     if (closed_) return;
@@ -298,7 +299,7 @@ void Communicator::close(Milliseconds patience) {
     turn.lock();
     worker_->drain();
   } else if (!turn.try_lock_for(patience) || !worker_->drain(patience)) {
-    abort(names_.text(rank_) + " closed it before its calls had finished");
+    abort(names_.text(rank_) + " closed the communicator before its calls had finished");
     if (!turn.owns_lock()) turn.lock();
   }
   worker_->stop();

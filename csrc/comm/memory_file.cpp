@@ -13,7 +13,7 @@
 
 #include "comm/memory_limits.h"
 
-// Newer than the headers of some systems that this has to be built on.
+// Missing in the headers of some supported systems.
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U
 #endif
@@ -36,7 +36,7 @@ std::string error_text(int error) { return std::generic_category().message(error
 }
 
 int create_memfd() {
-  // Never executable, where the kernel knows the flag; some are set up to refuse any other.
+  // Never executable, if the kernel knows the flag; some systems refuse executable files.
   const unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
   const int fd = ::memfd_create("ringkern", flags | MFD_NOEXEC_SEAL);
   return fd < 0 && errno == EINVAL ? ::memfd_create("ringkern", flags) : fd;
@@ -55,15 +55,16 @@ int create_in_dev_shm(int refusal, int64_t bytes) {
   if (fd >= 0) ::close(fd);  // a disk: its pages would be written there
   const std::string without = "memfd_create: " + error_text(refusal) + ", and ";
   const std::string remedy = "Allow memfd_create, or mount a tmpfs at /dev/shm";
-  if (fd >= 0) fail(without + "/dev/shm", ENOTSUP, bytes, {INFINITY, "It is no tmpfs", remedy});
+  if (fd >= 0)
+    fail(without + "/dev/shm", ENOTSUP, bytes, {INFINITY, "/dev/shm is not a tmpfs", remedy});
   if (error == EMFILE || error == ENFILE)
     fail("open", error, bytes, limit_behind(error, double(bytes), -1, false));
   fail(without + "open(/dev/shm)", error, bytes,
-       {INFINITY, "There is no place for shared memory", remedy});
+       {INFINITY, "Neither can hold shared memory", remedy});
 }
 
-// The receiver's half of the above: who sends one has no memfd. An unsealed memfd is a mistake, and
-// others than its user may open it.
+// The receiver's half of the above: the sender has no memfd. An unsealed memfd is refused, because
+// other users may open it.
 bool stands_in_for_memfd(int fd, const struct stat& status) {
   return status.st_nlink == 0 && (status.st_mode & 077) == 0 && is_tmpfs(fd);
 }
@@ -71,7 +72,7 @@ bool stands_in_for_memfd(int fd, const struct stat& status) {
 }  // namespace
 
 MemoryFile::MemoryFile(int64_t bytes) {
-  // Asking for more would be answered with SIGXFSZ, which ends the process.
+  // A larger file would raise SIGXFSZ, which ends the process.
   if (double(bytes) > longest_file())
     fail("ftruncate", EFBIG, bytes, limit_behind(EFBIG, double(bytes), -1, false));
   fd_ = create_memfd();
@@ -95,12 +96,12 @@ MemoryFile::MemoryFile(int64_t bytes) {
 MemoryFile::~MemoryFile() { ::close(fd_); }
 
 void MemoryFile::allocate(int64_t at, int64_t bytes) {
-  // The kernel does not refuse memory that it has not: it ends processes until it has.
+  // The kernel does not refuse memory that it lacks: it ends processes until it has enough.
   MemoryLimit limit = memory_left(double(bytes));
   const auto end = Clock::now() + kCounted;
   for (; limit.left < double(bytes); limit = memory_left(double(bytes))) {
     if (!limit.may_be_more || Clock::now() >= end)
-      fail("fallocate was not tried", ENOMEM, bytes, limit);
+      fail("not allocated, because the kernel would kill processes", ENOMEM, bytes, limit);
     std::this_thread::sleep_for(Milliseconds(100));
   }
   int error;

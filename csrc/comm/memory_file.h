@@ -1,12 +1,11 @@
-// An anonymous memory file: it has no name in /dev/shm, so that nothing is left behind however a
-// rank dies. It is sealed, so that no process that has it can make it shorter under those that use
-// it, and what a rank uses of it is allocated first, so that lack of memory is an error and not a
-// SIGBUS in a collective.
+// An anonymous memory file: it has no name in /dev/shm, so that nothing is left behind when a rank
+// dies. It is sealed, so that no process can make it shorter while others use it. A rank allocates
+// the part that it uses first, so that lack of memory is an error and not a SIGBUS in a collective.
 //
-// Where a process may not call memfd_create, as under some seccomp filters, it is a file of
-// /dev/shm that never had a name. Such a file cannot be sealed: a process of the same user that has
-// it, and only such a one can have it, could make it shorter and end those that use it by SIGBUS.
-// And it takes room of /dev/shm, of which containers have 64 MiB unless told otherwise.
+// If a process may not call memfd_create, as under some seccomp filters, it is a file of /dev/shm
+// that never had a name. Such a file cannot be sealed: a process of the same user that has it could
+// make it shorter and end its users by SIGBUS. No other user's process can have it. It takes room
+// of /dev/shm, which in containers is 64 MiB by default.
 #pragma once
 
 #include <string>
@@ -18,7 +17,7 @@ namespace ringkern {
 
 class MemoryFile {
  public:
-  // Nothing of it is allocated yet. Throws SharedMemoryError, as all that follows.
+  // Allocates nothing yet. Throws SharedMemoryError, as do all functions below.
   explicit MemoryFile(int64_t bytes);
   ~MemoryFile();
   MemoryFile(const MemoryFile&) = delete;
@@ -31,11 +30,11 @@ class MemoryFile {
   int fd_ = -1;
 };
 
-// Throws TransportError unless `fd` is a memory file of the same user and of `bytes` bytes, and
-// sealed or what stands in for such a one.
+// Throws TransportError unless `fd` is a memory file of the same user and of `bytes` bytes, sealed
+// or the substitute for a sealed one.
 void check_memory_of(int peer, int fd, int64_t bytes, const RankNames& names = {});
 
-// The mappings of a rank's own file and of others'; `at` is a multiple of the page.
+// The mappings of a rank's own file and of other ranks' files; `at` is a multiple of the page.
 class Mappings {
  public:
   Mappings() = default;

@@ -16,8 +16,7 @@
 namespace ringkern {
 namespace {
 
-// Calls `take` with each line of a file of the kernel's, without its end; none where it is not
-// there.
+// Calls `take` with each line of a kernel file, without the newline; not at all without the file.
 template <class F>
 void each_line(const std::string& path, F&& take) {
   FILE* file = std::fopen(path.c_str(), "re");
@@ -30,7 +29,7 @@ void each_line(const std::string& path, F&& take) {
   std::fclose(file);
 }
 
-// The number in such a file; `otherwise`: there is none, or no number in it, as "max".
+// Returns the number in such a file; `otherwise` without a file or a number, such as "max".
 double number_in(const std::string& path, double otherwise) {
   double number = otherwise;
   each_line(path, [&](const char* line) { (void)!std::sscanf(line, "%lf", &number); });
@@ -50,7 +49,7 @@ Machine machine() {
   return {memory_kib < 0 ? INFINITY : memory_kib * 1024, swap_kib * 1024};
 }
 
-// Where this process is among the memory cgroups, of version 1 or 2.
+// The memory cgroup of this process, of version 1 or 2.
 struct CgroupPath {
   bool v1 = false;
   std::string path;
@@ -68,8 +67,8 @@ CgroupPath cgroup_path() {
   return found;
 }
 
-// Memory that the kernel reclaims first: pages of files, which it can read again. Not by the lists
-// that they are on, where they come late.
+// Returns the memory that the kernel reclaims first: pages of files, which it can read again. Does
+// not use the kernel's lists of pages, which lag behind.
 double reclaimable(const std::string& dir, bool v1) {
   const std::string cache = v1 ? "total_cache " : "file ", shared = v1 ? "total_shmem " : "shmem ";
   double sum = 0;
@@ -81,7 +80,7 @@ double reclaimable(const std::string& dir, bool v1) {
   return std::max(sum, 0.0);
 }
 
-// The limit of one cgroup; nothing if it has none.
+// Returns the limit of one cgroup; nothing if it has none.
 MemoryLimit limit_of(const std::string& dir, const CgroupPath& at, double wanted, double swap) {
   const std::string file = dir + "/memory.";
   const double limit = number_in(file + (at.v1 ? "limit_in_bytes" : "max"), INFINITY);
@@ -108,8 +107,8 @@ MemoryLimit limit_of(const std::string& dir, const CgroupPath& at, double wanted
 
 MemoryLimit tighter(MemoryLimit a, MemoryLimit b) { return b.left < a.left ? b : a; }
 
-// A limit may be met at any cgroup from this process's to the root, and a container sees its own
-// part of them, under another path.
+// Any cgroup from this process's to the root may have a limit. A container sees its own part of
+// them, under another path.
 MemoryLimit cgroup_left(double wanted, double swap) {
   CgroupPath at = cgroup_path();
   MemoryLimit tightest;
@@ -125,9 +124,9 @@ MemoryLimit open_files() {
   rlimit limit{};
   ::getrlimit(RLIMIT_NOFILE, &limit);
   return {INFINITY,
-          "This process may have " + std::to_string(limit.rlim_cur) +
-              " files open (ulimit -n), and has",
-          "Raise that limit, or close some"};
+          "This process has reached its limit of " + std::to_string(limit.rlim_cur) +
+              " open files (ulimit -n)",
+          "Raise that limit, or close files"};
 }
 
 MemoryLimit addresses_left() {
@@ -138,7 +137,7 @@ MemoryLimit addresses_left() {
   return {std::max(0.0, double(limit.rlim_cur) - used),
           "The limit on address space (ulimit -v) is " + mib(double(limit.rlim_cur)) + ", and " +
               mib(used) + " are in use",
-          "Raise it"};
+          "Raise that limit"};
 }
 
 MemoryLimit mappings_left() {
@@ -146,7 +145,7 @@ MemoryLimit mappings_left() {
   double used = 0;
   each_line("/proc/self/maps", [&](const char*) { ++used; });
   if (used < most - 2) return {};
-  return {0, "This process has as many mappings as it may (sysctl vm.max_map_count)",
+  return {0, "This process has reached its limit of mappings (sysctl vm.max_map_count)",
           "Raise that limit, or use fewer communicators at a time"};
 }
 
@@ -166,7 +165,7 @@ MemoryLimit memory_left(double wanted) {
   const MemoryLimit of_machine{m.memory + m.swap,
                                "The machine has " + mib(m.memory) + " of memory left and " +
                                    mib(m.swap) + " of swap",
-                               "Run fewer ranks, or end what else uses memory"};
+                               "Run fewer ranks, or end other processes that use memory"};
   return tighter(of_machine, cgroup_left(wanted, m.swap));
 }
 
@@ -174,11 +173,11 @@ MemoryLimit limit_behind(int error, double wanted, int fd, bool maps) {
   switch (error) {
     case EMFILE: return open_files();
     case ENFILE:
-      return {INFINITY, "This machine has as many files open as it may (sysctl fs.file-max)",
+      return {INFINITY, "This machine has reached its limit of open files (sysctl fs.file-max)",
               "Raise that limit"};
     case EFBIG:
       return {longest_file(), "The limit on file size (ulimit -f) is " + mib(longest_file()),
-              "Raise it"};
+              "Raise that limit"};
     case ENOSPC: return room_on(fd);
     case ENOMEM:
       if (maps)

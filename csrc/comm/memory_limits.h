@@ -1,5 +1,5 @@
-// How much memory this process can still have, and which limit keeps it from more: for errors that
-// say so, and to know before the kernel ends processes to find what it does not have.
+// The memory that this process can still get, and the limit that applies: for error texts, and to
+// refuse an allocation before the kernel ends processes.
 #pragma once
 
 #include <chrono>
@@ -9,21 +9,21 @@
 namespace ringkern {
 
 struct MemoryLimit {
-  double left = INFINITY;    // bytes that can still be taken; none is known where it is infinite
+  double left = INFINITY;    // bytes that are left; infinite: no limit is known
   std::string what;          // a sentence with its figures, without the full stop; empty: no limit
   std::string remedy;        // another
-  bool may_be_more = false;  // the system has not counted yet what it could give up
+  bool may_be_more = false;  // the system has not yet counted memory that it could reclaim
 };
 
-// Memory, within the machine and the cgroups of this process: the tightest limit. It is exact only
-// where less than `wanted` bytes are left; it costs more then.
+// Returns the tightest limit of the machine and of this process's cgroups. Exact only if less than
+// `wanted` bytes are left; it costs more then.
 MemoryLimit memory_left(double wanted);
-// The kernel counts what a cgroup holds of files every 2 s at least; it may say less until then.
+// The kernel counts the file pages of a cgroup at least every 2 s; until then it may show fewer.
 inline constexpr std::chrono::milliseconds kCounted{2500};
-// Returns the limit that a call ran into which failed with `error`, for `wanted` bytes of the file
-// `fd`; `maps`: it wanted addresses.
+// Returns the limit behind a call that failed with `error`, for `wanted` bytes of the file `fd`;
+// `maps`: it mapped addresses.
 MemoryLimit limit_behind(int error, double wanted, int fd, bool maps);
-// How long a file of this process may be.
+// Returns the limit on the size of a file of this process.
 double longest_file();
 
 }  // namespace ringkern

@@ -202,12 +202,9 @@ class Transport {
 inline void check_orders(const RingOrders& orders, int ranks) {
   if (!orders.valid(ranks))
     throw UsageError("these orders of " + std::to_string(ranks) +
-                     " ranks make no rings: there are "
-                     "at most " +
-                     std::to_string(RingOrders::kMost) + " of at most " +
-                     std::to_string(RingOrders::kMostRanks) +
-                     " ranks, and each names every rank "
-                     "once. Give others, or none for 0, 1, 2, ...");
+                     " ranks are invalid: give at most " + std::to_string(RingOrders::kMost) +
+                     " orders of at most " + std::to_string(RingOrders::kMostRanks) +
+                     " ranks, each with every rank once, or none for 0, 1, 2, ...");
 }
 
 // The end of an all-reduce of rows on CUDA, a sum of float32, float16 or bfloat16: RankNorm of
@@ -277,7 +274,7 @@ inline void choose(Task& t, const WayTable& ways) {
   } else if (t.algorithm == Algorithm::two_shot && t.protocol == Protocol::simple &&
              ways.in_place == 0) {
     throw UsageError(
-        "two_shot over simple takes the device memory of all ranks, and some ranks of this ring "
+        "two_shot over simple needs the device memory of all ranks, and some ranks of this ring "
         "have only host memory in common: use protocol ll or algorithm ring, or leave it to auto");
   }
 }
@@ -293,10 +290,11 @@ inline void check_wide(const Task& t) {
   if (!t.reduction.wide || t.algorithm != Algorithm::ring) return;
   const std::string dtype = name_of(t.reduction.dtype), what = name_of(t.collective);
   const bool has_others = t.collective == Collective::all_reduce;
-  throw UsageError(what + " of " + dtype + " round the ring cannot accumulate in float32: each " +
-                   "rank hands on a partial result, rounded to " + dtype + ". " +
-                   (has_others ? "Use algorithm one_shot or two_shot, or do without"
-                               : what + " has no other way: do without, or use all_reduce"));
+  throw UsageError(
+      what + " of " + dtype + " round the ring cannot accumulate in float32: each " +
+      "rank passes on a partial result, rounded to " + dtype + ". " +
+      (has_others ? "Use algorithm one_shot or two_shot, or leave out accumulate"
+                  : what + " has no other algorithm: leave out accumulate, or use all_reduce"));
 }
 
 // Runs the schedule of one rank on one device.

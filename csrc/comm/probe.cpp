@@ -29,8 +29,8 @@ uint64_t load(const uint64_t& word, std::memory_order order = std::memory_order_
   return std::atomic_ref(const_cast<uint64_t&>(word)).load(order);
 }
 
-// False after `deadline`. Ranks that come together wait for microseconds, and may share a core; one
-// that comes late is waited for without keeping a core busy.
+// Returns false after `deadline`. Ranks that come together wait for microseconds, and may share a
+// core; the wait for a late rank does not keep a core busy.
 template <class Ready>
 bool wait_until(Ready&& ready, Clock::time_point deadline, const std::function<void()>& look) {
   const auto start = Clock::now();
@@ -54,7 +54,7 @@ std::string hex(uint64_t word) {
   return text;
 }
 
-// A link of this rank, and room for what comes over it.
+// The buffers of a link of this rank.
 struct Probing {
   std::vector<uint64_t> sends, receives, sees;
 };
@@ -130,7 +130,7 @@ void Prober::run(const Look& look) {
   }
   const Milliseconds patience = std::min(kProbePatience, ring_.timeout / 2);
   ring_.transport.end_probe(links, patience,
-                            [&] { look("what the others wrote into its memory"); });
+                            [&] { look("the data that the others wrote into its memory"); });
   for (const ProbedLink& link : links)
     check_probed(link, words_, rank_, patience,
                  {named(rank_), named(link.peer), ring_.transport.remedy()});
@@ -176,7 +176,7 @@ std::optional<std::string> ProbeWords::difference(int writer, int reader,
     if (first < 0) first = at;
     for (int byte = 0; byte < 8; ++byte) bytes += (bits >> 8 * byte & 0xff) != 0;
   }
-  if (nothing) return "there is nothing of " + std::to_string(8 * found.size()) + " bytes";
+  if (nothing) return "all " + std::to_string(8 * found.size()) + " bytes are 0";
   const uint64_t there = found[size_t(first)];
   std::string text = std::to_string(bytes) + " of " + std::to_string(8 * found.size()) +
                      " bytes differ, the first of them in word " + std::to_string(first) +
@@ -184,7 +184,7 @@ std::optional<std::string> ProbeWords::difference(int writer, int reader,
   for (int w = 0; w < ranks_; ++w)
     for (int r = 0; r < ranks_; ++r)
       if (is_probed(w, r, ranks_) && there == word_of(seed_of(w, r), first))
-        return text + "; " + names_.text(w) + " wrote that for " + names_.text(r);
+        return text + "; " + names_.text(w) + " wrote that word for " + names_.text(r);
   return text;
 }
 
@@ -201,13 +201,14 @@ void check_probed(const ProbedLink& link, const ProbeWords& words, int rank, Mil
     fail(what + (found[link.words - 1] != 0 ? " is wrong" : late) + ": " + *wrong);
   };
   if (link.mine != nullptr)
-    check(rank, link.receives, "what " + names.there + " wrote into the memory of " + names.here);
+    check(rank, link.receives,
+          "the data that " + names.there + " wrote into the memory of " + names.here);
   if (link.shown != nullptr)
     check(link.peer, link.sees,
-          "what " + names.here + " reads where " + names.there + " wrote into its own memory");
+          "the data that " + names.here + " read from the memory of " + names.there);
   if (!link.answered)
-    fail("what " + names.here + " wrote into the memory of " + names.there +
-         ", or the answer to it," + late);
+    fail("the data that " + names.here + " wrote into the memory of " + names.there +
+         ", or the acknowledgement," + late);
 }
 
 uint32_t mapped_by_both(Control& control, uint32_t mine, const Look& look) {
@@ -256,9 +257,8 @@ void Transport::end_probe(std::span<ProbedLink> links, Milliseconds patience,
 }
 
 std::string Transport::remedy() const {
-  return "The ranks do not see the same memory, though each has mapped it: look for what stands "
-         "between them and the kernel (a sandbox such as gVisor, a library in LD_PRELOAD), and for "
-         "memory that fails (dmesg)";
+  return "The ranks do not see the same memory, although each has mapped it. Check for a sandbox "
+         "such as gVisor, for a library in LD_PRELOAD, and for memory errors (dmesg)";
 }
 
 }  // namespace ringkern

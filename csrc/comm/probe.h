@@ -1,17 +1,16 @@
-// Data that is moved over every link before there is a ring: memory that is mapped and yet leads
-// elsewhere, as behind an IOMMU, is found by who should have received, and named.
+// Moves data over every link before the ring is made. Mapped memory can still lead elsewhere, as
+// behind an IOMMU: the receiver finds that and names the link.
 //
-// WHAT       words that follow from the session, the writer, the reader and the place, so that
-//            nothing of another link, or of another time, passes for them.
-// WHERE      in the FIFO of Simple of channel 0: its data mean nothing until a counter says so, and
-//            no counter is touched. So nothing has to be cleared, and no memory is set apart.
-// HOW        as collectives move data: a Transport knows. The one who checks is the owner of the
-//            memory; who writes and reads back might see a copy of its own.
+// WHAT       words that are a function of session, writer, reader and place, so that data of
+//            another link, or of another time, does not match.
+// WHERE      in the FIFO of Simple of channel 0: its data is unused until a counter changes, and no
+//            counter changes here. So nothing has to be cleared, and no extra memory is needed.
+// HOW        by the Transport, like in collectives. The owner of the memory checks; a writer that
+//            reads back might see a copy of its own.
 // WHEN       when a rank has mapped the others' memory, and has written there or is about to, it
-//            says so on its control page, which is no part of what is probed, and with it whose
-//            memory it reaches. So the others know what to wait for, and for how long:
-//            kProbePatience from when all have said so. Each votes for the ring once it has found
-//            what it should.
+//            publishes on its control page, which is not probed, which memory it reaches. So the
+//            others know which data to wait for, and for how long: kProbePatience after all have
+//            published. Each rank votes for the ring once its data is right.
 #pragma once
 
 #include <algorithm>
@@ -27,12 +26,12 @@ namespace ringkern {
 
 inline constexpr Milliseconds kProbePatience{5000};
 
-// Up to this many ranks, all links are probed; beyond, those between neighbours.
+// Up to kMostProbed ranks, all links are probed; with more, those between neighbours.
 inline constexpr bool is_probed(int rank, int peer, int ranks) {
   return ranks <= kMostProbed || (rank + 1) % ranks == peer || (peer + 1) % ranks == rank;
 }
 
-// The same on all ranks of a ring, and on no other.
+// Returns a value that all ranks of a ring, and no other ring, have.
 uint64_t probe_seed(const Id& session);
 
 class ProbeWords {
@@ -42,8 +41,7 @@ class ProbeWords {
 
   // The words that `writer` writes for `reader`; no word is 0, which is fresh memory.
   std::vector<uint64_t> words(int writer, int reader, int count) const;
-  // Describes the difference from that, such as "37 of 3584 bytes differ, ..."; nothing: nothing
-  // does.
+  // Describes the difference, such as "37 of 3584 bytes differ, ..."; nothing if there is none.
   std::optional<std::string> difference(int writer, int reader,
                                         const std::vector<uint64_t>& found) const;
 
@@ -57,8 +55,8 @@ class ProbeWords {
   const RankNames names_;
 };
 
-// How the room is cut: in each segment a slot for each rank that writes there, the owner among
-// them, and for each such slot two more that only the owner uses.
+// The parts of the room: in each segment a slot for each rank that writes there, the owner
+// included, and for each such slot two more that only the owner uses.
 struct ProbeSlots {
   ProbeRoom room;
   int ranks = 1;
@@ -79,8 +77,8 @@ struct ProbeSlots {
   }
 };
 
-// Throws TransportError where something else has come over a link of `rank` than should have.
-// `here`, `there`: the rank and its peer, for the text; `remedy`: what to do.
+// Throws TransportError if wrong data has come over a link of `rank`. `here`, `there`: the rank and
+// its peer, for the text; `remedy`: the advice in it.
 struct ProbeNames {
   std::string here, there, remedy;
 };
@@ -96,12 +94,12 @@ struct ProbedRing {
   Milliseconds timeout;
 };
 
-// Returns whose memory this rank has mapped, `mine`, without that of ranks which have not mapped
-// this one's: a bit for each. All ranks call it.
+// Returns the ranks whose memory this rank has mapped, `mine`, less those that have not mapped this
+// rank's: one bit each. All ranks call it.
 uint32_t mapped_by_both(Control& control, uint32_t mine, const Look& look);
 
-// Throws TransportError, which names the link, where this rank has not received what was written.
-// `look` is called now and then, and throws when there is nothing left to wait for.
+// Throws TransportError, which names the link, if this rank has not received the written data.
+// `look` is called periodically, and throws when waiting is pointless.
 void probe_links(const ProbedRing& ring, const Id& session, const Look& look);
 
 }  // namespace ringkern

@@ -14,8 +14,8 @@
 namespace ringkern {
 namespace {
 
-// <linux/pidfd.h>, newer than the headers of some systems: how a process ended, though it is no
-// child, and has been waited for.
+// From <linux/pidfd.h>, which some systems lack: tells how a process ended that is no child, even
+// after it was reaped.
 struct PidfdInfo {
   uint64_t mask, cgroup;
   uint32_t ids[11];
@@ -26,7 +26,7 @@ constexpr unsigned long kPidfdGetInfo = _IOWR(0xFF, 11, PidfdInfo);
 
 constexpr int kUntilItHasEnded = 20;  // ms
 
-// The state, a letter, and how it ended, once that is known; of /proc/PID/stat.
+// The state and the exit code, if known, from /proc/PID/stat.
 struct Stat {
   char state = 0;  // 0: there is no such process; '?': that cannot be told
   int exit_code = 0;

@@ -7,7 +7,7 @@
 
 namespace ringkern {
 
-// A process of this pid namespace. Its number may be another's once it has ended, its start not.
+// A process of this pid namespace. Its pid may be reused once it has ended, with another start.
 struct Process {
   int64_t pid = 0;  // 0: none that can be seen from here
   uint64_t started = 0;
@@ -16,12 +16,12 @@ Process this_process();
 // Returns true if it has ended, as far as this process can see.
 bool has_ended(const Process& process);
 
-// Processes of one namespace mean the same by a number; 0 where it cannot be told.
+// Returns the pid namespace; 0 if unknown. A pid is valid only within its namespace.
 uint64_t pid_namespace();
 
 // 'R', 'S', 'T', ... as in /proc/PID/stat; 0: there is no such process; '?': not known.
 char process_state(int64_t pid);
-// How it ended, as far as the system tells; waits for that some milliseconds. `pidfd` may be -1.
+// Returns how it ended, if the system shows it; waits some milliseconds. `pidfd` may be -1.
 ProcessEnd how_it_ended(int pidfd, int64_t pid);
 
 }  // namespace ringkern

@@ -12,12 +12,14 @@
 namespace ringkern {
 namespace {
 
-// Connections whose greeting is awaited at a time; beyond that the oldest is dropped.
+// The most connections without a greeting; with more, the oldest is dropped.
 constexpr size_t kMaxPending = 16;
 
 constexpr Milliseconds kEndShows{200};
 
-// The facts of an error in sending: a rank that has closed its end has not voted: it has died.
+const char* const kSeeLogs = ". Look for the first error in the logs of the ranks";
+
+// Returns the facts of an error in sending: a rank that closed its end before it voted has died.
 Facts facts_of(const std::system_error& error, const Place& place, int rank) {
   const int code = error.code().value();
   return code == EPIPE || code == ECONNRESET ? Facts{place.names.number(rank)} : Facts{};
@@ -66,7 +68,7 @@ class Exchange {
   Id session_{};
   Fd listener_;
   std::vector<Fd> pending_;
-  std::map<int, Address> known_;  // as far as they were needed
+  std::map<int, Address> known_;  // the addresses read so far
   Met next_, prev_;
   std::vector<Message> others_;  // offers of those behind prev, from the nearest on
 };
@@ -103,12 +105,12 @@ Address Exchange::address_of(int rank) {
   return known_[rank] = address;
 }
 
-// The end of a connection would tell, too, but not before there is one.
+// The end of a connection would show it, too, but only once there is a connection.
 void Exchange::check_known_live() const {
   for (const auto& [rank, address] : known_)
     if (has_ended(address_, address))
       throw Lost(name_of(rank) + " (pid " + std::to_string(address.pid) +
-                     ") died while the ranks connected",
+                     ") died while the ranks connected. See the log of that rank",
                  {place_.names.number(rank)});
 }
 
@@ -121,7 +123,7 @@ void Exchange::connect_next(const Address& next) {
         break;
       }
     } catch (const std::system_error& e) {
-      // If it has given up or died, then that is the reason; an end shows late in a process.
+      // If that rank has given up or died, report that; a process may show its end late.
       for (const auto end = Clock::now() + kEndShows; Clock::now() < end;) {
         agreement_.look(name);
         std::this_thread::sleep_for(Milliseconds(5));
@@ -142,16 +144,17 @@ void Exchange::greet(const Met& to, int rank, const Offer& mine) const {
   const std::string bytes = to_bytes(hello) + mine.bytes;
   if (bytes.size() > kMaxMessage)
     throw TransportError("an offer of " + std::to_string(mine.bytes.size()) +
-                         " bytes does not fit in a greeting");
+                         " bytes does not fit in a greeting of at most " +
+                         std::to_string(kMaxMessage));
   try {
     send_message(to.socket, bytes, mine.fds);
   } catch (const std::system_error& e) {
-    throw Lost(name_of(place_.rank) + " cannot greet " + name_of(rank) + ": " + e.what(),
+    throw Lost(name_of(place_.rank) + " cannot greet " + name_of(rank) + ": " + e.what() + kSeeLogs,
                facts_of(e, place_, rank));
   }
 }
 
-// Strangers may connect and say nothing, so all open connections are watched at once.
+// Unidentified peers may connect and send nothing, so all open connections are watched at once.
 void Exchange::accept_prev() {
   const std::string what = name_of(place_.prev) + " to connect";
   for (;;) {
@@ -160,7 +163,7 @@ void Exchange::accept_prev() {
     if (readable(watched, agreement_.slice()))
       for (size_t i = pending_.size(); i-- > 0;)
         if (watched[i + 1].revents != 0 && is_from_prev(i)) return;
-    agreement_.look(what);  // after strangers, too: they must not keep this rank from it
+    agreement_.look(what);  // also after unidentified peers: they must not delay it
     if (watched[0].revents == 0) continue;
     auto socket = accept_from(listener_);
     if (!socket) continue;
@@ -170,7 +173,7 @@ void Exchange::accept_prev() {
   }
 }
 
-// Closes the connection if it turns out to be a stranger's.
+// Closes the connection if its peer is unidentified.
 bool Exchange::is_from_prev(size_t i) {
   Message message;
   const Received received = receive_message(pending_[i], message);
@@ -187,8 +190,8 @@ void Exchange::await_next() {
   take_greeting(next_, place_.next, received, std::move(message));
 }
 
-// The offers of the ranks that are no neighbours come round the ring: each rank passes on what it
-// got from prev, so that nobody connects to everybody.
+// The offers of other ranks than neighbours come round the ring: each rank passes on the offers
+// that it got from prev, so that no rank connects to all.
 void Exchange::pass_round() {
   const int back = place_.prev - place_.rank + place_.size;
   Offer last = offer_in(prev_.offer);
@@ -198,7 +201,7 @@ void Exchange::pass_round() {
       send_message(next_.socket, passed_on(terms_, session_, owner, last.bytes), last.fds);
     } catch (const std::system_error& e) {
       throw Lost(name_of(place_.rank) + " cannot pass the offer of " + name_of(owner) + " to " +
-                     name_of(place_.next) + ": " + e.what(),
+                     name_of(place_.next) + ": " + e.what() + kSeeLogs,
                  facts_of(e, place_, place_.next));
     }
     owner = (owner + back) % place_.size;
@@ -225,8 +228,7 @@ std::pair<Received, Message> Exchange::await_message(const Fd& socket, int rank,
     Message message;
     const Received received = receive_message(socket, message);
     if (received == Received::closed)
-      throw Lost(name + " ended before it answered " + name_of(place_.rank) +
-                     ". Look for the first error in the logs of the ranks",
+      throw Lost(name + " ended before it answered " + name_of(place_.rank) + kSeeLogs,
                  {place_.names.number(rank)});
     if (received != Received::nothing_yet) return {received, std::move(message)};
   }
@@ -269,7 +271,7 @@ Neighbours Exchange::take() {
           {place_.prev, prev_.hello.pid, std::move(prev_.socket)}};
 }
 
-// The fault for which a rank votes against the ring; `is_lost`: the rank that it names is.
+// Returns the fault for which a rank votes against the ring; `is_lost`: the named rank is lost.
 Fault refusal(const Place& place, bool is_lost = false) {
   Fault f = fault_of(std::current_exception(), place.names.number(place.rank));
   if (!is_quoted(f.event)) return f;

@@ -31,8 +31,8 @@ struct Neighbours {
 using MakeWord = std::function<std::string(const std::vector<std::string>& buses)>;
 using Look = std::function<void(const std::string& waiting_for)>;
 using Probe = std::function<void(const Id& session, const Look& look)>;
-// Where the terms depend on what the devices of all ranks hold, by rank: all ranks make the same of
-// the same rooms.
+// Used if the terms depend on the devices of all ranks: all ranks derive the same terms from the
+// same rooms.
 struct Fitting {
   std::function<DeviceRoom()> room = nullptr;  // this rank's
   std::function<Terms(const std::vector<DeviceRoom>& rooms)> terms = nullptr;
@@ -41,33 +41,32 @@ struct Fitting {
 // Joins the ring of all ranks that call this with the same prefix, of which there must be
 // `place.size`. A ring of one has no neighbours: none of the functions is called.
 //
-// `fitting`, if any, is asked first for the room, and for the terms once all ranks have told
-// theirs. `make_word` is called on rank 0 alone, with where the devices of all ranks are, by rank
-// (DeviceRoom; none on a CPU): it says what all ranks must have alike and each may have come with
-// differently. `make_offer` is called once this rank is known to the others; the descriptor in its
-// offer stays the caller's. `map` is called with the offers of all ranks, by rank, but for this
-// one's, which is empty, and with the word of rank 0; their descriptors are closed when it returns.
-// `probe`, if any, is called then, with the session, which all ranks have alike, and what to call
-// now and then: it throws once another rank has given up, or the time is over. An exception from
-// any of them is told to all ranks and rethrown here. Everything else that fails is a
-// RendezvousError (a rank did not come, is of another version, or failed), a PeerLostError (a rank
-// has died, or left) or a TransportError (a rank cannot be reached).
+// `fitting`, if any, first returns the room, and the terms once all ranks have published theirs.
+// `make_word` is called on rank 0 alone, with the bus of each rank's device (DeviceRoom; none on a
+// CPU): it returns the settings of rank 0 that all ranks take. `make_offer` is called once this
+// rank has published its address; the descriptor in its offer stays the caller's. `map` is called
+// with the offers of all ranks, by rank (this rank's is empty), and with the word of rank 0; their
+// descriptors are closed when it returns. `probe`, if any, is called then, with the session, which
+// all ranks have alike, and a function to call periodically: it throws once another rank has given
+// up, or the time is over. An exception from any of them is reported to all ranks and rethrown.
+// Any other failure is a RendezvousError (a rank did not come, has another version, or failed), a
+// PeerLostError (a rank has died, or left) or a TransportError (a rank cannot be reached).
 //
 // Waits at most `timeout`, plus 2 s in which a rank that gives up learns who failed first. The
-// store is called at least every 100 ms meanwhile: what it throws, but TimeoutError, ends the wait.
+// store is called at least every 100 ms meanwhile: an exception but TimeoutError ends the wait.
 Neighbours join_ring(
     Store& store, const std::string& prefix, const Place& place, const Terms& terms,
     Milliseconds timeout, const MakeWord& make_word, const std::function<Offer()>& make_offer,
     const std::function<void(const std::vector<Offer>& offers, const std::string& word)>& map,
     const Probe& probe = nullptr, const Fitting& fitting = {});
 
-// Throws TransportError unless the process behind the socket, "rank 1 (pid 4711)", has the user of
-// this one, "rank 0": memory is shared between such only.
+// Throws TransportError unless the process behind the socket, `name` ("rank 1 (pid 4711)"), has the
+// user of this one, `here` ("rank 0"): only processes of one user share memory.
 void check_same_user(const Fd& socket, const std::string& here, const std::string& name);
 
-// A prefix for the keys of one ring: the store may still hold those of an earlier one of the same
-// name and size. The n-th call of each rank gives the same prefix: a rank that comes late to a ring
-// that has failed learns why, and meets the others at the next.
+// Returns a prefix for the keys of one ring: the store may still hold those of an earlier ring of
+// the same name and size. The n-th call of each rank returns the same prefix: a late rank of a
+// failed ring gets its error, and meets the others in the next one.
 std::string unique_prefix(Store& store, const std::string& name, const Place& place);
 
 }  // namespace ringkern

@@ -23,9 +23,9 @@ namespace {
   throw std::system_error(errno, std::generic_category(), call);
 }
 
-// More than what a ring needs, so that many strays do not shut out a neighbour.
+// More than a ring needs, so that unidentified peers do not shut out a neighbour.
 constexpr int kBacklog = 64;
-// Room for descriptors that should not be there: they have to be received to be closed.
+// Room for surplus descriptors: they must be received to be closed.
 constexpr size_t kRoomForFds = 2 * kMaxFds;
 
 struct Name {
@@ -42,17 +42,16 @@ struct Name {
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&address); }
 };
 
-// The sockets of this process. A forked child, as a worker of a DataLoader is, would hold copies of
-// them: then a rank that is killed would seem to live on, and a name to be taken, for as long as
-// the child does.
+// The sockets of this process. A forked child, such as a worker of a DataLoader, would hold copies
+// of them: a killed rank would seem alive, and its name taken, as long as the child lives.
 class Sockets {
  public:
-  // Never destroyed: threads may close theirs for longer than statics live.
+  // Never destroyed: threads may close sockets after statics are destroyed.
   static Sockets& all() {
     static Sockets* const sockets = new Sockets;
     return *sockets;
   }
-  // Returns the descriptor that `open` gives, unless it fails. In one step, as seen from a fork.
+  // Returns the descriptor that `open` returns, unless it fails. Atomic with respect to a fork.
   template <class Open>
   Fd add(Open&& open) {
     std::lock_guard lock(mutex_);
@@ -61,7 +60,7 @@ class Sockets {
     return fd;
   }
   void close(int fd) {
-    std::lock_guard lock(mutex_);  // or a fork would meet the number as another's
+    std::lock_guard lock(mutex_);  // else a fork could see the number reused
     std::erase(fds_, fd);
     // Never repeated after EINTR: Linux has closed it, and the number may be another's by now.
     ::close(fd);
@@ -76,10 +75,10 @@ class Sockets {
                      });
   }
 
-  // In the child, whose objects keep the numbers and may close them: so these stay taken.
+  // In the child, whose objects keep the numbers and may close them: so the numbers stay in use.
   void give_up() {
     if (fds_.empty()) return;
-    ::close(fds_.front());  // or there might be no number for the next one
+    ::close(fds_.front());  // frees a number for the next one
     const int nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);
     if (nothing < 0) return;
     for (const int fd : fds_)
@@ -99,7 +98,7 @@ Fd make_socket() {
   return fd;
 }
 
-// Takes every descriptor out of a received message; keeps kMaxFds. False if there were more.
+// Takes all descriptors out of a received message; keeps kMaxFds. Returns false if there were more.
 bool take_fds(msghdr& header, Message& message) {
   size_t count = 0;
   message.fds.clear();

@@ -1,8 +1,8 @@
 // Messages with file descriptors between processes of one host, over abstract Unix sockets: they
-// have no place in a file system, so nothing is left behind however a process ends.
+// have no file, so nothing is left behind when a process ends.
 //
 // Every descriptor is closed on exec and by its owner. A failed system call throws
-// std::system_error; whoever knows the rank and the step says which.
+// std::system_error; the caller adds the rank and the step.
 #pragma once
 
 #include <poll.h>
@@ -53,11 +53,11 @@ void ring_bell(const Fd& bell);
 void silence_bell(const Fd& bell);
 
 Fd listen_on(const std::string& name);
-// Empty while the listener's queue is full.
+// Returns nothing while the listener's queue is full.
 std::optional<Fd> connect_to(const std::string& name);
-// Empty when nobody waits.
+// Returns nothing if no connection waits.
 std::optional<Fd> accept_from(const Fd& listener);
-// The user that listens or has connected, as the kernel has it.
+// Returns the user of the other end, from the kernel.
 uid_t peer_uid(const Fd& socket);
 pid_t peer_pid(const Fd& socket);  // 0 where it is not in this process's pid namespace
 uid_t own_uid();
@@ -66,8 +66,8 @@ uid_t own_uid();
 bool readable(std::span<pollfd> sockets, Milliseconds timeout);
 
 void send_message(const Fd& socket, const std::string& bytes, std::span<const int> fds = {});
-// `broken`: longer than kMaxMessage, more than kMaxFds, or a descriptor that found no room here.
-// The message holds what came of it.
+// `broken`: longer than kMaxMessage, more than kMaxFds descriptors, or no room for a descriptor in
+// this process. The message holds the part that came.
 enum class Received { message, nothing_yet, closed, broken };
 Received receive_message(const Fd& socket, Message& message);
 

@@ -23,18 +23,18 @@ namespace ringkern {
 namespace {
 
 constexpr Milliseconds kTick{200};
-// How long a call may take before somebody is told, and after the last of these: each time again.
+// The times after which a slow call is reported; the last one repeats.
 constexpr Milliseconds kPatience[] = {Milliseconds(5000), Milliseconds(30000)};
 constexpr Milliseconds kAgain{60000};
 constexpr size_t kMostFailed = 8;
 
-// A process that a socket leads to, whoever holds copies of that socket. Empty where the system has
-// no such thing, or does not let this process see the other one.
+// Returns a pidfd of the process behind a socket, even if others hold copies of the socket. Empty
+// if the system has no pidfd, or hides the process.
 Fd process_behind(const Fd& socket) try {
   const auto pid = peer_pid(socket);
   return Fd(pid > 0 ? int(::syscall(SYS_pidfd_open, pid, 0)) : -1);
 } catch (const std::system_error&) {
-  return {};  // the socket alone will do; all ranks have agreed by now, and one cannot fail
+  return {};  // the socket suffices; all ranks have agreed, so one must not fail now
 }
 
 // A neighbour, as long as its end has not been noticed.
@@ -49,7 +49,7 @@ struct Entry {
   Watched ring;
   std::vector<Line> lines;
   bool told = false;                           // that it has failed
-  std::optional<Clock::time_point> gave_up{};  // when its device was seen to have
+  std::optional<Clock::time_point> gave_up{};  // when the watch saw that its device gave up
   uint64_t slow_seq = 0;                       // the call that takes long,
   int64_t slow_since = 0;  // when the watch first saw it, in ns of coarse_now(),
   size_t warnings = 0;     // and how often that was said
@@ -76,7 +76,7 @@ RingRecord record_of(const Watched& ring) {
 
 class Watchman {
  public:
-  // The process's; another one in a forked child, which has not the thread of its parent's.
+  // Returns the process's; a forked child, which lacks its parent's thread, has its own.
   static Watchman& here() {
     static const int registered = pthread_atfork(nullptr, nullptr, [] { current() = nullptr; });
     (void)registered;
@@ -195,7 +195,7 @@ class Watchman {
       });
       for (const Line& line : ended) {
         Control& control = *entry.ring.control;
-        // How a process ended may take some ms to find out, in which this rank's wait goes on.
+        // The cause of an end may show some ms late; this rank's wait goes on meanwhile.
         if (!control.departed_after(line.peer) && !control.failed())
           control.fail(peer_lost(control, line.peer,
                                  how_it_ended(line.process.get(), control.pid_of(line.peer))));
@@ -212,7 +212,7 @@ class Watchman {
     if (!entry.told) warn_if_slow(entry);
   }
 
-  // Notes which calls a device has done, and why it did not go on.
+  // Notes the calls that a device has done, and why it stopped.
   void follow(Entry& entry) {
     Control& control = *entry.ring.control;
     const Executor::Progress progress = entry.ring.progress();
@@ -241,8 +241,8 @@ class Watchman {
     const Control& control = *entry.ring.control;
     const auto call = control.open_call(control.rank);
     if (!call) return;
-    // Not from the call's own start, which is the watch's last look at the clock: in a process that
-    // was stopped and goes on, that was before.
+    // Not from the call's own start, which is the clock of the watch's last tick: in a process that
+    // was stopped and goes on, that was before the stop.
     if (call->seq != entry.slow_seq)
       entry.slow_seq = call->seq, entry.warnings = 0, entry.slow_since = coarse_now();
     const auto waited = std::chrono::duration_cast<Milliseconds>(
@@ -253,7 +253,7 @@ class Watchman {
                                : kPatience[steps - 1] + kAgain * int(entry.warnings - steps + 1);
     if (waited < patience) return;
     const auto late = late_rank(control, call->seq);
-    if (!late) return;  // all are at work
+    if (!late) return;  // all ranks are in the call
     ++entry.warnings;
     EventQueue::all().post(EventKind::warning,
                            text_of(late_in(control, *call, *late, waited, entry.ring.timeout)));

@@ -1,7 +1,7 @@
-// The thread that looks after the rings of a process while nobody else can: it notices that a rank
-// has died, has left, is late, or makes another call than this one, and ends the waits of all.
+// The thread that watches the rings of a process: it notices that a rank has died, has left, is
+// late, or makes another call than this one, and ends the waits of all.
 //
-// It asks neither Python nor a device for anything, and takes no lock that a waiting call holds.
+// It calls neither Python nor a device, and takes no lock that a waiting call holds.
 #pragma once
 
 #include <functional>
@@ -14,26 +14,26 @@
 
 namespace ringkern {
 
-// A ring of this process. Everything it refers to outlives it.
+// A ring of this process. All that it refers to outlives it.
 struct Watched {
   std::string name;  // of the communicator
   std::string device;
   Milliseconds timeout{0};
   Control* control = nullptr;
-  // The ring has failed, here or elsewhere. Once, on the watch's thread.
+  // Called once, on the watch's thread, when the ring has failed, on this or another rank.
   std::function<void(const Fault&)> failed;
-  // How far a device has come; null where calls have ended when they return.
+  // The progress of a device; null if calls have ended when they return.
   std::function<Executor::Progress()> progress;
   std::string key;        // as in RingRecord
   bool if_alone = false;  // a ring of one rank, too
 };
 
-// While it lives the ring is looked after. Throws where there can be no thread for it.
+// Watches a ring for its lifetime. Throws if no thread can be started.
 class Watch {
  public:
   explicit Watch(Watched ring);
   ~Watch();
-  // The ends of their processes are noticed, from now on; they outlive it, too.
+  // Watches the neighbours' processes from now on; the neighbours outlive it, too.
   void meet(const Neighbours& neighbours);
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
@@ -48,8 +48,8 @@ struct RingRecord {
   int rank = 0, ranks = 1;
   int64_t timeout_ms = 0;
   std::optional<Fault> failure{};  // why it is unusable
-  std::vector<Call> calls;  // of this rank, the oldest first, as far as all ranks show theirs
-  std::string key;  // the same on all ranks, and no other ring's; empty of a ring of one rank
+  std::vector<Call> calls;  // of this rank, the oldest first, from the first that all ranks show
+  std::string key;          // unique, the same on all ranks; empty for a ring of one rank
 };
 // Returns the records of this process's rings, and of the last ones that have failed.
 std::vector<RingRecord> recorded_calls();

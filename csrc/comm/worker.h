@@ -1,6 +1,6 @@
 // The threads that run asynchronous collectives, one at a time and in the order in which they were
-// posted. Normally there is one; while it calls back its caller, who may wait there for what comes
-// next, another goes on.
+// posted. Normally there is one; while it runs a callback, which may wait for the next collective,
+// another thread goes on.
 #pragma once
 
 #include <atomic>
@@ -18,10 +18,10 @@
 
 namespace ringkern {
 
-// A wait that would not wake by itself wakes so often to look out.
+// The interval at which a wait wakes to look out.
 inline constexpr std::chrono::milliseconds kLookOutEvery{50};
 
-// Locks it, and looks out until it has.
+// Locks the mutex, and looks out until it is locked.
 template <class TimedMutex>
 std::unique_lock<TimedMutex> lock_and_look_out(TimedMutex& mutex) {
   std::unique_lock lock(mutex, std::defer_lock);
@@ -43,29 +43,29 @@ class Worker {
     try {
       find_somebody();
     } catch (...) {
-      if (!threads_.empty()) return;  // one that tells comes to it later
-      tasks_.pop_back();              // or drain() would wait for ever
+      if (!threads_.empty()) return;  // a thread in a callback runs it later
+      tasks_.pop_back();              // else drain() would wait forever
       --pending_;
       throw;
     }
   }
 
-  // Returns whether something posted has not run, or its callback has not. Before it says no,
-  // everything that was done is visible to the caller.
+  // Returns true if a posted task, or its callback, has not run. If false, all effects of the tasks
+  // are visible to the caller.
   bool busy() const { return pending_.load(std::memory_order_acquire) != 0; }
 
-  // Returns when everything posted so far has run and was told.
+  // Returns when all tasks posted so far have run, and their callbacks.
   void drain() {
     while (!drain(kLookOutEvery)) look_out();
   }
 
-  // The same, but waits no longer than `patience`; tells whether everything has run.
+  // The same, but waits at most `patience`; returns true if all have run.
   bool drain(std::chrono::milliseconds patience) {
     std::unique_lock lock(mutex_);
     return done_.wait_for(lock, patience, [this] { return pending_ == 0; });
   }
 
-  // Runs what was posted, then ends the threads.
+  // Runs the posted tasks, then ends the threads.
   void stop() {
     std::unique_lock lock(mutex_);
     stopping_ = true;
@@ -75,7 +75,7 @@ class Worker {
       threads_.pop_back();
       lock.unlock();
       last.join();
-      lock.lock();  // it may have needed another one
+      lock.lock();  // the task may have needed another thread
     }
   }
 
@@ -84,7 +84,7 @@ class Worker {
     std::function<void()> run, tell;
   };
 
-  // With the lock held: sees that the next task is run, if there is one and none is running.
+  // With the lock held: starts the next task, if there is one and none is running.
   void find_somebody() {
     if (running_ || tasks_.empty()) return;
     if (idle_ > 0) posted_.notify_one();
@@ -108,12 +108,12 @@ class Worker {
       try {
         find_somebody();
       } catch (const std::exception&) {
-        // No other thread can be had: this one runs what comes next, when it has told.
+        // No other thread can be started: this one runs the next task after its callback.
       }
       if (stopping_) posted_.notify_all();
       lock.unlock();
       task.tell();
-      task = {};  // what it captured is released before anyone is told that it is done
+      task = {};  // releases its captures before the callback runs
       lock.lock();
       if (--pending_ == 0) done_.notify_all();
     }

@@ -13,10 +13,11 @@ namespace ringkern::cpu {
 namespace {
 
 constexpr int64_t kGranule = 2 << 20;     // memory is taken from the system and given back in these
-constexpr int64_t kKeptBytes = 32 << 20;  // of a free block, so that not every tensor asks anew
+constexpr int64_t kKeptBytes =
+    32 << 20;  // of a free block, so that not every tensor needs a system call
 constexpr int64_t kLeastView = 64 << 20;
 
-// Addresses, not memory: as much as the machine has. The same on all ranks of a host.
+// The size of the address range: the machine's memory. The same on all ranks of a host.
 int64_t machine_bytes() {
   const uint64_t bytes = uint64_t(::sysconf(_SC_PHYS_PAGES)) * uint64_t(::sysconf(_SC_PAGESIZE));
   return int64_t(std::bit_ceil(bytes));
@@ -52,10 +53,9 @@ void* Arena::allocate(int64_t bytes) {
     used_.emplace(at, size);
     return base_ + at;
   }
-  throw SharedMemoryError("no room for " + mib(double(bytes)) +
-                          " among the shared tensors, which "
-                          "have " +
-                          mib(double(bytes_)) + " of addresses: free some");
+  throw SharedMemoryError("cannot allocate a shared tensor of " + mib(double(bytes)) +
+                          ": no free range is that large in the " + mib(double(bytes_)) +
+                          " of shared addresses. Free shared tensors");
 }
 
 void Arena::free(void* pointer) {
@@ -81,7 +81,7 @@ void Arena::free(void* pointer) {
   release_granules(at, bytes);
 }
 
-// Throws before anything has changed but the memory that was taken.
+// On an error, only the memory already taken has changed.
 void Arena::commit(int64_t at, int64_t bytes) {
   const int64_t end = div_up(at + bytes, kGranule);
   for (int64_t g = at / kGranule; g < end;) {
@@ -102,7 +102,7 @@ void Arena::release_granules(int64_t at, int64_t bytes) {
     if (!committed_[size_t(g)]) continue;
     kept += kGranule;
     if (kept <= kKeptBytes) continue;
-    // Where it fails the memory stays taken, and is used again.
+    // If it fails, the memory stays allocated, and is used again.
     if (::fallocate(file_.fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, g * kGranule,
                     kGranule) == 0)
       committed_[size_t(g)] = false;
@@ -129,7 +129,8 @@ std::shared_ptr<PeerArena> PeerArena::of(int peer, int fd, int64_t bytes, const 
   static auto* const known = new std::map<std::pair<dev_t, ino_t>, std::weak_ptr<PeerArena>>;
   struct stat status;
   if (::fstat(fd, &status) != 0)
-    throw TransportError("fstat: " + std::generic_category().message(errno));
+    throw TransportError("fstat of the memory offered by " + names.text(peer) + ": " +
+                         std::generic_category().message(errno));
   const std::lock_guard lock(mutex);
   std::erase_if(*known, [](const auto& entry) { return entry.second.expired(); });
   std::weak_ptr<PeerArena>& entry = (*known)[{status.st_dev, status.st_ino}];
@@ -137,8 +138,9 @@ std::shared_ptr<PeerArena> PeerArena::of(int peer, int fd, int64_t bytes, const 
   if (arena == nullptr) {
     const int own = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
     if (own < 0)
-      throw TransportError("the memory for tensors of " + names.text(peer) + " cannot be kept: " +
-                           std::generic_category().message(errno) + " (ulimit -n)");
+      throw TransportError("cannot copy the file descriptor of the memory offered by " +
+                           names.text(peer) + ": " + std::generic_category().message(errno) +
+                           ". Raise the limit on open files (ulimit -n)");
     entry = arena = std::make_shared<PeerArena>(own, bytes);
   }
   return arena;
@@ -150,9 +152,11 @@ PeerArena::~PeerArena() { ::close(fd_); }
 
 PeerArena::View PeerArena::view(int64_t at_least) {
   const std::lock_guard lock(mutex_);
-  if (at_least > bytes_) throw TransportError("a rank names memory that it does not have");
+  if (at_least > bytes_)
+    throw TransportError("a rank names memory that it does not have: up to byte " +
+                         std::to_string(at_least) + " of " + std::to_string(bytes_));
   if (at_least > widest_.bytes) {
-    // Mappings stay, for other groups that use them: at most as much memory again.
+    // Old mappings stay, because other groups use them: at most as many addresses again.
     const int64_t bytes =
         min64(bytes_, max64(kLeastView, int64_t(std::bit_ceil(uint64_t(at_least)))));
     widest_ = {static_cast<std::byte*>(mappings_.map(fd_, 0, bytes)), bytes};

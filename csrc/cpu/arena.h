@@ -19,11 +19,11 @@ class Arena {
   static Arena& mine();
   explicit Arena(int64_t bytes);
 
-  // At a cache line, or, where large, at a huge page. Throws SharedMemoryError.
+  // Aligned to a cache line, or, if large, to a huge page. Throws SharedMemoryError.
   void* allocate(int64_t bytes);
-  // In a forked child it does nothing: the memory is the parent's.
+  // Does nothing in a forked child: the memory is the parent's.
   void free(void* at);
-  // Counted from the start of the file; -1: it is not, or not whole, in the arena.
+  // Returns the offset in the file; -1 if it is not, or not whole, in the arena.
   int64_t place_of(const void* at, int64_t bytes) const {
     const int64_t place = static_cast<const std::byte*>(at) - base_;
     return place >= 0 && place <= bytes_ - bytes ? place : -1;
@@ -50,7 +50,7 @@ class Arena {
   std::vector<bool> committed_;  // granules that have memory
 };
 
-// Another process's arena, as this one sees it. Shared by all groups that the two have in common.
+// Another process's arena, as mapped here. Shared by all groups that the two have in common.
 class PeerArena {
  public:
   // `fd` stays the caller's. Throws TransportError unless it is a sealed memory file of the same
@@ -62,8 +62,8 @@ class PeerArena {
   PeerArena(const PeerArena&) = delete;
   PeerArena& operator=(const PeerArena&) = delete;
 
-  // The start of the file, of which at least so much can be reached, and how much that is. It stays
-  // where it is for as long as this lives.
+  // Returns the start of the mapped file, and its mapped bytes: at least `at_least`. It stays
+  // mapped there for the lifetime of this object.
   struct View {
     std::byte* base = nullptr;
     int64_t bytes = 0;
@@ -78,7 +78,7 @@ class PeerArena {
   View widest_;
 };
 
-// The arenas of a group's ranks, as one rank knows them; null where there is none.
+// The arenas of a group's ranks, as one rank knows them; null if a rank has none.
 struct Arenas {
   Arena* mine = nullptr;
   std::vector<std::shared_ptr<PeerArena>> of;

@@ -15,8 +15,8 @@ constexpr int kUnspunCalls = 1000;
 
 Bell& bell_of(void* segment) { return *static_cast<Bell*>(segment); }
 
-// With the neighbours that the order of the ring says.
-Segments in_ring_order(Segments s, int rank, int ranks) {
+// Returns the segments with the neighbours in the order of the ring.
+Segments arranged(Segments s, int rank, int ranks) {
   check_orders(s.orders, ranks);
   if (ranks == 1 || s.orders.count == 0) return s;
   s.next = s.all.at(size_t(s.orders.next(0, rank, ranks)));
@@ -45,7 +45,8 @@ Verdict run_protocol(const LinkContext& context, const Plan& plan, int rank,
 std::string no_such_way(const Task& task) {
   return std::string("a CPU has no ") + name_of(task.algorithm) + " " + name_of(task.collective) +
          " over " + name_of(task.protocol) +
-         "; all_reduce has one_shot over ll and simple, and two_shot over simple";
+         "; all_reduce has one_shot over ll and simple, and two_shot over simple: use one of "
+         "these, or algorithm ring";
 }
 
 }  // namespace
@@ -64,7 +65,9 @@ Engine::Engine(const Segments& segments, const Geometry& geometry, int rank, int
       geometry_(geometry),
       timeout_(timeout), mesh_(segments, mesh_offset(geometry), rank, std::move(arenas)) {
   if (!geometry.valid() || geometry.channels != 1)
-    throw UsageError("the CPU engine takes one channel and at least two slots of 16 bytes");
+    throw UsageError("the CPU engine needs one channel and at least two slots of 16 bytes, not " +
+                     std::to_string(geometry.channels) + " channels and " +
+                     std::to_string(geometry.slots) + " slots");
 }
 
 RunResult Engine::run(const Task& task) {
@@ -78,7 +81,7 @@ RunResult Engine::run(const Task& task) {
   check_wide(task);
   Bell& bell = bell_of(segments_.mine);
   if (aborted(bell)) {
-    abort();  // a rank that was not told may wait for this one
+    abort();  // another neighbour may still wait for this rank
     throw AbortedError("a neighbour has aborted the communicator");
   }
   const std::chrono::nanoseconds timeout = task.timeout.count() > 0 ? task.timeout : timeout_;
@@ -92,11 +95,12 @@ RunResult Engine::run(const Task& task) {
     verdict = task.algorithm == Algorithm::ring ? run_ring(task, reducer, wait, report)
                                                 : mesh_.run(task, reducer, wait, report);
   } catch (...) {
-    abort();  // the others must not wait for a rank that has found them at odds
+    abort();  // the others must not wait for a rank that has failed
     throw;
   }
-  // The system may leave two ranks on one core, though there are enough: each looks as if it were
-  // at work there. Now and then polling is tried again.
+  task.rested = wait.rested();
+  // The system may leave two ranks on one core although others are free, because each rank seems
+  // busy. Polling is tried again periodically.
   if (wait.shared_a_core()) unspun_ = kUnspunCalls;
   else if (unspun_ > 0) --unspun_;
   if (verdict != Verdict::ok) [[unlikely]]
@@ -137,7 +141,7 @@ void Engine::fail(const Task& task, std::chrono::nanoseconds timeout, const Wait
 }
 
 void run_alone(const Task& task) {
-  // Nobody to combine with: the input is the result, scaled as the op asks.
+  // No other rank: the result is the input, scaled by the op.
   const Reducer reducer(task.reduction);
   if (task.in != task.out || task.reduction.scale != Reduction::Scale::none)
     reducer.input(task.out, task.in, task.count);

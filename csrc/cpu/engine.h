@@ -14,7 +14,7 @@ Geometry default_geometry();
 class Engine final : public Executor {
  public:
   // `segments` hold `segment_bytes(geometry)` each and outlive the engine. The ring is that of
-  // channel 0; throws UsageError where there can be none.
+  // channel 0; throws UsageError if it cannot exist.
   // `arenas`: of tensors that need no copy; may be null.
   Engine(const Segments& segments, const Geometry& geometry, int rank, int ranks,
          std::chrono::nanoseconds timeout, std::shared_ptr<const Arenas> arenas = nullptr);
@@ -32,12 +32,12 @@ class Engine final : public Executor {
   const Geometry geometry_;
   const std::chrono::nanoseconds timeout_;
   Mesh mesh_;
-  int pauses_ = -1;                     // not known yet
+  int pauses_ = -1;                     // -1: unknown yet
   int unspun_ = 0;                      // calls left that yield at once
   Wait::Clock::time_point yield_from_;  // see Wait
 };
 
-// The same, without neighbours: what a collective of one rank does.
+// The same without neighbours: a collective of one rank.
 void run_alone(const Task& task);
 
 }  // namespace ringkern::cpu

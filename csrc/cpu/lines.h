@@ -79,8 +79,8 @@ class LineLink {
     for (int64_t i = 0; i < n; ++i) lines[i].write(outgoing_ + i * Line::kData, flag);
   }
 
-  // Lines that this step did not need keep an older flag; before it could come back they are
-  // written again.
+  // Lines that this step does not need keep an older flag; they are written again before that flag
+  // repeats.
   void finish_slot(Line* lines, int64_t written) {
     if (!Line::rewrites_slot(x_.ends.sent(), x_.ends.slots)) return;
     static constexpr std::byte zeros[Line::kData] = {};

@@ -37,11 +37,11 @@ bool SameCall::look() {
   const uint64_t seq = load(theirs_->seq, std::memory_order_acquire);
   const CallWords words{load(theirs_->what, std::memory_order_relaxed),
                         load(theirs_->count, std::memory_order_relaxed)};
-  // Data that prev sent in an earlier call, to a rank that took nothing in its own, is still there.
+  // Data of prev's earlier call, of which this rank took nothing in its own call, is still there.
   const uint64_t history = load(theirs_->history, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_acquire);
   if (load(theirs_->seq, std::memory_order_relaxed) != seq) return false;
-  // Empty calls wait for nobody: prev may have made so many that the record of this one is gone.
+  // Empty calls do not wait: after many of them, prev's record of this one may be gone.
   if (seq > seq_ || (seq == seq_ && words == words_ && history == history_)) theirs_ = nullptr;
   return theirs_ == nullptr;
 }

@@ -10,14 +10,14 @@
 
 namespace ringkern::cpu {
 
-// A rank's segment on a CPU: its bell, then the FIFOs as the geometry lays them out, then what the
-// mesh needs.
+// A rank's segment on a CPU: its bell, then the FIFOs in the geometry's layout, then the memory of
+// the mesh.
 inline constexpr int64_t kBellBytes = sizeof(Bell);
 inline int64_t mesh_offset(const Geometry& g) { return align_up(kBellBytes + g.bytes(), 4096); }
 inline int64_t segment_bytes(const Geometry& g) { return mesh_offset(g) + MeshGeometry::bytes(); }
 
-// Where the links are probed before there is a ring (comm/probe.h). Little: between processes what
-// is mapped is right or wrong as a whole, and the slots of some ranks are in one page.
+// The room in which links are probed before the ring is made (comm/probe.h). It is small: between
+// processes a mapping is right or wrong as a whole, and the slots of some ranks share a page.
 inline ProbeRoom probe_room(const Geometry& g) {
   return {kBellBytes + g.fifo_offset(0, Protocol::simple), g.fifo_bytes(Protocol::simple), 512};
 }
@@ -27,11 +27,11 @@ inline ProbeRoom probe_room(const Geometry& g) {
 struct LinkMemory {
   Bell* bell = nullptr;
   LinkCounters* counters = nullptr;  // of each protocol
-  std::byte* fifos = nullptr;        // one after the other, as the geometry lays them out
+  std::byte* fifos = nullptr;        // one after the other, in the geometry's layout
 };
 LinkMemory link_memory(void* segment, const Geometry& g);
 
-// One protocol's link of one rank: where it polls, where it writes, and how far it has come.
+// One protocol's link of one rank: the memory that it polls and writes, and its progress.
 struct Ends {
   Bell& next_bell;
   Bell& prev_bell;
@@ -57,13 +57,13 @@ struct Ends {
     return load_acquire(mine.head.value) + uint64_t(slots) >= sent() + uint64_t(steps);
   }
 
-  // Ends a step: the slot that was read goes back to prev, the slot that was filled is counted, and
-  // whoever sleeps on either is woken. `publish_tail`: the flags are not in the data (Simple).
+  // Ends a step: returns the read slot to prev, counts the filled slot, and wakes a rank that
+  // sleeps on either. `publish_tail`: the flags are not in the data (Simple).
   void advance(Verb verb, bool publish_tail);
   void wake_next() const { wake(next_bell); }
 };
 
-// Where one block of elements comes from and goes to. Unused pointers are null.
+// The sources and destinations of one block of elements. Unused pointers are null.
 struct Block {
   const std::byte* incoming = nullptr;  // from prev
   const std::byte* in = nullptr;        // the rank's own input
@@ -75,16 +75,16 @@ struct Block {
 // The action of a verb on a block's data.
 void move(const Reducer& reducer, Verb verb, const Block& block);
 
-// Returns whether the data from prev belongs to this call: data of another one must not be taken.
-// Then nothing comes, and the communicator finds out why.
+// Returns whether the data from prev belongs to this call. Data of another call is not taken:
+// it does not count as received, and the communicator finds the reason.
 class SameCall {
  public:
-  // The record of prev's calls may be null: then it is not checked.
+  // If the record of prev's calls is null, nothing is checked.
   SameCall(const CallLine* prev_calls, uint64_t seq, const CallWords& words, uint64_t history)
       : theirs_(prev_calls != nullptr && seq != 0 ? prev_calls + seq % kCallLines : nullptr),
         seq_(seq), history_(history), words_(words) {}
 
-  // To be asked when something has come, for prev has said so before.
+  // Called when data has come: prev has published its call before.
   bool holds() {
     if (theirs_ == nullptr) [[likely]]
       return true;
@@ -99,7 +99,7 @@ class SameCall {
   CallWords words_;
 };
 
-// Everything a link needs for one collective.
+// All that a link needs for one collective.
 struct LinkContext {
   Ends ends;
   Wait& wait;
@@ -118,7 +118,7 @@ struct LinkContext {
     return checked(until(WaitFor::credit, [&] { return ends.has_credit(); }), p, WaitFor::credit);
   }
 
-  // Notes what was waited for, if it did not come.
+  // Notes the object of a failed wait.
   Verdict checked(Verdict verdict, Protocol p, WaitFor what) {
     if (verdict == Verdict::ok) return verdict;
     report.verdict = verdict;
@@ -129,7 +129,7 @@ struct LinkContext {
       report.seen = load_acquire(ends.mine.head.value);
     } else {
       report.wanted = ends.received() + 1;
-      // Only Simple counts what has come; otherwise it is in the lines.
+      // Only Simple counts the received steps; otherwise the lines show them.
       report.seen = p == Protocol::simple ? load_acquire(ends.mine.tail.value) : ends.received();
     }
     return verdict;

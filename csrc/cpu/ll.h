@@ -3,8 +3,8 @@
 // MAPPING    8 bytes of data a line of 16; the calling thread writes and reads line after line.
 // ORDERING   none between lines: each 64-bit word holds 32 bits of data and the flag of its step,
 //            and is stored and loaded whole, so that a reader that sees the flag has the data.
-// POLLING    the data itself: one cache line's journey in place of two.
-// REUSE      a slot is written again only when `head` has given it back; flags do not repeat within
+// POLLING    the data itself: one transfer of a cache line in place of two.
+// REUSE      a slot is written again only when `head` has returned it; flags do not repeat within
 //            kLLFlagPeriod steps, and a slot is rewritten whole twice in that time.
 #pragma once
 

@@ -3,7 +3,7 @@
 // MAPPING    120 bytes of data a line of 128; the calling thread writes and reads line after line.
 // ORDERING   the data, then the flag with release; the reader acquires the flag before the data.
 // POLLING    the flag of each line, which lies beside its data.
-// REUSE      a slot is written again only when `head` has given it back; the flag has 64 bits and
+// REUSE      a slot is written again only when `head` has returned it; the flag has 64 bits and
 //            never repeats.
 #pragma once
 

@@ -6,7 +6,7 @@
 namespace ringkern::cpu {
 namespace {
 
-// A wait that ran out is the cause: the neighbours that it told of it were aborted.
+// A timed-out wait is the cause: the neighbours were aborted because of it.
 void rethrow_cause(const std::vector<std::exception_ptr>& errors) {
   std::exception_ptr first;
   for (const std::exception_ptr& error : errors) {
@@ -81,14 +81,14 @@ void LocalRing::run_rank(size_t rank) {
     engines_[rank]->run(tasks_[rank]);
   } catch (...) {
     errors_[rank] = std::current_exception();
-    engines_[rank]->abort();  // the others must not wait for what will not come
+    engines_[rank]->abort();  // the others must not wait for this rank
   }
 }
 
 void LocalRing::run(std::span<const Task> tasks) {
   if (tasks.size() != engines_.size())
     throw UsageError("a ring of " + std::to_string(engines_.size()) +
-                     " ranks takes as many tasks, not " + std::to_string(tasks.size()));
+                     " ranks needs one task for each rank, not " + std::to_string(tasks.size()));
   tasks_ = tasks;
   errors_.assign(errors_.size(), nullptr);
   working_.store(uint32_t(threads_.size()), std::memory_order_relaxed);

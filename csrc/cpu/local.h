@@ -1,5 +1,5 @@
 // A ring whose ranks are all in this process, on its CPU: their segments are plain pointers, and
-// each rank has a thread, but for rank 0, which runs on the thread that calls.
+// each rank but rank 0 has a thread; rank 0 runs on the calling thread.
 #pragma once
 
 #include <atomic>
@@ -22,10 +22,10 @@ class LocalRing {
   LocalRing(const LocalRing&) = delete;
   LocalRing& operator=(const LocalRing&) = delete;
 
-  // A task for each rank, in order; they differ in `in` and `out` only. Returns when all are done.
-  // One call at a time.
+  // Takes a task for each rank, in order; they differ in `in` and `out` only. Returns when all are
+  // done. One call at a time.
   void run(std::span<const Task> tasks);
-  // From any thread, also while another one is in `run`. The ring is unusable afterwards.
+  // Callable from any thread, also during `run`. The ring is unusable afterwards.
   void abort();
   bool drain(Milliseconds) { return true; }
   int ranks() const { return int(engines_.size()); }

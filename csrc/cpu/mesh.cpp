@@ -57,7 +57,7 @@ Verdict Mesh::run(const Task& task, const Reducer& reducer, Wait& wait, WaitRepo
                 wait,
                 report,
                 names_};
-  // Counted before it is known which way the call goes: it is the same number for all.
+  // Counted before the choice between staging and in place: all ways take the same number.
   rounds += uint64_t(plan.rounds);
   const int64_t place = arenas_ == nullptr || arenas_->mine == nullptr ||
                                 task.algorithm != Algorithm::two_shot || task.in != task.out ||

@@ -1,17 +1,16 @@
 // The direct all-reduces of core/direct.h on a CPU: a rank stages in its own memory, and the others
 // read it there.
 //
-// Two ways to say that something is there. LL, for one line or a few: the flag is in the line, next
-// to the data, so that both make one journey. Simple, for all else: data, and then a counter.
+// Data is published in two ways. LL, for one line or a few: the flag is in the line, next to the
+// data, so that both arrive in one transfer. Simple, otherwise: data, and then a counter.
 //
 // MAPPING    LL: 56 bytes of data a line of 64. Simple: a chunk a slot; by two_shot, a rank reduces
-//            its part of everybody's slot and writes the result back where it came from. So each
-//            cache line travels on a load, which the processor sees coming, and every store finds
-//            its line at hand.
+//            its part of every rank's slot and writes the result back in place. So each cache line
+//            moves on a load, which the processor prefetches, and every store hits the cache.
 //            Tensors that all ranks have in their arenas are not staged at all: each rank reduces
-//            its part of everybody's tensor, in place.
+//            its part of every rank's tensor, in place.
 // ORDERING   data first, then the flag or counter with release; a reader acquires it first.
-// POLLING    the flag or counter of the one who writes it.
+// POLLING    the flag or counter of the writer.
 // REUSE      as in core/direct.h; by two_shot a slot is free once its owner has copied the results.
 #pragma once
 
@@ -26,22 +25,22 @@
 
 namespace ringkern::cpu {
 
-// The flag: of which call it is, and, above that, the round.
+// The flag: the call's word, and, above it, the round.
 struct DirectLine {
   std::byte data[56];
   uint64_t flag;
 };
 static_assert(sizeof(DirectLine) == 64);
 
-// Where the tensor of a call is in a rank's arena.
+// The place of a call's tensor in a rank's arena.
 struct alignas(kCacheLine) Arrival {
   int64_t place;
   uint64_t call;   // as in Staged
   uint64_t round;  // the first of the call, from 1; written last
 };
 
-// Rounds that a rank has staged, over its life, and of which call each slot is: what is of another
-// call than a rank's own is never taken. In one cache line, so that to look costs nothing.
+// The rounds that a rank has staged in its life, and the call of each slot: data of another call is
+// never taken. In one cache line, so that the check costs no transfer.
 struct alignas(kCacheLine) Staged {
   uint64_t rounds;
   uint64_t calls[DirectPlan::slots(1)];
@@ -51,9 +50,9 @@ static_assert(sizeof(Staged) == kCacheLine);
 // The board that a rank shows to all others. Each counter has one writer.
 struct Board {
   Staged staged;
-  StepCounter reduced;    // rounds of which it has given the others its part (two_shot)
+  StepCounter reduced;    // rounds whose part it has written to the others (two_shot)
   Arrival arrival;        // its last call with a tensor in its arena
-  Processors processors;  // that it had when it was connected; known to all by the first call
+  Processors processors;  // at connection; all ranks know them by the first call
 };
 
 // In a rank's segment, behind the FIFOs.
@@ -71,13 +70,13 @@ struct MeshGeometry {
   }
 };
 
-// Where a rank finds another.
+// A rank's view of another rank.
 struct MeshPeer {
   Bell* bell;
   Board* board;
   DirectLine* lines;
   std::byte* slots;
-  PeerArena::View arena;  // as far as it has been mapped
+  PeerArena::View arena;  // the mapped part
 };
 
 // Returns whether a CPU has the algorithm over this protocol.
@@ -85,17 +84,16 @@ constexpr bool direct_runs_over(Algorithm a, Protocol p) {
   return p == Protocol::simple || (p == Protocol::ll && a == Algorithm::one_shot);
 }
 
-// One rank's view of the mesh, and how far it has come.
+// One rank's view of the mesh, and its progress.
 class Mesh {
  public:
-  // `offset`: of the mesh's memory in everybody's segment. `arenas` may be null.
+  // `offset`: of the mesh's memory in each rank's segment. `arenas` may be null.
   Mesh(const Segments& segments, int64_t offset, int rank, std::shared_ptr<const Arenas> arenas);
 
-  // How many processors the ranks have between them. A rank that is pinned has one, and that says
-  // nothing.
+  // Returns the number of processors that the ranks have together: a pinned rank alone has one.
   int processors() const;
 
-  // Throws TransportError where a rank names memory that it has not offered.
+  // Throws TransportError if a rank names memory that it has not offered.
   Verdict run(const Task& task, const Reducer& reducer, Wait& wait, WaitReport& report);
 
  private:

@@ -1,4 +1,4 @@
-// The state of a call in the mesh, for each way: cpu/mesh_lines.h, cpu/mesh_slots.h,
+// The state of a call in the mesh, common to cpu/mesh_lines.h, cpu/mesh_slots.h and
 // cpu/mesh_in_place.h.
 #pragma once
 
@@ -8,8 +8,7 @@
 
 namespace ringkern::cpu {
 
-// The call as one word, which all ranks must have alike. The factor of a scale is a rank's own
-// business.
+// The call as one word, which must be alike on all ranks. The factor of a scale may differ.
 inline uint64_t call_word(const Task& task) {
   return reduction_bits(task.reduction) | uint64_t(task.algorithm) << kReductionBits |
          uint64_t(task.count) << (kReductionBits + 2);
@@ -20,7 +19,7 @@ struct MeshCall {
   std::vector<MeshPeer>& peers;
   const int rank, ranks;
   const uint64_t base;  // rounds of earlier calls
-  uint64_t flag;        // of lines, of the round at hand: kLineAhead is 0
+  uint64_t flag;        // of the lines of this round: kLineAhead is 0
   const Reducer& reducer;
   const std::byte* const in;
   std::byte* const out;
@@ -30,14 +29,14 @@ struct MeshCall {
 
   int64_t bytes(int64_t elements) const { return elements * reducer.element_bytes(); }
 
-  // To be called after everything that somebody may sleep for.
+  // Called after each store that a rank may sleep for.
   void wake_all() const {
     publish_barrier();
     for (int p = 0; p < ranks; ++p)
       if (p != rank) ring_if_asleep(*peers[size_t(p)].bell);
   }
 
-  // `seen`: where the step that was last seen can be read, for the report.
+  // `seen`: holds the step that was last seen, for the report.
   template <class Ready, class Seen>
   Verdict await(int peer, Protocol protocol, uint64_t wanted, Ready&& ready, Seen&& seen) {
     const Verdict verdict = wait.until(ready);

@@ -1,6 +1,6 @@
-// The mesh without staging: a two_shot of tensors that are all in arenas. Each rank knows this of
-// its own tensor only, so it shows where that tensor is and reads what the others show in this
-// call. If one stages, all do.
+// The mesh without staging: a two_shot of tensors that are all in arenas. Each rank knows only its
+// own tensor, so it publishes the tensor's place and reads the others' places in this call. If one
+// rank stages, all do.
 #pragma once
 
 #include <string>
@@ -69,7 +69,7 @@ class MeshInPlace {
     if (p == x_.rank) return x_.out;
     MeshPeer& peer = x_.peers[size_t(p)];
     const int64_t bytes = x_.bytes(count_);
-    // Read once: it is another's, who may write it again after it was checked.
+    // Read once: another rank owns it, and may change it after the check.
     const int64_t place =
         std::atomic_ref(peer.board->arrival.place).load(std::memory_order_relaxed);
     if (place < 0 || place > INT64_MAX - bytes || p >= int(arenas.of.size()) ||

@@ -7,8 +7,8 @@
 
 namespace ringkern::cpu {
 
-// Like call_word, for a round of a one_shot over lines, in fewer bits: how long its chunk is, and
-// whether it is the last one. Calls whose rounds are all alike in that are of the same size.
+// Like call_word, for a round of a one_shot over lines, in fewer bits: the length of its chunk, and
+// whether it is the last one. Calls that agree on these in all rounds have the same size.
 inline constexpr int kLineCallBits = kReductionBits + 12;
 inline uint64_t line_call_bits(uint64_t reduction, const DirectPlan& plan, const Span& chunk,
                                int64_t i) {
@@ -61,7 +61,7 @@ class MeshLines {
       const bool last = p + 1 == x_.ranks;
       void* const to = last ? x_.out + x_.bytes(chunk.first) : sum_;
       if (sum == nullptr) {
-        // The next one to be unpacked would overwrite it.
+        // The next line to be unpacked would overwrite it.
         if (theirs == incoming_ && x_.ranks > 2) std::memcpy(sum_, incoming_, size_t(total));
         sum = theirs == incoming_ && x_.ranks > 2 ? sum_ : theirs;
       } else {
@@ -86,7 +86,7 @@ class MeshLines {
     return x_.reducer.scales_input() ? mine_ : x_.in + x_.bytes(chunk.first);
   }
 
-  // Not inlined: so much of the stack is for those who need it.
+  // Not inlined: only calls that need it use this much of the stack.
   [[gnu::noinline]] Verdict reduce_wide(const Span& chunk, int64_t i) {
     alignas(64) float sum[MeshGeometry::line_slot_data() + kPartialRoom];
     for (int p = 0; p < x_.ranks; ++p) {
@@ -100,7 +100,7 @@ class MeshLines {
     return Verdict::ok;
   }
 
-  // A whole line is copied, also where less is wanted of the last one.
+  // Copies a whole line, even if only a part of the last one is used.
   Verdict unpack(int peer, int64_t i, int64_t bytes) {
     DirectLine* line = slot(peer, i);
     for (int64_t done = 0; done < bytes; done += kData, ++line) {

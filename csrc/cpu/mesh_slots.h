@@ -1,4 +1,4 @@
-// The mesh over Simple: a chunk is staged in a slot, and then a counter says so. In a two_shot each
+// The mesh over Simple: a chunk is staged in a slot, and a counter publishes it. In a two_shot each
 // rank writes its reduced part where the others staged theirs, and publishes it by another counter.
 #pragma once
 
@@ -15,15 +15,15 @@ class MeshSlots {
     const std::byte* const in = x_.in + x_.bytes(chunk.first);
     if (plan.algorithm == Algorithm::one_shot || x_.reducer.scales_input()) {
       x_.reducer.input(to, in, chunk.count);
-    } else {  // my own part is wanted by nobody
+    } else {  // no other rank needs my own part
       const Span mine = plan.part_of(chunk, x_.rank);
       const int64_t before = min64(mine.first, chunk.count), after = before + mine.count;
       x_.reducer.input(to, in, before);
       x_.reducer.input(to + x_.bytes(after), in + x_.bytes(after), chunk.count - after);
     }
     Staged& staged = board(x_.rank).staged;
-    // A rank that polls `rounds` may take the line away between the two stores. So a slot that is
-    // of the same call as before is not marked again.
+    // A rank that polls `rounds` may take the cache line between the two stores. So a slot of the
+    // same call as before is not marked again.
     std::atomic_ref call(staged.calls[place(i)]);
     if (call.load(std::memory_order_relaxed) != call_) call.store(call_, std::memory_order_relaxed);
     publish(staged.rounds, i);

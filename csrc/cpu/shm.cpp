@@ -23,7 +23,7 @@ ShmTransport::ShmTransport(int64_t bytes, std::shared_ptr<Arenas> arenas)
   try {
     arenas_->mine = &Arena::mine();
   } catch (const SharedMemoryError&) {
-    // No tensor of this rank is there, then, and who asks for one learns why.
+    // This rank then has no shared tensors, and a request for one throws the reason.
   }
 }
 
@@ -56,7 +56,8 @@ LocalTransport::LocalTransport(std::shared_ptr<LocalMemory> memory, int64_t byte
     : memory_(std::move(memory)), bytes_(bytes),
       mine_(std::aligned_alloc(kPage, size_t(align_up(bytes, kPage))), std::free) {
   if (mine_ == nullptr)
-    throw SharedMemoryError("a rank needs " + mib(double(bytes)) + " of memory: out of memory");
+    throw SharedMemoryError("a rank needs " + mib(double(bytes)) +
+                            " of memory, which the process cannot allocate. Run fewer ranks");
   std::memset(mine_.get(), 0, size_t(bytes));
   std::lock_guard lock(memory_->mutex_);
   index_ = memory_->segments_.size();
@@ -87,7 +88,7 @@ void* LocalTransport::map(const Offer& offer, int peer) {
     std::lock_guard lock(memory_->mutex_);
     if (ticket.index < memory_->segments_.size()) segment = memory_->segments_[ticket.index].lock();
   }
-  if (segment == nullptr) refuse("that rank has gone");
+  if (segment == nullptr) refuse("its communicator is closed. Make a new one on all ranks");
   mapped_.push_back(segment);
   return segment.get();
 }

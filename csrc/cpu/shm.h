@@ -1,5 +1,5 @@
-// Memory that CPU ranks see of each other: ShmTransport between processes, LocalTransport between
-// threads of one.
+// The memory that CPU ranks share: ShmTransport between processes, LocalTransport between threads
+// of one.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@ namespace ringkern::cpu {
 // A segment is a memory file, allocated at once and whole.
 class ShmTransport final : public Transport {
  public:
-  // `arenas`, if any, is told where the tensors of each rank are. Throws SharedMemoryError.
+  // `arenas`, if any, gets the arena of each rank. Throws SharedMemoryError.
   explicit ShmTransport(int64_t bytes, std::shared_ptr<Arenas> arenas = nullptr);
 
   void* mine() override { return mine_; }
@@ -31,8 +31,7 @@ class ShmTransport final : public Transport {
   const std::shared_ptr<Arenas> arenas_;
 };
 
-// Where the ranks of one process keep their segments. A neighbour's segment lives as long as anyone
-// has mapped it.
+// The segments of the ranks of one process. A segment lives as long as a rank has mapped it.
 class LocalMemory {
  public:
   LocalMemory();
@@ -45,8 +44,7 @@ class LocalMemory {
 };
 
 // Plain pointers. An offer names a place in a LocalMemory; one of another process, or of another
-// LocalMemory, is refused. Ranks share one mapping, which is also what ThreadSanitizer needs to see
-// their races.
+// LocalMemory, is refused. Ranks share one mapping, so that ThreadSanitizer sees their races.
 class LocalTransport final : public Transport {
  public:
   LocalTransport(std::shared_ptr<LocalMemory> memory, int64_t bytes);

@@ -1,6 +1,6 @@
 // The loops of a CPU: simd.cpp, compiled once for each instruction set, and the choice among them.
 //
-// Every pointer may have any alignment, also less than that of an element, and any length will do.
+// Every pointer may have any alignment, even less than that of an element, and any length is valid.
 // A destination may be one of the sources; it must not overlap one in part. All instruction sets
 // give the bits that `combine` and `scale` of reduce/ops.h give.
 #pragma once
@@ -18,7 +18,7 @@ using ReduceLoop = void (*)(void* out, void* next, const void* incoming, const v
 // out[i] = in[i] * factor, or in[i] / factor
 using ScaleLoop = void (*)(void* out, const void* in, int64_t n, double factor);
 // A combination of small floats that is rounded at its end: in floats, of which `partial` has room
-// for n and kPartialRoom more. Their order is the loops' own: it is read with the same n.
+// for n and kPartialRoom more. The loops define their order: it is read with the same n.
 using WidenLoop = void (*)(float* partial, const void* in, int64_t n);
 // out[i] = partial[i], or partial[i] / divisor, rounded.
 using NarrowLoop = void (*)(void* out, const float* partial, int64_t n, double divisor);
@@ -49,7 +49,7 @@ struct Kernels {
 
 enum class Isa : uint8_t { baseline, avx2, avx512, avx512bf16 };
 
-// Null where the build or this CPU lacks it. For tests: everybody else wants the next one.
+// Null if the build or this CPU lacks it. For tests; other code calls the next function.
 const Kernels* kernels_for(Isa isa);
 // The best that this CPU has, chosen once.
 const Kernels& kernels();
@@ -82,7 +82,7 @@ class Reducer {
   void add_wide(float* partial, const void* in, int64_t n, bool first) const {
     (first ? widen_ : add_wide_)(partial, in, n);
   }
-  // out = partial, which has everybody's part in it: divided for avg, and rounded.
+  // out = partial, which has all ranks' parts: divided for avg, and rounded.
   void narrow(void* out, const float* partial, int64_t n) const {
     narrow_(out, partial, n, factor_);
   }
@@ -92,9 +92,9 @@ class Reducer {
 
   int64_t element_bytes_;
   ReduceLoop reduce_;
-  ScaleLoop multiply_ = nullptr;  // null where there is nothing to multiply
+  ScaleLoop multiply_ = nullptr;  // null if nothing is multiplied
   ScaleLoop divide_ = nullptr;
-  WidenLoop widen_ = nullptr, add_wide_ = nullptr;  // null where nothing is kept in floats
+  WidenLoop widen_ = nullptr, add_wide_ = nullptr;  // null if nothing is kept in floats
   NarrowLoop narrow_ = nullptr;
   double factor_;
 };

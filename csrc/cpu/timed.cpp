@@ -20,7 +20,7 @@ int64_t now() {
 // The waits of one verb, by WaitFor; ns.
 using Waited = std::array<int64_t, 2>;
 
-// Measures the part of a wait after its first look: what is there already was not waited for.
+// Measures the part of a wait after its first look: data that is already there costs no wait.
 struct TimedContext : LinkContext {
   TimedContext(const LinkContext& context, Waited& into) : LinkContext(context), waited(&into) {}
 

@@ -1,5 +1,5 @@
-// A schedule run with a clock: the same links, compiled once more, so that a call that nobody
-// traces is not the slower for it.
+// A schedule run with a clock: the same links, compiled once more, so that calls without a trace
+// are not slower.
 #pragma once
 
 #include "core/timeline.h"

@@ -16,24 +16,24 @@ namespace ringkern::cpu {
 namespace {
 
 // About 50 us of polling before the first yield: longer than it takes to wake a rank. With less,
-// two ranks of which one has slept for once would never meet awake again: each would find the other
-// one asleep, wake it, and be asleep when that comes.
+// two ranks of which one has slept once would never be awake together again: each would find the
+// other asleep, wake it, and sleep when the answer comes.
 constexpr int kPauses = 2000;
 constexpr int kYields = 100;
-// A yield that took longer gave the core to somebody outside of the ring. The next one waits for so
-// many times as long, which bounds how much of its time a rank gives away.
+// A yield that took longer gave the core to a thread outside of the ring. The next yield comes only
+// after a multiple of that time, which bounds the share of time that a rank gives away.
 constexpr std::chrono::nanoseconds kLongYield = std::chrono::microseconds(500);
 constexpr int kRarity = 100;
-// Where ranks share cores it is more often one of them, at work on its own; then a rank that slept
-// for long would make small calls, which come after that work, ten times as slow.
+// If ranks share cores, it is more often one of them, at other work; a rank that then slept long
+// would make the small calls after that work ten times as slow.
 constexpr int kRarityOnSharedCores = 1;
-// A yield that took longer gave the core to somebody, and not back at once.
+// A yield that took longer gave the core to another thread.
 constexpr std::chrono::nanoseconds kSwitch = std::chrono::microseconds(2);
-// A sleeper looks up this often even if nobody rings: bounds the harm of a neighbour that died
-// between publishing and ringing, and the delay after which a deadline is noticed.
+// The longest sleep without a ring: bounds the harm of a neighbour that died between publishing and
+// ringing, and the delay until a deadline is noticed.
 constexpr std::chrono::nanoseconds kLongestSleep = std::chrono::milliseconds(50);
 
-// The segment is shared between processes, so the private futex operations will not do.
+// Processes share the segment, so the private futex operations do not work.
 void futex_wait(uint32_t& word, uint32_t expected, std::chrono::nanoseconds at_most) {
   const timespec t{at_most.count() / 1'000'000'000, at_most.count() % 1'000'000'000};
   syscall(SYS_futex, &word, FUTEX_WAIT, expected, &t, nullptr, 0);
@@ -69,7 +69,7 @@ void wake_all(std::atomic<uint32_t>& word) {
 }
 
 int pauses_for(int ranks, int processors) {
-  // A rank that spins on a processor that its neighbour needs delays the very thing it waits for.
+  // A rank that spins on a processor that its neighbour needs delays its own data.
   return ranks <= processors ? kPauses : 0;
 }
 
@@ -95,7 +95,7 @@ void Wait::Ladder::yield() {
   const auto took = Clock::now() - now_;
   now_ += took;
   last_yield_ = took;
-  // Where ranks share cores it may have been a rank of this ring, at work on what is waited for.
+  // If ranks share cores, a rank of this ring may have run, at work on the awaited data.
   if (took >= kLongYield && wait_.pauses_ > 0) sleep_from_now_on();
 }
 

@@ -1,13 +1,12 @@
 // The one wait of the CPU backend: spin, then yield, then sleep on a futex.
 //
-// Every rank has a bell in its own segment. A rank that is about to sleep says so; a neighbour that
-// has published something looks, and only then pays for the system call. Spinning alone would be
-// fastest with a core for each rank, and thousands of times slower with fewer.
+// Every rank has a bell in its own segment. A rank that is about to sleep announces it there; a
+// neighbour that has published data looks, and only then makes the system call. Spinning alone
+// would be fastest with a core for each rank, and thousands of times slower with fewer.
 //
-// Yielding is quicker than sleeping where the core goes to a rank of this ring. A program that
-// computes keeps it for milliseconds, each time, whereas a rank that is woken has it back in
-// microseconds as a rule. So a rank whose yield took long, and who was not given what it waits for
-// meanwhile, sleeps instead, for a while.
+// Yielding is quicker than sleeping if the core goes to a rank of this ring. A computing program
+// keeps it for milliseconds each time, whereas a woken rank usually has it back in microseconds. So
+// a rank whose yield took long, and whose data did not come meanwhile, sleeps instead for a while.
 #pragma once
 
 #include <array>
@@ -20,7 +19,7 @@
 namespace ringkern::cpu {
 
 struct alignas(kCacheLine) Bell {
-  uint32_t rung;     // the futex: changes when somebody rings
+  uint32_t rung;     // the futex: changes with each ring
   uint32_t asleep;   // the owner sleeps, or is about to
   uint32_t aborted;  // the ring is dead; written by the owner or by a neighbour
 };
@@ -54,14 +53,14 @@ inline void wake(Bell& bell) {
   ring_if_asleep(bell);
 }
 
-// The wait of a process's own threads between their calls: without a deadline, and unlike that of
-// std::atomic it never yields. Returns when `word` is no longer `value`.
+// The wait of a process's own threads between their calls: without a deadline, and unlike
+// std::atomic's wait it never yields. Returns when `word` is no longer `value`.
 void sleep_while(std::atomic<uint32_t>& word, uint32_t value);
 void wake_all(std::atomic<uint32_t>& word);
 
-// How often so many ranks poll before they yield, which have so many processors between them.
+// Returns the number of polls before a yield, for this many ranks on this many processors.
 int pauses_for(int ranks, int processors);
-// Those that this thread may run on; up to 1024.
+// Returns the processors that this thread may run on; up to 1024.
 using Processors = std::array<uint64_t, 16>;
 Processors my_processors();
 
@@ -83,7 +82,7 @@ class Wait {
   bool rested() const { return rested_; }
 
   // Returns whether a yield brought the awaited data, and took long enough for another thread to
-  // run: a rank of this ring is on the same core, and polling keeps it from going on.
+  // run: a rank of this ring shares the core, and polling keeps it from running.
   bool shared_a_core() const { return shared_a_core_; }
 
   // Polls `ready()` until it is true, the ring is aborted, or nothing has come for `timeout`.
@@ -131,7 +130,7 @@ class Wait {
     const Clock::time_point start_;
     Clock::time_point now_;
     int yields_;                     // left
-    Clock::duration last_yield_{0};  // unless it was found to be in vain
+    Clock::duration last_yield_{0};  // 0 once it was in vain
     uint32_t rung_ = 0;
     bool announced_ = false;
   };

@@ -29,8 +29,8 @@ void Launcher::check_neighbours() const {
                                " are neighbours on a ring, and device " + std::to_string(device_) +
                                " of " + seat.segments.names.text(seat.rank) +
                                " has no access to the memory of " + seat.segments.names.text(peer) +
-                               ". Take an order of the ranks in which neighbours "
-                               "have (see nvidia-smi topo -p2p r)");
+                               ". Give an order of the ranks in which neighbours "
+                               "have access (see nvidia-smi topo -p2p r)");
 }
 
 void Launcher::check_resident() const {
@@ -48,23 +48,21 @@ void Launcher::check_task(const Task& task) const {
   const Reduction& r = task.reduction;
   if (task.timeline != nullptr &&
       (task.algorithm != Algorithm::ring || r.dtype != DType::f32 || r.combine != Combine::sum))
-    throw UsageError(std::string("kernels with a clock are there for sums of float32 round the "
-                                 "ring, not for ") +
+    throw UsageError(std::string("kernels with a clock exist only for sums of float32 by ring, "
+                                 "not for ") +
                      name_of(task.collective) + " by " + name_of(task.algorithm) + " of " +
-                     name_of(r.dtype) + ": trace one of those");
+                     name_of(r.dtype) + ": trace such a call");
   if (task.collective == Collective::send_recv && orders_.count > 1)
-    throw UsageError("a message goes from the root to the next rank, and here channels have " +
+    throw UsageError("a message goes from the root to the next rank, and this ring has " +
                      std::to_string(orders_.count) +
-                     " orders of the ranks: send it over a ring "
-                     "with one");
+                     " orders of the ranks: send it over a ring with one order");
   if (task.algorithm == Algorithm::ring) return;
   const std::string what = name_of(task.algorithm);
   if (task.collective != Collective::all_reduce || !direct_runs_over(task.algorithm, task.protocol))
     throw UsageError(
         std::string(name_of(task.collective)) + " by " + what + " over " + name_of(task.protocol) +
-        " is not there: on CUDA one_shot and two_shot are all-reduces and run over LL, "
-        "and two_shot over Simple. "
-        "Use protocol ll, or algorithm ring");
+        " does not exist on CUDA, where all_reduce has one_shot over ll, and two_shot over ll and "
+        "simple. Use protocol ll, or algorithm ring");
   if (is_in_place(task.algorithm, task.protocol) && int(seats_.size()) == ranks_) return;
   if (ranks_ > 1 && !mesh_.possible())
     throw UsageError(what + " on CUDA takes at most " + std::to_string(MeshGeometry::kMostRanks) +

@@ -180,8 +180,9 @@ void LocalRing::release() noexcept {
 
 bool LocalRing::run(std::span<const Task> tasks) {
   if (int(tasks.size()) != ranks_)
-    throw UsageError("a ring of " + std::to_string(ranks_) + " ranks takes as many tasks, not " +
-                     std::to_string(tasks.size()));
+    throw UsageError("a ring of " + std::to_string(ranks_) +
+                     " ranks needs one task for each rank, not " + std::to_string(tasks.size()));
+  for (const Task& task : tasks) task.under_way = task.refused = false;
   for (Part& part : parts_) part.launcher->check_task(tasks.front());
   // Two rings on the same devices, used by two threads: were they launched in one order here and in
   // another there, each could wait behind the other.

@@ -88,8 +88,8 @@ void Prober::finish(std::span<ProbedLink> links, Milliseconds patience,
   const OnDevice guard(device_);
   if (launched_ && !has_ended(Clock::now() + 3 * patience, look))
     throw TransportError("device " + std::to_string(device_) +
-                         " did not find the time for a small "
-                         "kernel that probes the links: other kernels run on it, and do not end");
+                         " did not run the kernel that probes the "
+                         "links: other kernels occupy it and do not end. Wait for them first");
   const auto fetch = [&](uint64_t* to, const uint64_t* from, int words) {
     check(cudaMemcpyAsync(to, from, size_t(words) * 8, cudaMemcpyDefault, stream_),
           "cudaMemcpyAsync");

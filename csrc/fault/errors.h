@@ -11,11 +11,11 @@
 
 namespace ringkern {
 
-// The subject of an error, as far as it is known.
+// The known subject of an error.
 struct Facts {
-  int rank = -1;                         // whose fault it is, or who was waited for; -1: nobody's
+  int rank = -1;                         // the rank at fault, or the awaited rank; -1: none
   uint64_t seq = 0;                      // of the call, counted from 1; 0: none
-  std::string phase{};                   // how far this rank had come in it
+  std::string phase{};                   // this rank's progress in the call
   std::shared_ptr<const Fault> fault{};  // null where the group goes on
   bool refused = false;                  // nothing was started: no other rank waits for this call
 };
@@ -50,22 +50,21 @@ struct MismatchError : Error {  // ranks make different calls where they should 
   using Error::Error;
 };
 
-// Facts of a fault; `phase`: of the rank that raises it.
+// Returns the facts of a fault; `phase`: that of the rank that raises it.
 Facts facts_of(const Fault& fault, const std::string& phase = {});
-// Throws the error of the fault's cause. `here`: a sentence to append, of the rank that raises it.
+// Throws the error of the fault's cause. `here`: a sentence about this rank to append.
 [[noreturn]] void throw_fault(const Fault& fault, const std::string& phase = {},
                               const std::string& here = {});
 // The same for a wait of this rank: its phase is the wait.
 [[noreturn]] void throw_wait(const Fault& wait);
-// The same as an exception to keep.
+// Returns the same error without throwing it.
 std::exception_ptr error_of(const Fault& fault);
-// The error of a rank that `why` has stopped in what `here` describes: with the class and the facts
-// of a loss, or else as AbortedError.
+// Returns the error of a rank that `why` stopped in the situation `here`: PeerLostError for a loss,
+// otherwise AbortedError, with the facts of `why`.
 std::exception_ptr error_quoting(const Fault& here, const Fault& why);
-// Returns true for an event that stands for an exception of this rank, of which only the text is
-// known.
+// Returns true for an event that quotes an exception of this rank, of which only the text is known.
 bool is_quoted(Event event);
-// Returns what a rank posts for an exception of its own: the fault that it carries, or its text.
+// Returns the fault that a rank posts for its own exception: the fault in it, or its text.
 Fault fault_of(const std::exception_ptr& error, int reporter);
 // Throws AbortedError, which quotes the fault behind `prefix`.
 [[noreturn]] void throw_unusable(const std::string& prefix, const Fault& fault);

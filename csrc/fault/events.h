@@ -1,6 +1,6 @@
 // All sentences about failures of a group, one a row: event, the class of its error, and the text.
-// fault/render.cpp says what stands for each {name}; a part in [brackets] is left out where one of
-// its names stands for nothing.
+// fault/render.cpp fills in each {name}; a part in [brackets] is left out if one of its names is
+// empty.
 #pragma once
 
 // X(event, cause, text)
@@ -104,7 +104,8 @@
   X(engine_aborted, aborted,                                                                      \
     "{reporter} {message}. The engine between the hosts says: {evidence}")                        \
   X(unsaid, failed,                                                                               \
-    "another rank failed, and ended or lost the store before it could report why.")               \
+    "another rank failed, and ended or lost the store before it could report why. Look for the "  \
+    "first error in the logs of the ranks.")                                                      \
   X(unreadable, failed,                                                                           \
     "another rank failed, and its report cannot be read: '{evidence}'. Install the same "         \
     "version of ringkern for all ranks.")

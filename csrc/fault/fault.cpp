@@ -6,7 +6,7 @@
 namespace ringkern {
 namespace {
 
-// Ranks of whatever group this is: its size is not known here.
+// The limit on rank numbers of any group, whose size is unknown here.
 constexpr int kMostNumbered = 1 << 24;
 constexpr size_t kMostShown = 40;
 
@@ -88,8 +88,8 @@ Fault checked(Fault f) {
   return f;
 }
 
-// Most of a fault is zero: a bit for each word says which words follow. A store may be a file, with
-// little room.
+// Most of a fault is zero: one bit for each word shows if the word follows. A store may be a small
+// file.
 std::string to_bytes(const Fault& fault) {
   std::array<uint64_t, kWords> words{};
   std::memcpy(words.data(), &fault, sizeof fault);

@@ -1,6 +1,6 @@
 // A failure of a group as data, from the rank that finds it to the error that each rank raises. All
-// ranks raise the same one. Its bytes are what a control page, a socket and the store carry; its
-// sentence is made where it is raised (fault/render.h), and nothing reads a sentence.
+// ranks raise the same one. Control pages, sockets and the store carry its bytes; the rank that
+// raises it makes its sentence (fault/render.h), and no code reads a sentence.
 #pragma once
 
 #include <algorithm>
@@ -18,22 +18,22 @@ namespace ringkern {
 
 inline std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 
-// The numbers that the ranks of a ring have in errors: those of their group, of which they may be a
-// part. `numbers`: by rank; none: as the ring counts them.
+// The numbers of a ring's ranks in errors: those of their group, which may be larger than the ring.
+// `numbers`: by rank; empty: the ring's own.
 struct RankNames {
   std::vector<int> numbers{};
 
   int number(int rank) const {
     return rank >= 0 && size_t(rank) < numbers.size() ? numbers[size_t(rank)] : rank;
   }
-  // The reverse; -1: no rank of the ring has it.
+  // The inverse; -1: no rank of the ring has this number.
   int rank(int number) const {
     if (numbers.empty()) return number;
     const auto found = std::find(numbers.begin(), numbers.end(), number);
     return found == numbers.end() ? -1 : int(found - numbers.begin());
   }
   std::string text(int rank) const { return rank_text(number(rank)); }
-  // Returns the call as the group has it: its root, if it has one, in the group's numbers.
+  // Returns the call with its root, if it has one, in the group's numbers.
   CallWords words(CallWords call) const {
     const CallFields f = fields_of(call.what);
     const bool rooted = f.collective == unsigned(Collective::broadcast) ||
@@ -63,7 +63,7 @@ inline constexpr int kEvents = []() constexpr {
 const char* name_of(Event event);
 Cause cause_of(Event event);
 
-// A text of at most N - 1 characters, fit for a message whoever has written it.
+// A text of at most N - 1 characters.
 template <size_t N>
 struct FaultText {
   char bytes[N] = {};
@@ -79,11 +79,11 @@ struct FaultText {
   bool empty() const { return bytes[0] == 0; }
 };
 
-// A call as it was when the fault was found.
+// The state of a call when the fault was found.
 struct CallSeen {
   uint64_t seq = 0;  // 0: none, or not counted
   CallWords words{};
-  int64_t age_ns = 0;  // since it began, or has ended
+  int64_t age_ns = 0;  // since its begin, or its end
   uint32_t ended = 0, is_there = 0;
 };
 
@@ -93,25 +93,25 @@ inline constexpr char kGone = 0, kUnreadable = '?', kOtherNamespace = '-';
 struct ProcessEnd {
   enum Known : uint32_t { nothing, status, still_runs } known = nothing;
   int32_t wait_status = 0;  // as waitpid() has it
-  char state = kGone;       // where it still runs
+  char state = kGone;       // if it still runs
 };
 
 // One of the ranks that a fault is about.
 struct RankSeen {
   int32_t rank = -1;
-  uint32_t on_page = 0;  // what follows was read on the ring's page of the rank
+  uint32_t on_page = 0;  // the fields below were read on the rank's control page
   char state = kOtherNamespace;
-  int64_t pid = 0;        // 0: none that can be seen
-  int64_t silent_ns = 0;  // since its last sign of life
-  uint64_t calls = 0;     // that it made before it left
+  int64_t pid = 0;        // 0: not visible from here
+  int64_t silent_ns = 0;  // since its last heartbeat
+  uint64_t calls = 0;     // made before it left
   ProcessEnd end{};
-  FaultText<64> host;  // empty where the group is on one
-  CallSeen call{};     // the one that the fault is about
+  FaultText<64> host;  // empty if the group is on one host
+  CallSeen call{};     // the call that the fault is about
   static constexpr int kCalls = 4;
   CallSeen last[kCalls]{};  // its last calls, the oldest first
 };
 
-// A rank's place in a list of all.
+// The state of one rank in the list of all.
 struct RankStands {
   int32_t rank = 0;
   uint32_t left = 0;  // after its last call
@@ -126,25 +126,25 @@ struct MessageSeen {
   uint64_t tag = 0;
   int64_t bytes = 0, their_bytes = 0;
   int32_t dtype = 0, their_dtype = 0;  // indices of kMoved
-  // Messages that have come and nobody has asked for.
+  // Messages that match no receive.
   static constexpr int kArrived = 4;
   int32_t arrived_from[kArrived] = {-1, -1, -1, -1};
   uint64_t arrived_tag[kArrived]{};
 };
 inline constexpr const char* kMessageKinds[] = {"", "gather", "scatter", "all_to_all"};
-// The tags of collectives; no user's has this bit, and errors do not show them.
+// The bit of the tags of collectives; user tags do not have it, and errors do not show it.
 inline constexpr uint64_t kCollectiveTag = uint64_t(1) << 63;
 
 inline constexpr uint32_t kWaitsOnDevice = 2;
 
-// Not known, or of no concern: as it is by default.
+// Fields that are unknown or do not apply have their default value.
 struct Fault {
-  uint32_t size = sizeof(Fault);  // of another version, it differs
+  uint32_t size = sizeof(Fault);  // differs in another version
   Cause cause = Cause::none;
   Event event = Event::none;
   uint32_t given = 0;  // to this ring from outside (Communicator::give_up)
   int32_t reporter = -1;
-  int32_t rank = -1;  // whose fault it is, or who was waited for; -1: nobody's
+  int32_t rank = -1;  // the rank at fault, or the awaited rank; -1: none
   uint64_t seq = 0;   // of the call, from 1; 0: none
   RankSeen mine{};    // the reporter
   RankSeen theirs{};  // the rank
@@ -156,11 +156,11 @@ struct Fault {
   uint32_t whole = 0;  // calls over several hosts are compared, not their steps inside a host
   uint32_t store_is_silent = 0;
   static constexpr int kRanks = 32;
-  int32_t ranks = 0;  // of the ring, of which these are the first
+  int32_t ranks = 0;  // the size of the ring; `stands` has the first of them
   RankStands stands[kRanks]{};
   FaultText<64> group;       // the communicator's name
-  FaultText<256> hosts;      // that were lost, or are late
-  FaultText<1024> evidence;  // a reason given to abort(), or the words of another library
+  FaultText<256> hosts;      // the lost or late hosts
+  FaultText<1024> evidence;  // a reason given to abort(), or the text of another library
 };
 static_assert(std::is_trivially_copyable_v<Fault>);
 
@@ -179,17 +179,17 @@ inline Fault aborted_by(int rank, const std::string& reason) {
   return f;
 }
 
-// A wait of `rank` in a call that has failed; ranks and words as the ring has them.
+// Returns the fault of a failed wait of `rank`; ranks and words are in the ring's numbers.
 Fault failed_wait(const WaitReport& report, int rank, int peer, uint64_t seq, CallWords words,
                   int64_t timeout_ns, const RankNames& names);
 
 std::string to_bytes(const Fault& fault);
-// Reads what another process has written: numbers that are out of range become none, and texts
-// printable. Bytes that cannot be read are a fault, too (Event::unreadable).
+// Reads the bytes of another process: numbers out of range become none, and texts printable.
+// Unreadable bytes give a fault, too (Event::unreadable).
 Fault read_fault(const std::string& bytes);
 Fault checked(Fault fault);
 
-// Returns at most `most` characters of a text from another rank, fit for a message.
+// Returns at most `most` characters of a text from another rank, made printable.
 std::string printable(const std::string& text, size_t most = 1000);
 
 }  // namespace ringkern

@@ -47,7 +47,7 @@ const CallSeen* last_of(const RankSeen& seen) {
   return last;
 }
 
-// Returns what a late rank does: "has made it, and has done seq=17 ...".
+// Returns what a late rank does: "has made this call, and has done seq=17 ...".
 std::string whereabouts(const Fault& f) {
   if (f.theirs.on_page == 0) return "";
   const CallSeen* const last = last_of(f.theirs);
@@ -55,15 +55,15 @@ std::string whereabouts(const Fault& f) {
   const std::string age = seconds_text(last->age_ns);
   if (last->seq < (f.mine.call.seq != 0 ? f.mine.call.seq : f.seq))
     return "has not made this call; its last was " + text_of(*last) + ", " +
-           (last->ended == 0 ? "in which it is for " + age : "which ended " + age + " ago");
-  return "has made it, " + std::string(last->ended == 0 ? "and is in " : "and has done ") +
+           (last->ended == 0 ? "in which it has been for " + age : "which ended " + age + " ago");
+  return "has made this call, " + std::string(last->ended == 0 ? "and is in " : "and has done ") +
          text_of(*last);
 }
 
 std::string condition(const RankSeen& seen) {
   if (seen.pid > 0) return "its process is " + text_of_state(seen.state);
-  // In another pid namespace all that is known of it is that its watch ticks, or does not.
-  return "its process, which cannot be seen from here, gave its last sign of life " +
+  // In another pid namespace only the ticks of its watch show whether it runs.
+  return "its process, which cannot be seen from here, last showed that it runs " +
          seconds_text(seen.silent_ns) + " ago";
 }
 
@@ -83,7 +83,7 @@ std::string standings(const Fault& f) {
   return text;
 }
 
-// The two ranks of a mismatch, the lower one first, and what their calls differ in.
+// The two ranks of a mismatch, the lower one first, and the field in which their calls differ.
 struct Pair {
   const RankSeen &first, &second;
   Difference difference;
@@ -116,7 +116,7 @@ std::string peer_of(const Fault& f) {
   return f.theirs.rank == f.message.peer ? rank_of(f.theirs) : rank_text(f.message.peer);
 }
 
-// Returns what a rank waits for: "waited for a message from rank 1 (tag 3, 40 bytes)". An engine
+// Describes a wait: "waited for a message from rank 1 (tag 3, 40 bytes)". An engine
 // between hosts shows neither tag nor size.
 std::string message_of(const Fault& f) {
   const MessageSeen& m = f.message;
@@ -138,8 +138,8 @@ std::string question(const Fault& f) {
 std::string arrived(const Fault& f) {
   std::string text;
   for (int i = 0; i < MessageSeen::kArrived && f.message.arrived_from[i] >= 0; ++i)
-    text += (i == 0 ? "What has come from " : ", from ") + rank_text(f.message.arrived_from[i]) +
-            " has " + tag_text(f.message.arrived_tag[i]);
+    text += (i == 0 ? "Messages that match no receive: from " : ", from ") +
+            rank_text(f.message.arrived_from[i]) + " (" + tag_text(f.message.arrived_tag[i]) + ")";
   return text.empty() ? text : text + ".";
 }
 
@@ -303,7 +303,7 @@ CallNames names_of(uint64_t what) {
   if (f.dtype < kDTypes) names.dtype = name_of(DType(f.dtype));
   if (f.moved > 0) names.dtype = f.moved < kMovedDTypes ? kMoved[f.moved].name : "?";
   names.accumulate = f.wide ? name_of(DType::f32) : names.dtype;
-  // An op is known by how it combines and scales.
+  // The op is the one that combines and scales in this way.
   for (int op = 0; op < kOps; ++op)
     if (const Reduction r = Reduction::of(Op(op), DType::f32, 2);
         unsigned(r.combine) == f.combine && unsigned(r.scale) == f.scale)
@@ -368,7 +368,7 @@ std::string text_of_state(char state) {
 }
 
 std::string text_of(const ProcessEnd& end) {
-  if (end.known == ProcessEnd::nothing) return "how is not known";
+  if (end.known == ProcessEnd::nothing) return "the cause is unknown";
   if (end.known == ProcessEnd::still_runs)
     return "its process is " + text_of_state(end.state) + ", and has closed its connections";
   if (const int signal = end.wait_status & 0x7f; signal != 0)

@@ -11,17 +11,17 @@ namespace ringkern {
 
 std::string text_of(const Fault& fault);
 
-// The fields of a fault by name, those of `ringkern.errors.Fault`; none where nothing is known.
+// The fields of a fault by name, those of `ringkern.errors.Fault`; monostate if unknown.
 struct FaultField {
   const char* name;
   std::variant<std::monostate, std::string, int64_t, double> value;
 };
 std::vector<FaultField> fields_of(const Fault& fault);
 
-// A call: "seq=17 all_reduce sum float32[100]"; where its number is 0, without it. Roots are in the
+// Returns "seq=17 all_reduce sum float32[100]", without the number if it is 0. Roots are in the
 // group's numbers.
 std::string text_of(uint64_t seq, const CallWords& words);
-// Names of its fields. It may be from anybody: what is out of range is "?".
+// The names of its fields. Values of other processes that are out of range are "?".
 struct CallNames {
   const char *collective, *op, *dtype, *accumulate, *algorithm, *protocol;
 };
@@ -29,7 +29,7 @@ CallNames names_of(uint64_t what);
 // Counts elements of the user's dtype.
 int64_t elements_of(const CallWords& words);
 
-// Returns "40 bytes of float32". `moved`: an index of kMoved, which may be from anybody.
+// Returns "40 bytes of float32". `moved`: an index of kMoved, which may be out of range.
 inline std::string moved_text(int moved, int64_t bytes) {
   const bool known = moved >= 0 && moved < kMovedDTypes;
   return std::to_string(bytes) + " bytes" +
@@ -46,7 +46,7 @@ Difference difference(const CallWords& a, const CallWords& b);
 std::string text_of_state(char state);
 // "killed by signal 9 (Killed)".
 std::string text_of(const ProcessEnd& end);
-// Returns what a wait was for: "waited for data from rank 1 (wants step 3, has seen 2)".
+// Describes a wait: "waited for data from rank 1 (wants step 3, has seen 2)".
 std::string text_of_wait(const Fault& fault);
 // "2.3 s".
 std::string seconds_text(int64_t ns);

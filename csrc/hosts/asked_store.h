@@ -50,7 +50,7 @@ class AskedStore {
     since_.compare_exchange_strong(answered, Clock::now().time_since_epoch().count());
     try {
       if (store_ == nullptr) store_ = connect_();
-      if (store_ == nullptr) throw RendezvousError("there is no store to ask");
+      if (store_ == nullptr) throw RendezvousError("the store cannot be reached any more");
       Answer answer = question(*store_);
       since_.store(0, std::memory_order_relaxed);
       return answer;

@@ -435,7 +435,7 @@ void HostsCommunicator::close(double patience_s) {
     throw UsageError(
         "close() in the callback of an asynchronous call would wait for itself. Close "
         "communicator '" +
-        name_ + "' elsewhere.");
+        name_ + "' outside the callback.");
   {
     std::lock_guard lock(state_);
     if (std::exchange(closed_, true)) return;

@@ -71,8 +71,11 @@ P2pEngine::Body::Body(std::shared_ptr<Store> store, const std::string& name, int
     throw UsageError("messages are exchanged by 1 to " + std::to_string(kMaxRanks) +
                      " ranks, not " + std::to_string(ranks));
   if (rank < 0 || rank >= ranks)
-    throw UsageError(rank_text(rank) + " is not among the " + std::to_string(ranks) + " ranks");
-  if (timeout.count() <= 0) throw UsageError("the timeout must be positive");
+    throw UsageError(rank_text(rank) + " is not among the " + std::to_string(ranks) +
+                     " ranks: give 0 to " + std::to_string(ranks - 1));
+  if (timeout.count() <= 0)
+    throw UsageError("the timeout must be positive, not " + std::to_string(timeout.count()) +
+                     " ms");
   if (ranks == 1) return;  // nobody to meet
   buffer_ = std::make_unique<ReceiveBuffer>(rank, ranks, message_geometry(), names_);
   queue_ = std::make_unique<MatchQueue>(
@@ -124,14 +127,20 @@ void P2pEngine::Body::check(const Message& m) const {
   if (m.bytes < 0) throw UsageError("a message cannot have " + std::to_string(m.bytes) + " bytes");
   if (m.bytes > 0 && m.data == nullptr)
     throw UsageError("a message of " + std::to_string(m.bytes) + " bytes needs data");
-  if (int(m.protocol) >= kProtocols) throw UsageError("unknown protocol");
-  if (m.timeout.count() < 0) throw UsageError("the timeout of a message must not be negative");
+  if (int(m.protocol) >= kProtocols)
+    throw UsageError("unknown protocol number " + std::to_string(int(m.protocol)) + ": give 0 to " +
+                     std::to_string(kProtocols - 1));
+  if (m.timeout.count() < 0)
+    throw UsageError("the timeout of a message must not be negative, and is " +
+                     std::to_string(m.timeout.count()) + " ms");
 }
 
 void P2pEngine::Body::post(std::vector<Message> messages) {
   for (const Message& m : messages) check(m);
   std::lock_guard lock(mutex_);
-  if (closed_) throw UsageError("the messages of group '" + name_ + "' are closed");
+  if (closed_)
+    throw UsageError("the messages of group '" + name_ +
+                     "' are closed: make a new group, or destroy this one later");
   if (poisoned_)
     throw_unusable("the messages of group '" + name_ + "' became unusable " + ago(poisoned_at_) +
                        ": ",

@@ -72,7 +72,8 @@ void DeviceP2p::close(Milliseconds patience) {
   release();
   const auto end = Clock::now() + patience;
   while (under_way() && Clock::now() < end) std::this_thread::sleep_for(Milliseconds(1));
-  if (under_way()) abort(names_.text(seat_.rank) + " closed it before its calls had finished");
+  if (under_way())
+    abort(names_.text(seat_.rank) + " closed the group before its messages had finished");
   // A launcher knows of its last launch alone, which an abort may end before the one before it.
   for (const LanePtr& lane : lanes()) lane->stream.synchronize();
   for (const auto& pair : pairs()) {

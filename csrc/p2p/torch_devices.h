@@ -91,7 +91,7 @@ class DeviceP2p {
     const Device device;
     // In graphs, where messages follow each other in the stream: a graph can be replayed.
     StreamPtr in_graphs;  // taken when the first one is captured
-    // Guarded by the messenger's mutex:
+    // Guarded by DeviceP2p::mutex_:
     int to_launch = 0;
     std::shared_ptr<c10::Event> last;  // the end of the last message of a collective
     bool ends_in_message = true;       // the last call is a message

@@ -191,7 +191,7 @@ def test_results_are_two_files(settings: runner.Settings) -> None:
     assert {path.name for path in settings.out.iterdir()} == {"summary.json", "log.txt"}
 
 
-def test_what_needs_a_part_that_failed_is_not_run(settings: runner.Settings) -> None:
+def test_a_part_that_needs_a_failed_part_is_not_run(settings: runner.Settings) -> None:
     results = runner.run((part("crash"), part("good", needs=("crash",))), settings, MACHINE)
     assert (results[1].status, results[1].reason) == ("not run", "crash did not pass")
     # Without that part in this run, what an earlier one has left is used.

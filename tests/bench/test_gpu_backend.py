@@ -20,7 +20,7 @@ from tests.ranks import RankError, RankTimeout
 FOLDER = Path(__file__).resolve().parents[2] / "bench/gpu"
 
 
-def test_it_comes_before_what_is_fast() -> None:
+def test_the_backend_part_comes_before_speed() -> None:
     names = [part.name for part in PARTS]
     assert names.index("backend") + 1 == names.index("backend_k4") < names.index("speed")
     assert names[-1] == "one_queue"
@@ -140,9 +140,7 @@ class Silent(Scripted):
         raise RankTimeout("nobody answers")
 
 
-def test_what_ranks_find_wrong_fails_the_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_result_fails_the_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "Ranks", Scripted)
     monkeypatch.setattr(Context, "use_ringkern", lambda self: None)
     context = Context("backend", tmp_path / "s.json", tmp_path, "cpu", False, "", 60.0, {})
@@ -156,9 +154,7 @@ def test_what_ranks_find_wrong_fails_the_part(
         backend.run(context)
 
 
-def test_what_cannot_be_done_in_time_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checks_without_time_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Context, "use_ringkern", lambda self: None)
     monkeypatch.setattr(backend, "Ranks", Silent)
     context = Context("backend", tmp_path / "s.json", tmp_path, "cpu", False, "", 60.0, {})

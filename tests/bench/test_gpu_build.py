@@ -145,7 +145,7 @@ def test_pieces_of_a_preflight_are_taken(work: Path, tmp_path: Path, context: Co
         ("python", ".cpython-310.so", "the Python tag: .cpython-310.so there", True),
     ],
 )
-def test_what_does_not_fit_is_named_and_built_anew(
+def test_pieces_that_do_not_fit_are_named_and_built_anew(
     key: str, there: str, reason: str, core_fits: bool, work: Path
 ) -> None:
     file = leave(work) / "pieces.json"
@@ -217,7 +217,7 @@ def test_another_source_is_another_digest(monkeypatch: pytest.MonkeyPatch, tmp_p
 # ---- the machine
 
 
-def test_what_a_machine_lacks_is_told_in_words(
+def test_missing_parts_of_a_machine_are_named(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert machine.loopback() == ""

@@ -104,7 +104,7 @@ def test_a_row_has_bandwidths_and_its_share() -> None:
         assert "ring_share" not in row
 
 
-def test_what_a_user_gets_by_default_is_measured(
+def test_the_default_options_are_measured(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Context, "use_ringkern", lambda self: None)

@@ -113,7 +113,7 @@ def test_a_program_that_does_not_end_is_ended(context: Context) -> None:
         context.run([sys.executable, "-c", compiler])
 
 
-def test_who_must_be_named_when_a_peer_is_missing() -> None:
+def test_a_missing_peer_must_be_named() -> None:
     timeout = ("CollectiveTimeoutError", "ll: rank 2 waited for data from rank 1 on ...", 3.1)
     aborted = ("CommAbortedError", "rank 0 waited for data from rank 2 ...", 3.2)
     pre_empted = ("CommAbortedError", "rank 2 waited for data from rank 1 ...", 3.2)
@@ -165,7 +165,7 @@ def test_a_tuning_is_kept(context: Context, monkeypatch: pytest.MonkeyPatch) -> 
         tune.run(context)
 
 
-def test_how_ranks_end_that_never_ask() -> None:
+def test_ranks_that_never_ask_end_with_an_error() -> None:
     assert missing_peer.judge_ends([(1, 3.4), (0, 0.0), (1, 5.0)]) == []
     assert missing_peer.judge_ends([(1, 3.4), (0, 0.0), (0, 13.0)]) == [
         "rank 2 ended with 0 after 13.0 s"

@@ -44,7 +44,7 @@ def test_three_runs_do_everything_most_valuable_first(prebuilt: tuple[str, ...])
     assert seen == names(parts)
 
 
-def test_what_is_prebuilt_takes_no_time_and_says_hello_first() -> None:
+def test_prebuilt_pieces_take_no_time_and_run_hello_first() -> None:
     assert names(ordered(PARTS, ("core", "extension")))[:5] == [
         *("machine", "core", "extension", "hello", "limits"),
     ]
@@ -127,7 +127,7 @@ class Slow:
         (processes, "8 bytes and more"),
     ],
 )
-def test_what_there_was_no_time_for_is_named(
+def test_skipped_work_is_named(
     module: Any, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "Ranks", Slow, raising=False)

@@ -95,14 +95,14 @@ def test_a_contender_that_hangs_is_ended_and_the_rest_goes_on(tmp_path: Path) ->
     assert field.left_out == {"hangs": "rank 0, 1, 2 did not answer within 1.5 s"}
 
 
-def test_what_a_library_does_not_have() -> None:
+def test_a_library_without_the_dtype_is_left_out() -> None:
     settings = Settings(sizes=(8,), dtype="bfloat16", **QUICK)
     with Field(settings, [fake("Right")]) as field:
         assert [row.results for row in run(field)] == [{}]
     assert field.left_out == {"right": "has no bfloat16"}
 
 
-def test_it_ends_in_time() -> None:
+def test_a_contest_ends_at_its_timeout() -> None:
     settings = Settings(sizes=(8, 16), **QUICK | {"timeout_s": 1e-3})
     with Field(settings, []) as field, pytest.raises(TimeoutError, match="not through"):
         list(run(field))
@@ -174,7 +174,7 @@ def test_turns() -> None:
 
 
 @pytest.mark.parametrize("lost", ["b", LIMIT])
-def test_who_fails_in_the_middle_of_a_size_counts_for_nothing(lost: str) -> None:
+def test_a_contender_that_fails_during_a_size_is_left_out(lost: str) -> None:
     log: list[tuple[Any, ...]] = []
     dummies = {name: Dummy(name, log) for name in ("ringkern", "b", LIMIT)}
     dummies[lost].fails_at = 12

@@ -95,7 +95,7 @@ def test_a_release_has_its_notes(release: ModuleType) -> None:
         ("v1.2.3", PROJECT, CHANGES.replace("### Added\n\n- A kettle.\n", ""), "says nothing of"),
     ],
 )
-def test_what_does_not_agree_is_no_release(
+def test_a_release_needs_versions_that_agree(
     release: ModuleType, tag: str, project: str, changes: str, said: str
 ) -> None:
     with pytest.raises(SystemExit, match=said):

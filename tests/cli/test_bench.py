@@ -209,7 +209,7 @@ def test_bench_joins_torchrun() -> None:
     assert row[8] == row[12] == "N/A"
 
 
-def test_what_a_contender_does_not_have(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_dtype_that_a_contender_lacks_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "-e", "8", "-d", "f8e4m3"]) == 2
     said = capfd.readouterr().err
     assert "Traceback" not in said

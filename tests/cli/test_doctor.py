@@ -108,7 +108,7 @@ def test_one_rank() -> None:
     assert [f.state for f in smoke.run(tests, 1)] == [GREEN, GREEN]
 
 
-def test_what_does_not_load_is_red_and_the_rest_is_looked_at(tmp_path: Path) -> None:
+def test_a_broken_extension_is_red_and_the_other_checks_run(tmp_path: Path) -> None:
     done = doctor(cwd=broken_copy(tmp_path))
     assert done.returncode == 1
     assert "Traceback" not in done.stderr

@@ -23,7 +23,7 @@ GREEN, YELLOW, RED, UNCHECKED = State.GREEN, State.YELLOW, State.RED, State.UNCH
 # ---- a line -------------------------------------------------------------------------------------
 
 
-def test_what_is_not_green_has_a_fix() -> None:
+def test_only_findings_that_are_not_green_have_a_fix() -> None:
     for make in (yellow, red):
         with pytest.raises(AssertionError):
             make("x", "is wrong", "")
@@ -190,7 +190,7 @@ def test_gpus(
     assert said in found[name].text()
 
 
-def test_what_nvidia_smi_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_output_of_nvidia_smi_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "ROOT", tmp_path)
     write(
         tmp_path,

@@ -58,7 +58,7 @@ def other_torch(folder: Path, program: str) -> Path:
     return folder
 
 
-def test_what_is_here() -> None:
+def test_env_shows_build_machine_and_host() -> None:
     found = lines_of(run())
     info = ringkern.build_info()
     first = ["ringkern", "build", "python", "torch", "gpus", "cpu", "memory", "limits"]
@@ -188,7 +188,7 @@ def test_quota_container_and_huge_pages(root: Path, monkeypatch: pytest.MonkeyPa
     assert machine.huge_pages() == "madvise"
 
 
-def test_what_is_printed_while_loading_is_no_answer() -> None:
+def test_text_printed_while_loading_is_ignored() -> None:
     text = 'hello\n["torch", {"version": "1"}]\n["other", 1]\n{}\n'
     assert probe._answers(text) == {"torch": {"version": "1"}}
 

@@ -259,7 +259,7 @@ def test_a_file_that_cannot_be_written_is_told(
     assert capsys.readouterr().err.startswith("python -m ringkern model: error: [Errno ")
 
 
-def test_what_does_not_load_is_told_by_every_other_command() -> None:
+def test_every_command_reports_a_failed_import() -> None:
     done = run("explain", "8", RINGKERN_PROTOCOL="tree")
     assert done.returncode == 1
     assert done.stderr.splitlines() == [

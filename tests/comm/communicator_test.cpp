@@ -46,8 +46,8 @@ struct Alone : Communicator {
 
 // Returns true if this was the only event since the last call.
 bool posted_only(EventKind kind) {
-  const auto news = news_so_far();
-  return news.size() == 1 && news[0].kind == kind;
+  const auto events = queued_events();
+  return events.size() == 1 && events[0].kind == kind;
 }
 
 Task numbered(int64_t number) {
@@ -296,7 +296,7 @@ TEST_CASE("an exception that is quoted is no report") {
         throw std::runtime_error("no memory");
       };
     Alone c(RankNames{{7}});
-    (void)news_so_far();
+    (void)queued_events();
     CHECK_THROWS(std::runtime_error, waits ? "nobody came" : "no memory", c.run(cpu.device, {}));
     CHECK(posted_only(EventKind::failure));
     REQUIRE(c.failed());
@@ -311,7 +311,7 @@ TEST_CASE("an exception of a call ends the ring and is reported") {
   Alone c(RankNames{{7}});
   c.run(cpu.device, {});
   cpu.call = [](const Task&) { throw std::runtime_error("no memory"); };
-  (void)news_so_far();
+  (void)queued_events();
   CHECK_THROWS(std::runtime_error, "no memory", c.run(cpu.device, numbered(5)));
   CHECK(posted_only(EventKind::report));
   CHECK_EQ(cpu.aborts, 1);
@@ -323,7 +323,7 @@ TEST_CASE("an exception of a call ends the ring and is reported") {
 
 TEST_CASE("the first of two aborts counts, also before there is a ring") {
   Alone c(RankNames{{7}});
-  (void)news_so_far();
+  (void)queued_events();
   c.abort("enough");
   c.abort("more than enough");
   CHECK(posted_only(EventKind::failure));

@@ -42,7 +42,7 @@ void enqueue_one(Rank& r, std::latch& by_all) {
 }
 
 TEST_CASE("the last call of a program fails on the device of one rank, and all are told") {
-  (void)news_so_far();
+  (void)queued_events();
   std::latch enqueued(3), over(3);
   std::atomic<int> after{0}, after_here{0};
   const auto texts = on_ranks(
@@ -87,9 +87,9 @@ TEST_CASE("the last call of a program fails on the device of one rank, and all a
   for (const std::string& text : texts) CHECK_EQ(text, std::string());
   CHECK_EQ(after, 3);
   CHECK_EQ(after_here, 0);
-  const auto news = news_so_far();
-  CHECK_EQ(count_of(news, EventKind::report), 1);  // by the rank that found it
-  CHECK_EQ(count_of(news, EventKind::failure), 2);
+  const auto events = queued_events();
+  CHECK_EQ(count_of(events, EventKind::report), 1);  // by the rank that found it
+  CHECK_EQ(count_of(events, EventKind::failure), 2);
 }
 
 // A rank that ends the waits of others also gives the reason; without one, the ended wait is
@@ -120,7 +120,7 @@ TEST_CASE("a device that was aborted gives the reason of the rank that gave up")
 }
 
 TEST_CASE("the rank that aborts continues, and the others are told") {
-  (void)news_so_far();
+  (void)queued_events();
   std::latch enqueued(2), over(2);
   std::atomic<int> after{0}, after_here{0};
   on_ranks(
@@ -140,13 +140,13 @@ TEST_CASE("the rank that aborts continues, and the others are told") {
       /*enqueues=*/true, RankNames{{10, 11}});
   CHECK_EQ(after, 1);
   CHECK_EQ(after_here, 1);
-  const auto news = news_so_far();
-  CHECK_EQ(count_of(news, EventKind::report), 0);  // the abort was intended
-  CHECK_EQ(count_of(news, EventKind::failure), 2);
+  const auto events = queued_events();
+  CHECK_EQ(count_of(events, EventKind::report), 0);  // the abort was intended
+  CHECK_EQ(count_of(events, EventKind::failure), 2);
 }
 
 TEST_CASE("the rank that finds a fault reports it, by its number in the group") {
-  (void)news_so_far();
+  (void)queued_events();
   const RankNames names{{10, 11}};
   std::latch enqueued(2), over(2);
   on_ranks(
@@ -160,9 +160,9 @@ TEST_CASE("the rank that finds a fault reports it, by its number in the group") 
         over.arrive_and_wait();
       },
       /*enqueues=*/true, names);
-  const auto news = news_so_far();
-  CHECK_EQ(count_of(news, EventKind::report), 1);
-  CHECK_EQ(count_of(news, EventKind::failure), 1);
+  const auto events = queued_events();
+  CHECK_EQ(count_of(events, EventKind::report), 1);
+  CHECK_EQ(count_of(events, EventKind::failure), 1);
 }
 
 TEST_CASE("the first reason stays, and so does what a device has shown at its end") {
@@ -227,7 +227,7 @@ TEST_CASE("a call that the device will not show is not waited for") {
 }
 
 TEST_CASE("a rank alone on its device is watched, too") {
-  (void)news_so_far();
+  (void)queued_events();
   on_ranks(
       1,
       [&](Rank& r) {
@@ -239,7 +239,7 @@ TEST_CASE("a rank alone on its device is watched, too") {
         CHECK(f.reporter == 2 && f.rank == 5 && !f.theirs.on_page);
       },
       /*enqueues=*/true);
-  CHECK_EQ(count_of(news_so_far(), EventKind::report), 1);
+  CHECK_EQ(count_of(queued_events(), EventKind::report), 1);
   // On a CPU the program can act after a fault.
   std::atomic<int> after{0};
   on_ranks(1, [&](Rank& r) {

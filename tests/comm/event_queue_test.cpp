@@ -13,84 +13,84 @@
 namespace ringkern {
 namespace {
 
-std::string next_text(EventQueue& desk) {
-  const auto news = desk.next();
-  return news ? news->text : "nothing";
+std::string next_text(EventQueue& queue) {
+  const auto event = queue.next();
+  return event ? event->text : "nothing";
 }
 
 TEST_CASE("events are taken in the order in which they came") {
-  EventQueue desk;
-  desk.post(EventKind::warning, "one");
-  desk.post(EventKind::failure, "two");
-  const auto one = desk.next(), two = desk.next();
+  EventQueue queue;
+  queue.post(EventKind::warning, "one");
+  queue.post(EventKind::failure, "two");
+  const auto one = queue.next(), two = queue.next();
   CHECK(one && one->kind == EventKind::warning && one->text == "one");
   CHECK(two && two->kind == EventKind::failure && two->text == "two");
 }
 
 TEST_CASE("events that nobody takes are dropped, the oldest first") {
-  EventQueue desk;
-  for (int i = 0; i < 1500; ++i) desk.post(EventKind::warning, std::to_string(i));
-  for (int i = 500; i < 1500; ++i) CHECK_EQ(next_text(desk), std::to_string(i));
-  desk.close();
-  CHECK_EQ(next_text(desk), std::string("nothing"));
+  EventQueue queue;
+  for (int i = 0; i < 1500; ++i) queue.post(EventKind::warning, std::to_string(i));
+  for (int i = 500; i < 1500; ++i) CHECK_EQ(next_text(queue), std::to_string(i));
+  queue.close();
+  CHECK_EQ(next_text(queue), std::string("nothing"));
 }
 
 TEST_CASE("close ends the wait and loses nothing") {
-  EventQueue desk;
+  EventQueue queue;
   std::atomic<int> taken{0};
   std::thread reader([&] {
-    while (desk.next()) ++taken;
+    while (queue.next()) ++taken;
   });
-  desk.post(EventKind::warning, "before");
-  desk.post(EventKind::warning, "before");
-  desk.close();
+  queue.post(EventKind::warning, "before");
+  queue.post(EventKind::warning, "before");
+  queue.close();
   reader.join();
   CHECK_EQ(taken.load(), 2);
-  desk.post(EventKind::warning, "after");
-  CHECK_EQ(next_text(desk), std::string("after"));
-  CHECK_EQ(next_text(desk), std::string("nothing"));
-  CHECK_EQ(next_text(desk), std::string("nothing"));
-  desk.open();
-  std::thread late([&] { CHECK_EQ(next_text(desk), std::string("late")); });
-  desk.post(EventKind::warning, "late");
+  queue.post(EventKind::warning, "after");
+  CHECK_EQ(next_text(queue), std::string("after"));
+  CHECK_EQ(next_text(queue), std::string("nothing"));
+  CHECK_EQ(next_text(queue), std::string("nothing"));
+  queue.open();
+  std::thread late([&] { CHECK_EQ(next_text(queue), std::string("late")); });
+  queue.post(EventKind::warning, "late");
   late.join();
 }
 
 TEST_CASE("events of many threads arrive") {
-  EventQueue desk;
+  EventQueue queue;
   std::thread posting[4];
   for (std::thread& t : posting)
     t = std::thread([&] {
-      for (int i = 0; i < 200; ++i) desk.post(EventKind::warning, "x");
+      for (int i = 0; i < 200; ++i) queue.post(EventKind::warning, "x");
     });
-  for (int i = 0; i < 800; ++i) CHECK_EQ(next_text(desk), std::string("x"));
+  for (int i = 0; i < 800; ++i) CHECK_EQ(next_text(queue), std::string("x"));
   for (std::thread& t : posting) t.join();
 }
 
 TEST_CASE("a signal asks for a dump") {
-  EventQueue& desk = EventQueue::all();
+  EventQueue& queue = EventQueue::all();
   struct sigaction action{};
   action.sa_handler = [](int) { EventQueue::ask_for_dump(); };
   CHECK(::sigaction(SIGUSR2, &action, nullptr) == 0);
   // Also while the reader sleeps, and in the reading thread itself.
   std::thread sender([] { CHECK(::kill(::getpid(), SIGUSR2) == 0); });
-  const auto news = desk.next();
+  const auto event = queue.next();
   sender.join();
-  CHECK(news && news->kind == EventKind::dump);
+  CHECK(event && event->kind == EventKind::dump);
   CHECK(::raise(SIGUSR2) == 0);
   CHECK(::raise(SIGUSR2) == 0);
-  desk.post(EventKind::warning, "then");
-  CHECK(desk.next()->kind == EventKind::dump);  // both of them
-  CHECK_EQ(next_text(desk), std::string("then"));
+  queue.post(EventKind::warning, "then");
+  CHECK(queue.next()->kind == EventKind::dump);  // both of them
+  CHECK_EQ(next_text(queue), std::string("then"));
 }
 
 TEST_CASE("a forked child has an event queue of its own") {
-  EventQueue& desk = EventQueue::all();
-  desk.post(EventKind::warning, "of the parent");
+  EventQueue& queue = EventQueue::all();
+  queue.post(EventKind::warning, "of the parent");
   // Locked at the fork, and in the child forever: the possible state of its parent's queue.
   std::atomic<bool> stop{false};
   std::thread busy([&] {
-    while (!stop) desk.post(EventKind::warning, "of the parent");
+    while (!stop) queue.post(EventKind::warning, "of the parent");
   });
   for (int i = 0; i < 20; ++i) {
     const pid_t child = ::fork();
@@ -99,8 +99,8 @@ TEST_CASE("a forked child has an event queue of its own") {
       EventQueue::ask_for_dump();  // the handler is inherited: there is no queue yet, and no harm
       ::alarm(20);
       EventQueue::all().post(EventKind::failure, "of the child");
-      const auto news = EventQueue::all().next();
-      ::_exit(news && news->text == "of the child" ? 0 : 1);
+      const auto event = EventQueue::all().next();
+      ::_exit(event && event->text == "of the child" ? 0 : 1);
     }
     int status = 0;
     CHECK(::waitpid(child, &status, 0) == child);
@@ -108,7 +108,7 @@ TEST_CASE("a forked child has an event queue of its own") {
   }
   stop = true;
   busy.join();
-  CHECK_EQ(next_text(desk), std::string("of the parent"));
+  CHECK_EQ(next_text(queue), std::string("of the parent"));
 }
 
 }  // namespace

@@ -61,10 +61,12 @@ TEST_CASE("a malformed address is refused") {
   const Address mine = my_address(terms, random_id());
   const std::string bytes = to_bytes(mine), version = std::to_string(kWireVersion);
   CHECK_EQ(read_address(bytes, 1, mine, 0).pid, mine.pid);
-  CHECK_THROWS(RendezvousError, "what rank 1 left in the store (0 bytes) is no address",
+  CHECK_THROWS(RendezvousError, "the store holds no ringkern address of rank 1, but 0 other bytes",
                read_address("", 1, mine, 0));
-  CHECK_THROWS(RendezvousError, "(7 bytes) is no address", read_address("garbage", 1, mine, 0));
-  CHECK_THROWS(RendezvousError, "is no address", read_address(std::string(4096, 'x'), 1, mine, 0));
+  CHECK_THROWS(RendezvousError, "of rank 1, but 7 other bytes",
+               read_address("garbage", 1, mine, 0));
+  CHECK_THROWS(RendezvousError, "no ringkern address of rank 1",
+               read_address(std::string(4096, 'x'), 1, mine, 0));
   CHECK_THROWS(RendezvousError, "of rank 1 has 159 bytes, expected 224",
                read_address(bytes.substr(1).insert(0, 1, bytes[0]).substr(0, 159), 1, mine, 0));
   CHECK_THROWS(RendezvousError, "of rank 1 has 225 bytes", read_address(bytes + "x", 1, mine, 0));
@@ -80,7 +82,7 @@ TEST_CASE("garbage in the store fails the ring") {
   MemoryStore store;
   store.set("ring/rank/1", "garbage");
   check_all(on_threads(1, [&](int) { return Joiner{store, "ring", place_of(0, 2)}.join(); }),
-            "RendezvousError", "what rank 1 left in the store (7 bytes) is no address of ringkern");
+            "RendezvousError", "the store holds no ringkern address of rank 1, but 7 other bytes");
 }
 
 TEST_CASE("ranks that cannot reach each other are told why") {
@@ -116,16 +118,16 @@ TEST_CASE("a neighbour's greeting is checked") {
   };
   CHECK_EQ(read_greeting(sent(theirs, "offer", 5), mine, 1).offer, "offer");
   for (const int announced : {0, 4, 6, -1})
-    CHECK_THROWS(RendezvousError, "the greeting of rank 1 has 133 bytes, which is not",
+    CHECK_THROWS(RendezvousError, "the greeting of rank 1 has 133 bytes, which differs",
                  read_greeting(sent(theirs, "offer", announced), mine, 1));
   CHECK_THROWS(RendezvousError, "the greeting of rank 1 has 127 bytes",
                read_greeting(to_bytes(theirs).substr(0, 127), mine, 1));
   CHECK_THROWS(RendezvousError, "does not belong to this ring", read_greeting("", mine, 1));
-  Hello stranger = theirs;
-  stranger.session[15] ^= 1;
-  CHECK(!is_greeting(to_bytes(stranger), session));
-  CHECK_THROWS(RendezvousError, "does not belong", read_greeting(to_bytes(stranger), mine, 1));
-  CHECK_THROWS(RendezvousError, "rank 2 takes rank 0 for its neighbour where rank 0 expects rank 1",
+  Hello unidentified = theirs;
+  unidentified.session[15] ^= 1;
+  CHECK(!is_greeting(to_bytes(unidentified), session));
+  CHECK_THROWS(RendezvousError, "does not belong", read_greeting(to_bytes(unidentified), mine, 1));
+  CHECK_THROWS(RendezvousError, "a greeting of rank 2 to rank 0, expected one of rank 1 to rank 0",
                read_greeting(to_bytes(my_hello(terms, session, 3, 2, 0)), mine, 1));
   Hello unprintable = theirs;
   std::memset(unprintable.device, '\x1b', sizeof unprintable.device);
@@ -143,8 +145,8 @@ TEST_CASE("offers that are passed on are checked") {
   CHECK_EQ(read_passed_on(passed_on(terms, session, 2, ""), mine, 2, 3), "");
   const auto refused = [&](const std::string& bytes, int owner) {
     CHECK_THROWS(RendezvousError,
-                 "rank 3 should have passed the offer of rank " + std::to_string(owner) +
-                     " to rank 0, and sent something else",
+                 "rank 3 had to pass the offer of rank " + std::to_string(owner) +
+                     " to rank 0, but sent other bytes",
                  (void)read_passed_on(bytes, mine, owner, 3));
   };
   refused(good, 1);  // another rank's
@@ -211,15 +213,15 @@ TEST_CASE("unidentified peers do not disturb the handshake") {
   std::vector<Fd> sockets;
   const auto visit = [&](const Address& rank_0, MemoryStore&) {
     const Terms terms = some_terms();
-    const auto stranger = [&](const std::string& bytes, std::span<const int> fds = {}) {
+    const auto unidentified = [&](const std::string& bytes, std::span<const int> fds = {}) {
       sockets.push_back(connect(rank_0));
       send_message(sockets.back(), bytes, fds);
     };
     sockets.push_back(connect(rank_0));                         // sends nothing and stays
     connect(rank_0);                                            // sends nothing and disconnects
-    stranger(to_bytes(my_hello(terms, random_id(), 2, 1, 0)));  // of another ring
-    stranger("garbage", std::array{sockets[0].get()});          // and a descriptor
-    stranger(std::string(3 * kMaxMessage, 'x'));
+    unidentified(to_bytes(my_hello(terms, random_id(), 2, 1, 0)));  // of another ring
+    unidentified("garbage", std::array{sockets[0].get()});          // and a descriptor
+    unidentified(std::string(3 * kMaxMessage, 'x'));
     for (int i = 0; i < 40; ++i) sockets.push_back(connect(rank_0));  // more than are kept waiting
   };
   const int fds = open_files();
@@ -253,11 +255,11 @@ TEST_CASE("bad messages of a rank fail the ring") {
   check_bad_rank(broken, [](const Fd& socket, const Hello& hello) {
     send_with_too_many_fds(socket, to_bytes(hello));
   });
-  check_bad_rank("which is not what it announces", [](const Fd& socket, Hello hello) {
+  check_bad_rank("bytes, which differs from its header", [](const Fd& socket, Hello hello) {
     hello.offer_bytes = 99;
     send_message(socket, to_bytes(hello));
   });
-  check_bad_rank("disagree on the order", [](const Fd& socket, Hello hello) {
+  check_bad_rank("give all ranks the same order", [](const Fd& socket, Hello hello) {
     hello.from = 7;
     send_message(socket, to_bytes(hello));
   });

@@ -78,8 +78,7 @@ void check_bad_rank(const std::string& text, const std::function<void(const Met&
 TEST_CASE("a malformed offer is refused") {
   const Terms terms = some_terms();
   const std::string refused =
-      "rank 2 should have passed the offer of rank 1 to rank 3, and sent "
-      "something else";
+      "rank 2 had to pass the offer of rank 1 to rank 3, but sent other bytes";
   check_bad_rank(refused, [&](const Met& m) { send_message(m.next, "garbage"); });
   check_bad_rank(refused, [&](const Met& m) {  // of the rank before the right one
     send_message(m.next, passed_on(terms, m.session, 0, "some bytes"));
@@ -94,7 +93,7 @@ TEST_CASE("a malformed offer is refused") {
     send_message(m.next, to_bytes(my_hello(terms, m.session, kRanks, kBad, kBad + 1)));
   });
   // The first is right, the second is not.
-  check_bad_rank("rank 2 should have passed the offer of rank 0 to rank 3", [&](const Met& m) {
+  check_bad_rank("rank 2 had to pass the offer of rank 0 to rank 3", [&](const Met& m) {
     send_message(m.next, passed_on(terms, m.session, 1, "some bytes"));
     send_message(m.next, passed_on(terms, m.session, 1, "some bytes"));
   });

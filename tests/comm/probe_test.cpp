@@ -68,8 +68,8 @@ TEST_CASE("a link on which nothing arrives is named") {
       },
       kShort);
   check_found(outcomes, {2},
-              {"what rank 1 wrote into the memory of rank 2 did not arrive within "
-               "1.5 s: there is nothing of 512 bytes. Mend it"});
+              {"the data that rank 1 wrote into the memory of rank 2 did not arrive within "
+               "1.5 s: all 512 bytes are 0. Mend it"});
 }
 
 TEST_CASE("the probe waits for data that comes late") {
@@ -93,7 +93,7 @@ TEST_CASE("a wrong byte is named") {
       return tricks;
     });
     check_found(outcomes, {0},
-                {"what rank 2 (card 2) wrote into the memory of rank 0 (card 0) is "
+                {"the data that rank 2 (card 2) wrote into the memory of rank 0 (card 0) is "
                  "wrong: 1 of 512 bytes differ, the first of them in word " +
                      std::to_string(at) + ", which is 0x",
                  "should be 0x", "Mend it"});
@@ -112,9 +112,9 @@ TEST_CASE("swapped memory is named") {
                 {"is wrong: ",
                  "of 512 bytes differ, the first of them in "
                  "word 0",
-                 "; rank ", " wrote that for rank "});
+                 "; rank ", " wrote that word for rank "});
     const bool said = std::any_of(outcomes.begin(), outcomes.end(), [](const Outcome& o) {
-      return o.text.find("rank 0 wrote that for rank") != std::string::npos;
+      return o.text.find("rank 0 wrote that word for rank") != std::string::npos;
     });
     CHECK(reads || said);
   }
@@ -133,7 +133,7 @@ TEST_CASE("a mapping of a copy is named") {
           return tricks;
         },
         kShort);
-    check_found(outcomes, {0, 1}, {"did not arrive within 1.5 s: there is nothing of 512 bytes"});
+    check_found(outcomes, {0, 1}, {"did not arrive within 1.5 s: all 512 bytes are 0"});
   }
 }
 
@@ -150,7 +150,7 @@ TEST_CASE("stale answers are named") {
         },
         kShort);
     check_found(outcomes, {2},
-                {"what rank 2 reads where rank 1 wrote into its own memory " +
+                {"the data that rank 2 read from the memory of rank 1 " +
                  std::string(fresh ? "did not arrive" : "is wrong")});
   }
 }
@@ -164,7 +164,7 @@ TEST_CASE("data of another ring is named") {
     if (rank != 0) return Tricks{};
     return Tricks{.writes = [](auto& links) { to(links, 1).sends = sends.data(); }};
   });
-  check_found(outcomes, {1}, {"what rank 0 wrote into the memory of rank 1 is wrong: 5"});
+  check_found(outcomes, {1}, {"the data that rank 0 wrote into the memory of rank 1 is wrong: 5"});
 }
 
 // The last word has arrived, and earlier ones have not.
@@ -192,7 +192,7 @@ TEST_CASE("a missing answer is named") {
     return Tricks{.reads = [](auto& links) { to(links, 0).answered = false; }};
   });
   check_found(outcomes, {1},
-              {"what rank 1 wrote into the memory of rank 0, or the answer to it, "
+              {"the data that rank 1 wrote into the memory of rank 0, or the acknowledgement, "
                "did not arrive within 5.0 s. Mend it"});
 }
 

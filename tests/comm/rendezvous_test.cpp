@@ -79,9 +79,9 @@ TEST_CASE("a rank that is late is told before the ring fails") {
                      }),
             "", "");
   EventQueue::all().close();  // `next` does not wait for more events
-  const auto news = EventQueue::all().next();
-  REQUIRE(news && news->kind == EventKind::warning);
-  CHECK_CONTAINS(news->text,
+  const auto event = EventQueue::all().next();
+  REQUIRE(event && event->kind == EventKind::warning);
+  CHECK_CONTAINS(event->text,
                  "no ring of 2 ranks yet, after 5 s; did not come: rank 1; rank 0 "
                  "waited for the address of rank 1. It fails after 20.0 s");
   CHECK(!EventQueue::all().next());
@@ -222,14 +222,14 @@ TEST_CASE("a rank that comes twice fails the ring") {
   const std::vector<Outcome> outcomes = on_threads(3, [&](int thread) {
     return Joiner{store, "ring", place_of(thread == 2 ? 0 : thread, 3)}.join();
   });
-  check_all(outcomes, "RendezvousError", "rank 0 came twice");
+  check_all(outcomes, "RendezvousError", "rank 0 joined the ring twice");
 }
 
 TEST_CASE("ranks that disagree on the order do not meet") {
   const std::vector<Outcome> outcomes = join_all(4, [](Joiner& joiner) {
     if (joiner.place.rank == 2) joiner.place = place_of(2, 4, /*reversed=*/true);
   });
-  check_all(outcomes, "RendezvousError", "the ranks disagree on the order of the ring");
+  check_all(outcomes, "RendezvousError", "give all ranks the same order of the ranks");
 }
 
 TEST_CASE("a store that fails ends the wait") {

@@ -22,15 +22,15 @@ inline constexpr Milliseconds kLong{20000};
 inline std::atomic<int> in_a_wait{0};
 
 // Returns the events since the last call.
-inline std::vector<QueuedEvent> news_so_far() {
+inline std::vector<QueuedEvent> queued_events() {
   std::vector<QueuedEvent> all;
   EventQueue::all().close();
   while (auto one = EventQueue::all().next()) all.push_back(*one);
   EventQueue::all().open();
   return all;
 }
-inline int count_of(const std::vector<QueuedEvent>& news, EventKind kind) {
-  return int(std::count_if(news.begin(), news.end(),
+inline int count_of(const std::vector<QueuedEvent>& events, EventKind kind) {
+  return int(std::count_if(events.begin(), events.end(),
                            [&](const QueuedEvent& n) { return n.kind == kind; }));
 }
 

@@ -159,7 +159,7 @@ TEST_CASE("what ends a call of a rank is raised by all") {
        "MismatchError 10 2: "},
       {[] { throw std::runtime_error("no memory"); }, Event::exception, "AbortedError 11 2: "}};
   for (const auto& [error, event, raised] : all) {
-    (void)news_so_far();
+    (void)queued_events();
     in_a_wait = 0;
     std::latch over(2);
     const auto texts = on_ranks(
@@ -193,9 +193,9 @@ TEST_CASE("what ends a call of a rank is raised by all") {
         /*enqueues=*/false, kNames);
     CHECK_CONTAINS(texts[0], raised);
     CHECK_CONTAINS(texts[0], " Here: rank ? waited.");
-    const auto news = news_so_far();
-    CHECK_EQ(count_of(news, EventKind::report), 1);
-    CHECK_EQ(count_of(news, EventKind::failure), 1);
+    const auto events = queued_events();
+    CHECK_EQ(count_of(events, EventKind::report), 1);
+    CHECK_EQ(count_of(events, EventKind::failure), 1);
   }
 }
 

@@ -304,8 +304,8 @@ void a_word_that_is_none_fails_the_ring(const std::string& word) {
     return joiner.join();
   });
   check_all(outcomes, "RendezvousError",
-            "rank 0 says by which way calls go, and rank 1 does not "
-            "understand it: install the same ringkern for all ranks");
+            "rank 0 sent a table of algorithms or ring orders that rank 1 "
+            "cannot read: install the same ringkern for all ranks");
 }
 
 TEST_CASE("a malformed table fails the ring") {

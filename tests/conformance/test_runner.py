@@ -60,7 +60,7 @@ def test_conforms(capsys: pytest.CaptureFixture[str]) -> None:
         ("test_dies", "failed", "rank 0: ended by SIGKILL"),
     ],
 )
-def test_what_gloo_passes_must_pass(
+def test_a_test_that_gloo_passes_must_pass(
     test: str, status: str, reason: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "outcomes.json"
@@ -79,7 +79,7 @@ def test_what_gloo_passes_must_pass(
     assert outcomes["errors"] == [f"{test} at 2 ranks: Gloo passes it"]
 
 
-def test_what_gloo_fails_may_pass(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_test_that_gloo_fails_may_pass(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("only_ringkern") == 0
     assert "Gloo failed: rank 0: AssertionError, ringkern passed" in capsys.readouterr().out
 

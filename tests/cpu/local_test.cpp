@@ -72,7 +72,8 @@ TEST_CASE("calls are right in any order of the ranks") {
         CHECK(calls.out == calls.expected(orders));
       }
   }
-  CHECK_THROWS(UsageError, "make no rings", LocalRing(3, kLong, test::the_order({1, 0})));
+  CHECK_THROWS(UsageError, "these orders of 3 ranks are invalid",
+               LocalRing(3, kLong, test::the_order({1, 0})));
 }
 
 // Takes the way of the tasks, whose order is that of the ranks; an integer sum does not depend on
@@ -105,7 +106,7 @@ TEST_CASE("the first rank's failure is thrown") {
   calls.tasks[1] = more.tasks[1];
   CHECK_THROWS(TimeoutError, "rank 1 waited for", ring.run(calls.tasks));
   CHECK_THROWS(AbortedError, "aborted", ring.run(more.tasks));
-  CHECK_THROWS(UsageError, "takes as many tasks", ring.run({calls.tasks.data(), 2}));
+  CHECK_THROWS(UsageError, "needs one task for each rank", ring.run({calls.tasks.data(), 2}));
 }
 
 TEST_CASE("another thread may abort a call") {

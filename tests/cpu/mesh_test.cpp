@@ -133,7 +133,7 @@ void any_calls_in_a_row(int ranks, uint64_t seed) {
 }
 
 // A way that a CPU lacks is refused before anything is sent: the ring is unchanged.
-void what_does_not_exist_is_refused() {
+void calls_that_do_not_exist_are_refused() {
   ThreadRing ring(2, small());
   for (int a = 0; a < kAlgorithms; ++a)
     for (int p = 0; p < kProtocols; ++p)
@@ -164,7 +164,7 @@ void the_ring_rounds_at_each_rank() {
     for (const int rank : {0, 1})
       CHECK_THROWS(UsageError,
                    c == int(Collective::all_reduce) ? "Use algorithm one_shot or two_shot"
-                                                    : "do without, or use all_reduce",
+                                                    : "leave out accumulate, or use all_reduce",
                    ring.engine(rank).run(task));
   }
   run_calls(ring, {call_by(kWays[0], DType::f32, Op::sum, 10)}, 1);
@@ -367,7 +367,7 @@ TEST_CASE("random calls in a row are right") {
 }
 
 TEST_CASE("an algorithm is refused over a protocol that it has not") {
-  what_does_not_exist_is_refused();
+  calls_that_do_not_exist_are_refused();
 }
 
 TEST_CASE("the ring rounds at each rank") { the_ring_rounds_at_each_rank(); }

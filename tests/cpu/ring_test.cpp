@@ -121,10 +121,10 @@ TEST_CASE("calls are right in any order of the ranks") {
 
 TEST_CASE("impossible orders are refused") {
   RingOrders orders = the_order({0, 2, 1});
-  CHECK_THROWS(UsageError, "these orders of 4 ranks make no rings",
+  CHECK_THROWS(UsageError, "these orders of 4 ranks are invalid",
                ThreadRing(4, geometry(2, 16, 32, 128), std::chrono::seconds(1), 0, orders));
   orders.ranks[0] = 0;  // such as bits from another process
-  CHECK_THROWS(UsageError, "these orders of 3 ranks make no rings",
+  CHECK_THROWS(UsageError, "these orders of 3 ranks are invalid",
                ThreadRing(3, geometry(2, 16, 32, 128), std::chrono::seconds(1), 0, orders));
 }
 

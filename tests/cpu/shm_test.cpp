@@ -116,7 +116,7 @@ TEST_CASE("an error names the limit that was reached") {
     REQUIRE(::setrlimit(RLIMIT_FSIZE, &limit) == 0);
     CHECK_THROWS(SharedMemoryError, "needs 2.0 MiB of shared memory, and 1.0 MiB is left: ftrunc",
                  ShmTransport(2 << 20));
-    CHECK_THROWS(SharedMemoryError, "The limit on file size (ulimit -f) is 1.0 MiB. Raise it",
+    CHECK_THROWS(SharedMemoryError, "The limit on file size (ulimit -f) is 1.0 MiB. Raise that",
                  ShmTransport(2 << 20));
     ShmTransport fits(1 << 20);
   });
@@ -130,8 +130,8 @@ TEST_CASE("an error names the limit that was reached") {
     } catch (const SharedMemoryError& e) {
       REQUIRE(::setrlimit(RLIMIT_NOFILE, &limit) == 0);  // a sanitizer needs files, too
       CHECK_CONTAINS(e.what(),
-                     "memfd_create: Too many open files. This process may have 3 files "
-                     "open (ulimit -n), and has. Raise that limit, or close some");
+                     "memfd_create: Too many open files. This process has reached its "
+                     "limit of 3 open files (ulimit -n). Raise that limit, or close files");
       return;
     }
     FAIL("more files than the limit");
@@ -173,16 +173,16 @@ TEST_CASE("threads of a process share pointers") {
 TEST_CASE("threads of a process refuse the offers of others") {
   const auto memory = std::make_shared<LocalMemory>();
   LocalTransport a(memory, kBytes), other_size(memory, kBytes + 8);
-  LocalTransport stranger(std::make_shared<LocalMemory>(), kBytes);
+  LocalTransport unidentified(std::make_shared<LocalMemory>(), kBytes);
   CHECK_THROWS(TransportError, "expected 12416 bytes, found 12424", a.map(other_size.offer(), 1));
-  CHECK_THROWS(TransportError, "another process or group", a.map(stranger.offer(), 1));
+  CHECK_THROWS(TransportError, "another process or group", a.map(unidentified.offer(), 1));
   CHECK_THROWS(TransportError, "of a thread's offer, found 3", a.map(Offer{"abc"}, 1));
   Offer gone;
   {
     LocalTransport b(memory, kBytes);
     gone = b.offer();
   }
-  CHECK_THROWS(TransportError, "that rank has gone", a.map(gone, 1));
+  CHECK_THROWS(TransportError, "is refused: its communicator is closed", a.map(gone, 1));
   const Offer of_parent = a.offer();
   in_child([&] {
     LocalTransport child(memory, kBytes);

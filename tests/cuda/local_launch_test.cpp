@@ -85,8 +85,8 @@ TEST_CASE("links are probed before there is a ring") {
   runtime = {};
   runtime.broken = {{1, 2}};  // CUDA reports that they reach each other
   CHECK_THROWS(TransportError,
-               "what rank 3 (cuda:1, PCI 0000:01:00.0) wrote into the memory of rank 1 (cuda:2, "
-               "PCI 0000:02:00.0) did not arrive within 0.5 s: there is nothing of 2816 bytes. "
+               "the data that rank 3 (cuda:1, PCI 0000:01:00.0) wrote into the memory of rank 1 "
+               "(cuda:2, PCI 0000:02:00.0) did not arrive within 0.5 s: all 2816 bytes are 0. "
                "CUDA says that the two GPUs reach each other's memory, and data do not",
                make());
   CHECK(runtime.memory.empty());
@@ -98,7 +98,7 @@ TEST_CASE("links are probed before there is a ring") {
                make());
   runtime = {};
   runtime.busy = true;
-  CHECK_THROWS(TransportError, "device 0 did not find the time for a small kernel",
+  CHECK_THROWS(TransportError, "device 0 did not run the kernel that probes",
                LocalRing(kDevices, Milliseconds(60)));
   CHECK(runtime.memory.empty());
   runtime = {};
@@ -171,12 +171,12 @@ TEST_CASE("a message takes one order") {
 
 TEST_CASE("impossible orders are refused") {
   runtime = {};
-  CHECK_THROWS(UsageError, "these orders of 6 ranks make no rings",
+  CHECK_THROWS(UsageError, "these orders of 6 ranks are invalid",
                LocalRing(kDevices, kTimeout, test::the_order({0, 2, 1})));
   CHECK(runtime.access.empty());  // before anybody is looked up in them
   Segments s;
   s.orders = test::the_order({0, 2, 1, 3});
-  CHECK_THROWS(UsageError, "these orders of 3 ranks make no rings",
+  CHECK_THROWS(UsageError, "these orders of 3 ranks are invalid",
                Engine(s, default_geometry(), 0, 3, 0, kTimeout));
   std::byte here{};
   s.mine = &here;

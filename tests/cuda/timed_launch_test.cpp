@@ -88,7 +88,7 @@ TEST_CASE("a trace of what has no kernel with a clock is refused") {
     for (Task& task : traced.tasks) change(task);
     ring.run(traced.tasks);
   };
-  CHECK_THROWS(UsageError, "not for all_reduce by ring of bfloat16: trace one of those",
+  CHECK_THROWS(UsageError, "not for all_reduce by ring of bfloat16: trace such a call",
                run([](Task& t) { t.reduction.dtype = DType::bf16; }));
   CHECK_THROWS(UsageError, "kernels with a clock",
                run([](Task& t) { t.reduction.combine = Combine::max; }));

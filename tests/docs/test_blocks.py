@@ -199,7 +199,7 @@ def test_commands_of_a_block(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["pip install ringkern", "make demolish", "python a.py # b"])
-def test_what_is_in_no_list_is_run(command: str) -> None:
+def test_commands_in_no_list_are_run(command: str) -> None:
     assert not needs_a_clone(command)
     assert run_elsewhere(command) is None
 

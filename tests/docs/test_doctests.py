@@ -60,7 +60,7 @@ def group_is_left() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def test_they_are_found() -> None:
+def test_doctests_are_found() -> None:
     names = {test.name for test in (*DOCSTRINGS, *OF_PAGES)}
     assert {"ringkern", "ringkern.local", "ringkern.choose.topology", "docs/index.md"} <= names
 

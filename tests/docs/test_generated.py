@@ -49,7 +49,7 @@ def test_at_most_ten_variables() -> None:
     assert 1 <= generated.environment().count("`RINGKERN_") <= 10
 
 
-def test_what_the_readme_says_of_the_quoted_run() -> None:
+def test_the_readme_agrees_with_the_quoted_run() -> None:
     """Checks the sentence 'less time than any of them at all 26 sizes of that run, from Python and
     from C'.
     """

@@ -122,7 +122,7 @@ def _rows_with_tests(page: Path) -> list[str]:
     return cells
 
 
-def test_what_is_told_of_failures_is_tested() -> None:
+def test_documented_failures_name_a_test() -> None:
     """Each line of these tables names a test that is there."""
     code = "\n".join(file.read_text() for file in (ROOT / "tests").rglob("test_*.py"))
     defined = set(re.findall(r"^def (test_\w+)\(", code, re.MULTILINE))

@@ -77,7 +77,7 @@ def wrong(text: str, folder: Path = ROOT) -> Iterator[str]:
         yield "ringkern is on no package index: pip install -e . in the clone"
 
 
-def test_what_is_mentioned_is_there() -> None:
+def test_mentioned_commands_and_files_exist() -> None:
     assert len(PAGES) > 40
     found = [
         f"{page.relative_to(ROOT)}: {line}"
@@ -87,7 +87,7 @@ def test_what_is_mentioned_is_there() -> None:
     assert found == []
 
 
-def test_what_is_not_there_is_noticed() -> None:
+def test_a_mention_of_a_missing_command_is_noticed() -> None:
     for text, said in (
         ("`python -m ringkern bench -n 4 -b 1K`", []),
         ("`python -m ringkern bench --no-such`", ["python -m ringkern bench: no option --no-such"]),

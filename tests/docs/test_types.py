@@ -49,7 +49,7 @@ def test_all_have_types() -> None:
     assert missing == []
 
 
-def test_any_is_there_for_a_reason() -> None:
+def test_every_any_in_a_signature_is_listed() -> None:
     found = {
         (str(named), name)
         for named, function in FUNCTIONS

@@ -139,8 +139,9 @@ const Golden kGolden[] = {
     {Event::no_engine, "rank 3 has no engine between the hosts: enough"},
     {Event::message_timeout,
      "rank 1 waited for a message from rank 3 (tag 5, 40 bytes) and nothing came for 30.0 s, the "
-     "timeout. Did rank 3 send it, with this tag? What has come from rank 3 has tag 6, from rank "
-     "5 has in a collective. The messages of this group are unusable now; make a new group."},
+     "timeout. Did rank 3 send it, with this tag? Messages that match no receive: from rank 3 "
+     "(tag 6), from rank 5 (in a collective). The messages of this group are unusable now; make a "
+     "new group."},
     {Event::peer_absent,
      "rank 1 waited for a message from rank 3 (tag 5, 40 bytes), and rank 3 did not come within "
      "the timeout of 30.0 s. Is it running, and has it made this group? The messages of this "
@@ -179,7 +180,9 @@ const Golden kGolden[] = {
     {Event::engine_aborted,
      "rank 1 waited for a message from rank 3 (tag 5, 40 bytes). The engine between the hosts "
      "says: enough"},
-    {Event::unsaid, "another rank failed, and ended or lost the store before it could report why."},
+    {Event::unsaid,
+     "another rank failed, and ended or lost the store before it could report why. Look for the "
+     "first error in the logs of the ranks."},
     {Event::unreadable,
      "another rank failed, and its report cannot be read: 'enough'. Install the same version of "
      "ringkern for all ranks."},
@@ -269,7 +272,7 @@ TEST_CASE("between hosts each rank is named with its host") {
 }
 
 TEST_CASE("a process may end in several ways") {
-  CHECK_EQ(text_of(ProcessEnd{}), std::string("how is not known"));
+  CHECK_EQ(text_of(ProcessEnd{}), std::string("the cause is unknown"));
   CHECK_EQ(text_of(ProcessEnd{ProcessEnd::status, 3 << 8, 0}), std::string("exit code 3"));
   CHECK_EQ(text_of(ProcessEnd{ProcessEnd::status, 11, 0}),
            std::string("killed by signal 11 (Segmentation fault)"));

@@ -35,7 +35,7 @@ bool join_once(Fuzzer& fuzzer, Counts& counts) {
   OtherRanks others(fuzzer, store, size, spoils);
   std::thread talking([&] { others.talk(); });
   const auto start = Clock::now();
-  const bool must_join = !spoils || others.only_strangers();
+  const bool must_join = !spoils || others.only_unidentified_peers();
   cpu::ShmTransport transport(kOfferedBytes);
   test::Joiner joiner{store, "ring", test::place_of(0, size), terms(), must_join ? kLong : kShort};
   joiner.make_offer = [&] { return transport.offer(); };
@@ -86,7 +86,7 @@ class BusyRank {
   }
 
   void hears(Fuzzer& fuzzer) {
-    auto socket = knock();
+    auto socket = connect_silently();
     std::string bytes = greeting(1 + int(fuzzer.below(2)));
     for (uint64_t n = 1 + fuzzer.below(3); n > 0; --n) {
       if (!fuzzer.one_in(3)) bytes = fuzzer.mutated(bytes);
@@ -97,7 +97,7 @@ class BusyRank {
   }
 
   // Rank 1 has a wrong address, or gives wrong answers.
-  void knocks(Fuzzer& fuzzer) {
+  void is_answered_by(Fuzzer& fuzzer) {
     Address address = my_address(terms(), random_id());
     const Fd listener = listen_on(socket_name(address.socket));
     std::string bytes = to_bytes(address);
@@ -122,7 +122,7 @@ class BusyRank {
   // A valid rank is met, whatever happened before.
   void meets_a_real_one() {
     const int before = met;
-    const Fd socket = knock();
+    const Fd socket = connect_silently();
     cpu::ShmTransport offered(kOfferedBytes);
     send_raw(socket, greeting(2), {offered.offer().fd()});
     pollfd watched{socket.get(), POLLIN, 0};
@@ -135,7 +135,7 @@ class BusyRank {
   std::atomic<int> met{0}, lost{0};
 
  private:
-  Fd knock() {
+  Fd connect_silently() {
     for (;;)
       if (auto socket = connect_to(socket_name(zero_.socket))) return std::move(*socket);
   }
@@ -168,7 +168,7 @@ void work(int64_t handshakes, uint64_t seed, Counts& counts) {
         for (int64_t i = 0; i < some; ++i) {
           ::alarm(kMostSeconds);
           if (fuzzer.one_in(2)) rank.hears(fuzzer);
-          else rank.knocks(fuzzer);
+          else rank.is_answered_by(fuzzer);
           ++counts.heard;
           if (i % 10 == 9) rank.meets_a_real_one(), ++counts.real_ones;
         }
@@ -211,7 +211,7 @@ TEST_CASE("a malformed handshake harms nobody") {
   std::printf(
       "joining a ring: %d malformed handshakes, %d of them refused, %d harmless; %d good "
       "ones joined; the longest took %.2f s\n"
-      "at a doorman: %d malformed handshakes, after which %d ranks were lost, %d met, and "
+      "at a connector: %d malformed handshakes, after which %d ranks were lost, %d met, and "
       "%d real ones\n",
       counts->refused + counts->joined, counts->refused.load(), counts->joined.load(),
       counts->good.load(), double(counts->longest_us) / 1e6, counts->heard.load(),

@@ -27,12 +27,13 @@ class OtherRanks {
  public:
   OtherRanks(Fuzzer& fuzzer, MemoryStore& store, int size, bool spoils)
       : fuzzer_(fuzzer), store_(store), size_(size),
-        spoilt_step_(spoils ? int(fuzzer.below(kStrangers + 1)) : -1), way_(int(fuzzer.below(8))) {}
+        spoilt_step_(spoils ? int(fuzzer.below(kUnidentifiedPeers + 1)) : -1),
+        way_(int(fuzzer.below(8))) {}
 
   // Returns true if a fault was sent: it is not if rank 0 gave up before.
   bool spoilt() const { return spoilt_; }
   // Unidentified peers send the wrong messages, before the valid ranks come.
-  bool only_strangers() const { return spoilt_step_ == kStrangers; }
+  bool only_unidentified_peers() const { return spoilt_step_ == kUnidentifiedPeers; }
 
   // Called when rank 0 has joined, or given up. Any thread.
   void end() { over_ = true; }
@@ -42,8 +43,8 @@ class OtherRanks {
         read_address(store_.get("ring/rank/0", kLong), 0, my_address(terms(), random_id()), 1);
     session_ = zero.session;
     if (!publish(1) || !(size_ == 2 || publish(size_ - 1))) return;
-    std::vector<Fd> strangers;
-    if (only_strangers()) strangers = let_strangers_in(zero);
+    std::vector<Fd> unidentified_peers;
+    if (only_unidentified_peers()) unidentified_peers = connect_unidentified_peers(zero);
     try {
       if (auto to_zero = connect_to(socket_name(zero.socket))) go_on(*to_zero);
     } catch (const std::system_error&) {
@@ -62,8 +63,8 @@ class OtherRanks {
     wait_for_the_end();
   }
 
-  std::vector<Fd> let_strangers_in(const Address& zero) {
-    std::vector<Fd> strangers;
+  std::vector<Fd> connect_unidentified_peers(const Address& zero) {
+    std::vector<Fd> unidentified_peers;
     for (uint64_t n = 1 + fuzzer_.below(20); n > 0; --n)
       if (auto socket = connect_to(socket_name(zero.socket))) {
         std::string bytes = fuzzer_.mutated(greeting(size_ - 1));
@@ -72,9 +73,9 @@ class OtherRanks {
           std::memcpy(bytes.data() + offsetof(Hello, session), another.data(), another.size());
         if (!fuzzer_.one_in(4)) send_raw(*socket, bytes, fuzzer_.wrong_descriptors());
         spoilt_ = true;
-        strangers.push_back(std::move(*socket));
+        unidentified_peers.push_back(std::move(*socket));
       }
-    return strangers;
+    return unidentified_peers;
   }
 
   bool publish(int rank) {
@@ -143,7 +144,7 @@ class OtherRanks {
     for (int i = 0; i < 4000 && !over_; ++i) ::usleep(1000);
   }
 
-  static constexpr int kSteps = 8, kStrangers = kSteps;  // in place of a step
+  static constexpr int kSteps = 8, kUnidentifiedPeers = kSteps;  // in place of a step
 
   Fuzzer& fuzzer_;
   MemoryStore& store_;

@@ -199,8 +199,8 @@ TEST_CASE("a small cgroup is an error and no kill") {
     const std::string text = what_fails([] { allocate(64 * kMiB); });
     CHECK_CONTAINS(text, "needs 64.0 MiB of shared memory, and 4");  // 48 minus its usage
     CHECK_CONTAINS(text,
-                   "MiB is left: fallocate was not tried: Cannot allocate memory. The memory "
-                   "cgroup ");
+                   "MiB is left: not allocated, because the kernel would kill processes: Cannot "
+                   "allocate memory. The memory cgroup ");
     CHECK_CONTAINS(text, " allows 48.0 MiB and holds ");
     CHECK_CONTAINS(text, ". Raise its limit (docker: --memory), or run fewer ranks in it");
     MemoryFile file(64 * kMiB);

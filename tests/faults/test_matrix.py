@@ -38,7 +38,7 @@ def test_the_results_have_every_cell() -> None:
     ("cell", "where"),
     [pytest.param(*case, id=f"{case[0].fault} {case[0].when}, {case[1]}") for case in _cases()],
 )
-def test_who_is_told_by_which_error(run: Run, cell: Cell, where: str) -> None:
+def test_each_fault_raises_the_listed_errors(run: Run, cell: Cell, where: str) -> None:
     if (reason := why_not(where)) is not None:
         pytest.skip(reason)
     told, _ = run(cell, where)

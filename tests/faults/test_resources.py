@@ -144,8 +144,8 @@ def test_more_memory_than_there_is_says_how_much_there_is() -> None:
     text = str(caught.value)
     assert re.fullmatch(
         rf"this process \(pid {os.getpid()}\) needs \d+\.\d MiB of shared memory, and \d+\.\d MiB "
-        r"is left: fallocate was not tried: Cannot allocate memory\. "
-        r"The (machine|memory cgroup) .*[Rr]un fewer ranks.*",
+        r"is left: not allocated, because the kernel would kill processes: Cannot allocate "
+        r"memory\. The (machine|memory cgroup) .*[Rr]un fewer ranks.*",
         text,
     )
     assert ringkern.empty(10).numel() == 10

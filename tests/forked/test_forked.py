@@ -29,7 +29,7 @@ SEEN = "import sys; print(__name__, __file__, sys.argv, sys.orig_argv[1:], sys.p
         "threading.Thread(target=lambda: (time.sleep(0.1), print('then'))).start()\nprint('first')",
     ],
 )
-def test_it_ends_as_in_python(text: str) -> None:
+def test_a_forked_program_ends_like_in_python(text: str) -> None:
     ends = [
         subprocess.run(
             [python, "-c", text, "argument"],
@@ -62,7 +62,7 @@ WAITS = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_it_ends_with_whoever_started_it(number: signal.Signals) -> None:
+def test_a_forked_program_ends_with_its_starter(number: signal.Signals) -> None:
     command = [forked.python(), "-c", WAITS]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as started:
         assert started.stdout is not None

@@ -1,5 +1,5 @@
-// Records that ranks of several hosts exchange through a store that answers. telegraph_cut_test.cpp
-// has stores that do not.
+// Records that ranks of several hosts exchange through a store that answers. Stores that do
+// not answer are in store_channel_cut_test.cpp.
 #include "hosts/store_channel.h"
 
 #include <sys/wait.h>

@@ -97,7 +97,7 @@ def _asks(rank: int, size: int) -> None:
 
 @pytest.mark.alone
 @pytest.mark.filterwarnings("ignore")
-def test_what_is_asked_of_the_engines(ranks: Pool) -> None:
+def test_engines_get_the_expected_calls(ranks: Pool) -> None:
     """A slot for few data; for more a slot for each call that is not like the one before."""
     ranks("aabb").run(_asks)
 
@@ -241,7 +241,7 @@ def _one_does_not_fit(rank: int, size: int) -> list[tuple[str, str]]:
         dist.destroy_process_group(group)
 
 
-def test_what_does_not_fit_on_a_host_is_told_to_the_others(ranks: Pool) -> None:
+def test_a_mismatch_on_one_host_is_reported_on_the_others(ranks: Pool) -> None:
     found = ranks("aabb").run(_one_does_not_fit)
     assert found[0][0][0] == "CollectiveMismatchError"
     for _, (kind, text) in found:

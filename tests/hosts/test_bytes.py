@@ -84,7 +84,7 @@ def crossed(
 
 @pytest.mark.parametrize("call", SENT)
 @pytest.mark.parametrize(("layout", "hosts"), [("2 hosts x 2", 2), ("3 hosts x 2", 3)])
-def test_bytes_of_a_host(
+def test_a_host_sends_the_least_bytes(
     net: Net,
     members: Callable[[str], Members],
     call: Callable[[int, int, Groups], None],
@@ -96,7 +96,7 @@ def test_bytes_of_a_host(
     assert all(host.is_about(least) for host in found), found
 
 
-def test_bytes_of_a_broadcast(net: Net, members: Callable[[str], Members]) -> None:
+def test_a_broadcast_crosses_once(net: Net, members: Callable[[str], Members]) -> None:
     """Once to the other host, whose ranks share it."""
     root, other = crossed(net, members("2 hosts x 3"), _broadcast, 2)
     assert root.is_about(1), root

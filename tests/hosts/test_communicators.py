@@ -69,7 +69,7 @@ def _refused(rank: int, size: int) -> None:
         assert x.tolist() == [8.0] * 3
 
 
-def test_what_is_refused_is_no_call(ranks: Pool) -> None:
+def test_a_refused_call_leaves_ranks_in_step(ranks: Pool) -> None:
     ranks(2).run(_refused)
 
 

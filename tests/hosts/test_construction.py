@@ -46,7 +46,7 @@ def reduces(rings: dict[int, ringkern.Communicator]) -> None:
         ring.close()
 
 
-def test_it_waits_for_all(make: Make) -> None:
+def test_making_a_communicator_waits_for_all_ranks(make: Make) -> None:
     began: dict[int, float] = {}
 
     def come(rank: int) -> ringkern.Communicator:

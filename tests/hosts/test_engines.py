@@ -51,13 +51,13 @@ def test_names(inter_host: str | None, expected: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     "text", ["", " ", ":", "gloo,", "gloo,nccl", "cpu:", ":gloo", "tpu:gloo", "cpu:gloo,cpu:mpi"]
 )
-def test_what_is_no_name(text: str) -> None:
+def test_malformed_engine_names_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"inter_host='.*': give a backend of torch\.distributed"):
         engine_names(text)
 
 
 @pytest.mark.parametrize("name", ["glo", "ringkern", "cpu:ringkern", "undefined"])
-def test_what_cannot_join_hosts(name: str) -> None:
+def test_backends_that_cannot_join_hosts_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=r"cannot join hosts; choose one of .*gloo, .*mpi, nccl"):
         engine_names(name)
 
@@ -76,7 +76,7 @@ def test_the_environment_is_for_whoever_says_nothing(monkeypatch: pytest.MonkeyP
         engine_names(None)
 
 
-def test_how_calls_are_cut_depends_on_the_engine_and_the_cores() -> None:
+def test_the_cut_of_calls_depends_on_engine_and_cores() -> None:
     assert crossings(None, False) == {"cpu": GLOO, "cuda": NCCL}
     assert crossings(None, True) == {"cpu": GLOO_CROWDED, "cuda": NCCL}
     assert crossings("gloo", True) == {"cpu": GLOO_CROWDED, "cuda": GLOO_CROWDED}
@@ -353,7 +353,7 @@ def test_backends_of_others(plugins: Plugins, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "what"), [("my_strange", "str for rank 0"), ("my_moody", "Gloo for rank 0 of 2")]
 )
-def test_what_is_no_backend(plugins: Plugins, name: str, what: str) -> None:
+def test_an_engine_that_is_no_backend_is_refused(plugins: Plugins, name: str, what: str) -> None:
     make = engine_maker(name, dist.HashStore(), "x", 0, 2, TIMEOUT_S)
     with pytest.raises(CommUsageError, match=rf"{what}.*: ringkern needs a .* Backend of that"):
         make("cpu", [0, 1])

@@ -86,7 +86,7 @@ def in_threads(ranks: list[int], function: Callable[[int], Any]) -> dict[int, An
         ([peer(0, ""), peer(1, "", boot="b")], ("unknown", "unknown#2"), (0, 1)),
     ],
 )
-def test_what_a_host_is(
+def test_hosts_differ_by_boot_network_or_name(
     peers: list[Peer], names: tuple[str, ...], host_of: tuple[int, ...]
 ) -> None:
     assert hosts_of(peers) == Hosts(names, host_of)
@@ -105,7 +105,7 @@ def test_what_a_host_is(
         ([peer(0), peer(1, "b", cores=0)], True),  # not known
     ],
 )
-def test_whether_ranks_share_cores(peers: list[Peer], crowded: bool) -> None:
+def test_hosts_know_if_ranks_share_cores(peers: list[Peer], crowded: bool) -> None:
     assert hosts_of(peers).crowded == crowded
 
 
@@ -156,7 +156,7 @@ def test_hosts() -> None:
         json.dumps([["a", "b" * 300], [0, 1], False]),
     ],
 )
-def test_what_is_no_hosts(text: str | bytes) -> None:
+def test_malformed_hosts_are_refused(text: str | bytes) -> None:
     with pytest.raises(ValueError, match="the text on the hosts of 2 ranks"):
         Hosts.from_json(text, 2)
 
@@ -291,7 +291,7 @@ def test_many_that_do_not_come_are_not_all_listed() -> None:
         find(dist.HashStore(), "x", 0, 100, SHORT_S, peer(0))
 
 
-def test_whoever_waits_long_says_so(
+def test_a_long_wait_is_a_warning(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(finding, "_FIRST_WARNING_S", 0.2)
@@ -322,7 +322,7 @@ def test_a_rank_of_another_version_is_named() -> None:
         first.wait()
 
 
-def test_whoever_gives_up_too_late_has_found_them() -> None:
+def test_a_rank_that_gives_up_too_late_finds_the_others() -> None:
     """The last rank comes between the last look of one that gives up and its vote."""
 
     class Late:
@@ -445,7 +445,7 @@ def gone(process: tuple[int, int], left: str = "") -> tuple[int, str] | None:
     return _C.find_gone(("", [(0, 0), process, (0, 0)], 0.0), lambda: left)
 
 
-def test_what_counts_as_ended() -> None:
+def test_a_reused_pid_counts_as_ended() -> None:
     pid, started = _C.this_process()
     assert pid == os.getpid()
     assert gone((pid, started)) is None

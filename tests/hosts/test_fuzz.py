@@ -27,7 +27,7 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("what", PLANTED)
-def test_what_is_planted_is_told(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_planted_faults_are_reported(what: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A wrong result, an error and a hang of one rank: with what makes them again, and a status."""
     options = ["--layout", "ab", "--steps", "12", "--seed", "3"]
     status = main([*options, "--plant", f"{what}:1"])

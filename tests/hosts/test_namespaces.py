@@ -66,7 +66,7 @@ print(socket.gethostname(), *own, *sorted(name for _, name in socket.if_nameinde
     ]
 
 
-def test_what_crosses_is_counted(two: Net) -> None:
+def test_bytes_that_cross_are_counted(two: Net) -> None:
     size = 1 << 20
     before = [two.bytes(host) for host in range(2)]
     ended = two.run(["-c", TALK, str(size)], [1, 1], timeout=20)
@@ -113,7 +113,7 @@ def test_a_shaped_wire_takes_its_time() -> None:
     assert took > ((1 << 20) - 2 * burst) * 8 / 0.01e9
 
 
-def test_what_tcp_sends_again_is_counted() -> None:
+def test_bytes_that_tcp_sends_again_are_counted() -> None:
     size = 1 << 20
     with Net(2, gbit_s=0.01) as slow:
         job = slow.start(["-c", TALK, str(size)], [1, 1])
@@ -172,7 +172,7 @@ def test_a_machine_without_the_programs_is_told(monkeypatch: pytest.MonkeyPatch)
     why_not.cache_clear()
 
 
-def test_what_the_kernel_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_of_the_kernel_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(pid: int, *spaces: str) -> list[str]:
         return ["sh", "-c", "echo 'RTNETLINK answers: Operation not supported' >&2; exit 2", "-"]
 

@@ -53,7 +53,7 @@ def changed(**values: Any) -> str:
         (changed(host="x" * MAX_BYTES), f"at most {MAX_BYTES} are accepted"),
     ],
 )
-def test_what_is_no_peer_is_refused_with_its_rank(text: str | bytes, expected: str) -> None:
+def test_a_malformed_peer_is_refused_with_its_rank(text: str | bytes, expected: str) -> None:
     with pytest.raises(ValueError, match="the record of rank 1") as caught:
         Peer.from_json(text, 1)
     assert expected in str(caught.value)

@@ -182,7 +182,7 @@ def _asked_for_later(rank: int, size: int) -> str:
     return text
 
 
-def test_what_came_before_somebody_waited_for_it(ranks: Pool) -> None:
+def test_a_late_wait_gets_only_messages_that_came(ranks: Pool) -> None:
     text = ranks("ab").run(_asked_for_later)[0]
     assert "Timed out waiting 1ms" in text, "its time had passed"
 

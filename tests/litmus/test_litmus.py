@@ -23,7 +23,7 @@ def test_herd_says_what_is_expected(path: Path) -> None:
 
 
 @needs_herd
-def test_what_herd_does_not_say_is_a_failure() -> None:
+def test_an_unexpected_answer_of_herd_is_a_failure() -> None:
     wrong = [replace(form, expected=OTHER[form.expected]) for form in ALL]
     assert len(herd.failures(wrong)) == len(ALL)
     no_program = replace(ALL[0], program=ALL[0].program.replace("w[", "w[nonsense,"))

@@ -36,7 +36,7 @@ TEST_CASE("a peer's answer is checked") {
     Party zero(store, 0, 2);
     const Address address = forged_address(*store, [](Address&) {});
     const Fd listener = listen_on(socket_name(address.socket));
-    zero.doorman->connect_to_peer(1);
+    zero.connector->connect_to_peer(1);
     pollfd watched{listener.get(), POLLIN, 0};
     REQUIRE(readable({&watched, 1}, kLong));
     Fd socket = std::move(*accept_from(listener));
@@ -65,7 +65,7 @@ TEST_CASE("a peer's answer is checked") {
         h.from = 5;
         send_message(s, to_bytes(h));
       },
-      "RendezvousError rank 5 takes rank 0");
+      "RendezvousError received a greeting of rank 5 to rank 0, expected one of rank 1");
   play(
       [](const Fd& s, const Address&, Hello h) {
         h.offer_bytes = 10;
@@ -93,13 +93,13 @@ TEST_CASE("a second meeting that fails is no loss") {
       REQUIRE(readable({&watched, 1}, kLong));
       return std::move(*accept_from(*listener));
     };
-    zero.doorman->connect_to_peer(1);
+    zero.connector->connect_to_peer(1);
     const Fd first = accept();
     Message greeting;
     CHECK(receive_from(first, greeting) == Received::message);
     send_message(first, to_bytes(hello) + offer, std::array{file.get()});
     zero.wait_met(1);
-    zero.doorman->connect_to_peer(1);
+    zero.connector->connect_to_peer(1);
     if (answers) accept();  // hangs up
     else listener.reset();
     std::this_thread::sleep_for(Milliseconds(50));
@@ -134,20 +134,20 @@ TEST_CASE("unidentified peers are disconnected and harm nobody") {
                               changed([](Hello& h) { h.from = -1; }),
                               changed([](Hello& h) { h.from = 1 << 30; })};
   std::vector<Fd> silent;
-  for (int i = 0; i < 10; ++i) silent.push_back(knock(store, 0, 3));
+  for (int i = 0; i < 10; ++i) silent.push_back(connect_silently(store, 0, 3));
   for (const std::string& bytes : sent) {
-    const Fd socket = knock(store, 0, 3);
+    const Fd socket = connect_silently(store, 0, 3);
     send_message(socket, bytes);
     Message answer;
     CHECK(receive_from(socket, answer) == Received::closed);
   }
   // Enough connections that the first are dropped.
-  for (int i = 0; i < 20; ++i) silent.push_back(knock(store, 0, 3));
+  for (int i = 0; i < 20; ++i) silent.push_back(connect_silently(store, 0, 3));
   Message nothing;
   CHECK(receive_from(silent[0], nothing) == Received::closed);
   CHECK(receive_message(silent.back(), nothing) == Received::nothing_yet);
   Party two(store, 2, 3);
-  two.doorman->connect_to_peer(0);
+  two.connector->connect_to_peer(0);
   two.wait_met(0);
   zero.check_nothing_lost();
   CHECK(!zero.met(1));
@@ -158,7 +158,7 @@ TEST_CASE("an incomplete greeting is answered with the reason") {
   const auto store = new_store();
   Party zero(store, 0, 3, some_terms(), nullptr, [](int) { throw TransportError("no memory"); });
   const Address address = address_of(*store, 0, 3);
-  const Fd socket = knock(store, 0, 3);
+  const Fd socket = connect_silently(store, 0, 3);
   send_message(socket, to_bytes(my_hello(some_terms(), address.session, 3, 1, 0)));
   Message answer;
   CHECK(receive_from(socket, answer) == Received::message);
@@ -166,7 +166,7 @@ TEST_CASE("an incomplete greeting is answered with the reason") {
   CHECK_CONTAINS(answer.bytes, "rank 0 cannot exchange messages with rank 1: no memory");
   CHECK_EQ(zero.lost(1), std::string("TransportError no memory"));
 
-  const Fd two_files = knock(store, 0, 3);
+  const Fd two_files = connect_silently(store, 0, 3);
   send_with_too_many_fds(two_files, to_bytes(my_hello(some_terms(), address.session, 3, 2, 0)));
   CHECK(receive_from(two_files, answer) == Received::message);
   CHECK_CONTAINS(answer.bytes, "the greeting of rank 2 did not arrive whole");
@@ -195,7 +195,7 @@ TEST_CASE("other users are sent away") {
   Party zero(store, 0, 2);
   const Address address = address_of(*store, 0, 2);
   const pid_t visitor = as_another_user([&] {
-    const Fd socket = knock(store, 0, 2);
+    const Fd socket = connect_silently(store, 0, 2);
     try {
       send_message(socket, to_bytes(my_hello(some_terms(), address.session, 2, 1, 0)));
     } catch (const std::system_error&) {
@@ -218,7 +218,7 @@ TEST_CASE("other users are sent away") {
   });
   eventfd_t count;
   CHECK(::eventfd_read(listens.get(), &count) == 0);
-  zero.doorman->connect_to_peer(1);
+  zero.connector->connect_to_peer(1);
   CHECK_CONTAINS(zero.lost(1), "TransportError rank 0 runs as user 0, rank 1 (pid ");
   CHECK_CONTAINS(zero.lost(1),
                  ") as user 65534: memory is shared between processes of one user "
@@ -239,7 +239,7 @@ TEST_CASE("a connector without descriptors tells its peers") {
     ::alarm(30);
     eventfd_t count;
     CHECK(::eventfd_read(go.get(), &count) == 0);
-    const Fd socket = knock(store, 0, 2);
+    const Fd socket = connect_silently(store, 0, 2);
     ::pause();
   }
   rlimit limit;
@@ -252,7 +252,7 @@ TEST_CASE("a connector without descriptors tells its peers") {
   const std::string text = zero.told(0);
   REQUIRE(::setrlimit(RLIMIT_NOFILE, &limit) == 0);
   CHECK_CONTAINS(text, "rank 0 cannot be reached by others any more: accept4: Too many open files");
-  CHECK_THROWS(std::system_error, "Connection refused", knock(store, 0, 2));
+  CHECK_THROWS(std::system_error, "Connection refused", connect_silently(store, 0, 2));
   ::kill(visitor, SIGKILL);
   CHECK_EQ(::waitpid(visitor, nullptr, 0), visitor);
 #endif

@@ -15,7 +15,7 @@ AROUND_EACH_CASE(run) {
 }
 
 TEST_CASE("an abort reaches every rank") {
-  on_couriers(4, [](Rank& r) {
+  on_engines(4, [](Rank& r) {
     // 0 - 1 - 2 - 3: rank 1 and rank 2 are idle when rank 0 gives up.
     for (const int end : {r.rank - 1, r.rank}) {
       if (end < 0 || end > 2) continue;
@@ -35,8 +35,8 @@ TEST_CASE("an abort reaches every rank") {
     } else if (r.rank == 0) {
       const size_t m = r.box.receive(1, 2, 1);
       r.store->get("waits", kLong);
-      r.courier.abort("enough");
-      r.courier.abort("and again");
+      r.engine.abort("enough");
+      r.engine.abort("and again");
       check_message(r, m, "AbortedError", {"The reason: aborted by rank 0: enough"});
       CHECK_CONTAINS(refusal(r), "aborted by rank 0: enough");
     }
@@ -47,7 +47,7 @@ TEST_CASE("an abort reaches every rank") {
 
 // Rank 1 has never sent anything when it gives up, or leaves.
 void who_waits_for_a_first_message_learns_of_the_end(bool aborts) {
-  on_couriers(2, [&](Rank& r) {
+  on_engines(2, [&](Rank& r) {
     if (r.rank == 0) {
       const size_t m = r.box.receive(1, 1, 1);
       r.store->set("waits", "");
@@ -60,8 +60,8 @@ void who_waits_for_a_first_message_learns_of_the_end(bool aborts) {
       r.store->set("told", "");
     } else {
       r.store->get("waits", kLong);
-      if (aborts) r.courier.abort("enough");
-      else r.courier.close();
+      if (aborts) r.engine.abort("enough");
+      else r.engine.close();
       r.store->get("told", kLong);
     }
   });
@@ -71,7 +71,7 @@ void who_waits_for_a_first_message_learns_of_the_end(bool aborts) {
 TEST_CASE("a peer that comes late learns of an abort") {
   const auto store = std::make_shared<MemoryStore>();
   Rank zero(store, 0, 2), one(store, 1, 2);
-  zero.courier.abort("enough");
+  zero.engine.abort("enough");
   check_message(one, one.box.receive(0, 1, 1), "AbortedError", {"aborted by rank 0: enough"});
 }
 
@@ -165,27 +165,27 @@ TEST_CASE("nothing can be sent to a rank that has left") {
 }
 
 void close_finishes_what_was_posted() {
-  on_couriers(2, [](Rank& r) {
+  on_engines(2, [](Rank& r) {
     const int other = 1 - r.rank;
     const size_t sent = r.box.send(other, 1, contents(r.rank, other, 1, kTooMuch));
     const size_t received = r.box.receive(other, 1, kTooMuch);
-    std::thread as_well([&] { r.courier.close(); });
-    r.courier.close();
+    std::thread as_well([&] { r.engine.close(); });
+    r.engine.close();
     CHECK(r.box.done(sent) && r.box.done(received));
     as_well.join();
     CHECK(r.box.bytes(received) == contents(other, r.rank, 1, kTooMuch));
-    r.courier.close();
+    r.engine.close();
     CHECK_THROWS(UsageError, "the messages of group 'group' are closed",
                  r.box.send(other, 1, Bytes(1)));
-    r.courier.abort("too late");
+    r.engine.abort("too late");
   });
 }
 
 TEST_CASE("closing does not wait forever") {
-  on_couriers(2, [](Rank& r) {
+  on_engines(2, [](Rank& r) {
     if (r.rank == 0) {
       const size_t m = r.box.receive(1, 1, 1);
-      r.courier.close(Milliseconds(50));
+      r.engine.close(Milliseconds(50));
       CHECK(r.box.done(m));
       const std::string text = "rank 0 closed its messages before they had finished";
       check_message(r, m, "AbortedError", {text});
@@ -208,8 +208,8 @@ TEST_CASE("abort and close tell the reason") {
     one.box.receive(0, 1, 1);
     for (Rank* r : {&zero, &one}) r->box.check();
     const size_t m = one.box.receive(0, 2, 1);
-    zero.courier.abort("enough");
-    zero.courier.close();
+    zero.engine.abort("enough");
+    zero.engine.close();
     check_message(one, m, "AbortedError", {"aborted by rank 0: enough"});
   }
 }

@@ -11,7 +11,7 @@ namespace {
 constexpr Milliseconds kShort{300};
 
 void sizes_must_agree(bool aside) {
-  on_couriers(2, [&](Rank& r) {
+  on_engines(2, [&](Rank& r) {
     if (r.rank == 0) {
       const size_t other = r.box.receive(1, 1, 1);
       r.box.send(1, 5, Bytes(4096));
@@ -38,7 +38,7 @@ AROUND_EACH_CASE(run) {
 }
 
 TEST_CASE("a receive times out") {
-  on_couriers(3, [](Rank& r) {
+  on_engines(3, [](Rank& r) {
     if (r.rank == 0) {
       const size_t m = r.box.receive(1, 5, 4096, kShort), other = r.box.receive(2, 1, 1);
       check_message(r, m, "TimeoutError",
@@ -59,12 +59,12 @@ TEST_CASE("a receive times out") {
 }
 
 TEST_CASE("a receive that times out lists the messages that came instead") {
-  on_couriers(2, [](Rank& r) {
+  on_engines(2, [](Rank& r) {
     if (r.rank == 0) {
       const size_t m = r.box.receive(kAnySource, 5, 1, kShort);
       check_message(r, m, "TimeoutError",
                     {"rank 0 waited for a message from any rank (tag 5, 1 bytes) and nothing came",
-                     "What has come from rank 1 has tag 6, from rank 1 has tag 7."});
+                     "Messages that match no receive: from rank 1 (tag 6), from rank 1 (tag 7)."});
     } else {
       r.box.send(0, 6, Bytes(10));
       r.box.send(0, 7, Bytes(10));
@@ -75,7 +75,7 @@ TEST_CASE("a receive that times out lists the messages that came instead") {
 }
 
 TEST_CASE("a send without room times out") {
-  on_couriers(2, [](Rank& r) {
+  on_engines(2, [](Rank& r) {
     if (r.rank == 0) {
       const size_t m = r.box.send(1, 5, Bytes(kTooMuch), Protocol::ll128, kShort);
       check_message(r, m, "TimeoutError",
@@ -103,16 +103,16 @@ TEST_CASE("a peer that does not come is named") {
 // In a callback with an error the engine is unusable already.
 TEST_CASE("a callback with an error cannot post") {
   const auto store = std::make_shared<MemoryStore>();
-  P2pEngine courier(store, "group", 0, 2, kShort);
+  P2pEngine engine(store, "group", 0, 2, kShort);
   std::latch done(1);
   unsigned char byte = 0;
   const auto again = [&](std::exception_ptr error, int source) {
     CHECK(error != nullptr);
     CHECK_EQ(source, 1);
-    CHECK_THROWS(AbortedError, "rank 1 did not come within the timeout of 0.3 s", courier.post({}));
+    CHECK_THROWS(AbortedError, "rank 1 did not come within the timeout of 0.3 s", engine.post({}));
     done.count_down();
   };
-  courier.post({{false, 1, 1, {}, &byte, 1, Milliseconds(0), again}});
+  engine.post({{false, 1, 1, {}, &byte, 1, Milliseconds(0), again}});
   done.wait();
 }
 
@@ -124,11 +124,11 @@ TEST_CASE("messages that are posted during a failure fail too") {
   std::atomic<size_t> posted{0};
   unsigned char byte = 0;
   const size_t wrong = zero.box.receive(2, 1, 1);
-  zero.courier.post({{false, 1, 1, {}, &byte, 1, Milliseconds(0), [&](std::exception_ptr, int) {
-                        called.count_down();
-                        two_has_sent.wait();
-                        posted = zero.box.receive(1, 5, 1);
-                      }}});
+  zero.engine.post({{false, 1, 1, {}, &byte, 1, Milliseconds(0), [&](std::exception_ptr, int) {
+                       called.count_down();
+                       two_has_sent.wait();
+                       posted = zero.box.receive(1, 5, 1);
+                     }}});
   one.box.send(0, 1, Bytes(1));
   called.wait();
   two.box.wait_for(two.box.send(0, 1, Bytes(2)));

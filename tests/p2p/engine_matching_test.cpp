@@ -11,7 +11,7 @@ namespace {
 // Each message is larger than the link; without a place to set them aside both ranks would
 // deadlock.
 void tags_in_any_order(Protocol protocol) {
-  on_couriers(2, [&](Rank& r) {
+  on_engines(2, [&](Rank& r) {
     const int other = 1 - r.rank;
     const uint64_t tags = 6;
     const auto size = [](uint64_t tag) { return size_t(900000 + tag); };
@@ -33,7 +33,7 @@ AROUND_EACH_CASE(run) {
 }
 
 TEST_CASE("a tag keeps its order") {
-  on_couriers(2, [](Rank& r) {
+  on_engines(2, [](Rank& r) {
     const int count = 200;
     const auto size = [](int i) { return size_t(i * 37 % 5000); };
     if (r.rank == 0) {
@@ -56,7 +56,7 @@ TEST_CASE("a tag keeps its order") {
 
 // A receive that is posted while its message is being set aside.
 TEST_CASE("a message half set aside finds its receiver") {
-  on_couriers(2, [](Rank& r) {
+  on_engines(2, [](Rank& r) {
     const size_t n = 8 << 20;
     if (r.rank == 0) {
       r.box.send(1, 1, contents(0, 1, 1, n));
@@ -72,7 +72,7 @@ TEST_CASE("a message half set aside finds its receiver") {
 }
 
 TEST_CASE("a message that is not needed stays in the link") {
-  on_couriers(3, [](Rank& r) {
+  on_engines(3, [](Rank& r) {
     const size_t n = 4 << 20;
     if (r.rank == 0) {
       const size_t fits = r.box.send(1, 1, contents(0, 1, 1, 1000));
@@ -99,7 +99,7 @@ TEST_CASE("a message that is not needed stays in the link") {
 }
 
 TEST_CASE("any source takes from all") {
-  on_couriers(4, [](Rank& r) {
+  on_engines(4, [](Rank& r) {
     const int each = 60;
     if (r.rank > 0) {
       for (int i = 0; i < each; ++i) {
@@ -128,7 +128,7 @@ TEST_CASE("any source takes from all") {
 }
 
 TEST_CASE("any source is fair") {
-  on_couriers(4, [](Rank& r) {
+  on_engines(4, [](Rank& r) {
     if (r.rank > 0) {
       for (int i = 0; i < 6; ++i) r.box.send(0, 3, Bytes(1), Protocol::ll128);
       r.box.check();  // all of it lies in the link
@@ -152,7 +152,7 @@ TEST_CASE("any source is fair") {
 
 // A message goes to the first posted receive that matches.
 TEST_CASE("receives are served in their order") {
-  on_couriers(2, [](Rank& r) {
+  on_engines(2, [](Rank& r) {
     if (r.rank == 0) {
       std::vector<size_t> m;
       for (const int from : {kAnySource, 1, kAnySource, kAnySource, 1})

@@ -84,12 +84,12 @@ TEST_CASE("a forked child must not use the p2p engine") {
     REQUIRE(child >= 0);
     if (child == 0) {
       ::alarm(30);
-      CHECK_THROWS(UsageError, "was forked from it", r.courier.post({}));
-      r.courier.abort("the child's");
-      r.courier.close(Milliseconds(1));
-      r.courier.close();
-      CHECK(!r.courier.in_callback());
-      r.courier.~P2pEngine();
+      CHECK_THROWS(UsageError, "was forked from it", r.engine.post({}));
+      r.engine.abort("the child's");
+      r.engine.close(Milliseconds(1));
+      r.engine.close();
+      CHECK(!r.engine.in_callback());
+      r.engine.~P2pEngine();
       ::_exit(0);
     }
     int status = -1;
@@ -127,7 +127,7 @@ TEST_CASE("a child does not hide that its parent has left") {
       store->get("told", kLong);
       ::_exit(0);
     }
-    r.courier.close();
+    r.engine.close();
     second.reset();
     store->set("left", "");
     int status = -1;

@@ -1,5 +1,5 @@
-// Messages between ranks that are threads arrive. courier_matching_test.cpp tests the matching of
-// receives and messages, courier_failure_test.cpp the failures.
+// Messages between ranks that are threads arrive. engine_matching_test.cpp tests the matching of
+// receives and messages, engine_failure_test.cpp the failures.
 #include "p2p/engine.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace {
 
 // All ranks send to next and receive from prev at once.
 void ring_shift(int ranks, Protocol protocol, const std::vector<size_t>& sizes) {
-  on_couriers(ranks, [&](Rank& r) {
+  on_engines(ranks, [&](Rank& r) {
     const int next = (r.rank + 1) % ranks, prev = (r.rank + ranks - 1) % ranks;
     std::vector<size_t> received;
     for (size_t i = 0; i < sizes.size(); ++i) {
@@ -44,7 +44,7 @@ std::vector<size_t> edge_sizes(Protocol protocol) {
 }
 
 void all_to_all(int ranks, Protocol protocol) {
-  on_couriers(ranks, [&](Rank& r) {
+  on_engines(ranks, [&](Rank& r) {
     const auto size = [](int from, int to) { return size_t(from * 7919 + to * 131) * 5 % 60000; };
     std::map<int, size_t> received;
     for (int i = 1; i < ranks; ++i) {
@@ -98,7 +98,7 @@ void soak(int ranks, uint64_t seed) {
     const int to = (from + 1 + int(random() % uint64_t(ranks - 1))) % ranks;
     all.push_back({from, to, tag, size_t(random() % (random() % 8 ? 3000 : 400000))});
   }
-  on_couriers(ranks, [&](Rank& r) {
+  on_engines(ranks, [&](Rank& r) {
     std::mutex mutex;
     std::map<size_t, One> received;
     const auto post_half = [&](size_t half) {
@@ -127,7 +127,7 @@ void soak(int ranks, uint64_t seed) {
 }
 
 TEST_CASE("a callback may post") {
-  on_couriers(2, [](Rank& r) {
+  on_engines(2, [](Rank& r) {
     const int other = 1 - r.rank;
     std::latch done(1);
     int left = 100;
@@ -140,12 +140,12 @@ TEST_CASE("a callback may post") {
       m.data = &byte;
       m.bytes = 1;
       if (!sends) m.done = again;
-      r.courier.post({m});
+      r.engine.post({m});
     };
-    CHECK(!r.courier.in_callback());
+    CHECK(!r.engine.in_callback());
     again = [&](std::exception_ptr error, int) {
-      CHECK(!error && r.courier.in_callback());
-      CHECK_THROWS(UsageError, "would wait for itself", r.courier.close());
+      CHECK(!error && r.engine.in_callback());
+      CHECK_THROWS(UsageError, "would wait for itself", r.engine.close());
       if (--left == 0) return done.count_down();
       post(true);
       post(false);
@@ -153,7 +153,7 @@ TEST_CASE("a callback may post") {
     post(true);
     post(false);
     done.wait();
-    r.courier.close();
+    r.engine.close();
     again = nullptr;
   });
 }
@@ -190,7 +190,7 @@ TEST_CASE("idle p2p engines sleep") {
 
 TEST_CASE("wrong arguments are refused") {
   const auto store = std::make_shared<MemoryStore>();
-  P2pEngine courier(store, "group", 0, 2, kLong);
+  P2pEngine engine(store, "group", 0, 2, kLong);
   unsigned char byte = 0;
   int called = 0;
   const auto post = [&](const std::function<void(cpu::Message&)>& change) {
@@ -201,7 +201,7 @@ TEST_CASE("wrong arguments are refused") {
     good.done = [&](std::exception_ptr, int) { ++called; };
     bad = good;
     change(bad);
-    courier.post({good, bad});
+    engine.post({good, bad});
   };
   CHECK_THROWS(UsageError, "rank 0 cannot send to itself", post([](auto& m) { m.peer = 0; }));
   CHECK_THROWS(UsageError, "cannot send to rank 2: there are 2", post([](auto& m) { m.peer = 2; }));
@@ -214,8 +214,8 @@ TEST_CASE("wrong arguments are refused") {
   CHECK_THROWS(UsageError, "needs data", post([](auto& m) { m.data = nullptr; }));
   CHECK_THROWS(UsageError, "unknown protocol", post([](auto& m) { m.protocol = Protocol(9); }));
   CHECK_THROWS(UsageError, "negative", post([](auto& m) { m.timeout = Milliseconds(-1); }));
-  courier.post({});
-  courier.close();  // returns, because none of the valid ones was posted
+  engine.post({});
+  engine.close();  // returns, because none of the valid ones was posted
   CHECK_EQ(called, 0);
   CHECK_THROWS(UsageError, "1 to 1024 ranks, not 0", P2pEngine(store, "g", 0, 0, kLong));
   CHECK_THROWS(UsageError, "rank 2 is not among", P2pEngine(store, "g", 2, 2, kLong));
@@ -223,15 +223,15 @@ TEST_CASE("wrong arguments are refused") {
 }
 
 TEST_CASE("a rank alone has nobody to send to") {
-  P2pEngine courier(std::make_shared<MemoryStore>(), "group", 0, 1, kLong);
+  P2pEngine engine(std::make_shared<MemoryStore>(), "group", 0, 1, kLong);
   for (const int peer : {0, 1, kAnySource}) {
     cpu::Message m;
     m.sends = false;
     m.peer = peer;
-    CHECK_THROWS(UsageError, "rank 0 cannot receive from", courier.post({m}));
+    CHECK_THROWS(UsageError, "rank 0 cannot receive from", engine.post({m}));
   }
-  courier.abort("for fun");
-  courier.close();
+  engine.abort("for fun");
+  engine.close();
 }
 
 TEST_CASE("all ranks send to the next one at once") {

@@ -33,7 +33,7 @@ inline Bytes contents(int from, int to, uint64_t tag, size_t n) {
 // The messages that one rank has posted, and their outcomes.
 class Box {
  public:
-  explicit Box(P2pEngine& courier) : engine_(courier) {}
+  explicit Box(P2pEngine& engine) : engine_(engine) {}
   ~Box() { wait(); }
 
   // The box owns their data. Return the number of the message.
@@ -149,11 +149,11 @@ class Box {
 struct Rank {
   int rank, ranks;
   std::shared_ptr<Store> store;
-  P2pEngine courier;
+  P2pEngine engine;
   Box box;
 
   Rank(std::shared_ptr<Store> s, int r, int k, Milliseconds timeout = kLong)
-      : rank(r), ranks(k), store(s), courier(s, "group", r, k, timeout), box(courier) {}
+      : rank(r), ranks(k), store(s), engine(s, "group", r, k, timeout), box(engine) {}
 
   // Returns when all ranks, or this many, have reached it; without a message.
   void barrier(const std::string& name, int of = 0) {
@@ -165,7 +165,7 @@ struct Rank {
 // Returns the error of an unusable engine.
 inline std::string refusal(Rank& r) {
   try {
-    r.courier.post({{true, (r.rank + 1) % r.ranks, 0, {}, nullptr, 0, {}, nullptr}});
+    r.engine.post({{true, (r.rank + 1) % r.ranks, 0, {}, nullptr, 0, {}, nullptr}});
   } catch (const AbortedError& e) {
     return e.what();
   }
@@ -187,8 +187,8 @@ inline void talk(Rank& r, int with, uint64_t tag) {
 }
 
 // Runs one thread for each rank, each with an engine of its own.
-inline void on_couriers(int ranks, const std::function<void(Rank&)>& body,
-                        Milliseconds timeout = kLong) {
+inline void on_engines(int ranks, const std::function<void(Rank&)>& body,
+                       Milliseconds timeout = kLong) {
   const auto store = std::make_shared<MemoryStore>();
   std::vector<std::thread> threads;
   for (int r = 0; r < ranks; ++r)

@@ -65,7 +65,7 @@ class Party {
       told_.emplace(peer, ringkern::text_of(why));
       changed_.notify_all();
     };
-    doorman.emplace(store, "group", rank, ranks, terms, calls);
+    connector.emplace(store, "group", rank, ranks, terms, calls);
   }
 
   bool met(int peer) {
@@ -115,7 +115,7 @@ class Party {
   std::map<int, std::string> lost_, told_;
 
  public:
-  std::optional<Connector> doorman;  // last, so that it ends first
+  std::optional<Connector> connector;  // last, so that it ends first
 };
 
 inline Address address_of(Store& store, int rank, int ranks) {
@@ -125,7 +125,7 @@ inline Address address_of(Store& store, int rank, int ranks) {
 }
 
 // A connection over which nothing has been sent.
-inline Fd knock(const std::shared_ptr<MemoryStore>& store, int rank, int ranks) {
+inline Fd connect_silently(const std::shared_ptr<MemoryStore>& store, int rank, int ranks) {
   const Address address = address_of(*store, rank, ranks);
   for (;;)
     if (auto socket = connect_to(socket_name(address.socket))) return std::move(*socket);

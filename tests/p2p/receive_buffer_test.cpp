@@ -190,35 +190,35 @@ TEST_CASE("meeting twice changes nothing") {
   CHECK_EQ(mappings(), once);
 }
 
-int64_t allocated(const ReceiveBuffer& inbox) {
+int64_t allocated(const ReceiveBuffer& buffer) {
   struct stat s;
-  CHECK(::fstat(inbox.fd(), &s) == 0);
-  CHECK_EQ(int64_t(s.st_size), inbox.bytes());
+  CHECK(::fstat(buffer.fd(), &s) == 0);
+  CHECK_EQ(int64_t(s.st_size), buffer.bytes());
   return int64_t(s.st_blocks) * 512;
 }
 
 TEST_CASE("memory is allocated when ranks meet") {
   Geometry g = small();
   g.slot_bytes[int(Protocol::simple)] = 32 << 10;
-  ReceiveBuffer inbox(3, 64, g);
-  const int64_t head = allocated(inbox);
+  ReceiveBuffer buffer(3, 64, g);
+  const int64_t head = allocated(buffer);
   const int64_t fifos = g.bytes() - g.counters_bytes();
-  CHECK(inbox.bytes() >= 64 * fifos);
+  CHECK(buffer.bytes() >= 64 * fifos);
   CHECK(head >= kBellBytes + 64 * g.counters_bytes() && head < fifos);
-  inbox.open(5);
-  const int64_t one = allocated(inbox);
+  buffer.open(5);
+  const int64_t one = allocated(buffer);
   CHECK(one >= head + fifos && one < head + 2 * fifos);
-  inbox.open(5);
-  CHECK_EQ(allocated(inbox), one);
-  inbox.open(63);
-  CHECK(allocated(inbox) >= one + fifos);
+  buffer.open(5);
+  CHECK_EQ(allocated(buffer), one);
+  buffer.open(63);
+  CHECK(allocated(buffer) >= one + fifos);
 }
 
 TEST_CASE("memory of another size is refused") {
-  ReceiveBuffer inbox(0, 2, small()), larger(1, 3, small());
+  ReceiveBuffer buffer(0, 2, small()), larger(1, 3, small());
   CHECK_THROWS(TransportError, "the memory offered by rank 1 is refused: expected",
-               inbox.map(1, larger.fd()));
-  CHECK_THROWS(TransportError, "expected a file descriptor, found none", inbox.map(1, -1));
+               buffer.map(1, larger.fd()));
+  CHECK_THROWS(TransportError, "expected a file descriptor, found none", buffer.map(1, -1));
 }
 
 // Three ranks: the data of two of them in the third's memory does not overlap.

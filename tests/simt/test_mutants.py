@@ -173,7 +173,7 @@ def test_a_new_fence_is_a_new_mutant(kernels: Kernels) -> None:
     assert f"++polled, (::simt::mutated({n}) ? void() : fence_acq_rel());" in written
 
 
-def test_what_only_looks_like_a_fence_is_none(kernels: Kernels) -> None:
+def test_text_that_looks_like_a_fence_is_not_a_fence(kernels: Kernels) -> None:
     before = kernels.mutants()
     kernels.change(
         "simple.cuh",
@@ -281,7 +281,7 @@ def test_choices_within_choices(kernels: Kernels) -> None:
         ),
     ],
 )
-def test_what_it_does_not_know_is_an_error(
+def test_unknown_code_is_an_error(
     kernels: Kernels, file: str, old: str, new: str, complaint: str
 ) -> None:
     kernels.change(file, old, new)

@@ -30,7 +30,7 @@ def test_switches_show_their_lanes() -> None:
     assert "cpu1: 112 cores; gpu4 gpu5 gpu6 gpu7 mlx5_6 mlx5_9 mlx5_10 mlx5_11" in text
 
 
-def test_what_was_not_found_is_said() -> None:
+def test_the_description_lists_missing_facts() -> None:
     text = describe(Machine(cpus=(Cpu(0), Cpu(1)), notes=("this and that",)))
     assert "not found: this and that" in text
     assert "not found: the bandwidth between NUMA nodes of this CPU is not known" in text

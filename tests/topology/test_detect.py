@@ -224,7 +224,7 @@ def test_links_of_a_gpu_to_its_own_cpu(tree: SysTree) -> None:
     assert [(c.gpu, c.lanes, c.gb_s) for c in machine.c2c] == [(0, 2, 44.712)]
 
 
-def test_who_may_reach_whose_memory(tree: SysTree) -> None:
+def test_peer_access_of_gpus_is_detected(tree: SysTree) -> None:
     first, second, third, _ = two_sockets(tree)
     nvml = FakeNvml(
         [FakeGpu(first), FakeGpu(second), FakeGpu(third)],
@@ -259,7 +259,7 @@ def test_gpus_are_known_by_what_they_are(tree: SysTree) -> None:
         ("nvmlDeviceGetCudaComputeCapability", "compute capability of 0000:13:00.0: Not"),
     ],
 )
-def test_what_nvml_does_not_tell_is_noted(tree: SysTree, function: str, note: str) -> None:
+def test_missing_answers_of_nvml_are_noted(tree: SysTree, function: str, note: str) -> None:
     first, second, *_ = two_sockets(tree)
     gpus = [FakeGpu(first, missing=frozenset({function})), FakeGpu(second)]
     machine = find(tree, FakeNvml(gpus, p2p={(0, 1): 0, (1, 0): 0}))

@@ -103,7 +103,7 @@ def test_a_file_without_gpu_elements_has_gpus_by_their_class() -> None:
     assert any("names no GPU" in note for note in machine.notes)
 
 
-def test_what_a_file_does_not_say_is_noted() -> None:
+def test_missing_values_of_a_file_are_noted() -> None:
     # Amazon's file for p5, whose devices have no class, like dumps of virtual machines.
     machine = from_xml(
         '<system version="1"><cpu numaid="-1"><pci busid="0000:10:1c.0" link_speed="" '

@@ -44,7 +44,7 @@ def test_ranks_are_found_by_their_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["dgx-h100", "pcie4-2sockets"])
-def test_as_numbered_where_nothing_is_better(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_ranks_stay_in_order_if_none_is_better(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     buses = on(monkeypatch, topology.recorded(name))
     assert ring_order.orders(buses, 32) == []
 
@@ -54,7 +54,7 @@ def test_several_ranks_on_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ring_order.orders(buses[:1] * 4, 32) == []
 
 
-def test_what_is_not_seen_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_gpu_gives_no_order(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = topology.recorded("dgx1-v100")
     buses = on(monkeypatch, machine)
     assert ring_order.orders([*buses[:3], "0000:fe:00.0"], 4) == []

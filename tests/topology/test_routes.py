@@ -159,7 +159,7 @@ def test_an_unknown_cpu_counts_as_the_slowest() -> None:
     assert Machine(cpus=(Cpu(0), Cpu(1))).cpu_fabric([0, 1]).gb_s(0, 1) == 6.0
 
 
-def test_what_is_not_in_the_machine_is_refused() -> None:
+def test_devices_that_the_machine_lacks_are_refused() -> None:
     with pytest.raises(ValueError, match="GPU 5 is not in the machine, which has 5"):
         pcie_machine().fabric([0, 5])
     with pytest.raises(ValueError, match="GPU -1"):
@@ -184,7 +184,7 @@ def test_bus_ids_are_written_one_way(given: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize("given", ["", "g000:1b:00.0", "1b:00.0\n"])
-def test_what_is_no_bus_id_is_refused(given: str) -> None:
+def test_malformed_bus_ids_are_refused(given: str) -> None:
     with pytest.raises(ValueError, match=r"no PCI bus id: it has to look like 0000:1b:00\.0"):
         bus_id(given)
 

@@ -78,7 +78,7 @@ def test_local_rings(size: int) -> None:
                 assert same(x, rounded_once(inputs, op)), (dtype, op)
 
 
-def test_what_is_not_rounded_between_is_the_same_call() -> None:
+def test_accumulate_changes_nothing_without_rounding() -> None:
     for dtype in (torch.float32, torch.float64, torch.int32):
         inputs = [normal(dtype, (3000,), r) for r in range(3)]
         results = []
@@ -106,5 +106,5 @@ def _one_asks(rank: int, size: int) -> None:
     comm.close()
 
 
-def test_who_asks_alone_is_named(ranks: Pool) -> None:
+def test_a_rank_that_alone_sets_accumulate_is_named(ranks: Pool) -> None:
     ranks(2).run(_one_asks)

@@ -199,7 +199,7 @@ def _refused(rank: int, size: int) -> None:
         assert torch.equal(x, summed(size))
 
 
-def test_what_does_not_exist_is_refused(ranks: Pool) -> None:
+def test_unknown_algorithms_are_refused(ranks: Pool) -> None:
     ranks(2).run(_refused)
 
 

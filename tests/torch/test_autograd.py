@@ -31,7 +31,7 @@ def _as_torch(rank: int, size: int, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["plain", "no_grad", "inference_mode", "leaf that requires grad"])
-def test_as_torch_distributed(ranks: Pool, how: str) -> None:
+def test_gradients_equal_those_of_torch_distributed(ranks: Pool, how: str) -> None:
     ranks(2).run(_as_torch, how)
 
 
@@ -125,5 +125,5 @@ def _data_parallel(rank: int, size: int) -> None:
         torch.testing.assert_close(mine, theirs)
 
 
-def test_as_the_hook_of_distributed_data_parallel(ranks: Pool) -> None:
+def test_the_hook_of_distributed_data_parallel_works(ranks: Pool) -> None:
     ranks(2).run(_data_parallel)

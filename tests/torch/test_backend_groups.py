@@ -219,7 +219,7 @@ def _about(rank: int, size: int) -> None:
 
 
 @grid(2)
-def test_what_a_group_says_of_itself(ranks: Pool, hosts: str) -> None:
+def test_a_group_describes_itself(ranks: Pool, hosts: str) -> None:
     ranks(hosts).run(_about)
 
 

@@ -151,7 +151,7 @@ def test_a_group_is_not_reconfigured(ranks: Pool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*not be part of")
-def _stranger(rank: int, size: int) -> None:
+def _call_in_foreign_group(rank: int, size: int) -> None:
     """torch warns, and calls no backend."""
     group = dist.new_group([0], backend="ringkern")
     x = torch.full((3,), rank + 1.0)
@@ -162,7 +162,7 @@ def _stranger(rank: int, size: int) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_rank_that_is_not_in_the_group(ranks: Pool) -> None:
-    ranks(2).run(_stranger)
+    ranks(2).run(_call_in_foreign_group)
 
 
 # ---- the others ---------------------------------------------------------------------------------

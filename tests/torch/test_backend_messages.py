@@ -74,7 +74,7 @@ def _one_after_the_other(rank: int, size: int) -> None:
 
 
 @grid(2)
-def test_what_is_received_later_is_kept(ranks: Pool, hosts: str) -> None:
+def test_messages_are_kept_until_received(ranks: Pool, hosts: str) -> None:
     ranks(hosts).run(_one_after_the_other)
 
 

@@ -190,7 +190,7 @@ def _refused_in_a_graph(rank: int, size: int) -> None:
     assert torch.equal(weight.detach(), torch.full((5,), float(size)))
 
 
-def test_what_cannot_be_compiled_says_so(ranks: Pool) -> None:
+def test_a_call_that_cannot_be_compiled_is_an_error(ranks: Pool) -> None:
     ranks(2).run(_refused_in_a_graph)
 
 
@@ -218,7 +218,7 @@ def _runs_outside_the_graph(rank: int, size: int) -> None:
         torch.compile(lambda x: ringkern.ring_all_reduce(x, "sum"), backend="eager")(values(rank))
 
 
-def test_what_a_graph_cannot_hold_runs_outside(ranks: Pool) -> None:
+def test_calls_that_a_graph_cannot_hold_run_outside(ranks: Pool) -> None:
     ranks(2).run(_runs_outside_the_graph)
 
 

@@ -95,5 +95,5 @@ def test_the_end_of_a_group(two_ranks: Scenario, tmp_path: Path, aborts: bool) -
     two_ranks("ends")
 
 
-def test_what_only_nccl_has(two_ranks: Scenario) -> None:
+def test_methods_that_only_nccl_has_are_absent(two_ranks: Scenario) -> None:
     two_ranks("lacks")

@@ -136,7 +136,7 @@ def _refused(rank: int, size: int) -> None:
     assert torch.equal(x, torch.full((10,), float(size)))
 
 
-def test_what_is_refused(ranks: Pool) -> None:
+def test_conflicting_deterministic_options_are_refused(ranks: Pool) -> None:
     ranks(2).run(_refused)
 
 

@@ -75,7 +75,7 @@ def test_nothing_is_written_that_nobody_asked_for(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_dump_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
         ringkern.dump(tmp_path / "file")

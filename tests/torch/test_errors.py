@@ -57,7 +57,7 @@ def test_the_family() -> None:
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_what_is_known_of_it_is_kept(cls: type[RingKernError]) -> None:
+def test_errors_keep_their_facts_when_copied(cls: type[RingKernError]) -> None:
     error = cls("something happened")
     assert (error.rank, error.seq, error.phase) == (None, None, None)
     error.rank, error.seq, error.phase = 2, 1 << 63, "waited"

@@ -113,7 +113,7 @@ ASKED: list[dict[str, str]] = [
 
 
 @pytest.mark.parametrize("asked", ASKED, ids=str)
-def test_what_is_asked_for_is_what_is_explained(asked: dict[str, str]) -> None:
+def test_the_explanation_follows_the_request(asked: dict[str, str]) -> None:
     lists = tables.table("cpu", 2)
     wish = {name: text for name, text in asked.items() if name in ("algorithm", "protocol")}
     for nbytes in SIZES:
@@ -147,7 +147,7 @@ def test_wider_floats_are_accumulated_as_they_are() -> None:
     assert why(asked) == why(plain)
 
 
-def test_what_the_device_does_not_have_is_refused_as_by_a_call() -> None:
+def test_explain_refuses_the_same_options_as_a_call() -> None:
     with pytest.raises(ValueError, match="'two_shot' does not run over protocol 'll' on cpu"):
         explain.explain("cpu", 2, 8, algorithm="two_shot", protocol="ll")
     with pytest.raises(ValueError, match="leave algorithm and protocol to auto"):
@@ -253,7 +253,7 @@ def test_times_are_those_of_the_costs(tuned: None) -> None:
     assert "with 2 ranks" in found.source
 
 
-def test_what_a_candidate_lacks(tuned: None) -> None:
+def test_each_candidate_has_its_reason(tuned: None) -> None:
     found = why(explain.explain("cpu", 2, 1 << 22))
     assert found["two_shot/simple"] == "slower"
     assert found["two_shot/ll"] == "cpu has no two_shot over ll"
@@ -347,7 +347,7 @@ def arguments(*given: str) -> argparse.Namespace:
     return parser.parse_args(given)
 
 
-def test_as_text(tuned: None) -> None:
+def test_an_explanation_prints_as_text(tuned: None) -> None:
     lines = str(explain.explain("cpu", 2, 128 << 10)).splitlines()
     assert lines[0] == "all_reduce of 128KB float32, 2 ranks on cpu: two_shot/simple"
     assert lines[1].startswith("  chosen     by ")
@@ -364,7 +364,7 @@ def test_as_text(tuned: None) -> None:
     assert f"; by {tables.source('cpu', 2)}\n" in asked
 
 
-def test_as_data() -> None:
+def test_an_explanation_converts_to_json() -> None:
     for device in tables.DEVICES:
         found = explain.explain(device, 2, 1 << 20).as_dict()
         again = json.loads(json.dumps(found, allow_nan=False))
@@ -373,7 +373,7 @@ def test_as_data() -> None:
         assert again["nbytes"] == 1 << 20
 
 
-def test_as_a_picture(tuned: None, tmp_path: Path) -> None:
+def test_an_explanation_draws_a_picture(tuned: None, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     found = explain.explain("cpu", 2, 1 << 20)
     draw_explanation(found, tmp_path / "ways.svg")
@@ -415,7 +415,7 @@ def test_all_sizes_at_a_glance(tuned: None, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_what_the_readme_says_of_the_shipped_choice(ranks: int) -> None:
+def test_the_readme_agrees_with_the_shipped_choice(ranks: int) -> None:
     """Between CPU ranks of one host no all-reduce goes round the ring; the other collectives do.
 
     Uses the default figures; another processor may have figures of its own.

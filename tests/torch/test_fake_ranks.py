@@ -42,7 +42,7 @@ def _run(
         assert rank["status"] == 0, rank["stderr"]
 
 
-def test_these_are_all_ways_on_cuda() -> None:
+def test_all_ways_on_cuda_are_tested() -> None:
     assert sorted(WAYS) == sorted(_C.ways_on("cuda"))
 
 
@@ -133,7 +133,7 @@ def test_a_replay_without_its_peer(scenarios: Scenario, tmp_path: Path) -> None:
     _run(scenarios, 2, tmp_path, [Call("ring", "ll", "float32", 2000)], "lonely_replay")
 
 
-def test_what_cuda_refuses(scenarios: Scenario, tmp_path: Path) -> None:
+def test_a_call_that_cuda_refuses_is_an_error(scenarios: Scenario, tmp_path: Path) -> None:
     _run(scenarios, 2, tmp_path, [Call("ring", "ll", "float32", 2000)], "refused")
 
 

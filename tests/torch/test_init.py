@@ -149,7 +149,7 @@ def test_mpiexec(script: Path, tmp_path: Path) -> None:
         (MPICH | {"MPI_LOCALNRANKS": "1", "MASTER_PORT": "29500"}, "no MASTER_ADDR"),
     ],
 )
-def test_what_does_not_fit_is_said(
+def test_missing_or_wrong_variables_are_named(
     variables: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in NONE:
@@ -180,7 +180,7 @@ def test_each_group_has_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.Mo
     assert os.environ["LOCAL_RANK"] == "1"
 
 
-def test_what_it_finds_is_not_given() -> None:
+def test_an_argument_that_init_finds_is_refused() -> None:
     with pytest.raises(TypeError, match=r"ringkern\.init finds rank itself"):
         ringkern.init(rank=0)
 

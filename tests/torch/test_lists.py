@@ -45,7 +45,7 @@ def test_the_ways_of_the_gpu_benchmark_are_all() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_what_is_there_is_what_is_chosen(device: str) -> None:
+def test_every_possible_request_is_granted(device: str) -> None:
     """Every request that some way fulfils is granted, and no other."""
     lists = {name: [(1 << 62, "ring", "simple")] for name in _C.lists}
     for algorithm, protocol, in_rank_order, wide in itertools.product(

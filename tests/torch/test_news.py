@@ -87,7 +87,7 @@ class Looks(Listener):
         super().emit(record)
 
 
-def test_who_hears_of_a_failure_finds_it_recorded() -> None:
+def test_a_logged_failure_is_already_recorded() -> None:
     with Looks() as looks:
         for i in range(200):
             communicator = alone(f"look {i}")

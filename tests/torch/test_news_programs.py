@@ -33,7 +33,7 @@ def program(text: str, first: str = "") -> subprocess.CompletedProcess[str]:
     return forked.run(BEGIN + first + THEN + text)
 
 
-def test_there_is_none_before_it_is_needed() -> None:
+def test_the_thread_starts_with_the_first_communicator() -> None:
     done = program("""
 print(news())
 communicator = alone()
@@ -54,7 +54,7 @@ dist.destroy_process_group()
     assert (done.returncode, done.stdout) == (0, f"1\n{ {ring['name']: ring} }\n"), done.stderr
 
 
-def test_what_is_said_last_is_told_before_the_end() -> None:
+def test_the_last_event_is_logged_before_the_end() -> None:
     done = program("""
 logging.getLogger("ringkern").addFilter(slowly)
 communicator = alone()
@@ -66,7 +66,7 @@ communicator.abort("no more of it")
     )
 
 
-def test_what_a_forked_process_says_last_is_told_too() -> None:
+def test_the_last_event_of_a_forked_process_is_logged() -> None:
     """A process of multiprocessing, whose end differs from a program's."""
     done = program("""
 import multiprocessing
@@ -83,7 +83,7 @@ print(process.exitcode)
     assert "no more of it" in done.stderr
 
 
-def test_what_a_spawned_process_says_last_is_told_too() -> None:
+def test_the_last_event_of_a_spawned_process_is_logged() -> None:
     """A process of multiprocessing, which ends first like a forked one, and then like a program."""
     done = program("""
 import multiprocessing.util
@@ -99,7 +99,7 @@ print(news())
     assert "no more of it" in done.stderr
 
 
-def test_it_ends_also_where_closing_fails() -> None:
+def test_the_thread_ends_where_closing_fails() -> None:
     done = program("""
 class Broken:
     @property

@@ -226,7 +226,7 @@ def _others(rank: int, size: int) -> None:
     assert torch.equal(torch.from_numpy(array), summed(size))
 
 
-def test_what_is_not_ordinary_takes_the_long_way(ranks: Pool) -> None:
+def test_unusual_calls_take_the_general_path(ranks: Pool) -> None:
     ranks(2).run(_others)
 
 
@@ -621,6 +621,6 @@ def _quick_in_an_environment(rank: int, size: int, field: str, value: str) -> li
         ("accumulate", "float32"),
     ],
 )
-def test_what_the_environment_asks_for_is_not_quick(ranks: Pool, field: str, value: str) -> None:
+def test_environment_options_take_the_general_path(ranks: Pool, field: str, value: str) -> None:
     """The quick path ignores the environment."""
     assert ranks(2).run(_quick_in_an_environment, field, value) == [[False, True]] * 2

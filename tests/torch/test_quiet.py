@@ -27,11 +27,13 @@ pytestmark = pytest.mark.alone
         ),
     ],
 )
-def test_what_disturbs(after: quiet.Used, turns_us: list[list[float]], expected: list[str]) -> None:
+def test_disturbances_are_found(
+    after: quiet.Used, turns_us: list[list[float]], expected: list[str]
+) -> None:
     assert quiet.disturbances(quiet.Used(0, 0, 0, 0), after, turns_us) == expected
 
 
-def test_what_has_been_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_used_cpu_time_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 3})
     file = tmp_path / "stat"
     file.write_text("cpu 9 9\ncpu0 900 0 0 0 0 0 0 0 0 0\n" + "".join(

@@ -124,7 +124,7 @@ def test_rings_of_one_name_are_told_apart() -> None:
     assert list(record["pg_config"]) == ["ringkern/0/cpu", "ringkern/0/cuda", "ringkern/0/cpu #2"]
 
 
-def test_whose_rings_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_record_lists_the_ranks_of_each_ring(monkeypatch: pytest.MonkeyPatch) -> None:
     """Includes rings that torch does not know, such as one over a store, or one within each
     process.
     """

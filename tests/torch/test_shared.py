@@ -19,7 +19,7 @@ from tests.torch.rings import any_bits, bytes_of, ring
 pytestmark = pytest.mark.quick
 
 
-def test_they_are_ordinary_tensors() -> None:
+def test_shared_tensors_are_ordinary_tensors() -> None:
     for shape in ((), (0,), (3,), (2, 3, 5), (1000, 1000)):
         for make in (ringkern.empty, ringkern.zeros):
             x = make(*shape) if shape else make(())

@@ -179,7 +179,7 @@ def test_ctrl_c_ends_a_call_that_waits(pool: Ranks, name: str) -> None:
     _check(pool.run(_interrupted, name, signal.SIGINT), name, "KeyboardInterrupt")
 
 
-def test_what_a_handler_raises_ends_a_call_that_waits(pool: Ranks) -> None:
+def test_an_exception_of_a_handler_ends_a_waiting_call(pool: Ranks) -> None:
     said = pool.run(_interrupted, "ring_all_reduce", signal.SIGUSR1)
     _check(said, "ring_all_reduce", "Stopped: as asked")
 

@@ -32,7 +32,7 @@ def test_every_public_name_has_a_row_or_a_reason() -> None:
     assert names.problems(rows.ROWS) == []
 
 
-def test_what_is_said_of_nccl_is_in_the_docstrings() -> None:
+def test_statements_on_nccl_are_in_the_docstrings() -> None:
     as_documented()
     assert nccl.problems(rows.ROWS) == []
 

@@ -105,7 +105,7 @@ def test_noise_is_not_followed() -> None:
 
 
 @given(st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=26))
-def test_whatever_was_measured_there_is_a_cost(times: list[float]) -> None:
+def test_any_measurement_gives_a_cost(times: list[float]) -> None:
     points = list(zip(SIZES, times))
     found = fit.fit(points, DIRECT[0], "all_reduce", 2, base_us=0.1, bounds=(48 << 10, 1 << 20))
     assert found.base_us <= min(times)
@@ -139,7 +139,7 @@ def made_up() -> Trials:
     return found
 
 
-def test_what_other_programs_did_does_not_count() -> None:
+def test_disturbed_measurements_do_not_count() -> None:
     found = made_up()
     measured, fits = tune.fitted(found, 2, tunings.MACHINE.caches, "a command")
     assert max(one.errors.worst for one in fits) < 0.05
@@ -301,7 +301,7 @@ def test_bad_arguments(given: list[str], said: str, capsys: pytest.CaptureFixtur
     assert said in capsys.readouterr().err
 
 
-def test_what_cannot_be_is_said_before_anything_is_measured(
+def test_bad_options_are_refused_before_measuring(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "launch", lambda *_: pytest.fail("ranks were started"))
@@ -340,9 +340,7 @@ if __name__ == "__main__":
 """
 
 
-def test_it_measures_and_the_next_program_knows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_program_uses_a_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small tuning: its values are not checked, only that it is measured, kept and used."""
     pytest.importorskip("matplotlib")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

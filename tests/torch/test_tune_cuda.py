@@ -95,7 +95,7 @@ def test_the_ways_are_those_of_the_extension() -> None:
     assert ways_of("all_gather", "cuda") == RING
 
 
-def test_what_takes_no_ring_has_the_lines_of_the_ring_on_cuda() -> None:
+def test_direct_algorithms_on_cuda_use_the_lines_of_the_ring() -> None:
     """Lines of 16 bytes, half of them flags; a CPU's have 64 bytes with a flag of 8."""
     way = Way("two_shot", "ll")
     assert wire_bytes(way, "all_reduce", 4, 1000, "cuda") == 1000 * 1.5 * 2
@@ -322,7 +322,7 @@ def test_every_way_has_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert second == first[::-1], "nobody is always the first"
 
 
-def test_it_keeps_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tuning_keeps_to_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """With little time there are fewer turns at each size, and then no larger sizes."""
     machine = Machine(8)
     found = machine.contest(monkeypatch, 1.2)
@@ -463,7 +463,7 @@ def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
             tune.run(arguments())
 
 
-def test_it_measures_and_keeps(
+def test_tuning_keeps_its_measurements(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = []

@@ -146,7 +146,7 @@ def test_a_small_gain_over_a_short_range_makes_no_row() -> None:
     assert [protocol for *_, protocol in rows] == ["simple", "ll", "simple"]
 
 
-def test_of_equal_ways_the_first() -> None:
+def test_the_first_of_equal_ways_is_taken() -> None:
     times = {way: _constant(2.0) for way in (RING[1], RING[0])}
     assert tables.rows_of(times) == [(ANY_SIZE, "ring", "ll")]
 
@@ -352,7 +352,7 @@ def test_an_error_has_the_place_and_what_is_accepted(text: str, said: str) -> No
         parse(text)
 
 
-def test_what_is_in_its_place_is_no_file(folder: Path) -> None:
+def test_a_fifo_or_folder_in_place_of_the_file_is_a_warning(folder: Path) -> None:
     folder.mkdir()
     path = cache.file_of(HERE)
     os.mkfifo(path)  # a FIFO without a writer: opening it would block forever
@@ -371,7 +371,7 @@ def test_what_is_in_its_place_is_no_file(folder: Path) -> None:
         tables.table("cpu", 2)
 
 
-def test_what_is_good_is_not_warned_about(folder: Path) -> None:
+def test_a_good_file_gives_no_warning(folder: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         tables.table("cpu", 2)
@@ -382,7 +382,7 @@ def test_what_is_good_is_not_warned_about(folder: Path) -> None:
 CPUS = sorted(set(cache.SHIPPED.iterdir()) - {cache.PREDICTED})
 
 
-def test_what_was_written_is_what_is_read() -> None:
+def test_a_written_tuning_is_read_unchanged() -> None:
     tuning = tunings.tuning(2, 5, 9)
     again = parse(dump(tuning))
     assert dump(again) == dump(tuning)
@@ -400,7 +400,7 @@ def test_what_was_written_is_what_is_read() -> None:
 
 
 @pytest.mark.parametrize("file", CPUS, ids=lambda file: file.stem)
-def test_what_is_shipped(file: Path) -> None:
+def test_shipped_tables_name_their_machine(file: Path) -> None:
     """Each table names its machine, the command and the date, and covers ranks with and without
     cores.
     """
@@ -445,7 +445,7 @@ def test_the_likest_processor_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path
     tables.forget()
 
 
-def test_it_is_read_without_torch() -> None:
+def test_the_default_is_read_without_torch() -> None:
     program = (
         "import sys, types, pathlib\n"
         "package = types.ModuleType('ringkern')\n"  # without its __init__, which needs torch
@@ -463,7 +463,7 @@ def test_it_is_read_without_torch() -> None:
 # ---- writing ------------------------------------------------------------------------------------
 
 
-def test_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_is_in_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     assert cache.file_of(MACHINE) == Path(f"/somewhere/ringkern/tuning-{MACHINE.id}.json")
     for unset in ("", "here"):  # a relative path is ignored
@@ -484,7 +484,7 @@ def test_each_machine_has_a_name_of_its_own() -> None:
     assert replace(MACHINE).id == MACHINE.id
 
 
-def test_what_a_machine_is(tmp_path: Path) -> None:
+def test_a_machine_is_its_cpu_caches_and_gpus(tmp_path: Path) -> None:
     levels = {0: ("1", "Data", "48K"), 1: ("1", "Instruction", "32K"), 2: ("2", "Unified", "2M")}
     for index, texts in levels.items():
         place = tmp_path / f"sys/devices/system/cpu/cpu0/cache/index{index}"
@@ -512,7 +512,7 @@ def test_a_file_is_its_owners_alone(tmp_path: Path) -> None:
     assert [p.name for p in path.parent.iterdir()] == ["file.json"]
 
 
-def test_whoever_reads_has_all_of_one_file(tmp_path: Path) -> None:
+def test_a_reader_gets_one_whole_file(tmp_path: Path) -> None:
     path = tmp_path / "file.json"
     some = [tunings.tuning(2), tunings.tuning(2, 3, 4, 5, 6)]
     cache.write(path, some[0])

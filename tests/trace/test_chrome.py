@@ -77,7 +77,7 @@ def test_an_arrow_never_points_back() -> None:
         assert a["ts"] <= b["ts"]
 
 
-def test_what_was_traced_is_said() -> None:
+def test_the_trace_states_call_ranks_and_unit() -> None:
     data = chrome_trace(made(3))
     assert data["displayTimeUnit"] == "ns"
     assert data["otherData"]["collective"] == "all_reduce"

@@ -152,7 +152,7 @@ def test_text_of_a_trace_is_text(context: Any, tmp_path: Path) -> None:
     assert shown.complaints == []
 
 
-def test_of_very_many_loops_the_first_are_there(
+def test_the_page_holds_the_first_of_many_loops(
     context: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ringkern.tools.trace.page.MOST_EVENTS", 100)

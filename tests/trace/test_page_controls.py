@@ -34,7 +34,7 @@ def test_play_goes_on_step_by_step_to_the_end(context: Any, tmp_path: Path) -> N
     assert shown.complaints == []
 
 
-def test_what_moves_goes_from_its_sender_to_halfway(context: Any, tmp_path: Path) -> None:
+def test_moving_data_goes_from_its_sender_to_halfway(context: Any, tmp_path: Path) -> None:
     shown = Shown(context, written(synthetic.make(4), tmp_path), clock=True)
     place = (
         "() => [...document.querySelectorAll('.token')].map((node) =>"

@@ -77,7 +77,7 @@ def test_every_verb_of_every_rank(ranks: Pool, size: int, protocol: str) -> None
             assert trace.next(sent.rank) == received.rank
 
 
-def test_what_is_noted_beside_the_events(ranks: Pool) -> None:
+def test_a_recording_notes_call_machine_and_command(ranks: Pool) -> None:
     asked = {"protocol": "auto", "dtype": "bfloat16", "repeats": 1, "command": "a command"}
     trace = recorded(ranks, 2, 1001, **asked)
     assert (trace.protocol, trace.dtype, trace.count) == ("simple", "bfloat16", 500)
@@ -104,7 +104,7 @@ def _late(rank: int, size: int) -> list[_C.TimedRow]:
     return c.record_all_reduce(x, "simple")
 
 
-def test_who_comes_late_is_waited_for(ranks: Pool) -> None:
+def test_ranks_wait_for_a_late_rank(ranks: Pool) -> None:
     """Rank 2 waits for the data of the late rank. A tenth of the delay is enough: the others may
     come late as well.
     """
@@ -344,7 +344,7 @@ def test_aligning_depends_on_no_clock(ranks: Pool) -> None:
         ]
 
 
-def test_what_moves_nothing_is_left_as_it_is() -> None:
+def test_a_trace_without_data_is_left_as_it_is() -> None:
     events = tuple(replace(e, count=0) for e in made().events)
     empty = replace(made(), protocol="ll", events=events)
     assert align(empty) is empty

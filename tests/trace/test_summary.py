@@ -11,7 +11,7 @@ from ringkern.tools.trace.summary import Waits, circumstances, say_ns, summarize
 from tests.trace import synthetic
 
 
-def test_who_is_late_waits_for_nobody() -> None:
+def test_a_late_rank_waits_for_no_rank() -> None:
     """A wait that continues after prev is done is not caused by prev."""
     trace = synthetic.make(4)
     before = waits(trace, trace.of(2)[-1])
@@ -50,7 +50,7 @@ def test_shares_add_up() -> None:
     assert found.slowest == 1
 
 
-def test_it_says_where_the_waiting_comes_from() -> None:
+def test_the_summary_names_the_cause_of_the_waiting() -> None:
     trace = synthetic.make(4)
     assert summarize(trace).reason() == "Rank 1 worked longest."
     late = summarize(synthetic.asleep(trace, 2, 50_000))

@@ -86,7 +86,7 @@ def test_each_verb_has_its_bar_to_scale(trace: Trace, tmp_path: Path) -> None:
     assert sorted(rows, key=lambda row: rows[row].pop()) == order
 
 
-def test_it_says_what_it_is(tmp_path: Path) -> None:
+def test_the_timeline_states_call_machine_and_cause(tmp_path: Path) -> None:
     trace = synthetic.make(4)
     said = texts(drawn(trace, tmp_path))
     for text in (
@@ -100,7 +100,7 @@ def test_it_says_what_it_is(tmp_path: Path) -> None:
     assert "waits for a free slot" not in said, "nobody did"
 
 
-def test_of_many_loops_the_first_or_those_asked_for(tmp_path: Path) -> None:
+def test_the_timeline_shows_the_first_or_the_requested_loops(tmp_path: Path) -> None:
     trace = synthetic.make(4, 100_000, slot_bytes=2048)
     assert trace.loops > BARS_A_ROW // 7
     root = drawn(trace, tmp_path)
@@ -115,7 +115,7 @@ def test_of_many_loops_the_first_or_those_asked_for(tmp_path: Path) -> None:
     assert max(right for _, right, _ in found.values()) > 500  # they have all of the width
 
 
-def test_of_many_channels_as_many_as_there_is_room_for() -> None:
+def test_the_timeline_shows_the_channels_that_fit() -> None:
     window = Window.of(synthetic.make(8, channels=16))
     assert window.channels == 8
     assert window.text(synthetic.make(8, channels=16)) == "channels 0 to 7 of 0 to 15"

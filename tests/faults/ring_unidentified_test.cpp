@@ -24,7 +24,7 @@ void publish(Store& store, const std::string& ring, int rank, const Address& add
 }
 
 // Sends it to a rank, lets the other ranks of the ring come, and is disconnected without an answer.
-void knock_in_vain(Store& store, const Address& at, const Hello& hello) {
+void be_disconnected(Store& store, const Address& at, const Hello& hello) {
   const auto socket = connect_to(socket_name(at.socket));
   REQUIRE(socket.has_value());
   send_message(*socket, to_bytes(hello));  // kept for the rank until it listens
@@ -66,7 +66,7 @@ TEST_CASE("another user who connects is refused") {
       [&] {
         become_nobody();
         const Address zero = address_in(store, "ring", 0);
-        knock_in_vain(store, zero, my_hello(some_terms(), zero.session, 2, 1, 0));
+        be_disconnected(store, zero, my_hello(some_terms(), zero.session, 2, 1, 0));
       },
       30);
   check_ring_is_made(store, "ring");
@@ -111,7 +111,7 @@ TEST_CASE("a replayed greeting is refused") {
       [&] {
         const Address zero = address_in(store, "second", 0);
         CHECK(!equal(zero.session, replayed));
-        knock_in_vain(store, zero, my_hello(some_terms(), replayed, 2, 1, 0));
+        be_disconnected(store, zero, my_hello(some_terms(), replayed, 2, 1, 0));
       },
       30);
   check_ring_is_made(store, "second");
