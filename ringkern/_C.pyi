@@ -87,7 +87,7 @@ def make_backend(
     host_of: list[int] = [],
     host_names: list[str] = [],
     engine: Callable[[str, list[int]], Backend] | None = None,
-    crossings: dict[str, tuple[int, int, bool]] = {},
+    inter_host_costs: dict[str, tuple[int, int, bool]] = {},
 ) -> dist.distributed_c10d.Backend: ...
 def this_process() -> tuple[int, int]: ...
 def find_gone(roster: Roster, left: Callable[[], str]) -> tuple[int, str] | None: ...
@@ -161,7 +161,7 @@ class Stages:
         rails: int,
         hosts: int,
         inside: bool,
-        crossing: tuple[int, int, bool],
+        inter_host_cost: tuple[int, int, bool],
     ) -> None: ...
     @property
     def rails(self) -> int: ...
@@ -241,7 +241,7 @@ class HostsCommunicator(Runner):
         host_names: list[str],
         timeout_s: float,
         engine: Callable[[str, list[int]], Backend],
-        crossings: dict[str, tuple[int, int, bool]] = {},
+        inter_host_costs: dict[str, tuple[int, int, bool]] = {},
     ) -> None: ...
 
 class LocalRing:

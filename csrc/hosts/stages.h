@@ -28,7 +28,7 @@ struct InterHostCost {
   int64_t rail_bytes = 3 << 19;
   // Every stage repeats the steps, and all stages together save at most the time of the ring inside
   // one host. So the bytes that justify n stages grow with n squared: n * n times this, per step.
-  int64_t piece_bytes = 1 << 20;
+  int64_t stage_bytes = 1 << 20;
   bool tree = false;  // the engine takes about log2(hosts) steps instead of one per host
 };
 
@@ -50,17 +50,17 @@ struct Stages {
 
   // `most_rails`: ranks of the smallest host. `inside`: some host has several ranks.
   static constexpr Stages make(int64_t count, int element_bytes, int most_rails, int hosts,
-                               bool inside, const InterHostCost& crossing) {
+                               bool inside, const InterHostCost& cost) {
     Stages p;
     const int64_t bytes = count * element_bytes;
     p.count = count;
-    p.rails = bytes < most_rails * hosts * crossing.rail_bytes ? 1 : most_rails;
+    p.rails = bytes < most_rails * hosts * cost.rail_bytes ? 1 : most_rails;
     p.whole = count / p.rails * p.rails;
     if (p.whole == 0) return p;
     const int64_t each = p.whole / p.rails;  // elements per rail
-    const int64_t pieces = inside ? number_for(bytes, hosts, crossing) : 1;
+    const int64_t stages = inside ? number_for(bytes, hosts, cost) : 1;
     const int64_t grain = kGrainBytes / element_bytes;
-    p.shard = (each + pieces - 1) / pieces;
+    p.shard = (each + stages - 1) / stages;
     p.shard = (p.shard + grain - 1) / grain * grain;
     p.long_stages = (each + p.shard - 1) / p.shard;
     return p;
@@ -71,20 +71,20 @@ struct Stages {
   constexpr bool has_rest() const { return whole < count; }
   constexpr int64_t number() const { return long_stages + (has_rest() ? 1 : 0); }
 
-  constexpr Stage piece(int64_t i) const {
+  constexpr Stage at(int64_t i) const {
     if (has_rest() && i-- == 0) return {whole, count - whole, 1};
     const int64_t offset = i * shard * rails, left = whole - offset;
     return {offset, left < shard * rails ? left / rails : shard, rails};
   }
 
  private:
-  static constexpr int64_t number_for(int64_t bytes, int hosts, const InterHostCost& crossing) {
+  static constexpr int64_t number_for(int64_t bytes, int hosts, const InterHostCost& cost) {
     // Steps of one call between hosts.
     int64_t steps = hosts;
-    if (crossing.tree)
+    if (cost.tree)
       for (steps = 0; hosts >> steps > 0;) ++steps;
     int64_t n = 1;
-    while (n < kMost && (n + 1) * (n + 1) * steps * crossing.piece_bytes <= bytes) ++n;
+    while (n < kMost && (n + 1) * (n + 1) * steps * cost.stage_bytes <= bytes) ++n;
     return n;
   }
 };

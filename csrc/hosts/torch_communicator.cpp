@@ -28,9 +28,9 @@ thread_local const HostsCommunicator* hosts_calling_back = nullptr;
 
 HostsCommunicator::HostsCommunicator(const c10::intrusive_ptr<c10d::Store>& store,
                                      const std::string& name, Hosts hosts, double timeout_s,
-                                     py::object make_engine, const InterHostCosts& crossings)
+                                     py::object make_engine, const InterHostCosts& inter_host_costs)
     : hosts_(std::move(hosts)), name_(name), timeout_(milliseconds(timeout_s)),
-      inter_host_costs_(crossings), make_engine_(std::move(make_engine)),
+      inter_host_costs_(inter_host_costs), make_engine_(std::move(make_engine)),
       inner_(inner_over(store, timeout_s)), store_(store), prefix_(prefix_in(store)),
       channel_(connector(store), prefix_, hosts_,
                // A wait inside this host, as for a rank that is late, asks no other host.
@@ -229,11 +229,11 @@ WorkPtr HostsCommunicator::submit(Call call, const CallOptions& options) {
 }
 
 WorkPtr HostsCommunicator::submit_uninterrupted(Call call, const CallOptions& options) {
-  const Wish& wish = options.wish;
+  const Request& request = options.request;
   const Milliseconds timeout = options.timeout;
   for (const Prepared& prepared : call.tasks) {
     Task tried = prepared.task;  // what cannot be is told before anything is sent
-    choose_way(tried, wish, call.device.type());
+    choose_way(tried, request, call.device.type());
   }
   const Callers::Scope no_gil(callers_);
   check_callable();
@@ -244,9 +244,9 @@ WorkPtr HostsCommunicator::submit_uninterrupted(Call call, const CallOptions& op
     work->abort_by(aborter());
     auto error = std::make_shared<std::exception_ptr>();
     worker_->post(
-        [this, tasks, wish, timeout, error] {
+        [this, tasks, request, timeout, error] {
           try {
-            run_tasks(tasks, wish, timeout);
+            run_tasks(tasks, request, timeout);
           } catch (...) {
             *error = std::current_exception();
           }
@@ -267,19 +267,19 @@ WorkPtr HostsCommunicator::submit_uninterrupted(Call call, const CallOptions& op
   const c10::OptionalStreamGuard stream_guard(options.stream);
   const c10::OptionalDeviceGuard device_guard(on.is_cpu() ? std::nullopt : std::optional(on));
   worker_->drain();  // asynchronous calls came first
-  run_tasks(tasks, wish, timeout);
+  run_tasks(tasks, request, timeout);
   if (!on.is_cpu()) inner_->follow(*work, on);
   work->end_part(nullptr);
   if (!options.has_work) return nullptr;
   return work;
 }
 
-void HostsCommunicator::run_tasks(const std::vector<Prepared>& tasks, const Wish& wish,
+void HostsCommunicator::run_tasks(const std::vector<Prepared>& tasks, const Request& request,
                                   Milliseconds timeout) {
   const auto turn = lock_and_look_out(turn_);
   check_callable();  // what came before may have failed
   try {
-    for (const Prepared& task : tasks) run_task(task, wish, timeout);
+    for (const Prepared& task : tasks) run_task(task, request, timeout);
   } catch (const UsageError&) {
     throw;  // of this rank alone
   } catch (...) {
@@ -287,14 +287,15 @@ void HostsCommunicator::run_tasks(const std::vector<Prepared>& tasks, const Wish
   }
 }
 
-void HostsCommunicator::run_task(const Prepared& prepared, const Wish& wish, Milliseconds timeout) {
-  const CallWords words = words_between_hosts(prepared.task, wish);
+void HostsCommunicator::run_task(const Prepared& prepared, const Request& request,
+                                 Milliseconds timeout) {
+  const CallWords words = words_between_hosts(prepared.task, request);
   now_.device = prepared.device;
   now_.timeout = timeout.count() > 0 ? timeout : timeout_;
   if (seq_ == 0) now_.timeout = roster_.left_of(now_.timeout);
   now_.since = Clock::now();
   now_.call = {++seq_, words};
-  const auto inside = [&](Task step, const Wish& how) {
+  const auto inside = [&](Task step, const Request& how) {
     step.part_of = words;
     inner_->run(prepared.device, step, how, now_.timeout);
   };
@@ -307,16 +308,16 @@ void HostsCommunicator::run_task(const Prepared& prepared, const Wish& wish, Mil
                                     [&]() -> Engine& { return between(false); },
                                     [&]() -> Engine& { return between(true); }};
   const StoreChannel::Listening listening(channel_, now_.call);
-  HierarchicalTask(ways, prepared, wish).run();
+  HierarchicalTask(ways, prepared, request).run();
 }
 
 // Leaves out how a call goes inside a host. Small floats may cross as float32, and may be combined
 // in the order of the ranks, which takes another algorithm: the hosts compare both.
-CallWords HostsCommunicator::words_between_hosts(const Task& task, const Wish& wish) {
+CallWords HostsCommunicator::words_between_hosts(const Task& task, const Request& request) {
   Reduction reduction = task.reduction;
   const bool all_reduce = task.collective == Collective::all_reduce;
-  reduction.wide = all_reduce && wish.wide && reduction.can_be_wide();
-  const bool in_order = all_reduce && wish.in_rank_order;
+  reduction.wide = all_reduce && request.wide && reduction.can_be_wide();
+  const bool in_order = all_reduce && request.in_rank_order;
   CallWords words =
       words_of(task.collective, reduction, in_order ? Algorithm::two_shot : Algorithm::ring, {},
                task.root, task.count, task.moved);
@@ -327,8 +328,8 @@ CallWords HostsCommunicator::words_between_hosts(const Task& task, const Wish& w
 InterHostCost HostsCommunicator::inter_host_cost_on(c10::Device device) const {
   const auto found = inter_host_costs_.find(c10::DeviceTypeName(device.type(), true));
   if (found == inter_host_costs_.end()) return {};
-  const auto& [rail_bytes, piece_bytes, tree] = found->second;
-  return {rail_bytes, piece_bytes, tree};
+  const auto& [rail_bytes, stage_bytes, tree] = found->second;
+  return {rail_bytes, stage_bytes, tree};
 }
 
 // Tells if there is still something to wait for.
@@ -637,17 +638,18 @@ void HostsCommunicator::fail(std::exception_ptr error) {
 }
 
 void bind_hosts_communicator(py::module_& m) {
-  py::class_<HostsCommunicator, Runner>(m, "HostsCommunicator").def(
-      py::init([](const c10::intrusive_ptr<c10d::Store>& store, const std::string& name, int rank,
-                  std::vector<int> host_of, std::vector<std::string> host_names, double timeout_s,
-                  py::object engine, const HostsCommunicator::InterHostCosts& crossings) {
-        return std::make_unique<HostsCommunicator>(
-            store, name, Hosts(rank, std::move(host_of), std::move(host_names)), timeout_s,
-            std::move(engine), crossings);
-      }),
-      py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("host_of"), py::arg("host_names"),
-      py::arg("timeout_s"), py::arg("engine"),
-      py::arg("crossings") = HostsCommunicator::InterHostCosts());
+  py::class_<HostsCommunicator, Runner>(m, "HostsCommunicator")
+      .def(py::init([](const c10::intrusive_ptr<c10d::Store>& store, const std::string& name,
+                       int rank, std::vector<int> host_of, std::vector<std::string> host_names,
+                       double timeout_s, py::object engine,
+                       const HostsCommunicator::InterHostCosts& inter_host_costs) {
+             return std::make_unique<HostsCommunicator>(
+                 store, name, Hosts(rank, std::move(host_of), std::move(host_names)), timeout_s,
+                 std::move(engine), inter_host_costs);
+           }),
+           py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("host_of"),
+           py::arg("host_names"), py::arg("timeout_s"), py::arg("engine"),
+           py::arg("inter_host_costs") = HostsCommunicator::InterHostCosts());
 }
 
 }  // namespace ringkern::torch_ext

@@ -25,15 +25,15 @@ namespace ringkern::torch_ext {
 
 class HostsCommunicator final : public Runner {
  public:
-  // rail_bytes, piece_bytes and tree of a InterHostCost.
+  // rail_bytes, stage_bytes and tree of an InterHostCost.
   using InterHostCosts = std::map<std::string, std::tuple<int64_t, int64_t, bool>>;
 
   // `make_engine(device, ranks, watched)`: Python's; a backend over these ranks of the group.
-  // `watched(prefix, store)`: a store that stops waiting where a rank is gone. `crossings`:
-  // by kind of device; what is left out is as a InterHostCost is by default.
+  // `watched(prefix, store)`: a store that stops waiting where a rank is gone. `inter_host_costs`:
+  // by kind of device; what is left out is as an InterHostCost is by default.
   HostsCommunicator(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name,
                     Hosts hosts, double timeout_s, py::object make_engine,
-                    const InterHostCosts& crossings);
+                    const InterHostCosts& inter_host_costs);
 
   // The same as that of a TorchCommunicator, for the same reasons.
   ~HostsCommunicator() override;
@@ -53,10 +53,10 @@ class HostsCommunicator final : public Runner {
   std::pair<std::string, std::vector<std::string>> shared_memory() override {
     return inner_->shared_memory();
   }
-  at::Tensor sum_of(const at::Tensor& x, const Wish& wish, RowNorm*) override {
+  at::Tensor sum_of(const at::Tensor& x, const Request& request, RowNorm*) override {
     const at::AutoDispatchBelowADInplaceOrView guard;
     at::Tensor out = x.clone(at::MemoryFormat::Contiguous);
-    all_reduce(out, c10d::ReduceOp::SUM, wish, false);
+    all_reduce(out, c10d::ReduceOp::SUM, request, false);
     return out;
   }
   WorkPtr submit(Call call, const CallOptions& options) override;
@@ -124,8 +124,8 @@ class HostsCommunicator final : public Runner {
   std::string prefix_in(const c10::intrusive_ptr<c10d::Store>& store) const;
 
   WorkPtr submit_uninterrupted(Call call, const CallOptions& options);
-  void run_tasks(const std::vector<Prepared>& tasks, const Wish& wish, Milliseconds timeout);
-  void run_task(const Prepared& task, const Wish& wish, Milliseconds timeout);
+  void run_tasks(const std::vector<Prepared>& tasks, const Request& request, Milliseconds timeout);
+  void run_task(const Prepared& task, const Request& request, Milliseconds timeout);
   Engine& flat_engine(c10::Device device);
   Engine& engine(c10::Device device, bool over_all);
   std::unique_ptr<Engine> make_engine_over(const std::vector<int>& ranks, c10::Device device);
@@ -133,7 +133,7 @@ class HostsCommunicator final : public Runner {
   // Waits for a work of an engine, and for whatever else would end the wait.
   void await(const WorkPtr& work);
   InterHostCost inter_host_cost_on(c10::Device device) const;
-  static CallWords words_between_hosts(const Task& task, const Wish& wish);
+  static CallWords words_between_hosts(const Task& task, const Request& request);
   std::optional<Fault> trouble_inside();
   std::optional<Fault> trouble_in_call();
   bool is_late(const std::optional<Fault>& inside) const;

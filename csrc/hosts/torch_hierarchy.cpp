@@ -2,12 +2,12 @@
 
 namespace ringkern::torch_ext {
 
-HierarchicalTask::HierarchicalTask(const Ways& ways, const Prepared& p, const Wish& wish)
-    : ways_(ways), hosts_(ways.hosts), prepared_(p), task_(p.task), wish_(wish),
+HierarchicalTask::HierarchicalTask(const Ways& ways, const Prepared& p, const Request& request)
+    : ways_(ways), hosts_(ways.hosts), prepared_(p), task_(p.task), request_(request),
       scale_(p.task.reduction.scale), factor_(p.task.reduction.factor), inside_(p.task.reduction) {
   // Once, when all hosts' sums are together.
   if (scale_ == Reduction::Scale::divide_result) inside_.scale = Reduction::Scale::none;
-  halves_.protocol = wish.protocol;
+  halves_.protocol = request.protocol;
 }
 
 void HierarchicalTask::run() {
@@ -33,7 +33,7 @@ void HierarchicalTask::step(Collective collective, const Reduction& reduction, c
   t.out = out;
   t.count = count;
   t.root = root;
-  ways_.inside(t, collective == Collective::all_reduce ? wish_ : halves_);
+  ways_.inside(t, collective == Collective::all_reduce ? request_ : halves_);
 }
 
 void HierarchicalTask::compare_only() {
@@ -48,13 +48,13 @@ void* HierarchicalTask::element(const void* base, int64_t offset, DType dtype) c
 
 Stages HierarchicalTask::cut(int64_t count, int element_bytes, int most_rails) const {
   return Stages::make(count, element_bytes, most_rails, hosts_.count(),
-                      hosts_.ranks() > hosts_.count(), ways_.crossing);
+                      hosts_.ranks() > hosts_.count(), ways_.cost);
 }
 
 void HierarchicalTask::all_reduce() {
   const Reduction& r = task_.reduction;
   // One rounding, at the very end: so what crosses is as wide as what is kept.
-  if (wish_.wide && r.can_be_wide()) return all_reduce_wide();
+  if (request_.wide && r.can_be_wide()) return all_reduce_wide();
   reduce_in_stages(prepared_.out, task_.out, task_.count);
 }
 
@@ -72,43 +72,43 @@ void HierarchicalTask::all_reduce_wide() {
 }
 
 void HierarchicalTask::reduce_in_stages(const at::Tensor& owner, void* base, int64_t count) {
-  const Stages pieces = cut(count, size_of(inside_.dtype), hosts_.rails());
-  // While the host reduces the first piece.
-  if (hosts_.local() < pieces.rails && pieces.shard * size_of(inside_.dtype) > kSlotBytes)
+  const Stages stages = cut(count, size_of(inside_.dtype), hosts_.rails());
+  // While the host reduces the first stage.
+  if (hosts_.local() < stages.rails && stages.shard * size_of(inside_.dtype) > kSlotBytes)
     ways_.rail().begin_comparing();
   travel(
-      pieces,
-      [&](const Stage& piece) {
-        reduce_inside(piece, base);
-        return hosts_.local() < piece.rails ? cross(piece, owner, base) : Finish();
+      stages,
+      [&](const Stage& stage) {
+        reduce_inside(stage, base);
+        return hosts_.local() < stage.rails ? cross(stage, owner, base) : Finish();
       },
-      [&](const Stage& piece) { gather_inside(piece, base); });
+      [&](const Stage& stage) { gather_inside(stage, base); });
 }
 
-void HierarchicalTask::reduce_inside(const Stage& piece, void* base) {
+void HierarchicalTask::reduce_inside(const Stage& stage, void* base) {
   const DType dtype = inside_.dtype;
-  void* const in = element(base, piece.offset, dtype);
+  void* const in = element(base, stage.offset, dtype);
   const int here = int(hosts_.ranks_on(hosts_.host()).size());
-  const bool little = piece.rails == 1 && piece.count() * size_of(dtype) <= Stages::kLittleBytes;
-  if (wish_.in_rank_order || little) {
-    step(Collective::all_reduce, inside_, in, in, piece.count());
-  } else if (piece.rails == here) {
-    step(Collective::reduce_scatter, inside_, in, element(in, hosts_.local() * piece.shard, dtype),
-         piece.shard);
+  const bool little = stage.rails == 1 && stage.count() * size_of(dtype) <= Stages::kLittleBytes;
+  if (request_.in_rank_order || little) {
+    step(Collective::all_reduce, inside_, in, in, stage.count());
+  } else if (stage.rails == here) {
+    step(Collective::reduce_scatter, inside_, in, element(in, hosts_.local() * stage.shard, dtype),
+         stage.shard);
   } else {
-    for (int r = 0; r < piece.rails; ++r) {
-      void* const shard = element(in, r * piece.shard, dtype);
-      step(Collective::reduce, inside_, shard, r == hosts_.local() ? shard : nullptr, piece.shard,
+    for (int r = 0; r < stage.rails; ++r) {
+      void* const shard = element(in, r * stage.shard, dtype);
+      step(Collective::reduce, inside_, shard, r == hosts_.local() ? shard : nullptr, stage.shard,
            r);
     }
   }
 }
 
-HierarchicalTask::Finish HierarchicalTask::cross(const Stage& piece, const at::Tensor& owner,
+HierarchicalTask::Finish HierarchicalTask::cross(const Stage& stage, const at::Tensor& owner,
                                                  void* base) {
-  const at::Tensor shard = slice_of(owner, base, piece.offset + hosts_.local() * piece.shard,
-                                    piece.shard, inside_.dtype);
-  Finish finish = ways_.rail().begin_all_reduce(shard, inside_, wish_.in_rank_order);
+  const at::Tensor shard = slice_of(owner, base, stage.offset + hosts_.local() * stage.shard,
+                                    stage.shard, inside_.dtype);
+  Finish finish = ways_.rail().begin_all_reduce(shard, inside_, request_.in_rank_order);
   if (scale_ != Reduction::Scale::divide_result) return finish;
   return [this, shard, finish] {
     finish();
@@ -116,14 +116,14 @@ HierarchicalTask::Finish HierarchicalTask::cross(const Stage& piece, const at::T
   };
 }
 
-void HierarchicalTask::gather_inside(const Stage& piece, void* base) {
-  const int64_t shard_bytes = piece.shard * size_of(inside_.dtype);
-  char* const begin = static_cast<char*>(element(base, piece.offset, inside_.dtype));
+void HierarchicalTask::gather_inside(const Stage& stage, void* base) {
+  const int64_t shard_bytes = stage.shard * size_of(inside_.dtype);
+  char* const begin = static_cast<char*>(element(base, stage.offset, inside_.dtype));
   const int here = int(hosts_.ranks_on(hosts_.host()).size());
-  if (piece.rails == here)
+  if (stage.rails == here)
     return step(Collective::all_gather, kMoved, begin + hosts_.local() * shard_bytes, begin,
                 shard_bytes);
-  for (int r = 0; r < piece.rails; ++r) {
+  for (int r = 0; r < stage.rails; ++r) {
     char* const shard = begin + r * shard_bytes;
     step(Collective::broadcast, kMoved, shard, shard, shard_bytes, r);
   }
@@ -187,9 +187,9 @@ void HierarchicalTask::broadcast() {
   const bool at_home = root_host() == hosts_.host(), sends = hosts_.local() == on;
   void* const base = task_.out;
   const int64_t bytes = task_.count * size_of(task_.reduction.dtype);
-  const auto spread = [&](const Stage& piece, int root) {
-    void* const part = element(base, piece.offset, DType::u8);
-    step(Collective::broadcast, kMoved, part, part, piece.count(), root);
+  const auto spread = [&](const Stage& stage, int root) {
+    void* const part = element(base, stage.offset, DType::u8);
+    step(Collective::broadcast, kMoved, part, part, stage.count(), root);
   };
   // The root may give it from elsewhere.
   if (hosts_.rank() == task_.root && task_.in != base)
@@ -200,18 +200,18 @@ void HierarchicalTask::broadcast() {
   const bool crosses_first = bytes <= kSlotBytes && on == root_local();
   travel(
       cut(bytes, 1, 1),
-      [&](const Stage& piece) {
-        if (at_home && on != root_local()) spread(piece, root_local());
+      [&](const Stage& stage) {
+        if (at_home && on != root_local()) spread(stage, root_local());
         Finish finish;
         if (sends)
           finish = ways_.rail().begin_broadcast(
-              slice_of(prepared_.out, base, piece.offset, piece.count(), DType::u8), root_host());
-        if (at_home && on == root_local() && !crosses_first) spread(piece, root_local());
+              slice_of(prepared_.out, base, stage.offset, stage.count(), DType::u8), root_host());
+        if (at_home && on == root_local() && !crosses_first) spread(stage, root_local());
         return finish;
       },
-      [&](const Stage& piece) {
-        if (!at_home) spread(piece, on);
-        else if (crosses_first) spread(piece, root_local());
+      [&](const Stage& stage) {
+        if (!at_home) spread(stage, on);
+        else if (crosses_first) spread(stage, root_local());
       });
 }
 
@@ -225,21 +225,21 @@ void HierarchicalTask::reduce() {
   if (root) sum = slice_of(prepared_.out, task_.out, 0, task_.count, inside_.dtype);
   else if (crosses || hands_on) sum = at::empty({task_.count}, options);
   void* const base = sum.defined() ? sum.mutable_data_ptr() : nullptr;
-  const auto part = [&](const Stage& piece) { return element(base, piece.offset, inside_.dtype); };
+  const auto part = [&](const Stage& stage) { return element(base, stage.offset, inside_.dtype); };
   if (crosses && task_.count * size_of(inside_.dtype) > kSlotBytes) ways_.rail().begin_comparing();
   travel(
       cut(task_.count, size_of(inside_.dtype), 1),
-      [&](const Stage& piece) {
-        step(Collective::reduce, inside_, element(task_.in, piece.offset, inside_.dtype),
-             crosses ? part(piece) : nullptr, piece.count(), on);
+      [&](const Stage& stage) {
+        step(Collective::reduce, inside_, element(task_.in, stage.offset, inside_.dtype),
+             crosses ? part(stage) : nullptr, stage.count(), on);
         if (!crosses) return Finish();
         return ways_.rail().begin_reduce(
-            slice_of(sum, base, piece.offset, piece.count(), inside_.dtype), inside_, root_host());
+            slice_of(sum, base, stage.offset, stage.count(), inside_.dtype), inside_, root_host());
       },
-      [&](const Stage& piece) {
+      [&](const Stage& stage) {
         if (hands_on)
-          step(Collective::broadcast, kMoved, part(piece), part(piece),
-               piece.count() * size_of(inside_.dtype), on);
+          step(Collective::broadcast, kMoved, part(stage), part(stage),
+               stage.count() * size_of(inside_.dtype), on);
       });
   if (root && scale_ == Reduction::Scale::divide_result) divide(sum, factor_);
 }

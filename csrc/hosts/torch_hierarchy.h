@@ -18,13 +18,13 @@ class HierarchicalTask {
   // Its parameters. `inside` runs a task over this host's ring; its ranks are local ones.
   struct Ways {
     const Hosts& hosts;
-    InterHostCost crossing;
-    std::function<void(Task, const Wish&)> inside;
+    InterHostCost cost;
+    std::function<void(Task, const Request&)> inside;
     std::function<Engine&()> rail;  // only where this rank is on one
     std::function<Engine&()> flat;  // over all ranks
   };
 
-  HierarchicalTask(const Ways& ways, const Prepared& p, const Wish& wish);
+  HierarchicalTask(const Ways& ways, const Prepared& p, const Request& request);
 
   void run();
 
@@ -46,17 +46,17 @@ class HierarchicalTask {
   // wait for it, if this rank has to; `arrive` is what is left to do inside. While some are under
   // way the next is begun.
   template <class Begin, class Arrive>
-  void travel(const Stages& pieces, Begin&& begin, Arrive&& arrive) {
+  void travel(const Stages& stages, Begin&& begin, Arrive&& arrive) {
     std::deque<std::pair<Stage, Finish>> under_way;
     const auto first_arrives = [&] {
-      const auto [piece, finish] = std::move(under_way.front());
+      const auto [stage, finish] = std::move(under_way.front());
       under_way.pop_front();
       if (finish) finish();
-      arrive(piece);
+      arrive(stage);
     };
-    for (int64_t i = 0; i < pieces.number(); ++i) {
-      const Stage piece = pieces.piece(i);
-      under_way.emplace_back(piece, begin(piece));
+    for (int64_t i = 0; i < stages.number(); ++i) {
+      const Stage stage = stages.at(i);
+      under_way.emplace_back(stage, begin(stage));
       if (under_way.size() > size_t(Stages::kUnderWay)) first_arrives();
     }
     while (!under_way.empty()) first_arrives();
@@ -71,11 +71,11 @@ class HierarchicalTask {
   void reduce_in_stages(const at::Tensor& owner, void* base, int64_t count);
 
   // So that local rank r has the host's sum of shard r.
-  void reduce_inside(const Stage& piece, void* base);
+  void reduce_inside(const Stage& stage, void* base);
 
-  Finish cross(const Stage& piece, const at::Tensor& owner, void* base);
+  Finish cross(const Stage& stage, const at::Tensor& owner, void* base);
 
-  void gather_inside(const Stage& piece, void* base);
+  void gather_inside(const Stage& stage, void* base);
 
   // ---- Reduce-scatter: each host reduces what every other is to have, and sends it there
 
@@ -103,8 +103,8 @@ class HierarchicalTask {
   const Hosts& hosts_;
   const Prepared& prepared_;
   const Task& task_;
-  const Wish wish_;
-  Wish halves_;
+  const Request request_;
+  Request halves_;
   Reduction::Scale scale_;
   const double factor_;
   Reduction inside_;  // what the hosts' rings do

@@ -48,7 +48,7 @@ class HostsP2p final : public P2pRunner {
     if (::getpid() == born_in_) group_.on_told(nullptr);
   }
 
-  WorkPtr post(Call call, uint64_t tag, const Wish& wish, Milliseconds timeout) override {
+  WorkPtr post(Call call, uint64_t tag, const Request& request, Milliseconds timeout) override {
     if (closed_)
       throw UsageError("the messages of " + hosts_->text_of_rank(hosts_->rank()) +
                        " are closed: make a new group, or destroy this one later");
@@ -57,7 +57,7 @@ class HostsP2p final : public P2pRunner {
     if (const auto why = ended(collective)) throw_unusable(me + " have ended: ", *why);
     if (const auto first = late_->heard()) throw_unusable(me + " have ended: ", *first);
     if (call.device.is_cpu() && collective)
-      return post_both_ways(std::move(call), tag, wish, timeout);
+      return post_both_ways(std::move(call), tag, request, timeout);
     if (call.device.is_cpu())
       return post_by_slots(std::move(call), engine_tag(tag), collective, timeout);
     return post_over_engine(std::move(call), engine_tag(tag));
@@ -92,7 +92,7 @@ class HostsP2p final : public P2pRunner {
     return int(tag);
   }
 
-  WorkPtr post_both_ways(Call call, uint64_t tag, const Wish& wish, Milliseconds timeout) {
+  WorkPtr post_both_ways(Call call, uint64_t tag, const Request& request, Milliseconds timeout) {
     Call near;
     near.type = call.type;
     near.device = call.device;
@@ -106,7 +106,7 @@ class HostsP2p final : public P2pRunner {
     });
     const WorkPtr whole = post_by_slots(std::move(call), engine_tag(tag), true, timeout);
     if (near.transfers.empty()) return whole;
-    const WorkPtr inside = inside_->post(std::move(near), tag, wish, timeout);
+    const WorkPtr inside = inside_->post(std::move(near), tag, request, timeout);
     return c10::make_intrusive<BothWays>(inside, whole, group_.listen());
   }
 

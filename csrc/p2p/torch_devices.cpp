@@ -7,8 +7,8 @@ DeviceP2p::DeviceP2p(std::shared_ptr<Store> store, std::string name, Seat seat,
     : store_(std::move(store)), name_(std::move(name)), seat_(seat), timeout_(timeout),
       names_(std::move(names)), elsewhere_(std::move(elsewhere)) {}
 
-c10::intrusive_ptr<RingWork> DeviceP2p::post(Call call, const Wish& wish, Milliseconds timeout,
-                                             bool collective) {
+c10::intrusive_ptr<RingWork> DeviceP2p::post(Call call, const Request& request,
+                                             Milliseconds timeout, bool collective) {
   const c10::Device device = call.device;
   const c10::DeviceGuard device_guard(device);
   const c10::Stream user = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
@@ -32,7 +32,7 @@ c10::intrusive_ptr<RingWork> DeviceP2p::post(Call call, const Wish& wish, Millis
   if (transfers.empty()) work->end_part(nullptr);
   std::vector<Message> messages;
   for (size_t i = 0; i < transfers.size(); ++i) {
-    Task task = task_of(transfers[i], wish);
+    Task task = task_of(transfers[i], request);
     task.timeout = timeout;
     const Transfer& t = transfers[i];
     const int ahead = t.sends ? t.peer - seat_.rank : seat_.rank - t.peer;
@@ -119,7 +119,7 @@ std::shared_ptr<DeviceP2p::Pair> DeviceP2p::pair_for(const Transfer& transfer, c
   return pair;
 }
 
-Task DeviceP2p::task_of(const Transfer& transfer, const Wish& wish) {
+Task DeviceP2p::task_of(const Transfer& transfer, const Request& request) {
   Task task;
   task.collective = Collective::send_recv;
   task.reduction.dtype = DType::u8;
@@ -127,7 +127,8 @@ Task DeviceP2p::task_of(const Transfer& transfer, const Wish& wish) {
   task.in = transfer.buffer.const_data_ptr();
   task.out = const_cast<void*>(task.in);
   task.count = int64_t(transfer.buffer.nbytes());
-  task.protocol = wish.protocol.value_or(task.count < 32 << 10 ? Protocol::ll : Protocol::simple);
+  task.protocol =
+      request.protocol.value_or(task.count < 32 << 10 ? Protocol::ll : Protocol::simple);
   return task;
 }
 

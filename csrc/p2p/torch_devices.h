@@ -45,7 +45,7 @@ class DeviceP2p {
 
   void set_on_fault(OnFault policy) { on_fault_ = policy; }
 
-  c10::intrusive_ptr<RingWork> post(Call call, const Wish& wish, Milliseconds timeout,
+  c10::intrusive_ptr<RingWork> post(Call call, const Request& request, Milliseconds timeout,
                                     bool collective);
   // Messages that are posted between the two are launched together.
   void hold();
@@ -123,7 +123,7 @@ class DeviceP2p {
   std::shared_ptr<Pair> pair_for(const Transfer& transfer, c10::Device device);
 
   // Pairs meet without rank 0, so the protocol is a rule that all ranks have, and not a table.
-  static Task task_of(const Transfer& transfer, const Wish& wish);
+  static Task task_of(const Transfer& transfer, const Request& request);
 
   // One launch of those whose links are there. A link that is not is made on its own thread: made
   // here, in the order of the calls, ranks that send to each other would wait in a circle.

@@ -22,9 +22,9 @@ class OneHostP2p final : public P2pRunner {
         on_devices_(store, name, seat, timeout, RankNames{numbers}, elsewhere()) {}
 
   // On CUDA transfers are matched in order, and not by tags.
-  WorkPtr post(Call call, uint64_t tag, const Wish& wish, Milliseconds timeout) override {
+  WorkPtr post(Call call, uint64_t tag, const Request& request, Milliseconds timeout) override {
     if (!call.device.is_cpu())
-      return on_devices_.post(std::move(call), wish, timeout, (tag & kCollectiveTag) != 0);
+      return on_devices_.post(std::move(call), request, timeout, (tag & kCollectiveTag) != 0);
     const std::vector<Transfer> transfers = call.transfers;
     auto work = c10::make_intrusive<RingWork>(std::move(call), std::max(1, int(transfers.size())),
                                               elsewhere());
@@ -37,7 +37,7 @@ class OneHostP2p final : public P2pRunner {
       m.tag = tag;
       m.bytes = int64_t(t.buffer.nbytes());
       m.dtype = moved_of(t.buffer.scalar_type());
-      m.protocol = protocol_of(wish, m.bytes);
+      m.protocol = protocol_of(request, m.bytes);
       m.data = const_cast<void*>(t.buffer.const_data_ptr());  // of what is sent, only read
       m.timeout = timeout;
       m.done = [this, work, sends = t.sends](std::exception_ptr error, int source) {
@@ -75,8 +75,8 @@ class OneHostP2p final : public P2pRunner {
 
  private:
   // Pairs meet without rank 0, so this is a rule that all ranks have, and not a table.
-  static Protocol protocol_of(const Wish& wish, int64_t bytes) {
-    if (wish.protocol) return *wish.protocol;
+  static Protocol protocol_of(const Request& request, int64_t bytes) {
+    if (request.protocol) return *request.protocol;
     return bytes < 512 ? Protocol::ll : bytes < 2048 ? Protocol::ll128 : Protocol::simple;
   }
 

@@ -205,7 +205,7 @@ WorkPtr RingBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOpt
     Call gather;
     add_all_gather(gather, out, in, seat_);
     called_by_torch(
-        [&] { ring_->submit(std::move(gather), {.wish = wish_, .timeout = timeout_of(o)}); });
+        [&] { ring_->submit(std::move(gather), {.request = request_, .timeout = timeout_of(o)}); });
     return out;
   });
   auto work = c10::make_intrusive<RingWork>(std::move(call), 1);
@@ -216,10 +216,10 @@ WorkPtr RingBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOpt
 // Makes the backend of a group on one host; or, if `host_of` gives each rank's host, on several.
 c10::intrusive_ptr<c10d::Backend> make_backend(
     c10::intrusive_ptr<c10d::Store> store, const std::string& name, int rank, int size,
-    const std::vector<int64_t>& global_ranks, double timeout_s, const Wish& wish,
+    const std::vector<int64_t>& global_ranks, double timeout_s, const Request& request,
     const std::map<std::string, WayTables::Lists>& tables, Roster roster, FindOrders find_orders,
     OnFault policy, const std::vector<int>& host_of, const std::vector<std::string>& host_names,
-    py::object engine, const HostsCommunicator::InterHostCosts& crossings) {
+    py::object engine, const HostsCommunicator::InterHostCosts& inter_host_costs) {
   std::unique_ptr<Runner> ring;
   std::unique_ptr<P2pRunner> messenger;
   if (host_of.empty()) {
@@ -228,8 +228,9 @@ c10::intrusive_ptr<c10d::Backend> make_backend(
     messenger = make_p2p(std::make_shared<C10dStore>(store), "backend/pairs", Seat{rank, size},
                          milliseconds(timeout_s));
   } else {
-    auto over_hosts = std::make_unique<HostsCommunicator>(
-        store, name, Hosts(rank, host_of, host_names), timeout_s, std::move(engine), crossings);
+    auto over_hosts =
+        std::make_unique<HostsCommunicator>(store, name, Hosts(rank, host_of, host_names),
+                                            timeout_s, std::move(engine), inter_host_costs);
     over_hosts->set_roster(std::move(roster));  // the messenger already waits for other ranks
     messenger = make_hosts_p2p(*over_hosts, std::make_shared<C10dStore>(store), "backend/pairs",
                                milliseconds(timeout_s));
@@ -240,7 +241,7 @@ c10::intrusive_ptr<c10d::Backend> make_backend(
   messenger->set_on_fault(policy);
   const WithoutGil no_gil;
   return c10::make_intrusive<RingBackend>(std::move(store), rank, size, global_ranks, timeout_s,
-                                          wish, tables, std::move(ring), std::move(messenger));
+                                          request, tables, std::move(ring), std::move(messenger));
 }
 
 }  // namespace
@@ -254,20 +255,20 @@ void bind_backend(py::module_& m) {
          const std::map<std::string, WayTables::Lists>& tables, const RosterParts& roster,
          py::object find_orders, const std::string& on_fault, const std::vector<int>& host_of,
          const std::vector<std::string>& host_names, py::object engine,
-         const HostsCommunicator::InterHostCosts& crossings) {
+         const HostsCommunicator::InterHostCosts& inter_host_costs) {
         return make_backend(std::move(store), name, rank, size, global_ranks, timeout_s,
-                            Wish::of(algorithm, protocol, in_rank_order, wide), tables,
+                            Request::of(algorithm, protocol, in_rank_order, wide), tables,
                             roster_of(roster), orders_by(std::move(find_orders)),
                             on_fault_of(on_fault), host_of, host_names, std::move(engine),
-                            crossings);
+                            inter_host_costs);
       },
       py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("size"), py::arg("global_ranks"),
       py::arg("timeout_s"), py::arg("algorithm"), py::arg("protocol"), py::arg("in_rank_order"),
       py::arg("wide"), py::arg("tables"), py::arg("roster") = RosterParts(),
       py::arg("find_orders") = py::none(), py::arg("on_fault") = "",
-      py::arg("host_of") = std::vector<int>(),
-      py::arg("host_names") = std::vector<std::string>(), py::arg("engine") = py::none(),
-      py::arg("crossings") = HostsCommunicator::InterHostCosts());
+      py::arg("host_of") = std::vector<int>(), py::arg("host_names") = std::vector<std::string>(),
+      py::arg("engine") = py::none(),
+      py::arg("inter_host_costs") = HostsCommunicator::InterHostCosts());
   m.def(
       "close_backends",
       [](double patience_s) { OpenBackends::all().close(milliseconds(patience_s)); },

@@ -4,11 +4,13 @@ namespace ringkern::torch_ext {
 
 BackendBase::BackendBase(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                          const std::vector<int64_t>& global_ranks, double timeout_s,
-                         const Wish& wish, const std::map<std::string, WayTables::Lists>& tables,
+                         const Request& request,
+                         const std::map<std::string, WayTables::Lists>& tables,
                          std::unique_ptr<Runner> ring, std::unique_ptr<P2pRunner> messenger)
     : Backend(rank, size), seat_{rank, size}, group_(group_record(rank, size, global_ranks)),
-      timeout_(milliseconds(timeout_s)), wish_(wish), store_(std::make_shared<C10dStore>(store)),
-      ring_(std::move(ring)), messenger_(std::move(messenger)) {
+      timeout_(milliseconds(timeout_s)), request_(request),
+      store_(std::make_shared<C10dStore>(store)), ring_(std::move(ring)),
+      messenger_(std::move(messenger)) {
   for (const auto& [device, lists] : tables) ring_->set_table(device, lists);
   init();
   OpenBackends::all().add(this, [this](Milliseconds patience) { close(patience); });
@@ -86,7 +88,7 @@ Call BackendBase::begin(c10d::OpType type, const char* title, const Tensors& ins
 
 WorkPtr BackendBase::post(Call call, uint64_t tag, Milliseconds timeout) {
   WorkPtr work =
-      called_by_torch([&] { return messenger_->post(std::move(call), tag, wish_, timeout); });
+      called_by_torch([&] { return messenger_->post(std::move(call), tag, request_, timeout); });
   abort_by(*work, aborter());
   return work;
 }

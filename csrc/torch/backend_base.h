@@ -26,10 +26,10 @@ namespace ringkern::torch_ext {
 
 class BackendBase : public c10d::Backend {
  public:
-  // `wish`: of every call; `tables`: for what it leaves open, of each kind of device.
+  // `request`: of every call; `tables`: for what it leaves open, of each kind of device.
   // `global_ranks`: of the group, in the default one; none: this is the default one.
   BackendBase(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
-              const std::vector<int64_t>& global_ranks, double timeout_s, const Wish& wish,
+              const std::vector<int64_t>& global_ranks, double timeout_s, const Request& request,
               const std::map<std::string, WayTables::Lists>& tables, std::unique_ptr<Runner> ring,
               std::unique_ptr<P2pRunner> messenger);
   ~BackendBase() override {
@@ -87,7 +87,7 @@ class BackendBase : public c10d::Backend {
     if (!call.device.is_cpu() && o.asyncOp) stream = side_stream(call.device);
     WorkPtr work = called_by_torch([&] {
       return interruptible(this, aborter(), [&] {
-        return ring_->submit(std::move(call), {wish_, o.asyncOp, timeout_of(o), stream});
+        return ring_->submit(std::move(call), {request_, o.asyncOp, timeout_of(o), stream});
       });
     });
     ++sequence_;  // not before: the other ranks count no call that this one could not make
@@ -130,7 +130,7 @@ class BackendBase : public c10d::Backend {
   const Seat seat_;
   GroupRecord group_;
   std::atomic<Milliseconds> timeout_;
-  const Wish wish_;
+  const Request request_;
   const std::shared_ptr<Store> store_;
   std::atomic<uint64_t> sequence_{0};   // of collectives
   std::atomic<uint64_t> exchanges_{0};  // of those between pairs

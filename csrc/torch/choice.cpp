@@ -24,40 +24,43 @@ void throw_not_over(c10::DeviceType on, Algorithm algorithm, Protocol protocol) 
                         c10::DeviceTypeName(on, true) + "; choose one of auto, " + known);
 }
 
-const char* not_by_ring(const Task& task, const Wish& wish) {
+const char* not_by_ring(const Task& task, const Request& request) {
   if (task.collective != Collective::all_reduce) return nullptr;
-  if (wish.in_rank_order) return "deterministic='size_invariant'";
-  return wish.wide && task.reduction.can_be_wide() ? "accumulate='float32'" : nullptr;
+  if (request.in_rank_order) return "deterministic='size_invariant'";
+  return request.wide && task.reduction.can_be_wide() ? "accumulate='float32'" : nullptr;
 }
 
-void throw_not_by_ring(const char* kept, const Wish& wish, const std::string& asked) {
+void throw_not_by_ring(const char* kept, const Request& request, const std::string& asked) {
   throw py::value_error(
       std::string(kept) + " and " + asked + ": " +
-      (wish.in_rank_order ? "the order in which the ring adds an element depends on its place"
-                          : "the ring rounds partial sums, which it sends, to the tensor's dtype") +
+      (request.in_rank_order
+           ? "the order in which the ring adds an element depends on its place"
+           : "the ring rounds partial sums, which it sends, to the tensor's dtype") +
       "; leave algorithm and protocol to auto, or use one_shot or two_shot");
 }
 
-void choose_way(Task& task, const Wish& wish, c10::DeviceType on) {
+void choose_way(Task& task, const Request& request, c10::DeviceType on) {
   task.choice = Choice::none;
   if (task.collective != Collective::all_reduce) {
-    if (wish.protocol) task.protocol = *wish.protocol;
+    if (request.protocol) task.protocol = *request.protocol;
     else task.choice = Choice::others;
     return;
   }
-  task.reduction.wide = wish.wide && task.reduction.can_be_wide();
-  const char* const direct = not_by_ring(task, wish);
-  std::optional<Algorithm> algorithm = wish.algorithm;
-  if (direct && algorithm == Algorithm::ring) throw_not_by_ring(direct, wish, "algorithm='ring'");
-  if (direct && !algorithm && wish.protocol) {
-    algorithm = runs_over(on, Algorithm::two_shot, *wish.protocol) ? Algorithm::two_shot
-                                                                   : Algorithm::one_shot;
-    if (!runs_over(on, *algorithm, *wish.protocol))
-      throw_not_by_ring(direct, wish, std::string("protocol='") + name_of(*wish.protocol) + "'");
+  task.reduction.wide = request.wide && task.reduction.can_be_wide();
+  const char* const direct = not_by_ring(task, request);
+  std::optional<Algorithm> algorithm = request.algorithm;
+  if (direct && algorithm == Algorithm::ring)
+    throw_not_by_ring(direct, request, "algorithm='ring'");
+  if (direct && !algorithm && request.protocol) {
+    algorithm = runs_over(on, Algorithm::two_shot, *request.protocol) ? Algorithm::two_shot
+                                                                      : Algorithm::one_shot;
+    if (!runs_over(on, *algorithm, *request.protocol))
+      throw_not_by_ring(direct, request,
+                        std::string("protocol='") + name_of(*request.protocol) + "'");
   }
-  if (wish.protocol) {
+  if (request.protocol) {
     task.algorithm = algorithm.value_or(Algorithm::ring);
-    task.protocol = *wish.protocol;
+    task.protocol = *request.protocol;
     if (!runs_over(on, task.algorithm, task.protocol))
       throw_not_over(on, task.algorithm, task.protocol);
   } else {
@@ -67,26 +70,26 @@ void choose_way(Task& task, const Wish& wish, c10::DeviceType on) {
   }
 }
 
-std::string why_not(c10::DeviceType device, Task task, const Wish& wish, const Way& way,
+std::string why_not(c10::DeviceType device, Task task, const Request& request, const Way& way,
                     int ranks) {
   if (!has_way(device, task.collective, way, ranks))
     return c10::DeviceTypeName(device, true) + " has no " + name_of(way.algorithm) + " over " +
            name_of(way.protocol);
-  const char* const kept = not_by_ring(task, wish);
+  const char* const kept = not_by_ring(task, request);
   if (kept && way.algorithm == Algorithm::ring) return std::string("does not keep ") + kept;
-  choose_way(task, wish, device);
+  choose_way(task, request, device);
   if (task.choice == Choice::none ? way == Way{task.algorithm, task.protocol}
                                   : may_list(task.choice, way))
     return "";
-  const bool protocol_alone = wish.protocol && !wish.algorithm && !kept;
+  const bool protocol_alone = request.protocol && !request.algorithm && !kept;
   return protocol_alone && way.protocol == task.protocol
              ? "not asked for: a protocol alone is the ring's"
              : "not asked for";
 }
 
 std::pair<std::string, std::string> way_of(const WayTable& table, c10::DeviceType device, Task task,
-                                           int64_t bytes, const Wish& wish) {
-  choose_way(task, wish, device);
+                                           int64_t bytes, const Request& request) {
+  choose_way(task, request, device);
   Way way{task.algorithm, task.protocol};
   if (task.choice != Choice::none) way = table.choose(task.choice, bytes);
   return {name_of(way.algorithm), name_of(way.protocol)};

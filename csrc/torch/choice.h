@@ -19,15 +19,15 @@
 namespace ringkern::torch_ext {
 
 // A request. Empty fields mean "auto". A protocol alone asks for the ring over it.
-struct Wish {
+struct Request {
   std::optional<Algorithm> algorithm;
   std::optional<Protocol> protocol;
   bool in_rank_order = false;  // an all-reduce: every element alike, from rank 0 up
   bool wide = false;           // sums of small floats are kept in float32
 
-  static Wish of(const std::string& algorithm, const std::string& protocol,
-                 bool in_rank_order = false, bool wide = false) {
-    Wish w;
+  static Request of(const std::string& algorithm, const std::string& protocol,
+                    bool in_rank_order = false, bool wide = false) {
+    Request w;
     if (algorithm != "auto") w.algorithm = parse<Algorithm>(algorithm, kAlgorithms, "algorithm");
     if (protocol != "auto") w.protocol = parse<Protocol>(protocol, kProtocols, "protocol");
     w.in_rank_order = in_rank_order;
@@ -46,21 +46,23 @@ bool has_way(c10::DeviceType device, Collective collective, const Way& way, int 
 
 // The request that the ring cannot keep, in words; nullptr: there is none. It adds up each chunk in
 // an order of its own, and rounds at every hop.
-const char* not_by_ring(const Task& task, const Wish& wish);
+const char* not_by_ring(const Task& task, const Request& request);
 
-[[noreturn]] void throw_not_by_ring(const char* kept, const Wish& wish, const std::string& asked);
+[[noreturn]] void throw_not_by_ring(const char* kept, const Request& request,
+                                    const std::string& asked);
 
-// A task's way as `wish` has it, or what it is to be chosen from. Throws ValueError where the
+// A task's way as `request` has it, or what it is to be chosen from. Throws ValueError where the
 // device does not have what is asked for.
-void choose_way(Task& task, const Wish& wish, c10::DeviceType on);
+void choose_way(Task& task, const Request& request, c10::DeviceType on);
 
 // Says why a call of this many ranks cannot go by a way; empty: it can.
-std::string why_not(c10::DeviceType device, Task task, const Wish& wish, const Way& way, int ranks);
+std::string why_not(c10::DeviceType device, Task task, const Request& request, const Way& way,
+                    int ranks);
 
 // A way as Python names it, of a call whose part of a rank has so many bytes. Throws ValueError
 // where the device has none like it.
 std::pair<std::string, std::string> way_of(const WayTable& table, c10::DeviceType device, Task task,
-                                           int64_t bytes, const Wish& wish);
+                                           int64_t bytes, const Request& request);
 
 // The tables of this rank, of each kind of device, made by ringkern/choose/tables.py: for each list
 // rows of (below how many bytes, algorithm, protocol).

@@ -30,14 +30,14 @@ TorchCommunicator::~TorchCommunicator() {
   }).detach();
 }
 
-at::Tensor TorchCommunicator::sum_of(const at::Tensor& x, const Wish& wish, RowNorm* norm) {
+at::Tensor TorchCommunicator::sum_of(const at::Tensor& x, const Request& request, RowNorm* norm) {
   const Reduction sum = reduction_for({Op::sum}, check_tensor(x, "x"), ranks());
   const at::AutoDispatchBelowADInplaceOrView guard;
   at::Tensor out = at::empty(x.sizes(), x.options().memory_format(at::MemoryFormat::Contiguous));
-  if (all_reduce_now(out, x, Op::sum, wish)) return out;
+  if (all_reduce_now(out, x, Op::sum, request)) return out;
   Prepared task = prepare(Collective::all_reduce, out, x, sum, x.numel());
   task.task.norm = norm;
-  submit_one(c10d::OpType::ALLREDUCE, out, std::move(task), wish, /*async_op=*/false);
+  submit_one(c10d::OpType::ALLREDUCE, out, std::move(task), request, /*async_op=*/false);
   return out;
 }
 
@@ -64,8 +64,9 @@ WorkPtr TorchCommunicator::submit(Call call, const CallOptions& options) {
                        [&] { return submit_uninterrupted(std::move(call), options); });
 }
 
-void TorchCommunicator::run(c10::Device on, Task task, const Wish& wish, Milliseconds timeout) {
-  choose_way(task, wish, on.type());
+void TorchCommunicator::run(c10::Device on, Task task, const Request& request,
+                            Milliseconds timeout) {
+  choose_way(task, request, on.type());
   const Device& device = device_on(on);
   task.timeout = timeout;
   task.stream = current_stream(on);
@@ -87,7 +88,7 @@ static std::vector<Task> tasks_of(const Call& call) {
 WorkPtr TorchCommunicator::submit_uninterrupted(Call call, const CallOptions& options) {
   const Device& device = device_on(call.device);
   for (Prepared& prepared : call.tasks) {
-    choose_way(prepared.task, options.wish, call.device.type());
+    choose_way(prepared.task, options.request, call.device.type());
     prepared.task.timeout = options.timeout;
   }
   const Callers::Scope no_gil(callers_);
@@ -132,9 +133,10 @@ const Device& TorchCommunicator::device_on(c10::Device device) {
   std::lock_guard lock(devices_mutex_);
   auto found = devices_.find(device);
   if (found == devices_.end()) {
-    found =
-        devices_.emplace(device, device_for(device, rank(), ranks(), comm_->timeout(), on_fault_, find_orders_))
-            .first;
+    found = devices_
+                .emplace(device, device_for(device, rank(), ranks(), comm_->timeout(), on_fault_,
+                                            find_orders_))
+                .first;
     found->second.ways = tables_.of(device.type());
   }
   return found->second;
@@ -143,8 +145,8 @@ const Device& TorchCommunicator::device_on(c10::Device device) {
 void bind_communicator(py::module_& m) {
   py::class_<TorchCommunicator, Runner>(m, "Communicator")
       .def(py::init<c10::intrusive_ptr<c10d::Store>, std::string, int, int, double>(),
-            py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("size"),
-            py::arg("timeout_s"));
+           py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("size"),
+           py::arg("timeout_s"));
   m.def("this_process", [] {
     const Process mine = this_process();
     return std::pair(mine.pid, mine.started);

@@ -39,16 +39,16 @@ std::vector<std::pair<std::string, std::string>> ways_on(const std::string& devi
 }
 
 // Tells if an all-reduce, of a dtype for which everything counts, can be all that is asked.
-bool is_there(const std::string& device, const Wish& wish) {
+bool is_there(const std::string& device, const Request& request) {
   Task task;
   task.reduction.dtype = DType::f16;
   const auto type = c10::Device(device).type();
   for (int a = 0; a < kAlgorithms; ++a)
     for (int p = 0; p < kProtocols; ++p)
-      if (wish.algorithm.value_or(Algorithm(a)) == Algorithm(a) &&
-          wish.protocol.value_or(Protocol(p)) == Protocol(p) &&
+      if (request.algorithm.value_or(Algorithm(a)) == Algorithm(a) &&
+          request.protocol.value_or(Protocol(p)) == Protocol(p) &&
           runs_over(type, Algorithm(a), Protocol(p)) &&
-          !(Algorithm(a) == Algorithm::ring && not_by_ring(task, wish)))
+          !(Algorithm(a) == Algorithm::ring && not_by_ring(task, request)))
         return true;
   return false;
 }
@@ -71,7 +71,7 @@ void bind_lists(py::module_& m) {
       "is_there",
       [](const std::string& device, const std::string& algorithm, const std::string& protocol,
          bool in_rank_order, bool wide) {
-        return is_there(device, Wish::of(algorithm, protocol, in_rank_order, wide));
+        return is_there(device, Request::of(algorithm, protocol, in_rank_order, wide));
       },
       py::arg("device"), py::arg("algorithm"), py::arg("protocol"), py::arg("in_rank_order"),
       py::arg("wide"), "Whether an all-reduce on a kind of device can be all of this.");
@@ -79,7 +79,7 @@ void bind_lists(py::module_& m) {
       "not_by_ring",
       [](const std::string& collective, const std::string& dtype, bool in_rank_order, bool wide) {
         return not_by_ring(task_of(collective, dtype),
-                           Wish::of("auto", "auto", in_rank_order, wide));
+                           Request::of("auto", "auto", in_rank_order, wide));
       },
       py::arg("collective"), py::arg("dtype"), py::arg("in_rank_order"), py::arg("wide"),
       "The request that keeps a call off the ring, in words; None: there is none.");
@@ -89,7 +89,7 @@ void bind_lists(py::module_& m) {
          const std::string& dtype, const std::pair<std::string, std::string>& way,
          const std::string& algorithm, const std::string& protocol, bool in_rank_order, bool wide) {
         return why_not(c10::Device(device).type(), task_of(collective, dtype),
-                       Wish::of(algorithm, protocol, in_rank_order, wide),
+                       Request::of(algorithm, protocol, in_rank_order, wide),
                        {parse<Algorithm>(way.first, kAlgorithms, "algorithm"),
                         parse<Protocol>(way.second, kProtocols, "protocol")},
                        ranks);

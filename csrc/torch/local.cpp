@@ -135,25 +135,25 @@ class TorchLocalRing {
     if (!in_reach && !is_one_device()) table.go_over_host(ranks());
   }
 
-  void all_reduce(const Tensors& tensors, const c10d::ReduceOp& op, const Wish& wish) {
+  void all_reduce(const Tensors& tensors, const c10d::ReduceOp& op, const Request& request) {
     check_places(tensors, "tensors");
     const OpCall call = op_of(op);
-    run(Collective::all_reduce, tensors, tensors, wish,
+    run(Collective::all_reduce, tensors, tensors, request,
         [&](size_t r) { return check_all_reduce(tensors[r], call, ranks()); });
   }
   void reduce_scatter(const Tensors& outputs, const Tensors& inputs, const c10d::ReduceOp& op,
-                      const Wish& wish) {
+                      const Request& request) {
     check_places(outputs, "outputs");
     check_places(inputs, "inputs");
     const OpCall call = op_of(op);
-    run(Collective::reduce_scatter, outputs, inputs, wish, [&](size_t r) {
+    run(Collective::reduce_scatter, outputs, inputs, request, [&](size_t r) {
       return check_reduce_scatter(outputs[r], inputs[r], call, int(r), ranks());
     });
   }
-  void all_gather(const Tensors& outputs, const Tensors& inputs, const Wish& wish) {
+  void all_gather(const Tensors& outputs, const Tensors& inputs, const Request& request) {
     check_places(outputs, "outputs");
     check_places(inputs, "inputs");
-    run(Collective::all_gather, outputs, inputs, wish,
+    run(Collective::all_gather, outputs, inputs, request,
         [&](size_t r) { return check_all_gather(outputs[r], inputs[r], int(r), ranks()); });
   }
 
@@ -230,7 +230,7 @@ class TorchLocalRing {
 
   // Every error is thrown before a tensor of any rank has changed.
   template <class Check>
-  void run(Collective collective, const Tensors& outs, const Tensors& ins, const Wish& wish,
+  void run(Collective collective, const Tensors& outs, const Tensors& ins, const Request& request,
            const Check& check) {
     std::vector<Reduction> reductions;
     for (size_t r = 0; r < outs.size(); ++r) reductions.push_back(checked(check, r));
@@ -243,7 +243,7 @@ class TorchLocalRing {
       calls.push_back(prepare(collective, outs[r], ins[r], reductions[r], count));
       tasks.push_back(calls.back().task);
       // The communicator sees rank 0's task alone, so each rank's is chosen for here.
-      choose_way(tasks.back(), wish, devices_[r].type());
+      choose_way(tasks.back(), request, devices_[r].type());
       choose(tasks.back(), tables_.of(devices_[r].type()));
       tasks.back().choice = Choice::none;
       tasks.back().stream = current_stream(devices_[r]);
@@ -275,7 +275,7 @@ void bind_local(py::module_& m) {
           [](TorchLocalRing& r, const Tensors& tensors, const c10d::ReduceOp& op,
              const std::string& algorithm, const std::string& protocol, bool in_rank_order,
              bool wide) {
-            r.all_reduce(tensors, op, Wish::of(algorithm, protocol, in_rank_order, wide));
+            r.all_reduce(tensors, op, Request::of(algorithm, protocol, in_rank_order, wide));
           },
           py::arg("tensors"), py::arg("op"), py::arg("algorithm"), py::arg("protocol"),
           py::arg("in_rank_order"), py::arg("wide"))
@@ -283,14 +283,14 @@ void bind_local(py::module_& m) {
           "reduce_scatter",
           [](TorchLocalRing& r, const Tensors& outputs, const Tensors& inputs,
              const c10d::ReduceOp& op, const std::string& protocol) {
-            r.reduce_scatter(outputs, inputs, op, Wish::of("auto", protocol));
+            r.reduce_scatter(outputs, inputs, op, Request::of("auto", protocol));
           },
           py::arg("outputs"), py::arg("inputs"), py::arg("op"), py::arg("protocol"))
       .def(
           "all_gather",
           [](TorchLocalRing& r, const Tensors& outputs, const Tensors& inputs,
              const std::string& protocol) {
-            r.all_gather(outputs, inputs, Wish::of("auto", protocol));
+            r.all_gather(outputs, inputs, Request::of("auto", protocol));
           },
           py::arg("outputs"), py::arg("inputs"), py::arg("protocol"))
       .def_property_readonly("size", &TorchLocalRing::ranks)

@@ -71,12 +71,12 @@ inline at::Tensor add_rms_norm(const at::Tensor& total, const at::Tensor& residu
 // Returns the norm, and the sum of `x` over all ranks and `residual`.
 inline std::pair<at::Tensor, at::Tensor> all_reduce_residual_rms_norm(
     Runner& c, const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
-    double eps, const Wish& wish) {
+    double eps, const Request& request) {
   check_norm(x, residual, weight, eps);
   const int64_t row = x.size(-1);
   // The kernel counts the bytes of a row in an int.
   if (x.is_cpu() || x.numel() == 0 || row * x.element_size() > std::numeric_limits<int>::max()) {
-    const at::Tensor total = c.sum_of(x, wish, nullptr);
+    const at::Tensor total = c.sum_of(x, request, nullptr);
     return {add_rms_norm(total, residual, weight, eps, c.callers()), total};
   }
   const at::AutoDispatchBelowADInplaceOrView guard;
@@ -86,7 +86,7 @@ inline std::pair<at::Tensor, at::Tensor> all_reduce_residual_rms_norm(
   const auto* const by = static_cast<const std::byte*>(factors.const_data_ptr());
   auto* const to = static_cast<std::byte*>(out.mutable_data_ptr());
   RowNorm norm{row, from, by, to, float(eps)};
-  const at::Tensor total = c.sum_of(x, wish, &norm);
+  const at::Tensor total = c.sum_of(x, request, &norm);
   if (!norm.done) out = add_rms_norm(total, residual, weight, eps, c.callers());
   return {out, total};
 }

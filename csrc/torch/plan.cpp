@@ -239,14 +239,14 @@ py::object describe(const std::string& device, const std::string& collective,
 // Chooses the way of a call from a tuner's lists.
 std::pair<std::string, std::string> choose(const std::string& device, const WayTables::Lists& lists,
                                            const std::string& collective, const std::string& dtype,
-                                           int64_t bytes, const Wish& wish) {
+                                           int64_t bytes, const Request& request) {
   const auto type = c10::Device(device).type();
   WayTables tables;
   tables.set(device, lists);
   Task task;
   task.collective = parse<Collective>(collective, kCollectives, "collective");
   task.reduction.dtype = parse<DType>(dtype, kDTypes, "dtype");
-  return way_of(tables.of(type), type, task, bytes, wish);
+  return way_of(tables.of(type), type, task, bytes, request);
 }
 
 }  // namespace
@@ -258,7 +258,7 @@ void bind_plan(py::module_& m) {
          const std::string& dtype, int64_t bytes, const std::string& algorithm,
          const std::string& protocol, bool in_rank_order, bool wide) {
         return choose(device, lists, collective, dtype, bytes,
-                      Wish::of(algorithm, protocol, in_rank_order, wide));
+                      Request::of(algorithm, protocol, in_rank_order, wide));
       },
       py::arg("device"), py::arg("lists"), py::arg("collective"), py::arg("dtype"),
       py::arg("nbytes"), py::arg("algorithm"), py::arg("protocol"), py::arg("in_rank_order"),

@@ -7,41 +7,41 @@
 namespace ringkern::torch_ext {
 
 WorkPtr Runner::submit_one(c10d::OpType type, const at::Tensor& output, Prepared task,
-                           const Wish& wish, bool async_op) {
+                           const Request& request, bool async_op) {
   Call call;
   call.type = type;
   call.device = task.device;
   call.outputs = {output};
   call.tasks.push_back(std::move(task));
-  return submit(std::move(call), {.wish = wish, .async_op = async_op, .has_work = async_op});
+  return submit(std::move(call), {.request = request, .async_op = async_op, .has_work = async_op});
 }
 
-WorkPtr Runner::all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, const Wish& wish,
-                           bool async_op) {
-  return submit_one(c10d::OpType::ALLREDUCE, tensor,
-                    prepare_all_reduce(tensor, op_of(op), ranks()), wish, async_op);
+WorkPtr Runner::all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op,
+                           const Request& request, bool async_op) {
+  return submit_one(c10d::OpType::ALLREDUCE, tensor, prepare_all_reduce(tensor, op_of(op), ranks()),
+                    request, async_op);
 }
 
 WorkPtr Runner::reduce_scatter(const at::Tensor& output, const at::Tensor& input,
-                               const c10d::ReduceOp& op, const Wish& wish, bool async_op) {
+                               const c10d::ReduceOp& op, const Request& request, bool async_op) {
   return submit_one(c10d::OpType::_REDUCE_SCATTER_BASE, output,
-                    prepare_reduce_scatter(output, input, op_of(op), rank(), ranks()), wish,
+                    prepare_reduce_scatter(output, input, op_of(op), rank(), ranks()), request,
                     async_op);
 }
 
-WorkPtr Runner::all_gather(const at::Tensor& output, const at::Tensor& input, const Wish& wish,
-                           bool async_op) {
+WorkPtr Runner::all_gather(const at::Tensor& output, const at::Tensor& input,
+                           const Request& request, bool async_op) {
   return submit_one(c10d::OpType::_ALLGATHER_BASE, output,
-                    prepare_all_gather(output, input, rank(), ranks()), wish, async_op);
+                    prepare_all_gather(output, input, rank(), ranks()), request, async_op);
 }
 
 std::vector<int64_t> Runner::time_all_reduce(const at::Tensor& tensor, int64_t calls,
-                                             const Wish& wish) {
+                                             const Request& request) {
   std::vector<int64_t> times(static_cast<size_t>(calls));
   for (int64_t& time : times) {
     const auto start = Clock::now();
-    if (!all_reduce_now(tensor, tensor, Op::sum, wish))
-      all_reduce(tensor, c10d::ReduceOp::SUM, wish, /*async_op=*/false);
+    if (!all_reduce_now(tensor, tensor, Op::sum, request))
+      all_reduce(tensor, c10d::ReduceOp::SUM, request, /*async_op=*/false);
     time = std::chrono::nanoseconds(Clock::now() - start).count();
   }
   return times;
@@ -67,7 +67,8 @@ void bind_runner(py::module_& m) {
           [](Runner& r, const std::string& policy) { r.set_on_fault(on_fault_of(policy)); },
           py::arg("policy"))
       .def(
-          "set_orders", [](Runner& r, py::object find) { r.set_orders(orders_by(std::move(find))); },
+          "set_orders",
+          [](Runner& r, py::object find) { r.set_orders(orders_by(std::move(find))); },
           py::arg("find"))
       .def(
           "set_roster",
@@ -78,7 +79,7 @@ void bind_runner(py::module_& m) {
           [](Runner& r, const at::Tensor& tensor, const c10d::ReduceOp& op,
              const std::string& algorithm, const std::string& protocol, bool in_rank_order,
              bool wide, bool async_op) {
-            return r.all_reduce(tensor, op, Wish::of(algorithm, protocol, in_rank_order, wide),
+            return r.all_reduce(tensor, op, Request::of(algorithm, protocol, in_rank_order, wide),
                                 async_op);
           },
           py::arg("tensor"), py::arg("op"), py::arg("algorithm"), py::arg("protocol"),
@@ -88,16 +89,16 @@ void bind_runner(py::module_& m) {
           [](Runner& r, const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
              double eps, const std::string& algorithm, const std::string& protocol,
              bool in_rank_order, bool wide) {
-            return all_reduce_residual_rms_norm(r, x, residual, weight, eps,
-                                                Wish::of(algorithm, protocol, in_rank_order, wide));
+            return all_reduce_residual_rms_norm(
+                r, x, residual, weight, eps, Request::of(algorithm, protocol, in_rank_order, wide));
           },
           py::arg("x"), py::arg("residual"), py::arg("weight"), py::arg("eps"),
           py::arg("algorithm"), py::arg("protocol"), py::arg("in_rank_order"), py::arg("wide"))
       .def(
           "reduce_scatter",
-          [](Runner& r, const at::Tensor& output, const at::Tensor& input,
-             const c10d::ReduceOp& op, const std::string& protocol, bool async_op) {
-            return r.reduce_scatter(output, input, op, Wish::of("auto", protocol), async_op);
+          [](Runner& r, const at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& op,
+             const std::string& protocol, bool async_op) {
+            return r.reduce_scatter(output, input, op, Request::of("auto", protocol), async_op);
           },
           py::arg("output"), py::arg("input"), py::arg("op"), py::arg("protocol"),
           py::arg("async_op"))
@@ -105,7 +106,7 @@ void bind_runner(py::module_& m) {
           "all_gather",
           [](Runner& r, const at::Tensor& output, const at::Tensor& input,
              const std::string& protocol, bool async_op) {
-            return r.all_gather(output, input, Wish::of("auto", protocol), async_op);
+            return r.all_gather(output, input, Request::of("auto", protocol), async_op);
           },
           py::arg("output"), py::arg("input"), py::arg("protocol"), py::arg("async_op"))
       .def(
@@ -113,7 +114,7 @@ void bind_runner(py::module_& m) {
           [](Runner& r, const at::Tensor& tensor, int64_t calls, const std::string& algorithm,
              const std::string& protocol, bool in_rank_order, bool wide) {
             return r.time_all_reduce(tensor, calls,
-                                     Wish::of(algorithm, protocol, in_rank_order, wide));
+                                     Request::of(algorithm, protocol, in_rank_order, wide));
           },
           py::arg("tensor"), py::arg("calls"), py::arg("algorithm") = "auto",
           py::arg("protocol") = "auto", py::arg("in_rank_order") = false, py::arg("wide") = false)

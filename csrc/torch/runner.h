@@ -21,7 +21,7 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 // How a call is run.
 struct CallOptions {
-  Wish wish{};
+  Request request{};
   bool async_op = false;
   Milliseconds timeout{0};              // for each wait; 0: the communicator's
   std::optional<c10::Stream> stream{};  // of an asynchronous call on CUDA
@@ -48,16 +48,17 @@ class Runner {
   virtual WorkPtr submit(Call call, const CallOptions& options) = 0;
 
   // The calls of Python; a synchronous one returns null.
-  WorkPtr all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, const Wish& wish,
+  WorkPtr all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, const Request& request,
                      bool async_op);
   WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input,
-                         const c10d::ReduceOp& op, const Wish& wish, bool async_op);
-  WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input, const Wish& wish,
+                         const c10d::ReduceOp& op, const Request& request, bool async_op);
+  WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input, const Request& request,
                      bool async_op);
   // Returns the sum of `x` over all ranks, contiguous; on CUDA on one host perhaps with `norm`.
-  virtual at::Tensor sum_of(const at::Tensor& x, const Wish& wish, RowNorm* norm) = 0;
+  virtual at::Tensor sum_of(const at::Tensor& x, const Request& request, RowNorm* norm) = 0;
   // Returns the nanoseconds that each of so many all-reduces took.
-  std::vector<int64_t> time_all_reduce(const at::Tensor& tensor, int64_t calls, const Wish& wish);
+  std::vector<int64_t> time_all_reduce(const at::Tensor& tensor, int64_t calls,
+                                       const Request& request);
 
   // Returns the lists that calls on this kind of device are chosen from: rank 0's once the ranks of
   // a ring are connected, until then this rank's.
@@ -78,11 +79,11 @@ class Runner {
 
  protected:
   // Runs a call of one task that nobody needs the work of, unless it is asynchronous.
-  WorkPtr submit_one(c10d::OpType type, const at::Tensor& output, Prepared task, const Wish& wish,
-                     bool async_op);
+  WorkPtr submit_one(c10d::OpType type, const at::Tensor& output, Prepared task,
+                     const Request& request, bool async_op);
   // Runs an all-reduce at once, or does nothing and returns false: submit() has to do it.
   virtual bool all_reduce_now(const at::Tensor& /*out*/, const at::Tensor& /*in*/, Op /*op*/,
-                              const Wish& /*wish*/) {
+                              const Request& /*request*/) {
     return false;
   }
 };
@@ -95,7 +96,7 @@ class P2pRunner {
 
   // Returns at once; the work is complete when all transfers of the call have arrived (CPU), or are
   // enqueued (CUDA). `tag`: what the two ends of each have alike.
-  virtual WorkPtr post(Call call, uint64_t tag, const Wish& wish, Milliseconds timeout) = 0;
+  virtual WorkPtr post(Call call, uint64_t tag, const Request& request, Milliseconds timeout) = 0;
   virtual void abort(const std::string& reason) = 0;
   virtual void close(Milliseconds patience) = 0;
   // On CUDA, what is posted between the two is launched together, by the second.

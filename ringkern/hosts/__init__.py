@@ -8,17 +8,17 @@ over a network itself.
 
 from __future__ import annotations
 
-from .engines import crossings, engine_maker, engine_names, over_hosts
+from .engines import engine_maker, engine_names, inter_host_costs, over_hosts
 from .hosts import Hosts, hosts_of
 from .search import Search, find_hosts
 
 __all__ = [
     "Hosts",
     "Search",
-    "crossings",
     "engine_maker",
     "engine_names",
     "find_hosts",
     "hosts_of",
+    "inter_host_costs",
     "over_hosts",
 ]

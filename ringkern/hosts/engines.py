@@ -16,8 +16,8 @@ from torch._C._distributed_c10d import Backend
 
 from .. import config
 from ..errors import CommUsageError, RendezvousError
-from .crossing import GLOO, GLOO_CROWDED, NCCL, Crossing
 from .hosts import Hosts
+from .inter_host_cost import GLOO, GLOO_CROWDED, NCCL, InterHostCost
 from .search import unique_prefix
 
 
@@ -67,7 +67,7 @@ def engine_names(inter_host: str | None) -> dict[str, str]:
     return found
 
 
-def crossings(inter_host: str | None, crowded: bool) -> dict[str, tuple[int, int, bool]]:
+def inter_host_costs(inter_host: str | None, crowded: bool) -> dict[str, tuple[int, int, bool]]:
     """Returns, by device, how calls are cut that an engine carries between hosts.
 
     Args:
@@ -78,7 +78,7 @@ def crossings(inter_host: str | None, crowded: bool) -> dict[str, tuple[int, int
         ValueError: as :func:`engine_names`.
     """
     # An engine that was not measured is taken to be like one that was.
-    on_cpu: Crossing = GLOO_CROWDED if crowded else GLOO
+    on_cpu: InterHostCost = GLOO_CROWDED if crowded else GLOO
     on_cuda = on_cpu if engine_names(inter_host)["cuda"] == "gloo" else NCCL
     return {"cpu": on_cpu, "cuda": on_cuda}
 
@@ -104,7 +104,7 @@ def over_hosts(
         "host_of": list(hosts.host_of),
         "host_names": list(hosts.names),
         "engine": engine_maker(inter_host, store, name, rank, size, timeout_s, hosts),
-        "crossings": crossings(inter_host, hosts.crowded),
+        "inter_host_costs": inter_host_costs(inter_host, hosts.crowded),
     }
 
 

@@ -1,4 +1,4 @@
-// How an all-reduce over several hosts is cut: whatever the sizes, each element is in one piece,
+// How an all-reduce over several hosts is cut: whatever the sizes, each element is in one stage,
 // and in one shard of it.
 #include "hosts/stages.h"
 
@@ -17,41 +17,41 @@ void check(const Stages& p, int element_bytes, int most_rails, bool inside) {
   CHECK_EQ(p.number() == 0, p.count == 0);
   int64_t next = 0;
   for (int64_t i = 0; i < p.number(); ++i) {
-    const Stage piece = p.piece(i);
-    CHECK(piece.shard > 0);
+    const Stage stage = p.at(i);
+    CHECK(stage.shard > 0);
     if (p.has_rest() && i == 0) {
       // Fewer elements than rails are left over, at the end of the tensor.
-      CHECK_EQ(piece.rails, 1);
-      CHECK(piece.count() < p.rails);
-      CHECK_EQ(piece.offset, p.whole);
-      CHECK_EQ(piece.offset + piece.count(), p.count);
+      CHECK_EQ(stage.rails, 1);
+      CHECK(stage.count() < p.rails);
+      CHECK_EQ(stage.offset, p.whole);
+      CHECK_EQ(stage.offset + stage.count(), p.count);
       continue;
     }
-    CHECK_EQ(piece.rails, p.rails);
-    CHECK_EQ(piece.offset, next);
-    next += piece.count();
-    CHECK_EQ(piece.offset * element_bytes % Stages::kGrainBytes, 0);
+    CHECK_EQ(stage.rails, p.rails);
+    CHECK_EQ(stage.offset, next);
+    next += stage.count();
+    CHECK_EQ(stage.offset * element_bytes % Stages::kGrainBytes, 0);
     if (i + 1 < p.number()) {  // and so does each of its shards
-      CHECK_EQ(piece.shard, p.shard);
-      CHECK_EQ(piece.shard * element_bytes % Stages::kGrainBytes, 0);
+      CHECK_EQ(stage.shard, p.shard);
+      CHECK_EQ(stage.shard * element_bytes % Stages::kGrainBytes, 0);
     } else {
-      CHECK(piece.shard <= p.shard);
+      CHECK(stage.shard <= p.shard);
     }
   }
   CHECK_EQ(next, p.whole);
 }
 
-TEST_CASE("each element is in one piece") {
+TEST_CASE("each element is in one stage") {
   std::mt19937_64 random(1);
   const auto upto = [&](int64_t most) { return int64_t(random() % uint64_t(most + 1)); };
   int with_rest = 0, cut = 0, over_all = 0;
   for (int i = 0; i < 200'000; ++i) {
     const int bytes = 1 << upto(3), rails = int(1 + upto(16)), hosts = int(2 + upto(30));
     const int64_t count = upto(int64_t(1) << upto(40));
-    const InterHostCost crossing{upto(int64_t(1) << upto(20)), 1 + upto(int64_t(1) << upto(24)),
-                                 upto(1) == 1};
+    const InterHostCost cost{upto(int64_t(1) << upto(20)), 1 + upto(int64_t(1) << upto(24)),
+                             upto(1) == 1};
     const bool inside = rails > 1 || upto(1) == 1;
-    const Stages p = Stages::make(count, bytes, rails, hosts, inside, crossing);
+    const Stages p = Stages::make(count, bytes, rails, hosts, inside, cost);
     CHECK_EQ(p.count, count);
     check(p, bytes, rails, inside);
     with_rest += p.has_rest(), cut += p.long_stages > 1, over_all += p.rails > 1;
@@ -60,18 +60,18 @@ TEST_CASE("each element is in one piece") {
 }
 
 // All small sizes, where remainders and rounding matter most.
-TEST_CASE("each element is in one piece of any small tensor") {
+TEST_CASE("each element is in one stage of any small tensor") {
   for (int64_t count = 0; count < 600; ++count)
     for (const int bytes : {1, 2, 4, 8})
       for (const int rails : {1, 2, 3, 7})
-        for (const int64_t piece_bytes : {1, 100, 1 << 20})
-          check(Stages::make(count, bytes, rails, 2, true, {0, piece_bytes, false}), bytes, rails,
+        for (const int64_t stage_bytes : {1, 100, 1 << 20})
+          check(Stages::make(count, bytes, rails, 2, true, {0, stage_bytes, false}), bytes, rails,
                 true);
   CHECK_EQ(Stages::make(0, 4, 2, 2, true, {}).number(), 0);
   const Stages two = Stages::make(2, 4, 3, 2, true, {0, 1, false});  // fewer than rails
   CHECK_EQ(two.number(), 1);
-  CHECK_EQ(two.piece(0).offset, 0);
-  CHECK_EQ(two.piece(0).count(), 2);
+  CHECK_EQ(two.at(0).offset, 0);
+  CHECK_EQ(two.at(0).count(), 2);
 }
 
 constexpr int64_t K = 1 << 10, M = 1 << 20;
@@ -80,8 +80,8 @@ constexpr int64_t K = 1 << 10, M = 1 << 20;
 struct Row {
   int64_t bytes;
   int hosts, ranks, most_ranks;
-  InterHostCost crossing;
-  int rails, pieces;
+  InterHostCost cost;
+  int rails, stages;
 };
 // clang-format off
 constexpr Row kRows[] = {
@@ -117,15 +117,15 @@ constexpr Row kRows[] = {
 TEST_CASE("a tensor is cut as worked out by hand") {
   for (const Row& row : kRows) {
     const bool inside = row.most_ranks > 1;
-    const Stages p = Stages::make(row.bytes / 8, 8, row.ranks, row.hosts, inside, row.crossing);
+    const Stages p = Stages::make(row.bytes / 8, 8, row.ranks, row.hosts, inside, row.cost);
     CHECK_EQ(p.rails, row.rails);
-    CHECK_EQ(p.long_stages, row.pieces);
+    CHECK_EQ(p.long_stages, row.stages);
   }
 }
 
 // All values must agree, because every rank computes them by itself.
 static_assert(Stages::make(10, 4, 2, 2, true, {0, 16, false}).number() == 1);
 static_assert(Stages::make(11, 4, 2, 2, true, {0, 16, false}).number() == 2);
-static_assert(Stages::make(11, 4, 2, 2, true, {0, 16, false}).piece(1).count() == 10);
+static_assert(Stages::make(11, 4, 2, 2, true, {0, 16, false}).at(1).count() == 10);
 
 }  // namespace

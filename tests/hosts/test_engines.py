@@ -15,8 +15,8 @@ from torch._C._distributed_c10d import Backend
 
 from ringkern import config
 from ringkern.errors import CommUsageError, RendezvousError
-from ringkern.hosts import Hosts, crossings, engine_maker, engine_names, engines
-from ringkern.hosts.crossing import GLOO, GLOO_CROWDED, NCCL
+from ringkern.hosts import Hosts, engine_maker, engine_names, engines, inter_host_costs
+from ringkern.hosts.inter_host_cost import GLOO, GLOO_CROWDED, NCCL
 from tests import forked
 from tests.hosts.test_find import in_threads
 
@@ -77,10 +77,10 @@ def test_the_environment_is_for_whoever_says_nothing(monkeypatch: pytest.MonkeyP
 
 
 def test_the_cut_of_calls_depends_on_engine_and_cores() -> None:
-    assert crossings(None, False) == {"cpu": GLOO, "cuda": NCCL}
-    assert crossings(None, True) == {"cpu": GLOO_CROWDED, "cuda": NCCL}
-    assert crossings("gloo", True) == {"cpu": GLOO_CROWDED, "cuda": GLOO_CROWDED}
-    assert crossings("cpu:mpi,cuda:ucc", False) == {"cpu": GLOO, "cuda": NCCL}
+    assert inter_host_costs(None, False) == {"cpu": GLOO, "cuda": NCCL}
+    assert inter_host_costs(None, True) == {"cpu": GLOO_CROWDED, "cuda": NCCL}
+    assert inter_host_costs("gloo", True) == {"cpu": GLOO_CROWDED, "cuda": GLOO_CROWDED}
+    assert inter_host_costs("cpu:mpi,cuda:ucc", False) == {"cpu": GLOO, "cuda": NCCL}
 
 
 # ---- over Gloo ----------------------------------------------------------------------------------

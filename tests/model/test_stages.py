@@ -10,19 +10,19 @@ import random
 import pytest
 
 from ringkern._C import Stages
-from ringkern.hosts.crossing import GLOO, GLOO_CROWDED, NCCL, Crossing
+from ringkern.hosts.inter_host_cost import GLOO, GLOO_CROWDED, NCCL, InterHostCost
 from ringkern.tools.model.estimate import pipelined_us
 
 K, M = 1 << 10, 1 << 20
-CROSSINGS = [GLOO, GLOO_CROWDED, NCCL]
+COSTS = [GLOO, GLOO_CROWDED, NCCL]
 SIZES = [round(2 ** (i / 3)) for i in range(3 * 4, 3 * 36)]
 
 
 def cut(
-    nbytes: int, hosts: int, ranks: int, crossing: Crossing, most_ranks: int = 0
+    nbytes: int, hosts: int, ranks: int, inter_host_cost: InterHostCost, most_ranks: int = 0
 ) -> tuple[int, int]:
     """Rails and pieces; ``most_ranks``: of the largest host, where it has more than ``ranks``."""
-    made = Stages(nbytes, 1, ranks, hosts, max(ranks, most_ranks) > 1, crossing)
+    made = Stages(nbytes, 1, ranks, hosts, max(ranks, most_ranks) > 1, inter_host_cost)
     return made.rails, made.long_stages
 
 
@@ -72,49 +72,49 @@ class TestCut:
         good = {"count": 8, "element_bytes": 4, "rails": 2, "hosts": 2, "inside": True}
         for name, bad in (("count", -1), ("element_bytes", 9), ("rails", 0), ("hosts", 1)):
             with pytest.raises(ValueError, match=f"{name} must"):
-                Stages(**{**good, name: bad}, crossing=GLOO)
-        with pytest.raises(ValueError, match="piece_bytes of 1 or more"):
-            Stages(**good, crossing=(0, 0, False))
+                Stages(**{**good, name: bad}, inter_host_cost=GLOO)
+        with pytest.raises(ValueError, match="stage_bytes of 1 or more"):
+            Stages(**good, inter_host_cost=(0, 0, False))
 
-    @pytest.mark.parametrize("crossing", CROSSINGS)
-    def test_one_rank_a_host_has_nothing_to_hide(self, crossing: Crossing) -> None:
-        assert {cut(size, 4, 1, crossing) for size in SIZES} == {(1, 1)}
+    @pytest.mark.parametrize("inter_host_cost", COSTS)
+    def test_one_rank_a_host_has_nothing_to_hide(self, inter_host_cost: InterHostCost) -> None:
+        assert {cut(size, 4, 1, inter_host_cost) for size in SIZES} == {(1, 1)}
 
     def test_uneven_hosts_have_something_to_hide(self) -> None:
         assert cut(64 * M, 2, 1, GLOO, most_ranks=2) == (1, 8)
         assert cut(64 * M, 2, 1, GLOO, most_ranks=1) == (1, 1)
 
-    @pytest.mark.parametrize("crossing", CROSSINGS)
+    @pytest.mark.parametrize("inter_host_cost", COSTS)
     @pytest.mark.parametrize("hosts", [2, 1000])
-    def test_more_bytes_more_of_both(self, crossing: Crossing, hosts: int) -> None:
-        found = [cut(size, hosts, 4, crossing) for size in SIZES]
+    def test_more_bytes_more_of_both(self, inter_host_cost: InterHostCost, hosts: int) -> None:
+        found = [cut(size, hosts, 4, inter_host_cost) for size in SIZES]
         for fewer, more in itertools.pairwise(found):
             assert fewer[0] <= more[0]
             assert fewer[1] <= more[1]
         assert {rails for rails, _ in found} <= {1, 4}
         assert {pieces for _, pieces in found} <= {*range(1, Stages.most + 1)}
 
-    @pytest.mark.parametrize("crossing", CROSSINGS)
-    def test_more_hosts_fewer_pieces(self, crossing: Crossing) -> None:
+    @pytest.mark.parametrize("inter_host_cost", COSTS)
+    def test_more_hosts_fewer_pieces(self, inter_host_cost: InterHostCost) -> None:
         """Each piece costs the latency of all of them."""
         for nbytes in SIZES:
-            found = [cut(nbytes, hosts, 4, crossing)[1] for hosts in (2, 3, 5, 9, 17, 1000)]
+            found = [cut(nbytes, hosts, 4, inter_host_cost)[1] for hosts in (2, 3, 5, 9, 17, 1000)]
             assert found == sorted(found, reverse=True), nbytes
 
-    @pytest.mark.parametrize("crossing", CROSSINGS)
-    def test_never_far_from_the_best(self, crossing: Crossing) -> None:
+    @pytest.mark.parametrize("inter_host_cost", COSTS)
+    def test_never_far_from_the_best(self, inter_host_cost: InterHostCost) -> None:
         """Where latency and bandwidths are those that the constants stand for."""
         two_steps_us = 40.0
-        inside_gb_s = crossing.piece_bytes / (two_steps_us * 1e3)
+        inside_gb_s = inter_host_cost.stage_bytes / (two_steps_us * 1e3)
         for nbytes, hosts in itertools.product(SIZES, (2, 3, 8, 100)):
-            waits = 1 + ((hosts - 1).bit_length() if crossing.tree else hosts - 1)
+            waits = 1 + ((hosts - 1).bit_length() if inter_host_cost.tree else hosts - 1)
             half = nbytes / inside_gb_s / 1e3 / 2
 
             def time(count: int, half: float = half, least: float = waits * two_steps_us) -> float:
                 part = half / count
                 return pipelined_us(part, least + 2 * part, part, count)
 
-            chosen = time(cut(nbytes, hosts, 4, crossing)[1])
+            chosen = time(cut(nbytes, hosts, 4, inter_host_cost)[1])
             best = min(time(count) for count in range(1, Stages.most + 1))
             assert chosen <= 1.25 * best
 

@@ -960,7 +960,8 @@ def ordered(rank: int, size: int, folder: Path) -> None:
     y = torch.full((call.n,), rank + 1.0)
     _wait(dist.all_reduce(on_device(y, rank), async_op=True))
     dist.destroy_process_group()
-    assert torch.equal(x, torch.full((call.n,), 6.0)) and torch.equal(x, y)
+    assert torch.equal(x, torch.full((call.n,), 6.0))
+    assert torch.equal(x, y)
     buses = [f"0000:0{device}:00.0" for device in range(size)]
     assert asked == ([buses, buses] if rank == 0 else [])
 

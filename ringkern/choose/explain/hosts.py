@@ -9,7 +9,7 @@ import torch
 
 from ..._C import Stages
 from ...arguments import way_asked
-from ...hosts import Hosts, crossings, engine_names
+from ...hosts import Hosts, engine_names, inter_host_costs
 from ...units import say_size
 from .answer import explain
 from .explanation import Explanation
@@ -51,9 +51,9 @@ def explain_over_hosts(
         ValueError: as :func:`ringkern.choose.explain.explain`.
     """
     engine = engine_names(inter_host).get(device, "")
-    crossing = crossings(inter_host, hosts.crowded).get(device, (0, 1, False))
+    inter_host_cost = inter_host_costs(inter_host, hosts.crowded).get(device, (0, 1, False))
     here = hosts.ranks_on(hosts.host_of[rank])
-    steps = _Steps(hosts, len(here), crossing, nbytes)
+    steps = _Steps(hosts, len(here), inter_host_cost, nbytes)
     in_rank_order = way_asked("auto", "auto", asked.get("deterministic", "auto"), "auto")[2]
     cut, inside, inside_bytes = steps.of(collective, in_rank_order)
     found = explain(device, len(here), inside_bytes, dtype=dtype, collective=inside, **asked)
@@ -64,11 +64,11 @@ class _Steps:
     """How the collectives of ``csrc/hosts/torch_hierarchy.h`` begin inside a host."""
 
     def __init__(
-        self, hosts: Hosts, here: int, crossing: tuple[int, int, bool], nbytes: int
+        self, hosts: Hosts, here: int, inter_host_cost: tuple[int, int, bool], nbytes: int
     ) -> None:
         counts = [len(hosts.ranks_on(host)) for host in range(hosts.count)]
         self._least, self._most, self._here = min(counts), max(counts), here
-        self._hosts, self._crossing, self._nbytes = hosts.count, crossing, nbytes
+        self._hosts, self._inter_host_cost, self._nbytes = hosts.count, inter_host_cost, nbytes
         in_order = tuple(sorted(hosts.host_of)) == hosts.host_of
         self._regular = self._least == self._most and in_order
 
@@ -92,7 +92,7 @@ class _Steps:
 
     def _cut(self) -> Cut:
         inside = self._most > 1
-        made = Stages(self._nbytes, 1, self._least, self._hosts, inside, self._crossing)
+        made = Stages(self._nbytes, 1, self._least, self._hosts, inside, self._inter_host_cost)
         return Cut(made.rails, max(1, made.long_stages))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ...choose import tables
 from ...choose.cost import Way, wire_bytes
-from ...hosts.crossing import GLOO, GLOO_CROWDED, Crossing
+from ...hosts.inter_host_cost import GLOO, GLOO_CROWDED, InterHostCost
 from .constants import PROTOCOLS
 from .estimate import FLAT_RING, FLAT_TREE, Estimate, Phase, estimate, hierarchy
 
@@ -52,7 +52,7 @@ class Host:
         return tables.shipped(self.ranks, self.crowded)
 
     @property
-    def crossing(self) -> Crossing:
+    def inter_host_cost(self) -> InterHostCost:
         """How a call over Gloo is cut."""
         return GLOO_CROWDED if self.crowded else GLOO
 
@@ -146,4 +146,4 @@ def _hierarchy(host: Host, network: Ethernet, nbytes: float) -> Estimate:
         moved = wire_bytes(RING, "all_reduce", network.hosts, piece)
         return Phase(least + moved / (gb_s * 1e3), least, "gloo")
 
-    return hierarchy(network.hosts, host.ranks, nbytes, host.crossing, inside, between)
+    return hierarchy(network.hosts, host.ranks, nbytes, host.inter_host_cost, inside, between)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..._C import Stages
 from ...choose.cost import bus_bandwidth
-from ...hosts.crossing import Crossing
+from ...hosts.inter_host_cost import InterHostCost
 
 # Names of ways over several hosts, in the order of the columns.
 FLAT_RING, FLAT_TREE, HIERARCHY = "flat ring", "flat tree", "hierarchy"
@@ -73,7 +73,12 @@ def estimate(
 
 
 def hierarchy(
-    hosts: int, ranks: int, nbytes: float, crossing: Crossing, inside: Inside, between: Between
+    hosts: int,
+    ranks: int,
+    nbytes: float,
+    inter_host_cost: InterHostCost,
+    inside: Inside,
+    between: Between,
 ) -> Estimate:
     """Reduce-scatter inside, all-reduce of each shard between hosts, all-gather inside.
 
@@ -83,10 +88,10 @@ def hierarchy(
         hosts: 2 or more, alike.
         ranks: on each of them.
         nbytes: of one rank's tensor.
-        crossing: between the hosts.
+        inter_host_cost: between the hosts.
         inside, between: what a piece takes.
     """
-    cut = Stages(int(nbytes), 1, ranks, hosts, ranks > 1, crossing)
+    cut = Stages(int(nbytes), 1, ranks, hosts, ranks > 1, inter_host_cost)
     rails, pieces = cut.rails, max(1, cut.long_stages)
     halves = ("reduce_scatter", "all_gather") if rails == ranks else ("reduce", "broadcast")
     first, last = (inside(half, nbytes, pieces) if ranks > 1 else NOTHING for half in halves)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from ...choose import rings
 from ...choose.cost import Way
 from ...choose.topology import Machine
-from ...hosts.crossing import NCCL
+from ...hosts.inter_host_cost import NCCL
 from . import constants
 from .estimate import FLAT_RING, FLAT_TREE, Estimate, Phase, estimate, hierarchy
 

@@ -7,20 +7,20 @@ from typing import NamedTuple
 K, M = 1 << 10, 1 << 20
 
 
-class Crossing(NamedTuple):
+class InterHostCost(NamedTuple):
     """The engine between hosts, as far as a cut depends on it.
 
     Attributes:
         rail_bytes: for each host and rail, from how many bytes on all rails are worth it: what a
             rail moves in the time that another one, on the same cores, adds to a step.
-        piece_bytes: what the ring inside a host moves in the time that the engine waits in two
+        stage_bytes: what the ring inside a host moves in the time that the engine waits in two
             steps of a call, or in starting it.
         tree: whether the engine's steps grow with the logarithm of the hosts, as those of two
             trees do, or with the hosts, as those of a ring.
     """
 
     rail_bytes: int
-    piece_bytes: int
+    stage_bytes: int
     tree: bool
 
 
@@ -29,8 +29,8 @@ class Crossing(NamedTuple):
 # 8 GB/s are 512 KiB. Where ranks outnumber cores threads also wait for a core. There the quickest
 # of several cuts, measured in turn, goes by twice as much (2 and 3 hosts of 2 and 3 ranks, network
 # namespaces of a machine with 2 cores, 3 to 64 MB).
-GLOO = Crossing(16 * K, 512 * K, tree=False)
-GLOO_CROWDED = Crossing(3 * M // 2, M, tree=False)
+GLOO = InterHostCost(16 * K, 512 * K, tree=False)
+GLOO_CROWDED = InterHostCost(3 * M // 2, M, tree=False)
 # Two steps of NCCL between hosts take 28 us by Simple, the start of a call 8 (scale/constants.py),
 # in which NVLinks move 5 MB and 1.5. A GPU has a NIC of its own: rails do not wait for each other.
-NCCL = Crossing(0, 3 * M, tree=True)
+NCCL = InterHostCost(0, 3 * M, tree=True)
