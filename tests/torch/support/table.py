@@ -14,12 +14,9 @@ from tests.torch.support.registry import Outcome, Row
 from tests.torch.support.rows import SIZE, Outcomes, Results
 
 TEMPLATE = Path(__file__).with_name("template.md")
-DIFFERENT = """\
+HEAD = """\
 | function | case | Gloo | NCCL, documented | ringkern |
 |---|---|---|---|---|"""
-EQUAL = """\
-| function | case | NCCL, documented |
-|---|---|---|"""
 LOCAL = "Without communication"
 SHOWN = 6  # names of a kind that are all listed
 
@@ -110,8 +107,8 @@ def cells_of(row: Row, results: Results) -> Cells:
     return (gloo, documented(row), f"{ringkern} ({row.remark})" if row.remark else ringkern)
 
 
-def lines(rows: list[tuple[Row, Cells]], shown: dict[str, str]) -> Iterator[str]:
-    """Yields lines of a table; functions, and then cases, with equal cells share one.
+def alike(rows: list[tuple[Row, Cells]], shown: dict[str, str]) -> Iterator[tuple[str, str, Cells]]:
+    """Yields functions, cases and cells; functions, and then cases, with equal cells share one.
 
     ``shown`` has texts, by the keys of rows, to add to their cases.
     """
@@ -119,34 +116,40 @@ def lines(rows: list[tuple[Row, Cells]], shown: dict[str, str]) -> Iterator[str]
     for row, cells in rows:
         functions.setdefault((row.feature, cells), []).append(row)
     features: dict[tuple[Cells, Cells], list[str]] = {}
-    for (feature, cells), alike in functions.items():
-        added = ", ".join(shown[row.key] for row in alike if shown.get(row.key))
-        names = tuple(name for row in alike for name in row.names)
+    for (feature, cells), equal_rows in functions.items():
+        added = ", ".join(shown[row.key] for row in equal_rows if shown.get(row.key))
+        names = tuple(name for row in equal_rows for name in row.names)
         features.setdefault((names, cells), []).append(feature + (f" ({added})" if added else ""))
     for (names, cells), of in features.items():
-        functions_shown = ", ".join(code(name.removeprefix(FUNCTIONAL)) for name in names)
         case = "; ".join(feature or "call" for feature in of) if any(of) else ""
-        yield f"| {' | '.join([functions_shown, case, *cells])} |"
+        yield ", ".join(code(name.removeprefix(FUNCTIONAL)) for name in names), case, cells
 
 
 def different(rows: list[Row], results: Results) -> str:
     chosen = [(row, cells_of(row, results)) for row in rows if differs(row, results)]
-    return "\n".join([DIFFERENT, *lines(chosen, {})])
+    lines = [f"| {' | '.join([names, case, *cells])} |" for names, case, cells in alike(chosen, {})]
+    return "\n".join([HEAD, *lines])
 
 
 def equal(rows: list[Row], results: Results) -> str:
-    """Returns the table of the cases that both backends support, by section."""
-    text = [EQUAL]
+    """Returns lists of the cases that both backends support, by section."""
     shown = {key: ", ".join(texts(outcomes)) for key, outcomes in results["ringkern"].items()}
+    lists = []
     for section in dict.fromkeys(row.section for row in rows):
         chosen = [
-            (row, (documented(row),))
+            (row, ("" if section == LOCAL else documented(row),))
             for row in rows
             if row.section == section and not differs(row, results)
         ]
-        if chosen:
-            text += [f"| **{section}** | | |", *lines(chosen, shown)]
-    return "\n".join(text)
+        items = [item(*each) for each in alike(chosen, shown)]
+        if items:
+            lists.append("\n".join([f"### {section}", "", *items]))
+    return "\n\n".join(lists)
+
+
+def item(names: str, case: str, cells: Cells) -> str:
+    (nccl,) = cells
+    return f"- {names}{f': {case}' if case else ''}{f'. NCCL: {nccl}' if nccl else ''}"
 
 
 def summary(rows: list[Row], results: Results) -> str:
