@@ -154,17 +154,16 @@ def item(names: str, case: str, cells: Cells) -> str:
 
 def summary(rows: list[Row], results: Results) -> str:
     count = {b: sum(has(row, results[b][row.key]) for row in rows) for b in results}
-    less = dict.fromkeys(
-        name
+    less = [
+        ", ".join(map(code, row.names)) + (f" ({row.feature})" if row.feature else "")
         for row in rows
         if has(row, results["gloo"][row.key]) and not has(row, results["ringkern"][row.key])
-        for name in row.names
-    )
+    ]
     full, gloo = count["ringkern"], count["gloo"]
     text = f"ringkern supports {full} of {len(rows)} cases in full, Gloo {gloo}."
     if not less:
         return f"{text} ringkern supports each case that Gloo supports."
-    return f"{text} Only Gloo supports {', '.join(map(code, less))}."
+    return f"{text} Supported by Gloo and not by ringkern: {', '.join(less)}."
 
 
 def left_out() -> str:
