@@ -32,7 +32,7 @@ class Row:
     feature: str  # "" for the plain call
     probe: Callable[..., Any]
     cases: Mapping[str, tuple[Any, ...]]
-    remark: str  # for the last column: facts that outcomes alone do not show
+    remark: str  # for the cell of ringkern: facts that outcomes alone do not show
 
     @property
     def key(self) -> str:

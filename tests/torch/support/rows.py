@@ -85,6 +85,7 @@ def shortened(error: RankError) -> str:
     text = error.text.strip().split("\n")[0]
     text = re.sub(r"^(:*\[[^\]]*\]\s*)+", "", text)  # [/path/file.cc:81]
     text = re.sub(r" \(\[[\d.:]+\].*?\)", "", text)  # addresses
+    text = re.sub(r"^ProcessGroupGloo::\w+: ", "", text)
     text = re.sub(r"\s*\(?Exception raised from.*", "", text)
     text = re.split(r"(?<=[a-z\])'\"])\. (?=[A-Z])", text)[0].rstrip(". ")
     if len(text) > 100:

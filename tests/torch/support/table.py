@@ -9,18 +9,16 @@ from pathlib import Path
 import torch
 
 from tests.torch.support.names import FUNCTIONAL, WITHOUT_ROW
-from tests.torch.support.nccl import FACTS, PAGE, TABLE, Fact
+from tests.torch.support.nccl import FACTS, PAGE, TABLE
 from tests.torch.support.registry import Outcome, Row
 from tests.torch.support.rows import SIZE, Outcomes, Results
 
 TEMPLATE = Path(__file__).with_name("template.md")
-HEAD = "\n".join(
-    (
-        "| function | case | Gloo | NCCL, documented | ringkern | difference |",
-        "|---|---|---|---|---|---|",
-    )
-)
+HEAD = """\
+| function | case | Gloo | NCCL, documented | ringkern |
+|---|---|---|---|---|"""
 LOCAL = "Without communication"
+SHOWN = 6  # names of a kind that are all listed
 
 
 def torch_version() -> str:
@@ -76,106 +74,118 @@ def documented(row: Row) -> str:
 # ---- Differences ---------------------------------------------------------------------------------
 
 
-def known(fact: Fact | None, case: str) -> bool | None:
-    """Returns whether NCCL supports a case; None where its documentation does not tell."""
-    if not fact or fact.verdict == "generally" or (fact.only and case not in fact.only):
-        return None
-    return fact.verdict == "yes" and case not in fact.but
+def has(row: Row, outcomes: Outcomes) -> bool:
+    return all(outcome.verdict == "yes" for outcome in outcomes.values())
 
 
-def difference(gloo: bool, nccl: bool | None, ringkern: bool) -> str:
-    if gloo and ringkern:
-        return "not NCCL" if nccl is False else ""
-    if not gloo and not ringkern:
-        return "only NCCL" if nccl else "neither Gloo nor ringkern"
-    one, other = ("Gloo", "ringkern") if gloo else ("ringkern", "Gloo")
-    return {True: f"not {other}", False: f"only {one}", None: f"{one}, not {other}"}[nccl]
-
-
-def differs(row: Row, results: Results) -> str:
+def denied(row: Row) -> bool:
+    """Returns whether NCCL is known to lack a case."""
     fact = FACTS.get(row.key)
-    kinds: dict[str, list[str]] = {}
-    for case in row.cases:
-        gloo, ringkern = (results[b][row.key][case].verdict == "yes" for b in ("gloo", "ringkern"))
-        kinds.setdefault(difference(gloo, known(fact, case), ringkern), []).append(case)
-    # Cells list the cases.
-    words = [k if len(c) == len(row.cases) else f"{k}: some" for k, c in kinds.items() if k]
-    return "; ".join([*words, *([row.remark] if row.remark else [])])
+    return bool(fact and (fact.verdict == "no" or fact.but))
+
+
+def texts(outcomes: Outcomes) -> list[str]:
+    return [outcome.text for outcome in outcomes.values() if outcome.text]
+
+
+def differs(row: Row, results: Results) -> bool:
+    """Returns whether the backends' cells differ, one fails, or NCCL is known to lack a case."""
+    gloo, ringkern = (results[backend][row.key] for backend in ("gloo", "ringkern"))
+    full = has(row, gloo) and has(row, ringkern)
+    named = [text.replace("gloo:", "ringkern:") for text in texts(gloo)]
+    return not full or denied(row) or named != texts(ringkern)
 
 
 # ---- The page ------------------------------------------------------------------------------------
 
+Cells = tuple[str, ...]
 
-def cells_of(row: Row, results: Results) -> tuple[str, ...]:
-    """Returns the cells of a row, without its functions and its feature."""
+
+def cells_of(row: Row, results: Results) -> Cells:
+    """Returns the cells of a row of the first table, without its functions and its case."""
     gloo, ringkern = (cell(results[backend][row.key]) for backend in ("gloo", "ringkern"))
-    return (gloo, documented(row), ringkern, differs(row, results))
+    return (gloo, documented(row), f"{ringkern} ({row.remark})" if row.remark else ringkern)
 
 
-def lines(rows: list[Row], results: Results) -> Iterator[str]:
-    """Yields the lines of a section; rows with equal cells share one.
+def alike(rows: list[tuple[Row, Cells]], shown: dict[str, str]) -> Iterator[tuple[str, str, Cells]]:
+    """Yields functions, cases and cells; functions, and then cases, with equal cells share one.
 
-    Features of one function share a line, and so do functions that have one line each.
+    ``shown`` has texts, by the keys of rows, to add to their cases.
     """
-    functions: dict[tuple[str, ...], dict[tuple[str, ...], list[str]]] = {}
-    for row in rows:
-        features = functions.setdefault(row.names, {})
-        features.setdefault(cells_of(row, results), []).append(row.feature)
-    alike: dict[tuple[str, str], list[str]] = {}
-    for names, features in functions.items():
-        text = "\n".join(
-            " | ".join(["; ".join(f or "call" for f in of) if any(of) else "", *cells]) + " |"
-            for cells, of in features.items()
-        )
-        several = "" if len(features) == 1 else names[0]
-        alike.setdefault((text, several), []).extend(names)
-    for (text, _), names in alike.items():
-        first, *others = text.split("\n")
-        shown = ", ".join(code(name.removeprefix(FUNCTIONAL)) for name in names)
-        yield from (f"| {shown} | {first}", *(f"|  | {other}" for other in others))
+    functions: dict[tuple[str, Cells], list[Row]] = {}
+    for row, cells in rows:
+        functions.setdefault((row.feature, cells), []).append(row)
+    features: dict[tuple[Cells, Cells], list[str]] = {}
+    for (feature, cells), equal_rows in functions.items():
+        added = ", ".join(shown[row.key] for row in equal_rows if shown.get(row.key))
+        names = tuple(name for row in equal_rows for name in row.names)
+        features.setdefault((names, cells), []).append(feature + (f" ({added})" if added else ""))
+    for (names, cells), of in features.items():
+        case = "; ".join(feature or "call" for feature in of) if any(of) else ""
+        yield ", ".join(code(name.removeprefix(FUNCTIONAL)) for name in names), case, cells
 
 
-def section(title: str, rows: list[Row], results: Results) -> str:
-    return "\n".join([f"## {title}", "", HEAD, *lines(rows, results)])
+def different(rows: list[Row], results: Results) -> str:
+    chosen = [(row, cells_of(row, results)) for row in rows if differs(row, results)]
+    lines = [f"| {' | '.join([names, case, *cells])} |" for names, case, cells in alike(chosen, {})]
+    return "\n".join([HEAD, *lines])
 
 
-def has(row: Row, outcomes: Outcomes) -> bool:
-    return all(outcome.verdict == "yes" for outcome in outcomes.values())
+def equal(rows: list[Row], results: Results) -> str:
+    """Returns lists of the cases that both backends support, by section."""
+    shown = {key: ", ".join(texts(outcomes)) for key, outcomes in results["ringkern"].items()}
+    lists = []
+    for section in dict.fromkeys(row.section for row in rows):
+        chosen = [
+            (row, ("" if section == LOCAL else documented(row),))
+            for row in rows
+            if row.section == section and not differs(row, results)
+        ]
+        items = [item(*each) for each in alike(chosen, shown)]
+        if items:
+            lists.append("\n".join([f"### {section}", "", *items]))
+    return "\n\n".join(lists)
+
+
+def item(names: str, case: str, cells: Cells) -> str:
+    (nccl,) = cells
+    return f"- {names}{f': {case}' if case else ''}{f'. NCCL: {nccl}' if nccl else ''}"
 
 
 def summary(rows: list[Row], results: Results) -> str:
     count = {b: sum(has(row, results[b][row.key]) for row in rows) for b in results}
     less = [
-        f"- {', '.join(map(code, row.names))}"
-        + (f", {row.feature}" if row.feature else "")
-        + (f": {row.remark}" if row.remark else "")
+        ", ".join(map(code, row.names)) + (f" ({row.feature})" if row.feature else "")
         for row in rows
-        for phrase in [differs(row, results)]
-        if "not ringkern" in phrase or "only Gloo" in phrase
+        if has(row, results["gloo"][row.key]) and not has(row, results["ringkern"][row.key])
     ]
     full, gloo = count["ringkern"], count["gloo"]
     text = f"ringkern supports {full} of {len(rows)} cases in full, Gloo {gloo}."
     if not less:
-        return f"{text} ringkern lacks none that Gloo or NCCL is known to support."
-    return "\n".join([f"{text} Supported by Gloo and not by ringkern:", "", *less])
+        return f"{text} ringkern supports each case that Gloo supports."
+    return f"{text} Supported by Gloo and not by ringkern: {', '.join(less)}."
 
 
 def left_out() -> str:
-    return "\n".join(
-        f"- {what}: {', '.join(code(name) for name in names.split())}"
-        for what, names in WITHOUT_ROW.items()
-    )
+    """Returns the kinds of names without a row, with all names of a kind or the first."""
+    return "\n".join(map(kind, WITHOUT_ROW))
+
+
+def kind(what: str) -> str:
+    names = WITHOUT_ROW[what].split()
+    few = len(names) <= SHOWN
+    shown = ", ".join(map(code, names if few else names[: SHOWN // 2]))
+    return f"- {what}{':' if few else ', such as'} {shown}"
 
 
 def page(rows: Iterable[Row], results: Results) -> str:
     rows = list(rows)
-    titles = list(dict.fromkeys(row.section for row in rows))
-    tables = [section(t, [row for row in rows if row.section == t], results) for t in titles]
     template = string.Template(TEMPLATE.read_text())
     return template.substitute(
         torch=torch_version(),
         size=SIZE,
         summary=summary(rows, results),
-        tables="\n\n".join(tables),
+        different=different(rows, results),
+        equal=equal(rows, results),
         left_out=left_out(),
     )

@@ -60,7 +60,7 @@ def shapes(rank: int, size: int) -> None:
     expect(any([3, 9] in event.input_shapes for event in own), f"{own[0].input_shapes}")
 
 
-@row(SECTION, "all_reduce", "and one of its parameters, `record_param_comms`")
+@row(SECTION, "all_reduce", "event of the parameters, `record_param_comms`")
 def record(rank: int, size: int) -> None:
     names = {event.name for event in _profiled(lambda: dist.all_reduce(torch.zeros(27)))}
     expect("record_param_comms" in names, "no such event")
