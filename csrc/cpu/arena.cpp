@@ -13,8 +13,7 @@ namespace ringkern::cpu {
 namespace {
 
 constexpr int64_t kGranule = 2 << 20;     // memory is taken from the system and given back in these
-constexpr int64_t kKeptBytes =
-    32 << 20;  // of a free block, so that not every tensor needs a system call
+constexpr int64_t kKeptBytes = 32 << 20;  // of a free block, to save system calls
 constexpr int64_t kLeastView = 64 << 20;
 
 // The size of the address range: the machine's memory. The same on all ranks of a host.

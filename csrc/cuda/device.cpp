@@ -8,7 +8,7 @@
 namespace ringkern::cuda {
 namespace {
 
-// True where the driver cannot be asked.
+// Returns true if the driver cannot be queried.
 bool has_context(int device) {
   using GetState = int (*)(int device, unsigned* flags, int* active);
   static const auto get_state = driver_function<GetState>("cuDevicePrimaryCtxGetState", 7000);

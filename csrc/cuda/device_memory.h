@@ -11,10 +11,10 @@
 
 namespace ringkern::cuda {
 
-// Smaller allocations share one, and a handle is one to it.
+// Smaller allocations share an allocation, and their handle is that of the whole.
 inline constexpr int64_t kBlock = 2 << 20;
 
-// Makes the handle of CUDA IPC to device memory; false where CUDA has none.
+// Makes the handle of CUDA IPC to device memory; returns false if CUDA has none.
 bool export_by_ipc(void* at, cudaIpcMemHandle_t& handle) noexcept;
 
 // Handle of a rank's device memory; a descriptor goes beside it.
@@ -30,17 +30,17 @@ struct MemoryHandle {
 // expandable, which cannot be exported.
 class DeviceMemory {
  public:
-  // At least so many bytes. Throws TransportError, with the remedy where there is no room.
+  // At least this many bytes. Throws TransportError, with advice if there is no room.
   DeviceMemory(int device, int64_t bytes, const std::string& remedy);
   ~DeviceMemory();
   DeviceMemory(const DeviceMemory&) = delete;
   DeviceMemory& operator=(const DeviceMemory&) = delete;
 
   void* at() const { return at_; }
-  // `kind` is none where CUDA exports it in neither way. Throws TransportError.
+  // `kind` is none if CUDA exports it in neither way. Throws TransportError.
   MemoryHandle handle() const;
   int fd() const { return fd_; }  // -1: it is opened by CUDA IPC
-  // From here on no process that is forked from this one holds the memory.
+  // From then on, no process forked from this one holds the memory.
   void close_fd() noexcept;
   // Leaves the memory to the end of the process: other ranks may still write to it.
   void abandon() { at_ = nullptr; }
@@ -64,7 +64,7 @@ class OpenedMemory {
   OpenedMemory(const OpenedMemory&) = delete;
   OpenedMemory& operator=(const OpenedMemory&) = delete;
 
-  // Does not keep the descriptor. Returns null where it cannot be opened, and says why.
+  // Does not keep the descriptor. Returns null, and the reason, if it cannot be opened.
   void* open(const MemoryHandle& handle, int fd, std::string& why_not);
   // The same by CUDA IPC, of another process.
   void* open(const cudaIpcMemHandle_t& handle, std::string& why_not);

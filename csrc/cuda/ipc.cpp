@@ -98,7 +98,7 @@ SharedMemory IpcTransport::memory() const {
   return {device, detours_};
 }
 
-// Registers host memory, and returns where the device sees it.
+// Registers host memory, and returns its device address.
 void* IpcTransport::use_host(void* memory, const std::string& why) {
   const OnDevice guard(device_);
   const unsigned flags = cudaHostRegisterPortable | cudaHostRegisterMapped;
@@ -115,7 +115,7 @@ void* IpcTransport::use_host(void* memory, const std::string& why) {
 }
 
 void IpcTransport::begin_probe(std::span<ProbedLink> links) {
-  mine_.close_fd();  // all have it
+  mine_.close_fd();  // all ranks have it
   prober_.emplace(device_);
   prober_->stage(links);
 }

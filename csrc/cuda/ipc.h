@@ -1,6 +1,6 @@
-// Memory that ranks see of each other: IpcTransport between processes. Ranks of one process need
-// none: their segments are plain pointers (cuda/local.h), and CUDA refuses to open a handle in the
-// process that made it.
+// The device memory that ranks share: IpcTransport between processes. Ranks of one process do not
+// need it: their segments are plain pointers (cuda/local.h), and CUDA refuses to open a handle in
+// the process that made it.
 #pragma once
 
 #include <optional>
@@ -17,8 +17,8 @@
 namespace ringkern::cuda {
 
 // A segment in device memory, which others open, and one in host memory, a memory file that both
-// ranks of a pair register where either cannot open the other's. Most pairs need none, and then it
-// is not allocated. The kernels are the same.
+// ranks of a pair register if either cannot open the other's. Most pairs do not need it, and then
+// it is not allocated. The kernels are the same.
 class IpcTransport final : public Transport {
  public:
   // Allocates and clears `bytes` on `device`. `regions`, if there are any, meet those of the other
@@ -31,9 +31,9 @@ class IpcTransport final : public Transport {
 
   void* mine() override { return mine_.at(); }
   Offer offer() override;
-  void set_orders(const RingOrders& orders) override { orders_ = orders; }
-  // Throws TransportError, but for device memory that this rank cannot open: then it returns null,
-  // and `settle` takes host memory. Neighbours must open it where ranks have no bits.
+  void arrange(const RingOrders& orders) override { orders_ = orders; }
+  // Throws TransportError. Returns null for device memory that this rank cannot open; `settle` then
+  // takes host memory. With more ranks than kMostOnHost, neighbours must be able to open it.
   void* map(const Offer& offer, int peer) override;
   std::optional<uint32_t> mapped() const override;
   void settle(uint32_t both, Segments& segments) override;
@@ -63,7 +63,7 @@ class IpcTransport final : public Transport {
   OpenedMemory theirs_;
   MemoryFile host_;
   Mappings host_mappings_;
-  std::vector<void*> theirs_on_host_;          // by rank, where they are mapped
+  std::vector<void*> theirs_on_host_;          // by rank; null: not mapped
   std::vector<std::string> refusals_;          // by rank: why its device memory was not opened
   std::vector<MemoryHandle::Kind> opened_by_;  // by rank
   std::vector<std::string> detours_;

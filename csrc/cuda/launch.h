@@ -18,8 +18,8 @@ inline constexpr int kLL128Unit = 8;       // lines that a warp moves at once; a
 // too small for that has its last thread post beside its work.
 RK_HD constexpr int workers_of(int threads) { return threads >= 96 ? threads - 32 : threads; }
 
-// The workers that plans are made for, whatever a launch takes: ranks that cut alike need not
-// launch alike.
+// The workers that plans are made for, independent of a launch's: ranks with the same plan need not
+// have the same launch.
 inline constexpr int kPlanWorkers = workers_of(kMaxThreads);
 
 // 32 channels of 4 slots. The slots suit a block of 11 working warps: in Simple each moves two
@@ -38,21 +38,21 @@ constexpr Geometry default_geometry() {
   return g;
 }
 
-// Bytes that the FIFOs of Simple take of a device, of all ranks of a ring: with more, what is
-// written into them goes out to memory and comes back (an H100 has 50 MB of L2).
+// The bytes of a device that the FIFOs of Simple use, of all ranks of a ring: with more, their data
+// leaves the L2 for memory and comes back (an H100 has 50 MB of L2).
 inline constexpr int64_t kFifoBudget = 22 << 20;
 
-// After how many polls in vain a wait looks whether to give up. A look reads host memory over PCIe:
-// about 2 us, so not at every poll. A thousand polls take less than a millisecond.
+// The number of failed polls after which a wait checks whether to give up. A check reads host
+// memory over PCIe: about 2 us, so not at every poll. A thousand polls take less than 1 ms.
 #ifndef RK_POLLS_PER_LOOK
 #define RK_POLLS_PER_LOOK 1024
 #endif
 inline constexpr uint32_t kPollsPerLook = RK_POLLS_PER_LOOK;
 
-// Written over the counters that a neighbour polls by a rank that gives up; no step gets so far.
+// A rank that gives up writes it over the counters that a neighbour polls; no step gets this far.
 inline constexpr uint64_t kPoisoned = ~uint64_t(0);
 
-// Host memory that the device sees, of one rank. The first wait that fails fills in the report, its
+// Host memory of one rank that the device sees. The first failed wait fills in the report, its
 // verdict last.
 struct Mailbox {
   uint32_t aborted;  // by the host: every wait of this rank ends
@@ -67,7 +67,7 @@ struct RankArgs {
   uint32_t on_host = 0;  // a bit for each rank that writes to `host` and not to `mine`
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
-  std::byte* mine = nullptr;  // segments, as the geometry lays them out
+  std::byte* mine = nullptr;  // segments, in the geometry's layout
   std::byte* host = nullptr;  // of this rank, too, in host memory; null: there is none
   std::byte* next = nullptr;  // where the ranks stand as they are numbered
   std::byte* prev = nullptr;
@@ -83,7 +83,7 @@ struct LaunchArgs {
   Geometry geometry;
   Reduction reduction;
   uint64_t timeout_ns = 0;  // for each wait; 0: none
-  uint64_t seq = 0;         // of the call, for the host to read when it has ended; 0: nobody does
+  uint64_t seq = 0;         // of the call, posted to the host when it has ended; 0: not posted
   RankArgs ranks[kMaxLocalRanks];
 };
 // The same for calls in the mesh, of one kind of plan.
@@ -127,8 +127,8 @@ struct Tensors {
 struct AcrossPlan {
   int channels = 1;  // of each rank
   Tensors tensors;
-  // Between processes a rank has no other tensor than its own. It tells the others where that is,
-  // and finds theirs among their regions.
+  // Between processes a rank has only its own tensor. It publishes the tensor's place, and finds
+  // the others' tensors in their regions.
   bool told = false;
   uint64_t place = 0;                   // RegionPlace::word() of this rank's
   const PeerRegion* regions = nullptr;  // by rank and region; in device memory
@@ -164,7 +164,7 @@ const void* in_place_kernel(DType dtype, Combine combine);
 inline constexpr int kMostAcrossThreads = 256;
 const void* across_kernel(DType dtype, Combine combine);
 
-// A ring of one: out = in, multiplied where the reduction says so. Takes one AloneArgs.
+// A ring of one: out = in, multiplied if the reduction does so. Takes one AloneArgs.
 struct AloneArgs {
   const std::byte* in = nullptr;
   std::byte* out = nullptr;

@@ -1,7 +1,6 @@
 // Launches whose blocks wait for others follow each other on a device: those of one communicator
-// always, since two that overlap would share counters, and those of all communicators of the
-// process where the device does not hold the blocks of all at once. Two that were resident in part
-// would wait for the rest of each other.
+// always, since two that overlap would share counters; those of all communicators of the process if
+// the device does not hold all blocks at once. Two partly resident launches would deadlock.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -18,7 +17,7 @@ namespace ringkern::cuda {
 // each other, and nothing else of the graph follows them.
 class LaunchOrder {
  public:
-  // On the current device, which holds so many blocks, for launches of at most so many.
+  // On the current device, which holds `held` blocks, for launches of at most `most` blocks.
   void claim(int device, int held, int most, cudaStream_t stream);
   void release() noexcept;
 
@@ -35,7 +34,7 @@ class LaunchOrder {
   // Makes `stream` follow the last launch or replay.
   void let_follow(cudaStream_t stream) const;
 
-  // Returns when the last launch or replay has ended; false if it has not within `patience`.
+  // Waits until the last launch or replay has ended; returns false after `patience`.
   bool drain(Milliseconds patience) const;
 
  private:

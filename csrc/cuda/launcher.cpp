@@ -88,19 +88,16 @@ bool Launcher::run(std::span<const Task> tasks, std::span<const Task> all) {
   if (task.count == 0) return false;
   const OnDevice guard(device_);
   try {
-    return start(tasks, all);
-  } catch (Error& e) {
-    if (!works()) abort();  // the others must not wait for a device that is lost
-    e.facts.refused = !aborted_;
-    throw;
+    start(tasks, all);
   } catch (...) {
-    abort();
+    if (!works()) abort();  // the others must not wait for a lost device
+    for (const Task& each : tasks) each.refused = !aborted_;
     throw;
   }
 }
 
-// Tells a launch that CUDA refuses, as in an invalid capture or on a stream of another device, from
-// an error after which every call fails.
+// Tells a refused launch, such as in an invalid capture or on a stream of another device, from an
+// error after which every call fails.
 bool Launcher::works() const {
   const BesideCaptures beside;
   const cudaError_t error = cudaStreamQuery(abort_stream_);
@@ -166,14 +163,14 @@ bool Launcher::launch(const void* kernel, Args args, int threads, cudaStream_t s
   try {
     order_.note_last(stream);
   } catch (...) {
-    if (!order_.capturing()) abort();  // what comes next would run beside this launch
+    if (!order_.capturing()) abort();  // the next launch would run beside this one
     throw;
   }
   if (aborted_) poison_others();  // by another thread, which may not have seen this launch
   return args.seq > 0;
 }
 
-// Between processes a rank's launch has its own tensor alone.
+// Between processes a rank's launch has only its own tensor.
 AcrossArgs Launcher::across_arguments(std::span<const Task> tasks, std::span<const Task> all,
                                       int channels) const {
   AcrossPlan plan{channels, tensors_of(one_process_ ? all : tasks)};
@@ -258,7 +255,7 @@ void Launcher::throw_if(Verdict verdict) {
   }
 }
 
-// Returns what the seat has reported.
+// Returns the report of the seat.
 Fault Launcher::fault_of(size_t seat) const {
   const Segments& segments = seats_[seat].segments;
   return fault_in(mailboxes_[seat].report, seats_[seat].rank, ranks_, orders_, segments.names);

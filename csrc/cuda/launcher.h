@@ -18,13 +18,13 @@ namespace cuda {
 class Launcher;
 }
 
-// Messages that are launched together, each of a launcher of its own, all on one device. A task
-// that names it is added in place of being launched.
+// Messages that are launched together, each of its own launcher, all on one device. A task that
+// names a batch is added to it and not launched.
 struct LaunchBatch {
   static constexpr int kMost = cuda::kMostMessages;
 
   explicit LaunchBatch(void* on) : stream(static_cast<cudaStream_t>(on)) {}
-  // Launches what was added. Throws TransportError; then all its launchers are aborted.
+  // Launches the added messages. Throws TransportError; then all its launchers are aborted.
   void launch();
 
   const cudaStream_t stream;
@@ -60,8 +60,8 @@ struct Seat {
   Segments segments;
 };
 
-// Returns how far two have come together: no further than either, and failed as the one that is the
-// cause, a deadline that has passed.
+// Returns the common progress of two: the lesser of both; of failures, a passed deadline, which is
+// the cause.
 Executor::Progress joined(const Executor::Progress& a, const Executor::Progress& b);
 
 // Nothing of `run` allocates or synchronises, and it takes one lock, of the device.
@@ -83,20 +83,20 @@ class Launcher {
   // be posted: not where nothing is to be done, nor by a ring of one or where all ranks' tensors are
   // taken by one launch, nor in a graph, which may be replayed often or never.
   // `all`: the tasks of all ranks, in one process.
-  bool run(std::span<const Task> tasks, std::span<const Task> all = {});
-  // Throws UsageError where a task is none that these ranks have kernels for.
+  void run(std::span<const Task> tasks, std::span<const Task> all = {});
+  // Throws UsageError if these ranks have no kernel for the task.
   void check_task(const Task& task) const;
-  // Throws if it is known of an earlier launch that a wait ended so.
+  // Throws if a wait of an earlier launch is known to have ended with this verdict.
   void throw_if(Verdict verdict);
-  // The same for any failure, abort() included; `task` is what cannot be started therefore.
+  // The same for any failure, abort() included; `task`: the task that cannot start because of it.
   void throw_if_failed(const Task& task);
   void abort();
   // Returns when all launches have ended, which each does by its deadline; false if they have not
   // within `patience`.
   bool drain(Milliseconds patience);
   bool captured() const { return order_.capturing(); }  // the last launch, by a graph
-  // Reads how far all seats have come, as the device has posted it; takes no lock and asks the
-  // device nothing.
+  // Returns the progress of all seats that the device has posted; takes no lock and does not query
+  // the device.
   Executor::Progress progress() const;
 
  private:
@@ -135,7 +135,7 @@ class Launcher {
 
   Mailbox* mailboxes_ = nullptr;  // one a seat; host memory that the device sees
   uint64_t* poison_ = nullptr;    // kPoisoned, once a channel; host memory
-  // For each seat everybody's segment, by rank; device memory, because a launch has no room for it.
+  // For each seat all ranks' segments, by rank; device memory, because a launch has no room for it.
   std::byte** tables_ = nullptr;
   std::atomic<bool> aborted_{false};
 

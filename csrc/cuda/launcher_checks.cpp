@@ -16,7 +16,7 @@ void Launcher::check_geometry() const {
                      std::to_string(unit) + " bytes");
 }
 
-// The kernels take them from a table of all ranks, which then is always there.
+// The kernels take them from a table of all ranks, which then always exists.
 void Launcher::check_neighbours() const {
   static_assert(RingOrders::kMostRanks <= MeshGeometry::kMostRanks);
   for (const Seat& seat : seats_)

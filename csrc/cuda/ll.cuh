@@ -6,7 +6,7 @@
 //            and is stored and loaded whole, so that a reader that sees the flag has the data. A
 //            warp acquires its credit before its first line. `head` is posted behind a barrier, to
 //            which a thread comes with all its lines read, and a fence.
-// POLLING    the data itself, in the rank's own segment: one journey in place of two. `head`, by
+// POLLING    the data itself, in the rank's own segment: one transfer in place of two. `head`, by
 //            one lane of each warp, and only when what it last saw is used up.
 // REUSE      a slot is written again only when `head` has given it back; flags do not repeat within
 //            kLLFlagPeriod steps, and a slot is rewritten whole twice in that time. Such a step is

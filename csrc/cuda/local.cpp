@@ -17,8 +17,8 @@ int64_t segment_pitch(const Geometry& g, int ranks) {
   return align_up(segment_bytes(g, ranks), 256);
 }
 
-// For the life of the process: others, torch among them, may have come to rely on it since. False
-// where there is none to enable.
+// Enables peer access for the life of the process, because others, such as torch, may rely on it.
+// Returns false if there is none.
 bool enable_access(int from, int to) {
   if (from == to) return true;
   int possible = 0;
@@ -208,7 +208,8 @@ bool LocalRing::run(std::span<const Task> tasks) {
     if (!e.facts.refused) abort();
     throw;
   } catch (...) {
-    abort();
+    tasks.front().refused = refused;
+    if (!refused) abort();  // kernels on other devices must not wait for missing launches
     throw;
   }
   return under_way;

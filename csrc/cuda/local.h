@@ -9,8 +9,8 @@
 
 namespace ringkern::cuda {
 
-// Tells if all devices have access to each other's memory; and if a line of LL128 arrives whole
-// from each rank, which is on the device that is listed for it, at the next one.
+// Return true if all devices have access to each other's memory; if a line of LL128 from each rank,
+// on its listed device, arrives whole at the next rank.
 bool reach_each_other(const std::vector<int>& devices);
 bool carry_lines(const std::vector<int>& devices);
 
@@ -33,12 +33,12 @@ class LocalRing {
   bool run(std::span<const Task> tasks);
   void abort();
   bool drain(Milliseconds patience);
-  Executor::Progress progress() const;  // as far as all ranks have come
+  Executor::Progress progress() const;  // common to all ranks
   int ranks() const { return ranks_; }
   const Geometry& geometry() const { return geometry_; }
 
  private:
-  // One launch, and the ranks that it is of, in order.
+  // One launch, and its ranks, in order.
   struct Part {
     int device = 0;
     std::vector<int> ranks;

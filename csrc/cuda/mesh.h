@@ -10,19 +10,19 @@ namespace ringkern::cuda {
 // The counters of one channel; behind them is a counter of rounds for each peer.
 struct MeshCounters {
   StepCounter count[2];  // mine, over the life of the communicator
-  StepCounter poisoned;  // kPoisoned once somebody has given up; whoever does writes it
+  StepCounter poisoned;  // kPoisoned once a rank has given up; that rank writes it
 };
-// The rounds over lines that a rank has finished, and the meetings that it has come to
+// The rounds over lines that a rank has finished, and the meetings that it has reached
 // (cuda/across.cuh). Flags of lines depend on the number of rounds, so the two are counted apart.
 enum class MeshCount : uint8_t { rounds, meetings };
-// A peer's count of meetings, and where its tensor is: RegionPlace::word().
+// A peer's count of meetings, and the place of its tensor: RegionPlace::word().
 struct alignas(kCacheLine) PeerMeetings {
   uint64_t count;
   uint64_t place;
 };
 
-// A tensor in the memory that its rank has registered (cuda/regions.h): in which region, and how
-// far from its start.
+// The place of a tensor in the memory that its rank has registered (cuda/regions.h): the region
+// and the offset in it.
 struct RegionPlace {
   int region = -1;  // -1: in none
   int64_t offset = 0;
@@ -38,7 +38,7 @@ struct RegionPlace {
     return {int(word >> kOffsetBits) - 1, int64_t(word & ((uint64_t(1) << kOffsetBits) - 1))};
   }
 };
-// A region of a peer, as this rank sees it; null: not at all.
+// A region of a peer, as mapped by this rank; null: not mapped.
 struct PeerRegion {
   std::byte* base = nullptr;
   int64_t bytes = 0;
@@ -57,7 +57,7 @@ struct MeshGeometry {
   int slots = DirectPlan::slots(0);
   int64_t slot_bytes = 0;  // on the wire; both halves are whole grains of the plan
 
-  // The more ranks, the less for each. All ranks make the same of it.
+  // More ranks have smaller slots. All ranks get the same result.
   static constexpr MeshGeometry make(int ranks, int channels) {
     MeshGeometry g;
     g.ranks = ranks;
@@ -68,8 +68,7 @@ struct MeshGeometry {
     return g;
   }
 
-  // Returns whether this many ranks can write to each other directly. A ring of one has nobody to
-  // write to.
+  // Returns whether this many ranks can write to each other directly. A ring of one cannot.
   RK_HD constexpr bool possible() const { return ranks > 1 && ranks <= kMostRanks; }
   RK_HD constexpr int64_t channel_bytes() const { return meetings_offset(ranks - 1); }
   RK_HD constexpr int64_t bytes() const { return possible() ? channels * channel_bytes() : 0; }
@@ -100,11 +99,11 @@ struct MeshGeometry {
       2 * DirectPlan::kGrainBytes * line_bytes(Protocol::ll) / line_data_bytes(Protocol::ll);
 };
 
-// Tells if an all-reduce takes the tensors themselves.
+// Returns true if an all-reduce takes the tensors themselves.
 constexpr bool is_in_place(Algorithm a, Protocol p) {
   return a == Algorithm::two_shot && p == Protocol::simple;
 }
-// Tells if CUDA has the algorithm over this protocol.
+// Returns true if CUDA has the algorithm over this protocol.
 constexpr bool direct_runs_over(Algorithm a, Protocol p) {
   return (a != Algorithm::ring && p == Protocol::ll) || is_in_place(a, p);
 }

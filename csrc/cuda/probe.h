@@ -1,4 +1,4 @@
-// The kernel that probes links (comm/probe.h), and what it is given. Seen by the host and by it.
+// The kernel that probes links (comm/probe.h), and its arguments. Seen by host and device.
 #pragma once
 
 #include <type_traits>
@@ -11,16 +11,16 @@ namespace ringkern::cuda {
 inline constexpr int kProbeThreads = 128;
 inline constexpr int kMostLinks = 64;  // of a launch
 
-// The state of a block's wait besides data, in this rank's own memory: nobody else writes there.
+// The state of a block's wait besides data, in this rank's own memory: no other rank writes there.
 struct alignas(kCacheLine) ProbeScratch {
-  uint64_t answer;  // as it came; 0: it did not
+  uint64_t answer;  // received; 0: none
   Mailbox mailbox;
   alignas(kCacheLine) uint32_t failed;
   LinkCounters counters;
 };
 
-// A link, by one block. Null where there is nothing to do. The peer answers in the word behind
-// those that it writes.
+// A link, by one block. Pointers are null if unused. The peer answers in the word behind those that
+// it writes.
 struct ProbeEnds {
   uint64_t* theirs = nullptr;       // in the peer's memory
   const uint64_t* sends = nullptr;  // the rest in this rank's

@@ -99,7 +99,7 @@ void Prober::finish(std::span<ProbedLink> links, Milliseconds patience,
     if (link.mine == nullptr) continue;
     fetch(link.receives, link.spare, link.words);
     if (link.receives[link.words - 1] == 0) {
-      // The kernel gave up: this is what there is, for the report.
+      // The kernel gave up: these words are for the report.
       fetch(link.receives, link.mine, link.words);
       link.receives[link.words - 1] = 0;
     } else if (link.theirs != nullptr) {

@@ -13,7 +13,7 @@
 
 namespace ringkern::cuda {
 
-// Where the links are probed, in a segment of this geometry: the FIFO of Simple of channel 0.
+// Returns the room for probes in a segment of this geometry: the FIFO of Simple of channel 0.
 constexpr ProbeRoom probe_room(const Geometry& g) {
   return {g.fifo_offset(0, Protocol::simple), g.fifo_bytes(Protocol::simple), 4096,
           int64_t(kCacheLine + sizeof(ProbeScratch))};
@@ -21,15 +21,15 @@ constexpr ProbeRoom probe_room(const Geometry& g) {
 
 class Prober {
  public:
-  // Loads the kernel: later it might have to wait for kernels that wait for their peers. Throws
-  // TransportError, as all that follows.
+  // Loads the kernel: later the load could wait for kernels that wait for their peers. Throws
+  // TransportError, as do all functions below.
   explicit Prober(int device);
   ~Prober();
   Prober(const Prober&) = delete;
   Prober& operator=(const Prober&) = delete;
 
-  // Brings what is to be sent to the device; then moves it, and takes what comes. `finish` returns
-  // when the kernel has ended, which it does within two of the `patience` of its launch.
+  // Copies the data to send to the device; sends it, and receives. `finish` returns when the kernel
+  // has ended: within twice the `patience` of its launch.
   void stage(std::span<const ProbedLink> links);
   void launch(std::span<const ProbedLink> links, Milliseconds patience);
   void finish(std::span<ProbedLink> links, Milliseconds patience,

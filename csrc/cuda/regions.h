@@ -1,5 +1,5 @@
-// Device memory of this process that the other ranks map, for tensors that an all-reduce takes
-// where they are (cuda/across.cuh).
+// Device memory of this process that the other ranks map, for tensors that an all-reduce reads and
+// writes in place (cuda/across.cuh).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -17,9 +17,9 @@
 
 namespace ringkern::cuda {
 
-// All regions of this process, each an allocation of its own, numbered as they were made. None is
-// given back to CUDA: other processes may have it mapped. One that is free is taken again by
-// whoever asks for as many bytes.
+// All regions of this process, each its own allocation, numbered in the order of their making. None
+// is returned to CUDA, because other processes may have it mapped. A free one is used again for a
+// request of as many bytes.
 class Regions {
  public:
   struct Region {
@@ -31,8 +31,8 @@ class Regions {
 
   static Regions& mine();
 
-  // Throws TransportError. Where there are as many as there can be, or CUDA IPC is missing, the
-  // memory is in no region, and tensors in it are staged.
+  // Throws TransportError. At the limit of regions, or without CUDA IPC, the memory is in no
+  // region, and tensors in it are staged.
   void* allocate(int device, int64_t bytes);
   void free(void* at);
 
@@ -49,7 +49,7 @@ class Regions {
 
 // The regions of the other ranks of a group, as one rank has mapped them. Each rank has a board, a
 // memory file that all map, on which it shows its regions, and how many of each other rank's it has
-// mapped. A rank tells a place to others only where all have mapped its region.
+// mapped. A rank publishes a place only if all have mapped its region.
 class PeerRegions {
  public:
   PeerRegions(int device, int rank, int ranks);
@@ -60,14 +60,14 @@ class PeerRegions {
   int fd() const { return file_.fd(); }
   // A peer's board. Does not keep the descriptor. Throws TransportError unless it is one.
   void meet(int peer, int fd, const RankNames& names);
-  // Shows what this process has registered since the last call, and maps what others have. Not
-  // while the thread captures a graph. A region that cannot be mapped stays out, and those behind
-  // it.
+  // Publishes the regions that this process has registered since the last call, and maps those of
+  // others. Not while the thread captures a graph. A region that cannot be mapped is left out, with
+  // all later ones.
   void exchange();
   // 0 unless all others have mapped the tensor's memory.
   uint64_t place_of(const void* at, int64_t bytes) const;
-  // The same for a launch; 0 also where its output is elsewhere than its input, or where the input
-  // has a factor, which the others do not know.
+  // The same for a launch; also 0 if its output is not its input, or if the input has a factor,
+  // which the others do not know.
   uint64_t place_in(const AcrossArgs& args) const;
   const PeerRegion* table() const { return table_; }
   void unmap() { opened_.close(); }

@@ -9,7 +9,7 @@
 namespace ringkern::cuda {
 namespace {
 
-// With the threads of its largest block, of those that wait for others.
+// With the threads of its largest block that waits for others.
 template <class F>
 void for_each_kernel(F&& with_threads) {
   const auto f = [&](const void* kernel) { with_threads(kernel, kMaxThreads); };

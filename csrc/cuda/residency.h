@@ -1,5 +1,5 @@
-// How many blocks of the kernels a device holds at once. Those that wait for each other must all be
-// resident, or those that are would wait for ever for those that are not.
+// The number of the kernels' blocks that a device holds at once. Blocks that wait for each other
+// must all be resident, or the resident ones would wait forever.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,11 +10,11 @@
 
 namespace ringkern::cuda {
 
-// The blocks of any kernel; loads all of them, because the first launch of one that is not may wait
-// for the kernels that run, and those may be waiting for this one.
+// Returns the resident blocks of any kernel. Loads all kernels, because the first launch of an
+// unloaded one may wait for running kernels, which may wait for this launch.
 int resident_blocks(int device);
-// How many channels each of the ranks has that share a device of so many blocks, with a block each;
-// 0: not one. Their FIFOs keep to kFifoBudget.
+// Returns the channels of each of the ranks that share a device of this many blocks, one block a
+// channel; 0: none fits. Their FIFOs keep to kFifoBudget.
 int channels_of(int64_t blocks, int ranks);
 
 // Returns a description of the device, for the other ranks.
@@ -24,8 +24,8 @@ DeviceRoom room_of(int device);
 // Processes that take turns on a GPU (without MPS) would not have to divide it.
 int channels_of(const std::vector<DeviceRoom>& rooms, const RankNames& names);
 
-// Returns what a launch has whose blocks wait for each other and, unless `together`, for blocks of
-// other launches.
+// Returns the attributes of a launch whose blocks wait for each other and, unless `together`, for
+// blocks of other launches.
 std::vector<cudaLaunchAttribute> attributes_of_waiting(int device, bool together);
 
 }  // namespace ringkern::cuda

@@ -1,5 +1,5 @@
-// How a collective is run: over how many channels, which follow from what all ranks know, with how
-// many threads, which are a rank's own business but over tensors in place, and over which tensors.
+// The shape of a launch: its channels, which all ranks derive alike; its threads, which each rank
+// chooses, except over tensors in place; and its tensors.
 #pragma once
 
 #include <span>
@@ -18,8 +18,8 @@ Shape shape_of(const Task& task, int ranks, const Geometry& geometry);
 // The tensors of all ranks, whose tasks these are, in order.
 Tensors tensors_of(std::span<const Task> all);
 
-// Threads of a block of the all-reduce over the tensors themselves, each of `bytes`. There are as
-// many blocks as it takes.
+// Returns the threads of a block of the all-reduce over the tensors themselves, each of `bytes`.
+// There are as many blocks as needed.
 int in_place_threads(int64_t bytes);
 
 }  // namespace ringkern::cuda

@@ -1,5 +1,5 @@
 // The ring's kernels with a clock, for traces: the same links, compiled once more, so that a launch
-// that nobody traces takes no register more. Only sums of float32.
+// without a trace takes no more registers. Only sums of float32.
 #include "cuda/timed.cuh"
 
 namespace ringkern::cuda {
