@@ -3,11 +3,14 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <thread>
 #include <utility>
 
 #include "comm/diagnosis.h"
+#include "comm/disconnect.h"
 #include "comm/event_queue.h"
+#include "comm/probe.h"
 #include "core/lookout.h"
 #include "fault/render.h"
 
@@ -36,6 +39,8 @@ void throw_if_at_odds(const Control& control) {
 }
 
 }  // namespace
+
+// ---- Calls -------------------------------------------------------------------------------------
 
 Communicator::Communicator(std::shared_ptr<Store> store, std::string name, int rank, int ranks,
                            Milliseconds timeout, RankNames names)
@@ -164,8 +169,7 @@ uint64_t Communicator::execute(const Device& device, const Task& task,
   return run_on(*last_ring_, task, before);
 }
 
-uint64_t Communicator::run_on(Ring& ring, const Task& asked,
-                              const std::function<void()>& before) {
+uint64_t Communicator::run_on(Ring& ring, const Task& asked, const std::function<void()>& before) {
   Control& control = *ring.control;
   if (control.failed()) [[unlikely]] {  // the failure has not reached this rank yet
     const auto failure = control.failure();
@@ -208,6 +212,8 @@ uint64_t Communicator::run_on(Ring& ring, const Task& asked,
   control.end(result.rested ? coarse_now() : 0);
   return 0;
 }
+
+// ---- Failures ----------------------------------------------------------------------------------
 
 // Handles a failed wait of this rank. All ranks report the reason that was recorded first, their
 // own or another rank's.
@@ -284,6 +290,328 @@ void Communicator::end_all(Fault why) {
   }
   // Last: a callback may query the rings and must see them failed.
   if (first) tell(why);
+}
+
+// ---- Into a ring -------------------------------------------------------------------------------
+
+namespace {
+
+// Long enough for ranks that end together; a rank that ends long before its neighbours does not
+// wait for them.
+constexpr Milliseconds kDisconnectTimeout{2000};
+// How often a rank that waits for the others looks whether one of them is gone.
+constexpr Milliseconds kLookEvery{100};
+
+// Behind the key of a ring: ranks that do not have access to the device memory of all others; ranks
+// from which a line of LL128 may arrive in parts; ranks that have no memory for tensors in place.
+constexpr const char* kApart = "/apart";
+constexpr const char* kTorn = "/torn";
+constexpr const char* kStages = "/stages";
+
+// The control page of a rank goes with its transport's offer: its descriptor is the last one.
+Offer with_page(Offer offer, int page) {
+  offer.fds.push_back(page);
+  return offer;
+}
+int take_page(Offer& offer) {
+  if (offer.fds.empty()) return -1;
+  const int page = offer.fds.back();
+  offer.fds.pop_back();
+  return page;
+}
+
+// Rank 0's decision for all ranks: the table of ways, and the ring orders.
+struct Word {
+  WayTable ways;
+  RingOrders orders;
+};
+
+Word word_in(const std::string& bytes, int rank, int ranks, const RankNames& names) {
+  const auto word = from_bytes<Word>(bytes);
+  if (!word || !word->ways.valid() || !word->orders.valid(ranks))
+    throw RendezvousError(names.text(0) + " sent a table of algorithms or ring orders that " +
+                          names.text(rank) +
+                          " cannot read: install the same ringkern for all ranks");
+  return *word;
+}
+
+std::string word_of(const Device& device, const std::vector<std::string>& buses) {
+  return to_bytes(Word{device.ways, device.orders ? device.orders(buses) : RingOrders{}});
+}
+
+Fitting fitting_of(Device& device, const RankNames& names) {
+  Fitting fitting{device.room};
+  if (device.fit)
+    fitting.terms = [&](const std::vector<DeviceRoom>& rooms) {
+      device.fit(device, rooms, names);
+      return device.terms;
+    };
+  return fitting;
+}
+
+// Chooses the memory of each pair of ranks, where a transport has two kinds.
+void settle(const Place& place, Transport& transport, Control& control, const Look& look,
+            Segments& segments) {
+  if (const auto mapped = transport.mapped())
+    transport.settle(mapped_by_both(control, *mapped, look), segments);
+  segments.next = segments.all[size_t(place.next)];
+  segments.prev = segments.all[size_t(place.prev)];
+}
+
+// Notes what this rank lacks, once it has mapped what it can.
+void note_lacks(const Device& device, const Segments& segments, const Transport& transport,
+                Store& store, const std::string& key) {
+  if (segments.on_host != 0 || std::ranges::count(segments.all, nullptr) > 0)
+    store.add(key + kApart, 1);
+  if (!transport.carries_lines()) store.add(key + kTorn, 1);
+  if (!device.terms.room.bus.empty() && !device.in_place) store.add(key + kStages, 1);
+}
+
+// Leaves out the ways that a GPU lacks, once all ranks have noted theirs; and puts in those that
+// all ranks' memory is made for. Where two have no memory in common, all are more than a mesh has.
+void fit_ways(WayTable& ways, const Device& device, int ranks, Store& store,
+              const std::string& key) {
+  if (device.terms.room.bus.empty()) return;
+  const auto some = [&](const char* what) { return store.add(key + what, 0) > 0; };
+  const bool torn = some(kTorn);
+  const bool apart = some(kApart);
+  if (!torn && !apart && !some(kStages)) ways.take_tensors();
+  if (torn) ways.leave_out_lines();
+  if (apart && ranks <= kMostOnHost) ways.go_over_host(ranks);
+}
+
+// A store that ends the rendezvous when `look` throws. Once: afterwards the other ranks are told
+// why, over the same store.
+class WatchedStore final : public Store {
+ public:
+  WatchedStore(Store& store, std::function<void()> look) : store_(store), look_(std::move(look)) {}
+
+  void set(const std::string& key, const std::string& value) override {
+    look();
+    store_.set(key, value);
+  }
+  std::string get(const std::string& key, Milliseconds timeout) override {
+    look();
+    return store_.get(key, timeout);
+  }
+  int64_t add(const std::string& key, int64_t amount) override {
+    look();
+    return store_.add(key, amount);
+  }
+
+ private:
+  void look() {
+    if (const auto once = std::exchange(look_, nullptr)) {
+      once();
+      look_ = once;
+    }
+  }
+
+  Store& store_;
+  std::function<void()> look_;
+};
+
+}  // namespace
+
+bool Communicator::connected(const Device& device) {
+  std::lock_guard lock(state_);
+  return rings_.contains(device.name);
+}
+
+std::shared_ptr<EnqueuedCalls> Communicator::enqueued_on(const Device& device) {
+  std::lock_guard lock(state_);
+  const auto found = rings_.find(device.name);
+  return found == rings_.end() ? nullptr : found->second.enqueued;
+}
+
+uint64_t Communicator::last_seq_on(const Device& device) {
+  std::lock_guard lock(state_);
+  const auto found = rings_.find(device.name);
+  return found == rings_.end() ? 0 : found->second.control->last_seq();
+}
+
+void Communicator::check_enqueued() {
+  std::vector<std::pair<std::shared_ptr<EnqueuedCalls>, uint64_t>> all;
+  {
+    std::lock_guard lock(state_);
+    for (const auto& [name, ring] : rings_)
+      if (ring.enqueued) all.emplace_back(ring.enqueued, ring.control->last_seq());
+  }
+  for (const auto& [enqueued, seq] : all)
+    if (const auto error = enqueued->error_of(seq)) std::rethrow_exception(error);
+}
+
+WayTable Communicator::ways_on(const Device& device) {
+  std::lock_guard lock(state_);
+  const auto found = rings_.find(device.name);
+  return found == rings_.end() ? device.ways : found->second.ways;
+}
+
+SharedMemory Communicator::memory_on(const Device& device) {
+  std::lock_guard lock(state_);
+  const auto found = rings_.find(device.name);
+  if (found == rings_.end() || found->second.transport == nullptr) return {};
+  return found->second.transport->memory();
+}
+
+Geometry Communicator::geometry_on(const Device& device) {
+  std::lock_guard lock(state_);
+  const auto found = rings_.find(device.name);
+  return found == rings_.end() ? device.terms.geometry : found->second.geometry;
+}
+
+Communicator::Ring& Communicator::ring_on(const Device& device) {
+  {
+    std::lock_guard lock(state_);
+    if (auto found = rings_.find(device.name); found != rings_.end()) return found->second;
+  }
+  Ring* ring;
+  {
+    Device fitted = device;
+    Ring fresh = connect(fitted);
+    fresh.geometry = fitted.terms.geometry;
+    std::lock_guard lock(state_);
+    if (poisoned_) end_waits(fresh, *poisoned_);  // the others do not know yet
+    ring = &rings_.emplace(device.name, std::move(fresh)).first->second;
+  }
+  ring->watch->meet(ring->neighbours);
+  return *ring;
+}
+
+Communicator::Ring Communicator::connect(Device& device) {
+  Ring ring;
+  ring.ways = device.ways;
+  Segments segments;
+  segments.names = names_;
+  std::string key;
+  const Place place{rank_, ranks_, (rank_ + 1) % ranks_, (rank_ + ranks_ - 1) % ranks_, names_};
+  const auto offer = [&] {
+    ring.control = std::make_unique<Control>(rank_, ranks_, name_, names_);
+    ring.transport = device.make_transport();
+    ring.transport->call_ranks(names_);
+    segments.mine = ring.transport->mine();
+    return with_page(ring.transport->offer(), ring.control->fd());
+  };
+  // All that may fail is where a failure is every rank's: in `offer`, `map` and `probe`.
+  const auto equip = [&] {
+    ring.executor = device.make_executor(segments);
+    ring.enqueues = ring.executor->enqueues();
+    Executor* const executor = ring.executor.get();
+    if (ring.enqueues) ring.enqueued = std::make_shared<EnqueuedCalls>(*executor);
+    Watched watched{name_, device.name, timeout_, ring.control.get(), nullptr, nullptr, key};
+    watched.failed = [this, executor, enqueued = ring.enqueued,
+                      after = device.after_fault](const Fault& why) {
+      poison(why);
+      if (enqueued) enqueued->fail(why);
+      executor->abort();
+      if (after) after(why, why.event == Event::abort && why.reporter == names_.number(rank_));
+    };
+    watched.if_alone = device.after_fault != nullptr;
+    if (ring.enqueues) watched.progress = [executor] { return executor->progress(); };
+    ring.watch = std::make_unique<Watch>(std::move(watched));
+  };
+  const auto map = [&](const std::vector<Offer>& offers, const std::string& word) {
+    const Word of_rank_0 = word_in(word, rank_, ranks_, names_);
+    ring.ways = of_rank_0.ways;
+    segments.orders = of_rank_0.orders;
+    segments.all.resize(offers.size(), segments.mine);
+    segments.calls.resize(offers.size(), nullptr);
+    ring.transport->set_orders(segments.orders);
+    for (int peer = 0; peer < ranks_; ++peer) {
+      if (peer == rank_) continue;
+      Offer theirs = offers[size_t(peer)];
+      ring.control->map(peer, take_page(theirs));
+      segments.calls[size_t(peer)] = ring.control->calls_of(peer);
+      segments.all[size_t(peer)] = ring.transport->map(theirs, peer);
+    }
+  };
+  Roster roster;
+  {
+    std::lock_guard lock(state_);
+    roster = std::exchange(roster_, {});
+  }
+  if (ranks_ == 1) {
+    ring.control = std::make_unique<Control>(rank_, ranks_, name_, names_);
+    equip();
+    return ring;
+  }
+  auto next_look = Clock::now() + kLookEvery;
+  WatchedStore store(*store_, [&] {
+    look_out();
+    check_healthy();
+    if (Clock::now() < next_look) return;
+    next_look = Clock::now() + kLookEvery;
+    if (const auto gone = roster.find_gone(*store_)) throw Lost(text_of(*gone), facts_of(*gone));
+  });
+  key = unique_prefix(store, name_ + "/" + device.terms.device, place);
+  const auto word = [&](const auto& buses) { return word_of(device, buses); };
+  const auto probe = [&](const Id& session, const Look& look) {
+    settle(place, *ring.transport, *ring.control, look, segments);
+    note_lacks(device, segments, *ring.transport, *store_, key);
+    equip();
+    probe_links({segments, device.probe, *ring.transport, *ring.control, timeout_}, session, look);
+  };
+  ring.neighbours = join_ring(store, key, place, device.terms, roster.left_of(timeout_), word,
+                              offer, map, probe, fitting_of(device, names_));
+  fit_ways(ring.ways, device, ranks_, *store_, key);
+  return ring;
+}
+
+// ---- Out of it ---------------------------------------------------------------------------------
+
+void Communicator::close(Milliseconds patience) {
+  if (forked()) {
+    // The worker's thread and the neighbours belong to the parent: touch neither.
+    (void)worker_.release();
+    for (auto& [name, ring] : rings_) {
+      (void)ring.watch.release();
+      (void)ring.executor.release();
+      (void)ring.transport.release();
+    }
+    return;
+  }
+  if (in_callback())
+    throw UsageError(
+        "close() in the callback of an asynchronous call would wait for itself. Close "
+        "communicator '" +
+        name_ + "' outside the callback.");
+  {
+    std::lock_guard lock(state_);
+    if (closed_) return;
+    closed_ = true;
+    usable_ = false;
+  }
+  std::unique_lock turn(turn_, std::defer_lock);  // a call of another thread
+  if (patience == Milliseconds::max()) {
+    turn.lock();
+    worker_->drain();
+  } else if (!turn.try_lock_for(patience) || !worker_->drain(patience)) {
+    abort(names_.text(rank_) + " closed the communicator before its calls had finished");
+    if (!turn.owns_lock()) turn.lock();
+  }
+  worker_->stop();
+  std::map<std::string, Ring> rings;
+  {
+    std::lock_guard lock(state_);
+    rings.swap(rings_);
+  }
+  roster_.depart(*store_, rank_);  // which it has no more once it has made a call
+  for (auto& [name, ring] : rings) dissolve(ring, patience);
+}
+
+// Enqueued calls may still run on a device; then the others' kernels may still write to this
+// rank's memory, as when they return credits.
+void Communicator::dissolve(Ring& ring, Milliseconds patience) const {
+  ring.control->depart();
+  if (!ring.executor->drain(patience)) {
+    ring.executor->abort();
+    ring.executor->drain(Milliseconds::max());
+  }
+  ring.watch.reset();
+  if (ring.enqueued) ring.enqueued->close();
+  ring.executor.reset();
+  if (ring.transport == nullptr || !ring.transport->unmap()) return;
+  if (!disconnect(ring.neighbours, ranks_, kDisconnectTimeout)) ring.transport->abandon();
 }
 
 }  // namespace ringkern

@@ -83,7 +83,7 @@ class Launcher {
   // be posted: not where nothing is to be done, nor by a ring of one or where all ranks' tensors are
   // taken by one launch, nor in a graph, which may be replayed often or never.
   // `all`: the tasks of all ranks, in one process.
-  void run(std::span<const Task> tasks, std::span<const Task> all = {});
+  bool run(std::span<const Task> tasks, std::span<const Task> all = {});
   // Throws UsageError if these ranks have no kernel for the task.
   void check_task(const Task& task) const;
   // Throws if a wait of an earlier launch is known to have ended with this verdict.

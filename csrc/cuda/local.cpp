@@ -182,7 +182,6 @@ bool LocalRing::run(std::span<const Task> tasks) {
   if (int(tasks.size()) != ranks_)
     throw UsageError("a ring of " + std::to_string(ranks_) +
                      " ranks needs one task for each rank, not " + std::to_string(tasks.size()));
-  for (const Task& task : tasks) task.under_way = task.refused = false;
   for (Part& part : parts_) part.launcher->check_task(tasks.front());
   // Two rings on the same devices, used by two threads: were they launched in one order here and in
   // another there, each could wait behind the other.
@@ -204,12 +203,11 @@ bool LocalRing::run(std::span<const Task> tasks) {
     }
   } catch (Error& e) {
     e.facts.refused = e.facts.refused && !waiting;
-    // Kernels on other devices must not wait for what was not launched.
+    // Kernels on other devices must not wait for missing launches.
     if (!e.facts.refused) abort();
     throw;
   } catch (...) {
-    tasks.front().refused = refused;
-    if (!refused) abort();  // kernels on other devices must not wait for missing launches
+    abort();
     throw;
   }
   return under_way;
