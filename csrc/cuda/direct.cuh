@@ -66,15 +66,15 @@ class LLMesh : public MeshEnds<MeshCount::rounds> {
   };
 
   // This rank's slot at a peer in this round, and a peer's here; half 0 is staged, half 1 reduced.
-  RK_DEVICE std::byte* inbox_at(int to, int half) const {
+  RK_DEVICE std::byte* slot_at(int to, int half) const {
     return slot_in(peer(to), MeshGeometry::index(rank_, to), half);
   }
-  RK_DEVICE std::byte* inbox_of(int from, int half) const {
+  RK_DEVICE std::byte* slot_from(int from, int half) const {
     return slot_in(mine_by(from), MeshGeometry::index(from, rank_), half);
   }
   RK_DEVICE std::byte* slot_in(std::byte* memory, int index, int half) const {
     const int64_t slot = index * geometry_.slots + slot_;
-    return memory + geometry_.inboxes_offset() + slot * geometry_.slot_bytes +
+    return memory + geometry_.peer_slots_offset() + slot * geometry_.slot_bytes +
            half * geometry_.half_bytes();
   }
 
@@ -114,7 +114,7 @@ class LLMesh : public MeshEnds<MeshCount::rounds> {
         write_to_all(0, i, load(user, i));
       } else if (const Place at = place_of(plan, user.lines, i); at.part != rank_) {
         const uint64_t value = load(user, at.part * lines_of(plan.part) + at.line);
-        write_line(inbox_at(at.part, 0) + kLine * at.line, value);
+        write_line(slot_at(at.part, 0) + kLine * at.line, value);
       }
     }
     if (ll_rewrites_slot(round_, geometry_.slots)) rewrite(plan, chunk);
@@ -191,7 +191,7 @@ class LLMesh : public MeshEnds<MeshCount::rounds> {
     const uint32_t flag = ll_flag(round_);
     const std::byte* from[kAtOnce] = {};
     for (int i = 0; i < kAtOnce; ++i)
-      if (active && is_awaited(first + i)) from[i] = inbox_of(first + i, 0) + kLine * line;
+      if (active && is_awaited(first + i)) from[i] = slot_from(first + i, 0) + kLine * line;
     int missing = -1;
     const auto arrived = [&] {
       Words w[kAtOnce] = {};
@@ -212,7 +212,7 @@ class LLMesh : public MeshEnds<MeshCount::rounds> {
   // A line that another rank has reduced.
   RK_DEVICE Verdict read_line(const Place& at, bool active, uint64_t& data) {
     const uint32_t flag = ll_flag(round_);
-    const std::byte* line = active ? inbox_of(at.part, 1) + kLine * at.line : nullptr;
+    const std::byte* line = active ? slot_from(at.part, 1) + kLine * at.line : nullptr;
     const auto arrived = [&] {
       if (!active) return true;
       const Words w = ld_relaxed16(line);
@@ -229,7 +229,7 @@ class LLMesh : public MeshEnds<MeshCount::rounds> {
   RK_DEVICE void write_to_all(int half, int line, uint64_t data) const {
     RK_NO_UNROLL for (int i = 1; i < geometry_.ranks; ++i) {
       const int to = rank_ + i < geometry_.ranks ? rank_ + i : rank_ + i - geometry_.ranks;
-      write_line(inbox_at(to, half) + kLine * line, data);
+      write_line(slot_at(to, half) + kLine * line, data);
     }
   }
 
@@ -244,7 +244,7 @@ class LLMesh : public MeshEnds<MeshCount::rounds> {
       const int reduced = two ? lines_of(plan.part_of(chunk, rank_).count) : 0;
       RK_NO_UNROLL for (int i = thread_index(); i < 2 * half; i += worker_count())
         if (i >= staged && (!two || i < half || i - half >= reduced))
-          write_line(inbox_at(to, 0) + kLine * i, 0);
+          write_line(slot_at(to, 0) + kLine * i, 0);
     }
   }
 

@@ -44,9 +44,9 @@ struct PeerRegion {
   int64_t bytes = 0;
 };
 
-// For each channel the counters, an inbox for each peer, and each peer's meetings. An inbox has
-// slots, each for what that peer writes in a round: the first half of a slot is for what it stages,
-// and, by two_shot, the second for what it has reduced.
+// For each channel the counters, slots for each peer, and each peer's meetings. A peer writes the
+// data of a round into one of its slots: the first half holds its staged data, and by two_shot the
+// second half its reduced data.
 struct MeshGeometry {
   static constexpr int kMostRanks = 32;  // a lane polls for each
   // Without the meetings. With the FIFOs of cuda/launch.h, less than 16 MiB a rank.
@@ -63,7 +63,7 @@ struct MeshGeometry {
     g.ranks = ranks;
     g.channels = channels;
     if (!g.possible()) return g;
-    const int64_t room = kChannelBytes - g.inboxes_offset();
+    const int64_t room = kChannelBytes - g.peer_slots_offset();
     g.slot_bytes = room / (g.slots * (ranks - 1)) / kSlotGrain * kSlotGrain;
     return g;
   }
@@ -78,10 +78,10 @@ struct MeshGeometry {
   RK_HD static constexpr int64_t peer_counter_offset(int index) {
     return int64_t(sizeof(MeshCounters)) + index * int64_t(sizeof(StepCounter));
   }
-  RK_HD constexpr int64_t inboxes_offset() const { return peer_counter_offset(ranks - 1); }
-  RK_HD constexpr int64_t inbox_bytes() const { return slots * slot_bytes; }
+  RK_HD constexpr int64_t peer_slots_offset() const { return peer_counter_offset(ranks - 1); }
+  RK_HD constexpr int64_t peer_slots_bytes() const { return slots * slot_bytes; }
   RK_HD constexpr int64_t meetings_offset(int index) const {
-    return inboxes_offset() + align_up((ranks - 1) * inbox_bytes(), kCacheLine) +
+    return peer_slots_offset() + align_up((ranks - 1) * peer_slots_bytes(), kCacheLine) +
            index * int64_t(sizeof(PeerMeetings));
   }
   RK_HD constexpr int64_t peer_offset(MeshCount of, int index) const {

@@ -74,15 +74,15 @@ TEST_CASE("a mesh has room for its chunks") {
     CHECK(g.meetings_offset(0) <= MeshGeometry::kChannelBytes);
     CHECK(g.channel_bytes() % kCacheLine == 0);
     CHECK_EQ(g.slot_bytes % 256, int64_t(0));
-    CHECK(g.meetings_offset(0) >= g.inboxes_offset() + (ranks - 1) * g.inbox_bytes());
+    CHECK(g.meetings_offset(0) >= g.peer_slots_offset() + (ranks - 1) * g.peer_slots_bytes());
     CHECK_EQ(g.meetings_offset(ranks - 1), g.channel_bytes());
     std::set<int> indices;
     for (int peer = 0; peer < ranks; ++peer)
       if (peer != 1) indices.insert(MeshGeometry::index(peer, 1));
     REQUIRE(int(indices.size()) == ranks - 1);
     CHECK(*indices.begin() == 0 && *indices.rbegin() == ranks - 2);
-    CHECK_EQ(MeshGeometry::peer_counter_offset(ranks - 1), g.inboxes_offset());
-    CHECK(g.inboxes_offset() + (ranks - 1) * g.inbox_bytes() <= g.channel_bytes());
+    CHECK_EQ(MeshGeometry::peer_counter_offset(ranks - 1), g.peer_slots_offset());
+    CHECK(g.peer_slots_offset() + (ranks - 1) * g.peer_slots_bytes() <= g.channel_bytes());
     for (const Algorithm a : {Algorithm::one_shot, Algorithm::two_shot})
       for (const int bytes : {1, 2, 4, 8})
         for (const int64_t count : {1, 1000, 1'000'000}) {

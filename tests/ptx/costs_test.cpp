@@ -233,9 +233,9 @@ std::vector<Row> measure_direct(Algorithm algorithm, int ranks, bool two_lines) 
         memory().add("a segment", simt::Kind::shared, r, geometry.bytes() + mesh.bytes()));
   memory().write(table, all.data(), ranks * 8);
   const uint64_t flag = uint64_t(ll_flag(0)) << 32;
-  std::byte* inboxes = all[0] + geometry.bytes() + mesh.inboxes_offset();
-  for (int64_t at = 0; at < (ranks - 1) * mesh.inbox_bytes(); at += 8)
-    memory().write(inboxes + at, &flag, 8);
+  std::byte* slots = all[0] + geometry.bytes() + mesh.peer_slots_offset();
+  for (int64_t at = 0; at < (ranks - 1) * mesh.peer_slots_bytes(); at += 8)
+    memory().write(slots + at, &flag, 8);
   const int64_t bytes = args.plan.chunk * 4;
   args.ranks[0] =
       rank_of(bytes, all[0], all[1], all.back(), reinterpret_cast<std::byte* const*>(table));

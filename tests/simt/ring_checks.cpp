@@ -505,7 +505,7 @@ std::string Ring::place_in_mesh(int rank, int64_t offset) const {
   const auto written_by = [&](int64_t index) {
     return ", which rank " + std::to_string(index < rank ? index : index + 1) + " writes";
   };
-  const int64_t slots = offset - mesh_.inboxes_offset();
+  const int64_t slots = offset - mesh_.peer_slots_offset();
   if (slots < 0)
     return names[0] + where +
            written_by((offset - int64_t(sizeof(MeshCounters))) / int64_t(sizeof(StepCounter)));
@@ -513,7 +513,7 @@ std::string Ring::place_in_mesh(int rank, int64_t offset) const {
     return names[1] + where + written_by(meetings / int64_t(sizeof(PeerMeetings)));
   return "byte " + std::to_string(slots % mesh_.slot_bytes) + " of slot " +
          std::to_string(slots / mesh_.slot_bytes % mesh_.slots) + where +
-         written_by(slots / mesh_.inbox_bytes());
+         written_by(slots / mesh_.peer_slots_bytes());
 }
 
 }  // namespace simt

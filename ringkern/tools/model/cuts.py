@@ -22,7 +22,7 @@ MOST_CHANNELS = 64
 # once. The all-reduces without the ring have LL's.
 CHANNEL_SHARE = {"simple": 2 << 10, "ll": 1 << 10, "ll128": 2 * 960}
 WARP_SHARE = {"simple": 4 * 16 * 32, "ll": 8 * 32, "ll128": 960}
-# The mesh, for each channel: bytes, slots of an inbox, and bytes of a counter and of a grain.
+# The mesh, for each channel: bytes, slots of a peer, and bytes of a counter and of a grain.
 MESH_BYTES, MESH_SLOTS, COUNTER_BYTES, GRAIN_BYTES = 128 << 10, 2, 128, 64
 
 
