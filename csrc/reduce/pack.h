@@ -129,7 +129,7 @@ RK_INLINE P scale_pack(P pack, wide_t<T> factor) {
 }
 
 // ---- The same, told at run time: kernels are then fewer, and a switch a pack costs little next to
-// the pack's journey through memory. Asked for a combine that T lacks, they return `incoming`;
+// the pack's accesses to memory. Asked for a combine that T lacks, they return `incoming`;
 // integers have no scales.
 
 #define RK_CASE(e)                                                               \

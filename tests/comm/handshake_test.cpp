@@ -217,8 +217,8 @@ TEST_CASE("unidentified peers do not disturb the handshake") {
       sockets.push_back(connect(rank_0));
       send_message(sockets.back(), bytes, fds);
     };
-    sockets.push_back(connect(rank_0));                         // sends nothing and stays
-    connect(rank_0);                                            // sends nothing and disconnects
+    sockets.push_back(connect(rank_0));                             // sends nothing and stays
+    connect(rank_0);                                                // sends nothing and disconnects
     unidentified(to_bytes(my_hello(terms, random_id(), 2, 1, 0)));  // of another ring
     unidentified("garbage", std::array{sockets[0].get()});          // and a descriptor
     unidentified(std::string(3 * kMaxMessage, 'x'));

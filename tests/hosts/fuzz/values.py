@@ -169,10 +169,10 @@ class Box:
         self.dtype = values.dtype
         if values.is_complex() and values.element_size() == 16:
             # No integer is as wide; torch's own copy of a misaligned one is a segmentation fault.
-            layout, carrier = "contiguous", torch.view_as_real(values).view(-1).view(torch.int64)
+            layout, storage = "contiguous", torch.view_as_real(values).view(-1).view(torch.int64)
         else:
-            carrier = values.view(BITS[values.element_size()])
-        self.memory = memory or Memory.of(carrier, layout, seed)
+            storage = values.view(BITS[values.element_size()])
+        self.memory = memory or Memory.of(storage, layout, seed)
         self.tensor = self.memory.tensor.view(self.dtype)
 
     def part(self, rank: int, size: int) -> Box:
