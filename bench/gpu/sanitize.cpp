@@ -172,7 +172,8 @@ int main(int argc, char** argv) try {
     if (channels > 0) small = std::make_unique<SmallRing>(ranks, channels);
     else local = std::make_unique<LocalRing>(std::vector<int>(size_t(ranks), 0), kTimeout);
     const Run ring = [&](std::span<const Task> tasks) {
-      small ? small->run(tasks) : local->run(tasks);
+      if (small) small->run(tasks);
+      else local->run(tasks);
     };
     for (int p = 0; p < kProtocols; ++p)
       for (const DType dtype : {DType::f32, DType::f64, DType::bf16, DType::i8})

@@ -16,7 +16,7 @@ constexpr int kUnspunCalls = 1000;
 Bell& bell_of(void* segment) { return *static_cast<Bell*>(segment); }
 
 // Returns the segments with the neighbours in the order of the ring.
-Segments arranged(Segments s, int rank, int ranks) {
+Segments in_ring_order(Segments s, int rank, int ranks) {
   check_orders(s.orders, ranks);
   if (ranks == 1 || s.orders.count == 0) return s;
   s.next = s.all.at(size_t(s.orders.next(0, rank, ranks)));
@@ -98,7 +98,6 @@ RunResult Engine::run(const Task& task) {
     abort();  // the others must not wait for a rank that has failed
     throw;
   }
-  task.rested = wait.rested();
   // The system may leave two ranks on one core although others are free, because each rank seems
   // busy. Polling is tried again periodically.
   if (wait.shared_a_core()) unspun_ = kUnspunCalls;

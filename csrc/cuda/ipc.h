@@ -31,7 +31,7 @@ class IpcTransport final : public Transport {
 
   void* mine() override { return mine_.at(); }
   Offer offer() override;
-  void arrange(const RingOrders& orders) override { orders_ = orders; }
+  void set_orders(const RingOrders& orders) override { orders_ = orders; }
   // Throws TransportError. Returns null for device memory that this rank cannot open; `settle` then
   // takes host memory. With more ranks than kMostOnHost, neighbours must be able to open it.
   void* map(const Offer& offer, int peer) override;

@@ -106,7 +106,7 @@ struct NoExecutor final : Executor {
 };
 
 // The outcome of each rank's first call; `looks` is called with its segments before it.
-inline std::vector<RunResult> make_ring(
+inline std::vector<Outcome> make_ring(
     int ranks, const std::function<Tricks(int)>& tricks, Milliseconds timeout = kLong,
     const std::function<void(int, const Segments&)>& looks = nullptr) {
   const auto store = std::make_shared<MemoryStore>();

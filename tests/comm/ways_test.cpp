@@ -227,7 +227,7 @@ TEST_CASE("all ranks stand in rank 0's orders") {
 }
 
 // Three ranks, each with a device of its own, that use `channels_of(rank, rooms)`.
-std::vector<RunResult> fitted(
+std::vector<Outcome> fitted(
     const std::function<int(int rank, const std::vector<DeviceRoom>& rooms)>& channels_of,
     std::vector<int64_t>& made_of, const std::function<void(int rank)>& look = nullptr) {
   const auto store = std::make_shared<MemoryStore>();
@@ -290,7 +290,7 @@ TEST_CASE("all ranks hear of devices without room") {
 // Sent by a rank 0 of another version; all ranks get the error.
 void a_word_that_is_none_fails_the_ring(const std::string& word) {
   const auto store = std::make_shared<MemoryStore>();
-  const std::vector<RunResult> outcomes = on_threads(2, [&](int rank) {
+  const std::vector<Outcome> outcomes = on_threads(2, [&](int rank) {
     if (rank == 1) {
       Way last;
       const Device device = device_of(table_of(kSmall, kLarge), last);

@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -24,6 +25,7 @@
 #include "cuda/fake_device.h"
 #include "cuda/messages.h"
 #include "cuda/probe.h"
+#include "fault/errors.h"
 
 namespace ringkern::test {
 

@@ -744,7 +744,7 @@ TEST_CASE("a launch that fails ends the others") {
   LocalRing ring(kDevices, kTimeout);
   std::vector<Task> tasks = tasks_on(kDevices);
   runtime.failing = 1;
-  CHECK(refused("cudaLaunchKernel", [&] { ring.run(tasks); }));  // no kernel waits
+  CHECK(test::refused("cudaLaunchKernel", [&] { ring.run(tasks); }));  // no kernel waits
   for (const unsigned long long capture : {7, 0}) {
     runtime.launches.clear();
     ring.run(tasks);
@@ -753,7 +753,7 @@ TEST_CASE("a launch that fails ends the others") {
     runtime.capture = capture;
     runtime.refuses = 2;
     // Nor does one that is only captured.
-    CHECK_EQ(refused("cudaLaunchKernel", [&] { ring.run(tasks); }), capture != 0);
+    CHECK_EQ(test::refused("cudaLaunchKernel", [&] { ring.run(tasks); }), capture != 0);
     runtime.refuses = -1;
   }
   REQUIRE(runtime.launches.size() == 1);

@@ -303,13 +303,13 @@ TEST_CASE("an engine raises what its launches show, and what a launch fails with
     CHECK_EQ(mailbox->aborted, verdict == Verdict::ok ? 0u : 1u);
     runtime.failing = 1;
     if (verdict == Verdict::ok) {
-      CHECK(refused("cudaLaunchKernel", [&] { engine.run(task); }));
+      CHECK(test::refused("cudaLaunchKernel", [&] { engine.run(task); }));
       CHECK_EQ(mailbox->aborted, 0u);
       CHECK(engine.run(task).under_way);
       CHECK_EQ(runtime.launches.size(), size_t(2));
       runtime.launches.pop_back();
       runtime.lost = 0;
-      CHECK(!refused("cudaLaunchKernel", [&] { engine.run(task); }));
+      CHECK(!test::refused("cudaLaunchKernel", [&] { engine.run(task); }));
     }
     runtime.lost = -1;
     CHECK_EQ(mailbox->aborted, 1u);
@@ -328,7 +328,7 @@ TEST_CASE("a launch that nothing can follow is no call that was refused") {
     runtime.capture = capture;
     runtime.records = false;
     // A graph that is not made never runs.
-    CHECK_EQ(refused("EventRecord", [&] { ring.run(tasks); }), capture != 0);
+    CHECK_EQ(test::refused("EventRecord", [&] { ring.run(tasks); }), capture != 0);
     CHECK_EQ(runtime.launches.size(), size_t(1));
   }
 }
