@@ -68,7 +68,7 @@ def test_ways() -> None:
     head, rows = table("One way next to another")
     measured = rows_of("cpu-2-ranks-ways")
     assert head[1:] == list(WAYS)
-    assert len(rows) == 5
+    assert len(rows) == 4
     for row in rows:
         times = measured[size_of(row[0])]["times_us"]
         assert row[1:] == [shown(times[WAYS[name]]) for name in head[1:]]
@@ -77,7 +77,7 @@ def test_ways() -> None:
 def test_limits() -> None:
     _, rows = table("Next to the machine")
     measured = rows_of("cpu-2-ranks-peers")
-    assert len(rows) == 6
+    assert len(rows) == 4
     for row in rows:
         of = measured[size_of(row[0])]
         plain, shared = (
@@ -106,7 +106,7 @@ def test_the_end_of_a_layer() -> None:
     _, rows = table("The end of a layer")
     found = json.loads((ROOT / "bench/results/2026-11-26-norm-2-ranks.json").read_text())
     cases = {case["case"]: case["times_us"] for case in found["cases"]}
-    assert len(rows) == 5
+    assert len(rows) == 2
     for row in rows:
         fused, separate = (median(cases[row[0]][name]) for name in ("fused", "separate"))
         assert row[1:] == [shown(fused), shown(separate), f"{fused / separate:.2f}"]
@@ -114,7 +114,7 @@ def test_the_end_of_a_layer() -> None:
 
 def test_between_hosts() -> None:
     _, rows = table("Between hosts")
-    assert len(rows) == 4
+    assert len(rows) == 3
     for row in rows:
         size = size_of(row[0])
         expected = []
@@ -222,8 +222,8 @@ def test_over_host_memory() -> None:
         if re.match(r"\| \d", line)
     ]
     ways = {"simple": ("ring", "simple"), "ll": ("ring", "ll"), "one_shot": ("one_shot", "ll")}
-    assert len(rows) == 6 + 3
-    for row in rows[:-3]:
+    assert len(rows) == 4 + 2
+    for row in rows[:-2]:
         at = int(row[0]), size_of(row[1])
         found = [times.get((*at, f"ringkern/{name}")) for name in ways]
         assert row[2:] == ["-" if of is None else shown(of["hot_us"]) for of in found]
@@ -239,7 +239,7 @@ def test_over_host_memory() -> None:
     every = ratios["ll"] + ratios["simple"]
     assert f"are {min(every):.2f} to {max(every):.2f} of the times" in text
     assert f"Simple {min(ratios['simple']):.2f} to {max(ratios['simple']):.2f}." in text
-    for row in rows[-3:]:
+    for row in rows[-2:]:
         cells = []
         for link in (one_gpu.GEN4, one_gpu.GEN5):
             gpu = one_gpu.over_host(one_gpu.H200, link, 2)
@@ -255,7 +255,7 @@ def test_cuda() -> None:
     now = speeds(H200)[-1]
     contenders = ["auto", "simple", "ll", "ll128", "one_shot"]
     names = [*(f"ringkern/{name}" for name in contenders), "nccl/auto"]
-    assert len(rows) == 9
+    assert len(rows) == 6
     for row in rows:
         at = int(row[0]), size_of(row[1])
         times = [now[(*at, name)]["hot_us"] if (*at, name) in now else None for name in names]

@@ -1,6 +1,6 @@
 // Compares the simulated machine's memory with the PTX memory model by litmus tests: small programs
 // and the outcome that tells models apart. Outcomes that PTX forbids are never seen; outcomes that
-// it allows are seen, except for the marked shapes; docs/design/simulation.md has the table.
+// it allows are seen, except for the marked shapes; docs/design/simulation.md has the differences.
 #include "check.h"
 #include "cuda/ptx.cuh"
 
