@@ -183,8 +183,7 @@ _READ_AT_IMPORT = (
         "RINGKERN_TIMEOUT",
         "600",
         f"seconds, {SHORTEST_TIMEOUT_S} or more",
-        "how long a rank waits for a neighbour before it raises; the backend uses the timeout of "
-        "its group instead",
+        "how long a rank waits before it raises; the backend uses its group's timeout",
         field="timeout_s",
         parse=_timeout,
     ),
@@ -192,17 +191,15 @@ _READ_AT_IMPORT = (
         "RINGKERN_ON_FAULT",
         "raise on CPUs, exit on CUDA",
         ", ".join(ON_FAULT),
-        "what a process does when one of its rings fails: its calls raise, or it reports the "
-        "failure and exits, so that it does not go on with undefined results",
+        "effect of a failed ring: its calls raise, or the process reports the failure and exits",
         field="on_fault",
         parse=_on_fault,
     ),
     _choice(
         "RINGKERN_CUDA_MEMORY",
         CUDA_MEMORY,
-        "memory over which ranks on GPUs exchange data; `auto`: device memory where both ranks of "
-        "a pair can open the other's, by a file descriptor or by CUDA IPC, otherwise host memory; "
-        "`ipc`: the same without file descriptors; `host`: always host memory",
+        "memory between ranks on GPUs; `auto`: device memory where both can open the other's, "
+        "otherwise host memory; `ipc`: the same without file descriptors; `host`: host memory",
     ),
     Variable(
         "RINGKERN_DUMP_DIR",
@@ -216,8 +213,7 @@ _READ_AT_IMPORT = (
         "RINGKERN_HOST",
         "",
         "a name",
-        "name of this rank's host; ranks with different names are on different hosts, even on one "
-        "machine; not set: a host is a machine, or a network namespace of one",
+        "name of this rank's host; not set: a host is a machine, or a network namespace of one",
         field="host",
         parse=_host,
     ),

@@ -57,7 +57,7 @@ TEST_CASE("blocks never overlap and all memory comes back") {
   // In one piece, from the start.
   auto* const whole = arena.allocate(64 * kMiB);
   CHECK_EQ(arena.place_of(whole, 64 * kMiB), 0);
-  CHECK_THROWS(SharedMemoryError, "free some", arena.allocate(1));
+  CHECK_THROWS(SharedMemoryError, "Free shared tensors", arena.allocate(1));
   arena.free(whole);
 }
 

@@ -163,7 +163,7 @@ TEST_CASE("a message takes one order") {
       one(kDevices, kTimeout, test::the_order({0, 3, 1, 5, 2, 4}));
   std::vector<Task> tasks = tasks_on(kDevices);
   for (Task& task : tasks) task.collective = Collective::send_recv;
-  CHECK_THROWS(UsageError, "here channels have 2 orders", ring.run(tasks));
+  CHECK_THROWS(UsageError, "this ring has 2 orders", ring.run(tasks));
   CHECK(runtime.launches.empty());
   one.run(tasks);
   CHECK_EQ(runtime.launches.size(), size_t(3));
@@ -385,7 +385,7 @@ TEST_CASE("a collective that has no kernel is refused") {
         for (Task& task : tasks) task.collective = Collective(c), task.protocol = Protocol(p);
         if (Collective(c) == Collective::all_reduce && direct_runs_over(Algorithm(a), Protocol(p)))
           continue;
-        CHECK_THROWS(UsageError, "and two_shot over Simple", ring.run(tasks));
+        CHECK_THROWS(UsageError, "and two_shot over ll and simple", ring.run(tasks));
       }
   const Reduction wide = Reduction::of(Op::sum, DType::bf16, 6, 1.0, /*wide=*/true);
   for (int c = 0; c < kCollectives; ++c) {
