@@ -58,9 +58,10 @@ class Communicator {
 
   // Runs a task after all earlier calls and returns when the executor does: 0, or the number of the
   // task on its ring if it goes on on the device. `before`, if any, is called at this task's turn.
-  uint64_t run(const Device& device, const Task& task, const std::function<void()>& before = nullptr);
+  uint64_t run(const Device& device, const Task& task,
+               const std::function<void()>& before = nullptr);
   // Runs a task if no other call is in progress and the last one was on this device. Otherwise does
-  // nothing and returns nothing. Never waits for a lock.
+  // nothing and returns none. Never waits for a lock.
   std::optional<uint64_t> run_now(const Device& device, const Task& task);
   // Returns at once. `before` and `done` are called on the communicator's thread, `done` with the
   // error or null. `done` may make asynchronous calls.

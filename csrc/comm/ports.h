@@ -250,7 +250,7 @@ struct Task {
   // The larger call that this is a step of, if any (kSpansHosts). Ranks compare it, too: their
   // steps may be alike though their calls are not.
   CallWords part_of{};
-  // The tasks of all ranks, this one's among them, where one process has them all (torch/local.cpp).
+  // The tasks of all ranks, this one's among them, in a ring of one process (torch/local.cpp).
   std::span<const Task> of_ranks{};
 };
 

@@ -86,9 +86,7 @@ struct Times {
   int ranks = 0, more = 1;
 
   RK_HD constexpr int operator()(int k) const { return ranks * k + more; }
-  constexpr Times operator+(Times other) const {
-    return {ranks + other.ranks, more + other.more};
-  }
+  constexpr Times operator+(Times other) const { return {ranks + other.ranks, more + other.more}; }
 };
 // One verb, in as many steps as `times` says.
 struct Stretch {

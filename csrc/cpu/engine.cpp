@@ -62,8 +62,8 @@ Geometry default_geometry() {
 Engine::Engine(const Segments& segments, const Geometry& geometry, int rank, int ranks,
                std::chrono::nanoseconds timeout, std::shared_ptr<const Arenas> arenas)
     : rank_(rank), ranks_(ranks), segments_(in_ring_order(segments, rank, ranks)),
-      geometry_(geometry),
-      timeout_(timeout), mesh_(segments, mesh_offset(geometry), rank, std::move(arenas)) {
+      geometry_(geometry), timeout_(timeout),
+      mesh_(segments, mesh_offset(geometry), rank, std::move(arenas)) {
   if (!geometry.valid() || geometry.channels != 1)
     throw UsageError("the CPU engine needs one channel and at least two slots of 16 bytes, not " +
                      std::to_string(geometry.channels) + " channels and " +

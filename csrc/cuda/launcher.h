@@ -80,8 +80,8 @@ class Launcher {
   // One task for each seat; they differ in `in` and `out` only. Throws what an earlier launch
   // failed of, as soon as it is known. After a launch that CUDA refuses (Facts::refused) the next
   // one may follow; after any other failure none can. Returns true if the number of the call will
-  // be posted: not where nothing is to be done, nor by a ring of one or where all ranks' tensors are
-  // taken by one launch, nor in a graph, which may be replayed often or never.
+  // be posted: not for an empty call, nor by a ring of one or one launch with the tensors of all
+  // ranks, nor in a graph, which may be replayed often or never.
   // `all`: the tasks of all ranks, in one process.
   bool run(std::span<const Task> tasks, std::span<const Task> all = {});
   // Throws UsageError if these ranks have no kernel for the task.

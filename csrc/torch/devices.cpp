@@ -70,7 +70,7 @@ Device device_for(c10::Device device, int rank, int ranks, Milliseconds timeout,
   Device made;
   if (device.is_cpu()) made = cpu_device(rank, ranks, timeout);
 #if RK_WITH_CUDA
-  else if (device.is_cuda()) 
+  else if (device.is_cuda())
     made = cuda_device(device.index(), rank, ranks, timeout, /*pair=*/false, orders);
 #endif
   else throw_no_kernels(device);

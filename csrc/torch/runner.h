@@ -19,7 +19,7 @@ namespace ringkern::torch_ext {
 
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-// How a call is run.
+// Options of a call.
 struct CallOptions {
   Request request{};
   bool async_op = false;
@@ -28,6 +28,7 @@ struct CallOptions {
   bool has_work = true;                 // false: nobody asks for the work of a synchronous call
 };
 
+// A group's collectives.
 class Runner {
  public:
   virtual ~Runner() = default;
@@ -42,9 +43,9 @@ class Runner {
   virtual void set_orders(FindOrders find) = 0;
   // Before the first call on such a device.
   virtual void set_table(const std::string& device, const WayTables::Lists& lists) = 0;
-  // Runs the tasks of a call, and is the way of every collective but those of all_reduce_now().
-  // Synchronous on a CPU: returns when the call is done; on CUDA: when it is enqueued on the current
-  // stream, or, asynchronous, on that of the options.
+  // Runs the tasks of a call; every collective comes here, but for all_reduce_now(). Synchronous on
+  // a CPU: returns when the call is done; on CUDA: when it is enqueued on the current stream, or,
+  // asynchronous, on that of the options.
   virtual WorkPtr submit(Call call, const CallOptions& options) = 0;
 
   // The calls of Python; a synchronous one returns null.

@@ -90,7 +90,7 @@ inline void use_p2p_engine(std::shared_ptr<Store> store, const std::string& name
     note.out = 10 * rank + peer;
     attempt([&] {
       engine->post({{true, peer, 0, Protocol::simple, &note.out, 8, {}, told(note.sent)},
-                     {false, peer, 0, Protocol::simple, &note.in, 8, {}, told(note.received)}});
+                    {false, peer, 0, Protocol::simple, &note.in, 8, {}, told(note.received)}});
       ends.push_back(note.sent.get_future());
       ends.push_back(note.received.get_future());
     });
