@@ -18,6 +18,7 @@ Device cpu_device(int rank, int ranks, Milliseconds timeout) {
   return device;
 }
 
+#if RK_WITH_CUDA
 void set_channels(Device& device, int index, int rank, int ranks, Milliseconds timeout,
                   int channels, bool meshes, const FindOrders& orders) {
   device.terms.geometry = cuda::default_geometry();
@@ -55,6 +56,7 @@ Device cuda_device(int index, int rank, int ranks, Milliseconds timeout, bool pa
   };
   return device;
 }
+#endif
 
 void throw_no_kernels(c10::Device device) {
   throw pybind11::value_error("ringkern has no kernels for a tensor on device '" + device.str() +

@@ -4,8 +4,10 @@ CPUs.
 
 from __future__ import annotations
 
+import json
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -15,13 +17,14 @@ import torch  # noqa: F401  (loads the libraries that the extension needs)
 
 import ringkern
 import ringkern._C
+from tests.cuda.resources import build_directory
 
 EXTENSION = Path(ringkern._C.__file__)
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def output_of(*command: str | Path) -> str:
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+def output_of(*command: str | Path, directory: str | None = None) -> str:
+    run = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
     return run.stdout
 
@@ -53,6 +56,20 @@ def test_version_is_that_of_pyproject() -> None:
     version = re.search(r'^version = "(.+)"$', project, re.MULTILINE)
     assert version
     assert ringkern.__version__ == version.group(1)
+
+
+@pytest.mark.slow
+def test_compiles_without_cuda() -> None:
+    """A machine without nvcc builds the same sources; only their syntax and names are checked."""
+    entries = json.loads((build_directory() / "compile_commands.json").read_text())
+    units = [entry for entry in entries if "ringkern_torch.dir/Unity/" in entry["file"]]
+    assert units
+    for unit in units:
+        command = shlex.split(unit["command"])
+        without = [argument.replace("RK_WITH_CUDA=1", "RK_WITH_CUDA=0") for argument in command]
+        end = without.index("-o")
+        del without[end : end + 2]
+        output_of(*without, "-fsyntax-only", "-O0", directory=unit["directory"])
 
 
 AVX2 = "-mavx2 -mfma -mf16c"
