@@ -40,6 +40,19 @@ void throw_if_at_odds(const Control& control) {
 
 }  // namespace
 
+void throw_call_in_callback() {
+  throw UsageError(
+      "a synchronous call in the callback of an asynchronous one would wait for itself. Use "
+      "async_op=True there, or call after wait().");
+}
+
+void throw_close_in_callback(const std::string& communicator) {
+  throw UsageError(
+      "close() in the callback of an asynchronous call would wait for itself. Close communicator "
+      "'" +
+      communicator + "' outside the callback.");
+}
+
 // ---- Calls -------------------------------------------------------------------------------------
 
 Communicator::Communicator(std::shared_ptr<Store> store, std::string name, int rank, int ranks,
@@ -103,17 +116,14 @@ void Communicator::check_healthy() {
 uint64_t Communicator::run(const Device& device, const Task& task,
                            const std::function<void()>& before) {
   check_callable();
-  if (calling_back == this)
-    throw UsageError(
-        "a synchronous call in the callback of an asynchronous one would wait for "
-        "itself. Use async_op=True there, or call after wait().");
+  if (in_callback()) throw_call_in_callback();
   const auto turn = lock_and_look_out(turn_);
   check_callable();  // it may have been closed during the wait for this turn
   worker_->drain();  // asynchronous calls that were made before run first
   return execute(device, task, before);
 }
 
-std::optional<uint64_t> Communicator::run_now(const Device& device, const Task& task) {
+std::optional<uint64_t> Communicator::run_now(const Device& device, Task& task) {
   if (!usable_.load(std::memory_order_acquire) || forked()) return {};
   const std::unique_lock turn(turn_, std::try_to_lock);
   if (!turn || worker_->busy() || last_device_ != &device || !usable_) return {};
@@ -148,7 +158,7 @@ void Communicator::run_async(const Device& device, const Task& task,
       });
 }
 
-uint64_t Communicator::execute(const Device& device, const Task& task,
+uint64_t Communicator::execute(const Device& device, Task task,
                                const std::function<void()>& before) {
   check_healthy();  // an earlier call may have failed
   const bool connects = !connected(device);
@@ -169,14 +179,13 @@ uint64_t Communicator::execute(const Device& device, const Task& task,
   return run_on(*last_ring_, task, before);
 }
 
-uint64_t Communicator::run_on(Ring& ring, const Task& asked, const std::function<void()>& before) {
+uint64_t Communicator::run_on(Ring& ring, Task& task, const std::function<void()>& before) {
   Control& control = *ring.control;
   if (control.failed()) [[unlikely]] {  // the failure has not reached this rank yet
     const auto failure = control.failure();
     if (failure) poison(*failure);
     check_healthy();
   }
-  Task task = asked;
   choose(task, ring.ways);
   task.words = words_of(task);
   const uint64_t history = control.history();
@@ -570,11 +579,7 @@ void Communicator::close(Milliseconds patience) {
     }
     return;
   }
-  if (in_callback())
-    throw UsageError(
-        "close() in the callback of an asynchronous call would wait for itself. Close "
-        "communicator '" +
-        name_ + "' outside the callback.");
+  if (in_callback()) throw_close_in_callback(name_);
   {
     std::lock_guard lock(state_);
     if (closed_) return;

@@ -43,6 +43,10 @@ struct Device {
   std::function<void(const Fault& why, bool here)> after_fault = nullptr;
 };
 
+// Throw the error of a call, or of close(), in a callback that it would wait for.
+[[noreturn]] void throw_call_in_callback();
+[[noreturn]] void throw_close_in_callback(const std::string& communicator);
+
 // A rank's membership in the rings of a group, one per device. The devices passed to it must
 // outlive it.
 class Communicator {
@@ -61,8 +65,12 @@ class Communicator {
   uint64_t run(const Device& device, const Task& task,
                const std::function<void()>& before = nullptr);
   // Runs a task if no other call is in progress and the last one was on this device. Otherwise does
-  // nothing and returns none. Never waits for a lock.
-  std::optional<uint64_t> run_now(const Device& device, const Task& task);
+  // nothing and returns none. Never waits for a lock. Chooses for and numbers the caller's task,
+  // because a copy takes a part of the time of a small call.
+  std::optional<uint64_t> run_now(const Device& device, Task& task);
+  std::optional<uint64_t> run_now(const Device& device, Task&& task) {
+    return run_now(device, task);
+  }
   // Returns at once. `before` and `done` are called on the communicator's thread, `done` with the
   // error or null. `done` may make asynchronous calls.
   void run_async(const Device& device, const Task& task,
@@ -127,11 +135,10 @@ class Communicator {
   void check_healthy();  // throws if the communicator has failed
   // Runs a call on a connected ring. An exception makes this communicator unusable, unless the task
   // was refused. A task with `before` has a work, whose state may be queried after the next call.
-  uint64_t run_on(Ring& ring, const Task& asked, const std::function<void()>& before = nullptr);
+  uint64_t run_on(Ring& ring, Task& task, const std::function<void()>& before = nullptr);
   [[noreturn]] void fail(Ring& ring, const Fault* mine, const Error& here);
   void end_waits(Ring& ring, const Fault& why) const;
-  uint64_t execute(const Device& device, const Task& task,
-                   const std::function<void()>& before = nullptr);
+  uint64_t execute(const Device& device, Task task, const std::function<void()>& before = nullptr);
   Ring& ring_on(const Device& device);
   Ring connect(Device& device);
   void dissolve(Ring& ring, Milliseconds patience) const;

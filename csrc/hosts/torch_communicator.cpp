@@ -30,7 +30,7 @@ HostsCommunicator::HostsCommunicator(const c10::intrusive_ptr<c10d::Store>& stor
                                      const std::string& name, Hosts hosts, double timeout_s,
                                      py::object make_engine, const InterHostCosts& inter_host_costs)
     : hosts_(std::move(hosts)), name_(name), timeout_(milliseconds(timeout_s)),
-      inter_host_costs_(inter_host_costs), make_engine_(std::move(make_engine)),
+      inter_host_costs_(inter_host_costs), make_engine_(kept(std::move(make_engine))),
       inner_(inner_over(store, timeout_s)), store_(store), prefix_(prefix_in(store)),
       channel_(connector(store), prefix_, hosts_,
                // A wait inside this host, as for a rank that is late, asks no other host.
@@ -45,12 +45,6 @@ HostsCommunicator::~HostsCommunicator() {
   const WithoutGil no_gil;
   if (in_callback()) end_in_callback();
   else close(-1);
-  if (Py_IsInitialized() == 0) {  // Python has ended before torch let this go
-    make_engine_.release();
-    return;
-  }
-  const py::gil_scoped_acquire gil;
-  make_engine_ = py::object();
 }
 
 std::unique_ptr<TorchCommunicator> HostsCommunicator::inner_over(
@@ -116,8 +110,8 @@ std::unique_ptr<Engine> HostsCommunicator::make_engine_over(const std::vector<in
       return c10::make_intrusive<WatchedStore>(prefix, std::move(store), watch);
     };
     const auto make = [&] {
-      return py::cast<Engine::BackendPtr>(
-          make_engine_(c10::DeviceTypeName(device.type(), true), ranks, py::cpp_function(watched)));
+      return py::cast<Engine::BackendPtr>((*make_engine_)(c10::DeviceTypeName(device.type(), true),
+                                                          ranks, py::cpp_function(watched)));
     };
     Engine::BackendPtr backend = make(), slots;
     if (device.is_cpu()) slots = make();  // on CUDA to look at what has come is to wait for it
@@ -260,10 +254,7 @@ WorkPtr HostsCommunicator::submit_uninterrupted(Call call, const CallOptions& op
     ++posted_;  // not before: there may be no thread for it
     return work;
   }
-  if (in_callback())
-    throw UsageError(
-        "a synchronous call in the callback of an asynchronous one would wait for itself. Use "
-        "async_op=True there, or call after wait().");
+  if (in_callback()) throw_call_in_callback();
   const c10::OptionalStreamGuard stream_guard(options.stream);
   const c10::OptionalDeviceGuard device_guard(on.is_cpu() ? std::nullopt : std::optional(on));
   worker_->drain();  // asynchronous calls came first
@@ -432,11 +423,7 @@ void HostsCommunicator::close(double patience_s) {
     return;
   }
   if (Signals::interrupts(&callers_)) return abort("it was closed in a signal handler");
-  if (in_callback())
-    throw UsageError(
-        "close() in the callback of an asynchronous call would wait for itself. Close "
-        "communicator '" +
-        name_ + "' outside the callback.");
+  if (in_callback()) throw_close_in_callback(name_);
   {
     std::lock_guard lock(state_);
     if (std::exchange(closed_, true)) return;

@@ -170,7 +170,7 @@ class HostsCommunicator final : public Runner {
   const std::string name_;
   const Milliseconds timeout_;
   const InterHostCosts inter_host_costs_;
-  py::object make_engine_;
+  const std::shared_ptr<py::object> make_engine_;
   const pid_t born_in_ = ::getpid();
   const std::unique_ptr<TorchCommunicator> inner_;
   const c10::intrusive_ptr<c10d::Store> store_;

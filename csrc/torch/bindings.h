@@ -6,6 +6,8 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <memory>
+
 #include "torch/devices.h"
 
 namespace ringkern::torch_ext {
@@ -26,6 +28,9 @@ void bind_runner(py::module_& m);
 void bind_shared(py::module_& m);
 void bind_stages(py::module_& m);
 void bind_trace(py::module_& m);
+
+// Keeps a Python object for threads without the GIL. Python may end before they let it go.
+std::shared_ptr<py::object> kept(py::object object);
 
 // `function`: of ringkern/choose/ring_order.py, or None. A ring is none the worse for an order that
 // it does not find.

@@ -27,12 +27,12 @@ struct Request {
 
   static Request of(const std::string& algorithm, const std::string& protocol,
                     bool in_rank_order = false, bool wide = false) {
-    Request w;
-    if (algorithm != "auto") w.algorithm = parse<Algorithm>(algorithm, kAlgorithms, "algorithm");
-    if (protocol != "auto") w.protocol = parse<Protocol>(protocol, kProtocols, "protocol");
-    w.in_rank_order = in_rank_order;
-    w.wide = wide;
-    return w;
+    Request r;
+    if (algorithm != "auto") r.algorithm = parse<Algorithm>(algorithm, kAlgorithms, "algorithm");
+    if (protocol != "auto") r.protocol = parse<Protocol>(protocol, kProtocols, "protocol");
+    r.in_rank_order = in_rank_order;
+    r.wide = wide;
+    return r;
   }
 };
 

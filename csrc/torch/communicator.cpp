@@ -73,7 +73,7 @@ void TorchCommunicator::run(c10::Device on, Task task, const Request& request,
   start(device, task);
 }
 
-uint64_t TorchCommunicator::start(const Device& device, const Task& task) {
+uint64_t TorchCommunicator::start(const Device& device, Task& task) {
   if (const auto number = comm_->run_now(device, task)) return *number;
   if (task.stream != nullptr && !comm_->connected(device)) check_not_captured(task.stream);
   return comm_->run(device, task);

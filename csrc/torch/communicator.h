@@ -118,7 +118,7 @@ class TorchCommunicator final : public Runner {
     }
   };
 
-  uint64_t start(const Device& device, const Task& task);
+  uint64_t start(const Device& device, Task& task);
   WorkPtr submit_uninterrupted(Call call, const CallOptions& options);
 
   // A contiguous tensor of a CPU, and nothing else besides.

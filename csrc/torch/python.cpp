@@ -216,11 +216,6 @@ std::string Signals::run_handlers() {
   return reinterpret_cast<PyTypeObject*>(error.type().ptr())->tp_name;
 }
 
-// ---- The order of a ring
-
-namespace {
-
-// Python's function, for threads without the GIL. Python may end before it is let go.
 std::shared_ptr<py::object> kept(py::object function) {
   return {new py::object(std::move(function)), [](py::object* held) {
             if (Py_IsInitialized() == 0) {
@@ -232,6 +227,10 @@ std::shared_ptr<py::object> kept(py::object function) {
             delete held;
           }};
 }
+
+// ---- The order of a ring
+
+namespace {
 
 RingOrders orders_in(const std::vector<std::vector<int>>& found, size_t ranks) {
   RingOrders orders;

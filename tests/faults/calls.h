@@ -114,7 +114,7 @@ bool attempt(Outcome& o, F&& run) {
 enum class How { quick, plain, async };
 
 // Makes the call in each form.
-inline void call(Communicator& communicator, const Device& device, const Task& task, How how) {
+inline void call(Communicator& communicator, const Device& device, Task task, How how) {
   if (how == How::async) {
     struct Ended {
       Outcome outcome;

@@ -100,12 +100,17 @@ TEST_CASE("another user who listens gets no greeting") {
   CHECK_EQ(end_of(host, 30'000), 0);
 }
 
-// The session of an earlier ring of the same ranks, and its greeting, are invalid now.
-TEST_CASE("a replayed greeting is refused") {
-  SharedStore store;
+// Makes a ring of two ranks before the one that is tested.
+void make_first_ring(Store& store) {
   check_all(
       on_threads(2, [&](int rank) { return Joiner{store, "first", place_of(rank, 2)}.join(); }), "",
       "");
+}
+
+// The session of an earlier ring of the same ranks, and its greeting, are invalid now.
+TEST_CASE("a replayed greeting is refused") {
+  SharedStore store;
+  make_first_ring(store);
   const Id replayed = address_in(store, "first", 0).session;
   const pid_t visitor = start(
       [&] {
@@ -121,9 +126,7 @@ TEST_CASE("a replayed greeting is refused") {
 // Its address is unused: no listener is there any more.
 TEST_CASE("a replayed address leads nowhere") {
   SharedStore store;
-  check_all(
-      on_threads(2, [&](int rank) { return Joiner{store, "first", place_of(rank, 2)}.join(); }), "",
-      "");
+  make_first_ring(store);
   publish(store, "second", 1, address_in(store, "first", 1));
   const std::vector<Outcome> outcomes =
       on_threads(1, [&](int) { return Joiner{store, "second", place_of(0, 2)}.join(); });
