@@ -376,8 +376,9 @@ void note_lacks(const Device& device, const Segments& segments, const Transport&
   if (!device.terms.room.bus.empty() && !device.in_place) store.add(key + kStages, 1);
 }
 
-// Leaves out the ways that a GPU lacks, once all ranks have noted theirs; and puts in those that
-// all ranks' memory is made for. Where two have no memory in common, all are more than a mesh has.
+// Adapts rank 0's table to what all ranks have noted: replaces protocols that a link cannot carry,
+// and uses the tensors themselves if all ranks have their memory. More than kMostOnHost ranks of
+// which two share no device memory keep the table: their rings have no mesh.
 void fit_ways(WayTable& ways, const Device& device, int ranks, Store& store,
               const std::string& key) {
   if (device.terms.room.bus.empty()) return;

@@ -95,8 +95,8 @@ class Communicator {
   // Empty before the ranks are connected.
   SharedMemory memory_on(const Device& device);
 
-  // Ends every wait of this rank and, hop by hop, of the whole ring. May be called from any thread,
-  // any number of times.
+  // Ends every wait of this rank and of the other ranks. May be called from any thread, any number
+  // of times.
   void abort(const std::string& reason);
   // The same for a reason from outside this ring. All ranks of the ring raise the class that
   // `why.cause` stands for, with its message, unless they have failed for another reason. Ranks

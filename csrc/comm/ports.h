@@ -260,7 +260,8 @@ struct RunResult {
   bool under_way = false;  // the end is to be read from Executor::progress()
 };
 
-// Its way, where that is open. Throws UsageError where it asks for one that is not there.
+// Chooses algorithm and protocol if `t.choice` leaves them open. Throws UsageError if the task asks
+// for a way that this ring does not have.
 inline void choose(Task& t, const WayTable& ways) {
   if (t.choice != Choice::none) {
     const Way way = ways.choose(t.choice, t.count * size_of(t.reduction.dtype));
@@ -279,13 +280,15 @@ inline void choose(Task& t, const WayTable& ways) {
   }
 }
 
-// An all-reduce, which has no root, has the length of its rows there.
+// Returns the words that ranks compare. An all-reduce with a norm has the length of its rows in
+// place of a root.
 constexpr CallWords words_of(const Task& t) {
   const int root = t.norm != nullptr ? int(t.norm->row) : t.root;
   return words_of(t.collective, t.reduction, t.algorithm, t.protocol, root, t.count, t.moved);
 }
 
-// With more than one rank, the ring sends partial results, rounded to the dtype.
+// Throws UsageError for a float32 accumulation round the ring, which sends partial results rounded
+// to the dtype. For more than one rank.
 inline void check_wide(const Task& t) {
   if (!t.reduction.wide || t.algorithm != Algorithm::ring) return;
   const std::string dtype = name_of(t.reduction.dtype), what = name_of(t.collective);

@@ -80,6 +80,11 @@ inline constexpr int kProtocols = 0 RK_PROTOCOLS(RK_ONE);
 inline constexpr int kAlgorithms = 0 RK_ALGORITHMS(RK_ONE);
 inline constexpr int kCollectives = 0 RK_COLLECTIVES(RK_ONE);
 
+// Returns true if errors name the collective's root. The root of send_recv is its sender.
+constexpr bool has_root(Collective c) {
+  return c == Collective::broadcast || c == Collective::reduce;
+}
+
 RK_HD constexpr const char* name_of(DType t) {
   switch (t) {
 #define RK_CASE(e, n, ...) case DType::e: return n;

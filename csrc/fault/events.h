@@ -1,4 +1,4 @@
-// All sentences about failures of a group, one a row: event, the class of its error, and the text.
+// The sentences about faults, one a row: event, the class of its error, and the text.
 // fault/render.cpp fills in each {name}; a part in [brackets] is left out if one of its names is
 // empty.
 #pragma once

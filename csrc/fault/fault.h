@@ -36,9 +36,7 @@ struct RankNames {
   // Returns the call with its root, if it has one, in the group's numbers.
   CallWords words(CallWords call) const {
     const CallFields f = fields_of(call.what);
-    const bool rooted = f.collective == unsigned(Collective::broadcast) ||
-                        f.collective == unsigned(Collective::reduce);
-    if (rooted && f.spans_hosts == 0) call.what = with_root(call.what, number(int(f.root)));
+    if (has_root(Collective(f.collective)) && f.spans_hosts == 0) call.what = with_root(call.what, number(int(f.root)));
     return call;
   }
 };
@@ -121,7 +119,7 @@ struct RankStands {
 // A message between two ranks.
 struct MessageSeen {
   uint32_t is_there = 0, sends = 0;
-  uint32_t kind = 0, their_kind = 0;  // of kMessageKinds
+  uint32_t kind = 0, their_kind = 0;  // a MessageKind
   int32_t peer = -1;                  // -1: any rank
   uint64_t tag = 0;
   int64_t bytes = 0, their_bytes = 0;
@@ -131,6 +129,8 @@ struct MessageSeen {
   int32_t arrived_from[kArrived] = {-1, -1, -1, -1};
   uint64_t arrived_tag[kArrived]{};
 };
+// The collective that a message belongs to; `message`: none, the user's own.
+enum class MessageKind : uint32_t { message, gather, scatter, all_to_all };
 inline constexpr const char* kMessageKinds[] = {"", "gather", "scatter", "all_to_all"};
 // The bit of the tags of collectives; user tags do not have it, and errors do not show it.
 inline constexpr uint64_t kCollectiveTag = uint64_t(1) << 63;

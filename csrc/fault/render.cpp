@@ -323,14 +323,13 @@ std::string text_of(uint64_t seq, const CallWords& words) {
   const auto collective = Collective(f.collective);
   const bool reduces = collective == Collective::all_reduce || collective == Collective::reduce ||
                        collective == Collective::reduce_scatter;
-  const bool rooted = collective == Collective::broadcast || collective == Collective::reduce;
   const bool in_order = f.spans_hosts != 0 && f.algorithm == unsigned(Algorithm::two_shot);
   return (seq > 0 ? "seq=" + std::to_string(seq) + " " : "") + n.collective + " " +
          (reduces ? n.op + std::string(" ") : "") + n.dtype + "[" +
          std::to_string(elements_of(words)) + "]" +
          (n.accumulate != n.dtype ? std::string(" in ") + n.accumulate : "") +
          (in_order ? " in the order of ranks" : "") +
-         (rooted ? " root=" + std::to_string(f.root) : "");
+         (has_root(collective) ? " root=" + std::to_string(f.root) : "");
 }
 
 Difference difference(const CallWords& a, const CallWords& b) {

@@ -154,22 +154,22 @@ class HostsP2p final : public P2pRunner {
 
   // The head of a slot.
   struct alignas(16) Header {
-    uint64_t what;  // the call: an index of kMoved, and from bit 32 on the collective
+    uint64_t what;  // the call: an index of kMoved, and from bit 32 on the MessageKind
     int64_t bytes;
     uint32_t number;  // of the data that do not fit in the slot
   };
   static constexpr uint32_t kNumbers = 1 << 30;
 
   static uint64_t word_of(const Call& call, const Transfer& t) {
-    uint64_t collective = 0;  // a message of the user's
+    MessageKind kind = MessageKind::message;
     switch (call.type) {
-      case c10d::OpType::GATHER: collective = 1; break;
-      case c10d::OpType::SCATTER: collective = 2; break;
+      case c10d::OpType::GATHER: kind = MessageKind::gather; break;
+      case c10d::OpType::SCATTER: kind = MessageKind::scatter; break;
       case c10d::OpType::ALLTOALL:
-      case c10d::OpType::ALLTOALL_BASE: collective = 3; break;
+      case c10d::OpType::ALLTOALL_BASE: kind = MessageKind::all_to_all; break;
       default: break;
     }
-    return uint64_t(moved_of(t.buffer.scalar_type())) | collective << 32;
+    return uint64_t(moved_of(t.buffer.scalar_type())) | uint64_t(kind) << 32;
   }
   Fault mismatch(int source, const Header& theirs, uint64_t what, int64_t bytes) const {
     Fault f = fault_of(Event::message_mismatch, hosts_->rank(), source);

@@ -36,42 +36,43 @@ struct Request {
   }
 };
 
-// Tells if the all-reduces that take no ring are there over a protocol.
+// Returns true if this algorithm runs over this protocol on this kind of device.
 bool runs_over(c10::DeviceType device, Algorithm algorithm, Protocol protocol);
 
-// Tells if a kind of device has a way of a collective between this many ranks.
+// Returns true if a kind of device has this way of a collective for this many ranks.
 bool has_way(c10::DeviceType device, Collective collective, const Way& way, int ranks);
 
 [[noreturn]] void throw_not_over(c10::DeviceType on, Algorithm algorithm, Protocol protocol);
 
-// The request that the ring cannot keep, in words; nullptr: there is none. It adds up each chunk in
-// an order of its own, and rounds at every hop.
+// Returns the option of the request that the ring cannot keep, as Python spells it; null: none. The
+// ring combines each chunk in an order of its own, and rounds at every hop.
 const char* not_by_ring(const Task& task, const Request& request);
 
 [[noreturn]] void throw_not_by_ring(const char* kept, const Request& request,
                                     const std::string& asked);
 
-// A task's way as `request` has it, or what it is to be chosen from. Throws ValueError where the
-// device does not have what is asked for.
+// Sets the task's algorithm and protocol if the request fixes them. Otherwise sets `task.choice`,
+// the list from which resolve_auto() chooses. Throws ValueError if the device does not have what is
+// requested.
 void choose_way(Task& task, const Request& request, c10::DeviceType on);
 
-// Says why a call of this many ranks cannot go by a way; empty: it can.
+// Returns the reason for which a call of this many ranks cannot go by a way; empty: it can.
 std::string why_not(c10::DeviceType device, Task task, const Request& request, const Way& way,
                     int ranks);
 
-// A way as Python names it, of a call whose part of a rank has so many bytes. Throws ValueError
-// where the device has none like it.
+// Returns (algorithm, protocol) of a call for which each rank has this many bytes. Throws ValueError
+// if the device does not have what is requested.
 std::pair<std::string, std::string> way_of(const WayTable& table, c10::DeviceType device, Task task,
                                            int64_t bytes, const Request& request);
 
-// The tables of this rank, of each kind of device, made by ringkern/choose/tables.py: for each list
-// rows of (below how many bytes, algorithm, protocol).
+// This rank's table for each kind of device, from ringkern/choose/tables.py. A list has rows of
+// (bytes, algorithm, protocol): the first row with more bytes than the call has applies.
 class WayTables {
  public:
   using Row = std::tuple<int64_t, std::string, std::string>;
   using Lists = std::map<std::string, std::vector<Row>>;
 
-  // Throws ValueError where they are none.
+  // Throws ValueError for lists that are not well-formed.
   void set(const std::string& device, const Lists& lists);
 
   const WayTable& of(c10::DeviceType device) const { return of_[index(device)]; }
