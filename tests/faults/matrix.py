@@ -195,11 +195,11 @@ def rows(results: dict[str, Any]) -> list[list[str]]:
 
 
 def _cells(outcomes: list[str], seconds: list[float]) -> list[str]:
-    """Returns the most frequent outcome, and a cell for each place: its time, after its outcome
+    """Returns the most frequent outcome, and a cell for each place: its seconds, after its outcome
     where that differs.
     """
     common = max(outcomes, key=outcomes.count)
-    times = ["" if text == "-" else f"{s:.2g} s" for text, s in zip(outcomes, seconds)]
+    times = ["" if text == "-" else f"{s:.2g}" for text, s in zip(outcomes, seconds)]
     return [
         common,
         *(
