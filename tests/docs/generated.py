@@ -122,10 +122,10 @@ def litmus() -> str:
     rows = []
     for path in herd.files("protocols"):
         link = f"[`{path.stem}`](../../{path.relative_to(ROOT).as_posix()})"
-        code_, *weakened = (form for form in herd.forms(path) if form.name != herd.GOOD)
+        unchanged, *weakened = (form for form in herd.forms(path) if form.name != herd.GOOD)
         never = [form.name for form in weakened if form.expected == "Never"]
-        sometimes = str(len(weakened) - len(never))
-        rows.append([link, herd.title(path), code_.expected, sometimes, "; ".join(never) or "-"])
+        verdicts = [unchanged.expected, str(len(weakened) - len(never)), "; ".join(never) or "-"]
+        rows.append([link, herd.title(path), *verdicts])
     return table(["test", "idiom", "the code", "weakened: Sometimes", "weakened: Never"], rows)
 
 
