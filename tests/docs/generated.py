@@ -109,21 +109,24 @@ def faults() -> str:
     run = matrix.load()
     found = run["machine"]
     return (
-        table(["fault of rank 3", "when", *matrix.HOSTS], matrix.rows(run))
+        table(["fault of rank 3", "when", "error", *matrix.HOSTS], matrix.rows(run))
         + f"\nMachine: {found['cpu']}, {found['cores']} cores, {run['date'][:10]}, torch "
         f"{found['torch']}. Command: {code(run['command'])}.\n"
     )
 
 
 def litmus() -> str:
-    """Returns a row for each litmus test of a protocol: what herd7 forbids, and what it allows."""
+    """Returns a row for each litmus test of a protocol: herd7's verdicts on the code, which is the
+    first form of its file, and on the weakened forms.
+    """
     rows = []
     for path in herd.files("protocols"):
         link = f"[`{path.stem}`](../../{path.relative_to(ROOT).as_posix()})"
-        forms = [form for form in herd.forms(path) if form.name != herd.GOOD]
-        row = ["; ".join(f.name for f in forms if f.expected == said) for said in herd.VERDICTS]
-        rows.append([f"{herd.title(path)}: {link}", *row])
-    return table(["idiom, test", *herd.VERDICTS], rows)
+        unchanged, *weakened = (form for form in herd.forms(path) if form.name != herd.GOOD)
+        never = [form.name for form in weakened if form.expected == "Never"]
+        verdicts = [unchanged.expected, str(len(weakened) - len(never)), "; ".join(never) or "-"]
+        rows.append([link, herd.title(path), *verdicts])
+    return table(["test", "idiom", "the code", "weakened: Sometimes", "weakened: Never"], rows)
 
 
 def _run(file: str = RUN) -> dict[str, Any]:

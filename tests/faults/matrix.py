@@ -167,7 +167,10 @@ def _outcome(told: list[Told]) -> str:
 
 
 def rows(results: dict[str, Any]) -> list[list[str]]:
-    """Returns the table; faults, and then moments, with equal outcomes share a row."""
+    """Returns the table; faults, and then moments, with equal outcomes share a row.
+
+    A row has faults, moments, the outcome of most places, and a cell for each place.
+    """
     found = [
         (
             [cell["fault"]],
@@ -186,12 +189,23 @@ def rows(results: dict[str, Any]) -> list[list[str]]:
                 first[3][:] = map(max, first[3], row[3])
         found = [*merged.values()]
     return [
-        [
-            ", ".join(faults).replace(", mismatch: ", ", "),
-            ", ".join(when),
-            *(text if text == "-" else f"{text}; {s:.2g} s" for text, s in zip(outcomes, seconds)),
-        ]
-        for faults, when, outcomes, seconds in found
+        [", ".join(faults).replace(", mismatch: ", ", "), ", ".join(when), *_cells(texts, seconds)]
+        for faults, when, texts, seconds in found
+    ]
+
+
+def _cells(outcomes: list[str], seconds: list[float]) -> list[str]:
+    """Returns the most frequent outcome, and a cell for each place: its seconds, after its outcome
+    where that differs.
+    """
+    common = max(outcomes, key=outcomes.count)
+    times = ["" if text == "-" else f"{s:.2g}" for text, s in zip(outcomes, seconds)]
+    return [
+        common,
+        *(
+            (time or "-") if text == common else "; ".join(filter(None, (text, time)))
+            for text, time in zip(outcomes, times)
+        ),
     ]
 
 

@@ -104,6 +104,8 @@ Cells = tuple[str, ...]
 def cells_of(row: Row, results: Results) -> Cells:
     """Returns the cells of a row of the first table, without its functions and its case."""
     gloo, ringkern = (cell(results[backend][row.key]) for backend in ("gloo", "ringkern"))
+    if ringkern == gloo and gloo.startswith("no: "):
+        ringkern = "no: the same"
     return (gloo, documented(row), f"{ringkern} ({row.remark})" if row.remark else ringkern)
 
 
