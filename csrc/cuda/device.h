@@ -44,8 +44,8 @@ void check(cudaError_t error, const char* call, const char* remedy = "");
 void* allocate(size_t bytes, const char* remedy = "");
 // The same for a call that allocates; returns its result.
 cudaError_t beside_cache(const std::function<cudaError_t()>& take);
-// Returns a function of the driver, in the version that this version of CUDA has; null if the
-// driver lacks it. The extension is not linked against the driver.
+// Returns a function of the driver, as CUDA `version` has it; null if the driver lacks it. The
+// extension is not linked against the driver.
 void* find_in_driver(const char* name, unsigned version) noexcept;
 template <class F>
 F driver_function(const char* name, unsigned version) {
