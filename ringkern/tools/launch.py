@@ -135,7 +135,7 @@ def in_group(
 def _started(pinned: bool, rank: int, *args: Any) -> NoReturn:
     from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 
-    _prctl_pr_set_pdeathsig(signal.SIGKILL)  # nobody else would end this rank
+    _prctl_pr_set_pdeathsig(signal.SIGKILL)  # nothing else would end this rank
     if pinned:
         pin(rank)
     try:
