@@ -181,7 +181,7 @@ def _nearest(
 
 
 def rows_for(measured: Measured, ranks: int, one_device: bool = False) -> dict[str, Rows]:
-    """Returns the rows of each list, from measurements with this or another number of ranks.
+    """Returns the rows of each list from ``measured``, with this or another number of ranks.
 
     Args:
         one_device: see :func:`table`.
@@ -237,7 +237,7 @@ def rows_of(times: dict[Way, list[float]]) -> Rows:
     """Returns the fastest of some ways at each size, in few rows.
 
     The loss of the rows against the fastest way, summed over sizes, is minimal, where a row costs
-    as much as a loss of 2 % over a factor of two. Of equal ways, the first is taken.
+    as much as a loss of 2 % over a factor of two. The first of equal ways is taken.
 
     Args:
         times: of each way at each of ``SIZES``, in any unit.

@@ -68,7 +68,7 @@ class Measured:
     gpu: str = ""
 
     def largest(self, collective: str, way: Way) -> int:
-        """Returns the bytes up to which a way was measured; any if no other was measured further.
+        """Returns the bytes up to which a collective was measured on a way; any if it is the most.
 
         A way that others exceed was slow at smaller sizes, and its cost at larger ones is a guess.
         """

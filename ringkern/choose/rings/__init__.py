@@ -263,7 +263,7 @@ def speed_of(fabric: Fabric, orders: tuple[Order, ...], channels: int) -> float:
 
 
 def describe(rings: Rings, fabric: Fabric) -> str:
-    """Describes the rings, the kinds of their hops and the limit, in several lines."""
+    """Returns lines on the rings, the kinds of their hops in the fabric, and the limit."""
     lines = []
     for order in rings.orders:
         hops = zip(order, order[1:] + order[:1]) if len(order) > 1 else ()

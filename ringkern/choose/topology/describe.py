@@ -21,7 +21,7 @@ _LEGEND = {
 
 
 def describe(what: Machine | Fabric) -> str:
-    """Describes a machine, or the links between ranks, in a few lines for people.
+    """Returns a description of ``what``, a machine or the links between ranks, in a few lines.
 
     GB/s are those of one direction of a pair without other traffic; each cell has them after the
     kind of the slowest link.

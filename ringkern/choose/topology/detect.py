@@ -19,7 +19,7 @@ def detect(
     arch: str | None = None,
     pynvml: Any = None,
 ) -> Machine:
-    """Describes this machine: its NUMA nodes, GPUs, and the links between them.
+    """Returns this machine: its NUMA nodes, GPUs, and the links between them.
 
     Nothing has to be present: ``notes`` says what could not be found out. GPUs are those of the
     host, whatever ``CUDA_VISIBLE_DEVICES`` hides, and their NVLinks are found only with
