@@ -50,7 +50,7 @@ class Prober {
 
 // Probes the links of a ring whose ranks are all in this process: one for each pair of devices of
 // which one reaches the other's memory, as `reaches` says. Throws TransportError, which names the
-// first link with wrong data.
+// first wrong link.
 struct ProbedDevice {
   int device = 0;
   int rank = 0;  // one that is on it

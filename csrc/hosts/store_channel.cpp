@@ -38,8 +38,7 @@ struct Answer {
 
 }  // namespace
 
-// ---- requests of other threads
-// -------------------------------------------------------------------
+// ---- requests of other threads -----------------------------------------------------------------
 
 bool StoreChannel::Worker::start() {
   if (thread_.joinable()) return true;

@@ -252,8 +252,7 @@ Verdict P2pEngine::Body::work_until_something_fails() {
   return aborted(bell) ? Verdict::aborted : Verdict::ok;
 }
 
-// ---- the rest of an engine in a forked child
-// ------------------------------------------------------
+// ---- the rest of an engine in a forked child ---------------------------------------------------
 
 P2pEngine::P2pEngine(std::shared_ptr<Store> store, std::string name, int rank, int ranks,
                      Milliseconds timeout, RankNames names)

@@ -96,7 +96,7 @@ class DeviceP2p {
     int to_launch = 0;
     std::shared_ptr<c10::Event> last;  // the end of the last message of a collective
     bool ends_in_message = true;       // the last call is a message
-    Communicator comm;                 // destroyed before the memory that it uses
+    Communicator comm;                 // destroyed before the objects that it uses
   };
 
   using Numbered = std::pair<std::shared_ptr<EnqueuedCalls>, uint64_t>;  // a call

@@ -117,7 +117,7 @@ RK_INLINE F floats_of(I bits) {
     const auto subnormal = magnitude < (1 << T::kMantissaBits);
     const I biased = (magnitude << T::kShift) + (subnormal ? zero + least : zero + normal);
     const F value = bits_as<F>(biased) - bits_as<F>(subnormal ? zero + least : zero);
-    // Infinity and NaN get the exponent of a float's, and keep the mantissa.
+    // Infinity and NaN get the largest exponent of a float, and keep the mantissa.
     constexpr int32_t special = T::kGreatest + (T::kHasInfinity ? 0 : 1);
     const I exponent = magnitude < special ? zero : zero + kInfinity;
     return bits_as<F>(bits_as<I>(value) | exponent | sign);

@@ -32,6 +32,6 @@ class InterHostCost(NamedTuple):
 GLOO = InterHostCost(16 * K, 512 * K, tree=False)
 GLOO_CROWDED = InterHostCost(3 * M // 2, M, tree=False)
 # Two steps of NCCL between hosts take 28 us over Simple, and the start of a call 8 us
-# (scale/constants.py). NVLinks move 5 MB and 1.5 MB in these times. A GPU has its own NIC: rails do
-# not wait for each other.
+# (ringkern/tools/model/constants.py). NVLinks move 5 MB and 1.5 MB in these times. A GPU has its
+# own NIC: rails do not wait for each other.
 NCCL = InterHostCost(0, 3 * M, tree=True)
