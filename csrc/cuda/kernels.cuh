@@ -29,16 +29,13 @@ struct LinkOf<Protocol::ll128, A, AnyPost> {
 template <Protocol P, class T, bool sum>
 RK_KERNEL(kMaxThreads, kBlocksPerSM)
 ring_kernel(RK_ARGUMENT LaunchArgs args) {
-  // Finds the rank and channel of this block.
   const int channel = block_index() % args.plan.channels;
   const RankArgs& rank = args.ranks[block_index() / args.plan.channels];
-  // Prepares the arithmetic and the ends of the link.
   using A = Arithmetic<T, sum>;
   const A arithmetic(args.reduction);
   RK_SHARED(Post, post);
   typename LinkOf<P, A>::Ends ends(args, rank, channel, post);
   typename LinkOf<P, A>::Link link(ends, arithmetic);
-  // Runs the schedule, stores the counters and reports the end.
   Verdict verdict = ends.begin();
   if (verdict == Verdict::ok) verdict = run_schedule(args.plan, rank.rank, channel, link);
   verdict = ends.end(verdict);
